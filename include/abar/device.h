@@ -1,0 +1,39 @@
+/* Where numbers live and who computes with them: "ref" (plain C, double), "cpu" (float32, vectorised). */
+#ifndef ABAR_DEVICE_H
+#define ABAR_DEVICE_H
+
+#include "abar/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct abar_device_config {
+    size_t size;        /* sizeof(abar_device_config) */
+    int threads;        /* 0: all cores this process may use */
+    bool deterministic; /* fixed kernel choices instead of measured ones */
+} abar_device_config;
+
+/* name: "ref", "cpu". config may be NULL. */
+abar_status abar_device_open(abar_context *ctx, const char *name, const abar_device_config *config, abar_device **out);
+void abar_device_close(abar_device *dev);
+
+const char *abar_device_name(const abar_device *dev);
+const char *abar_device_describe(const abar_device *dev); /* "cpu: avx512, 2 threads, oneDNN 2.6.3" */
+abar_dtype abar_device_dtype(const abar_device *dev);     /* what it computes in */
+int abar_device_threads(const abar_device *dev);
+
+/* The names of all back ends in this build, NULL-terminated. */
+const char *const *abar_device_names(void);
+
+/* Zeroed memory of the device, aligned for its widest vector. */
+abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
+void abar_device_free(abar_device *dev, void *memory, size_t bytes);
+
+/* Copies between tensors of equal shape: host or device, any floating dtype, any layout. Integers need equal dtypes. */
+abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,191 @@
+/* Networks: a graph built by calls that read like a forward pass, compiled once, then run.
+ *
+ *     abar_value x = abar_input(net, 3, (int64_t[]){1, 28, 28});
+ *     x = abar_relu(net, abar_conv2d(net, x, "conv1", &(abar_conv2d_config){.out = 6, .kernel = 5, .pad = 2, .bias = true}));
+ *     ...
+ *     abar_softmax_cross_entropy(net, x, 0.0);
+ *     abar_net_compile(net, dev, &(abar_compile_config){.batch = 128, .training = true});
+ *
+ * Builder calls never fail loudly: the first mistake is remembered, later calls pass it on, compile reports it. */
+#ifndef ABAR_NET_H
+#define ABAR_NET_H
+
+#include "abar/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct abar_net abar_net;
+
+/* A tensor of the graph, by number; negative after a mistake. */
+typedef struct abar_value {
+    int id;
+} abar_value;
+
+abar_status abar_net_create(abar_context *ctx, abar_net **out);
+void abar_net_destroy(abar_net *net);
+
+/* ---- building ------------------------------------------------------------------------------------------------- */
+
+/* Names given between push and pop are prefixed: push "layer1.0", name "conv1" -> "layer1.0.conv1". */
+void abar_scope_push(abar_net *net, const char *format, ...);
+void abar_scope_pop(abar_net *net);
+
+/* How a weight is initialised. fan-in counts inputs of one output, fan-out outputs of one input (channels x kernel). */
+typedef enum abar_init {
+    ABAR_INIT_TORCH,       /* uniform(+-1/sqrt(fan in)), weight and bias: PyTorch's default for linear and conv */
+    ABAR_INIT_KAIMING_IN,  /* normal, variance 2 / fan in; bias 0 */
+    ABAR_INIT_KAIMING_OUT, /* normal, variance 2 / fan out; bias 0 */
+} abar_init;
+
+typedef struct abar_linear_config {
+    int64_t out;
+    bool bias;
+    abar_init init;
+} abar_linear_config;
+
+/* Square values; the *2 forms, where set, override them per axis (vertical, horizontal). 0 means the usual value. */
+typedef struct abar_conv2d_config {
+    int64_t out;
+    int64_t kernel, stride, pad, dilation; /* stride and dilation 0: 1 */
+    int64_t kernel2[2], stride2[2], pad2[2], dilation2[2];
+    int64_t groups; /* 0: 1 */
+    bool bias;
+    abar_init init;
+} abar_conv2d_config;
+
+typedef struct abar_pool_config {
+    int64_t kernel, stride, pad; /* stride 0: kernel */
+} abar_pool_config;
+
+abar_value abar_input(abar_net *net, int ndim, const int64_t *dim); /* without the batch; a net has one */
+abar_value abar_linear(abar_net *net, abar_value x, const char *name, const abar_linear_config *config);
+abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar_conv2d_config *config);
+abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name); /* momentum 0.1, eps 1e-5 */
+abar_value abar_layer_norm(abar_net *net, abar_value x, const char *name, double eps);
+abar_value abar_relu(abar_net *net, abar_value x);
+abar_value abar_tanh(abar_net *net, abar_value x);
+abar_value abar_gelu(abar_net *net, abar_value x);      /* with erf */
+abar_value abar_gelu_tanh(abar_net *net, abar_value x); /* the tanh approximation */
+abar_value abar_max_pool(abar_net *net, abar_value x, const abar_pool_config *config);
+abar_value abar_average_pool(abar_net *net, abar_value x, const abar_pool_config *config); /* padding counts as zeros */
+abar_value abar_global_average_pool(abar_net *net, abar_value x);                          /* (C, H, W) -> (C, 1, 1) */
+abar_value abar_add(abar_net *net, abar_value a, abar_value b);
+abar_value abar_concat(abar_net *net, int n, const abar_value *x); /* along channels */
+abar_value abar_flatten(abar_net *net, abar_value x);
+abar_value abar_shortcut(abar_net *net, abar_value x, int64_t channels, int64_t stride); /* option A of models.md */
+abar_value abar_dropout(abar_net *net, abar_value x, double probability);
+
+/* A net ends in one loss. x is also the net's output. */
+void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);
+void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x); /* targets are distributions */
+void abar_squared_error(abar_net *net, abar_value x);              /* mean over all elements */
+
+/* ---- models --------------------------------------------------------------------------------------------------- */
+
+typedef struct abar_model {
+    const char *name, *summary;
+    const abar_option *options; /* may be NULL */
+    size_t config_size;
+    int input_ndim;
+    int64_t input[3];                                                                      /* its usual input */
+    int64_t classes;                                                                       /* its usual class count */
+    abar_value (*build)(abar_net *net, abar_value x, int64_t classes, const void *config); /* logits */
+} abar_model;
+
+const abar_model *abar_model_find(const char *name); /* NULL: no such model */
+const char *const *abar_model_names(void);           /* NULL-terminated */
+
+/* ---- compiling ------------------------------------------------------------------------------------------------ */
+
+typedef struct abar_compile_config {
+    size_t size; /* sizeof(abar_compile_config) */
+    int64_t batch;
+    bool training;  /* plan for backward too */
+    bool plan_only; /* infer, fuse and plan, but allocate nothing: for reports */
+    uint64_t seed;  /* of the initial weights */
+} abar_compile_config;
+
+abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config);
+
+typedef enum abar_param_kind { ABAR_PARAM_WEIGHT, ABAR_PARAM_BIAS, ABAR_PARAM_NORM } abar_param_kind;
+
+typedef struct abar_param {
+    const char *name; /* "layer1.0.conv1.weight" */
+    abar_param_kind kind;
+    abar_tensor value, grad; /* dense, in PyTorch's layout */
+} abar_param;
+
+int abar_net_param_count(const abar_net *net);
+const abar_param *abar_net_param(const abar_net *net, int i);
+
+/* Everything a state dict holds, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). */
+int abar_net_tensor_count(const abar_net *net);
+void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor *tensor);
+
+/* The linear maps, in forward order. */
+int abar_net_layer_count(const abar_net *net);
+const abar_layer *abar_net_layer(const abar_net *net, int i);
+
+typedef struct abar_net_memory {
+    size_t parameters, gradients, buffers, arena, other; /* bytes */
+    size_t arena_without_reuse;                          /* what the arena would be if nothing shared memory */
+} abar_net_memory;
+
+abar_net_memory abar_net_memory_plan(const abar_net *net);
+
+/* One row per operation after fusion, for printing. */
+typedef struct abar_node_info {
+    const char *name, *operation, *implementation; /* "layer1.0.bn1", "batch_norm+relu", "cpu-batch-norm" */
+    int ndim;
+    int64_t dim[4];                           /* of the output, batch included */
+    int64_t parameters, multiply_adds;        /* multiply-adds of one sample's forward pass */
+    double forward_seconds, backward_seconds; /* summed while profiling is on */
+} abar_node_info;
+
+int abar_net_node_count(const abar_net *net);
+abar_node_info abar_net_node(const abar_net *net, int i);
+void abar_net_profile(abar_net *net, bool on);
+
+/* ---- running -------------------------------------------------------------------------------------------------- */
+
+/* The input (batch first, device dtype, dense) and the targets: fill them, then run. */
+abar_tensor abar_net_input(const abar_net *net);
+abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N), or as the loss says */
+abar_tensor abar_net_output(const abar_net *net); /* what the loss reads; valid after forward */
+
+typedef struct abar_run_config {
+    size_t size;       /* sizeof(abar_run_config) */
+    bool training;     /* batch statistics and dropout */
+    int64_t valid;     /* samples that count, 0: all; the others must be finite but change nothing in evaluation */
+    uint64_t seed;     /* dropout: seed, ... */
+    int64_t step;      /* ... optimizer step ... */
+    int64_t sample0;   /* ... and the place of the batch's first sample in the global batch */
+    double loss_scale; /* of the gradient, 0: 1 */
+} abar_run_config;
+
+typedef struct abar_loss {
+    double loss; /* mean over the valid samples */
+    int64_t correct, count;
+} abar_loss;
+
+abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_loss *out);
+
+/* Called in the backward pass for each linear map, when its input and output gradient are both there. */
+typedef struct abar_observer {
+    abar_status (*observe)(void *user, int layer_index, const abar_layer *layer);
+    void *user;
+} abar_observer;
+
+/* accumulate: add to the gradients instead of replacing them. observer may be NULL. */
+abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *observer);
+
+/* Running statistics move with every training forward, provisionally: commit keeps them, rollback forgets them. */
+void abar_net_commit(abar_net *net);
+void abar_net_rollback(abar_net *net);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/* Tensors are views: they describe memory and own nothing. A layer is one linear map as curvature sees it. */
+#ifndef ABAR_TENSOR_H
+#define ABAR_TENSOR_H
+
+#include "abar/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ABAR_MAX_DIM 6
+
+typedef struct abar_device abar_device;
+
+typedef enum abar_dtype { ABAR_F64, ABAR_F32, ABAR_BF16, ABAR_F16, ABAR_I64, ABAR_I32, ABAR_U8 } abar_dtype;
+
+/* How the elements of a (N, C, H, W) activation lie in memory. Blocked layouts ignore strides, and pad the
+ * blocked dimension with zeros. Parameters, gradients and optimizer state are always strided. */
+typedef enum abar_layout {
+    ABAR_LAYOUT_STRIDED, /* by dim and stride; dense row-major unless a caller says otherwise */
+    ABAR_LAYOUT_C8,      /* (N, C/8, H, W, 8): oneDNN's nChw8c */
+    ABAR_LAYOUT_C16,     /* (N, C/16, H, W, 16): oneDNN's nChw16c */
+    ABAR_LAYOUT_N16,     /* (N/16, C, H, W, 16): sixteen images in the vector lanes */
+} abar_layout;
+
+typedef struct abar_tensor {
+    abar_device *dev; /* whose memory data is; NULL: the host's */
+    void *data;
+    abar_dtype dtype;
+    abar_layout layout;
+    int ndim;
+    int64_t dim[ABAR_MAX_DIM], stride[ABAR_MAX_DIM]; /* stride in elements */
+} abar_tensor;
+
+size_t abar_dtype_size(abar_dtype dtype);
+const char *abar_dtype_name(abar_dtype dtype); /* "F32", as safetensors spells it */
+
+/* A dense row-major view. */
+abar_tensor abar_tensor_wrap(abar_device *dev, void *data, abar_dtype dtype, int ndim, const int64_t *dim);
+int64_t abar_tensor_count(const abar_tensor *t); /* elements, without padding */
+size_t abar_tensor_bytes(const abar_tensor *t);  /* memory spanned, padding of blocked layouts included */
+bool abar_tensor_is_dense(const abar_tensor *t); /* strided, row-major, no gaps */
+
+/* The window of a convolution; a linear layer is the 1x1 case. Index 0 is vertical, 1 horizontal. */
+typedef struct abar_window {
+    int64_t kernel[2], stride[2], pad[2], dilation[2];
+    int64_t groups;
+} abar_window;
+
+abar_window abar_window_unit(void);
+/* Output extent along one axis (methods.md section 0); <= 0 when the window does not fit. */
+int64_t abar_window_out(const abar_window *w, int axis, int64_t in);
+
+/* One linear map: net fills it, curvature reads it. */
+typedef struct abar_layer {
+    const char *name;
+    abar_tensor weight, bias, weight_grad, bias_grad; /* bias.data NULL: none */
+    abar_tensor input, output_grad;                   /* valid inside observe only */
+    double output_grad_scale;                         /* turns output_grad into dL/dz of the global batch mean */
+    abar_window window;
+    bool reads_network_input; /* "first layer" of methods.md section 1 */
+} abar_layer;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,44 @@
+/* What every file of the library leans on: failing with a text, allocating through the context, growing strings. */
+#ifndef ABAR_BASE_IMPL_H
+#define ABAR_BASE_IMPL_H
+
+#include "abar/base.h"
+
+#include <stdarg.h>
+
+#if defined(__GNUC__)
+#define ABAR_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define ABAR_PRINTF(text, first)
+#endif
+
+#define ABAR_ALIGN 64 /* of every allocation: a cache line, and the widest vector */
+
+/* Hands a failure of expr up to the caller. */
+#define ABAR_TRY(expr)                         \
+    do {                                       \
+        abar_status try_status = (expr);       \
+        if (try_status < 0) return try_status; \
+    } while (0)
+
+/* Keeps the text in the context and returns status. Text: "subject: reason, and what to do". */
+abar_status abar__fail(abar_context *ctx, abar_status status, const char *format, ...) ABAR_PRINTF(3, 4);
+void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...) ABAR_PRINTF(3, 4);
+
+/* Zeroed memory, ABAR_ALIGN-aligned. The caller remembers the size. Thread-safe. bytes 0 yields NULL and ABAR_OK. */
+abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out);
+void abar__free(abar_context *ctx, void *memory, size_t bytes);
+
+/* A growing byte string, always zero-terminated once something was appended. Start from {0}; free with abar__text_free. */
+typedef struct abar__text {
+    char *data;
+    size_t length, capacity;
+} abar__text;
+
+abar_status abar__text_append(abar_context *ctx, abar__text *text, const void *bytes, size_t n);
+abar_status abar__text_printf(abar_context *ctx, abar__text *text, const char *format, ...) ABAR_PRINTF(3, 4);
+void abar__text_free(abar_context *ctx, abar__text *text);
+
+static inline size_t abar__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+#endif

@@ -1,0 +1,69 @@
+/* The public face of a device: checks arguments, then hands over to the back end. */
+#include "device/device_impl.h"
+#include "tensor/tensor_impl.h"
+
+#include <string.h>
+
+abar_status abar_device_open(abar_context *ctx, const char *name, const abar_device_config *config, abar_device **out)
+{
+    *out = NULL;
+    const abar_device_ops *ops = abar__device_find(name);
+    if (!ops) {
+        const char *near = abar_nearest_name(name, abar_device_names());
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "device %s: no such device in this build%s%s", name,
+                          near ? ", did you mean " : "", near ? near : "");
+    }
+    abar_device_config c = {.size = sizeof c};
+    if (config) {
+        if (config->size < sizeof(size_t) || config->size > sizeof c)
+            return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: config.size is wrong, set it to sizeof(abar_device_config)",
+                              name);
+        memcpy(&c, config, config->size);
+    }
+    if (c.threads < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few", name, c.threads);
+    abar_device *dev;
+    ABAR_TRY(abar__alloc(ctx, sizeof *dev, (void **)&dev));
+    *dev = (abar_device){.ctx = ctx, .ops = ops, .config = c, .threads = 1};
+    abar_status status = ops->open(dev);
+    if (status < 0) {
+        abar__free(ctx, dev, sizeof *dev);
+        return status;
+    }
+    *out = dev;
+    return ABAR_OK;
+}
+
+void abar_device_close(abar_device *dev)
+{
+    if (!dev) return;
+    dev->ops->close(dev);
+    abar__free(dev->ctx, dev, sizeof *dev);
+}
+
+const char *abar_device_name(const abar_device *dev) { return dev->ops->name; }
+const char *abar_device_describe(const abar_device *dev) { return dev->description; }
+abar_dtype abar_device_dtype(const abar_device *dev) { return dev->ops->dtype; }
+int abar_device_threads(const abar_device *dev) { return dev->threads; }
+
+abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out) { return dev->ops->alloc(dev, bytes, out); }
+
+void abar_device_free(abar_device *dev, void *memory, size_t bytes)
+{
+    if (memory) dev->ops->release(dev, memory, bytes);
+}
+
+static bool is_floating(abar_dtype dtype) { return dtype <= ABAR_F16; }
+
+abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src)
+{
+    if (!abar__same_shape(dst, src)) return abar__fail(ctx, ABAR_E_ARGUMENT, "tensor copy: the shapes differ");
+    if (dst->dtype != src->dtype && !(is_floating(dst->dtype) && is_floating(src->dtype)))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "tensor copy: cannot turn %s into %s", abar_dtype_name(src->dtype),
+                          abar_dtype_name(dst->dtype));
+    abar_device *dev = dst->dev ? dst->dev : src->dev;
+    if (dst->dev && src->dev && dst->dev != src->dev)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "tensor copy: two different devices, go through the host");
+    if (dev) return dev->ops->copy(dev, dst, src);
+    abar__tensor_copy_host(dst, src);
+    return ABAR_OK;
+}

@@ -1,0 +1,67 @@
+/* Making and running nn operations: picks an implementation, checks what is passed to it. */
+#include "device/nn_impl.h"
+
+#include <assert.h>
+#include <string.h>
+
+int64_t abar__shape_count(const abar__shape *shape)
+{
+    int64_t n = 1;
+    for (int i = 0; i < shape->ndim; i++) n *= shape->dim[i];
+    return n;
+}
+
+size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
+{
+    abar_tensor t = abar_tensor_wrap(NULL, NULL, dev->ops->dtype, shape->ndim, shape->dim);
+    t.layout = layout;
+    return abar_tensor_bytes(&t);
+}
+
+static const abar__op_impl *const *implementations(const abar_device *dev)
+{
+    return strcmp(dev->ops->name, "ref") == 0 ? abar__ref_nn : abar__cpu_nn;
+}
+
+abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__op **out)
+{
+    *out = NULL;
+    abar__op *op;
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *op, (void **)&op));
+    abar_status status = ABAR_E_UNSUPPORTED;
+    for (const abar__op_impl *const *impl = implementations(dev); *impl && status == ABAR_E_UNSUPPORTED; impl++) {
+        if ((*impl)->kind != desc->kind) continue;
+        *op = (abar__op){.dev = dev, .impl = *impl, .desc = *desc, .out_layout = desc->out_layout};
+        memcpy(op->in_layout, desc->in_layout, sizeof op->in_layout);
+        status = (*impl)->create(op);
+    }
+    if (status < 0) {
+        abar__free(dev->ctx, op, sizeof *op);
+        if (status == ABAR_E_UNSUPPORTED)
+            return abar__fail(dev->ctx, status, "device %s: cannot carry out operation %d with these settings", dev->ops->name,
+                              (int)desc->kind);
+        return status;
+    }
+    *out = op;
+    return ABAR_OK;
+}
+
+void abar__op_destroy(abar__op *op)
+{
+    if (!op) return;
+    if (op->impl->destroy) op->impl->destroy(op);
+    abar__free(op->dev->ctx, op->priv, op->priv_bytes);
+    abar__free(op->dev->ctx, op, sizeof *op);
+}
+
+abar_status abar__op_forward(abar__op *op, const abar__op_args *args)
+{
+    assert(args->run && args->x[0]);
+    return op->impl->forward(op, args);
+}
+
+abar_status abar__op_backward(abar__op *op, const abar__op_args *args)
+{
+    assert(args->run && op->impl->backward);
+    return op->impl->backward(op, args);
+}

@@ -1,0 +1,142 @@
+/* The nn operations of a device: convolution, norms, pooling, losses.
+ *
+ * An operation is made once, by compile, from a description (abar__op_desc), and then run many times. When it is made the
+ * back end picks an implementation from an ordered list, decides the layouts it wants, and says how much memory it needs;
+ * the net plans that memory and inserts reorders. Running it allocates nothing. */
+#ifndef ABAR_NN_IMPL_H
+#define ABAR_NN_IMPL_H
+
+#include "device/device_impl.h"
+
+typedef enum abar__op_kind {
+    ABAR_OP_REORDER,    /* x -> y in another layout */
+    ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
+    ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
+    ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift */
+    ABAR_OP_ACTIVATION,
+    ABAR_OP_POOL2D,
+    ABAR_OP_ADD,      /* y = x0 + x1 */
+    ABAR_OP_CONCAT,   /* along dimension 1, up to ABAR_OP_MAX_IN inputs */
+    ABAR_OP_FLATTEN,  /* (N, C, H, W) -> (N, C*H*W) */
+    ABAR_OP_SHORTCUT, /* option A: every stride-th pixel, zero channels on both sides */
+    ABAR_OP_DROPOUT,
+    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (N, K), target labels (N) I32 or soft (N, K) -> mean loss */
+    ABAR_OP_SQUARED_ERROR,         /* x and target of one shape -> mean over all elements */
+    ABAR_OP_KINDS
+} abar__op_kind;
+
+typedef enum abar__activation {
+    ABAR_ACT_NONE,
+    ABAR_ACT_RELU,
+    ABAR_ACT_TANH,
+    ABAR_ACT_GELU_ERF,
+    ABAR_ACT_GELU_TANH,
+} abar__activation;
+
+#define ABAR_OP_MAX_IN 8
+#define ABAR_OP_MAX_PARAM 2
+#define ABAR_OP_MAX_BUFFER 2
+
+typedef struct abar__shape {
+    int ndim;
+    int64_t dim[4];
+} abar__shape;
+
+/* What to compute. Fields an operation does not use are zero. */
+typedef struct abar__op_desc {
+    abar__op_kind kind;
+    int n_in;
+    abar__shape in[ABAR_OP_MAX_IN], out;   /* batch included */
+    abar_layout in_layout[ABAR_OP_MAX_IN]; /* what the inputs have now; the operation may wish for others */
+    abar_layout out_layout;                /* REORDER: the wish */
+    bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing upstream has parameters */
+    abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
+    bool bias;                             /* LINEAR, CONV2D */
+    abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
+    bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]) */
+    bool average;                          /* POOL2D: average (padding counts), else maximum */
+    bool soft_targets;                     /* SOFTMAX_CROSS_ENTROPY */
+    double eps, momentum;                  /* norms */
+    double smoothing;                      /* SOFTMAX_CROSS_ENTROPY */
+    double drop;                           /* DROPOUT: probability of zero */
+    uint32_t number;                       /* DROPOUT: which of the net's dropouts, part of the random key */
+} abar__op_desc;
+
+/* Which way the net is being run. */
+typedef struct abar__run {
+    bool training;     /* batch statistics, dropout */
+    int64_t valid;     /* losses count only the first valid samples of the batch */
+    uint64_t seed;     /* dropout's key ... */
+    uint32_t step;     /* ... */
+    int64_t sample0;   /* ... global number of the batch's first sample */
+    double loss_scale; /* the loss's gradient is multiplied by this: 1 / micro-batches */
+} abar__run;
+
+/* What a loss leaves behind, in host memory. */
+typedef struct abar__loss_result {
+    double loss; /* mean over the valid samples */
+    int64_t correct, count;
+} abar__loss_result;
+
+/* The buffers of one run. Those an operation did not ask for may be NULL. */
+typedef struct abar__op_args {
+    const abar__run *run;
+    const void *x[ABAR_OP_MAX_IN];
+    void *y;
+    const void *dy;
+    const void *dy2;          /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
+    void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
+    const void *param[ABAR_OP_MAX_PARAM];
+    void *dparam[ABAR_OP_MAX_PARAM];  /* added to when accumulate, else written */
+    void *buffer[ABAR_OP_MAX_BUFFER]; /* running statistics, updated by a training forward */
+    bool accumulate;
+    const void *target; /* losses */
+    abar__loss_result *result;
+    void *saved;   /* op->saved_bytes, lives from forward to backward */
+    void *scratch; /* op->scratch_bytes, lives during one call */
+} abar__op_args;
+
+typedef struct abar__op abar__op;
+
+/* One way to carry out one kind of operation. */
+typedef struct abar__op_impl {
+    const char *name; /* "onednn-conv", for `abar models --verbose` and profiles */
+    abar__op_kind kind;
+    /* Fills op's layouts, needs and sizes, or returns ABAR_E_UNSUPPORTED to let the next implementation try. */
+    abar_status (*create)(abar__op *op);
+    abar_status (*forward)(abar__op *op, const abar__op_args *a);
+    abar_status (*backward)(abar__op *op, const abar__op_args *a); /* NULL: no gradient */
+    void (*destroy)(abar__op *op);                                 /* NULL: nothing to release */
+} abar__op_impl;
+
+/* Forward values that backward reads again. */
+enum { ABAR_NEEDS_X = 1, ABAR_NEEDS_Y = 2 };
+
+struct abar__op {
+    abar_device *dev;
+    const abar__op_impl *impl;
+    abar__op_desc desc;
+    abar_layout in_layout[ABAR_OP_MAX_IN], out_layout; /* gradients have the layouts of their values */
+    unsigned backward_needs;
+    size_t saved_bytes, scratch_bytes;
+    bool takes_dy2; /* backward can add dy2 to dy on the fly */
+    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
+    void *priv;     /* of the implementation */
+    size_t priv_bytes;
+};
+
+/* Walks dev's implementations of desc->kind in order and takes the first that accepts. */
+abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__op **out);
+void abar__op_destroy(abar__op *op);
+abar_status abar__op_forward(abar__op *op, const abar__op_args *args);
+abar_status abar__op_backward(abar__op *op, const abar__op_args *args);
+
+/* Bytes of a value of this shape and layout on dev. */
+size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout);
+int64_t abar__shape_count(const abar__shape *shape);
+
+/* Ordered implementation lists, NULL-terminated, one per back end. */
+extern const abar__op_impl *const abar__ref_nn[], *const abar__cpu_nn[];
+
+#endif
