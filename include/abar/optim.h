@@ -1,4 +1,6 @@
-/* Update rules and learning-rate schedules. A rule updates all parameters in one fused pass (methods.md section 8). */
+/* Optimizers: an update rule (methods.md section 8), alone or with a curvature method in front of it, and learning-rate
+ * schedules. Usable without the rest of abar: the caller owns weights, gradients and activations, calls observe where the
+ * activations are, and step. */
 #ifndef ABAR_OPTIM_H
 #define ABAR_OPTIM_H
 
@@ -29,9 +31,44 @@ typedef struct abar_rule {
 const abar_rule *abar_rule_find(const char *name);
 const char *const *abar_rule_names(void);
 
-/* Copies params; rule_config is what rule->options describe (NULL: defaults). Allocates all state. */
-abar_status abar_optim_create(abar_device *dev, const char *rule, const void *rule_config, const abar_optim_param *params,
-                              int n, abar_optim **out);
+/* A curvature method as the registry knows it. It preconditions the gradients of linear maps before the rule runs. */
+typedef struct abar_method {
+    const char *name, *summary;
+    const char *keeps; /* its state per map, as a person would say it */
+    const abar_option *options;
+    size_t config_size;
+} abar_method;
+
+const abar_method *abar_method_find(const char *name);
+const char *const *abar_method_names(void);
+
+/* What all methods share (methods.md section 0). */
+typedef struct abar_curvature_config {
+    double stat_decay;  /* beta, the weight of the old value */
+    int64_t tcov, tinv; /* steps between statistics, between refreshes */
+    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
+    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
+    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
+} abar_curvature_config;
+
+extern const abar_option abar_curvature_options[];
+
+typedef struct abar_optim_config {
+    size_t size;             /* sizeof(abar_optim_config) */
+    const char *rule;        /* "sgd" */
+    const void *rule_config; /* what its options describe; NULL: the defaults. So for the other two. */
+    const char *method;      /* "mac"; NULL: none */
+    const void *method_config;
+    const abar_curvature_config *curvature;
+    const abar_optim_param *params;
+    int n_params;
+    const abar_layer *layers; /* with a method: the linear maps; weight and bias are among params, found by address */
+    int n_layers;
+    double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
+} abar_optim_config;
+
+/* Copies everything it is given but the tensors' memory. Allocates all state. */
+abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out);
 void abar_optim_destroy(abar_optim *optim);
 
 typedef struct abar_step_config {
@@ -46,15 +83,48 @@ typedef struct abar_step_report {
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* report may be NULL. */
+/* report may be NULL. Methods that solve with dense factors (foof, kfac, lngd) leave the preconditioned gradient in grad. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
+
+/* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
+bool abar_optim_observes(const abar_optim *optim);
+/* Adds the rows of layers[index] to its sums. layer brings input, output_grad and output_grad_scale; called once per
+ * micro-batch, between the gradients and the step. Input and output_grad may be F64, F32 or BF16 in any layout. */
+abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *layer);
+
+/* first-layer dataset-mean and dataset-cov: one pass over the training set before step 0. input is what layers[index] reads. */
+bool abar_optim_wants_calibration(const abar_optim *optim, int index);
+abar_status abar_optim_calibrate(abar_optim *optim, int index, const abar_tensor *input);
+abar_status abar_optim_end_calibration(abar_optim *optim);
+
+/* One row per map, for `abar models --optim`, logs and reports. */
+typedef struct abar_map_info {
+    const char *layer;
+    int64_t group, rows, columns; /* of the preconditioned matrix, bias column included */
+    size_t state_bytes;
+    int64_t commits;                        /* statistics taken so far */
+    int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
+    double damping, mean_square;            /* rho in use; |a|^2; NaN: the method has none */
+    double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
+} abar_map_info;
+
+int abar_optim_map_count(const abar_optim *optim);
+abar_map_info abar_optim_map(const abar_optim *optim, int i);
+/* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
+void abar_optim_measure(abar_optim *optim);
+
+typedef struct abar_phase_times {
+    double observe, refresh, apply; /* seconds since creation */
+    double kl_scale;                /* of the last step; 1 without a KL clip */
+} abar_phase_times;
+abar_phase_times abar_optim_times(const abar_optim *optim);
 
 /* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". counter tensors are host I64. */
 typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
 size_t abar_optim_bytes(const abar_optim *optim); /* state held for these parameters */
-/* What create would hold for n tensors of these many elements, but for the characters of their names; 0 after an error. */
-size_t abar_optim_plan_bytes(const abar_device *dev, const char *rule, const void *rule_config, const int64_t *counts, int n);
+/* What create would hold for this configuration; tensors need shapes but no memory. 0 after an error. */
+size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 

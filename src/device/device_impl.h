@@ -8,16 +8,6 @@
 #include "base/base_impl.h"
 #include "device/stats_impl.h"
 
-/* How the update turns row o of a gradient into its preconditioned form, in the same pass:
- *     scale * row_scale[o] * (G_o - c_o * right),   c_o = <G_o, right>, or coefficient[o] where given.
- * Vectors are of the device's dtype; right is as long as a row with its bias. */
-typedef struct abar__precondition {
-    const void *right;       /* NULL: nothing is subtracted */
-    const void *coefficient; /* (rows) */
-    const void *row_scale;   /* (rows); NULL: 1 */
-    double scale;
-} abar__precondition;
-
 /* One parameter tensor as the update sees it: count dense elements of the device's dtype. Where pre is set they are a matrix of
  * rows, each preconditioned together with its element of bias. */
 typedef struct abar__update_item {

@@ -22,6 +22,16 @@ typedef struct abar__rows {
 
 static inline int64_t abar__rows_d(const abar__rows *r) { return r->in + (r->bias ? 1 : 0); }
 
+/* How the update turns row o of a gradient into its preconditioned form, in the same pass:
+ *     scale * row_scale[o] * (G_o - c_o * right),   c_o = <G_o, right>, or coefficient[o] where given.
+ * Vectors are of the device's dtype; right is as long as a row with its bias. */
+typedef struct abar__precondition {
+    const void *right;       /* NULL: nothing is subtracted */
+    const void *coefficient; /* (rows) */
+    const void *row_scale;   /* (rows); NULL: 1 */
+    double scale;
+} abar__precondition;
+
 /* A symmetric (d, d) statistic is kept by triangles, row-major with d columns: what is pending in the lower one of its square
  * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
  * of memory: average at row 0, pending at row 1. */
@@ -44,6 +54,8 @@ typedef struct abar__stats_ops {
     bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending);
     /* average = beta * average + add * pending; pending = 0. n elements, or the two triangles of a square of side n. */
     void (*commit)(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);
+
+    void (*clear)(abar_device *dev, int64_t n, bool square, void *pending);
 
     double (*trace)(abar_device *dev, int64_t d, const void *average);
     /* inverse (d, d; full) of scale * average + shift * I. in_double: factorise in double precision. False, leaving inverse
@@ -71,6 +83,9 @@ typedef struct abar__stats_ops {
     /* x_ij /= rows_i * columns_j + shift */
     void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift);
     double (*sum)(abar_device *dev, int64_t n, const void *x);
+    /* <G, G>, <G^, G> and <G^, G^> of a map (out, in) with bias (out; NULL: none), G^ as pre describes it. */
+    void (*compare)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, const abar__precondition *pre,
+                    double result[3]);
     /* Between a map's rows in weight (out, in) and bias (out; NULL: none) and the joined matrix (out, d). */
     void (*gather)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, void *joined);
     void (*scatter)(abar_device *dev, int64_t out, int64_t in, const void *joined, void *weight, void *bias);

@@ -167,6 +167,14 @@ static void commit(abar_device *dev, int64_t n, bool square, void *out, void *in
         }
 }
 
+static void clear(abar_device *dev, int64_t n, bool square, void *in)
+{
+    (void)dev;
+    double *pending = in;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= (square ? i : 0); j++) pending[square ? i * n + j : i] = 0.0;
+}
+
 static double trace(abar_device *dev, int64_t d, const void *in)
 {
     (void)dev;
@@ -375,6 +383,23 @@ static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const
         for (int64_t j = 0; j < n; j++) x[i * n + j] /= a[i] * b[j] + shift;
 }
 
+static void compare(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, const abar__precondition *pre,
+                    double result[3])
+{
+    const double *right = pre->right, *coefficient = pre->coefficient, *row_scale = pre->row_scale, *b = bias;
+    double rr = right ? dot(dev, in, right, right) + (bias ? right[in] * right[in] : 0.0) : 0.0;
+    result[0] = result[1] = result[2] = 0.0;
+    for (int64_t o = 0; o < out; o++) {
+        const double *g = (const double *)weight + o * in;
+        double gg = dot(dev, in, g, g) + (bias ? b[o] * b[o] : 0.0);
+        double gr = right ? dot(dev, in, g, right) + (bias ? b[o] * right[in] : 0.0) : 0.0;
+        double c = coefficient ? coefficient[o] : gr, scale = pre->scale * (row_scale ? row_scale[o] : 1.0);
+        result[0] += gg;
+        result[1] += scale * (gg - c * gr);
+        result[2] += scale * scale * (gg - 2.0 * c * gr + c * c * rr);
+    }
+}
+
 static void gather(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, void *joined)
 {
     (void)dev;
@@ -411,6 +436,7 @@ const abar__stats_ops abar__ref_stats = {
     .gram = gram,
     .all_finite = all_finite,
     .commit = commit,
+    .clear = clear,
     .trace = trace,
     .invert = invert,
     .invert_scratch = square_scratch,
@@ -420,6 +446,7 @@ const abar__stats_ops abar__ref_stats = {
     .dot = dot,
     .bilinear = bilinear,
     .sum = total,
+    .compare = compare,
     .scale_rows = scale_rows,
     .affine = affine,
     .reciprocal = reciprocal,
