@@ -69,7 +69,7 @@ abar_value abar__net_mistake(abar_net *net, const char *format, ...)
     return (abar_value){-1};
 }
 
-static abar_value out_of_memory(abar_net *net)
+abar_value abar__net_out_of_memory(abar_net *net)
 {
     abar__net_mistake(net, "%s", abar_context_error(net->ctx));
     net->status = ABAR_E_MEMORY;
@@ -119,7 +119,7 @@ abar_value abar_input(abar_net *net, int ndim, const int64_t *dim)
         shape.dim[i] = dim[i];
     }
     int id = add_value(net, &shape, -1);
-    if (id < 0) return out_of_memory(net);
+    if (id < 0) return abar__net_out_of_memory(net);
     net->input = id;
     return (abar_value){id};
 }
@@ -138,7 +138,7 @@ abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, 
     }
     int id = abar__net_grow(net, (void **)&net->nodes, &net->n_nodes, &net->cap_nodes, sizeof *net->nodes);
     if (id < 0) {
-        out_of_memory(net);
+        abar__net_out_of_memory(net);
         return NULL;
     }
     abar__node *node = &net->nodes[id];
@@ -160,7 +160,7 @@ abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *
 {
     if (net->status < 0) return (abar_value){-1};
     int id = add_value(net, shape, (int)(node - net->nodes));
-    if (id < 0) return out_of_memory(net);
+    if (id < 0) return abar__net_out_of_memory(net);
     node->out = id;
     return (abar_value){id};
 }
@@ -170,7 +170,7 @@ abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot,
 {
     int id = abar__net_grow(net, (void **)&net->params, &net->n_params, &net->cap_params, sizeof *net->params);
     if (id < 0) {
-        out_of_memory(net);
+        abar__net_out_of_memory(net);
         return NULL;
     }
     abar__param_info *p = &net->params[id];

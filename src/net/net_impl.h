@@ -102,6 +102,7 @@ int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_
 
 /* Remembers the first mistake. Returns the value that passes it on. */
 abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);
+abar_value abar__net_out_of_memory(abar_net *net);
 
 /* For the builders in ops/: checks that x is usable, makes a node with one input. NULL after a mistake. */
 abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in);

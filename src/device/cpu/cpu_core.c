@@ -74,7 +74,7 @@ typedef struct span {
 typedef struct walk {
     const abar__update_item *item;
     int64_t at;   /* in the item */
-    int64_t left; /* on the way, padding included */
+    int64_t left; /* to the goal, padding included */
 } walk;
 
 static walk walk_from(const line *l, int64_t from)
@@ -84,9 +84,7 @@ static walk walk_from(const line *l, int64_t from)
     return w;
 }
 
-/* Moves the goal length elements on, or to the end of the line. */
-static void walk_on(walk *w, int64_t length) { w->left += length; }
-
+/* The next span on the way; false at the goal, or at the end of the line. */
 static bool walk_next(const line *l, walk *w, span *out)
 {
     while (w->left > 0 && w->item < l->items + l->n) {
@@ -103,7 +101,7 @@ static bool walk_next(const line *l, walk *w, span *out)
     return false;
 }
 
-/* The pieces of one thread of a team. */
+/* Where a thread of a team begins; it ends where the next one begins. */
 static int first_piece(const line *l, int thread, int team) { return (int)((int64_t)l->pieces * thread / team); }
 
 /* ---- gradient norm ---------------------------------------------------------------------------------------------- */
@@ -119,7 +117,7 @@ static double cpu_sum_squares(abar_device *dev, const abar__update_item *items, 
         int end = first_piece(&l, omp_get_thread_num() + 1, omp_get_num_threads());
         walk w = walk_from(&l, piece * l.piece);
         for (; piece < end; piece++) {
-            walk_on(&w, l.piece);
+            w.left = l.piece;
             for (span s; walk_next(&l, &w, &s);)
                 sums[piece] += kernels->sum_squares((const float *)s.item->grad + s.first, s.count);
         }
@@ -147,7 +145,7 @@ static void update_all(const abar_device *dev, const abar__update_item *items, i
         int begin = first_piece(&l, omp_get_thread_num(), omp_get_num_threads());
         int end = first_piece(&l, omp_get_thread_num() + 1, omp_get_num_threads());
         walk w = walk_from(&l, begin * l.piece);
-        walk_on(&w, (end - begin) * l.piece);
+        w.left = (end - begin) * l.piece;
         for (span s; walk_next(&l, &w, &s);) u->run(u, &s);
     }
 }
@@ -157,16 +155,16 @@ static float *at(void *data, const span *s) { return (float *)data + s->first; }
 static void sgd_span(const update *u, const span *s)
 {
     const abar__update_item *item = s->item;
-    const abar__update_scalars *k = u->scalars;
-    const double lr = k->lr * item->lr_scale;
+    const abar__update_scalars *scalars = u->scalars;
+    const double lr = scalars->lr * item->lr_scale;
     const bool momentum = item->state[0] != NULL;
     const abar__sgd_coefficients c = {
-        .grad_scale = (float)k->grad_scale,
-        .coupled = k->decoupled ? 0.0f : (float)item->weight_decay,
-        .decoupled = k->decoupled ? (float)(lr * item->weight_decay) : 0.0f,
-        .momentum = (float)k->momentum,
-        .lr_grad = !momentum || k->nesterov ? (float)lr : 0.0f,
-        .lr_velocity = (float)(k->nesterov ? lr * k->momentum : lr),
+        .grad_scale = (float)scalars->grad_scale,
+        .coupled = scalars->decoupled ? 0.0f : (float)item->weight_decay,
+        .decoupled = scalars->decoupled ? (float)(lr * item->weight_decay) : 0.0f,
+        .momentum = (float)scalars->momentum,
+        .lr_grad = !momentum || scalars->nesterov ? (float)lr : 0.0f,
+        .lr_velocity = (float)(scalars->nesterov ? lr * scalars->momentum : lr),
     };
     const float *grad = (const float *)item->grad + s->first;
     if (momentum)
@@ -180,22 +178,22 @@ static void cpu_sgd(abar_device *dev, const abar__update_item *items, int n, con
     update_all(dev, items, n, &(update){.kernels = dev->impl, .scalars = s, .run = sgd_span});
 }
 
-/* The betas are rounded to float before anything is derived from them: a moment's weights and its bias correction must
- * agree, and 1 - 0.999 differs by 1e-5 from what the rounded 0.999 leaves. */
+/* The betas are rounded to float before anything is derived from them: 1 - 0.999 and 1 - 0.999f differ by 1e-5 of
+ * themselves, and a moment's weights must agree with its bias correction. */
 static double rounded(double beta) { return (double)(float)beta; }
 
 static void adamw_span(const update *u, const span *s)
 {
     const abar__update_item *item = s->item;
-    const abar__update_scalars *k = u->scalars;
-    const double lr = k->lr * item->lr_scale;
+    const abar__update_scalars *scalars = u->scalars;
+    const double lr = scalars->lr * item->lr_scale;
     const abar__adamw_coefficients c = {
-        .grad_scale = (float)k->grad_scale,
-        .beta1 = (float)k->beta1,
-        .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
-        .beta2 = (float)k->beta2,
-        .one_minus_beta2 = (float)(1.0 - rounded(k->beta2)),
-        .eps = (float)k->eps,
+        .grad_scale = (float)scalars->grad_scale,
+        .beta1 = (float)scalars->beta1,
+        .one_minus_beta1 = (float)(1.0 - rounded(scalars->beta1)),
+        .beta2 = (float)scalars->beta2,
+        .one_minus_beta2 = (float)(1.0 - rounded(scalars->beta2)),
+        .eps = (float)scalars->eps,
         .root = (float)(1.0 / sqrt(u->correction2)),
         .lr = (float)(lr / u->correction1),
         .decay = (float)(lr * item->weight_decay),

@@ -72,13 +72,14 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     geometry g = describe(&op->desc);
     abar__ref_dparam(a, 0, abar__shape_count(&g.weight));
-    double *db = op->desc.bias ? abar__ref_dparam(a, 1, g.out.dim[1]) : NULL;
+    double *dy = a->dy, *db = op->desc.bias ? abar__ref_dparam(a, 1, g.out.dim[1]) : NULL;
     if (a->dx[0]) memset(a->dx[0], 0, (size_t)abar__shape_count(&g.in) * sizeof(double));
     for (int64_t n = 0; n < g.out.dim[0]; n++)
         for (int64_t o = 0; o < g.out.dim[1]; o++)
             for (int64_t p = 0; p < g.out.dim[2]; p++)
                 for (int64_t q = 0; q < g.out.dim[3]; q++) {
-                    double dz = abar__ref_dz(op, a, abar__ref_at(&g.out, n, o, p, q));
+                    int64_t at = abar__ref_at(&g.out, n, o, p, q);
+                    double dz = dy[at] = abar__ref_dz(op, a, at); /* left there for curvature to observe */
                     if (db) db[o] += dz;
                     spread(&g, a, dz, n, o, p, q);
                 }

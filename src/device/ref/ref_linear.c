@@ -23,12 +23,13 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     int64_t d_in = op->desc.in[0].dim[op->desc.in[0].ndim - 1], d_out = op->desc.out.dim[op->desc.out.ndim - 1];
     int64_t rows = abar__shape_count(&op->desc.out) / d_out;
     const double *x = a->x[0], *w = a->param[0];
-    double *dx = a->dx[0], *dw = abar__ref_dparam(a, 0, d_out * d_in);
+    double *dx = a->dx[0], *dy = a->dy, *dw = abar__ref_dparam(a, 0, d_out * d_in);
     double *db = op->desc.bias ? abar__ref_dparam(a, 1, d_out) : NULL;
     if (dx) memset(dx, 0, (size_t)(rows * d_in) * sizeof *dx);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = 0; o < d_out; o++) {
-            double dz = abar__ref_dz(op, a, r * d_out + o);
+            int64_t at = r * d_out + o;
+            double dz = dy[at] = abar__ref_dz(op, a, at); /* left there for curvature to observe */
             if (db) db[o] += dz;
             for (int64_t i = 0; i < d_in; i++) {
                 dw[o * d_in + i] += dz * x[r * d_in + i];

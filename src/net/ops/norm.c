@@ -19,7 +19,7 @@ abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name)
     if (shape.ndim == 2) return abar__net_mistake(net, "%s: batch norm reads vectors or channels x height x width", node->name);
     if (!add_scale_and_shift(net, node, shape.dim[0])) return (abar_value){-1};
     int id = abar__net_grow(net, (void **)&net->norms, &net->n_norms, &net->cap_norms, sizeof *net->norms);
-    if (id < 0) return abar__net_mistake(net, "%s: out of memory", node->name);
+    if (id < 0) return abar__net_out_of_memory(net);
     static const char *const suffix[3] = {"running_mean", "running_var", "num_batches_tracked"};
     for (int k = 0; k < 3; k++) snprintf(net->norms[id].name[k], sizeof net->norms[id].name[k], "%s.%s", node->name, suffix[k]);
     net->norms[id].channels = shape.dim[0];
