@@ -52,7 +52,7 @@ int cli_fail_status(const cli *c, abar_status status);
 int cli_fail_usage(const cli *c, abar_status status);
 /* 0, or an error when standard output could not take everything. */
 int cli_finish_output(void);
-/* A log callback: warnings go to stderr, the rest is dropped. user: the cli. */
+/* A log callback: warnings go to stderr, news to whoever watches the training. user: the cli. */
 void cli_log(void *user, abar_log_level level, const char *text);
 
 /* ---- flags.c -------------------------------------------------------------------------------------------------- */
@@ -62,11 +62,13 @@ const char *flags_peek(const cli *c, const char *name);
 bool flags_ask_help(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);
-/* Reads every flag into own (command->own) and setup (may be NULL). resumed: the folder of a run that goes on, whose
- * settings may be repeated but not changed, or NULL. Returns an exit code. */
+/* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
+ * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
 /* Both: the usual beginning of a subcommand. */
 int flags_setup(cli *c, void *own, abar_setup **out);
+/* Whether the settings fit together. Returns an exit code. */
+int flags_check(const cli *c, const abar_setup *setup);
 /* The row of a setting, with its table and struct; NULL: no such setting. */
 const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
 

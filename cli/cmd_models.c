@@ -19,8 +19,8 @@ static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, c
     const abar_model *model = setup->model;
     abar_status status = abar_net_create(c->ctx, out);
     if (status < 0) return status;
-    abar_value x = abar_input(*out, model->input_ndim, input);
-    x = model->build(*out, x, classes, setup->model_config);
+    abar_value x = abar_input(*out, 3, input);
+    x = model->build(model, *out, x, classes, setup->model_config);
     abar_softmax_cross_entropy(*out, x, setup->train.label_smoothing);
     abar_compile_config config = {.size = sizeof config, .batch = setup->train.batch, .training = true, .plan_only = true};
     return abar_net_compile(*out, dev, &config);
@@ -164,6 +164,7 @@ static int run(cli *c)
     abar_setup *setup = NULL;
     if (c->argc == 0) return list_models(c);
     int code = flags_setup(c, NULL, &setup);
+    if (!code) code = flags_check(c, setup);
     if (!code) code = show_model(c, setup);
     abar_setup_destroy(c->ctx, setup);
     return code;

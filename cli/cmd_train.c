@@ -18,8 +18,8 @@ static const abar_option own[] = {
      .type = ABAR_OPTION_TEXT,
      .offset = offsetof(train_flags, resume),
      .fallback = "",
-     .help = "go on with the run in this folder, with its settings; --epochs, --stop-after, --checkpoint-every, --threads and "
-             "--workers may change"},
+     .help = "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
+             "--data and --optim"},
     {.name = "no-out",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, no_out),
@@ -129,7 +129,8 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
         (*setup)->train.out[0] = '\0';
     else if (!flags_peek(c, "out"))
         choose_folder(*setup);
-    return check_folder((*setup)->train.out);
+    code = flags_check(c, *setup);
+    return code ? code : check_folder((*setup)->train.out);
 }
 
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
@@ -141,9 +142,7 @@ static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_set
     snprintf((*setup)->train.out, sizeof(*setup)->train.out, "%s", folder); /* it may have been moved */
     (*setup)->train.stop_after = 0;                                         /* it has stopped there; now it goes on */
     int code = flags_read(c, flags, *setup, folder);
-    if (code) return code;
-    status = abar_setup_check(c->ctx, *setup);
-    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+    return code ? code : flags_check(c, *setup);
 }
 
 /* ---- what is said --------------------------------------------------------------------------------------------- */
