@@ -29,7 +29,7 @@ static const abar_option own[] = {
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, json),
      .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else, on standard output"},
+     .help = "print one JSON object at the end, and nothing else"},
     {.name = "quiet",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, quiet),
@@ -107,20 +107,6 @@ static void choose_folder(abar_setup *setup)
     for (int suffix = 2; path_exists(t->out); suffix++) snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
 }
 
-static bool join(char *path, size_t size, const char *folder, const char *name)
-{
-    return (size_t)snprintf(path, size, "%s/%s", folder, name) < size;
-}
-
-/* Training into a folder that holds a run would replace it: most likely a command typed twice. */
-static int check_folder(const char *folder)
-{
-    char path[2 * ABAR_OPTION_TEXT_MAX];
-    if (!folder[0] || !join(path, sizeof path, folder, "state.safetensors") || !path_exists(path)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_FAILURE, "%s: holds a run already, go on with it by --resume %s or choose another --out", folder,
-                    folder);
-}
-
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 {
     int code = flags_setup(c, flags, setup);
@@ -129,8 +115,7 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
         (*setup)->train.out[0] = '\0';
     else if (!flags_peek(c, "out"))
         choose_folder(*setup);
-    code = flags_check(c, *setup);
-    return code ? code : check_folder((*setup)->train.out);
+    return flags_check(c, *setup);
 }
 
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
@@ -139,8 +124,7 @@ static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_set
         return cli_fail(EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
     if (status < 0) return cli_fail_status(c, status);
-    snprintf((*setup)->train.out, sizeof(*setup)->train.out, "%s", folder); /* it may have been moved */
-    (*setup)->train.stop_after = 0;                                         /* it has stopped there; now it goes on */
+    (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
     int code = flags_read(c, flags, *setup, folder);
     return code ? code : flags_check(c, *setup);
 }

@@ -96,7 +96,8 @@ void help_overview(const command *const *commands)
     for (; *commands; commands++) printf("  %-12s %s\n", (*commands)->name, (*commands)->summary);
     printf("  %-12s %s\n\n", "help", "this page; abar help COMMAND, or abar COMMAND --help, for one of them");
     printf("Start here:\n"
-           "  abar train                                   LeNet-5 on Fashion-MNIST, about a minute\n"
-           "  abar train --model resnet20 --data cifar10:DIR   ResNet-20 on the binary CIFAR-10 in DIR\n"
-           "  abar data                                    which data sets are on this machine\n");
+           "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
+           "  abar data                       which data sets are on this machine\n"
+           "  abar train --model resnet20 --data cifar10:DIR\n"
+           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n");
 }

@@ -44,7 +44,7 @@ for name in config.json log.jsonl state.safetensors model.safetensors; do
 done
 check "a run has TensorBoard events" bash -c 'ls run/events.out.tfevents.* >/dev/null'
 sum=$(cksum run/*)
-refuses "the same command again" 1 '--resume run' train "${small[@]}" --out run
+refuses "the same command again" 2 '--resume run' train "${small[@]}" --out run
 check "the same command again harms nothing" test "$sum" = "$(cksum run/*)"
 succeeds "a finished run, resumed" train --resume run
 check "a finished run has nothing left to do" says 'Nothing left'
