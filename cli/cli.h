@@ -52,7 +52,7 @@ int cli_fail_status(const cli *c, abar_status status);
 int cli_fail_usage(const cli *c, abar_status status);
 /* 0, or an error when standard output could not take everything. */
 int cli_finish_output(void);
-/* A log callback: warnings go to stderr, the rest is dropped. user: the cli. */
+/* A log callback: warnings go to stderr, news to whoever watches the training. user: the cli. */
 void cli_log(void *user, abar_log_level level, const char *text);
 
 /* ---- flags.c -------------------------------------------------------------------------------------------------- */
@@ -62,11 +62,13 @@ const char *flags_peek(const cli *c, const char *name);
 bool flags_ask_help(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);
-/* Reads every flag into own (command->own) and setup (may be NULL). resumed: the folder of a run that goes on, whose
- * settings may be repeated but not changed, or NULL. Returns an exit code. */
+/* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
+ * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
 /* Both: the usual beginning of a subcommand. */
 int flags_setup(cli *c, void *own, abar_setup **out);
+/* Whether the settings fit together. Returns an exit code. */
+int flags_check(const cli *c, const abar_setup *setup);
 /* The row of a setting, with its table and struct; NULL: no such setting. */
 const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
 
@@ -81,15 +83,17 @@ void help_options(const cli *c, const abar_option *table, const void *config);
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
+#define PRINT_WIDTH 96 /* of text for people, where no window says otherwise */
 
 /* These write into text (NUMBER_MAX bytes) and return it. */
-const char *print_count(char *text, int64_t n);              /* 61,706 */
-const char *print_bytes(char *text, size_t n);               /* 1.2 MiB */
-const char *print_duration(char *text, double seconds);      /* 0:07, 1:02:03 */
-const char *print_significant(char *text, double n);         /* 3 digits: 41.2, 0.00312 */
-void print_json_text(FILE *out, const char *text);           /* "quoted" */
-void print_json_number(FILE *out, double n);                 /* null where JSON has no number */
-void print_wrapped(FILE *out, int indent, const char *text); /* words up to column 96; the first line starts at indent */
+const char *print_count(char *text, int64_t n);         /* 61,706 */
+const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
+const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
+const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
+void print_json_text(FILE *out, const char *text);      /* "quoted" */
+void print_json_number(FILE *out, double n);            /* null where JSON has no number */
+/* Words up to column width; the cursor stands at indent, where later lines start, too. */
+void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);
 
 bool path_exists(const char *path);

@@ -99,6 +99,7 @@ static int run(cli *c)
     abar_setup *setup = NULL;
     abar_bench *bench = NULL;
     int code = flags_setup(c, &flags, &setup);
+    if (!code) code = flags_check(c, setup);
     if (!code) {
         abar_bench_result result;
         abar_bench_config config = {

@@ -75,19 +75,26 @@ static int find_weights(const char *checkpoint, char *weights, size_t size)
                     checkpoint);
 }
 
-/* A run brings its own setup; flags may still change it, other than the model. */
+/* Another data set than the run was trained on, or the same in another place. */
+static int move_data(cli *c, abar_setup *setup, const char *data)
+{
+    abar_dataset_probe probe;
+    abar_status status = abar_dataset_probe_name(c->ctx, data, &probe);
+    if (status < 0) return cli_fail_usage(c, status);
+    snprintf(setup->train.data, sizeof setup->train.data, "%s", data);
+    return EXIT_SUCCESS;
+}
+
+/* A run brings its own setup; flags may still change it. */
 static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_setup **setup)
 {
     char folder[ABAR_OPTION_TEXT_MAX];
+    const char *data = flags_peek(c, "data");
     if (flags_peek(c, "model") || !find_run(checkpoint, folder, sizeof folder)) return flags_setup(c, flags, setup);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
-    const char *data = flags_peek(c, "data");
-    if (status >= 0 && data) status = abar_setup_set(c->ctx, *setup, "data", data);
     if (status < 0) return cli_fail_status(c, status);
-    int code = flags_read(c, flags, *setup, NULL);
-    if (code) return code;
-    status = abar_setup_check(c->ctx, *setup);
-    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+    int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
+    return code ? code : flags_read(c, flags, *setup, NULL);
 }
 
 static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
@@ -118,8 +125,8 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     char weights[2 * ABAR_OPTION_TEXT_MAX];
     int64_t count = 0;
     const char *path = NULL;
-    int code = find_weights(flags->checkpoint, weights, sizeof weights);
-    if (!code && flags->logits[0]) code = parse_logits(flags->logits, &count, &path);
+    int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code) code = find_weights(flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result;
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
@@ -138,6 +145,7 @@ static int run(cli *c)
     int code = make_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
     if (!code && !flags.checkpoint[0])
         code = cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
+    if (!code) code = flags_check(c, setup);
     if (!code) code = evaluate(c, setup, &flags);
     abar_setup_destroy(c->ctx, setup);
     return code;

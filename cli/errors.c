@@ -48,7 +48,11 @@ int cli_finish_output(void)
 void cli_log(void *user, abar_log_level level, const char *text)
 {
     cli *c = user;
-    if (level != ABAR_LOG_WARNING || c->quiet) return;
+    FILE *watched = c->progress ? c->progress->out : NULL;
+    if (level == ABAR_LOG_DEBUG || c->quiet || (level == ABAR_LOG_INFO && !watched)) return;
     progress_clear(c->progress);
-    print_line("warning: ", text);
+    if (level == ABAR_LOG_WARNING)
+        print_line("warning: ", text);
+    else
+        fprintf(watched, "%s\n", text);
 }

@@ -178,26 +178,20 @@ static int missing_value(const target *t, const char *name)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-/* A run that goes on keeps its settings: these alone may change, the others may only be repeated. */
-static const char *const may_change[] = {"epochs", "stop-after", "checkpoint-every", "threads", "workers", NULL};
-
-static int set_resumed(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *folder)
+/* What a setup is made for. flags_recipe has taken it; a run that goes on may repeat it. */
+static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *value, const char *resumed)
 {
-    char before[ABAR_OPTION_TEXT_MAX], after[ABAR_OPTION_TEXT_MAX];
-    abar_status status = abar_options_get(c->ctx, t->table, t->config, name, before, sizeof before);
-    if (status >= 0) status = abar_setup_set(c->ctx, setup, name, value);
-    if (status >= 0) status = abar_options_get(c->ctx, t->table, t->config, name, after, sizeof after);
-    if (status < 0) return cli_fail_usage(c, status);
-    if (strcmp(before, after) == 0 || is_listed(name, may_change)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--%s: %s was begun with %s, which a resumed run keeps, start a new one for %s", name, folder,
-                    before[0] ? before : "none", value);
+    const abar_train_config *t = &setup->train;
+    if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
+    const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
+    return cli_fail(EXIT_USAGE, "--%s %s: %s was begun with %s and goes on with it, start a new run for another", name, value,
+                    resumed, begun);
 }
 
 static int set_target(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *resumed)
 {
-    static const char *const chosen[] = {"model", "data", "optim", NULL}; /* flags_recipe has taken them */
-    if (!t->own && resumed) return set_resumed(c, t, setup, name, value, resumed);
-    if (!t->own && is_listed(name, chosen)) return EXIT_SUCCESS;
+    static const char *const chosen[] = {"model", "data", "optim", NULL};
+    if (!t->own && is_listed(name, chosen)) return set_chosen(c, setup, name, value, resumed);
     abar_status status =
         t->own ? abar_options_set(c->ctx, t->table, t->config, name, value) : abar_setup_set(c->ctx, setup, name, value);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
@@ -243,8 +237,11 @@ int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)
 int flags_setup(cli *c, void *own, abar_setup **out)
 {
     int code = flags_recipe(c, out);
-    if (!code) code = flags_read(c, own, *out, NULL);
-    if (code) return code;
-    abar_status status = abar_setup_check(c->ctx, *out);
+    return code ? code : flags_read(c, own, *out, NULL);
+}
+
+int flags_check(const cli *c, const abar_setup *setup)
+{
+    abar_status status = abar_setup_check(c->ctx, setup);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
