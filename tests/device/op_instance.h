@@ -14,9 +14,9 @@ typedef struct op_inputs {
     int32_t *labels; /* of class labels, instead of target */
 } op_inputs;
 
-/* What comes out. y and result of losses: the loss. */
+/* What comes out. dz: what backward left in dy's memory. */
 typedef struct op_outputs {
-    double *y, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     abar__loss_result result;
 } op_outputs;
 
@@ -66,7 +66,7 @@ void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, cons
 
 /* max |a - b| / max |b|; the plain difference where b is all zero; infinite when a is not finite. */
 double op_difference(const double *a, const double *b, int64_t count);
-/* Prints every output of a that is further than tolerance from b; returns how many. */
+/* Prints every output of a that is further than tolerance from b, where b has it; returns how many. */
 int op_compare(const char *label, const abar__op_desc *d, const op_outputs *a, const op_outputs *b, double tolerance);
 
 #endif

@@ -92,7 +92,8 @@ static int check_case(abar_device *cpu, abar_device *ref, const op_case *c)
     abar_layout last = d.in[0].ndim == 4 ? ABAR_LAYOUT_N16 : ABAR_LAYOUT_STRIDED;
     for (abar_layout first = ABAR_LAYOUT_STRIDED; first <= last; first++)
         for (abar_layout others = ABAR_LAYOUT_STRIDED; others <= last; others++)
-            if (d.n_in > 1 || others == first) bad += check_layouts(cpu, &d, first, others, &run, &in, &expected);
+            if (first == others || (d.n_in > 1 && op_case_is_modest(c)))
+                bad += check_layouts(cpu, &d, first, others, &run, &in, &expected);
     op_outputs_free(&expected);
     op_inputs_free(&in);
     return bad;

@@ -79,7 +79,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
             for (int64_t p = 0; p < g.out.dim[2]; p++)
                 for (int64_t q = 0; q < g.out.dim[3]; q++) {
                     int64_t at = abar__ref_at(&g.out, n, o, p, q);
-                    double dz = dy[at] = abar__ref_dz(op, a, at);
+                    double dz = dy[at] = abar__ref_dz(op, a, at); /* left there for curvature to observe */
                     if (db) db[o] += dz;
                     spread(&g, a, dz, n, o, p, q);
                 }
