@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include <ftw.h>
+#include <dirent.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PATH_MAX_TEST 600
@@ -42,12 +43,17 @@ static inline int make_fixture(void **state)
     return !mkdtemp(f->dir) || abar_context_create(&config, &f->ctx) != ABAR_OK;
 }
 
-static inline int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
+static inline void remove_tree(const char *path)
 {
-    (void)info;
-    (void)kind;
-    (void)walk;
-    return remove(path);
+    DIR *folder = opendir(path);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char inside[PATH_MAX_TEST + 300];
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        snprintf(inside, sizeof inside, "%.*s/%s", PATH_MAX_TEST, path, entry->d_name);
+        remove_tree(inside);
+    }
+    if (folder) closedir(folder);
+    remove(path);
 }
 
 /* Whatever a test makes, it releases: nothing may be held at its end. */
@@ -56,16 +62,16 @@ static inline int drop_fixture(void **state)
     fixture *f = *state;
     size_t held = abar_context_memory(f->ctx).now;
     if (held) fprintf(stderr, "%zu bytes still held\n", held);
-    nftw(f->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    remove_tree(f->dir);
     abar_context_destroy(f->ctx);
     free(f);
     return held != 0;
 }
 
-#define need(f, call)                                                        \
-    do {                                                                     \
-        abar_status need_status = (call);                                    \
-        if (need_status < 0) fail_msg("%s", abar_context_error((f)->ctx));   \
+#define need(f, call)                                                      \
+    do {                                                                   \
+        abar_status need_status = (call);                                  \
+        if (need_status < 0) fail_msg("%s", abar_context_error((f)->ctx)); \
     } while (0)
 
 static inline void set(fixture *f, abar_setup *setup, const char *name, const char *value)
@@ -100,10 +106,10 @@ static inline void set_out(fixture *f, abar_setup *setup, const char *name)
     set(f, setup, "out", path);
 }
 
-#define assert_error(f, part)                                                                                 \
-    do {                                                                                                      \
-        if (!strstr(abar_context_error((f)->ctx), part))                                                      \
-            fail_msg("\"%s\" says nothing of \"%s\"", abar_context_error((f)->ctx), part);                    \
+#define assert_error(f, part)                                                              \
+    do {                                                                                   \
+        if (!strstr(abar_context_error((f)->ctx), part))                                   \
+            fail_msg("\"%s\" says nothing of \"%s\"", abar_context_error((f)->ctx), part); \
     } while (0)
 
 #endif
