@@ -142,7 +142,7 @@ static void batch_statistics(const abar__op *op, const abar__op_args *a, float *
         if (variance < 0) variance = 0;
         mean[c] = (float)m;
         rstd[c] = (float)(1 / sqrt(variance + op->desc.eps));
-        double unbiased = n > 1 ? variance * n / (n - 1) : variance;
+        double unbiased = n > 1 ? variance * n / (n - 1) : 0;
         running_mean[c] = (float)((1 - momentum) * (double)running_mean[c] + momentum * m);
         running_variance[c] = (float)((1 - momentum) * (double)running_variance[c] + momentum * unbiased);
     }
