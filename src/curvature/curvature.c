@@ -80,12 +80,13 @@ static abar_status check_layer(abar_context *ctx, const abar_layer *l)
     bool conv = l->weight.ndim == 4;
     if (!l->name || !*l->name) return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: a layer has no name");
     if (!conv && l->weight.ndim != 2)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: the weight of %s has %d dimensions, give 2 (linear) or 4 (convolution)",
-                          l->name, l->weight.ndim);
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "curvature: the weight of %s has %d dimensions, give 2 (linear) or 4 (convolution)", l->name,
+                          l->weight.ndim);
     int64_t out = l->weight.dim[0], groups = conv ? l->window.groups : 1;
     if (groups < 1 || out % groups)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s: %lld groups do not divide %lld outputs", l->name, (long long)groups,
-                          (long long)out);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s: %lld groups do not divide %lld outputs", l->name,
+                          (long long)groups, (long long)out);
     if (conv && (l->window.kernel[0] != l->weight.dim[2] || l->window.kernel[1] != l->weight.dim[3]))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s: the window's kernel is not the weight's", l->name);
     if (has_bias(l) && abar_tensor_count(&l->bias) != out)
@@ -118,7 +119,10 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 
-static size_t vector_bytes(const abar__curvature *cv, int64_t n) { return abar__round_up((size_t)n * abar__element(cv), ABAR_ALIGN); }
+static size_t vector_bytes(const abar__curvature *cv, int64_t n)
+{
+    return abar__round_up((size_t)n * abar__element(cv), ABAR_ALIGN);
+}
 
 /* Hands out a map's tensors from state, or only counts where state is NULL. Returns the bytes used. */
 static size_t place_state(const abar__curvature *cv, abar__map *map, char *state)
@@ -143,6 +147,21 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
         at += vector_bytes(cv, map->shape.derived[i].n);
     }
     return at;
+}
+
+size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls)
+{
+    const abar__stats_ops *stats = cv->stats;
+    const int64_t side = map->d > map->out ? map->d : map->out;
+    const abar__rows rows = {
+        .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
+    size_t need[] = {calls & ABAR_SCRATCH_PRODUCT ? stats->product_scratch(cv->dev, &rows) : 0,
+                     calls & ABAR_SCRATCH_INVERT ? stats->invert_scratch(cv->dev, side) : 0,
+                     calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0,
+                     calls & ABAR_SCRATCH_SANDWICH ? vector_bytes(cv, map->out * map->d) : 0};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
+    return most;
 }
 
 static void count_memory(abar__curvature *cv)
@@ -293,7 +312,8 @@ size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *con
 
 static abar_status bad_shape(const abar__curvature *cv, const abar__map *map, const char *what)
 {
-    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: the %s does not fit the layer's weight and window", map->name, what);
+    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: the %s does not fit the layer's weight and window", map->name,
+                      what);
 }
 
 /* What the rows of this map are in these tensors. output_grad.ndim 0: not given. */
@@ -345,7 +365,8 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
             return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: %s needs the gradient of the output too", map->name,
                               cv->ops->method.name);
         abar__rows rows;
-        ABAR_TRY(make_rows(cv, map, &tensors->input, needs_grad ? &tensors->output_grad : &none, tensors->output_grad_scale, &rows));
+        ABAR_TRY(
+            make_rows(cv, map, &tensors->input, needs_grad ? &tensors->output_grad : &none, tensors->output_grad_scale, &rows));
         if (rows.examples < 1) continue;
         cv->ops->observe(cv, map, &rows);
         map->examples += (double)rows.examples;
@@ -413,12 +434,17 @@ static bool on_schedule(const abar__curvature *cv, int map)
     return (cv->k - shift) % tinv == 0;
 }
 
+static bool wants_calibration(const abar__curvature *cv, const abar__map *map)
+{
+    return cv->ops->wants_calibration && cv->ops->wants_calibration(cv, map);
+}
+
 static void refresh(abar__curvature *cv, int index, bool committed)
 {
     abar__map *map = &cv->maps[index];
     bool wanted = cv->ops->every_commit ? committed : on_schedule(cv, index) || map->count[ABAR_COUNT_DUE];
     if (!wanted) return;
-    if (map->count[ABAR_COUNT_COMMITS] == 0) { /* nothing to derive from yet */
+    if (map->count[ABAR_COUNT_COMMITS] == 0 || wants_calibration(cv, map)) { /* nothing to derive from yet */
         map->count[ABAR_COUNT_DUE] = 1;
         return;
     }
@@ -532,17 +558,17 @@ void abar__curvature_step(abar__curvature *cv, double grad_scale)
 
 bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer)
 {
-    for (int i = 0; i < cv->n_maps && cv->ops->wants_calibration; i++)
-        if (cv->maps[i].layer == layer && cv->ops->wants_calibration(cv, &cv->maps[i])) return true;
+    for (int i = 0; i < cv->n_maps; i++)
+        if (cv->maps[i].layer == layer && wants_calibration(cv, &cv->maps[i])) return true;
     return false;
 }
 
 abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar_tensor *input)
 {
     static const abar_tensor none = {0};
-    for (int i = 0; i < cv->n_maps && cv->ops->wants_calibration; i++) {
+    for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
-        if (map->layer != layer || !cv->ops->wants_calibration(cv, map)) continue;
+        if (map->layer != layer || !wants_calibration(cv, map)) continue;
         abar__rows rows;
         ABAR_TRY(make_rows(cv, map, input, &none, 1.0, &rows));
         cv->ops->calibrate(cv, map, &rows);
@@ -553,15 +579,16 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
 
 abar_status abar__curvature_end_calibration(abar__curvature *cv)
 {
-    for (int i = 0; i < cv->n_maps && cv->ops->wants_calibration; i++) {
+    for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
-        if (!cv->ops->wants_calibration(cv, map)) continue;
+        if (!wants_calibration(cv, map)) continue;
         if (map->rows == 0.0)
             return abar__fail(cv->dev->ctx, ABAR_E_STATE, "%s: calibration of %s saw no data", cv->ops->method.name, map->name);
         if (!pending_is_finite(cv, map) || !cv->ops->end_calibration(cv, map))
-            return abar__fail(cv->dev->ctx, ABAR_E_NUMERIC, "%s: the calibration of %s gave no usable statistics, raise --damping",
-                              cv->ops->method.name, map->name);
-        map->count[ABAR_COUNT_READY] = 1;
+            return abar__fail(cv->dev->ctx, ABAR_E_NUMERIC,
+                              "%s: the calibration of %s gave no usable statistics, raise --damping", cv->ops->method.name,
+                              map->name);
+        map->count[ABAR_COUNT_CALIBRATED] = 1;
         forget_pending(cv, map);
     }
     return ABAR_OK;

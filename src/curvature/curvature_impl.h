@@ -40,10 +40,11 @@ typedef struct abar__map_shape {
 
 /* Whole numbers and reals of a map that a checkpoint keeps. */
 enum {
-    ABAR_COUNT_COMMITS, /* m of methods.md */
-    ABAR_COUNT_READY,   /* 1: has had a valid refresh */
-    ABAR_COUNT_DUE,     /* 1: a refresh could not be made when it should have been */
-    ABAR_COUNT_DROPPED, /* events of methods.md section 9: statistics dropped, dampings raised, */
+    ABAR_COUNT_COMMITS,    /* m of methods.md */
+    ABAR_COUNT_READY,      /* 1: has had a valid refresh */
+    ABAR_COUNT_DUE,        /* 1: a refresh could not be made when it should have been */
+    ABAR_COUNT_CALIBRATED, /* 1: has seen the training set, where it wanted to */
+    ABAR_COUNT_DROPPED,    /* events of methods.md section 9: statistics dropped, dampings raised, */
     ABAR_COUNT_RAISED,
     ABAR_COUNT_DOUBLED, /* factorisations that needed double precision, */
     ABAR_COUNT_KEPT,    /* refreshes that kept the previous inverse */
@@ -108,7 +109,7 @@ struct abar__curvature {
     void *method_config;
     size_t config_bytes;
     abar__map *maps;
-    int n_maps;
+    int n_maps, maps_capacity;
     int64_t k;         /* optimizer steps so far, skipped ones included */
     double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
     double base_lr;
@@ -130,7 +131,8 @@ const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of
 /* config->method is set. Copies what it needs of the layers; their memory is the caller's. */
 abar_status abar__curvature_create(abar_device *dev, const abar_optim_config *config, abar__curvature **out);
 void abar__curvature_destroy(abar__curvature *cv);
-size_t abar__curvature_bytes(const abar__curvature *cv);
+size_t abar__curvature_bytes(const abar__curvature *cv);                              /* everything it holds */
+size_t abar__curvature_state_bytes(const abar__curvature *cv);                        /* the tensors of it */
 size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config); /* 0 after an error */
 
 bool abar__curvature_observes(const abar__curvature *cv);
@@ -139,13 +141,18 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
 void abar__curvature_skip(abar__curvature *cv);
 /* Commit, refresh what is due, precondition: afterwards every map's pre is set (and dense ones' gradients replaced). */
 void abar__curvature_step(abar__curvature *cv, double grad_scale);
+bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer);
+abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar_tensor *input);
+abar_status abar__curvature_end_calibration(abar__curvature *cv);
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
+abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
 
 /* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse);
-/* "0.5" or "adaptive"; adaptive: *rho is 0. */
-bool abar__damping_is_adaptive(const char *text, double *rho);
+/* Bytes that these calls of the stats table need for this map: the largest. */
+enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4, ABAR_SCRATCH_SANDWICH = 8 };
+size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
 

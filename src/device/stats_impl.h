@@ -20,6 +20,9 @@ typedef struct abar__rows {
     int64_t in, out;               /* patch length C/groups*kh*kw, outputs of this map */
 } abar__rows;
 
+/* The same over examples first .. first + count - 1; first is a multiple of 16. */
+abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count);
+
 static inline int64_t abar__rows_d(const abar__rows *r) { return r->in + (r->bias ? 1 : 0); }
 
 /* How the update turns row o of a gradient into its preconditioned form, in the same pass:
@@ -39,16 +42,20 @@ typedef struct abar__stats_ops {
     void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (d): sum of a */
     double (*input_square)(abar_device *dev, const abar__rows *r);       /* sum of |a|^2 */
     void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);  /* (out): sum of p */
-    /* (out): sum over n of weight[n] * sum over r of p*p; weight NULL: 1. weight is host memory. */
+    /* (out): sum over n of weight[n] * (sum over r of p * p); weight is host memory, NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
-    void (*input_means)(abar_device *dev, const abar__rows *r, void *means); /* (N, d): mean over the rows of each example */
-    void (*grad_means)(abar_device *dev, const abar__rows *r, void *means);  /* (N, out) */
-    /* sum over n of weight[n] * sum over r of a a^T; scratch as input_product_scratch says */
-    void (*input_product)(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
-    size_t (*input_product_scratch)(abar_device *dev, const abar__rows *r);
-    void (*grad_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch); /* sum of p p^T */
-    size_t (*grad_product_scratch)(abar_device *dev, const abar__rows *r);
-    void (*gram)(abar_device *dev, int64_t n, int64_t d, const void *x, void *square); /* square += x^T x, x is (n, d) */
+    /* |mean over r of a|^2 of every example, and of p: host memory (N) */
+    void (*input_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
+    void (*grad_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
+
+    /* Sums of outer products, added to the lower triangle of a square. scratch: product_scratch bytes, which depend on the
+     * map (in, out, bias, window, convolution) but not on how many examples of what size come. */
+    void (*input_product)(abar_device *dev, const abar__rows *r, const double *weight, void *square,
+                          void *scratch);                                                           /* w_n a aT */
+    void (*grad_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);       /* p pT */
+    void (*input_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch); /* of examples' means */
+    void (*grad_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+    size_t (*product_scratch)(abar_device *dev, const abar__rows *r);
 
     /* Whether n elements, or the lower triangle of a square of side n, are all finite. */
     bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending);
@@ -84,8 +91,8 @@ typedef struct abar__stats_ops {
     void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift);
     double (*sum)(abar_device *dev, int64_t n, const void *x);
     /* <G, G>, <G^, G> and <G^, G^> of a map (out, in) with bias (out; NULL: none), G^ as pre describes it. */
-    void (*compare)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, const abar__precondition *pre,
-                    double result[3]);
+    void (*compare)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,
+                    const abar__precondition *pre, double result[3]);
     /* Between a map's rows in weight (out, in) and bias (out; NULL: none) and the joined matrix (out, d). */
     void (*gather)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, void *joined);
     void (*scatter)(abar_device *dev, int64_t out, int64_t in, const void *joined, void *weight, void *bias);

@@ -77,29 +77,58 @@ static void grad_squares(abar_device *dev, const abar__rows *s, const double *we
                 sum[o] += (weight ? weight[n] : 1.0) * grad_at(s, n, r, o) * grad_at(s, n, r, o);
 }
 
-static void input_means(abar_device *dev, const abar__rows *s, void *out)
+/* Element k of example n's mean row. */
+static double input_mean(const abar__rows *s, int64_t n, int64_t k)
 {
-    (void)dev;
-    double *means = out; /* (N, d) */
-    int64_t d = abar__rows_d(s);
-    for (int64_t n = 0; n < s->examples; n++)
-        for (int64_t k = 0; k < d; k++) {
-            double sum = 0.0;
-            for (int64_t r = 0; r < s->per_example; r++) sum += input_at(s, n, r, k);
-            means[n * d + k] = sum / (double)s->per_example;
-        }
+    double sum = 0.0;
+    for (int64_t r = 0; r < s->per_example; r++) sum += input_at(s, n, r, k);
+    return sum / (double)s->per_example;
 }
 
-static void grad_means(abar_device *dev, const abar__rows *s, void *out)
+static double grad_mean(const abar__rows *s, int64_t n, int64_t o)
+{
+    double sum = 0.0;
+    for (int64_t r = 0; r < s->per_example; r++) sum += grad_at(s, n, r, o);
+    return sum / (double)s->per_example;
+}
+
+static void input_mean_squares(abar_device *dev, const abar__rows *s, double *out)
 {
     (void)dev;
-    double *means = out; /* (N, out) */
+    for (int64_t n = 0; n < s->examples; n++) {
+        out[n] = 0.0;
+        for (int64_t k = 0; k < abar__rows_d(s); k++) out[n] += input_mean(s, n, k) * input_mean(s, n, k);
+    }
+}
+
+static void grad_mean_squares(abar_device *dev, const abar__rows *s, double *out)
+{
+    (void)dev;
+    for (int64_t n = 0; n < s->examples; n++) {
+        out[n] = 0.0;
+        for (int64_t o = 0; o < s->out; o++) out[n] += grad_mean(s, n, o) * grad_mean(s, n, o);
+    }
+}
+
+static void input_mean_product(abar_device *dev, const abar__rows *s, void *out, void *scratch)
+{
+    (void)dev;
+    (void)scratch;
+    double *square = out;
+    int64_t d = abar__rows_d(s);
     for (int64_t n = 0; n < s->examples; n++)
-        for (int64_t o = 0; o < s->out; o++) {
-            double sum = 0.0;
-            for (int64_t r = 0; r < s->per_example; r++) sum += grad_at(s, n, r, o);
-            means[n * s->out + o] = sum / (double)s->per_example;
-        }
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j <= i; j++) square[i * d + j] += input_mean(s, n, i) * input_mean(s, n, j);
+}
+
+static void grad_mean_product(abar_device *dev, const abar__rows *s, void *out, void *scratch)
+{
+    (void)dev;
+    (void)scratch;
+    double *square = out;
+    for (int64_t n = 0; n < s->examples; n++)
+        for (int64_t i = 0; i < s->out; i++)
+            for (int64_t j = 0; j <= i; j++) square[i * s->out + j] += grad_mean(s, n, i) * grad_mean(s, n, j);
 }
 
 static void input_product(abar_device *dev, const abar__rows *s, const double *weight, void *out, void *scratch)
@@ -131,16 +160,6 @@ static size_t no_product_scratch(abar_device *dev, const abar__rows *s)
     (void)dev;
     (void)s;
     return 0;
-}
-
-static void gram(abar_device *dev, int64_t n, int64_t d, const void *in, void *out)
-{
-    (void)dev;
-    const double *x = in;
-    double *square = out;
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t j = 0; j <= i; j++) square[i * d + j] += x[k * d + i] * x[k * d + j];
 }
 
 /* ---- averages ----------------------------------------------------------------------------------------------------- */
@@ -383,8 +402,8 @@ static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const
         for (int64_t j = 0; j < n; j++) x[i * n + j] /= a[i] * b[j] + shift;
 }
 
-static void compare(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, const abar__precondition *pre,
-                    double result[3])
+static void compare(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,
+                    const abar__precondition *pre, double result[3])
 {
     const double *right = pre->right, *coefficient = pre->coefficient, *row_scale = pre->row_scale, *b = bias;
     double rr = right ? dot(dev, in, right, right) + (bias ? right[in] * right[in] : 0.0) : 0.0;
@@ -427,13 +446,13 @@ const abar__stats_ops abar__ref_stats = {
     .input_square = input_square,
     .grad_sum = grad_sum,
     .grad_squares = grad_squares,
-    .input_means = input_means,
-    .grad_means = grad_means,
+    .input_mean_squares = input_mean_squares,
+    .grad_mean_squares = grad_mean_squares,
     .input_product = input_product,
-    .input_product_scratch = no_product_scratch,
     .grad_product = grad_product,
-    .grad_product_scratch = no_product_scratch,
-    .gram = gram,
+    .input_mean_product = input_mean_product,
+    .grad_mean_product = grad_mean_product,
+    .product_scratch = no_product_scratch,
     .all_finite = all_finite,
     .commit = commit,
     .clear = clear,
