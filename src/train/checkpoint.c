@@ -205,6 +205,7 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     char path[ABAR_RUN_PATH_MAX];
     carrier c = {.ctx = t->ctx, .path = path};
     if (!t->setup->train.out[0]) return ABAR_OK;
+    ABAR_TRY(abar__jsonl_flush(t->log));
     ABAR_TRY(abar__tfevents_flush(t->scalars));
     t->at.log_bytes = abar__jsonl_bytes(t->log);
     t->at.events_bytes = abar__tfevents_bytes(t->scalars);

@@ -18,7 +18,11 @@ typedef int32_t ivec __attribute__((vector_size(WIDTH * 4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 /* Loops over a tile are flat, with bounds known to the compiler: so it keeps the tile in registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
 #define UNROLL _Pragma("GCC unroll 24")
+#endif
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
