@@ -122,8 +122,10 @@ abar_phase_times abar_optim_times(const abar_optim *optim);
 /* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". counter tensors are host I64. */
 typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
-size_t abar_optim_bytes(const abar_optim *optim); /* state held for these parameters */
-/* What create would hold for this configuration; tensors need shapes but no memory. 0 after an error. */
+size_t abar_optim_bytes(const abar_optim *optim);       /* everything it holds */
+size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: moments, averages, factors, scratch */
+/* What create would hold for this configuration; tensors need shapes but no memory. Exact but for the
+ * characters of the parameters' names; 0 after an error. */
 size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */

@@ -299,11 +299,12 @@ size_t abar__curvature_bytes(const abar__curvature *cv)
            cv->config_bytes;
 }
 
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config)
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps)
 {
     abar__curvature *cv;
     if (prepare(dev, config, &cv) < 0) return 0;
     size_t bytes = abar__curvature_bytes(cv);
+    *maps = cv->n_maps;
     abar__curvature_destroy(cv);
     return bytes;
 }

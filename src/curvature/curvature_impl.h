@@ -131,9 +131,10 @@ const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of
 /* config->method is set. Copies what it needs of the layers; their memory is the caller's. */
 abar_status abar__curvature_create(abar_device *dev, const abar_optim_config *config, abar__curvature **out);
 void abar__curvature_destroy(abar__curvature *cv);
-size_t abar__curvature_bytes(const abar__curvature *cv);                              /* everything it holds */
-size_t abar__curvature_state_bytes(const abar__curvature *cv);                        /* the tensors of it */
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config); /* 0 after an error */
+size_t abar__curvature_bytes(const abar__curvature *cv);       /* everything it holds */
+size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of it */
+/* What create would hold, and how many maps; 0 after an error. */
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps);
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);

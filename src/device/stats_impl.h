@@ -66,15 +66,17 @@ typedef struct abar__stats_ops {
 
     double (*trace)(abar_device *dev, int64_t d, const void *average);
     /* inverse (d, d; full) of scale * average + shift * I. in_double: factorise in double precision. False, leaving inverse
-     * undefined, when the matrix is not positive definite or the result not finite. */
+     * as it was, when the matrix is not positive definite or the result not finite. */
     bool (*invert)(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double, void *inverse,
                    void *scratch);
     size_t (*invert_scratch)(abar_device *dev, int64_t d);
-    /* Eigenvalues (d, ascending) and vectors (d, d; row i is the i-th) of scale * average. False when it does not converge. */
+    /* Eigenvalues (d, ascending) and vectors (d, d; row i is the i-th) of scale * average. False, leaving
+     * both as they were, when it does not converge. */
     bool (*eigen)(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch);
     size_t (*eigen_scratch)(abar_device *dev, int64_t d);
 
-    /* y (m, n) = L x R with L = left or its transpose (m, m), R likewise (n, n); NULL: the identity. scratch: (m, n). */
+    /* y (m, n) = L x R with L = left or its transpose (m, m), R likewise (n, n); NULL: the identity. scratch: (m, n). y may be
+     * x. */
     void (*sandwich)(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                      bool right_t, void *y, void *scratch);
 

@@ -238,18 +238,20 @@ static bool invert(abar_device *dev, int64_t d, const void *in, double scale, do
 {
     (void)in_double; /* it always is */
     const double *average = in;
-    double *l = scratch, *inverse = out;
+    double *l = scratch, *inverse = l + d * d;
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++) l[i * d + j] = scale * average[j * d + i] + (i == j ? shift : 0.0);
     if (!cholesky(d, l)) return false;
     for (int64_t c = 0; c < d; c++) solve_unit(d, l, c, inverse + c * d);
-    return all_finite(dev, d * d, false, inverse);
+    if (!all_finite(dev, d * d, false, inverse)) return false;
+    memcpy(out, inverse, (size_t)(d * d) * sizeof *inverse);
+    return true;
 }
 
 static size_t square_scratch(abar_device *dev, int64_t d)
 {
     (void)dev;
-    return (size_t)(d * d) * sizeof(double);
+    return (size_t)(2 * d * d) * sizeof(double);
 }
 
 /* One Jacobi rotation that clears element (p, q) of the symmetric matrix a and turns the rows of v along. */
@@ -297,7 +299,7 @@ static bool eigen(abar_device *dev, int64_t d, const void *in, double scale, voi
 {
     (void)dev;
     const double *average = in;
-    double *a = scratch, *values = out_values, *v = out_vectors, size = 0.0;
+    double *a = scratch, *v = a + d * d, *values = out_values, size = 0.0;
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++) {
             a[i * d + j] = a[j * d + i] = scale * average[j * d + i];
@@ -314,6 +316,7 @@ static bool eigen(abar_device *dev, int64_t d, const void *in, double scale, voi
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = i + 1; j < d; j++)
             if (values[j] < values[i]) swap_rows(d, values, v, i, j);
+    memcpy(out_vectors, v, (size_t)(d * d) * sizeof *v);
     return true;
 }
 
