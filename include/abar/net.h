@@ -84,15 +84,18 @@ void abar_squared_error(abar_net *net, abar_value x);              /* mean over 
 
 /* ---- models --------------------------------------------------------------------------------------------------- */
 
-typedef struct abar_model {
+typedef struct abar_model abar_model;
+
+struct abar_model {
     const char *name, *summary;
     const abar_option *options; /* may be NULL */
     size_t config_size;
-    int input_ndim;
-    int64_t input[3];                                                                      /* its usual input */
-    int64_t classes;                                                                       /* its usual class count */
-    abar_value (*build)(abar_net *net, abar_value x, int64_t classes, const void *config); /* logits */
-} abar_model;
+    int64_t variant;  /* what tells the members of a family apart: blocks a stage */
+    int64_t input[3]; /* its usual input: channels, height, width */
+    int64_t classes;  /* its usual class count */
+    /* Reads x (channels, height, width), returns logits. */
+    abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
+};
 
 const abar_model *abar_model_find(const char *name); /* NULL: no such model */
 const char *const *abar_model_names(void);           /* NULL-terminated */

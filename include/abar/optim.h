@@ -53,7 +53,7 @@ abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, aba
 typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
 size_t abar_optim_bytes(const abar_optim *optim); /* state held for these parameters */
-/* What create would hold for this many elements in these many tensors. */
+/* What create would hold for n tensors of these many elements, but for the characters of their names; 0 after an error. */
 size_t abar_optim_plan_bytes(const abar_device *dev, const char *rule, const void *rule_config, const int64_t *counts, int n);
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */

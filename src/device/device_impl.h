@@ -13,6 +13,7 @@ typedef struct abar__update_item {
     const void *grad;
     void *state[2]; /* sgd: momentum, NULL without; adamw: first and second moment */
     int64_t count;
+    double lr_scale; /* multiplies the step's learning rate */
     double weight_decay;
 } abar__update_item;
 

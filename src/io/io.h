@@ -8,7 +8,7 @@
 
 /* ---- safetensors ---------------------------------------------------------------------------------------------- */
 
-/* Reading: the whole file is mapped or read, checked (header, offsets, overlaps, sizes) and then served by name. */
+/* Reading: the whole file is read, checked (header, offsets, overlaps, sizes) and then served by name. */
 typedef struct abar__safetensors abar__safetensors;
 
 abar_status abar__safetensors_open(abar_context *ctx, const char *path, abar__safetensors **out);
@@ -48,12 +48,14 @@ void abar__folder_unlock(int fd);
 /* ---- logs ----------------------------------------------------------------------------------------------------- */
 
 /* A file that only grows: lines of JSON. keep: truncate to this many bytes first (resume), 0 starts anew. A missing or
- * shorter file than keep is an error. */
+ * shorter file than keep is an error. A failed write leaves the file as it was before. */
 typedef struct abar__jsonl abar__jsonl;
 
 abar_status abar__jsonl_open(abar_context *ctx, const char *path, uint64_t keep, abar__jsonl **out);
-/* One complete JSON object without newline; written and flushed at once. */
+/* One complete JSON object without newline; handed to the system at once. */
 abar_status abar__jsonl_write(abar__jsonl *log, const char *object);
+/* Down to the disk: before a checkpoint counts on the bytes. */
+abar_status abar__jsonl_flush(abar__jsonl *log);
 uint64_t abar__jsonl_bytes(const abar__jsonl *log);
 abar_status abar__jsonl_close(abar__jsonl *log); /* NULL: ok */
 
@@ -63,8 +65,9 @@ typedef struct abar__tfevents abar__tfevents;
 
 abar_status abar__tfevents_open(abar_context *ctx, const char *path, uint64_t keep, abar__tfevents **out);
 abar_status abar__tfevents_scalar(abar__tfevents *log, const char *tag, int64_t step, double wall_time, double value);
+/* Scalars gather in memory until a flush (down to the disk), close or 64 KiB; bytes counts what was handed to the system. */
 abar_status abar__tfevents_flush(abar__tfevents *log);
 uint64_t abar__tfevents_bytes(const abar__tfevents *log);
-abar_status abar__tfevents_close(abar__tfevents *log);
+abar_status abar__tfevents_close(abar__tfevents *log); /* NULL: ok */
 
 #endif

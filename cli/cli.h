@@ -1,0 +1,102 @@
+/* What the files of the command share: one run of it, its subcommands, reading flags, and printing for people and
+ * programs. The command sees the library through include/abar alone. */
+#ifndef ABAR_CLI_H
+#define ABAR_CLI_H
+
+#include "abar/abar.h"
+
+#include <stdio.h>
+
+#if defined(__GNUC__)
+#define CLI_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define CLI_PRINTF(text, first)
+#endif
+
+enum { EXIT_USAGE = 2, EXIT_SIGNAL = 128 };
+
+typedef struct command command;
+
+/* One run of the command. */
+typedef struct cli {
+    const char *program; /* as the user typed it, for the commands we suggest */
+    const command *command;
+    abar_context *ctx;
+    int argc; /* the words after the subcommand */
+    char **argv;
+    bool help, quiet;
+    struct progress *progress; /* the line being redrawn, if any: whoever prints clears it first */
+} cli;
+
+/* A subcommand: a row of main.c's table, defined in its own file. */
+struct command {
+    const char *name, *summary;
+    const char *usage;           /* what follows the name in the usage line */
+    const char *about;           /* a paragraph for its help */
+    const abar_option *own;      /* flags of its own, ended by a NULL name */
+    const char *const *settings; /* the names in abar_train_options it listens to, or NULL */
+    bool model_options, rule_options;
+    const char *examples; /* for its help: lines of "words  what they do" */
+    int (*run)(cli *c);   /* returns the exit code */
+};
+
+extern const command command_train, command_eval, command_bench, command_models, command_data, command_optimizers;
+
+/* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
+
+/* Prints and returns code. */
+int cli_fail(int code, const char *format, ...) CLI_PRINTF(2, 3);
+/* Prints the context's error; EXIT_USAGE when the caller asked for something impossible, EXIT_FAILURE otherwise. */
+int cli_fail_status(const cli *c, abar_status status);
+/* The same for what came from the command line itself: a name that does not exist is wrong usage, too. */
+int cli_fail_usage(const cli *c, abar_status status);
+/* 0, or an error when standard output could not take everything. */
+int cli_finish_output(void);
+/* A log callback: warnings go to stderr, news to whoever watches the training. user: the cli. */
+void cli_log(void *user, abar_log_level level, const char *text);
+
+/* ---- flags.c -------------------------------------------------------------------------------------------------- */
+
+/* The value given last for --NAME; NULL: none. For flags that must be known before the others can be understood. */
+const char *flags_peek(const cli *c, const char *name);
+bool flags_ask_help(const cli *c);
+/* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
+int flags_recipe(cli *c, abar_setup **out);
+/* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
+ * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
+int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
+/* Both: the usual beginning of a subcommand. */
+int flags_setup(cli *c, void *own, abar_setup **out);
+/* Whether the settings fit together. Returns an exit code. */
+int flags_check(const cli *c, const abar_setup *setup);
+/* The row of a setting, with its table and struct; NULL: no such setting. */
+const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
+
+/* ---- help.c --------------------------------------------------------------------------------------------------- */
+
+void help_overview(const command *const *commands);
+/* What --help prints: from the option tables, with the defaults of the recipe that the flags name. */
+int help_command(cli *c);
+/* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
+void help_options(const cli *c, const abar_option *table, const void *config);
+
+/* ---- print.c -------------------------------------------------------------------------------------------------- */
+
+#define NUMBER_MAX 32
+#define PRINT_WIDTH 96 /* of text for people, where no window says otherwise */
+
+/* These write into text (NUMBER_MAX bytes) and return it. */
+const char *print_count(char *text, int64_t n);         /* 61,706 */
+const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
+const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
+const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
+void print_json_text(FILE *out, const char *text);      /* "quoted" */
+void print_json_number(FILE *out, double n);            /* null where JSON has no number */
+/* Words up to column width; the cursor stands at indent, where later lines start, too. */
+void print_wrapped(FILE *out, int indent, int width, const char *text);
+double clock_seconds(void);
+
+bool path_exists(const char *path);
+bool path_is_folder(const char *path);
+
+#endif

@@ -1,0 +1,135 @@
+/* abar bench: how long a training step takes, on a batch already in place, and where the time goes. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bench_flags {
+    int64_t steps, warmup_steps;
+    bool profile, json;
+} bench_flags;
+
+static const abar_option own[] = {{.name = "steps",
+                                   .type = ABAR_OPTION_INT,
+                                   .offset = offsetof(bench_flags, steps),
+                                   .fallback = "50",
+                                   .min = 2,
+                                   .max = 1e6,
+                                   .help = "steps to time"},
+                                  {.name = "warmup-steps",
+                                   .type = ABAR_OPTION_INT,
+                                   .offset = offsetof(bench_flags, warmup_steps),
+                                   .fallback = "5",
+                                   .min = 0,
+                                   .max = 1e6,
+                                   .help = "steps before them that do not count"},
+                                  {.name = "profile",
+                                   .type = ABAR_OPTION_BOOL,
+                                   .offset = offsetof(bench_flags, profile),
+                                   .fallback = "false",
+                                   .help = "time every operation of the network, too"},
+                                  {.name = "json",
+                                   .type = ABAR_OPTION_BOOL,
+                                   .offset = offsetof(bench_flags, json),
+                                   .fallback = "false",
+                                   .help = "print one JSON object"},
+                                  {0}};
+
+static const char *const settings[] = {
+    "model",  "data",      "optim",   "batch",         "accumulate", "clip", "label-smoothing",
+    "device", "precision", "threads", "deterministic", "seed",       NULL};
+
+static void print_result(const abar_setup *setup, const abar_bench_result *r)
+{
+    char number[NUMBER_MAX];
+    printf("%s, batch %" PRId64 ", %s\n\n", setup->train.model, setup->train.batch, setup->train.optim);
+    printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90);
+    printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
+           r->ms_update);
+    printf("  rate       %9s images/s\n", print_count(number, (int64_t)r->samples_per_second));
+    printf("  first step %9.3f s after the command\n", r->seconds_to_first_step);
+    printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
+}
+
+static void print_profile(const abar_net *net)
+{
+    double total = 0;
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        total += node.forward_seconds + node.backward_seconds;
+    }
+    printf("\n  %-24s %-22s %-24s %9s %9s\n", "operation", "", "implementation", "forward", "backward");
+    for (int i = 0; i < abar_net_node_count(net) && total > 0; i++) {
+        abar_node_info node = abar_net_node(net, i);
+        printf("  %-24s %-22s %-24s %7.1f %% %7.1f %%\n", node.name ? node.name : "", node.operation,
+               node.implementation ? node.implementation : "", 100 * node.forward_seconds / total,
+               100 * node.backward_seconds / total);
+    }
+}
+
+static void print_result_json(const abar_setup *setup, const abar_bench_result *r, int64_t steps)
+{
+    const struct {
+        const char *key;
+        double value;
+    } field[] = {{"ms_median", r->ms_median},
+                 {"ms_p10", r->ms_p10},
+                 {"ms_p90", r->ms_p90},
+                 {"ms_forward", r->ms_forward},
+                 {"ms_backward", r->ms_backward},
+                 {"ms_update", r->ms_update},
+                 {"samples_per_second", r->samples_per_second},
+                 {"seconds_to_first_step", r->seconds_to_first_step}};
+    printf("{\"model\": ");
+    print_json_text(stdout, setup->train.model);
+    printf(", \"optim\": ");
+    print_json_text(stdout, setup->train.optim);
+    printf(", \"batch\": %" PRId64 ", \"steps\": %" PRId64, setup->train.batch, steps);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
+        printf(", \"%s\": ", field[i].key);
+        print_json_number(stdout, field[i].value);
+    }
+    printf(", \"peak_bytes\": %zu}\n", r->peak_bytes);
+}
+
+static int run(cli *c)
+{
+    bench_flags flags;
+    abar_setup *setup = NULL;
+    abar_bench *bench = NULL;
+    int code = flags_setup(c, &flags, &setup);
+    if (!code) code = flags_check(c, setup);
+    if (!code) {
+        abar_bench_result result;
+        abar_bench_config config = {
+            .size = sizeof config, .steps = flags.steps, .warmup = flags.warmup_steps, .profile = flags.profile};
+        abar_status status = abar_bench_run(c->ctx, setup, &config, &result, &bench);
+        if (status < 0)
+            code = cli_fail_status(c, status);
+        else if (flags.json)
+            print_result_json(setup, &result, flags.steps);
+        else
+            print_result(setup, &result);
+        if (!code && flags.profile && !flags.json) print_profile(abar_bench_net(bench));
+    }
+    abar_bench_release(bench);
+    abar_setup_destroy(c->ctx, setup);
+    return code;
+}
+
+const command command_bench = {
+    .name = "bench",
+    .summary = "time a training step, and its operations",
+    .usage = "[--model NAME] [--batch N] [--flag value ...]",
+    .about =
+        "Times whole training steps (forward, loss, backward, update) on a batch that is already in memory, so that no data is "
+        "needed. The median counts; p10 and p90 say how much to trust it.",
+    .own = own,
+    .settings = settings,
+    .model_options = true,
+    .rule_options = true,
+    .examples = "  abar bench --model resnet20 --batch 128\n"
+                "  abar bench --model lenet5 --profile\n",
+    .run = run,
+};

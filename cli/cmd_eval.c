@@ -1,0 +1,168 @@
+/* abar eval: test loss and accuracy of weights on disk, ours or PyTorch's; the logits, too, when asked. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct eval_flags {
+    char checkpoint[ABAR_OPTION_TEXT_MAX], logits[ABAR_OPTION_TEXT_MAX];
+    bool json;
+} eval_flags;
+
+static const abar_option own[] = {
+    {.name = "checkpoint",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(eval_flags, checkpoint),
+     .fallback = "",
+     .help = "the folder of a run, or a safetensors file: a checkpoint, an export or PyTorch's (then say --model and --data)"},
+    {.name = "logits",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(eval_flags, logits),
+     .fallback = "",
+     .help = "write the first N test images with their labels and logits to FILE, a safetensors file"},
+    {.name = "json",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(eval_flags, json),
+     .fallback = "false",
+     .help = "print one JSON object"},
+    {0}};
+
+static const char *const settings[] = {"model",     "data",    "batch",   "label-smoothing", "limit-test",  "device",
+                                       "precision", "threads", "workers", "deterministic",   "limit-train", NULL};
+
+/* "100:logits.safetensors" */
+static int parse_logits(const char *text, int64_t *count, const char **path)
+{
+    char *end;
+    long long n = strtoll(text, &end, 10);
+    *count = n;
+    *path = end + 1;
+    if (end == text || *end != ':' || n < 1 || !end[1])
+        return cli_fail(EXIT_USAGE, "--logits: %s is not N:FILE, for example 100:logits.safetensors", text);
+    return EXIT_SUCCESS;
+}
+
+/* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
+static bool find_run(const char *checkpoint, char *folder, size_t size)
+{
+    char config[2 * ABAR_OPTION_TEXT_MAX];
+    if (!checkpoint[0]) return false;
+    snprintf(folder, size, "%s", checkpoint);
+    if (!path_is_folder(folder)) {
+        char *slash = strrchr(folder, '/');
+        if (slash)
+            *slash = '\0';
+        else
+            snprintf(folder, size, ".");
+    }
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    return path_exists(config);
+}
+
+static int find_weights(const char *checkpoint, char *weights, size_t size)
+{
+    static const char *const name[] = {"state.safetensors", "model.safetensors"};
+    snprintf(weights, size, "%s", checkpoint);
+    if (!path_exists(checkpoint))
+        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+    if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
+    for (int i = 0; i < 2; i++) {
+        snprintf(weights, size, "%s/%s", checkpoint, name[i]);
+        if (path_exists(weights)) return EXIT_SUCCESS;
+    }
+    return cli_fail(EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
+                    checkpoint);
+}
+
+/* Another data set than the run was trained on, or the same in another place. */
+static int move_data(cli *c, abar_setup *setup, const char *data)
+{
+    abar_dataset_probe probe;
+    abar_status status = abar_dataset_probe_name(c->ctx, data, &probe);
+    if (status < 0) return cli_fail_usage(c, status);
+    snprintf(setup->train.data, sizeof setup->train.data, "%s", data);
+    return EXIT_SUCCESS;
+}
+
+/* A run brings its own setup; flags may still change it. */
+static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_setup **setup)
+{
+    char folder[ABAR_OPTION_TEXT_MAX];
+    const char *data = flags_peek(c, "data");
+    if (flags_peek(c, "model") || !find_run(checkpoint, folder, sizeof folder)) return flags_setup(c, flags, setup);
+    abar_status status = abar_setup_load(c->ctx, folder, setup);
+    if (status < 0) return cli_fail_status(c, status);
+    int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
+    return code ? code : flags_read(c, flags, *setup, NULL);
+}
+
+static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
+{
+    char samples[NUMBER_MAX], seconds[NUMBER_MAX];
+    if (!json) {
+        printf("%s on %s: test accuracy %.2f %%, loss %.4f, %s images in %s s\n", setup->train.model, setup->train.data,
+               e->accuracy, e->loss, print_count(samples, e->samples), print_significant(seconds, e->seconds));
+        return;
+    }
+    printf("{\"model\": ");
+    print_json_text(stdout, setup->train.model);
+    printf(", \"data\": ");
+    print_json_text(stdout, setup->train.data);
+    printf(", \"checkpoint\": ");
+    print_json_text(stdout, weights);
+    printf(", \"test_acc\": ");
+    print_json_number(stdout, e->accuracy);
+    printf(", \"test_loss\": ");
+    print_json_number(stdout, e->loss);
+    printf(", \"samples\": %" PRId64 ", \"seconds\": ", e->samples);
+    print_json_number(stdout, e->seconds);
+    printf("}\n");
+}
+
+static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
+{
+    char weights[2 * ABAR_OPTION_TEXT_MAX];
+    int64_t count = 0;
+    const char *path = NULL;
+    int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code) code = find_weights(flags->checkpoint, weights, sizeof weights);
+    if (code) return code;
+    abar_evaluation result;
+    abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
+    if (status >= 0 && path) status = abar_evaluate_logits(c->ctx, setup, weights, count, path);
+    if (status < 0) return cli_fail_status(c, status);
+    print_evaluation(setup, weights, &result, flags->json);
+    if (path && !flags->json) printf("logits of the first %" PRId64 " test images: %s\n", count, path);
+    return EXIT_SUCCESS;
+}
+
+static int run(cli *c)
+{
+    eval_flags flags;
+    abar_setup *setup = NULL;
+    const char *checkpoint = flags_peek(c, "checkpoint");
+    int code = make_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
+    if (!code && !flags.checkpoint[0])
+        code = cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
+    if (!code) code = flags_check(c, setup);
+    if (!code) code = evaluate(c, setup, &flags);
+    abar_setup_destroy(c->ctx, setup);
+    return code;
+}
+
+const command command_eval = {
+    .name = "eval",
+    .summary = "test accuracy of a checkpoint, ours or PyTorch's",
+    .usage = "--checkpoint PATH [--model NAME --data NAME[:DIR]] [--flag value ...]",
+    .about =
+        "Tests weights from disk. The folder of a run, or a file in it, brings the settings of that run; for other files say "
+        "which --model they belong to and on which --data to test.",
+    .own = own,
+    .settings = settings,
+    .model_options = true,
+    .examples = "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0\n"
+                "  abar eval --checkpoint lenet5.safetensors --model lenet5 --data fashion-mnist\n"
+                "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0 --logits 100:logits.safetensors\n",
+    .run = run,
+};

@@ -1,0 +1,205 @@
+/* abar models: which networks there are; of one, its operations with shapes, parameters and work, and the memory that
+ * training it would take. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const abar_option own[] = {{0}};
+
+static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
+                                       "label-smoothing", "device",     "precision", "threads", "workers",
+                                       "limit-train",     "limit-test", NULL};
+
+/* Built and compiled on paper only: shapes, fusion, kernels and memory, without the memory. */
+static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, const int64_t *input, int64_t classes,
+                            abar_net **out)
+{
+    const abar_model *model = setup->model;
+    abar_status status = abar_net_create(c->ctx, out);
+    if (status < 0) return status;
+    abar_value x = abar_input(*out, 3, input);
+    x = model->build(model, *out, x, classes, setup->model_config);
+    abar_softmax_cross_entropy(*out, x, setup->train.label_smoothing);
+    abar_compile_config config = {
+        .size = sizeof config, .batch = setup->train.batch / setup->train.accumulate, .training = true, .plan_only = true};
+    return abar_net_compile(*out, dev, &config);
+}
+
+typedef struct totals {
+    int64_t parameters, multiply_adds;
+} totals;
+
+static totals sum_nodes(const abar_net *net)
+{
+    totals sum = {0};
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        sum.parameters += node.parameters;
+        sum.multiply_adds += node.multiply_adds;
+    }
+    return sum;
+}
+
+static abar_status open_device(cli *c, const char *name, int64_t threads, abar_device **out)
+{
+    abar_device_config config = {.size = sizeof config, .threads = (int)threads, .deterministic = true};
+    return abar_device_open(c->ctx, name, &config, out);
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------------- */
+
+/* Any device would do: ref plans fastest. */
+static abar_status count_parameters(cli *c, abar_device *ref, const char *name, int64_t *out)
+{
+    abar_setup *setup = NULL;
+    abar_net *net = NULL;
+    const abar_model *model = abar_model_find(name);
+    abar_status status = abar_setup_create(c->ctx, name, "synthetic", "sgd", &setup);
+    if (status >= 0) status = plan_net(c, setup, ref, model->input, model->classes, &net);
+    if (status >= 0) *out = sum_nodes(net).parameters;
+    abar_net_destroy(net);
+    abar_setup_destroy(c->ctx, setup);
+    return status;
+}
+
+static int list_models(cli *c)
+{
+    char input[48], number[NUMBER_MAX];
+    abar_device *ref = NULL;
+    abar_status status = open_device(c, "ref", 1, &ref);
+    if (status < 0) return cli_fail_status(c, status);
+    printf("%-10s  %-11s  %11s\n", "model", "input", "parameters");
+    for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
+        const abar_model *model = abar_model_find(*name);
+        int64_t parameters = 0;
+        status = count_parameters(c, ref, *name, &parameters);
+        if (status < 0) break;
+        snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
+                 model->input[2]);
+        printf("%-10s  %-11s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
+    }
+    abar_device_close(ref);
+    if (status < 0) return cli_fail_status(c, status);
+    printf("\n%s models --model NAME shows one of them\n", c->program);
+    return EXIT_SUCCESS;
+}
+
+/* ---- one model ------------------------------------------------------------------------------------------------ */
+
+static void print_shape(char *text, size_t size, const abar_node_info *node)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (int i = 1; i < node->ndim && at < size; i++)
+        at += (size_t)snprintf(text + at, size - at, "%s%" PRId64, i > 1 ? " x " : "", node->dim[i]);
+}
+
+/* Column widths follow the longest name and operation. */
+static void print_nodes(const abar_net *net)
+{
+    char shape[64], parameters[NUMBER_MAX], work[NUMBER_MAX];
+    int name = 5, operation = 9;
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        if ((int)strlen(node.name) > name) name = (int)strlen(node.name);
+        if ((int)strlen(node.operation) > operation) operation = (int)strlen(node.operation);
+    }
+    const char *row = "%-*s  %-*s  %-12s  %10s  %13s  %s\n";
+    printf(row, name, "name", operation, "operation", "output", "parameters", "multiply-adds", "by");
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        print_shape(shape, sizeof shape, &node);
+        printf(row, name, node.name, operation, node.operation, shape,
+               node.parameters ? print_count(parameters, node.parameters) : "",
+               node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
+    }
+    totals sum = sum_nodes(net);
+    printf(row, name, "total", operation, "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds),
+           "");
+}
+
+static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
+{
+    const struct {
+        const char *what;
+        size_t bytes;
+    } row[] = {{"parameters", plan->parameters},
+               {"gradients", plan->gradients},
+               {"buffers", plan->buffers},
+               {"optimizer", plan->optimizer},
+               {"activations", plan->activations},
+               {"data set", plan->data},
+               {"loader", plan->loader},
+               {"other", plan->other},
+               {"total", plan->total}};
+    char bytes[NUMBER_MAX];
+    printf("\nMultiply-adds are those of one image's forward pass. Memory to train with batch %" PRId64 " and %s:\n",
+           setup->train.batch, setup->train.optim);
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
+    }
+}
+
+/* Known without reading the data; synthetic data take the model's own shape. */
+static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
+{
+    abar_dataset_probe probe;
+    memcpy(input, setup->model->input, sizeof setup->model->input);
+    *classes = setup->model->classes;
+    if (strcmp(setup->train.data, "synthetic") == 0) return ABAR_OK;
+    abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &probe);
+    if (status < 0) return status;
+    input[0] = probe.info.channels;
+    input[1] = probe.info.height;
+    input[2] = probe.info.width;
+    *classes = probe.info.classes;
+    return ABAR_OK;
+}
+
+static int show_model(cli *c, const abar_setup *setup)
+{
+    int64_t input[3], classes;
+    abar_device *dev = NULL;
+    abar_net *net = NULL;
+    abar_memory_plan plan;
+    abar_status status = find_shape(c, setup, input, &classes);
+    if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
+    if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
+    if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
+    if (status >= 0) {
+        printf("%s: %s\n\n", setup->train.model, setup->model->summary);
+        print_nodes(net);
+        print_memory(setup, &plan);
+    }
+    abar_net_destroy(net);
+    abar_device_close(dev);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+static int run(cli *c)
+{
+    abar_setup *setup = NULL;
+    if (c->argc == 0) return list_models(c);
+    int code = flags_setup(c, NULL, &setup);
+    if (!code) code = flags_check(c, setup);
+    if (!code) code = show_model(c, setup);
+    abar_setup_destroy(c->ctx, setup);
+    return code;
+}
+
+const command command_models = {
+    .name = "models",
+    .summary = "list the networks; --model NAME shows layers and memory",
+    .usage = "[--model NAME] [--batch N] [--flag value ...]",
+    .about = "Lists the networks. With --model, shows one: its operations after fusion with their shapes, parameters and "
+             "multiply-adds, who computes them, and how much memory training it takes.",
+    .own = own,
+    .settings = settings,
+    .model_options = true,
+    .rule_options = true,
+    .examples = "  abar models\n"
+                "  abar models --model resnet20 --batch 256 --optim adamw\n",
+    .run = run,
+};

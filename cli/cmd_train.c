@@ -1,0 +1,273 @@
+/* abar train: a setup from flags or from a folder, a trainer, and somebody watching. */
+#include "cli.h"
+#include "progress.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct train_flags {
+    char resume[ABAR_OPTION_TEXT_MAX];
+    bool no_out, json, quiet;
+} train_flags;
+
+static const abar_option own[] = {
+    {.name = "resume",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(train_flags, resume),
+     .fallback = "",
+     .help = "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
+             "--data and --optim"},
+    {.name = "no-out",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(train_flags, no_out),
+     .fallback = "false",
+     .help = "keep nothing on disk"},
+    {.name = "json",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(train_flags, json),
+     .fallback = "false",
+     .help = "print one JSON object at the end, and nothing else"},
+    {.name = "quiet",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(train_flags, quiet),
+     .fallback = "false",
+     .help = "print nothing but errors"},
+    {0}};
+
+static const char *const settings[] = {"model",
+                                       "data",
+                                       "optim",
+                                       "epochs",
+                                       "batch",
+                                       "accumulate",
+                                       "lr",
+                                       "weight-decay",
+                                       "clip",
+                                       "schedule",
+                                       "warmup",
+                                       "schedule-per-epoch",
+                                       "label-smoothing",
+                                       "decay-all",
+                                       "augment",
+                                       "device",
+                                       "precision",
+                                       "threads",
+                                       "workers",
+                                       "seed",
+                                       "limit-train",
+                                       "limit-test",
+                                       "stop-after",
+                                       "checkpoint-every",
+                                       "deterministic",
+                                       "out",
+                                       NULL};
+
+/* ---- being asked to stop -------------------------------------------------------------------------------------- */
+
+/* A signal handler has no other way to know. */
+static abar_trainer *volatile running;
+static volatile sig_atomic_t stopped_by;
+
+/* The first signal ends the run after its step, with a checkpoint; the second ends it at once. */
+static void on_signal(int number)
+{
+    if (stopped_by) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    stopped_by = number;
+    abar_trainer_stop(running);
+}
+
+/* A hangup (the terminal closed) counts, too, unless nohup asked to ignore it. */
+static abar_status run_until_stopped(abar_trainer *trainer)
+{
+    static const int number[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old[3];
+    sigemptyset(&action.sa_mask);
+    running = trainer;
+    for (int i = 0; i < 3; i++) {
+        sigaction(number[i], NULL, &old[i]);
+        if (number[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(number[i], &action, NULL);
+    }
+    abar_status status = abar_trainer_run(trainer);
+    for (int i = 0; i < 3; i++) sigaction(number[i], &old[i], NULL);
+    return status;
+}
+
+/* ---- where the run is kept ------------------------------------------------------------------------------------ */
+
+/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. */
+static void choose_folder(abar_setup *setup)
+{
+    abar_train_config *t = &setup->train;
+    int data = (int)strcspn(t->data, ":");
+    int n = snprintf(t->out, sizeof t->out, "runs/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
+                     t->optim, t->seed);
+    for (int suffix = 2; path_exists(t->out); suffix++) snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
+}
+
+static int make_new(cli *c, train_flags *flags, abar_setup **setup)
+{
+    int code = flags_setup(c, flags, setup);
+    if (code) return code;
+    if (flags->no_out)
+        (*setup)->train.out[0] = '\0';
+    else if (!flags_peek(c, "out"))
+        choose_folder(*setup);
+    return flags_check(c, *setup);
+}
+
+static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
+{
+    if (flags_peek(c, "out") && strcmp(flags_peek(c, "out"), folder) != 0)
+        return cli_fail(EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
+    abar_status status = abar_setup_load(c->ctx, folder, setup);
+    if (status < 0) return cli_fail_status(c, status);
+    (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
+    int code = flags_read(c, flags, *setup, folder);
+    return code ? code : flags_check(c, *setup);
+}
+
+/* ---- what is said --------------------------------------------------------------------------------------------- */
+
+static int64_t parameters_of(const abar_net *net)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < abar_net_param_count(net); i++) sum += abar_tensor_count(&abar_net_param(net, i)->value);
+    return sum;
+}
+
+static size_t append_setting(cli *c, const abar_option *table, const void *config, const char *name, char *line, size_t at,
+                             size_t size)
+{
+    char value[ABAR_OPTION_TEXT_MAX];
+    const abar_option *row = abar_options_find(table, name);
+    if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0) return at;
+    bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
+    if (usual && (plain || (table != abar_train_options && row->type == ABAR_OPTION_CHOICE))) return at;
+    int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
+    return at + (size_t)n;
+}
+
+static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
+{
+    static const char *const said[] = {"epochs", "batch", "lr", "schedule", "weight-decay", "seed", NULL};
+    const abar_net *net = abar_trainer_net(trainer);
+    char line[1024], number[NUMBER_MAX];
+    size_t at = 0;
+    fprintf(out, "%s (%s parameters) on %s with %s, %s\n", setup->train.model, print_count(number, parameters_of(net)),
+            setup->train.data, setup->train.optim, abar_device_describe(abar_net_param(net, 0)->value.dev));
+    for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
+    for (const abar_option *row = setup->rule->options; row && row->name; row++)
+        at = append_setting(c, setup->rule->options, setup->rule_config, row->name, line, at, sizeof line);
+    print_wrapped(out, 0, width, line);
+    if (abar_trainer_started_over(trainer)) fprintf(out, "%s holds no checkpoint yet: starting over\n", setup->train.out);
+    fflush(out);
+}
+
+static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
+{
+    char time[NUMBER_MAX];
+    const char *folder = setup->train.out;
+    if (!p->any) {
+        fprintf(p->out,
+                "Nothing left to do: all %" PRId64 " epochs are done. To train longer: %s train --resume %s --epochs %" PRId64
+                "\n",
+                setup->train.epochs, c->program, folder, 2 * setup->train.epochs);
+        return;
+    }
+    fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
+            p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
+            print_duration(time, p->last.seconds));
+    if (!folder[0]) return;
+    fprintf(p->out, "Checkpoint: %s/state.safetensors; weights for PyTorch: %s/model.safetensors\n\nNext:\n", folder, folder);
+    fprintf(p->out, "  %s eval --checkpoint %s\n", c->program, folder);
+    if (p->last.epoch + 1 < setup->train.epochs)
+        fprintf(p->out, "  %s train --resume %s\n", c->program, folder);
+    else
+        fprintf(p->out, "  %s train --resume %s --epochs %" PRId64 "\n", c->program, folder, 2 * setup->train.epochs);
+    fprintf(p->out, "  %s train --help\n", c->program);
+}
+
+static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
+{
+    const char *folder = setup->train.out;
+    fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
+    if (folder[0])
+        fprintf(p->out, " and saved; go on with: %s train --resume %s\n", c->program, folder);
+    else
+        fprintf(p->out, "; nothing is kept without --out\n");
+}
+
+/* ---- the command ---------------------------------------------------------------------------------------------- */
+
+static int train(cli *c, const abar_setup *setup, const train_flags *flags)
+{
+    progress watch;
+    FILE *out = flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
+    progress_init(&watch, out);
+    c->progress = &watch;
+
+    abar_trainer *trainer = NULL;
+    abar_trainer_events events = {.progress = progress_update, .user = &watch};
+    abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
+    if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
+    if (status >= 0) status = run_until_stopped(trainer);
+    progress_clear(&watch);
+    c->progress = NULL;
+
+    int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+    if (status >= 0 && out) {
+        if (status == ABAR_STOPPED)
+            say_stopped(c, setup, &watch);
+        else
+            say_finished(c, setup, &watch);
+    }
+    const char *json;
+    if (status >= 0 && flags->json) {
+        if (abar_trainer_report(trainer, &json) < 0)
+            code = cli_fail_status(c, ABAR_E_STATE);
+        else
+            puts(json);
+    }
+    abar_trainer_destroy(trainer);
+    if (status == ABAR_STOPPED && code == EXIT_SUCCESS) code = EXIT_SIGNAL + stopped_by;
+    return code;
+}
+
+static int run(cli *c)
+{
+    train_flags flags;
+    abar_setup *setup = NULL;
+    const char *folder = flags_peek(c, "resume");
+    c->quiet = false;
+    int code = folder && folder[0] ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
+    if (!code) {
+        c->quiet = flags.quiet;
+        code = train(c, setup, &flags);
+    }
+    abar_setup_destroy(c->ctx, setup);
+    return code;
+}
+
+const command command_train = {
+    .name = "train",
+    .summary = "train a network; Ctrl-C saves, --resume goes on",
+    .usage = "[--model NAME] [--data NAME[:DIR]] [--optim NAME] [--flag value ...]",
+    .about =
+        "Trains a network, tests it after every epoch, and keeps its checkpoints and logs in a folder. Ctrl-C ends the run "
+        "after the current step, with everything saved.",
+    .own = own,
+    .settings = settings,
+    .model_options = true,
+    .rule_options = true,
+    .examples = "  abar train\n"
+                "  abar train --model resnet20 --data cifar10:DIR --epochs 20\n"
+                "  abar train --optim adamw --lr 0.002 --out runs/try\n"
+                "  abar train --resume runs/try --epochs 40\n",
+    .run = run,
+};

@@ -1,0 +1,247 @@
+/* Reading the command line: --name value, --name=value, --flag, --no-flag. A word that starts with "--" is always a flag,
+ * never a value, so that a first look can find --model, --data and --optim before the tables they choose are known. */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FLAG_MAX 64   /* longest flag name we know is shorter */
+#define NAMES_MAX 256 /* flags of one subcommand */
+
+static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-' && word[2] != '\0'; }
+
+static bool is_listed(const char *name, const char *const *names)
+{
+    for (; names && *names; names++) {
+        if (strcmp(name, *names) == 0) return true;
+    }
+    return false;
+}
+
+const char *flags_peek(const cli *c, const char *name)
+{
+    const char *value = NULL;
+    size_t length = strlen(name);
+    for (int i = 0; i < c->argc; i++) {
+        const char *word = c->argv[i];
+        if (!is_flag(word) || strncmp(word + 2, name, length) != 0) continue;
+        if (word[2 + length] == '=')
+            value = word + length + 3;
+        else if (word[2 + length] == '\0' && i + 1 < c->argc && !is_flag(c->argv[i + 1]))
+            value = c->argv[i + 1];
+    }
+    return value;
+}
+
+bool flags_ask_help(const cli *c)
+{
+    for (int i = 0; i < c->argc; i++) {
+        if (strcmp(c->argv[i], "--help") == 0 || strcmp(c->argv[i], "-h") == 0) return true;
+    }
+    return false;
+}
+
+int flags_recipe(cli *c, abar_setup **out)
+{
+    const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data"), *optim = flags_peek(c, "optim");
+    if (!model) model = "lenet5";
+    const abar_model *known = abar_model_find(model);
+    if (!data) data = known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
+    abar_status status = abar_setup_create(c->ctx, model, data, optim ? optim : "sgd", out);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}
+
+const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config)
+{
+    const struct {
+        const abar_option *table;
+        const void *config;
+    } part[] = {{abar_train_options, &setup->train},
+                {setup->model->options, setup->model_config},
+                {setup->rule->options, setup->rule_config}};
+    for (int i = 0; i < 3; i++) {
+        const abar_option *row = part[i].table ? abar_options_find(part[i].table, name) : NULL;
+        if (!row) continue;
+        *table = part[i].table;
+        *config = (void *)part[i].config;
+        return row;
+    }
+    return NULL;
+}
+
+/* ---- which flags there are ------------------------------------------------------------------------------------ */
+
+/* A flag that this subcommand knows: where its row is, and where its value goes. */
+typedef struct target {
+    const abar_option *option, *table;
+    void *config;
+    bool own;
+} target;
+
+static bool listens(const cli *c, const abar_setup *setup, const abar_option *table, const char *name)
+{
+    if (table == abar_train_options) return is_listed(name, c->command->settings);
+    return table == setup->model->options ? c->command->model_options : c->command->rule_options;
+}
+
+static bool find_target(const cli *c, const char *name, void *own, abar_setup *setup, target *out)
+{
+    *out = (target){.table = c->command->own, .config = own, .own = true};
+    out->option = abar_options_find(c->command->own, name);
+    if (out->option) return true;
+    if (!setup) return false;
+    out->own = false;
+    out->option = setup_option(setup, name, &out->table, &out->config);
+    return out->option && listens(c, setup, out->table, name);
+}
+
+static int add_names(const abar_option *table, const char *const *only, const char **names, int n)
+{
+    for (; table && table->name && n < NAMES_MAX - 1; table++) {
+        if (!only || is_listed(table->name, only)) names[n++] = table->name;
+    }
+    names[n] = NULL;
+    return n;
+}
+
+static const char *nearest_flag(const cli *c, const abar_setup *setup, const char *name)
+{
+    static const char *const synonym[][2] = {{"learning-rate", "lr"},  {"batch-size", "batch"}, {"optimizer", "optim"},
+                                             {"dataset", "data"},      {"output", "out"},       {"output-dir", "out"},
+                                             {"num-epochs", "epochs"}, {"n-epochs", "epochs"},  {"num-workers", "workers"},
+                                             {"jobs", "threads"},      {"wd", "weight-decay"},  {"weights", "checkpoint"},
+                                             {"arch", "model"},        {"network", "model"},    {"continue", "resume"}};
+    const char *names[NAMES_MAX];
+    int n = add_names(c->command->own, NULL, names, 0);
+    if (setup) {
+        if (c->command->settings) n = add_names(abar_train_options, c->command->settings, names, n);
+        if (c->command->model_options) n = add_names(setup->model->options, NULL, names, n);
+        if (c->command->rule_options) add_names(setup->rule->options, NULL, names, n);
+    }
+    for (size_t i = 0; i < sizeof synonym / sizeof *synonym; i++) {
+        if (strcmp(name, synonym[i][0]) == 0 && is_listed(synonym[i][1], names)) return synonym[i][1];
+    }
+    return abar_nearest_name(name, names);
+}
+
+/* "mlp" for --widths, "adamw" for --beta2: whose option this is, when it is not the chosen one's. */
+static const char *other_owner(const char *name)
+{
+    for (const char *const *model = abar_model_names(); *model; model++) {
+        const abar_option *table = abar_model_find(*model)->options;
+        if (table && abar_options_find(table, name)) return *model;
+    }
+    for (const char *const *rule = abar_rule_names(); *rule; rule++) {
+        const abar_option *table = abar_rule_find(*rule)->options;
+        if (table && abar_options_find(table, name)) return *rule;
+    }
+    return NULL;
+}
+
+/* ---- what can be wrong ---------------------------------------------------------------------------------------- */
+
+static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
+{
+    const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name;
+    const char *owner = other_owner(bare), *near = nearest_flag(c, setup, name), *verb = c->command->name;
+    if (abar_options_find(abar_train_options, bare))
+        return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", name, verb, verb);
+    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, which is not what you chose, leave it out", name, owner);
+    if (near) return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%s? abar %s --help lists all", name, near, verb);
+    return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", name, verb);
+}
+
+static int unexpected_word(const cli *c, const char *word)
+{
+    const char *flag = abar_model_find(word)                   ? "model"
+                       : abar_rule_find(word)                  ? "optim"
+                       : is_listed(word, abar_dataset_names()) ? "data"
+                       : path_exists(word)                     ? "checkpoint"
+                                                               : NULL;
+    bool fits = flag && (abar_options_find(c->command->own, flag) || is_listed(flag, c->command->settings));
+    if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
+    if (word[0] == '-')
+        return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
+    return cli_fail(EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
+                    c->command->name);
+}
+
+static int missing_value(const target *t, const char *name)
+{
+    char example[ABAR_OPTION_TEXT_MAX];
+    if (t->option->type == ABAR_OPTION_CHOICE)
+        return cli_fail(EXIT_USAGE, "--%s: needs a value, one of %s", name, t->option->choices);
+    snprintf(example, sizeof example, "%s", t->option->fallback ? t->option->fallback : "");
+    if (!example[0]) return cli_fail(EXIT_USAGE, "--%s: needs a value", name);
+    return cli_fail(EXIT_USAGE, "--%s: needs a value, for example --%s %s", name, name, example);
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------------- */
+
+/* What a setup is made for. flags_recipe has taken it; a run that goes on may repeat it. */
+static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *value, const char *resumed)
+{
+    const abar_train_config *t = &setup->train;
+    if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
+    const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
+    return cli_fail(EXIT_USAGE, "--%s %s: %s was begun with %s and goes on with it, start a new run for another", name, value,
+                    resumed, begun);
+}
+
+static int set_target(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *resumed)
+{
+    static const char *const chosen[] = {"model", "data", "optim", NULL};
+    if (!t->own && is_listed(name, chosen)) return set_chosen(c, setup, name, value, resumed);
+    abar_status status =
+        t->own ? abar_options_set(c->ctx, t->table, t->config, name, value) : abar_setup_set(c->ctx, setup, name, value);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}
+
+/* Reads the flag at *at and moves *at to its last word. */
+static int read_flag(cli *c, int *at, void *own, abar_setup *setup, const char *resumed)
+{
+    const char *word = c->argv[*at];
+    if (!is_flag(word)) return unexpected_word(c, word);
+    const char *joined = strchr(word, '=');
+    char name[FLAG_MAX];
+    snprintf(name, sizeof name, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
+
+    target t;
+    bool negated = false;
+    if (!find_target(c, name, own, setup, &t)) {
+        negated =
+            strncmp(name, "no-", 3) == 0 && find_target(c, name + 3, own, setup, &t) && t.option->type == ABAR_OPTION_BOOL;
+        if (!negated) return unknown_flag(c, setup, name);
+    }
+    const char *value = joined ? joined + 1 : NULL;
+    if (t.option->type == ABAR_OPTION_BOOL) {
+        if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
+        if (!value) value = negated ? "false" : "true";
+    } else if (!value) {
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(&t, name);
+        value = c->argv[++*at];
+    }
+    return set_target(c, &t, setup, t.option->name, value, resumed);
+}
+
+int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)
+{
+    abar_options_default(c->command->own, own);
+    for (int i = 0; i < c->argc; i++) {
+        int code = read_flag(c, &i, own, setup, resumed);
+        if (code) return code;
+    }
+    return EXIT_SUCCESS;
+}
+
+int flags_setup(cli *c, void *own, abar_setup **out)
+{
+    int code = flags_recipe(c, out);
+    return code ? code : flags_read(c, own, *out, NULL);
+}
+
+int flags_check(const cli *c, const abar_setup *setup)
+{
+    abar_status status = abar_setup_check(c->ctx, setup);
+    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}

@@ -1,0 +1,103 @@
+/* Help, made from the tables: what a flag is called, what it takes, what it does, what it is when left out. */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FLAG_COLUMN 30
+
+/* What a value looks like, for the options whose type alone does not say. */
+static const char *placeholder(const abar_option *option)
+{
+    static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
+                                           {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
+                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"}};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
+    }
+    switch (option->type) {
+    case ABAR_OPTION_INT: return "N";
+    case ABAR_OPTION_REAL: return "X";
+    case ABAR_OPTION_BOOL: return "";
+    case ABAR_OPTION_CHOICE: return option->choices;
+    case ABAR_OPTION_TEXT: return "TEXT";
+    }
+    return "";
+}
+
+static bool is_on(const char *value) { return strcmp(value, "true") == 0 || strcmp(value, "1") == 0; }
+
+static void print_option(const cli *c, const abar_option *table, const abar_option *row, const void *config)
+{
+    char left[128], value[ABAR_OPTION_TEXT_MAX], text[2 * ABAR_OPTION_TEXT_MAX];
+    const char *takes = placeholder(row);
+    snprintf(value, sizeof value, "%s", row->fallback ? row->fallback : "");
+    if (config) abar_options_get(c->ctx, table, config, row->name, value, sizeof value);
+    if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");
+
+    bool negatable = row->type == ABAR_OPTION_BOOL && config;
+    snprintf(left, sizeof left, "  --%s%s%s%s", negatable ? "[no-]" : "", row->name, takes[0] ? " " : "", takes);
+    printf("%-*s", FLAG_COLUMN, left);
+    if ((int)strlen(left) >= FLAG_COLUMN) printf("\n%*s", FLAG_COLUMN, "");
+    snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");
+    print_wrapped(stdout, FLAG_COLUMN, PRINT_WIDTH, text);
+}
+
+void help_options(const cli *c, const abar_option *table, const void *config)
+{
+    for (const abar_option *row = table; row && row->name; row++) print_option(c, table, row, config);
+}
+
+static void help_settings(const cli *c, const abar_setup *setup)
+{
+    for (const char *const *name = c->command->settings; *name; name++) {
+        const abar_option *row = abar_options_find(abar_train_options, *name);
+        if (row) print_option(c, abar_train_options, row, &setup->train);
+    }
+}
+
+static bool has_options(const abar_option *table) { return table && table->name; }
+
+static void help_tables(const cli *c, const abar_setup *setup)
+{
+    printf("\nSettings [defaults of %s on %s with %s]:\n", setup->train.model, setup->train.data, setup->train.optim);
+    help_settings(c, setup);
+    if (c->command->model_options && has_options(setup->model->options)) {
+        printf("\nOf %s:\n", setup->model->name);
+        help_options(c, setup->model->options, setup->model_config);
+    }
+    if (c->command->rule_options && has_options(setup->rule->options)) {
+        printf("\nOf %s:\n", setup->rule->name);
+        help_options(c, setup->rule->options, setup->rule_config);
+    }
+}
+
+int help_command(cli *c)
+{
+    abar_setup *setup = NULL;
+    if (c->command->settings) {
+        int code = flags_recipe(c, &setup);
+        if (code) return code;
+    }
+    printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
+    print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
+    printf("\nFlags:\n");
+    help_options(c, c->command->own, NULL);
+    if (setup) help_tables(c, setup);
+    if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
+    abar_setup_destroy(c->ctx, setup);
+    return cli_finish_output();
+}
+
+void help_overview(const command *const *commands)
+{
+    printf("abar %s trains neural networks, from one command and one C library.\n\n", abar_version());
+    printf("usage: abar COMMAND [--flag value ...]\n\n");
+    for (; *commands; commands++) printf("  %-12s %s\n", (*commands)->name, (*commands)->summary);
+    printf("  %-12s %s\n\n", "help", "this page; abar help COMMAND, or abar COMMAND --help, for one of them");
+    printf("Start here:\n"
+           "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
+           "  abar data                       which data sets are on this machine\n"
+           "  abar train --model resnet20 --data cifar10:DIR\n"
+           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n");
+}

@@ -1,0 +1,106 @@
+/* Numbers and texts as people and programs like to read them. */
+#include "cli.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+const char *print_count(char *text, int64_t n)
+{
+    char digits[NUMBER_MAX];
+    int length = snprintf(digits, sizeof digits, "%" PRId64, n < 0 ? 0 : n), at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *print_bytes(char *text, size_t n)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)n;
+    int u = 0;
+    for (; value >= 1000 && u < 4; u++) value /= 1024;
+    snprintf(text, NUMBER_MAX, "%.*f %s", u > 0 && value < 100, value, unit[u]);
+    return text;
+}
+
+const char *print_duration(char *text, double seconds)
+{
+    int64_t s = seconds > 0 && seconds < 1e12 ? (int64_t)(seconds + 0.5) : 0;
+    if (s >= 3600)
+        snprintf(text, NUMBER_MAX, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+    else
+        snprintf(text, NUMBER_MAX, "%d:%02d", (int)(s / 60), (int)(s % 60));
+    return text;
+}
+
+const char *print_significant(char *text, double n)
+{
+    int decimals = n > 0 ? 2 - (int)floor(log10(n)) : 0;
+    snprintf(text, NUMBER_MAX, "%.*f", decimals < 0 ? 0 : decimals > 9 ? 9 : decimals, n);
+    return text;
+}
+
+void print_json_text(FILE *out, const char *text)
+{
+    fputc('"', out);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        if (*c == '"' || *c == '\\') fputc('\\', out);
+        if (*c < ' ')
+            fprintf(out, "\\u%04x", *c);
+        else
+            fputc(*c, out);
+    }
+    fputc('"', out);
+}
+
+void print_json_number(FILE *out, double n)
+{
+    if (isfinite(n))
+        fprintf(out, "%.9g", n);
+    else
+        fputs("null", out);
+}
+
+void print_wrapped(FILE *out, int indent, int width, const char *text)
+{
+    int column = indent;
+    for (const char *word = text; *word;) {
+        int length = (int)strcspn(word, " ");
+        bool first = column == indent;
+        if (!first && column + 1 + length > width) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+            first = true;
+        }
+        fprintf(out, "%s%.*s", first ? "" : " ", length, word);
+        column += length + !first;
+        word += length;
+        word += strspn(word, " ");
+    }
+    fputc('\n', out);
+}
+
+double clock_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+bool path_exists(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) == 0;
+}
+
+bool path_is_folder(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}

@@ -1,0 +1,130 @@
+/* Draws the progress line at most ten times a second, never wider than the window, and drops its least important parts
+ * first when the window is narrow. */
+#include "progress.h"
+#include "cli.h"
+
+#include <inttypes.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define REDRAW_SECONDS 0.1
+#define BAR_MAX 24
+#define BAR_MIN 6
+
+void progress_init(progress *p, FILE *out)
+{
+    *p = (progress){.out = out};
+    if (!out) return;
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    p->live = isatty(fileno(out)) && term && term[0] && strcmp(term, "dumb") != 0;
+    p->color = p->live && !(no_color && no_color[0]);
+    if (p->live && setlocale(LC_CTYPE, "")) p->utf8 = strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+}
+
+const char *progress_bold(const progress *p) { return p->color ? "\033[1m" : ""; }
+const char *progress_plain(const progress *p) { return p->color ? "\033[0m" : ""; }
+
+int progress_width(const progress *p)
+{
+    struct winsize size;
+    if (p->live && ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+    return PRINT_WIDTH;
+}
+
+void progress_clear(progress *p)
+{
+    if (!p || !p->drawn) return;
+    fputs("\r\033[K", p->out);
+    fflush(p->out);
+    p->drawn = false;
+}
+
+static int digits(int64_t n) { return snprintf(NULL, 0, "%" PRId64, n); }
+
+/* "epoch  3/10" */
+static int print_epoch(char *text, size_t size, const abar_progress *now)
+{
+    return snprintf(text, size, "epoch %*" PRId64 "/%" PRId64, digits(now->epochs), now->epoch + 1, now->epochs);
+}
+
+/* ---- the line in place ---------------------------------------------------------------------------------------- */
+
+static void draw_bar(const progress *p, double done, int width)
+{
+    int full = (int)(done * width + 0.5);
+    const char *cell = p->utf8 ? "\xe2\x94\x81" : "=", *rest = p->color && p->utf8 ? cell : p->utf8 ? " " : "-";
+    fputs("  ", p->out);
+    if (p->color) fputs("\033[36m", p->out);
+    for (int i = 0; i < full; i++) fputs(cell, p->out);
+    if (p->color) fputs("\033[0m\033[2m", p->out);
+    for (int i = full; i < width; i++) fputs(rest, p->out);
+    if (p->color) fputs("\033[0m", p->out);
+}
+
+static void draw(progress *p, const abar_progress *now)
+{
+    char part[5][64], number[NUMBER_MAX], head[48];
+    double done = now->steps > 0 ? (double)now->step / (double)now->steps : 0;
+    int width = progress_width(p) - 3; /* the last column may wrap, and Ctrl-C shows itself in two */
+    int room = width - print_epoch(head, sizeof head, now);
+    snprintf(part[0], sizeof part[0], "  %3d %%", (int)(100 * done));
+    snprintf(part[1], sizeof part[1], "  loss %.4f", now->loss);
+    snprintf(part[2], sizeof part[2], "  acc %.1f %%", now->accuracy);
+    snprintf(part[3], sizeof part[3], "  %s left", print_duration(number, now->seconds_left));
+    if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[3][0] = '\0';
+    if (now->step == now->steps) snprintf(part[3], sizeof part[3], "  testing");
+    snprintf(part[4], sizeof part[4], "  %s img/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)));
+
+    int shown = 0;
+    for (; shown < 5 && (int)strlen(part[shown]) <= room; shown++) room -= (int)strlen(part[shown]);
+    int bar = room - 2 > BAR_MAX ? BAR_MAX : room - 2;
+
+    fprintf(p->out, "\r%.*s", width > 0 ? width : 0, head);
+    if (shown == 5 && bar >= BAR_MIN) draw_bar(p, done, bar);
+    static const int order[] = {0, 1, 2, 4, 3}; /* left to right; kept in the order of part */
+    for (int i = 0; i < 5; i++) {
+        if (order[i] < shown) fputs(part[order[i]], p->out);
+    }
+    fputs("\033[K", p->out);
+    fflush(p->out);
+    p->drawn = true;
+}
+
+/* ---- the lines that stay -------------------------------------------------------------------------------------- */
+
+static void print_epoch_line(progress *p, const abar_progress *now)
+{
+    char head[48], time[NUMBER_MAX], rate[NUMBER_MAX];
+    print_epoch(head, sizeof head, now);
+    fprintf(p->out, "%s  loss %.4f  acc %5.2f %%  test %s%5.2f %%%s  %6s img/s  %s", head, now->loss, now->accuracy,
+            progress_bold(p), now->test_accuracy, progress_plain(p),
+            print_count(rate, (int64_t)fmin(now->samples_per_second, 1e15)), print_duration(time, now->seconds));
+    if (now->skipped_steps > 0) fprintf(p->out, "  %" PRId64 " steps skipped", now->skipped_steps);
+    fputc('\n', p->out);
+    fflush(p->out);
+}
+
+void progress_update(void *user, const abar_progress *now)
+{
+    progress *p = user;
+    p->epoch = now->epoch;
+    if (now->epoch_done) {
+        p->any = true;
+        p->last = *now;
+    }
+    if (!p->out) return;
+    if (now->epoch_done) {
+        progress_clear(p);
+        print_epoch_line(p, now);
+    } else if (p->live) {
+        double time = clock_seconds();
+        if (time - p->last_draw < REDRAW_SECONDS && now->step < now->steps) return;
+        p->last_draw = time;
+        draw(p, now);
+    }
+}

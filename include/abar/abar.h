@@ -1,0 +1,13 @@
+/* Everything. */
+#ifndef ABAR_H
+#define ABAR_H
+
+#include "abar/base.h"
+#include "abar/data.h"
+#include "abar/device.h"
+#include "abar/net.h"
+#include "abar/optim.h"
+#include "abar/tensor.h"
+#include "abar/train.h"
+
+#endif

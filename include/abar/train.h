@@ -1,0 +1,126 @@
+/* Training and evaluation: what `abar train`, `abar eval` and `abar bench` do, for programs. */
+#ifndef ABAR_TRAIN_H
+#define ABAR_TRAIN_H
+
+#include "abar/data.h"
+#include "abar/net.h"
+#include "abar/optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every setting of a run. abar_train_options describes it; the model's and the rule's own options stand beside it. */
+typedef struct abar_train_config {
+    char model[ABAR_OPTION_TEXT_MAX], data[ABAR_OPTION_TEXT_MAX], optim[ABAR_OPTION_TEXT_MAX];
+    int64_t epochs, batch, accumulate; /* accumulate: micro-batches per step; batch is the whole step's */
+    double lr, weight_decay, clip, label_smoothing;
+    bool decay_all;           /* decay norms and biases too, as the paper does */
+    int64_t schedule, warmup; /* abar_schedule_kind; warm-up epochs */
+    bool schedule_per_epoch;
+    bool augment;
+    char device[ABAR_OPTION_TEXT_MAX];
+    int64_t precision, threads, workers;                                 /* workers: loader threads */
+    int64_t seed, limit_train, limit_test, stop_after, checkpoint_every; /* checkpoint_every: steps, 0: each epoch only */
+    bool deterministic;
+    char out[ABAR_OPTION_TEXT_MAX]; /* "": keep nothing on disk */
+} abar_train_config;
+
+extern const abar_option abar_train_options[];
+
+/* A whole setup: the three option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
+typedef struct abar_setup {
+    abar_train_config train;
+    const abar_model *model;
+    void *model_config; /* model->options */
+    const abar_rule *rule;
+    void *rule_config; /* rule->options */
+} abar_setup;
+
+/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR. */
+abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
+void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
+/* Sets an option of any of the three tables. */
+abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
+/* Checks what no single option can: batch against accumulate, label smoothing against the loss, ... */
+abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
+
+/* What a watcher is told. */
+typedef struct abar_progress {
+    int64_t epoch, epochs; /* epoch counts from 0 */
+    int64_t step, steps;   /* within the epoch */
+    double loss, accuracy; /* training, mean over the epoch so far; accuracy in percent */
+    double lr, samples_per_second, seconds, seconds_left;
+    bool epoch_done; /* then also: */
+    double test_loss, test_accuracy, best_accuracy;
+    int64_t skipped_steps;
+} abar_progress;
+
+typedef struct abar_trainer abar_trainer;
+
+typedef struct abar_trainer_events {
+    void (*progress)(void *user, const abar_progress *p); /* after every step and every epoch; may be NULL */
+    void *user;
+} abar_trainer_events;
+
+/* Opens data and device, builds and compiles the net, makes optimizer and loader, locks the out folder.
+ * resume: take everything from setup->train.out and go on there. */
+abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
+                                abar_trainer **out);
+/* Reads the setup a folder was made with. */
+abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
+void abar_trainer_destroy(abar_trainer *trainer);
+
+/* Trains to the end (or stop_after). ABAR_STOPPED when abar_trainer_stop was called: the step was finished and saved. */
+abar_status abar_trainer_run(abar_trainer *trainer);
+/* May be called from a signal handler or another thread. */
+void abar_trainer_stop(abar_trainer *trainer);
+/* True when resume found no checkpoint and the run starts over. */
+bool abar_trainer_started_over(const abar_trainer *trainer);
+
+/* Memory by category, as planned before anything ran: what `abar models` announces. */
+typedef struct abar_memory_plan {
+    size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
+} abar_memory_plan;
+abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
+
+/* The final report as one JSON object (design.md, "The command"); the text lives as long as the trainer. */
+abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
+abar_net *abar_trainer_net(abar_trainer *trainer);
+
+/* Test loss and accuracy of weights from a safetensors file (an abar export, an abar checkpoint or PyTorch's). */
+typedef struct abar_evaluation {
+    double loss, accuracy; /* percent */
+    int64_t samples;
+    double seconds;
+} abar_evaluation;
+abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out);
+/* The same, and writes the logits of the first n test samples beside their bytes ("images", "labels", "logits"). */
+abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, const char *weights, int64_t n, const char *path);
+
+/* Step times on a batch already in place. */
+typedef struct abar_bench_config {
+    size_t size; /* sizeof(abar_bench_config) */
+    int64_t steps, warmup;
+    bool profile; /* per-node times */
+} abar_bench_config;
+
+typedef struct abar_bench_result {
+    double ms_median, ms_p10, ms_p90; /* whole step */
+    double ms_forward, ms_backward, ms_update;
+    double samples_per_second;
+    double seconds_to_first_step;
+    size_t peak_bytes;
+} abar_bench_result;
+
+/* With profile, net_out receives the net for per-node times; destroy with abar_bench_release. */
+typedef struct abar_bench abar_bench;
+abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
+                           abar_bench_result *result, abar_bench **out);
+const abar_net *abar_bench_net(const abar_bench *bench);
+void abar_bench_release(abar_bench *bench);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

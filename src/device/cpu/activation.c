@@ -1,0 +1,71 @@
+/* ReLU, tanh and GELU as operations of their own, in whatever layout their input has: zero stays zero under all of them. */
+#include "device/cpu/cpu_nn.h"
+#include "device/cpu/activation_kernels.h"
+
+typedef struct activation {
+    abar__act_forward *forward;
+    abar__act_backward *backward;
+    int64_t vectors, floats; /* in units of sixteen floats, and all of them */
+    int parts;
+} activation;
+
+static abar_status create(abar__op *op)
+{
+    static const abar__activation_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__activation);
+    const abar__activation_kernels *k = by_isa[abar__isa_best()];
+    activation act = {0};
+    switch (op->desc.activation) {
+    case ABAR_ACT_NONE: return ABAR_E_UNSUPPORTED;
+    case ABAR_ACT_RELU: act = (activation){.forward = k->relu, .backward = k->relu_grad}; break;
+    case ABAR_ACT_TANH: act = (activation){.forward = k->tanh, .backward = k->tanh_grad}; break;
+    case ABAR_ACT_GELU_ERF: act = (activation){.forward = k->gelu_erf, .backward = k->gelu_erf_grad}; break;
+    case ABAR_ACT_GELU_TANH: act = (activation){.forward = k->gelu_tanh, .backward = k->gelu_tanh_grad}; break;
+    }
+    abar__planes p = abar__planes_of(&op->desc.in[0], op->in_layout[0]);
+    act.floats = abar__planes_floats(&p);
+    act.vectors = (act.floats + 15) / 16;
+    act.parts = abar__parts(op->dev, act.floats, act.vectors);
+    ABAR_TRY(abar__op_priv(op, sizeof act));
+    *(activation *)op->priv = act;
+    op->out_layout = op->in_layout[0];
+    op->takes_dy2 = true;
+    bool from_y = op->desc.activation == ABAR_ACT_RELU || op->desc.activation == ABAR_ACT_TANH;
+    op->backward_needs = from_y ? ABAR_NEEDS_Y : ABAR_NEEDS_X;
+    return ABAR_OK;
+}
+
+/* First float of a part. */
+static int64_t begin_of(const activation *act, int part)
+{
+    int64_t at = abar__part_begin(act->vectors, act->parts, part) * 16;
+    return at < act->floats ? at : act->floats;
+}
+
+static abar_status forward(abar__op *op, const abar__op_args *a)
+{
+    const activation *act = op->priv;
+    const float *x = a->x[0];
+    float *y = a->y;
+#pragma omp parallel for num_threads(act->parts) schedule(static) if (act->parts > 1)
+    for (int part = 0; part < act->parts; part++) {
+        int64_t begin = begin_of(act, part);
+        act->forward(x + begin, y + begin, begin_of(act, part + 1) - begin);
+    }
+    return ABAR_OK;
+}
+
+static abar_status backward(abar__op *op, const abar__op_args *a)
+{
+    const activation *act = op->priv;
+    const float *dy = a->dy, *dy2 = a->dy2, *value = op->backward_needs == ABAR_NEEDS_Y ? a->y : a->x[0];
+    float *dx = a->dx[0];
+    if (!dx) return ABAR_OK;
+#pragma omp parallel for num_threads(act->parts) schedule(static) if (act->parts > 1)
+    for (int part = 0; part < act->parts; part++) {
+        int64_t at = begin_of(act, part);
+        act->backward(dy + at, dy2 ? dy2 + at : NULL, value + at, dx + at, begin_of(act, part + 1) - at);
+    }
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_activation = {"cpu-activation", ABAR_OP_ACTIVATION, create, forward, backward, NULL};

@@ -1,0 +1,268 @@
+/* Batch norm, optionally with an added residual and a ReLU: y = relu((x - mean) rstd scale + shift + residual).
+ *
+ * It is bound by memory, so each direction is two passes and no more: forward reads x for the statistics, then x (and the
+ * residual) to write y; backward reads what it needs for the two sums over g = (dy + dy2) masked by the ReLU, then again to
+ * write dx = scale rstd (g - mean g - xhat mean(g xhat)). The second pass runs backwards through each thread's share, where
+ * the first one has just been. The residual's gradient is g itself: where it is wanted the second pass reads it from there.
+ * Without a residual the ReLU's mask comes from x, and y is not read at all. */
+#include "device/cpu/cpu_nn.h"
+#include "device/cpu/batch_norm_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The value is cut into pieces that have one set of coefficients: a plane, or sixteen columns where channels lie side by
+ * side, (N, C). Channel of lane l in a piece of group g: g * period + l % period. */
+typedef struct batch_norm {
+    const abar__batch_norm_kernels *kernels;
+    abar__planes planes;
+    bool columns;
+    int64_t pieces, period, padded; /* padded: channels, rounded up to what the pieces span */
+    int64_t count;                  /* elements per channel */
+    int parts;
+} batch_norm;
+
+static abar_status create(abar__op *op)
+{
+    const abar__op_desc *d = &op->desc;
+    static const abar__batch_norm_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__batch_norm);
+    if (d->activation != ABAR_ACT_NONE && d->activation != ABAR_ACT_RELU) return ABAR_E_UNSUPPORTED;
+    ABAR_TRY(abar__op_priv(op, sizeof(batch_norm)));
+    batch_norm *b = op->priv;
+    abar__planes p = abar__planes_of(&d->in[0], op->in_layout[0]);
+    bool columns = p.lanes == 1 && p.pixels == 1;
+    *b = (batch_norm){.kernels = by_isa[abar__isa_best()], .planes = p, .columns = columns, .count = p.images * p.pixels};
+    b->period = columns ? 16 : p.layout == ABAR_LAYOUT_N16 ? 1 : p.lanes;
+    b->pieces = columns ? (p.channels + 15) / 16 : p.outer * p.groups;
+    b->padded = (p.channels + 15) / 16 * 16;
+    b->parts = abar__parts(op->dev, abar__planes_floats(&p), b->pieces);
+    op->out_layout = op->in_layout[0];
+    if (d->residual) op->in_layout[1] = op->in_layout[0];
+    op->takes_dy2 = true;
+    op->backward_needs = ABAR_NEEDS_X | (d->residual && d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0);
+    op->saved_bytes = 2 * (size_t)b->padded * sizeof(float); /* mean, rstd */
+    op->scratch_bytes = (size_t)b->padded * (2 * (size_t)b->parts * sizeof(double) + ABAR_NORM_COEFS * sizeof(float));
+    return ABAR_OK;
+}
+
+/* A piece as rows: sixteen lanes wide, then what is left of the plane. Returns how many of the two there are. */
+static int piece_rows(const batch_norm *b, int64_t piece, abar__norm_rows out[2])
+{
+    if (b->columns) {
+        int64_t left = b->planes.channels - piece * 16;
+        out[0] = (abar__norm_rows){piece * 16, b->planes.images, b->planes.channels, left < 16 ? (int)left : 16};
+        return 1;
+    }
+    int64_t n = abar__plane_floats(&b->planes), rows = n / 16;
+    out[0] = (abar__norm_rows){piece * n, rows, 16, 16};
+    out[1] = (abar__norm_rows){piece * n + rows * 16, 1, 16, (int)(n % 16)};
+    return n % 16 ? 2 : 1;
+}
+
+static int64_t piece_group(const batch_norm *b, int64_t piece) { return b->columns ? piece : piece % b->planes.groups; }
+
+/* Adds a piece's sums per lane to those per channel. */
+static void fold(const batch_norm *b, int64_t piece, const double lane[16], double *channel)
+{
+    double *to = channel + piece_group(b, piece) * b->period;
+    for (int64_t l = 0; l < 16; l++) to[l & (b->period - 1)] += lane[l];
+}
+
+/* A piece's coefficients per lane from those per channel, (used, padded). Zero in padding lanes, so that they stay zero:
+ * those of missing images here, those of missing channels in the table. */
+static void expand(const batch_norm *b, int64_t piece, const float *channel, int used, abar__norm_coef *coef)
+{
+    const float *from = channel + piece_group(b, piece) * b->period;
+    for (int k = 0; k < used; k++)
+        for (int64_t l = 0; l < 16; l++) coef->v[k][l] = from[k * b->padded + (l & (b->period - 1))];
+    if (b->planes.layout != ABAR_LAYOUT_N16) return;
+    int64_t images = b->planes.images - piece / b->planes.groups * 16;
+    for (int k = 0; k < used && images < 16; k++)
+        for (int64_t l = images; l < 16; l++) coef->v[k][l] = 0;
+}
+
+/* Scratch: two sums per part and channel, (parts, 2, padded), then coefficients, (ABAR_NORM_COEFS, padded). */
+static double *part_sums(const batch_norm *b, const abar__op_args *a, int part)
+{
+    return (double *)a->scratch + part * 2 * b->padded;
+}
+
+static float *coefficients(const batch_norm *b, const abar__op_args *a) { return (float *)part_sums(b, a, b->parts); }
+
+/* Sums the parts into the first one, always in the same order. */
+static const double *join_parts(const batch_norm *b, const abar__op_args *a)
+{
+    double *total = part_sums(b, a, 0);
+    for (int part = 1; part < b->parts; part++) {
+        const double *from = part_sums(b, a, part);
+        for (int64_t c = 0; c < 2 * b->padded; c++) total[c] += from[c];
+    }
+    return total;
+}
+
+static void moments_part(const batch_norm *b, const abar__op_args *a, int part)
+{
+    double *sum = part_sums(b, a, part), *square = sum + b->padded;
+    memset(sum, 0, 2 * (size_t)b->padded * sizeof *sum);
+    int64_t end = abar__part_begin(b->pieces, b->parts, part + 1);
+    for (int64_t piece = abar__part_begin(b->pieces, b->parts, part); piece < end; piece++) {
+        abar__norm_rows rows[2];
+        double s[16] = {0}, q[16] = {0};
+        int n = piece_rows(b, piece, rows);
+        for (int i = 0; i < n; i++) b->kernels->moments(&rows[i], a->x[0], s, q);
+        fold(b, piece, s, sum);
+        fold(b, piece, q, square);
+    }
+}
+
+static void normalize_part(const abar__op *op, const abar__op_args *a, int part)
+{
+    const batch_norm *b = op->priv;
+    bool relu = op->desc.activation == ABAR_ACT_RELU;
+    const float *residual = op->desc.residual ? a->x[1] : NULL;
+    int64_t begin = abar__part_begin(b->pieces, b->parts, part);
+    for (int64_t piece = abar__part_begin(b->pieces, b->parts, part + 1) - 1; piece >= begin; piece--) {
+        abar__norm_rows rows[2];
+        abar__norm_coef coef;
+        expand(b, piece, coefficients(b, a), ABAR_NORM_SHIFT + 1, &coef);
+        int n = piece_rows(b, piece, rows);
+        for (int i = 0; i < n; i++) b->kernels->normalize(&rows[i], &coef, a->x[0], residual, a->y, relu);
+    }
+}
+
+/* Mean and 1/deviation of the batch, from the sums; the running statistics move along. */
+static void batch_statistics(const abar__op *op, const abar__op_args *a, float *mean, float *rstd)
+{
+    const batch_norm *b = op->priv;
+    const double *sum = join_parts(b, a), *square = sum + b->padded;
+    float *running_mean = a->buffer[0], *running_variance = a->buffer[1];
+    double n = (double)b->count, momentum = op->desc.momentum;
+    for (int64_t c = 0; c < b->planes.channels; c++) {
+        double m = sum[c] / n, variance = square[c] / n - m * m;
+        if (variance < 0) variance = 0;
+        mean[c] = (float)m;
+        rstd[c] = (float)(1 / sqrt(variance + op->desc.eps));
+        double unbiased = n > 1 ? variance * n / (n - 1) : 0;
+        running_mean[c] = (float)((1 - momentum) * (double)running_mean[c] + momentum * m);
+        running_variance[c] = (float)((1 - momentum) * (double)running_variance[c] + momentum * unbiased);
+    }
+}
+
+static void running_statistics(const abar__op *op, const abar__op_args *a, float *mean, float *rstd)
+{
+    const batch_norm *b = op->priv;
+    const float *running_mean = a->buffer[0], *running_variance = a->buffer[1];
+    for (int64_t c = 0; c < b->planes.channels; c++) {
+        mean[c] = running_mean[c];
+        rstd[c] = (float)(1 / sqrt((double)running_variance[c] + op->desc.eps));
+    }
+}
+
+/* What both directions start from: mean, scale rstd, shift. Padding channels keep zeros. mean and rstd may lie where their
+ * products go. */
+static void affine_coefficients(const batch_norm *b, const abar__op_args *a, const float *mean, const float *rstd)
+{
+    float *coef = coefficients(b, a);
+    const float *scale = a->param[0], *shift = a->param[1];
+    for (int64_t c = 0; c < b->planes.channels; c++) {
+        coef[ABAR_NORM_MEAN * b->padded + c] = mean[c];
+        coef[ABAR_NORM_SCALE * b->padded + c] = scale[c] * rstd[c];
+        coef[ABAR_NORM_SHIFT * b->padded + c] = shift[c];
+    }
+}
+
+static void clear_coefficients(const batch_norm *b, const abar__op_args *a)
+{
+    memset(coefficients(b, a), 0, (size_t)(ABAR_NORM_COEFS * b->padded) * sizeof(float));
+}
+
+static abar_status forward(abar__op *op, const abar__op_args *a)
+{
+    const batch_norm *b = op->priv;
+    clear_coefficients(b, a);
+    float *mean = coefficients(b, a) + ABAR_NORM_MEAN * b->padded, *rstd = coefficients(b, a) + ABAR_NORM_SCALE * b->padded;
+    if (a->run->training) {
+#pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
+        for (int part = 0; part < b->parts; part++) moments_part(b, a, part);
+        batch_statistics(op, a, mean, rstd);
+    } else {
+        running_statistics(op, a, mean, rstd);
+    }
+    if (a->saved) {
+        memcpy(a->saved, mean, (size_t)b->padded * sizeof *mean);
+        memcpy((float *)a->saved + b->padded, rstd, (size_t)b->padded * sizeof *rstd);
+    }
+    affine_coefficients(b, a, mean, rstd);
+#pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
+    for (int part = 0; part < b->parts; part++) normalize_part(op, a, part);
+    return ABAR_OK;
+}
+
+static void sums_part(const batch_norm *b, const abar__op_args *a, const abar__norm_grad *streams, int part)
+{
+    double *sum = part_sums(b, a, part), *with_x = sum + b->padded;
+    memset(sum, 0, 2 * (size_t)b->padded * sizeof *sum);
+    int64_t end = abar__part_begin(b->pieces, b->parts, part + 1);
+    for (int64_t piece = abar__part_begin(b->pieces, b->parts, part); piece < end; piece++) {
+        abar__norm_rows rows[2];
+        abar__norm_coef coef;
+        expand(b, piece, coefficients(b, a), ABAR_NORM_SHIFT + 1, &coef);
+        double s[16] = {0}, q[16] = {0};
+        int n = piece_rows(b, piece, rows);
+        for (int i = 0; i < n; i++) b->kernels->gradient_sums(&rows[i], &coef, streams, a->dx[1], s, q);
+        fold(b, piece, s, sum);
+        fold(b, piece, q, with_x);
+    }
+}
+
+static void input_part(const batch_norm *b, const abar__op_args *a, const abar__norm_grad *streams, int part)
+{
+    int64_t begin = abar__part_begin(b->pieces, b->parts, part);
+    for (int64_t piece = abar__part_begin(b->pieces, b->parts, part + 1) - 1; piece >= begin; piece--) {
+        abar__norm_rows rows[2];
+        abar__norm_coef coef;
+        expand(b, piece, coefficients(b, a), ABAR_NORM_COEFS, &coef);
+        int n = piece_rows(b, piece, rows);
+        for (int i = 0; i < n; i++) b->kernels->gradient_input(&rows[i], &coef, streams, a->dx[0]);
+    }
+}
+
+/* Parameter gradients, and what the second pass multiplies with. Running statistics do not depend on x: no such terms. */
+static void finish_sums(const batch_norm *b, const abar__op_args *a, const float *rstd)
+{
+    float *coef = coefficients(b, a);
+    const double *sum = join_parts(b, a), *with_x = sum + b->padded;
+    float *dscale = a->dparam[0], *dshift = a->dparam[1];
+    double n = (double)b->count;
+    for (int64_t c = 0; c < b->planes.channels; c++) {
+        double r = (double)rstd[c], by_scale = with_x[c] * r;
+        if (dscale) dscale[c] = (float)(by_scale + (a->accumulate ? (double)dscale[c] : 0));
+        if (dshift) dshift[c] = (float)(sum[c] + (a->accumulate ? (double)dshift[c] : 0));
+        if (!a->run->training) continue;
+        double scale = (double)coef[ABAR_NORM_SCALE * b->padded + c];
+        coef[ABAR_NORM_FROM_X * b->padded + c] = (float)(-scale * r * by_scale / n);
+        coef[ABAR_NORM_OFFSET * b->padded + c] = (float)(-scale * sum[c] / n);
+    }
+}
+
+static abar_status backward(abar__op *op, const abar__op_args *a)
+{
+    const batch_norm *b = op->priv;
+    const float *mean = a->saved, *rstd = mean + b->padded;
+    bool relu = op->desc.activation == ABAR_ACT_RELU;
+    abar__norm_grad streams = {.dy = a->dy, .dy2 = a->dy2, .x = a->x[0]};
+    if (relu) streams.mask = op->desc.residual ? ABAR_NORM_BY_Y : ABAR_NORM_BY_X;
+    if (streams.mask == ABAR_NORM_BY_Y) streams.y = a->y;
+    clear_coefficients(b, a);
+    affine_coefficients(b, a, mean, rstd);
+#pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
+    for (int part = 0; part < b->parts; part++) sums_part(b, a, &streams, part);
+    finish_sums(b, a, rstd);
+    if (!a->dx[0]) return ABAR_OK;
+    if (a->dx[1]) streams = (abar__norm_grad){.dy = a->dx[1], .x = a->x[0]}; /* g, made by the first pass */
+#pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
+    for (int part = 0; part < b->parts; part++) input_part(b, a, &streams, part);
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_batch_norm = {"cpu-batch-norm", ABAR_OP_BATCH_NORM, create, forward, backward, NULL};

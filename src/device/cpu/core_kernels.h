@@ -1,0 +1,30 @@
+/* The vector kernels of the cpu's core operations, one table per instruction set. Each works on one span: consecutive
+ * elements of one parameter. What does not change within a span comes as coefficients, rounded to float once. */
+#ifndef ABAR_CORE_KERNELS_H
+#define ABAR_CORE_KERNELS_H
+
+#include "device/cpu/isa.h"
+
+#include <stdint.h>
+
+/* g <- grad_scale g + coupled w;  v <- momentum v + g;  w <- w - (decoupled w + lr_grad g + lr_velocity v) */
+typedef struct abar__sgd_coefficients {
+    float grad_scale, coupled, decoupled, momentum, lr_grad, lr_velocity;
+} abar__sgd_coefficients;
+
+/* g <- grad_scale g;  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
+ * w <- w - (decay w + lr m / (root sqrt(v) + eps)), where lr and root hold the bias corrections */
+typedef struct abar__adamw_coefficients {
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
+} abar__adamw_coefficients;
+
+typedef struct abar__core_kernels {
+    double (*sum_squares)(const float *grad, int64_t n);
+    void (*sgd)(float *weight, const float *grad, int64_t n, const abar__sgd_coefficients *c);
+    void (*sgd_momentum)(float *weight, const float *grad, float *velocity, int64_t n, const abar__sgd_coefficients *c);
+    void (*adamw)(float *weight, const float *grad, float *first, float *second, int64_t n, const abar__adamw_coefficients *c);
+} abar__core_kernels;
+
+ABAR_ISA_EXTERN(abar__core_kernels, abar__core);
+
+#endif

@@ -1,0 +1,226 @@
+/* The "cpu" device: float32, threads, and the fused update: one pass over all parameters (methods.md section 8).
+ *
+ * The pass sees the parameters as one line of elements, each padded to whole vectors, cut into pieces that do not depend on
+ * the number of threads. So the threads share parameters of any sizes evenly, and every thread count gives the same bits. */
+#include "device/cpu/core_kernels.h"
+#include "device/device_impl.h"
+#include "tensor/tensor_impl.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+
+#define VECTOR 16         /* floats in a cache line: spans begin on one */
+#define PIECES_MAX 256    /* enough to share among many threads */
+#define PIECE_MIN 4096    /* elements; less is not worth a call */
+#define SERIAL_MAX 131072 /* elements; waking threads takes longer than updating this many */
+
+static abar_status cpu_open(abar_device *dev)
+{
+    static const abar__core_kernels *const tables[] = ABAR_ISA_TABLE(abar__core);
+    abar__isa isa = abar__isa_best();
+    dev->impl = (void *)tables[isa];
+    /* OpenMP counts the processors of the affinity mask, also where it has bound this thread to one of them */
+    int own = omp_get_num_procs() < omp_get_max_threads() ? omp_get_num_procs() : omp_get_max_threads();
+    int wish = dev->config.threads ? dev->config.threads : own, limit = omp_get_thread_limit();
+    dev->threads = wish < limit ? wish : limit;
+    snprintf(dev->description, sizeof dev->description, "cpu: %s, %d thread%s", abar__isa_name(isa), dev->threads,
+             dev->threads == 1 ? "" : "s");
+    return ABAR_OK;
+}
+
+static void cpu_close(abar_device *dev) { (void)dev; }
+
+static abar_status cpu_alloc(abar_device *dev, size_t bytes, void **out) { return abar__alloc(dev->ctx, bytes, out); }
+
+static void cpu_release(abar_device *dev, void *memory, size_t bytes) { abar__free(dev->ctx, memory, bytes); }
+
+static abar_status cpu_copy(abar_device *dev, const abar_tensor *dst, const abar_tensor *src)
+{
+    (void)dev;
+    abar__tensor_copy_host(dst, src);
+    return ABAR_OK;
+}
+
+/* ---- the line of all parameters -------------------------------------------------------------------------------- */
+
+typedef struct line {
+    const abar__update_item *items;
+    int n;
+    int64_t length, piece; /* in elements, padding included */
+    int pieces, threads;
+} line;
+
+static int64_t padded(int64_t count) { return (count + VECTOR - 1) / VECTOR * VECTOR; }
+
+static line lay_out(const abar_device *dev, const abar__update_item *items, int n)
+{
+    line l = {.items = items, .n = n};
+    for (int k = 0; k < n; k++) l.length += padded(items[k].count);
+    l.piece = padded((l.length + PIECES_MAX - 1) / PIECES_MAX);
+    if (l.piece < PIECE_MIN) l.piece = PIECE_MIN;
+    l.pieces = (int)((l.length + l.piece - 1) / l.piece);
+    l.threads = l.length <= SERIAL_MAX ? 1 : dev->threads;
+    return l;
+}
+
+/* Consecutive elements of one parameter. */
+typedef struct span {
+    const abar__update_item *item;
+    int64_t first, count;
+} span;
+
+/* Walks the line from one place to another. */
+typedef struct walk {
+    const abar__update_item *item;
+    int64_t at;   /* in the item */
+    int64_t left; /* to the goal, padding included */
+} walk;
+
+static walk walk_from(const line *l, int64_t from)
+{
+    walk w = {.item = l->items, .at = from};
+    while (w.at > 0 && w.at >= padded(w.item->count)) w.at -= padded(w.item++->count);
+    return w;
+}
+
+/* The next span on the way; false at the goal, or at the end of the line. */
+static bool walk_next(const line *l, walk *w, span *out)
+{
+    while (w->left > 0 && w->item < l->items + l->n) {
+        int64_t rest = padded(w->item->count) - w->at, step = rest < w->left ? rest : w->left;
+        *out = (span){w->item, w->at, w->item->count - w->at < step ? w->item->count - w->at : step};
+        w->left -= step;
+        w->at += step;
+        if (step == rest) {
+            w->item++;
+            w->at = 0;
+        }
+        if (out->count > 0) return true;
+    }
+    return false;
+}
+
+/* Where a thread of a team begins; it ends where the next one begins. */
+static int first_piece(const line *l, int thread, int team) { return (int)((int64_t)l->pieces * thread / team); }
+
+/* ---- gradient norm ---------------------------------------------------------------------------------------------- */
+
+static double cpu_sum_squares(abar_device *dev, const abar__update_item *items, int n)
+{
+    const abar__core_kernels *kernels = dev->impl;
+    const line l = lay_out(dev, items, n);
+    double sums[PIECES_MAX] = {0.0};
+#pragma omp parallel num_threads(l.threads) if (l.threads > 1)
+    {
+        int piece = first_piece(&l, omp_get_thread_num(), omp_get_num_threads());
+        int end = first_piece(&l, omp_get_thread_num() + 1, omp_get_num_threads());
+        walk w = walk_from(&l, piece * l.piece);
+        for (; piece < end; piece++) {
+            w.left = l.piece;
+            for (span s; walk_next(&l, &w, &s);)
+                sums[piece] += kernels->sum_squares((const float *)s.item->grad + s.first, s.count);
+        }
+    }
+    double sum = 0.0;
+    for (int piece = 0; piece < l.pieces; piece++) sum += sums[piece];
+    return sum;
+}
+
+/* ---- update ------------------------------------------------------------------------------------------------------- */
+
+/* One step, and how a rule carries it out on one span. */
+typedef struct update {
+    const abar__core_kernels *kernels;
+    const abar__update_scalars *scalars;
+    double correction1, correction2; /* adamw: of the two moments' bias */
+    void (*run)(const struct update *u, const span *s);
+} update;
+
+static void update_all(const abar_device *dev, const abar__update_item *items, int n, const update *u)
+{
+    const line l = lay_out(dev, items, n);
+#pragma omp parallel num_threads(l.threads) if (l.threads > 1)
+    {
+        int begin = first_piece(&l, omp_get_thread_num(), omp_get_num_threads());
+        int end = first_piece(&l, omp_get_thread_num() + 1, omp_get_num_threads());
+        walk w = walk_from(&l, begin * l.piece);
+        w.left = (end - begin) * l.piece;
+        for (span s; walk_next(&l, &w, &s);) u->run(u, &s);
+    }
+}
+
+static float *at(void *data, const span *s) { return (float *)data + s->first; }
+
+static void sgd_span(const update *u, const span *s)
+{
+    const abar__update_item *item = s->item;
+    const abar__update_scalars *scalars = u->scalars;
+    const double lr = scalars->lr * item->lr_scale;
+    const bool momentum = item->state[0] != NULL;
+    const abar__sgd_coefficients c = {
+        .grad_scale = (float)scalars->grad_scale,
+        .coupled = scalars->decoupled ? 0.0f : (float)item->weight_decay,
+        .decoupled = scalars->decoupled ? (float)(lr * item->weight_decay) : 0.0f,
+        .momentum = (float)scalars->momentum,
+        .lr_grad = !momentum || scalars->nesterov ? (float)lr : 0.0f,
+        .lr_velocity = (float)(scalars->nesterov ? lr * scalars->momentum : lr),
+    };
+    const float *grad = (const float *)item->grad + s->first;
+    if (momentum)
+        u->kernels->sgd_momentum(at(item->weight, s), grad, at(item->state[0], s), s->count, &c);
+    else
+        u->kernels->sgd(at(item->weight, s), grad, s->count, &c);
+}
+
+static void cpu_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
+{
+    update_all(dev, items, n, &(update){.kernels = dev->impl, .scalars = s, .run = sgd_span});
+}
+
+/* The betas are rounded to float before anything is derived from them: 1 - 0.999 and 1 - 0.999f differ by 1e-5 of
+ * themselves, and a moment's weights must agree with its bias correction. */
+static double rounded(double beta) { return (double)(float)beta; }
+
+static void adamw_span(const update *u, const span *s)
+{
+    const abar__update_item *item = s->item;
+    const abar__update_scalars *scalars = u->scalars;
+    const double lr = scalars->lr * item->lr_scale;
+    const abar__adamw_coefficients c = {
+        .grad_scale = (float)scalars->grad_scale,
+        .beta1 = (float)scalars->beta1,
+        .one_minus_beta1 = (float)(1.0 - rounded(scalars->beta1)),
+        .beta2 = (float)scalars->beta2,
+        .one_minus_beta2 = (float)(1.0 - rounded(scalars->beta2)),
+        .eps = (float)scalars->eps,
+        .root = (float)(1.0 / sqrt(u->correction2)),
+        .lr = (float)(lr / u->correction1),
+        .decay = (float)(lr * item->weight_decay),
+    };
+    u->kernels->adamw(at(item->weight, s), (const float *)item->grad + s->first, at(item->state[0], s), at(item->state[1], s),
+                      s->count, &c);
+}
+
+static void cpu_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
+{
+    update_all(dev, items, n,
+               &(update){.kernels = dev->impl,
+                         .scalars = s,
+                         .correction1 = 1.0 - pow(rounded(s->beta1), (double)s->t),
+                         .correction2 = 1.0 - pow(rounded(s->beta2), (double)s->t),
+                         .run = adamw_span});
+}
+
+const abar_device_ops abar__cpu_device = {
+    .name = "cpu",
+    .dtype = ABAR_F32,
+    .open = cpu_open,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .copy = cpu_copy,
+    .sum_squares = cpu_sum_squares,
+    .sgd = cpu_sgd,
+    .adamw = cpu_adamw,
+};

@@ -1,0 +1,191 @@
+/* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient.
+ * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. */
+#include "device/cpu/cpu_nn.h"
+#include "device/cpu/loss_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct part_sum { /* of one part of the rows; a cache line each */
+    double loss;
+    int64_t correct;
+    char pad[ABAR_ALIGN - sizeof(double) - sizeof(int64_t)];
+} part_sum;
+
+typedef struct loss {
+    const abar__loss_kernels *kernels;
+    int64_t rows, width;
+    int parts;
+} loss;
+
+static abar_status create(abar__op *op)
+{
+    static const abar__loss_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__loss);
+    const abar__shape *shape = &op->desc.in[0];
+    ABAR_TRY(abar__op_priv(op, sizeof(loss)));
+    loss *l = op->priv;
+    l->kernels = by_isa[abar__isa_best()];
+    l->rows = shape->dim[0];
+    l->width = abar__shape_count(shape) / l->rows;
+    l->parts = abar__parts(op->dev, l->rows * l->width, l->rows);
+    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
+    op->backward_needs = ABAR_NEEDS_X;
+    op->scratch_bytes = (size_t)l->parts * sizeof(part_sum);
+    return ABAR_OK;
+}
+
+/* Joins the parts, always in the same order. */
+static void finish(const loss *l, const abar__op_args *a, double per)
+{
+    abar__loss_result result = {.count = a->run->valid};
+    for (int part = 0; part < l->parts; part++) {
+        const part_sum *sum = (const part_sum *)a->scratch + part;
+        result.loss += sum->loss;
+        result.correct += sum->correct;
+    }
+    result.loss = a->run->valid > 0 ? result.loss / per : 0;
+    *a->result = result;
+}
+
+static void clear_invalid(const loss *l, const abar__op_args *a)
+{
+    int64_t begin = a->run->valid * l->width, n = l->rows * l->width - begin;
+    memset((float *)a->dx[0] + begin, 0, (size_t)n * sizeof(float));
+}
+
+/* --- softmax cross entropy ----------------------------------------------------------------------------------------- */
+
+static abar_status entropy_create(abar__op *op)
+{
+    ABAR_TRY(create(op));
+    op->saved_bytes = (size_t)((loss *)op->priv)->rows * 2 * sizeof(float); /* (rows, 2): largest, 1 / sum of exponentials */
+    return ABAR_OK;
+}
+
+static abar_status check_labels(const abar__op *op, const abar__op_args *a)
+{
+    const loss *l = op->priv;
+    const int32_t *label = a->target;
+    for (int64_t n = 0; n < a->run->valid; n++)
+        if (label[n] < 0 || label[n] >= l->width)
+            return abar__fail(op->dev->ctx, ABAR_E_ARGUMENT,
+                              "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many "
+                              "outputs as the data has classes",
+                              (int)label[n], (long long)n, (long long)l->width);
+    return ABAR_OK;
+}
+
+static int64_t first_of(const float *x, float value, int64_t n)
+{
+    int64_t i = 0;
+    while (i < n && x[i] != value) i++;
+    return i;
+}
+
+static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, part_sum *sum)
+{
+    const loss *l = op->priv;
+    const abar__loss_kernels *k = l->kernels;
+    const float *x = (const float *)a->x[0] + n * l->width;
+    double smoothing = op->desc.smoothing, cost;
+    float top = k->largest(x, l->width);
+    double exponentials = k->sum_exp(x, top, l->width), log_sum = log(exponentials);
+    int64_t truth;
+    if (op->desc.soft_targets) {
+        const float *target = (const float *)a->target + n * l->width;
+        truth = first_of(target, k->largest(target, l->width), l->width);
+        cost = k->surprise(x, target, top, (float)log_sum, l->width);
+    } else {
+        truth = ((const int32_t *)a->target)[n];
+        cost = log_sum - ((double)x[truth] - (double)top);
+    }
+    if (smoothing > 0)
+        cost = (1 - smoothing) * cost + smoothing / (double)l->width * k->surprise(x, NULL, top, (float)log_sum, l->width);
+    sum->loss += cost;
+    sum->correct += first_of(x, top, l->width) == truth;
+    float *saved = a->saved;
+    if (!saved) return;
+    saved[2 * n] = top;
+    saved[2 * n + 1] = (float)(1 / exponentials);
+}
+
+static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
+{
+    const loss *l = op->priv;
+    if (!op->desc.soft_targets) ABAR_TRY(check_labels(op, a));
+    int64_t valid = a->run->valid;
+#pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
+    for (int part = 0; part < l->parts; part++) {
+        part_sum sum = {0};
+        int64_t end = abar__part_begin(valid, l->parts, part + 1);
+        for (int64_t n = abar__part_begin(valid, l->parts, part); n < end; n++) entropy_row(op, a, n, &sum);
+        ((part_sum *)a->scratch)[part] = sum;
+    }
+    finish(l, a, (double)valid);
+    return ABAR_OK;
+}
+
+static void entropy_grad_row(const abar__op *op, const abar__op_args *a, int64_t n)
+{
+    const loss *l = op->priv;
+    const float *x = (const float *)a->x[0] + n * l->width, *saved = a->saved;
+    float *dx = (float *)a->dx[0] + n * l->width;
+    double smoothing = op->desc.smoothing, share = a->run->loss_scale / (double)a->run->valid;
+    float certain = (float)((1 - smoothing) * share), even = (float)(smoothing / (double)l->width * share);
+    l->kernels->scaled_exp(x, saved[2 * n], (float)((double)saved[2 * n + 1] * share), -even, dx, l->width);
+    if (op->desc.soft_targets)
+        l->kernels->add_scaled((const float *)a->target + n * l->width, -certain, dx, l->width);
+    else
+        dx[((const int32_t *)a->target)[n]] -= certain;
+}
+
+static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
+{
+    const loss *l = op->priv;
+    if (!a->dx[0]) return ABAR_OK;
+    clear_invalid(l, a);
+#pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
+    for (int64_t n = 0; n < a->run->valid; n++) entropy_grad_row(op, a, n);
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_cross_entropy = {
+    "cpu-cross-entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, entropy_create, entropy_forward, entropy_backward, NULL};
+
+/* --- squared error ---------------------------------------------------------------------------------------------------- */
+
+static abar_status square_forward(abar__op *op, const abar__op_args *a)
+{
+    const loss *l = op->priv;
+    const float *x = a->x[0], *target = a->target;
+    int64_t valid = a->run->valid;
+#pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
+    for (int part = 0; part < l->parts; part++) {
+        int64_t at = abar__part_begin(valid, l->parts, part) * l->width;
+        int64_t end = abar__part_begin(valid, l->parts, part + 1) * l->width;
+        ((part_sum *)a->scratch)[part] = (part_sum){.loss = l->kernels->distance(x + at, target + at, end - at)};
+    }
+    finish(l, a, (double)(valid * l->width));
+    return ABAR_OK;
+}
+
+static abar_status square_backward(abar__op *op, const abar__op_args *a)
+{
+    const loss *l = op->priv;
+    const float *x = a->x[0], *target = a->target;
+    float *dx = a->dx[0];
+    int64_t valid = a->run->valid;
+    if (!dx) return ABAR_OK;
+    clear_invalid(l, a);
+    float factor = valid > 0 ? (float)(2 * a->run->loss_scale / (double)(valid * l->width)) : 0;
+#pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
+    for (int part = 0; part < l->parts; part++) {
+        int64_t at = abar__part_begin(valid, l->parts, part) * l->width;
+        int64_t end = abar__part_begin(valid, l->parts, part + 1) * l->width;
+        l->kernels->difference(x + at, target + at, factor, dx + at, end - at);
+    }
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_squared_error = {"cpu-squared-error", ABAR_OP_SQUARED_ERROR, create,
+                                               square_forward,      square_backward,       NULL};

@@ -1,0 +1,120 @@
+/* Losses: the mean over the first run->valid samples of the batch; the gradients of the others are zero. */
+#include "device/ref/ref_nn.h"
+
+#include <math.h>
+#include <string.h>
+
+static abar_status create(abar__op *op)
+{
+    abar__ref_dense(op);
+    op->backward_needs = ABAR_NEEDS_X;
+    return ABAR_OK;
+}
+
+/* ---- softmax cross entropy: -sum_k q[k] log softmax(x)[k], q = (1 - smoothing) target + smoothing / K ------------ */
+
+static int64_t first_maximum(const double *x, int64_t count)
+{
+    int64_t best = 0;
+    for (int64_t k = 1; k < count; k++)
+        if (x[k] > x[best]) best = k;
+    return best;
+}
+
+/* log sum exp(x), safe from overflow. */
+static double log_sum_exp(const double *x, int64_t count)
+{
+    double largest = x[first_maximum(x, count)], sum = 0.0;
+    for (int64_t k = 0; k < count; k++) sum += exp(x[k] - largest);
+    return largest + log(sum);
+}
+
+/* q[k] of sample n. Soft targets sum to 1 over the classes. */
+static double wanted(const abar__op_desc *d, const void *target, int64_t n, int64_t k)
+{
+    int64_t classes = d->in[0].dim[1];
+    double plain = d->soft_targets ? ((const double *)target)[n * classes + k] : ((const int32_t *)target)[n] == k ? 1.0 : 0.0;
+    return (1.0 - d->smoothing) * plain + d->smoothing / (double)classes;
+}
+
+static abar_status check_labels(abar__op *op, const abar__op_args *a)
+{
+    int64_t classes = op->desc.in[0].dim[1];
+    const int32_t *label = a->target;
+    for (int64_t n = 0; n < a->run->valid; n++)
+        if (label[n] < 0 || label[n] >= classes)
+            return abar__fail(
+                op->dev->ctx, ABAR_E_ARGUMENT,
+                "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many outputs "
+                "as the data has classes",
+                (int)label[n], (long long)n, (long long)classes);
+    return ABAR_OK;
+}
+
+static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
+{
+    const abar__op_desc *d = &op->desc;
+    int64_t classes = d->in[0].dim[1], valid = a->run->valid;
+    if (!d->soft_targets) ABAR_TRY(check_labels(op, a));
+    double sum = 0.0;
+    int64_t correct = 0;
+    for (int64_t n = 0; n < valid; n++) {
+        const double *x = (const double *)a->x[0] + n * classes;
+        double norm = log_sum_exp(x, classes);
+        for (int64_t k = 0; k < classes; k++) sum += wanted(d, a->target, n, k) * (norm - x[k]);
+        int64_t truth =
+            d->soft_targets ? first_maximum((const double *)a->target + n * classes, classes) : ((const int32_t *)a->target)[n];
+        correct += first_maximum(x, classes) == truth;
+    }
+    *a->result = (abar__loss_result){.loss = valid > 0 ? sum / (double)valid : 0.0, .correct = correct, .count = valid};
+    return ABAR_OK;
+}
+
+static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
+{
+    const abar__op_desc *d = &op->desc;
+    int64_t classes = d->in[0].dim[1], valid = a->run->valid;
+    if (!a->dx[0]) return ABAR_OK;
+    memset(a->dx[0], 0, (size_t)abar__shape_count(&d->in[0]) * sizeof(double));
+    for (int64_t n = 0; n < valid; n++) {
+        const double *x = (const double *)a->x[0] + n * classes;
+        double *dx = (double *)a->dx[0] + n * classes, norm = log_sum_exp(x, classes);
+        for (int64_t k = 0; k < classes; k++)
+            dx[k] = (exp(x[k] - norm) - wanted(d, a->target, n, k)) / (double)valid * a->run->loss_scale;
+    }
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__ref_softmax_cross_entropy = {
+    "ref-softmax-cross-entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, create, entropy_forward, entropy_backward, NULL};
+
+/* ---- squared error: mean over all elements of the valid samples ------------------------------------------------- */
+
+static int64_t valid_elements(const abar__op *op, const abar__op_args *a)
+{
+    return abar__shape_count(&op->desc.in[0]) / op->desc.in[0].dim[0] * a->run->valid;
+}
+
+static abar_status square_forward(abar__op *op, const abar__op_args *a)
+{
+    const double *x = a->x[0], *target = a->target;
+    int64_t count = valid_elements(op, a);
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += (x[i] - target[i]) * (x[i] - target[i]);
+    *a->result = (abar__loss_result){.loss = count > 0 ? sum / (double)count : 0.0, .count = a->run->valid};
+    return ABAR_OK;
+}
+
+static abar_status square_backward(abar__op *op, const abar__op_args *a)
+{
+    const double *x = a->x[0], *target = a->target;
+    double *dx = a->dx[0];
+    int64_t count = valid_elements(op, a);
+    if (!dx) return ABAR_OK;
+    memset(dx, 0, (size_t)abar__shape_count(&op->desc.in[0]) * sizeof *dx);
+    for (int64_t i = 0; i < count; i++) dx[i] = 2.0 * (x[i] - target[i]) / (double)count * a->run->loss_scale;
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__ref_squared_error = {"ref-squared-error", ABAR_OP_SQUARED_ERROR, create,
+                                               square_forward,      square_backward,       NULL};

@@ -1,0 +1,149 @@
+/* Writing safetensors: the header is spaced out so that the data begins at a multiple of 8 bytes, as the format asks; tensors
+ * lie in the order in which they were added. The file appears complete or not at all. */
+#include "io/io.h"
+#include "base/json.h"
+#include "io/files_impl.h"
+
+#include <string.h>
+
+#define PREFIX 8 /* bytes of the header's length */
+
+typedef struct item {
+    size_t name; /* offset in names */
+    abar_tensor tensor;
+} item;
+
+struct abar__safetensors_writer {
+    abar_context *ctx;
+    abar__text items;    /* of struct item */
+    abar__text names;    /* zero-terminated, one after the other */
+    abar__text metadata; /* key and value in turn, zero-terminated */
+};
+
+static size_t item_count(const abar__safetensors_writer *w) { return w->items.length / sizeof(item); }
+static const item *item_at(const abar__safetensors_writer *w, size_t i) { return (const item *)(void *)w->items.data + i; }
+
+abar_status abar__safetensors_writer_create(abar_context *ctx, abar__safetensors_writer **out)
+{
+    ABAR_TRY(abar__alloc(ctx, sizeof **out, (void **)out));
+    (*out)->ctx = ctx;
+    return ABAR_OK;
+}
+
+void abar__safetensors_writer_destroy(abar__safetensors_writer *w)
+{
+    if (!w) return;
+    abar_context *ctx = w->ctx;
+    abar__text_free(ctx, &w->items);
+    abar__text_free(ctx, &w->names);
+    abar__text_free(ctx, &w->metadata);
+    abar__free(ctx, w, sizeof *w);
+}
+
+/* Metadata is walked by its keys: the first or NULL, the value of the one at p, the next or NULL. */
+static const char *first_pair(const abar__safetensors_writer *w) { return w->metadata.length > 0 ? w->metadata.data : NULL; }
+static const char *value_of(const char *p) { return p + strlen(p) + 1; }
+
+static const char *next_pair(const abar__safetensors_writer *w, const char *p)
+{
+    const char *next = value_of(value_of(p));
+    return next < w->metadata.data + w->metadata.length ? next : NULL;
+}
+
+abar_status abar__safetensors_writer_metadata(abar__safetensors_writer *w, const char *key, const char *value)
+{
+    if (!abar__utf8_valid(key, strlen(key)))
+        return abar__fail(w->ctx, ABAR_E_ARGUMENT, "metadata %s: the key is not UTF-8, rename it", key);
+    for (const char *p = first_pair(w); p; p = next_pair(w, p))
+        if (strcmp(p, key) == 0) return abar__fail(w->ctx, ABAR_E_ARGUMENT, "metadata %s: given twice, give it once", key);
+    size_t before = w->metadata.length;
+    abar_status status = abar__text_append(w->ctx, &w->metadata, key, strlen(key) + 1);
+    if (status == ABAR_OK) status = abar__text_append(w->ctx, &w->metadata, value, strlen(value) + 1);
+    if (status < 0) w->metadata.length = before;
+    return status;
+}
+
+static const char *what_is_wrong(const abar__safetensors_writer *w, const char *name, const abar_tensor *t)
+{
+    if (t->dev) return "is not in host memory, copy it there first";
+    if (t->ndim < 0 || t->ndim > ABAR_MAX_DIM) return "has too many dimensions, reshape it first";
+    if (!abar_tensor_is_dense(t)) return "is not dense and row-major, copy it into a dense one first";
+    if (!t->data && abar_tensor_bytes(t) > 0) return "has no data, give it some";
+    if (!abar__utf8_valid(name, strlen(name))) return "has a name that is not UTF-8, rename it";
+    if (strcmp(name, "__metadata__") == 0) return "has a name that the format keeps for itself, rename it";
+    for (size_t i = 0; i < item_count(w); i++)
+        if (strcmp(w->names.data + item_at(w, i)->name, name) == 0) return "was added already, rename one of the two";
+    return NULL;
+}
+
+abar_status abar__safetensors_writer_add(abar__safetensors_writer *w, const char *name, const abar_tensor *tensor)
+{
+    const char *wrong = what_is_wrong(w, name, tensor);
+    if (wrong) return abar__fail(w->ctx, ABAR_E_ARGUMENT, "tensor %s: it %s", name, wrong);
+    item added = {.name = w->names.length, .tensor = *tensor};
+    ABAR_TRY(abar__text_append(w->ctx, &w->names, name, strlen(name) + 1));
+    abar_status status = abar__text_append(w->ctx, &w->items, &added, sizeof added);
+    if (status < 0) w->names.length = added.name;
+    return status;
+}
+
+static abar_status append_metadata(const abar__safetensors_writer *w, abar__text *out)
+{
+    const char *separator = "\"__metadata__\":{";
+    for (const char *p = first_pair(w); p; p = next_pair(w, p)) {
+        ABAR_TRY(abar__text_append(w->ctx, out, separator, strlen(separator)));
+        ABAR_TRY(abar__json_string(w->ctx, out, p));
+        ABAR_TRY(abar__text_append(w->ctx, out, ":", 1));
+        ABAR_TRY(abar__json_string(w->ctx, out, value_of(p)));
+        separator = ",";
+    }
+    return first_pair(w) ? abar__text_append(w->ctx, out, "}", 1) : ABAR_OK;
+}
+
+static abar_status append_tensor(abar_context *ctx, abar__text *out, const char *name, const abar_tensor *t, size_t begin)
+{
+    ABAR_TRY(abar__json_string(ctx, out, name));
+    ABAR_TRY(abar__text_printf(ctx, out, ":{\"dtype\":\"%s\",\"shape\":[", abar_dtype_name(t->dtype)));
+    for (int i = 0; i < t->ndim; i++) ABAR_TRY(abar__text_printf(ctx, out, "%s%lld", i ? "," : "", (long long)t->dim[i]));
+    return abar__text_printf(ctx, out, "],\"data_offsets\":[%zu,%zu]}", begin, begin + abar_tensor_bytes(t));
+}
+
+/* Length, JSON and padding: all that comes before the data. */
+static abar_status build_header(const abar__safetensors_writer *w, abar__text *out)
+{
+    ABAR_TRY(abar__text_append(w->ctx, out, "\0\0\0\0\0\0\0\0{", PREFIX + 1));
+    ABAR_TRY(append_metadata(w, out));
+    size_t begin = 0;
+    for (size_t i = 0; i < item_count(w); i++) {
+        const item *it = item_at(w, i);
+        if (i > 0 || first_pair(w)) ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
+        ABAR_TRY(append_tensor(w->ctx, out, w->names.data + it->name, &it->tensor, begin));
+        begin += abar_tensor_bytes(&it->tensor);
+    }
+    ABAR_TRY(abar__text_append(w->ctx, out, "}", 1));
+    ABAR_TRY(abar__text_append(w->ctx, out, "       ", abar__round_up(out->length, 8) - out->length));
+    uint64_t length = out->length - PREFIX;
+    for (int i = 0; i < PREFIX; i++) out->data[i] = (char)(length >> 8 * i & 0xFF);
+    return ABAR_OK;
+}
+
+static abar_status write_file(const abar__safetensors_writer *w, const char *path, const abar__text *header)
+{
+    abar__replacement r;
+    ABAR_TRY(abar__replacement_begin(w->ctx, path, &r));
+    ABAR_TRY(abar__replacement_write(&r, header->data, header->length));
+    for (size_t i = 0; i < item_count(w); i++) {
+        const abar_tensor *t = &item_at(w, i)->tensor;
+        ABAR_TRY(abar__replacement_write(&r, t->data, abar_tensor_bytes(t)));
+    }
+    return abar__replacement_commit(&r);
+}
+
+abar_status abar__safetensors_writer_write(abar__safetensors_writer *w, const char *path)
+{
+    abar__text header = {0};
+    abar_status status = build_header(w, &header);
+    if (status == ABAR_OK) status = write_file(w, path, &header);
+    abar__text_free(w->ctx, &header);
+    return status;
+}

@@ -1,0 +1,145 @@
+/* Compiling: fuse, settle layouts, plan and take the memory, settle every pointer, draw the weights. */
+#include "net/net_impl.h"
+
+#include <string.h>
+
+static abar_status check(abar_net *net, const abar_compile_config *config)
+{
+    abar_context *ctx = net->ctx;
+    if (net->dev) return abar__fail(ctx, ABAR_E_STATE, "net: compiled already");
+    if (net->status < 0) return abar__fail(ctx, net->status, "%s", net->error);
+    if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input");
+    if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss");
+    if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped", net->scope);
+    if (config->size < sizeof(size_t) || config->size > sizeof net->config)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.size is wrong, set it to sizeof(abar_compile_config)");
+    memcpy(&net->config, config, config->size);
+    if (net->config.batch < 1) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: a batch of %lld", (long long)net->config.batch);
+    return ABAR_OK;
+}
+
+static void put_batch_in_front(abar_net *net)
+{
+    for (int i = 0; i < net->n_values; i++) {
+        abar__shape *s = &net->values[i].shape;
+        memmove(s->dim + 1, s->dim, (size_t)s->ndim * sizeof *s->dim);
+        s->dim[0] = net->config.batch;
+        s->ndim++;
+    }
+}
+
+/* Offsets in the blocks of parameters and running statistics. */
+static void lay_out_parameters(abar_net *net)
+{
+    size_t element = abar_dtype_size(net->dev->ops->dtype);
+    for (int i = 0; i < net->n_params; i++) {
+        abar__param_info *p = &net->params[i];
+        p->public.name = p->name;
+        p->public.value = abar_tensor_wrap(net->dev, NULL, net->dev->ops->dtype, p->ndim, p->dim);
+        p->public.grad = p->public.value;
+        p->offset = net->param_bytes;
+        net->param_bytes += abar__round_up(abar_tensor_bytes(&p->public.value), ABAR_ALIGN);
+    }
+    for (int i = 0; i < net->n_norms; i++)
+        for (int k = 0; k < 2; k++) {
+            net->norms[i].offset[k] = net->running_bytes;
+            net->running_bytes += abar__round_up((size_t)net->norms[i].channels * element, ABAR_ALIGN);
+        }
+    abar_tensor target = abar_net_target(net);
+    net->target_bytes = abar_tensor_bytes(&target);
+}
+
+static abar_status take_memory(abar_net *net)
+{
+    ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->param_block));
+    if (net->config.training) ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->grad_block));
+    ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->running));
+    ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->pending));
+    ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
+    ABAR_TRY(abar_device_alloc(net->dev, net->target_bytes, &net->target));
+    for (int i = 0; i < net->n_params; i++) {
+        abar__param_info *p = &net->params[i];
+        p->public.value.data = (char *)net->param_block + p->offset;
+        p->public.grad.data = net->grad_block ? (char *)net->grad_block + p->offset : NULL;
+    }
+    return ABAR_OK;
+}
+
+static void *address(const abar_net *net, int buffer)
+{
+    return buffer < 0 ? NULL : (char *)net->arena + net->buffers[buffer].offset;
+}
+
+static void settle_pointers(abar_net *net, abar__step *step)
+{
+    abar__op_args *a = &step->args;
+    a->run = &net->run;
+    a->target = net->target;
+    a->result = &net->result;
+    a->saved = address(net, step->saved);
+    for (int i = 0; i < step->op->desc.n_in; i++) {
+        a->x[i] = address(net, net->values[step->in[i]].buffer);
+        a->dx[i] = address(net, step->dx[i]);
+    }
+    if (step->out >= 0) {
+        const abar__value *y = &net->values[step->out];
+        a->y = address(net, y->buffer);
+        a->dy = address(net, y->grad[0]);
+        a->dy2 = address(net, y->grad[1]);
+    }
+    if (step->node < 0) return;
+    const abar__node *node = &net->nodes[step->node];
+    for (int k = 0; k < ABAR_OP_MAX_PARAM; k++) {
+        if (node->param[k] < 0) continue;
+        a->param[k] = net->params[node->param[k]].public.value.data;
+        a->dparam[k] = net->params[node->param[k]].public.grad.data;
+    }
+    for (int k = 0; node->norm >= 0 && k < 2; k++) a->buffer[k] = (char *)net->pending + net->norms[node->norm].offset[k];
+}
+
+/* The input itself, or the same numbers in another order. */
+static bool is_network_input(const abar_net *net, int value)
+{
+    int producer = net->values[value].producer;
+    if (producer < 0) return true;
+    const abar__step *step = &net->steps[producer];
+    abar__op_kind kind = step->op->desc.kind;
+    return (kind == ABAR_OP_REORDER || kind == ABAR_OP_FLATTEN) && is_network_input(net, step->in[0]);
+}
+
+static void describe_layer(abar_net *net, const abar__step *step)
+{
+    const abar__node *node = &net->nodes[step->node];
+    const abar__param_info *w = &net->params[node->param[0]];
+    abar_layer *layer = &net->layers[step->layer];
+    *layer = (abar_layer){.name = node->name,
+                          .weight = w->public.value,
+                          .weight_grad = w->public.grad,
+                          .input = abar__net_view(net, step->in[0], step->args.x[0]),
+                          .output_grad = abar__net_view(net, step->out, step->args.dy),
+                          .output_grad_scale = 1.0,
+                          .window = step->op->desc.window,
+                          .reads_network_input = is_network_input(net, step->in[0])};
+    if (node->param[1] >= 0) {
+        layer->bias = net->params[node->param[1]].public.value;
+        layer->bias_grad = net->params[node->param[1]].public.grad;
+    }
+}
+
+abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config)
+{
+    ABAR_TRY(check(net, config));
+    net->dev = dev;
+    put_batch_in_front(net);
+    lay_out_parameters(net);
+    abar__net_fuse(net);
+    ABAR_TRY(abar__net_make_steps(net));
+    ABAR_TRY(abar__net_plan_memory(net));
+    if (net->config.plan_only) return ABAR_OK;
+    ABAR_TRY(take_memory(net));
+    for (int s = 0; s < net->n_steps; s++) {
+        settle_pointers(net, &net->steps[s]);
+        if (net->steps[s].layer >= 0) describe_layer(net, &net->steps[s]);
+    }
+    return abar__net_init_params(net);
+}

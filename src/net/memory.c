@@ -1,0 +1,123 @@
+/* Which buffer lives when. Step s runs forward at time s and backward at time 2n-1-s; every value, gradient, saved state and
+ * scratch is a buffer with a first and a last time, and plan.c packs them into one arena. */
+#include "net/net_impl.h"
+
+static int add_buffer(abar_net *net, size_t bytes, int first, int last)
+{
+    int id = abar__net_grow(net, (void **)&net->buffers, &net->n_buffers, &net->cap_buffers, sizeof *net->buffers);
+    if (id >= 0) net->buffers[id] = (abar__buffer){.bytes = bytes, .first = first, .last = last};
+    return id;
+}
+
+static void live_until(abar_net *net, int buffer, int time)
+{
+    if (net->buffers[buffer].last < time) net->buffers[buffer].last = time;
+}
+
+static size_t value_bytes(const abar_net *net, int value)
+{
+    return abar__shape_bytes(net->dev, &net->values[value].shape, net->values[value].layout);
+}
+
+static int backward_time(const abar_net *net, int step) { return 2 * net->n_steps - 1 - step; }
+
+/* Does anything flow back through this step? */
+static bool goes_back(const abar_net *net, const abar__step *step)
+{
+    if (!net->config.training) return false;
+    return step->out < 0 || net->values[step->out].wants_grad;
+}
+
+static abar_status forward_buffers(abar_net *net, int s)
+{
+    abar__step *step = &net->steps[s];
+    const abar__op *op = step->op;
+    bool back = goes_back(net, step);
+    for (int i = 0; i < op->desc.n_in; i++) {
+        int x = net->values[step->in[i]].buffer;
+        live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_time(net, s) : s);
+    }
+    if (step->out >= 0) {
+        abar__value *y = &net->values[step->out];
+        y->buffer = op->y_is_x ? net->values[step->in[0]].buffer : add_buffer(net, value_bytes(net, step->out), s, s);
+        if (y->buffer < 0) return (abar_status)y->buffer;
+        live_until(net, y->buffer, back && op->backward_needs & ABAR_NEEDS_Y ? backward_time(net, s) : s);
+    }
+    if (op->saved_bytes) {
+        step->saved = add_buffer(net, op->saved_bytes, s, back ? backward_time(net, s) : s);
+        if (step->saved < 0) return (abar_status)step->saved;
+    }
+    if (op->scratch_bytes) {
+        step->forward_scratch = add_buffer(net, op->scratch_bytes, s, s);
+        if (step->forward_scratch < 0) return (abar_status)step->forward_scratch;
+    }
+    return ABAR_OK;
+}
+
+static abar_status make_join(abar_net *net, abar__value *v)
+{
+    abar__op_desc d = {.kind = ABAR_OP_ADD, .n_in = 2, .in = {v->shape, v->shape}, .out = v->shape};
+    d.in_layout[0] = d.in_layout[1] = d.out_layout = v->layout;
+    return abar__op_create(net->dev, &d, &v->join);
+}
+
+/* A gradient for value v has been written into buffer at this time. The first two are kept as summands where the producer can
+ * add them itself; otherwise they are joined at once by the step that made the last one. */
+static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buffer, int time)
+{
+    abar__value *v = &net->values[step->in[i]];
+    if (v->grad[0] < 0) {
+        v->grad[0] = buffer;
+        return ABAR_OK;
+    }
+    bool producer_adds = v->producer >= 0 && net->steps[v->producer].op->takes_dy2;
+    if (producer_adds && v->grad[1] < 0) {
+        v->grad[1] = buffer;
+        return ABAR_OK;
+    }
+    int summand = v->grad[1] >= 0 ? 1 : 0;
+    if (!v->join) ABAR_TRY(make_join(net, v));
+    int sum = add_buffer(net, net->buffers[buffer].bytes, time, time);
+    if (sum < 0) return (abar_status)sum;
+    live_until(net, v->grad[summand], time);
+    step->sum[i][0] = v->grad[summand];
+    step->sum[i][1] = buffer;
+    step->sum[i][2] = sum;
+    v->grad[summand] = sum;
+    return ABAR_OK;
+}
+
+static abar_status backward_buffers(abar_net *net, int s)
+{
+    abar__step *step = &net->steps[s];
+    const abar__op *op = step->op;
+    if (!goes_back(net, step)) return ABAR_OK;
+    int time = backward_time(net, s);
+    if (step->out >= 0)
+        for (int k = 0; k < 2; k++)
+            if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], time);
+    if (op->scratch_bytes) {
+        step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
+        if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
+    }
+    for (int i = 0; i < op->desc.n_in; i++) {
+        if (!op->desc.need_dx[i]) continue;
+        bool same = op->y_is_x && i == 0;
+        step->dx[i] = same ? net->values[step->out].grad[0] : add_buffer(net, value_bytes(net, step->in[i]), time, time);
+        if (step->dx[i] < 0) return (abar_status)step->dx[i];
+        ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__net_plan_memory(abar_net *net)
+{
+    int end = 2 * net->n_steps;
+    abar__value *input = &net->values[net->input];
+    input->buffer = add_buffer(net, value_bytes(net, net->input), 0, end); /* the caller's between runs */
+    if (input->buffer < 0) return (abar_status)input->buffer;
+    for (int s = 0; s < net->n_steps; s++) ABAR_TRY(forward_buffers(net, s));
+    live_until(net, net->values[net->output].buffer, net->n_steps); /* to be read after forward */
+    for (int s = net->n_steps - 1; s >= 0; s--) ABAR_TRY(backward_buffers(net, s));
+    return abar__plan_arena(net->ctx, net->buffers, net->n_buffers, &net->arena_bytes);
+}

@@ -1,0 +1,19 @@
+/* The list of models. A new one is a file and a line here. */
+#include "net/models/models.h"
+
+#include <string.h>
+
+static const abar_model *const models[] = {
+    &abar__model_mlp,      &abar__model_lenet5,   &abar__model_resnet20,  &abar__model_resnet32,
+    &abar__model_resnet44, &abar__model_resnet56, &abar__model_resnet110,
+};
+static const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", NULL};
+
+const char *const *abar_model_names(void) { return names; }
+
+const abar_model *abar_model_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        if (strcmp(models[i]->name, name) == 0) return models[i];
+    return NULL;
+}

@@ -1,0 +1,13 @@
+/* The models of the library. One file per family; models.c lists them. */
+#ifndef ABAR_MODELS_H
+#define ABAR_MODELS_H
+
+#include "abar/net.h"
+
+extern const abar_model abar__model_mlp, abar__model_lenet5, abar__model_resnet20, abar__model_resnet32, abar__model_resnet44,
+    abar__model_resnet56, abar__model_resnet110;
+
+/* CIFAR ResNet with n basic blocks in each of its three stages of width, 2 width and 4 width channels: depth 6n+2. */
+abar_value abar__resnet_cifar(abar_net *net, abar_value x, int n, int64_t width, int64_t classes);
+
+#endif

@@ -1,0 +1,343 @@
+/* A net while it is being built, and the questions one can ask it. */
+#include "net/net_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+abar_status abar_net_create(abar_context *ctx, abar_net **out)
+{
+    *out = NULL;
+    abar_net *net;
+    ABAR_TRY(abar__alloc(ctx, sizeof *net, (void **)&net));
+    net->ctx = ctx;
+    net->input = net->output = net->loss = -1;
+    *out = net;
+    return ABAR_OK;
+}
+
+void abar_net_destroy(abar_net *net)
+{
+    if (!net) return;
+    abar_context *ctx = net->ctx;
+    for (int i = 0; i < net->n_steps; i++) abar__op_destroy(net->steps[i].op);
+    for (int i = 0; i < net->n_values; i++) abar__op_destroy(net->values[i].join);
+    if (net->dev) {
+        abar_device_free(net->dev, net->param_block, net->param_bytes);
+        abar_device_free(net->dev, net->grad_block, net->param_bytes);
+        abar_device_free(net->dev, net->running, net->running_bytes);
+        abar_device_free(net->dev, net->pending, net->running_bytes);
+        abar_device_free(net->dev, net->arena, net->arena_bytes);
+        abar_device_free(net->dev, net->target, net->target_bytes);
+    }
+    abar__free(ctx, net->values, (size_t)net->cap_values * sizeof *net->values);
+    abar__free(ctx, net->nodes, (size_t)net->cap_nodes * sizeof *net->nodes);
+    abar__free(ctx, net->params, (size_t)net->cap_params * sizeof *net->params);
+    abar__free(ctx, net->norms, (size_t)net->cap_norms * sizeof *net->norms);
+    abar__free(ctx, net->steps, (size_t)net->cap_steps * sizeof *net->steps);
+    abar__free(ctx, net->layers, (size_t)net->cap_layers * sizeof *net->layers);
+    abar__free(ctx, net->buffers, (size_t)net->cap_buffers * sizeof *net->buffers);
+    abar__free(ctx, net, sizeof *net);
+}
+
+int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_t element)
+{
+    if (*count == *capacity) {
+        int more = *capacity ? 2 * *capacity : 32;
+        void *bigger;
+        ABAR_TRY(abar__alloc(net->ctx, (size_t)more * element, &bigger));
+        if (*count) memcpy(bigger, *array, (size_t)*count * element);
+        abar__free(net->ctx, *array, (size_t)*capacity * element);
+        *array = bigger;
+        *capacity = more;
+    }
+    memset((char *)*array + (size_t)*count * element, 0, element);
+    return (*count)++;
+}
+
+/* ---- building --------------------------------------------------------------------------------------------------- */
+
+abar_value abar__net_mistake(abar_net *net, const char *format, ...)
+{
+    if (net->status == ABAR_OK) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(net->error, sizeof net->error, format, args);
+        va_end(args);
+        net->status = ABAR_E_ARGUMENT;
+    }
+    return (abar_value){-1};
+}
+
+abar_value abar__net_out_of_memory(abar_net *net)
+{
+    abar__net_mistake(net, "%s", abar_context_error(net->ctx));
+    net->status = ABAR_E_MEMORY;
+    return (abar_value){-1};
+}
+
+void abar_scope_push(abar_net *net, const char *format, ...)
+{
+    char part[NAME_MAX_LENGTH];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(part, sizeof part, format, args);
+    va_end(args);
+    size_t length = strlen(net->scope);
+    if (net->scopes == SCOPES_MAX || length + strlen(part) + 2 > sizeof net->scope) {
+        abar__net_mistake(net, "net: scope %s%s: names nest too deep", net->scope, part);
+        return;
+    }
+    net->scope_start[net->scopes++] = length;
+    strcat(strcat(net->scope, part), ".");
+}
+
+void abar_scope_pop(abar_net *net)
+{
+    if (net->scopes == 0) {
+        abar__net_mistake(net, "net: a scope is popped that was never pushed");
+        return;
+    }
+    net->scope[net->scope_start[--net->scopes]] = '\0';
+}
+
+static int add_value(abar_net *net, const abar__shape *shape, int producer)
+{
+    int id = abar__net_grow(net, (void **)&net->values, &net->n_values, &net->cap_values, sizeof *net->values);
+    if (id >= 0) net->values[id] = (abar__value){.shape = *shape, .producer = producer, .buffer = -1, .grad = {-1, -1}};
+    return id;
+}
+
+abar_value abar_input(abar_net *net, int ndim, const int64_t *dim)
+{
+    if (net->status < 0) return (abar_value){-1};
+    if (net->input >= 0) return abar__net_mistake(net, "net: it has an input already");
+    if (ndim < 1 || ndim > 3) return abar__net_mistake(net, "net: an input has 1 to 3 dimensions, not %d", ndim);
+    abar__shape shape = {.ndim = ndim};
+    for (int i = 0; i < ndim; i++) {
+        if (dim[i] < 1) return abar__net_mistake(net, "net: input dimension %d is %lld", i, (long long)dim[i]);
+        shape.dim[i] = dim[i];
+    }
+    int id = add_value(net, &shape, -1);
+    if (id < 0) return abar__net_out_of_memory(net);
+    net->input = id;
+    return (abar_value){id};
+}
+
+abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in)
+{
+    if (net->status < 0) return NULL;
+    for (int i = 0; i < n_in; i++) {
+        if (in[i].id >= 0 && in[i].id < net->n_values) continue;
+        abar__net_mistake(net, "net: %s%s reads a value that does not exist", net->scope, name);
+        return NULL;
+    }
+    if (net->loss >= 0) {
+        abar__net_mistake(net, "net: %s%s comes after the loss", net->scope, name);
+        return NULL;
+    }
+    int id = abar__net_grow(net, (void **)&net->nodes, &net->n_nodes, &net->cap_nodes, sizeof *net->nodes);
+    if (id < 0) {
+        abar__net_out_of_memory(net);
+        return NULL;
+    }
+    abar__node *node = &net->nodes[id];
+    *node = (abar__node){
+        .desc = {.kind = kind, .n_in = n_in}, .out = -1, .param = {-1, -1}, .norm = -1, .absorbed = -1, .source = -1};
+    int length = snprintf(node->name, sizeof node->name, "%s%s", net->scope, name);
+    if (length >= (int)sizeof node->name) {
+        abar__net_mistake(net, "net: the name %s is too long", node->name);
+        return NULL;
+    }
+    for (int i = 0; i < n_in; i++) {
+        node->in[i] = in[i].id;
+        net->values[in[i].id].uses++;
+    }
+    return node;
+}
+
+abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *shape)
+{
+    if (net->status < 0) return (abar_value){-1};
+    int id = add_value(net, shape, (int)(node - net->nodes));
+    if (id < 0) return abar__net_out_of_memory(net);
+    node->out = id;
+    return (abar_value){id};
+}
+
+abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
+                                      int ndim, const int64_t *dim)
+{
+    int id = abar__net_grow(net, (void **)&net->params, &net->n_params, &net->cap_params, sizeof *net->params);
+    if (id < 0) {
+        abar__net_out_of_memory(net);
+        return NULL;
+    }
+    abar__param_info *p = &net->params[id];
+    p->public.kind = kind;
+    p->ndim = ndim;
+    memcpy(p->dim, dim, (size_t)ndim * sizeof *dim);
+    snprintf(p->name, sizeof p->name, "%s.%s", node->name, suffix);
+    for (int i = 0; i < id; i++)
+        if (strcmp(net->params[i].name, p->name) == 0) {
+            abar__net_mistake(net, "net: two layers are called %s", node->name);
+            return NULL;
+        }
+    node->param[slot] = id;
+    return p;
+}
+
+const abar__shape *abar__net_shape(const abar_net *net, int value) { return &net->values[value].shape; }
+
+const char *abar__shape_text(const abar__shape *shape, char text[64])
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (int i = 0; i < shape->ndim; i++)
+        length += (size_t)snprintf(text + length, 64 - length, i ? "x%lld" : "%lld", (long long)shape->dim[i]);
+    return text;
+}
+
+/* ---- asking ----------------------------------------------------------------------------------------------------- */
+
+int abar_net_param_count(const abar_net *net) { return net->n_params; }
+const abar_param *abar_net_param(const abar_net *net, int i) { return &net->params[i].public; }
+int abar_net_layer_count(const abar_net *net) { return net->n_layers; }
+const abar_layer *abar_net_layer(const abar_net *net, int i) { return &net->layers[i]; }
+
+int abar_net_tensor_count(const abar_net *net) { return net->n_params + 3 * net->n_norms; }
+
+/* The tensors of a state dict: each node's parameters, then its running statistics. */
+void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor *tensor)
+{
+    int at = 0;
+    for (int n = 0; n < net->n_nodes; n++) {
+        const abar__node *node = &net->nodes[n];
+        for (int k = 0; k < ABAR_OP_MAX_PARAM; k++) {
+            if (node->param[k] < 0 || at++ != i) continue;
+            *name = net->params[node->param[k]].name;
+            *tensor = net->params[node->param[k]].public.value;
+            return;
+        }
+        if (node->norm < 0) continue;
+        const abar__norm_state *s = &net->norms[node->norm];
+        for (int k = 0; k < 3; k++) {
+            if (at++ != i) continue;
+            *name = s->name[k];
+            *tensor =
+                k < 2 ? abar_tensor_wrap(net->dev, (char *)net->running + s->offset[k], net->dev->ops->dtype, 1, &s->channels)
+                      : abar_tensor_wrap(NULL, (void *)&s->batches, ABAR_I64, 0, NULL);
+            return;
+        }
+    }
+}
+
+static const char *kind_name(abar__op_kind kind)
+{
+    static const char *const names[ABAR_OP_KINDS] = {[ABAR_OP_REORDER] = "reorder",
+                                                     [ABAR_OP_LINEAR] = "linear",
+                                                     [ABAR_OP_CONV2D] = "conv2d",
+                                                     [ABAR_OP_BATCH_NORM] = "batch_norm",
+                                                     [ABAR_OP_LAYER_NORM] = "layer_norm",
+                                                     [ABAR_OP_ACTIVATION] = "activation",
+                                                     [ABAR_OP_POOL2D] = "pool",
+                                                     [ABAR_OP_ADD] = "add",
+                                                     [ABAR_OP_CONCAT] = "concat",
+                                                     [ABAR_OP_FLATTEN] = "flatten",
+                                                     [ABAR_OP_SHORTCUT] = "shortcut",
+                                                     [ABAR_OP_DROPOUT] = "dropout",
+                                                     [ABAR_OP_SOFTMAX_CROSS_ENTROPY] = "softmax_cross_entropy",
+                                                     [ABAR_OP_SQUARED_ERROR] = "squared_error"};
+    return names[kind];
+}
+
+static const char *operation_name(const abar__op_desc *d)
+{
+    bool relu = d->activation == ABAR_ACT_RELU;
+    switch (d->kind) {
+    case ABAR_OP_CONV2D: return relu ? "conv2d+relu" : "conv2d";
+    case ABAR_OP_LINEAR: return relu ? "linear+relu" : "linear";
+    case ABAR_OP_BATCH_NORM:
+        if (d->residual) return relu ? "batch_norm+add+relu" : "batch_norm+add";
+        return relu ? "batch_norm+relu" : "batch_norm";
+    case ABAR_OP_ACTIVATION: {
+        static const char *const names[] = {"none", "relu", "tanh", "gelu", "gelu_tanh"};
+        return names[d->activation];
+    }
+    case ABAR_OP_POOL2D: return d->average ? "average_pool" : "max_pool";
+    default: return kind_name(d->kind);
+    }
+}
+
+static int64_t multiply_adds(const abar__op_desc *d)
+{
+    const abar_window *w = &d->window;
+    int64_t outputs = abar__shape_count(&d->out);
+    if (d->kind == ABAR_OP_LINEAR) return outputs * d->in[0].dim[1];
+    if (d->kind == ABAR_OP_CONV2D) return outputs * (d->in[0].dim[1] / w->groups) * w->kernel[0] * w->kernel[1];
+    return 0;
+}
+
+int abar_net_node_count(const abar_net *net) { return net->n_steps; }
+
+abar_node_info abar_net_node(const abar_net *net, int i)
+{
+    const abar__step *step = &net->steps[i];
+    const abar__op_desc *d = &step->op->desc;
+    abar_node_info info = {.name = step->node >= 0 ? net->nodes[step->node].name : "",
+                           .operation = operation_name(d),
+                           .implementation = step->op->impl->name,
+                           .multiply_adds = multiply_adds(d) / net->config.batch,
+                           .forward_seconds = step->forward_seconds,
+                           .backward_seconds = step->backward_seconds};
+    const abar__shape *shape = step->out >= 0 ? &net->values[step->out].shape : &d->out;
+    info.ndim = shape->ndim;
+    memcpy(info.dim, shape->dim, sizeof info.dim);
+    for (int k = 0; step->node >= 0 && k < ABAR_OP_MAX_PARAM; k++) {
+        int p = net->nodes[step->node].param[k];
+        if (p >= 0) info.parameters += abar_tensor_count(&net->params[p].public.value);
+    }
+    return info;
+}
+
+abar_net_memory abar_net_memory_plan(const abar_net *net)
+{
+    abar_net_memory m = {.parameters = net->param_bytes,
+                         .gradients = net->config.training ? net->param_bytes : 0,
+                         .buffers = 2 * net->running_bytes,
+                         .arena = net->arena_bytes,
+                         .other = net->target_bytes};
+    for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
+    return m;
+}
+
+void abar_net_profile(abar_net *net, bool on)
+{
+    net->profile = on;
+    for (int i = 0; on && i < net->n_steps; i++) net->steps[i].forward_seconds = net->steps[i].backward_seconds = 0.0;
+}
+
+abar_tensor abar__net_view(const abar_net *net, int value, const void *data)
+{
+    const abar__value *v = &net->values[value];
+    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, net->dev->ops->dtype, v->shape.ndim, v->shape.dim);
+    t.layout = v->layout;
+    return t;
+}
+
+static abar_tensor view_of_buffer(const abar_net *net, int value)
+{
+    return abar__net_view(net, value, (char *)net->arena + net->buffers[net->values[value].buffer].offset);
+}
+
+abar_tensor abar_net_input(const abar_net *net) { return view_of_buffer(net, net->input); }
+abar_tensor abar_net_output(const abar_net *net) { return view_of_buffer(net, net->output); }
+
+abar_tensor abar_net_target(const abar_net *net)
+{
+    const abar__op_desc *loss = &net->nodes[net->loss].desc;
+    const abar__shape *shape = &net->values[net->output].shape;
+    if (loss->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY && !loss->soft_targets)
+        return abar_tensor_wrap(net->dev, net->target, ABAR_I32, 1, shape->dim);
+    return abar_tensor_wrap(net->dev, net->target, net->dev->ops->dtype, shape->ndim, shape->dim);
+}

@@ -1,0 +1,128 @@
+/* The inside of a net. Building makes nodes; compiling turns them into steps: fused, with layouts settled, operations made
+ * and memory planned. Running walks the steps forth and back. */
+#ifndef ABAR_NET_IMPL_H
+#define ABAR_NET_IMPL_H
+
+#include "abar/net.h"
+#include "device/nn_impl.h"
+#include "net/plan.h"
+
+#define NAME_MAX_LENGTH 128
+#define SCOPES_MAX 16
+
+/* A tensor of the graph. Building fills shape (without the batch), compiling the rest. */
+typedef struct abar__value {
+    abar__shape shape; /* building: of one sample; compiled: with the batch in front */
+    int producer;      /* node, then step; -1: the input */
+    int uses;          /* by nodes */
+    bool wants_grad;   /* something upstream has parameters */
+    abar_layout layout;
+    int buffer;     /* of the plan */
+    int grad[2];    /* buffers whose sum is the gradient; -1: none */
+    abar__op *join; /* adds the gradients of several readers; NULL: not needed */
+} abar__value;
+
+typedef struct abar__param_info {
+    abar_param public;
+    char name[NAME_MAX_LENGTH + 16];
+    int ndim;
+    int64_t dim[4];
+    size_t offset;          /* in the parameter block, and in the gradient block */
+    double uniform, normal; /* initial spread: uniform(+-) or normal; both 0: constant */
+    double constant;
+} abar__param_info;
+
+/* A node as built: one operation with its attributes. */
+typedef struct abar__node {
+    char name[NAME_MAX_LENGTH];
+    abar__op_desc desc; /* kind and attributes; shapes are filled by compile */
+    int in[ABAR_OP_MAX_IN], out;
+    int param[ABAR_OP_MAX_PARAM]; /* -1: none */
+    int norm;                     /* index of its running statistics, -1: none */
+    int absorbed;                 /* another node does its work, -1: stands alone */
+    int source;                   /* whose name and parameters it works with after fusion, -1: its own */
+} abar__node;
+
+/* A step as run. */
+typedef struct abar__step {
+    abar__op *op;
+    int node; /* the one that gives it its name and parameters; -1: a reorder */
+    int in[ABAR_OP_MAX_IN], out;
+    int saved, forward_scratch, backward_scratch; /* buffers, -1: none */
+    int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
+    int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */
+    int layer;                                    /* index of its abar_layer, -1: none */
+    abar__op_args args;                           /* pointers settled once and for all */
+    double forward_seconds, backward_seconds;
+} abar__step;
+
+/* Running statistics of one batch norm. */
+typedef struct abar__norm_state {
+    char name[3][NAME_MAX_LENGTH + 24]; /* running_mean, running_var, num_batches_tracked */
+    int64_t channels;
+    size_t offset[2]; /* mean, variance: in both blocks */
+    int64_t batches;  /* num_batches_tracked */
+} abar__norm_state;
+
+struct abar_net {
+    abar_context *ctx;
+    abar_device *dev; /* NULL: not compiled */
+    abar_compile_config config;
+    abar_status status; /* the first mistake made while building */
+    char error[256];
+    char scope[NAME_MAX_LENGTH]; /* "layer1.0." */
+    size_t scope_start[SCOPES_MAX];
+    int scopes;
+
+    abar__value *values;
+    abar__node *nodes;
+    abar__param_info *params;
+    abar__norm_state *norms;
+    abar__step *steps;
+    abar_layer *layers;
+    abar__buffer *buffers;
+    int n_values, n_nodes, n_params, n_norms, n_steps, n_layers, n_buffers;
+    int cap_values, cap_nodes, cap_params, cap_norms, cap_steps, cap_layers, cap_buffers;
+    int input, output, loss; /* value, value, node; -1: none yet */
+    int dropouts;
+
+    /* memory, all of the device */
+    void *param_block, *grad_block, *running, *pending, *arena, *target;
+    size_t param_bytes, running_bytes, arena_bytes, target_bytes;
+
+    abar__run run;
+    abar__loss_result result;
+    int64_t pending_batches; /* training forwards since the last commit */
+    bool ran_forward;
+    bool profile;
+};
+
+/* Makes room for one more element and returns its index, or a negative status. */
+int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_t element);
+
+/* Remembers the first mistake. Returns the value that passes it on. */
+abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);
+abar_value abar__net_out_of_memory(abar_net *net);
+
+/* For the builders in ops/: checks that x is usable, makes a node with one input. NULL after a mistake. */
+abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in);
+/* Gives the node its output and returns it. */
+abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *shape);
+/* Adds a parameter NODE.suffix; returns NULL after a mistake. */
+abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
+                                      int ndim, const int64_t *dim);
+/* weight (out, in, ...) and, where wanted, bias (out), with their initial spread. False after a mistake. */
+bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init);
+const abar__shape *abar__net_shape(const abar_net *net, int value);
+/* The value's shape and layout over this memory. */
+abar_tensor abar__net_view(const abar_net *net, int value, const void *data);
+/* "64x8x8" */
+const char *abar__shape_text(const abar__shape *shape, char text[64]);
+
+/* compile.c, in this order */
+void abar__net_fuse(abar_net *net);               /* fuse.c */
+abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
+abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
+abar_status abar__net_init_params(abar_net *net); /* init.c */
+
+#endif

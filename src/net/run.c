@@ -1,0 +1,111 @@
+/* Running a compiled net: forward, backward, and keeping or forgetting the running statistics of a step. */
+#include "net/net_impl.h"
+
+#include <string.h>
+#include <time.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static abar_status check(abar_net *net, const abar_run_config *run, abar_run_config *r)
+{
+    abar_context *ctx = net->ctx;
+    if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net");
+    if (run->size < sizeof(size_t) || run->size > sizeof *r)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.size is wrong, set it to sizeof(abar_run_config)");
+    memcpy(r, run, run->size);
+    if (r->valid < 0 || r->valid > net->config.batch)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: %lld valid samples in a batch of %lld", (long long)r->valid,
+                          (long long)net->config.batch);
+    return ABAR_OK;
+}
+
+abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_loss *out)
+{
+    abar_run_config r = {0};
+    ABAR_TRY(check(net, run, &r));
+    net->run = (abar__run){.training = r.training,
+                           .valid = r.valid ? r.valid : net->config.batch,
+                           .seed = r.seed,
+                           .step = (uint32_t)r.step,
+                           .sample0 = r.sample0,
+                           .loss_scale = r.loss_scale != 0.0 ? r.loss_scale : 1.0};
+    net->ran_forward = false;
+    for (int s = 0; s < net->n_steps; s++) {
+        abar__step *step = &net->steps[s];
+        if (step->op->y_is_x) continue;
+        double start = net->profile ? now() : 0.0;
+        step->args.scratch = step->forward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->forward_scratch].offset;
+        ABAR_TRY(abar__op_forward(step->op, &step->args));
+        if (net->profile) step->forward_seconds += now() - start;
+    }
+    if (r.training) net->pending_batches++;
+    net->ran_forward = r.training && net->config.training;
+    if (out) *out = (abar_loss){net->result.loss, net->result.correct, net->result.count};
+    return ABAR_OK;
+}
+
+/* Joins two gradients of one value that arrived from two readers. */
+static abar_status join(abar_net *net, const abar__step *step, int i)
+{
+    const int *sum = step->sum[i];
+    const abar__value *v = &net->values[step->in[i]];
+    abar__op_args a = {.run = &net->run};
+    a.x[0] = (char *)net->arena + net->buffers[sum[0]].offset;
+    a.x[1] = (char *)net->arena + net->buffers[sum[1]].offset;
+    a.y = (char *)net->arena + net->buffers[sum[2]].offset;
+    return abar__op_forward(v->join, &a);
+}
+
+static abar_status backward_step(abar_net *net, abar__step *step, bool accumulate, const abar_observer *observer)
+{
+    step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
+    step->args.accumulate = accumulate;
+    if (!step->op->y_is_x) ABAR_TRY(abar__op_backward(step->op, &step->args));
+    if (step->layer >= 0 && observer) ABAR_TRY(observer->observe(observer->user, step->layer, &net->layers[step->layer]));
+    for (int i = 0; i < step->op->desc.n_in; i++)
+        if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
+    return ABAR_OK;
+}
+
+abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *observer)
+{
+    if (!net->ran_forward)
+        return abar__fail(net->ctx, ABAR_E_STATE,
+                          "net: backward needs a training forward before it, on a net compiled for training");
+    net->ran_forward = false;
+    for (int s = net->n_steps - 1; s >= 0; s--) {
+        abar__step *step = &net->steps[s];
+        if (step->out >= 0 && !net->values[step->out].wants_grad) continue;
+        double start = net->profile ? now() : 0.0;
+        ABAR_TRY(backward_step(net, step, accumulate, observer));
+        if (net->profile) step->backward_seconds += now() - start;
+    }
+    return ABAR_OK;
+}
+
+static void copy_statistics(abar_net *net, void *to, void *from)
+{
+    int64_t bytes = (int64_t)net->running_bytes;
+    if (bytes == 0) return;
+    abar_tensor dst = abar_tensor_wrap(net->dev, to, ABAR_U8, 1, &bytes),
+                src = abar_tensor_wrap(net->dev, from, ABAR_U8, 1, &bytes);
+    abar_tensor_copy(net->ctx, &dst, &src); /* one device, one shape: cannot fail */
+}
+
+void abar_net_commit(abar_net *net)
+{
+    copy_statistics(net, net->running, net->pending);
+    for (int i = 0; i < net->n_norms; i++) net->norms[i].batches += net->pending_batches;
+    net->pending_batches = 0;
+}
+
+void abar_net_rollback(abar_net *net)
+{
+    copy_statistics(net, net->pending, net->running);
+    net->pending_batches = 0;
+}

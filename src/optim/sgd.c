@@ -1,0 +1,71 @@
+/* Stochastic gradient descent with momentum (methods.md section 8):
+ *   g <- G + lambda W (coupled decay);  v <- mu v + g;  W <- W - eta v, or with Nesterov W <- W - eta (g + mu v);
+ * decoupled decay: W <- (1 - eta lambda) W - eta v. A new rule starts as a copy of this file. */
+#include "optim/optim_impl.h"
+
+enum { DECAY_COUPLED, DECAY_DECOUPLED };
+
+typedef struct config {
+    double momentum;
+    bool nesterov;
+    int64_t decay;
+} config;
+
+_Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
+
+static const abar_option options[] = {
+    {.name = "momentum",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(config, momentum),
+     .fallback = "0.9",
+     .min = 0.0,
+     .max = 1.0,
+     .help = "how much of the last step's velocity is kept"},
+    {.name = "nesterov",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(config, nesterov),
+     .fallback = "false",
+     .help = "look ahead along the velocity"},
+    {.name = "decay",
+     .type = ABAR_OPTION_CHOICE,
+     .offset = offsetof(config, decay),
+     .fallback = "coupled",
+     .choices = "coupled|decoupled",
+     .help = "weight decay through the gradient, or beside it"},
+    {.name = NULL},
+};
+
+static int states(const void *settings)
+{
+    const config *c = settings;
+    return c->momentum > 0.0 ? 1 : 0;
+}
+
+static abar_status check(abar_context *ctx, const void *settings)
+{
+    const config *c = settings;
+    if (c->nesterov && c->momentum == 0.0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "sgd: nesterov without momentum, set momentum above 0");
+    return ABAR_OK;
+}
+
+static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+{
+    const config *c = settings;
+    s.momentum = c->momentum;
+    s.nesterov = c->nesterov;
+    s.decoupled = c->decay == DECAY_DECOUPLED;
+    dev->ops->sgd(dev, items, n, &s);
+}
+
+const abar__rule_ops abar__rule_sgd = {
+    .rule = {.name = "sgd",
+             .summary = "stochastic gradient descent with momentum",
+             .options = options,
+             .config_size = sizeof(config),
+             .states = 1},
+    .state_names = {"momentum"},
+    .states = states,
+    .check = check,
+    .update = update,
+};

@@ -1,0 +1,235 @@
+/* The folder of a run: who may write to it, state.safetensors (all that is needed to go on: weights, running statistics,
+ * optimizer state, and in its metadata the settings and where the run stands), config.json and model.safetensors. */
+#include "train/train_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
+#define STATE_NAME_MAX 320
+
+abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX])
+{
+    int n = snprintf(path, ABAR_RUN_PATH_MAX, "%s/%s", dir, name);
+    if (n > 0 && n < ABAR_RUN_PATH_MAX) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s...: the folder's path is too long, use a shorter one", dir);
+}
+
+static bool exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* ---- claiming ------------------------------------------------------------------------------------------------- */
+
+abar_status abar__folder_claim(abar_trainer *t, bool resume)
+{
+    const char *dir = t->setup->train.out;
+    char path[ABAR_RUN_PATH_MAX];
+    if (!dir[0]) {
+        if (!resume) return ABAR_OK;
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "resume: there is no folder to go on in, set out");
+    }
+    ABAR_TRY(abar__run_path(t->ctx, dir, "state.safetensors", path));
+    if (!resume)
+        ABAR_TRY(abar__folder_make(t->ctx, dir));
+    else if (!exists(dir))
+        return abar__fail(t->ctx, ABAR_E_NOT_FOUND, "%s: there is no such folder, check the path", dir);
+    ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
+    bool there = exists(path);
+    if (there && !resume)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+                          "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
+    t->resumes = there;
+    t->started_over = resume && !there;
+    return ABAR_OK;
+}
+
+/* The settings in a checkpoint's metadata. */
+static abar_status checkpoint_setup(abar_context *ctx, const abar__safetensors *file, const char *path, abar_setup **out)
+{
+    const char *config = abar__safetensors_metadata(file, "config");
+    if (!config) return abar__fail(ctx, ABAR_E_FORMAT, "%s: not a checkpoint of abar, give the folder of a run", path);
+    return abar__setup_parse(ctx, path, config, strlen(config), out);
+}
+
+static abar_status setup_from_checkpoint(abar_context *ctx, const char *path, abar_setup **out)
+{
+    abar__safetensors *file;
+    ABAR_TRY(abar__safetensors_open(ctx, path, &file));
+    abar_status status = checkpoint_setup(ctx, file, path, out);
+    abar__safetensors_close(file);
+    return status;
+}
+
+static abar_status setup_from_config(abar_context *ctx, const char *path, abar_setup **out)
+{
+    abar__text json = {0};
+    abar_status status = abar__file_read(ctx, path, CONFIG_MAX, &json);
+    if (status == ABAR_OK) status = abar__setup_parse(ctx, path, json.data ? json.data : "", json.length, out);
+    abar__text_free(ctx, &json);
+    return status;
+}
+
+abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out)
+{
+    char config[ABAR_RUN_PATH_MAX], state[ABAR_RUN_PATH_MAX];
+    *out = NULL;
+    ABAR_TRY(abar__run_path(ctx, dir, "config.json", config));
+    ABAR_TRY(abar__run_path(ctx, dir, "state.safetensors", state));
+    if (exists(config))
+        ABAR_TRY(setup_from_config(ctx, config, out));
+    else if (exists(state))
+        ABAR_TRY(setup_from_checkpoint(ctx, state, out));
+    else
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no run (no config.json), check the path", dir);
+    abar_status status = abar_options_set(ctx, abar_train_options, &(*out)->train, "out", dir); /* it may have moved */
+    if (status == ABAR_OK) return ABAR_OK;
+    abar_setup_destroy(ctx, *out);
+    *out = NULL;
+    return status;
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------- */
+
+/* One checkpoint on its way in or out. */
+typedef struct carrier {
+    abar_context *ctx;
+    const char *path;
+    abar__safetensors *file;
+    abar__safetensors_writer *writer;
+    int tensors;
+} carrier;
+
+static abar_status load_state(void *user, const char *name, const abar_tensor *tensor)
+{
+    carrier *c = user;
+    char full[STATE_NAME_MAX];
+    abar_tensor src;
+    snprintf(full, sizeof full, ABAR_STATE_PREFIX "%s", name);
+    if (!abar__safetensors_find(c->file, full, &src))
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, the checkpoint is damaged", c->path, full);
+    c->tensors++;
+    return abar__weights_copy(c->ctx, c->path, full, tensor, &src);
+}
+
+static abar_status load_tensors(abar_trainer *t, carrier *c)
+{
+    ABAR_TRY(abar__weights_load(t->ctx, c->file, c->path, t->net, true));
+    ABAR_TRY(abar__weights_exact(t->ctx, c->file, c->path, t->net));
+    ABAR_TRY(abar_optim_visit(t->optim, load_state, c));
+    if (abar__safetensors_count(c->file) == abar_net_tensor_count(t->net) + c->tensors) return ABAR_OK;
+    return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: holds state that %s does not have, the checkpoint is damaged", c->path,
+                      t->setup->rule->name);
+}
+
+static abar_status load_place(abar_trainer *t, const carrier *c)
+{
+    const char *progress = abar__safetensors_metadata(c->file, "progress");
+    abar__epoch *history;
+    if (!progress) return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: not a checkpoint of abar, give the folder of a run", c->path);
+    ABAR_TRY(abar__place_parse(t->ctx, c->path, progress, strlen(progress), &t->at, &history));
+    size_t bytes = (size_t)t->at.epoch * sizeof *history;
+    bool fits = t->at.epoch <= t->history_room && t->at.step <= t->steps;
+    if (fits && history) memcpy(t->history, history, bytes);
+    abar__free(t->ctx, history, bytes);
+    if (fits) return ABAR_OK;
+    t->at = (abar__place){0};
+    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: stands at a later epoch or step than this run has, raise --epochs",
+                      c->path);
+}
+
+static abar_status check_setup(abar_trainer *t, const carrier *c)
+{
+    abar_setup *was;
+    ABAR_TRY(checkpoint_setup(t->ctx, c->file, c->path, &was));
+    abar_status status = abar__setup_compare(t->ctx, was, t->setup);
+    abar_setup_destroy(t->ctx, was);
+    return status;
+}
+
+abar_status abar__checkpoint_load(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    carrier c = {.ctx = t->ctx, .path = path};
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "state.safetensors", path));
+    ABAR_TRY(abar__safetensors_open(t->ctx, path, &c.file));
+    abar_status status = check_setup(t, &c);
+    if (status == ABAR_OK) status = load_place(t, &c);
+    if (status == ABAR_OK) status = load_tensors(t, &c);
+    abar__safetensors_close(c.file);
+    return status;
+}
+
+/* ---- saving --------------------------------------------------------------------------------------------------- */
+
+static abar_status save_state(void *user, const char *name, const abar_tensor *tensor)
+{
+    carrier *c = user;
+    char full[STATE_NAME_MAX];
+    snprintf(full, sizeof full, ABAR_STATE_PREFIX "%s", name);
+    abar_tensor view = *tensor;
+    view.dev = NULL;
+    return abar__safetensors_writer_add(c->writer, full, &view);
+}
+
+static abar_status save_metadata(abar_trainer *t, carrier *c)
+{
+    t->text.length = 0;
+    ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
+    ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "config", t->text.data));
+    t->text.length = 0;
+    ABAR_TRY(abar__place_write(t->ctx, &t->at, t->history, &t->text));
+    return abar__safetensors_writer_metadata(c->writer, "progress", t->text.data);
+}
+
+/* In the dtype the device computes in: what comes back is bit for bit what was. */
+static abar_status save_all(abar_trainer *t, carrier *c)
+{
+    ABAR_TRY(save_metadata(t, c));
+    for (int i = 0; i < abar_net_tensor_count(t->net); i++) {
+        const char *name;
+        abar_tensor view;
+        abar_net_tensor(t->net, i, &name, &view);
+        view.dev = NULL;
+        ABAR_TRY(abar__safetensors_writer_add(c->writer, name, &view));
+    }
+    ABAR_TRY(abar_optim_visit(t->optim, save_state, c));
+    return abar__safetensors_writer_write(c->writer, c->path);
+}
+
+abar_status abar__checkpoint_save(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    carrier c = {.ctx = t->ctx, .path = path};
+    if (!t->setup->train.out[0]) return ABAR_OK;
+    ABAR_TRY(abar__jsonl_flush(t->log));
+    ABAR_TRY(abar__tfevents_flush(t->scalars));
+    t->at.log_bytes = abar__jsonl_bytes(t->log);
+    t->at.events_bytes = abar__tfevents_bytes(t->scalars);
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "state.safetensors", path));
+    ABAR_TRY(abar__safetensors_writer_create(t->ctx, &c.writer));
+    abar_status status = save_all(t, &c);
+    abar__safetensors_writer_destroy(c.writer);
+    return status;
+}
+
+abar_status abar__export_save(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    if (!t->setup->train.out[0]) return ABAR_OK;
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
+    return abar__weights_export(t->ctx, t->net, t->stage, path);
+}
+
+abar_status abar__config_save(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "config.json", path));
+    t->text.length = 0;
+    ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
+    ABAR_TRY(abar__text_append(t->ctx, &t->text, "\n", 1));
+    return abar__file_replace(t->ctx, path, t->text.data, t->text.length);
+}

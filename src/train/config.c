@@ -1,0 +1,275 @@
+/* The settings of a run: their table, a setup that joins them with the model's and the rule's own, and what must hold
+ * between them. */
+#include "train/train_impl.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#define AT(field) offsetof(abar_train_config, field)
+#define SEED_MAX 9007199254740991.0 /* 2^53 - 1: JSON numbers are doubles */
+
+/* Defaults that depend on model and data are those of a plain problem here; recipe.c knows better. */
+const abar_option abar_train_options[] = {
+    {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
+    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set, NAME or NAME:DIR, as `abar data` lists them"},
+    {"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "optimizer, as `abar optimizers` lists them"},
+    {"epochs", ABAR_OPTION_INT, AT(epochs), "10", 1, 1e6, NULL, "passes over the training set"},
+    {"batch", ABAR_OPTION_INT, AT(batch), "128", 1, 1e6, NULL, "samples per optimizer step"},
+    {"accumulate", ABAR_OPTION_INT, AT(accumulate), "1", 1, 1e6, NULL, "micro-batches a step's batch is split into"},
+    {"lr", ABAR_OPTION_REAL, AT(lr), "0.05", 0, 1e6, NULL, "learning rate at its peak"},
+    {"weight-decay", ABAR_OPTION_REAL, AT(weight_decay), "5e-4", 0, 1e6, NULL, "weight decay"},
+    {"decay-all", ABAR_OPTION_BOOL, AT(decay_all), "true", 0, 0, NULL, "decay biases and norms too"},
+    {"clip", ABAR_OPTION_REAL, AT(clip), "0", 0, 1e9, NULL, "largest norm of the whole gradient, 0: any"},
+    {"label-smoothing", ABAR_OPTION_REAL, AT(label_smoothing), "0", 0, 0.999, NULL,
+     "share of the target spread over all classes"},
+    {"schedule", ABAR_OPTION_CHOICE, AT(schedule), "cosine", 0, 0, "cosine|step|constant", "how the learning rate falls"},
+    {"schedule-per-epoch", ABAR_OPTION_BOOL, AT(schedule_per_epoch), "false", 0, 0, NULL,
+     "hold the rate within each epoch instead of moving it every step"},
+    {"warmup", ABAR_OPTION_INT, AT(warmup), "0", 0, 1e6, NULL, "epochs in which the rate rises from 0"},
+    {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL, "pad by 4, crop at random, mirror every second image"},
+    {"device", ABAR_OPTION_TEXT, AT(device), "cpu", 0, 0, NULL, "where to compute: cpu, or ref in double precision"},
+    {"precision", ABAR_OPTION_CHOICE, AT(precision), "fp32", 0, 0, "fp32|tf32|bf16", "of products; the cpu has fp32"},
+    {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 4096, NULL, "threads that compute, 0: all cores"},
+    {"workers", ABAR_OPTION_INT, AT(workers), "1", 0, 256, NULL, "threads that prepare batches ahead, 0: none"},
+    {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, SEED_MAX, NULL, "of weights, order and augmentation"},
+    {"limit-train", ABAR_OPTION_INT, AT(limit_train), "0", 0, 1e12, NULL, "use the first so many training samples, 0: all"},
+    {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL, "use the first so many test samples, 0: all"},
+    {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
+    {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
+    {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
+    {0},
+};
+
+static const abar_option no_options[] = {{0}};
+
+/* ---- making --------------------------------------------------------------------------------------------------- */
+
+static abar_status refuse_name(abar_context *ctx, const char *what, const char *name, const char *const *names,
+                               const char *list)
+{
+    const char *near = abar_nearest_name(name, names);
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "--%s %.80s: no such %s%s%s, `%s` lists them", what, name, what,
+                      near ? ", did you mean " : "", near ? near : "", list);
+}
+
+static abar_status check_data_name(abar_context *ctx, const char *spec)
+{
+    char name[ABAR_OPTION_TEXT_MAX];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":"), spec);
+    for (const char *const *known = abar_dataset_names(); *known; known++)
+        if (strcmp(*known, name) == 0) return ABAR_OK;
+    return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
+}
+
+static abar_status alloc_setup(abar_context *ctx, const abar_model *model, const abar_rule *rule, abar_setup **out)
+{
+    void *setup, *model_config = NULL, *rule_config = NULL;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar_setup), &setup));
+    abar_status status = abar__alloc(ctx, model->config_size, &model_config);
+    if (status == ABAR_OK) status = abar__alloc(ctx, rule->config_size, &rule_config);
+    *out = setup;
+    **out = (abar_setup){.model = model, .model_config = model_config, .rule = rule, .rule_config = rule_config};
+    if (status == ABAR_OK) return ABAR_OK;
+    abar_setup_destroy(ctx, *out);
+    *out = NULL;
+    return status;
+}
+
+abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out)
+{
+    *out = NULL;
+    if (!model || !data || !optim)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "setup: a model, a data set and an optimizer are needed, name all three");
+    const abar_model *m = abar_model_find(model);
+    const abar_rule *r = abar_rule_find(optim);
+    if (!m) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
+    if (!r) return refuse_name(ctx, "optim", optim, abar_rule_names(), "abar optimizers");
+    ABAR_TRY(check_data_name(ctx, data));
+    if (strlen(data) >= ABAR_OPTION_TEXT_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--data: the folder's path is too long, use a shorter one");
+    abar_setup *setup;
+    ABAR_TRY(alloc_setup(ctx, m, r, &setup));
+    abar_train_config *train = &setup->train;
+    abar_options_default(abar_train_options, train);
+    if (m->options) abar_options_default(m->options, setup->model_config);
+    if (r->options) abar_options_default(r->options, setup->rule_config);
+    snprintf(train->model, sizeof train->model, "%s", m->name);
+    snprintf(train->data, sizeof train->data, "%s", data);
+    snprintf(train->optim, sizeof train->optim, "%s", r->name);
+    abar__recipe_apply(train);
+    *out = setup;
+    return ABAR_OK;
+}
+
+abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out)
+{
+    ABAR_TRY(alloc_setup(ctx, from->model, from->rule, out));
+    (*out)->train = from->train;
+    if (from->model_config) memcpy((*out)->model_config, from->model_config, from->model->config_size);
+    if (from->rule_config) memcpy((*out)->rule_config, from->rule_config, from->rule->config_size);
+    return ABAR_OK;
+}
+
+void abar_setup_destroy(abar_context *ctx, abar_setup *setup)
+{
+    if (!setup) return;
+    if (setup->model_config) abar__free(ctx, setup->model_config, setup->model->config_size);
+    if (setup->rule_config) abar__free(ctx, setup->rule_config, setup->rule->config_size);
+    abar__free(ctx, setup, sizeof *setup);
+}
+
+/* ---- setting -------------------------------------------------------------------------------------------------- */
+
+typedef struct table {
+    const char *section; /* of config.json */
+    const abar_option *options;
+    void *config;
+} table;
+
+static void tables_of(const abar_setup *setup, table out[3])
+{
+    void *train = (void *)(uintptr_t)&setup->train; /* written to only where the setup itself is not const */
+    out[0] = (table){"train", abar_train_options, train};
+    out[1] = (table){"model", setup->model->options ? setup->model->options : no_options, setup->model_config};
+    out[2] = (table){"optimizer", setup->rule->options ? setup->rule->options : no_options, setup->rule_config};
+}
+
+#define NAMES_MAX 128
+
+static abar_status refuse_option(abar_context *ctx, const table tables[3], const char *name)
+{
+    const char *names[NAMES_MAX + 1];
+    int n = 0;
+    for (int i = 0; i < 3; i++)
+        for (const abar_option *o = tables[i].options; o->name && n < NAMES_MAX; o++) names[n++] = o->name;
+    names[n] = NULL;
+    const char *near = abar_nearest_name(name, names);
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "--%.80s: no such option%s%s", name, near ? ", did you mean --" : "",
+                      near ? near : "");
+}
+
+static bool same_data_name(const char *a, const char *b)
+{
+    size_t n = strcspn(a, ":");
+    return n == strcspn(b, ":") && memcmp(a, b, n) == 0;
+}
+
+/* A setup's defaults hang on its model, data set and optimizer: they stay, but the data may have moved. */
+static abar_status check_fixed(abar_context *ctx, const abar_setup *setup, const char *name, const char *text)
+{
+    const abar_train_config *train = &setup->train;
+    bool same = true;
+    if (strcmp(name, "model") == 0) same = strcmp(text, train->model) == 0;
+    if (strcmp(name, "optim") == 0) same = strcmp(text, train->optim) == 0;
+    if (strcmp(name, "data") == 0) same = same_data_name(text, train->data);
+    if (same) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %.80s: this setup was made for another one, make a new setup", name, text);
+}
+
+abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text)
+{
+    table tables[3];
+    tables_of(setup, tables);
+    if (text) ABAR_TRY(check_fixed(ctx, setup, name, text));
+    for (int i = 0; i < 3; i++)
+        if (abar_options_find(tables[i].options, name))
+            return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
+    return refuse_option(ctx, tables, name);
+}
+
+/* ---- checking ------------------------------------------------------------------------------------------------- */
+
+static abar_status check_device(abar_context *ctx, const abar_train_config *train)
+{
+    static const char *const precisions[] = {"fp32", "tf32", "bf16"};
+    const char *const *name = abar_device_names();
+    while (*name && strcmp(*name, train->device) != 0) name++;
+    if (!*name) {
+        const char *near = abar_nearest_name(train->device, abar_device_names());
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "--device %.80s: not in this build%s%s", train->device,
+                          near ? ", did you mean " : ", use cpu", near ? near : "");
+    }
+    if (train->precision == 0) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--precision %s: device %s computes in %s only, use --precision fp32",
+                      precisions[train->precision], train->device,
+                      strcmp(train->device, "ref") == 0 ? "double precision" : "fp32");
+}
+
+abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
+{
+    const abar_train_config *train = &setup->train;
+    ABAR_TRY(check_device(ctx, train));
+    ABAR_TRY(check_data_name(ctx, train->data));
+    if (train->batch % train->accumulate != 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
+                          (long long)train->accumulate, (long long)train->batch);
+    if (train->warmup > train->epochs)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %lld: longer than the %lld epochs, choose less",
+                          (long long)train->warmup, (long long)train->epochs);
+    if (train->limit_train > 0 && train->limit_train < train->batch)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
+                          (long long)train->limit_train, (long long)train->batch);
+    if (train->checkpoint_every > 0 && !train->out[0])
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
+    return ABAR_OK;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------------------------ */
+
+/* On resume: these would make the checkpoint meaningless ... */
+static bool must_stay(const char *name)
+{
+    static const char *const fixed[] = {"batch", "limit-train", "seed", NULL};
+    for (const char *const *f = fixed; *f; f++)
+        if (strcmp(name, *f) == 0) return true;
+    return false;
+}
+
+/* ... and these change no number that comes out; data is compared by its name above. */
+static bool is_harmless(const char *name)
+{
+    static const char *const free_to_change[] = {"out",        "workers", "stop-after", "checkpoint-every",
+                                                 "limit-test", "data",    NULL};
+    for (const char *const *f = free_to_change; *f; f++)
+        if (strcmp(name, *f) == 0) return true;
+    return false;
+}
+
+static abar_status compare_table(abar_context *ctx, const table *was, const table *now, bool fixed)
+{
+    for (const abar_option *o = now->options; o->name; o++) {
+        char before[ABAR_OPTION_TEXT_MAX], after[ABAR_OPTION_TEXT_MAX];
+        ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
+        ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
+        if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
+        if (fixed || must_stay(o->name))
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--%s %.80s: the run to resume was made with %.80s, leave it out or start a new run", o->name,
+                              after, before);
+        abar__log(ctx, ABAR_LOG_INFO, "resume: --%s is %s now, was %s", o->name, after, before);
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const abar_setup *now)
+{
+    const struct {
+        const char *name, *before, *after;
+        bool same;
+    } named[] = {
+        {"model", was->train.model, now->train.model, was->model == now->model},
+        {"optim", was->train.optim, now->train.optim, was->rule == now->rule},
+        {"data", was->train.data, now->train.data, same_data_name(was->train.data, now->train.data)},
+    };
+    for (int i = 0; i < 3; i++)
+        if (!named[i].same)
+            return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %s: the run to resume was made with %s, start a new run for another",
+                              named[i].name, named[i].after, named[i].before);
+    table before[3], after[3];
+    tables_of(was, before);
+    tables_of(now, after);
+    for (int i = 0; i < 3; i++) ABAR_TRY(compare_table(ctx, &before[i], &after[i], i == 1));
+    return ABAR_OK;
+}

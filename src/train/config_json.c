@@ -1,0 +1,166 @@
+/* A setup as JSON and back: config.json, and the metadata of checkpoints.
+ *
+ *     {"abar": "0.1.0", "train": {"model": "lenet5", ...}, "model": {...}, "optimizer": {"momentum": 0.9, ...}} */
+#include "base/json.h"
+#include "train/train_impl.h"
+#include "train/train_json.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- writing -------------------------------------------------------------------------------------------------- */
+
+/* "name": {every option of the table} */
+static abar_status write_section(abar_context *ctx, const char *name, const abar_option *options, const void *config,
+                                 abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"%s\": {", name));
+    for (const abar_option *o = options; o && o->name; o++) {
+        char text[ABAR_OPTION_TEXT_MAX];
+        ABAR_TRY(abar_options_get(ctx, options, config, o->name, text, sizeof text));
+        ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", o == options ? "" : ", ", o->name));
+        if (o->type == ABAR_OPTION_TEXT || o->type == ABAR_OPTION_CHOICE)
+            ABAR_TRY(abar__json_string(ctx, out, text));
+        else
+            ABAR_TRY(abar__text_append(ctx, out, text, strlen(text)));
+    }
+    return abar__text_append(ctx, out, "}", 1);
+}
+
+abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(ctx, out, "{\"abar\": \"%s\"", abar_version()));
+    ABAR_TRY(write_section(ctx, "train", abar_train_options, &setup->train, out));
+    ABAR_TRY(write_section(ctx, "model", setup->model->options, setup->model_config, out));
+    ABAR_TRY(write_section(ctx, "optimizer", setup->rule->options, setup->rule_config, out));
+    return abar__text_append(ctx, out, "}", 1);
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------------- */
+
+/* The value as abar_options_set wants it, or NULL when its JSON type is not the option's. */
+static const char *value_text(const abar_option *option, const cJSON *item, char number[64])
+{
+    switch (option->type) {
+    case ABAR_OPTION_TEXT:
+    case ABAR_OPTION_CHOICE: return cJSON_IsString(item) ? item->valuestring : NULL;
+    case ABAR_OPTION_BOOL: return cJSON_IsTrue(item) ? "true" : cJSON_IsFalse(item) ? "false" : NULL;
+    case ABAR_OPTION_INT:
+        if (!cJSON_IsNumber(item)) return NULL;
+        if (fabs(item->valuedouble) < 0x1p53 && floor(item->valuedouble) == item->valuedouble) {
+            snprintf(number, 64, "%lld", (long long)item->valuedouble);
+            return number;
+        }
+        break;
+    case ABAR_OPTION_REAL:
+        if (!cJSON_IsNumber(item)) return NULL;
+        break;
+    }
+    snprintf(number, 64, "%.17g", item->valuedouble);
+    return number;
+}
+
+static const char *type_name(abar_option_type type)
+{
+    static const char *const names[] = {"a whole number", "a number", "true or false", "a string", "a string"};
+    return names[type];
+}
+
+static abar_status read_option(abar_context *ctx, const char *label, const abar_option *options, void *config,
+                               const cJSON *item)
+{
+    const abar_option *option = abar_options_find(options, item->string);
+    if (option) {
+        char number[64];
+        const char *text = value_text(option, item, number);
+        if (!text)
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be %s, correct it", label, option->name,
+                              type_name(option->type));
+        if (abar_options_set(ctx, options, config, option->name, text) == ABAR_OK) return ABAR_OK;
+    } else {
+        abar_options_set(ctx, options, config, item->string, NULL); /* for its text: which name may have been meant */
+    }
+    return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", label, abar_context_error(ctx));
+}
+
+static abar_status read_section(abar_context *ctx, const char *label, const cJSON *root, const char *name,
+                                const abar_option *options, void *config)
+{
+    static const abar_option none[] = {{0}};
+    const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, name);
+    if (!section) return ABAR_OK;
+    if (!cJSON_IsObject(section))
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, name);
+    for (const cJSON *item = section->child; item; item = item->next) {
+        if (cJSON_GetObjectItemCaseSensitive(section, item->string) != item)
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" stands there twice, remove one", label, item->string);
+        ABAR_TRY(read_option(ctx, label, options ? options : none, config, item));
+    }
+    return ABAR_OK;
+}
+
+static abar_status check_root(abar_context *ctx, const char *label, const cJSON *root)
+{
+    static const char *const known[] = {"abar", "train", "model", "optimizer", NULL};
+    if (!cJSON_IsObject(root))
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: must be a JSON object, is it of another program?", label);
+    for (const cJSON *item = root->child; item; item = item->next) {
+        const char *const *k = known;
+        while (*k && strcmp(*k, item->string) != 0) k++;
+        if (!*k) return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" is unknown, remove it", label, item->string);
+    }
+    return ABAR_OK;
+}
+
+/* The string train.NAME, or NULL. */
+static const char *named(const cJSON *root, const char *name)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
+}
+
+static abar_status read_setup(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
+{
+    ABAR_TRY(check_root(ctx, label, root));
+    const char *model = named(root, "model"), *data = named(root, "data"), *optim = named(root, "optim");
+    if (!model || !data || !optim)
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"train\" must name model, data and optim, is the file damaged?", label);
+    abar_setup *setup;
+    abar_status status = abar_setup_create(ctx, model, data, optim, &setup);
+    if (status < 0) return abar__fail(ctx, status, "%s: %s", label, abar_context_error(ctx));
+    status = read_section(ctx, label, root, "train", abar_train_options, &setup->train);
+    if (status == ABAR_OK) status = read_section(ctx, label, root, "model", setup->model->options, setup->model_config);
+    if (status == ABAR_OK) status = read_section(ctx, label, root, "optimizer", setup->rule->options, setup->rule_config);
+    if (status < 0) {
+        abar_setup_destroy(ctx, setup);
+        return status;
+    }
+    *out = setup;
+    return ABAR_OK;
+}
+
+abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)
+{
+    const char *end = NULL;
+    cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
+    const char *rest = end;
+    while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
+    if (!root || (rest < json + n && *rest)) {
+        cJSON_Delete(root);
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: not valid JSON at byte %td, is the file damaged?", label,
+                          end ? end - json : (ptrdiff_t)0);
+    }
+    *out = root;
+    return ABAR_OK;
+}
+
+abar_status abar__setup_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_setup **out)
+{
+    *out = NULL;
+    cJSON *root;
+    ABAR_TRY(abar__json_parse(ctx, label, json, n, &root));
+    abar_status status = read_setup(ctx, label, root, out);
+    cJSON_Delete(root);
+    return status;
+}

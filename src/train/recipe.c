@@ -1,0 +1,35 @@
+/* Recipes: the settings that suit a model when it meets its data (models.md, "Recipes"), per update rule. */
+#include "train/train_impl.h"
+
+#include <string.h>
+
+/* model and data match by their beginning; the first row that fits wins. */
+typedef struct recipe {
+    const char *model, *data, *rule;
+    int64_t epochs, batch;
+    double lr, weight_decay;
+    bool per_epoch; /* cosine held within each epoch, as in the paper */
+    bool augment;
+} recipe;
+
+static const recipe recipes[] = {
+    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true}, {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
+    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
+    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
+    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false}, {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
+    {"", "", "adamw", 10, 128, 1e-3, 0.05, false, false},         {"", "", "", 10, 128, 0.05, 5e-4, false, false},
+};
+
+static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+void abar__recipe_apply(abar_train_config *train)
+{
+    const recipe *r = recipes;
+    while (!begins(train->model, r->model) || !begins(train->data, r->data) || !begins(train->optim, r->rule)) r++;
+    train->epochs = r->epochs;
+    train->batch = r->batch;
+    train->lr = r->lr;
+    train->weight_decay = r->weight_decay;
+    train->schedule_per_epoch = r->per_epoch;
+    train->augment = r->augment;
+}

@@ -1,0 +1,123 @@
+/* What a run leaves to read: log.jsonl, TensorBoard scalars, and the report at its end. */
+#include "base/json.h"
+#include "train/train_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define STEPS_PER_LINE 50
+#define EVENTS_NAME "events.out.tfevents.0.abar" /* one name per folder: a run that starts over replaces its scalars */
+
+/* ---- logs ----------------------------------------------------------------------------------------------------- */
+
+/* How much of a log to keep: what the checkpoint knows of, or what is left of it after a crash of the machine. */
+static uint64_t keep_of(abar_context *ctx, const char *path, uint64_t wanted)
+{
+    struct stat info;
+    uint64_t there = wanted > 0 && stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
+    if (there >= wanted) return wanted;
+    abar__log(ctx, ABAR_LOG_WARNING, "%s: holds less than the checkpoint says, lines are missing", path);
+    return there;
+}
+
+abar_status abar__record_open(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "log.jsonl", path));
+    ABAR_TRY(abar__jsonl_open(t->ctx, path, keep_of(t->ctx, path, t->at.log_bytes), &t->log));
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, EVENTS_NAME, path));
+    return abar__tfevents_open(t->ctx, path, keep_of(t->ctx, path, t->at.events_bytes), &t->scalars);
+}
+
+static double wall_time(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int64_t global_step(const abar_trainer *t) { return t->at.epoch * t->steps + t->at.step; }
+
+abar_status abar__record_step(abar_trainer *t, double loss, double lr)
+{
+    if (!t->log || global_step(t) % STEPS_PER_LINE != 0) return ABAR_OK;
+    t->text.length = 0;
+    ABAR_TRY(abar__text_printf(t->ctx, &t->text, "{\"step\": %lld, \"loss\": ", (long long)global_step(t)));
+    ABAR_TRY(abar__json_number(t->ctx, &t->text, loss));
+    ABAR_TRY(abar__text_printf(t->ctx, &t->text, ", \"lr\": "));
+    ABAR_TRY(abar__json_number(t->ctx, &t->text, lr));
+    ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
+    ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
+    ABAR_TRY(abar__tfevents_scalar(t->scalars, "train/batch_loss", global_step(t), wall_time(), loss));
+    return abar__tfevents_scalar(t->scalars, "lr", global_step(t), wall_time(), lr);
+}
+
+abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
+{
+    if (!t->log) return ABAR_OK;
+    t->text.length = 0;
+    ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, &t->text));
+    ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
+    const struct {
+        const char *tag;
+        double value;
+    } scalars[] = {{"train/loss", e->train_loss},
+                   {"train/accuracy", e->train_accuracy},
+                   {"test/loss", e->test_loss},
+                   {"test/accuracy", e->test_accuracy},
+                   {"lr", e->lr}};
+    for (size_t i = 0; i < sizeof scalars / sizeof *scalars; i++)
+        ABAR_TRY(abar__tfevents_scalar(t->scalars, scalars[i].tag, global_step(t), wall_time(), scalars[i].value));
+    return abar__tfevents_flush(t->scalars);
+}
+
+/* ---- the report ----------------------------------------------------------------------------------------------- */
+
+static abar_status report_real(abar_trainer *t, const char *name, double value)
+{
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"%s\": ", name));
+    return abar__json_number(t->ctx, &t->report, value);
+}
+
+static abar_status report_numbers(abar_trainer *t)
+{
+    const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : &(abar__epoch){0};
+    double steps = (double)global_step(t), train = t->at.step_seconds;
+    const struct {
+        const char *name;
+        double value;
+    } reals[] = {{"test_acc", last->test_accuracy},
+                 {"best_acc", abar__best_accuracy(t->history, t->at.epoch)},
+                 {"test_loss", last->test_loss},
+                 {"train_acc", last->train_accuracy},
+                 {"train_loss", last->train_loss},
+                 {"seconds", t->at.seconds},
+                 {"ms_per_step", steps > 0 ? 1e3 * train / steps : 0.0},
+                 {"samples_per_second", train > 0 ? steps * (double)t->setup->train.batch / train : 0.0}};
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
+    return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
+                             abar_context_memory(t->ctx).peak, abar_optim_bytes(t->optim), (long long)t->at.skipped);
+}
+
+abar_status abar_trainer_report(abar_trainer *t, const char **json)
+{
+    abar_context *ctx = t->ctx;
+    abar__text *out = &t->report;
+    out->length = 0;
+    ABAR_TRY(report_numbers(t));
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"stopped\": %s, \"dir\": ", t->stopped ? "true" : "false"));
+    if (t->setup->train.out[0])
+        ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));
+    else
+        ABAR_TRY(abar__text_append(ctx, out, "null", 4));
+    ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
+    ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, out));
+    ABAR_TRY(abar__text_append(ctx, out, ", \"config\": ", 12));
+    ABAR_TRY(abar__setup_write(ctx, t->setup, out));
+    ABAR_TRY(abar__text_append(ctx, out, "}", 1));
+    *json = out->data;
+    return ABAR_OK;
+}

@@ -1,0 +1,162 @@
+/* The inside of training: what a setup is made into, one step, and where a run stands between two steps.
+ *
+ *     config.c  config_json.c  recipe.c     the settings: tables, defaults, config.json
+ *     build.c                               settings -> data set, device, net, optimizer
+ *     step.c                                one optimizer step, and a pass over the test set
+ *     trainer.c  place.c                    a whole run; where it stands
+ *     record.c  checkpoint.c                its logs and report; what lies on disk
+ *     weights.c  evaluate.c  bench.c  memory_plan.c */
+#ifndef ABAR_TRAIN_IMPL_H
+#define ABAR_TRAIN_IMPL_H
+
+#include "abar/train.h"
+#include "base/base_impl.h"
+#include "io/io.h"
+
+#include <stdatomic.h>
+
+double abar__seconds(void); /* monotonic */
+
+/* ---- settings ------------------------------------------------------------------------------------------------- */
+
+/* Overwrites the settings that depend on which model meets which data and rule. */
+void abar__recipe_apply(abar_train_config *train);
+
+abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
+/* Appends the setup as one JSON object. */
+abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__text *out);
+/* Reads what abar__setup_write wrote; label names the text in errors. Settings it does not mention take their defaults. */
+abar_status abar__setup_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_setup **out);
+/* What may change between a checkpoint and the run that goes on from it, and what must not. */
+abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const abar_setup *now);
+
+/* ---- building ------------------------------------------------------------------------------------------------- */
+
+/* The data set's shape as far as a model decides it: for synthetic data and for bench. */
+void abar__model_shape(const abar_model *model, abar_dataset_info *out);
+abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, abar_dataset **out);
+abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
+
+typedef struct abar__net_wish {
+    int64_t batch; /* of one forward pass */
+    bool training, plan_only;
+} abar__net_wish;
+
+abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                            const abar__net_wish *wish, abar_net **out);
+abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                              abar_optim **out);
+abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
+
+/* ---- one step ------------------------------------------------------------------------------------------------- */
+
+/* What a step needs; it owns nothing and allocates nothing. */
+typedef struct abar__stepper {
+    abar_context *ctx;
+    abar_net *net;
+    abar_optim *optim;             /* NULL: evaluation only */
+    const abar_dataset_info *info; /* shape and normalisation of the images */
+    int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
+    double clip;                   /* of the gradient's norm, 0: off */
+    uint64_t seed;                 /* of dropout */
+} abar__stepper;
+
+typedef struct abar__step_result {
+    bool skipped; /* a loss or gradient was not finite: nothing changed */
+    abar_loss loss;
+    double forward_seconds, backward_seconds, update_seconds;
+} abar__step_result;
+
+/* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: what the net's input holds already. */
+abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
+/* One forward pass over a batch of micro samples, with running statistics and without dropout. */
+abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
+/* Loss and hits over the whole test part. ABAR_STOPPED when stop (may be NULL) rises. */
+abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, const atomic_bool *stop, abar_loss *out);
+
+/* ---- weights in files ------------------------------------------------------------------------------------------ */
+
+/* Copies every tensor of the net out of the file. counters: num_batches_tracked must be there too. */
+abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net,
+                               bool counters);
+#define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
+/* Fails when the file holds a tensor that is neither the net's nor optimizer state. */
+abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net);
+/* Copies one tensor of the file, or says what does not fit. */
+abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
+                               const abar_tensor *src);
+/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes. */
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const char *path);
+size_t abar__weights_stage_bytes(const abar_net *net);
+
+/* ---- a run ----------------------------------------------------------------------------------------------------- */
+
+/* One finished epoch. */
+typedef struct abar__epoch {
+    double train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds; /* accuracies in percent */
+    int64_t skipped;                                                          /* steps of this epoch */
+} abar__epoch;
+
+/* Where a run stands: with the tensors, all that a checkpoint keeps. */
+typedef struct abar__place {
+    int64_t epoch, step;    /* step of the epoch; all done: its evaluation is due */
+    double loss_sum;        /* over the samples of the epoch's steps so far ... */
+    int64_t correct, count; /* ... skipped ones excepted */
+    int64_t skipped, epoch_skipped, skipped_in_a_row;
+    double seconds, epoch_seconds, step_seconds, test_seconds; /* step and test: of training and evaluation, summed */
+    uint64_t log_bytes, events_bytes;
+} abar__place;
+
+struct abar_trainer {
+    abar_context *ctx;
+    abar_setup *setup;
+    abar_trainer_events events;
+    abar_dataset *data;
+    abar_device *dev;
+    abar_net *net;
+    abar_optim *optim;
+    abar_loader *train, *test;
+    abar__stepper stepper;
+    abar_schedule schedule;
+    int64_t steps; /* per epoch */
+    abar__place at;
+    abar__epoch *history; /* at.epoch of them; room for history_room */
+    int64_t history_room;
+    double tick;          /* when the clocks of at were last moved */
+    double pace_seconds;  /* of this epoch's steps in this process, for samples per second ... */
+    int64_t pace_samples; /* ... and what they took */
+    /* on disk, when setup->train.out is set */
+    int lock;
+    abar__jsonl *log;
+    abar__tfevents *scalars;
+    void *stage; /* for the export, where the device does not compute in F32 */
+    size_t stage_bytes;
+    abar__text text, report; /* scratch; the last report */
+    atomic_bool stop;
+    bool resumes, started_over; /* a checkpoint is there; was wanted and is not */
+    bool stopped;               /* the last run ended because it was asked to */
+};
+
+/* The JSON of where a run stands, and back. The parser allocates at->epoch entries of history. */
+abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out);
+abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
+                              abar__epoch **history);
+abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, abar__text *out);
+abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, abar__text *out);
+double abar__best_accuracy(const abar__epoch *history, int64_t n);
+
+/* Logs, in setup->train.out. Without a folder they do nothing. */
+abar_status abar__record_open(abar_trainer *t); /* kept as far as t->at says */
+abar_status abar__record_step(abar_trainer *t, double loss, double lr);
+abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e);
+
+/* What lies in the folder. */
+#define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
+abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
+abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
+abar_status abar__checkpoint_load(abar_trainer *t);
+abar_status abar__checkpoint_save(abar_trainer *t); /* state.safetensors */
+abar_status abar__export_save(abar_trainer *t);     /* model.safetensors */
+abar_status abar__config_save(abar_trainer *t);     /* config.json */
+
+#endif

@@ -1,0 +1,281 @@
+/* A whole training run: epochs of steps, an evaluation after each, progress for whoever watches, and stopping and resuming
+ * as if nothing had happened. */
+#include "train/train_impl.h"
+
+#include <string.h>
+
+#define GIVE_UP_AFTER 10 /* skipped steps in a row (methods.md section 9) */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- making --------------------------------------------------------------------------------------------------- */
+
+static abar_status open_data(abar_trainer *t)
+{
+    const abar_train_config *train = &t->setup->train;
+    ABAR_TRY(abar__data_open(t->ctx, t->setup, false, &t->data));
+    const abar_dataset_info *info = abar_dataset_info_of(t->data);
+    if (info->train < train->batch)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples, choose less",
+                          (long long)train->batch, (long long)info->train);
+    abar_loader_config wish = abar__loader_wish(t->setup, false);
+    ABAR_TRY(abar_loader_create(t->ctx, t->data, &wish, &t->train));
+    wish = abar__loader_wish(t->setup, true);
+    ABAR_TRY(abar_loader_create(t->ctx, t->data, &wish, &t->test));
+    t->steps = abar_loader_batches(t->train);
+    return ABAR_OK;
+}
+
+static abar_status make_net(abar_trainer *t)
+{
+    const abar_train_config *train = &t->setup->train;
+    const abar_dataset_info *info = abar_dataset_info_of(t->data);
+    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
+    ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
+    ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &wish, &t->net));
+    ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
+    t->stepper = (abar__stepper){.ctx = t->ctx,
+                                 .net = t->net,
+                                 .optim = t->optim,
+                                 .info = info,
+                                 .micro = wish.batch,
+                                 .accumulate = train->accumulate,
+                                 .clip = train->clip,
+                                 .seed = (uint64_t)train->seed};
+    t->schedule = (abar_schedule){.kind = (abar_schedule_kind)train->schedule,
+                                  .lr = train->lr,
+                                  .epochs = train->epochs,
+                                  .steps_per_epoch = t->steps,
+                                  .warmup_epochs = train->warmup,
+                                  .per_epoch = train->schedule_per_epoch};
+    return ABAR_OK;
+}
+
+/* Everything a run needs beside data and net: room for its history, and its folder's files. */
+static abar_status open_books(abar_trainer *t)
+{
+    void *memory;
+    t->history_room = t->setup->train.epochs;
+    ABAR_TRY(abar__alloc(t->ctx, (size_t)t->history_room * sizeof *t->history, &memory));
+    t->history = memory;
+    if (t->resumes) ABAR_TRY(abar__checkpoint_load(t));
+    if (!t->setup->train.out[0]) return ABAR_OK;
+    t->stage_bytes = abar__weights_stage_bytes(t->net);
+    ABAR_TRY(abar__alloc(t->ctx, t->stage_bytes, &t->stage));
+    ABAR_TRY(abar__config_save(t));
+    return abar__record_open(t);
+}
+
+static abar_status build(abar_trainer *t, bool resume)
+{
+    ABAR_TRY(abar_setup_check(t->ctx, t->setup));
+    ABAR_TRY(abar__folder_claim(t, resume));
+    ABAR_TRY(open_data(t));
+    ABAR_TRY(make_net(t));
+    ABAR_TRY(open_books(t));
+    return abar_loader_seek(t->train, t->at.epoch, t->at.step);
+}
+
+abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
+                                abar_trainer **out)
+{
+    *out = NULL;
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar_trainer), &memory));
+    abar_trainer *t = memory;
+    t->ctx = ctx;
+    t->lock = -1;
+    atomic_init(&t->stop, false);
+    if (events) t->events = *events;
+    abar_status status = abar__setup_copy(ctx, setup, &t->setup);
+    if (status == ABAR_OK) status = build(t, resume);
+    if (status < 0) {
+        abar_trainer_destroy(t);
+        return status;
+    }
+    if (t->started_over) abar__log(ctx, ABAR_LOG_INFO, "%s: no checkpoint was written yet, starting over", t->setup->train.out);
+    *out = t;
+    return ABAR_OK;
+}
+
+void abar_trainer_destroy(abar_trainer *t)
+{
+    if (!t) return;
+    abar__jsonl_close(t->log);
+    abar__tfevents_close(t->scalars);
+    abar_loader_destroy(t->train);
+    abar_loader_destroy(t->test);
+    abar_optim_destroy(t->optim);
+    abar_net_destroy(t->net);
+    abar_device_close(t->dev);
+    abar_dataset_close(t->data);
+    abar__free(t->ctx, t->history, (size_t)t->history_room * sizeof *t->history);
+    abar__free(t->ctx, t->stage, t->stage_bytes);
+    abar__text_free(t->ctx, &t->text);
+    abar__text_free(t->ctx, &t->report);
+    if (t->lock >= 0) abar__folder_unlock(t->lock);
+    abar_setup_destroy(t->ctx, t->setup);
+    abar__free(t->ctx, t, sizeof *t);
+}
+
+void abar_trainer_stop(abar_trainer *t) { atomic_store(&t->stop, true); }
+bool abar_trainer_started_over(const abar_trainer *t) { return t->started_over; }
+abar_net *abar_trainer_net(abar_trainer *t) { return t->net; }
+
+/* ---- watching ------------------------------------------------------------------------------------------------- */
+
+static int64_t last_epoch(const abar_trainer *t)
+{
+    const abar_train_config *train = &t->setup->train;
+    return train->stop_after > 0 ? least(train->stop_after, train->epochs) : train->epochs;
+}
+
+/* Moves the clocks of the run and its epoch to now. Returns the seconds since the last call. */
+static double tick(abar_trainer *t)
+{
+    double now = abar__seconds(), passed = now - t->tick;
+    t->tick = now;
+    t->at.seconds += passed;
+    t->at.epoch_seconds += passed;
+    return passed;
+}
+
+static double seconds_left(const abar_trainer *t)
+{
+    double steps_done = (double)(t->at.epoch * t->steps + t->at.step), epochs_done = (double)t->at.epoch;
+    double steps_left = (double)(last_epoch(t) * t->steps) - steps_done, epochs_left = (double)last_epoch(t) - epochs_done;
+    double per_step = steps_done > 0 ? t->at.step_seconds / steps_done : 0.0;
+    double per_test = epochs_done > 0 ? t->at.test_seconds / epochs_done : 0.0;
+    return steps_left * per_step + epochs_left * per_test;
+}
+
+static abar_progress progress_of(const abar_trainer *t, double lr)
+{
+    double count = t->at.count > 0 ? (double)t->at.count : 1.0;
+    return (abar_progress){.epoch = t->at.epoch,
+                           .epochs = t->setup->train.epochs,
+                           .step = t->at.step,
+                           .steps = t->steps,
+                           .loss = t->at.loss_sum / count,
+                           .accuracy = 100.0 * (double)t->at.correct / count,
+                           .lr = lr,
+                           .samples_per_second = t->pace_seconds > 0 ? (double)t->pace_samples / t->pace_seconds : 0.0,
+                           .seconds = t->at.seconds,
+                           .seconds_left = seconds_left(t),
+                           .best_accuracy = abar__best_accuracy(t->history, t->at.epoch),
+                           .skipped_steps = t->at.skipped};
+}
+
+static void tell(const abar_trainer *t, const abar_progress *p)
+{
+    if (t->events.progress) t->events.progress(t->events.user, p);
+}
+
+/* ---- running -------------------------------------------------------------------------------------------------- */
+
+static void count_step(abar_trainer *t, const abar__step_result *r)
+{
+    double passed = tick(t);
+    t->at.step++;
+    t->at.step_seconds += passed;
+    t->pace_seconds += passed;
+    t->pace_samples += t->setup->train.batch;
+    t->at.skipped += r->skipped;
+    t->at.epoch_skipped += r->skipped;
+    t->at.skipped_in_a_row = r->skipped ? t->at.skipped_in_a_row + 1 : 0;
+    if (r->skipped) return;
+    t->at.loss_sum += r->loss.loss * (double)r->loss.count;
+    t->at.correct += r->loss.correct;
+    t->at.count += r->loss.count;
+}
+
+static abar_status train_step(abar_trainer *t)
+{
+    int64_t k = t->at.epoch * t->steps + t->at.step;
+    double lr = abar_schedule_lr(&t->schedule, k);
+    abar_batch batch;
+    abar__step_result result;
+    ABAR_TRY(abar_loader_next(t->train, &batch));
+    ABAR_TRY(abar__stepper_run(&t->stepper, &batch, k, lr, &result));
+    count_step(t, &result);
+    if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
+    abar_progress p = progress_of(t, lr);
+    tell(t, &p);
+    return ABAR_OK;
+}
+
+/* No number that comes now can be trusted; the weights still can. */
+static abar_status give_up(abar_trainer *t)
+{
+    const char *dir = t->setup->train.out;
+    t->at.skipped_in_a_row = 0; /* a resumed run gets as many tries again */
+    ABAR_TRY(abar__checkpoint_save(t));
+    return abar__fail(t->ctx, ABAR_E_NUMERIC,
+                      "training: loss or gradient was not finite in %d steps in a row (epoch %lld, step %lld), lower --lr or "
+                      "set --warmup or --clip%s%s%s",
+                      GIVE_UP_AFTER, (long long)t->at.epoch + 1, (long long)t->at.step, dir[0] ? "; " : "", dir,
+                      dir[0] ? " holds the weights before them" : "");
+}
+
+static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
+{
+    int64_t last_step = t->at.epoch * t->steps + t->steps - 1;
+    double lr = abar_schedule_lr(&t->schedule, last_step);
+    abar_progress p = progress_of(t, lr);
+    abar__epoch *e = &t->history[t->at.epoch];
+    *e = (abar__epoch){.train_loss = p.loss,
+                       .train_accuracy = p.accuracy,
+                       .test_loss = test->loss,
+                       .test_accuracy = 100.0 * (double)test->correct / (double)test->count,
+                       .lr = lr,
+                       .seconds = t->at.epoch_seconds,
+                       .skipped = t->at.epoch_skipped};
+    ABAR_TRY(abar__record_epoch(t, e));
+    t->at.epoch++;
+    t->at.step = 0;
+    t->at.loss_sum = t->at.epoch_seconds = t->pace_seconds = 0.0;
+    t->at.correct = t->at.count = t->at.epoch_skipped = t->pace_samples = 0;
+    ABAR_TRY(abar__export_save(t));
+    ABAR_TRY(abar__checkpoint_save(t));
+    p.epoch_done = true;
+    p.test_loss = e->test_loss;
+    p.test_accuracy = e->test_accuracy;
+    p.best_accuracy = abar__best_accuracy(t->history, t->at.epoch);
+    p.seconds_left = seconds_left(t);
+    tell(t, &p);
+    return ABAR_OK;
+}
+
+/* Goes on from wherever t->at is, through the end of that epoch. */
+static abar_status run_epoch(abar_trainer *t)
+{
+    int64_t every = t->setup->train.checkpoint_every;
+    while (t->at.step < t->steps) {
+        if (atomic_load(&t->stop)) return ABAR_STOPPED;
+        ABAR_TRY(train_step(t));
+        if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
+        bool due = every > 0 && (t->at.epoch * t->steps + t->at.step) % every == 0;
+        if (due && t->at.step < t->steps) ABAR_TRY(abar__checkpoint_save(t));
+    }
+    abar_loss test;
+    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->stop, &test);
+    t->at.test_seconds += tick(t);
+    return status == ABAR_OK ? finish_epoch(t, &test) : status;
+}
+
+abar_status abar_trainer_run(abar_trainer *t)
+{
+    t->tick = abar__seconds();
+    t->stopped = false;
+    while (t->at.epoch < last_epoch(t)) {
+        abar_status status = run_epoch(t);
+        if (status == ABAR_OK) continue;
+        if (status == ABAR_STOPPED) {
+            atomic_store(&t->stop, false);
+            t->stopped = true;
+            ABAR_TRY(abar__checkpoint_save(t));
+        }
+        return status;
+    }
+    return ABAR_OK;
+}

@@ -1,0 +1,132 @@
+/* A net's tensors in safetensors files: reading ours and PyTorch's, strictly by name and shape, and writing the export. */
+#include "train/train_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define COUNTER "num_batches_tracked" /* what older PyTorch files and other exporters leave out */
+
+static bool is_floating(abar_dtype dtype) { return dtype <= ABAR_F16; }
+
+static bool is_counter(const char *name)
+{
+    size_t n = strlen(name), m = strlen(COUNTER);
+    return n >= m && strcmp(name + n - m, COUNTER) == 0;
+}
+
+/* "(6, 1, 5, 5)" */
+static void shape_text(const abar_tensor *t, char text[160])
+{
+    int used = snprintf(text, 160, "(");
+    for (int i = 0; i < t->ndim; i++)
+        used += snprintf(text + used, 160 - (size_t)used, i ? ", %lld" : "%lld", (long long)t->dim[i]);
+    snprintf(text + used, 160 - (size_t)used, ")");
+}
+
+static bool same_shape(const abar_tensor *a, const abar_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->dim, b->dim, (size_t)a->ndim * sizeof *a->dim) == 0;
+}
+
+abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
+                               const abar_tensor *src)
+{
+    if (!same_shape(dst, src)) {
+        char has[160], wants[160];
+        shape_text(src, has);
+        shape_text(dst, wants);
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s has shape %s, the model wants %s, is it of another model?", path,
+                          name, has, wants);
+    }
+    if (dst->dtype != src->dtype && !(is_floating(dst->dtype) && is_floating(src->dtype)))
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is %s, expected %s, is it of another model?", path, name,
+                          abar_dtype_name(src->dtype), abar_dtype_name(dst->dtype));
+    return abar_tensor_copy(ctx, dst, src);
+}
+
+abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net, bool counters)
+{
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor dst, src;
+        abar_net_tensor(net, i, &name, &dst);
+        if (abar__safetensors_find(file, name, &src)) {
+            ABAR_TRY(abar__weights_copy(ctx, path, name, &dst, &src));
+        } else if (counters || !is_counter(name)) {
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, is it of another model?", path, name);
+        }
+    }
+    abar_net_rollback(net); /* what a forward pass may have left in the running statistics is void now */
+    return ABAR_OK;
+}
+
+static bool net_has(const abar_net *net, const char *wanted)
+{
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor tensor;
+        abar_net_tensor(net, i, &name, &tensor);
+        if (strcmp(name, wanted) == 0) return true;
+    }
+    return false;
+}
+
+abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net)
+{
+    for (int i = 0; i < abar__safetensors_count(file); i++) {
+        abar_tensor tensor;
+        const char *name = abar__safetensors_get(file, i, &tensor);
+        if (strncmp(name, ABAR_STATE_PREFIX, strlen(ABAR_STATE_PREFIX)) == 0 || net_has(net, name)) continue;
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %.160s is none of the model's, is it of another model?", path, name);
+    }
+    return ABAR_OK;
+}
+
+/* ---- the export ------------------------------------------------------------------------------------------------ */
+
+/* A view of the tensor as it goes into the export: itself, or its F32 copy at the end of the stage. */
+static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *stage, size_t *used, abar_tensor *out)
+{
+    *out = *t;
+    out->dev = NULL; /* every device so far computes in the host's memory */
+    if (!is_floating(t->dtype) || t->dtype == ABAR_F32) return ABAR_OK;
+    *out = abar_tensor_wrap(NULL, stage + *used, ABAR_F32, t->ndim, t->dim);
+    *used += abar_tensor_bytes(out);
+    return abar_tensor_copy(ctx, out, t);
+}
+
+static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, abar__safetensors_writer *writer)
+{
+    size_t used = 0;
+    ABAR_TRY(abar__safetensors_writer_metadata(writer, "format", "pt"));
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor tensor, view;
+        abar_net_tensor(net, i, &name, &tensor);
+        ABAR_TRY(stage_tensor(ctx, &tensor, stage, &used, &view));
+        ABAR_TRY(abar__safetensors_writer_add(writer, name, &view));
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const char *path)
+{
+    abar__safetensors_writer *writer;
+    ABAR_TRY(abar__safetensors_writer_create(ctx, &writer));
+    abar_status status = add_all(ctx, net, stage, writer);
+    if (status == ABAR_OK) status = abar__safetensors_writer_write(writer, path);
+    abar__safetensors_writer_destroy(writer);
+    return status;
+}
+
+size_t abar__weights_stage_bytes(const abar_net *net)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        abar_tensor t;
+        abar_net_tensor(net, i, &name, &t);
+        if (is_floating(t.dtype) && t.dtype != ABAR_F32) bytes += (size_t)abar_tensor_count(&t) * sizeof(float);
+    }
+    return bytes;
+}

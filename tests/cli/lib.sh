@@ -1,0 +1,98 @@
+# A tiny test library for the command. A script sources it with its own arguments: the abar to test, and tests/.
+# Cases count themselves; `finish` prints the counts as the last line and sets the exit status.
+# shellcheck shell=bash
+set -u
+abar=$(realpath "$1")
+tests=$(realpath "$2")
+root=$(dirname "$tests")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMP_WAIT_POLICY=passive
+unset NO_COLOR COLUMNS
+passed=0 failed=0 skipped=0
+
+pass() { passed=$((passed + 1)); }
+fail() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    echo "  ran: ${ran-}"
+    echo "  exit ${rc-}; stdout, stderr:"
+    head -c 2000 "$work/stdout" 2>/dev/null | sed 's/^/  | /'
+    head -c 2000 "$work/stderr" 2>/dev/null | sed 's/^/  ! /'
+}
+skip() {
+    skipped=$((skipped + 1))
+    echo "skipped: $1"
+}
+# check NAME COMMAND...: a case that holds when the command succeeds.
+check() {
+    local name=$1
+    shift
+    if "$@"; then pass; else fail "$name"; fi
+}
+
+# run ARGUMENTS...: abar, with its exit status in rc and its output in $work/stdout and $work/stderr.
+run() {
+    ran="abar $*"
+    "$abar" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
+    rc=$?
+}
+# The kind of failure we promise: one line on stderr, "abar: ...", nothing on stdout.
+failed_well() { # CODE PATTERN
+    [[ $rc == "$1" ]] && [[ ! -s $work/stdout ]] && [[ $(wc -l <"$work/stderr") == 1 ]] &&
+        grep -qE '^abar: ' "$work/stderr" && grep -qE -- "$2" "$work/stderr"
+}
+# refuses NAME CODE PATTERN ARGUMENTS...: a case.
+refuses() {
+    local name=$1 code=$2 pattern=$3
+    shift 3
+    run "$@"
+    check "$name" failed_well "$code" "$pattern"
+}
+# succeeds NAME ARGUMENTS...: a case; silent on stderr.
+succeeds() {
+    local name=$1
+    shift
+    run "$@"
+    check "$name" succeeded
+}
+succeeded() { [[ $rc == 0 && ! -s $work/stderr ]]; }
+says() { grep -qE -- "$1" "$work/stdout"; }
+no_control_characters() { ! LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]' "$work/stdout"; }
+# Exactly one JSON object, on one line; read by a real parser where there is one.
+one_json_object() {
+    [[ $(wc -l <"$work/stdout") == 1 ]] && grep -qE '^\{.*\}$' "$work/stdout" || return 1
+    if command -v python3 >/dev/null; then python3 -c 'import json, sys; json.load(sys.stdin)' <"$work/stdout"; fi
+}
+
+# small ...: flags of a training that takes a fraction of a second.
+small=(--model lenet5 --data synthetic --limit-train 512 --limit-test 128 --batch 32 --epochs 2 --threads 1)
+
+# Big-endian 32-bit numbers, as idx files have them.
+u32() {
+    local n
+    for n in "$@"; do
+        # shellcheck disable=SC2059
+        printf "$(printf '\\x%02x' $((n >> 24 & 255)) $((n >> 16 & 255)) $((n >> 8 & 255)) $((n & 255)))"
+    done
+}
+bytes() { head -c "$1" /dev/zero | tr '\0' "$2"; } # COUNT CHARACTER
+# idx_set DIR: a Fashion-MNIST of 64 + 32 gray images, all of class 1.
+idx_set() {
+    local part count
+    mkdir -p "$1"
+    for part in train:64 t10k:32; do
+        count=${part#*:}
+        { u32 2051 "$count" 28 28 && bytes $((count * 784)) '\200'; } | gzip -n >"$1/${part%:*}-images-idx3-ubyte.gz"
+        { u32 2049 "$count" && bytes "$count" '\1'; } | gzip -n >"$1/${part%:*}-labels-idx1-ubyte.gz"
+    done
+}
+
+finish() {
+    printf '%d passed, %d failed' "$passed" "$failed"
+    if ((skipped)); then printf ', %d skipped' "$skipped"; fi
+    printf '\n'
+    ((failed == 0))
+    exit
+}

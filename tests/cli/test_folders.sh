@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Where runs are kept: folders that cannot be written, are in use, are full, or hold something damaged.
+# shellcheck source=lib.sh
+source "$(dirname "$0")/lib.sh"
+
+# --- folders that cannot be ---
+: >file
+refuses "a file in place of the folder" 1 'file' train "${small[@]}" --out file
+refuses "a folder below a file" 1 'file' train "${small[@]}" --out file/below
+refuses "a folder the system refuses" 1 '/proc' train "${small[@]}" --out /proc/abar
+check "the file is untouched" test ! -s file
+
+full=$work/full
+mkdir "$full"
+if mount -t tmpfs -o size=256k none "$full" 2>/dev/null; then
+    refuses "a full disk" 1 'space' train "${small[@]}" --quiet --out "$full/run"
+    check "a full disk leaves no half checkpoint" test ! -e "$full/run/state.safetensors"
+    umount "$full"
+    mount -t tmpfs -o ro,size=256k none "$full"
+    refuses "a read-only file system" 1 'full' train "${small[@]}" --out "$full/run"
+    umount "$full"
+else
+    skip "full disk and read-only file system: tmpfs cannot be mounted here"
+fi
+if [[ -e /dev/full ]]; then
+    ran="train --json >/dev/full"
+    "$abar" train "${small[@]}" --no-out --json >/dev/full 2>"$work/stderr"
+    rc=$?
+    : >"$work/stdout"
+    check "standard output that cannot be written" failed_well 1 'standard output'
+fi
+
+# --- the default folder ---
+succeeds "first default folder" train "${small[@]}" --epochs 1
+check "first default folder has the settings in its name" test -s runs/lenet5-synthetic-sgd-s0/state.safetensors
+succeeds "second default folder" train "${small[@]}" --epochs 1
+check "second default folder has a number" test -s runs/lenet5-synthetic-sgd-s0-2/state.safetensors
+
+# --- a folder that holds a run ---
+succeeds "a run" train "${small[@]}" --out run
+check "a run says where it is" says 'run/state\.safetensors'
+for name in config.json log.jsonl state.safetensors model.safetensors; do
+    check "a run has $name" test -s run/$name
+done
+check "a run has TensorBoard events" bash -c 'ls run/events.out.tfevents.* >/dev/null'
+sum=$(cksum run/*)
+refuses "the same command again" 2 '--resume run' train "${small[@]}" --out run
+check "the same command again harms nothing" test "$sum" = "$(cksum run/*)"
+succeeds "a finished run, resumed" train --resume run
+check "a finished run has nothing left to do" says 'Nothing left'
+
+"$abar" train "${small[@]}" --epochs 1000 --out busy >/dev/null 2>&1 &
+owner=$!
+for _ in {1..100}; do
+    if [[ -e busy/state.safetensors ]]; then break; fi
+    sleep 0.1
+done
+refuses "a folder in use" 1 'busy.*(in use|another)' train --resume busy
+kill -9 $owner && wait $owner 2>/dev/null
+succeeds "a folder no longer in use" train --resume busy --epochs 1000 --stop-after 1 --quiet
+
+# --- resuming ---
+refuses "resume of nothing" 1 'nowhere' train --resume nowhere
+mkdir empty
+refuses "resume of an empty folder" 1 'empty' train --resume empty
+refuses "resume with another model" 2 'lenet5' train --resume run --model mlp
+refuses "resume with another data set" 2 'synthetic' train --resume run --data fashion-mnist
+refuses "resume with another optimizer" 2 'sgd' train --resume run --optim adamw
+refuses "resume with another batch" 2 'batch' train --resume run --batch 64 --epochs 3 --quiet
+refuses "resume into another folder" 2 'out' train --resume run --out other
+check "refused resumes harm nothing" test "$sum" = "$(cksum run/*)"
+succeeds "resume with more epochs" train --resume run --epochs 3 --model lenet5
+check "resume goes on where it was" bash -c "grep -q '^epoch 3/3' stdout && ! grep -q '^epoch 2/3' stdout"
+succeeds "stop-after" train "${small[@]}" --epochs 3 --stop-after 1 --out stop
+check "stop-after stops" bash -c "! grep -q '^epoch 2/3' stdout"
+succeeds "resume after stop-after" train --resume stop
+check "resume after stop-after goes to the end" says '^epoch 3/3'
+succeeds "uninterrupted" train "${small[@]}" --epochs 3 --out whole
+check "stopped and resumed is the same as uninterrupted" cmp stop/model.safetensors whole/model.safetensors
+cp -r stop nothing && rm nothing/*.safetensors
+run train --resume nothing
+check "resume without a checkpoint says so and starts over" bash -c "[[ $rc == 0 ]] && grep -q 'starting over' stdout"
+check "resume without a checkpoint comes to the same" cmp nothing/model.safetensors whole/model.safetensors
+
+# --- damaged checkpoints ---
+damaged() { # NAME: run "hurt" must be refused by train and eval, and stay as it is
+    local before
+    before=$(cksum hurt/*)
+    refuses "$1: resume" 1 'hurt' train --resume hurt --epochs 5 --quiet
+    refuses "$1: eval" 1 'hurt' eval --checkpoint hurt/state.safetensors
+    check "$1: nothing harmed" test "$before" = "$(cksum hurt/*)"
+    rm -rf hurt
+}
+state=hurt/state.safetensors
+cp -r whole hurt && truncate -s -1 $state && damaged "truncated by a byte"
+cp -r whole hurt && truncate -s 100 $state && damaged "truncated in the header"
+cp -r whole hurt && truncate -s 4 $state && damaged "truncated in the length"
+cp -r whole hurt && : >$state && damaged "emptied"
+cp -r whole hurt && printf '\377\377\377\377\377\377' | dd of=$state bs=1 conv=notrunc status=none && damaged "absurd header length"
+cp -r whole hurt && printf '\377\377\377' | dd of=$state bs=1 seek=9 conv=notrunc status=none && damaged "flipped bytes in the header"
+cp -r whole hurt && LC_ALL=C sed -i 's/"conv1.weight"/"conv9.weight"/' $state && damaged "another name in the header"
+cp -r whole hurt && cp "$tests/golden/train_resnet8.safetensors" $state && damaged "foreign safetensors"
+cp -r whole hurt && printf '{"train": ' >hurt/config.json
+refuses "damaged config" 1 'config.json' train --resume hurt --epochs 5 --quiet
+rm -rf hurt
+refuses "eval of nothing" 1 'nowhere' eval --checkpoint nowhere --model lenet5
+refuses "eval of an empty folder" 1 'empty' eval --checkpoint empty
+refuses "eval of a foreign file" 1 'ops\.safetensors' eval --checkpoint "$tests/golden/ops.safetensors" --model lenet5 --data synthetic
+refuses "eval with another model" 1 'whole' eval --checkpoint whole/model.safetensors --model mlp --data synthetic
+finish

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Names, flags and values as people mistype them; help.
+# shellcheck source=lib.sh
+source "$(dirname "$0")/lib.sh"
+
+# --- help ---
+for words in "" "help" "--help" "-h"; do
+    # shellcheck disable=SC2086
+    succeeds "overview by '$words'" $words
+    check "overview by '$words' names the commands" says '^  train '
+done
+for command in train eval bench models data optimizers; do
+    succeeds "$command --help" $command --help
+    check "$command --help shows its usage" says "^usage: abar $command"
+    check "$command --help stays under 100 columns" awk 'length > 99 { exit 1 }' stdout
+    cp stdout first
+    run help $command
+    check "help $command is $command --help" cmp -s stdout first
+done
+succeeds "train --help with another recipe" train --model resnet20 --help
+check "train --help shows the recipe's defaults" says 'lr X .*\[0\.1\]'
+run train --help
+check "train --help shows the default recipe's" says 'lr X .*\[0\.05\]'
+succeeds "train --help with another optimizer" train --optim adamw --help
+check "train --help shows the optimizer's own options" says '--beta'
+succeeds "version" --version
+check "version says a number" says '^abar [0-9]+\.[0-9]+\.[0-9]+$'
+succeeds "optimizers" optimizers
+check "optimizers lists options" says '--momentum'
+succeeds "models" models
+check "models counts parameters" says '^lenet5 .* 61,706 '
+succeeds "one model" models --model resnet20 --batch 64
+check "one model sums parameters" says '^total .* 269,722 '
+check "one model plans memory" says 'activations .*iB'
+succeeds "data" data
+check "data lists synthetic" says '^synthetic'
+
+# --- names ---
+refuses "unknown command" 2 'did you mean abar train' trian
+refuses "hopeless command" 2 'abar help' xyzzyquux
+refuses "unknown model" 2 'lenet6.*lenet5' train --model lenet6
+refuses "unknown data" 2 'fashion-mnits.*fashion-mnist' train --data fashion-mnits
+refuses "unknown data, checked" 2 'fashion-mnits.*fashion-mnist' data --data fashion-mnits
+refuses "unknown optimizer" 2 'sdg.*sgd' train --optim sdg
+refuses "unknown device" 2 'cpo.*cpu' train --device cpo
+refuses "unknown flag" 2 'epoch.*did you mean --epochs' train --epoch 3
+refuses "a flag by another library's name" 2 'did you mean --lr' train --learning-rate 3
+refuses "hopeless flag" 2 'abar train --help' train --xyzzyquux 1
+refuses "another optimizer's flag" 2 'momentum.*sgd' train --optim adamw --momentum 0.5
+refuses "another command's flag" 2 'lr.*not a flag of abar eval' eval --lr 1
+refuses "single dash" 2 'spelled out' train -x
+refuses "lone word" 2 'lone word' train something
+refuses "lone model" 2 'did you mean --model lenet5' models lenet5
+
+# --- values ---
+refuses "missing value at the end" 2 'lr.*value' train --lr
+refuses "missing value before a flag" 2 'lr.*value' train --lr --epochs 3
+refuses "missing choice" 2 'cosine' train --schedule
+refuses "wrong choice" 2 'cosinus.*cosine' train --schedule cosinus
+refuses "lr nan" 2 'lr' train --lr nan
+refuses "lr infinite" 2 'lr' train --lr inf
+refuses "lr negative" 2 'lr' train --lr -1
+refuses "lr a word" 2 'lr' train --lr=fast
+refuses "lr with a tail" 2 'lr' train --lr 0.1x
+refuses "lr empty" 2 'lr' train --lr ''
+refuses "batch 0" 2 'batch' train --batch 0
+refuses "epochs negative" 2 'epochs' train --epochs -1
+refuses "epochs 0" 2 'epochs' train --epochs 0
+refuses "epochs a fraction" 2 'epochs' train --epochs 1.5
+refuses "epochs overflow" 2 'epochs' train --epochs 99999999999999999999
+refuses "seed a letter" 2 'seed' train --seed x
+refuses "seed negative" 2 'seed' train --seed -1
+refuses "bool with a value" 2 'nesterov' train --nesterov=maybe
+refuses "negated bool with a value" 2 'no-nesterov' train --no-nesterov=1
+refuses "negated number" 2 'no-lr' train --no-lr
+refuses "batch that cannot be split" 2 'accumulate' train --batch 32 --accumulate 5
+refuses "bench steps" 2 'steps' bench --steps 0
+refuses "eval without a checkpoint" 2 'checkpoint' eval
+refuses "logits without a file" 2 'logits' eval --checkpoint . --model lenet5 --logits 5
+check "no mistake left anything behind" test ! -e runs
+
+# --- what must work ---
+succeeds "last flag wins" train "${small[@]}" --no-out --epochs 7 --epochs=1
+check "last flag won" says '^epoch 1/1 '
+succeeds "bools and their negation" train "${small[@]}" --no-out --epochs 1 --nesterov --no-nesterov --no-augment
+check "--no-out keeps nothing" test ! -e runs
+succeeds "empty --out keeps nothing" train "${small[@]}" --epochs 1 --out ''
+check "empty --out kept nothing" test ! -e runs
+finish

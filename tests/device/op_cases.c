@@ -1,0 +1,366 @@
+/* The table of operation cases, and how a row becomes a description. */
+#include "op_cases.h"
+
+/* The table reads better without prefixes. */
+#define REORDER ABAR_OP_REORDER
+#define LINEAR ABAR_OP_LINEAR
+#define CONV ABAR_OP_CONV2D
+#define BATCH_NORM ABAR_OP_BATCH_NORM
+#define LAYER_NORM ABAR_OP_LAYER_NORM
+#define ACTIVATION ABAR_OP_ACTIVATION
+#define POOL ABAR_OP_POOL2D
+#define ADD ABAR_OP_ADD
+#define CONCAT ABAR_OP_CONCAT
+#define FLATTEN ABAR_OP_FLATTEN
+#define SHORTCUT ABAR_OP_SHORTCUT
+#define DROPOUT ABAR_OP_DROPOUT
+#define ENTROPY ABAR_OP_SOFTMAX_CROSS_ENTROPY
+#define SQUARED ABAR_OP_SQUARED_ERROR
+#define RELU ABAR_ACT_RELU
+
+const op_case op_cases[] = {
+    {"reorder_odd", REORDER, .x = {2, 3, 5, 4}},
+    {"reorder_batch5_c17", REORDER, .x = {5, 17, 3, 3}},
+    {"reorder_batch17_c6", REORDER, .x = {17, 6, 3, 5}},
+    {"reorder_batch32_c16", REORDER, .x = {32, 16, 8, 8}},
+    {"reorder_batch1_c32", REORDER, .x = {1, 32, 1, 1}},
+
+    {"linear_bias", LINEAR, .x = {5, 7}, .width = 3, .bias = true},
+    {"linear_nobias", LINEAR, .x = {4, 3}, .width = 9},
+    {"linear_one", LINEAR, .x = {1, 1}, .width = 1, .bias = true},
+    {"linear_one_row", LINEAR, .x = {1, 6}, .width = 5, .bias = true},
+    {"linear_one_row_relu", LINEAR, .x = {1, 33}, .width = 17, .bias = true, .activation = RELU},
+    {"linear_relu", LINEAR, .x = {5, 17}, .width = 33, .bias = true, .activation = RELU},
+    {"linear_relu_nobias", LINEAR, .x = {6, 8}, .width = 16, .activation = RELU},
+    {"linear_accumulate", LINEAR, .x = {5, 7}, .width = 6, .bias = true, .accumulate = true},
+    {"linear_relu_accumulate", LINEAR, .x = {7, 5}, .width = 6, .bias = true, .activation = RELU, .accumulate = true},
+    {"linear_nodx", LINEAR, .x = {5, 7}, .width = 6, .bias = true, .skip_dx = 1},
+    {"linear_relu_nodx_accumulate", LINEAR, .x = {5, 7}, .width = 6, .bias = true, .activation = RELU, .skip_dx = 1,
+     .accumulate = true},
+    {"linear_mlp_fc1", LINEAR, .x = {32, 784}, .width = 512, .bias = true, .activation = RELU, .skip_dx = 1},
+    {"linear_lenet_fc1", LINEAR, .x = {32, 400}, .width = 120, .bias = true, .activation = RELU},
+    {"linear_lenet_fc2", LINEAR, .x = {32, 120}, .width = 84, .bias = true, .activation = RELU},
+    {"linear_lenet_fc3", LINEAR, .x = {32, 84}, .width = 10, .bias = true},
+    {"linear_resnet", LINEAR, .x = {32, 64}, .width = 10, .bias = true, .accumulate = true},
+
+    {"conv_k1", CONV, .x = {2, 3, 5, 4}, .width = 4, .bias = true},
+    {"conv_k1_one", CONV, .x = {1, 1, 1, 1}, .width = 1, .bias = true},
+    {"conv_k1_s2", CONV, .x = {2, 4, 7, 5}, .width = 3, .stride = {2, 2}},
+    {"conv_k1_c32", CONV, .x = {5, 32, 5, 5}, .width = 16, .activation = RELU},
+    {"conv_k1_s2_c16", CONV, .x = {5, 16, 7, 7}, .width = 32, .stride = {2, 2}, .bias = true},
+    {"conv_k3_p1", CONV, .x = {2, 3, 7, 5}, .width = 4, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_k3_p1_c1", CONV, .x = {3, 1, 6, 7}, .width = 1, .kernel = {3, 3}, .pad = {1, 1}, .bias = true},
+    {"conv_k3_p1_c8", CONV, .x = {2, 8, 6, 7}, .width = 8, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_k3_p1_c16", CONV, .x = {5, 16, 6, 5}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_k3_p1_c16_bias_relu", CONV, .x = {5, 16, 6, 5}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .bias = true,
+     .activation = RELU},
+    {"conv_k3_p1_c17", CONV, .x = {2, 17, 5, 6}, .width = 17, .kernel = {3, 3}, .pad = {1, 1}, .bias = true},
+    {"conv_k3_p1_c17_to_32", CONV, .x = {3, 17, 4, 5}, .width = 32, .kernel = {3, 3}, .pad = {1, 1}, .activation = RELU},
+    {"conv_k3_p1_c32_to_6", CONV, .x = {1, 32, 5, 5}, .width = 6, .kernel = {3, 3}, .pad = {1, 1}, .bias = true},
+    {"conv_k3_nopad", CONV, .x = {2, 2, 6, 5}, .width = 3, .kernel = {3, 3}, .bias = true},
+    {"conv_k3_nopad_c16", CONV, .x = {2, 16, 6, 5}, .width = 16, .kernel = {3, 3}, .bias = true},
+    {"conv_k3_p2", CONV, .x = {2, 3, 4, 3}, .width = 5, .kernel = {3, 3}, .pad = {2, 2}},
+    {"conv_k3_s2_p1", CONV, .x = {2, 3, 7, 9}, .width = 4, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .bias = true},
+    {"conv_k3_s2_p1_even", CONV, .x = {2, 3, 8, 6}, .width = 4, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"conv_k3_s2_p1_c16", CONV, .x = {5, 16, 8, 8}, .width = 32, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"conv_k3_s2_p1_c16_odd", CONV, .x = {5, 16, 7, 9}, .width = 32, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1},
+     .activation = RELU},
+    {"conv_k3_s3", CONV, .x = {2, 3, 10, 8}, .width = 4, .kernel = {3, 3}, .stride = {3, 3}, .bias = true},
+    {"conv_k5_p2", CONV, .x = {2, 1, 7, 7}, .width = 3, .kernel = {5, 5}, .pad = {2, 2}, .bias = true},
+    {"conv_k5_p2_relu", CONV, .x = {5, 1, 9, 7}, .width = 6, .kernel = {5, 5}, .pad = {2, 2}, .bias = true, .activation = RELU},
+    {"conv_k5_nopad", CONV, .x = {2, 3, 7, 6}, .width = 2, .kernel = {5, 5}, .bias = true},
+    {"conv_k5_nopad_c6", CONV, .x = {5, 6, 7, 6}, .width = 16, .kernel = {5, 5}, .bias = true, .activation = RELU},
+    {"conv_k7_s2_p3", CONV, .x = {2, 3, 11, 13}, .width = 5, .kernel = {7, 7}, .stride = {2, 2}, .pad = {3, 3}},
+    {"conv_k3x1_p1x0", CONV, .x = {2, 3, 5, 6}, .width = 2, .kernel = {3, 1}, .pad = {1, 0}, .bias = true},
+    {"conv_k1x5_s2x1", CONV, .x = {2, 2, 5, 7}, .width = 3, .kernel = {1, 5}, .stride = {2, 1}, .pad = {0, 2}},
+    {"conv_k2x3_s1x2", CONV, .x = {1, 3, 5, 8}, .width = 2, .kernel = {2, 3}, .stride = {1, 2}, .pad = {1, 0}, .bias = true},
+    {"conv_k2x4_c16", CONV, .x = {2, 16, 5, 8}, .width = 16, .kernel = {2, 4}, .pad = {0, 1}, .bias = true, .activation = RELU},
+    {"conv_k4_s4_patch", CONV, .x = {1, 3, 8, 8}, .width = 5, .kernel = {4, 4}, .stride = {4, 4}, .bias = true},
+    {"conv_k3_d2_p2", CONV, .x = {2, 2, 7, 6}, .width = 3, .kernel = {3, 3}, .pad = {2, 2}, .dilation = {2, 2}, .bias = true},
+    {"conv_k3_d2x1_s2", CONV, .x = {2, 2, 9, 5}, .width = 3, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1},
+     .dilation = {2, 1}},
+    {"conv_k3_d2_c16", CONV, .x = {2, 16, 7, 8}, .width = 16, .kernel = {3, 3}, .pad = {2, 2}, .dilation = {2, 2},
+     .activation = RELU},
+    {"conv_k3_d3_nopad", CONV, .x = {2, 3, 9, 8}, .width = 6, .kernel = {3, 3}, .dilation = {3, 3}, .bias = true},
+    {"conv_groups2", CONV, .x = {2, 4, 5, 5}, .width = 6, .kernel = {3, 3}, .pad = {1, 1}, .groups = 2, .bias = true},
+    {"conv_groups3_s2", CONV, .x = {2, 6, 5, 7}, .width = 3, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .groups = 3},
+    {"conv_groups2_c32",
+     CONV,
+     {2, 32, 5, 5},
+     32,
+     .kernel = {3, 3},
+     .pad = {1, 1},
+     .groups = 2,
+     .bias = true,
+     .activation = RELU},
+    {"conv_groups2_c34", CONV, .x = {2, 34, 3, 4}, .width = 6, .kernel = {3, 3}, .pad = {1, 1}, .groups = 2, .bias = true},
+    {"conv_depthwise", CONV, .x = {2, 5, 5, 6}, .width = 5, .kernel = {3, 3}, .pad = {1, 1}, .groups = 5, .bias = true},
+    {"conv_depthwise_c16", CONV, .x = {2, 16, 5, 6}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .groups = 16,
+     .activation = RELU},
+    {"conv_depthwise_c17_s2", CONV, .x = {3, 17, 7, 6}, .width = 17, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1},
+     .groups = 17},
+    {"conv_depthwise_x2", CONV, .x = {1, 3, 6, 5}, .width = 6, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .groups = 3},
+    {"conv_batch1", CONV, .x = {1, 3, 5, 5}, .width = 4, .kernel = {3, 3}, .pad = {1, 1}, .bias = true},
+    {"conv_batch1_c16", CONV, .x = {1, 16, 5, 5}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .bias = true},
+    {"conv_batch17", CONV, .x = {17, 3, 4, 5}, .width = 6, .kernel = {3, 3}, .pad = {1, 1}, .bias = true, .activation = RELU},
+    {"conv_batch32_k5", CONV, .x = {32, 1, 8, 9}, .width = 6, .kernel = {5, 5}, .pad = {2, 2}, .bias = true, .skip_dx = 1},
+    {"conv_nodx", CONV, .x = {2, 3, 6, 5}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .skip_dx = 1},
+    {"conv_nodx_relu_accumulate",
+     CONV,
+     {2, 3, 6, 5},
+     8,
+     .kernel = {3, 3},
+     .bias = true,
+     .activation = RELU,
+     .skip_dx = 1,
+     .accumulate = true},
+    {"conv_accumulate", CONV, .x = {3, 3, 6, 5}, .width = 8, .kernel = {3, 3}, .pad = {1, 1}, .bias = true, .accumulate = true},
+    {"conv_c16_accumulate", CONV, .x = {3, 16, 6, 5}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .bias = true,
+     .accumulate = true},
+    {"conv_k5_c6_accumulate", CONV, .x = {5, 6, 7, 7}, .width = 16, .kernel = {5, 5}, .bias = true, .activation = RELU,
+     .accumulate = true},
+    {"conv_lenet_1", CONV, .x = {32, 1, 28, 28}, .width = 6, .kernel = {5, 5}, .pad = {2, 2}, .bias = true, .activation = RELU,
+     .skip_dx = 1},
+    {"conv_lenet_1_linear", CONV, .x = {32, 1, 28, 28}, .width = 6, .kernel = {5, 5}, .pad = {2, 2}, .bias = true,
+     .skip_dx = 1},
+    {"conv_lenet_1_dx", CONV, .x = {32, 1, 28, 28}, .width = 6, .kernel = {5, 5}, .pad = {2, 2}, .bias = true},
+    {"conv_lenet_2", CONV, .x = {32, 6, 14, 14}, .width = 16, .kernel = {5, 5}, .bias = true, .activation = RELU},
+    {"conv_lenet_2_linear", CONV, .x = {32, 6, 14, 14}, .width = 16, .kernel = {5, 5}, .bias = true, .accumulate = true},
+    {"conv_lenet_2_odd_batch", CONV, .x = {19, 6, 14, 14}, .width = 16, .kernel = {5, 5}, .bias = true, .activation = RELU},
+    {"conv_resnet_stem", CONV, .x = {32, 3, 32, 32}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}, .skip_dx = 1},
+    {"conv_resnet_16", CONV, .x = {32, 16, 32, 32}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_resnet_16_to_32", CONV, .x = {32, 16, 32, 32}, .width = 32, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"conv_resnet_32", CONV, .x = {32, 32, 16, 16}, .width = 32, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_resnet_32_to_64", CONV, .x = {32, 32, 16, 16}, .width = 64, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"conv_resnet_64", CONV, .x = {32, 64, 8, 8}, .width = 64, .kernel = {3, 3}, .pad = {1, 1}, .accumulate = true},
+
+    {"batch_norm_c4", BATCH_NORM, .x = {3, 4, 3, 5}},
+    {"batch_norm_c1", BATCH_NORM, .x = {5, 1, 4, 3}},
+    {"batch_norm_c3_batch1", BATCH_NORM, .x = {1, 3, 5, 3}},
+    {"batch_norm_c6", BATCH_NORM, .x = {5, 6, 3, 4}},
+    {"batch_norm_c8_relu", BATCH_NORM, .x = {5, 8, 3, 5}, .activation = RELU},
+    {"batch_norm_c16", BATCH_NORM, .x = {5, 16, 3, 3}},
+    {"batch_norm_c16_relu", BATCH_NORM, .x = {5, 16, 3, 3}, .activation = RELU},
+    {"batch_norm_c16_residual", BATCH_NORM, .x = {5, 16, 3, 3}, .residual = true},
+    {"batch_norm_c16_residual_relu", BATCH_NORM, .x = {5, 16, 3, 3}, .residual = true, .activation = RELU},
+    {"batch_norm_c16_dy2", BATCH_NORM, .x = {5, 16, 3, 3}, .second_dy = true},
+    {"batch_norm_c16_relu_dy2", BATCH_NORM, .x = {5, 16, 3, 3}, .activation = RELU, .second_dy = true},
+    {"batch_norm_c16_residual_dy2", BATCH_NORM, .x = {5, 16, 3, 3}, .residual = true, .second_dy = true},
+    {"batch_norm_c16_residual_relu_dy2", BATCH_NORM, .x = {5, 16, 3, 3}, .residual = true, .activation = RELU,
+     .second_dy = true},
+    {"batch_norm_c17", BATCH_NORM, .x = {5, 17, 3, 3}},
+    {"batch_norm_c17_residual_relu_dy2", BATCH_NORM, .x = {5, 17, 3, 3}, .residual = true, .activation = RELU,
+     .second_dy = true},
+    {"batch_norm_c3_residual_relu_dy2", BATCH_NORM, .x = {2, 3, 5, 4}, .residual = true, .activation = RELU, .second_dy = true},
+    {"batch_norm_c32_1x1", BATCH_NORM, .x = {7, 32, 1, 1}, .activation = RELU},
+    {"batch_norm_batch17", BATCH_NORM, .x = {17, 6, 3, 3}, .activation = RELU},
+    {"batch_norm_nodx", BATCH_NORM, .x = {3, 4, 3, 5}, .skip_dx = 1},
+    {"batch_norm_residual_nodx0", BATCH_NORM, .x = {3, 16, 3, 5}, .residual = true, .activation = RELU, .skip_dx = 1},
+    {"batch_norm_residual_nodx1", BATCH_NORM, .x = {3, 16, 3, 5}, .residual = true, .activation = RELU, .skip_dx = 2},
+    {"batch_norm_residual_nodx01", BATCH_NORM, .x = {3, 16, 3, 5}, .residual = true, .activation = RELU, .skip_dx = 3},
+    {"batch_norm_residual_nodx1_dy2", BATCH_NORM, .x = {3, 17, 3, 5}, .residual = true, .skip_dx = 2, .second_dy = true},
+    {"batch_norm_accumulate", BATCH_NORM, .x = {3, 4, 3, 5}, .accumulate = true},
+    {"batch_norm_c16_residual_relu_accumulate",
+     BATCH_NORM,
+     {3, 16, 3, 5},
+     .residual = true,
+     .activation = RELU,
+     .accumulate = true},
+    {"batch_norm_2d", BATCH_NORM, .x = {7, 5}},
+    {"batch_norm_2d_c17", BATCH_NORM, .x = {32, 17}},
+    {"batch_norm_2d_relu", BATCH_NORM, .x = {9, 16}, .activation = RELU},
+    {"batch_norm_2d_residual_relu_dy2", BATCH_NORM, .x = {9, 17}, .residual = true, .activation = RELU, .second_dy = true},
+    {"batch_norm_2d_accumulate", BATCH_NORM, .x = {9, 6}, .accumulate = true, .second_dy = true},
+    {"batch_norm_eval", BATCH_NORM, .x = {2, 4, 3, 5}, .evaluate = true},
+    {"batch_norm_eval_c16_relu", BATCH_NORM, .x = {5, 16, 3, 5}, .activation = RELU, .evaluate = true},
+    {"batch_norm_eval_c17_residual", BATCH_NORM, .x = {5, 17, 3, 5}, .residual = true, .evaluate = true},
+    {"batch_norm_eval_c16_residual_relu", BATCH_NORM, .x = {1, 16, 3, 5}, .residual = true, .activation = RELU,
+     .evaluate = true},
+    {"batch_norm_eval_2d", BATCH_NORM, .x = {4, 5}, .evaluate = true},
+    {"batch_norm_eval_2d_relu", BATCH_NORM, .x = {4, 17}, .activation = RELU, .evaluate = true},
+    {"batch_norm_resnet_16", BATCH_NORM, .x = {32, 16, 32, 32}, .activation = RELU},
+    {"batch_norm_resnet_32_residual", BATCH_NORM, .x = {32, 32, 16, 16}, .residual = true, .activation = RELU,
+     .second_dy = true},
+    {"batch_norm_resnet_64_residual", BATCH_NORM, .x = {32, 64, 8, 8}, .residual = true, .activation = RELU,
+     .accumulate = true},
+
+    {"layer_norm_2d", LAYER_NORM, .x = {5, 7}},
+    {"layer_norm_3d", LAYER_NORM, .x = {2, 3, 9}},
+    {"layer_norm_one_row", LAYER_NORM, .x = {1, 17}},
+    {"layer_norm_nodx_accumulate", LAYER_NORM, .x = {5, 8}, .skip_dx = 1, .accumulate = true},
+    {"layer_norm_wide", LAYER_NORM, .x = {32, 192}},
+
+    {"relu", ACTIVATION, .x = {2, 3, 5, 3}, .activation = RELU},
+    {"relu_zeros", ACTIVATION, .x = {3, 6, 5, 3}, .activation = RELU, .ties = true},
+    {"relu_c16", ACTIVATION, .x = {5, 16, 3, 3}, .activation = RELU},
+    {"relu_c17", ACTIVATION, .x = {5, 17, 3, 3}, .activation = RELU},
+    {"relu_2d", ACTIVATION, .x = {5, 33}, .activation = RELU},
+    {"relu_batch32", ACTIVATION, .x = {32, 16, 16, 16}, .activation = RELU},
+    {"tanh", ACTIVATION, .x = {2, 3, 5, 3}, .activation = ABAR_ACT_TANH},
+    {"tanh_c17", ACTIVATION, .x = {2, 17, 5, 3}, .activation = ABAR_ACT_TANH},
+    {"tanh_2d", ACTIVATION, .x = {32, 84}, .activation = ABAR_ACT_TANH},
+    {"gelu_erf", ACTIVATION, .x = {2, 3, 5, 3}, .activation = ABAR_ACT_GELU_ERF},
+    {"gelu_erf_2d", ACTIVATION, .x = {5, 65}, .activation = ABAR_ACT_GELU_ERF},
+    {"gelu_tanh", ACTIVATION, .x = {2, 17, 5, 3}, .activation = ABAR_ACT_GELU_TANH},
+    {"gelu_tanh_2d", ACTIVATION, .x = {5, 65}, .activation = ABAR_ACT_GELU_TANH},
+
+    {"max_pool_k2", POOL, .x = {2, 3, 6, 4}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"max_pool_k2_odd", POOL, .x = {2, 3, 7, 5}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"max_pool_k2_c16", POOL, .x = {5, 16, 6, 4}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"max_pool_k2_c17_odd", POOL, .x = {5, 17, 7, 5}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"max_pool_k3_s2_p1", POOL, .x = {2, 2, 7, 8}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"max_pool_k3_s2_p1_c16", POOL, .x = {3, 16, 7, 8}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
+    {"max_pool_k3_s1_p1", POOL, .x = {2, 6, 5, 6}, .kernel = {3, 3}, .pad = {1, 1}},
+    {"max_pool_k3x2_s2x1_p1x0", POOL, .x = {1, 3, 7, 5}, .kernel = {3, 2}, .stride = {2, 1}, .pad = {1, 0}},
+    {"max_pool_ties", POOL, .x = {2, 2, 7, 7}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .ties = true},
+    {"max_pool_k2_ties", POOL, .x = {17, 6, 8, 8}, .kernel = {2, 2}, .stride = {2, 2}, .ties = true},
+    {"max_pool_k2_ties_c16", POOL, .x = {3, 16, 8, 8}, .kernel = {2, 2}, .stride = {2, 2}, .ties = true},
+    {"max_pool_lenet_1", POOL, .x = {32, 6, 28, 28}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"max_pool_lenet_2", POOL, .x = {32, 16, 10, 10}, .kernel = {2, 2}, .stride = {2, 2}},
+    {"avg_pool_k2", POOL, .x = {2, 3, 6, 4}, .kernel = {2, 2}, .stride = {2, 2}, .average = true},
+    {"avg_pool_k2_odd", POOL, .x = {2, 17, 7, 5}, .kernel = {2, 2}, .stride = {2, 2}, .average = true},
+    {"avg_pool_k3_s2_p1", POOL, .x = {2, 2, 7, 8}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .average = true},
+    {"avg_pool_k3_s2_p1_c16", POOL, .x = {5, 16, 7, 8}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}, .average = true},
+    {"avg_pool_k3x2_s2x1_p1x0", POOL, .x = {1, 3, 7, 5}, .kernel = {3, 2}, .stride = {2, 1}, .pad = {1, 0}, .average = true},
+    {"avg_pool_global_odd", POOL, .x = {2, 5, 3, 7}, .kernel = {3, 7}, .stride = {3, 7}, .average = true},
+    {"avg_pool_global_c17", POOL, .x = {5, 17, 4, 4}, .kernel = {4, 4}, .stride = {4, 4}, .average = true},
+    {"avg_pool_resnet", POOL, .x = {32, 64, 8, 8}, .kernel = {8, 8}, .stride = {8, 8}, .average = true},
+
+    {"add", ADD, .x = {2, 3, 5, 3}},
+    {"add_c16", ADD, .x = {5, 16, 3, 3}},
+    {"add_c17", ADD, .x = {5, 17, 3, 3}},
+    {"add_nodx0", ADD, .x = {2, 8, 3, 3}, .skip_dx = 1},
+    {"add_nodx1", ADD, .x = {2, 8, 3, 3}, .skip_dx = 2},
+    {"add_2d", ADD, .x = {5, 33}},
+    {"add_batch32", ADD, .x = {32, 16, 16, 16}},
+
+    {"concat_3_4", CONCAT, .x = {2, 3, 5, 3}, .more = {4}},
+    {"concat_16_16", CONCAT, .x = {2, 16, 3, 3}, .more = {16}},
+    {"concat_16_8", CONCAT, .x = {5, 16, 3, 3}, .more = {8}},
+    {"concat_17_1_6", CONCAT, .x = {5, 17, 3, 4}, .more = {1, 6}},
+    {"concat_nodx1", CONCAT, .x = {2, 3, 4, 3}, .more = {5, 2}, .skip_dx = 2},
+    {"concat_eight", CONCAT, .x = {2, 1, 3, 4}, .more = {2, 3, 1, 16, 5, 1, 8}},
+    {"concat_2d", CONCAT, .x = {5, 7}, .more = {3}},
+    {"concat_batch32", CONCAT, .x = {32, 32, 8, 8}, .more = {64}},
+
+    {"flatten_odd", FLATTEN, .x = {2, 3, 5, 4}},
+    {"flatten_c17", FLATTEN, .x = {5, 17, 3, 2}},
+    {"flatten_batch17", FLATTEN, .x = {17, 6, 3, 2}},
+    {"flatten_1x1", FLATTEN, .x = {5, 64, 1, 1}},
+    {"flatten_lenet", FLATTEN, .x = {32, 16, 5, 5}},
+
+    {"shortcut_4_to_8", SHORTCUT, .x = {2, 4, 6, 8}, .width = 8, .stride = {2, 2}},
+    {"shortcut_3_to_7_odd", SHORTCUT, .x = {2, 3, 7, 5}, .width = 7, .stride = {2, 2}},
+    {"shortcut_stride1", SHORTCUT, .x = {1, 2, 3, 5}, .width = 4},
+    {"shortcut_17_to_33", SHORTCUT, .x = {5, 17, 4, 5}, .width = 33, .stride = {2, 2}},
+    {"shortcut_16_to_16", SHORTCUT, .x = {2, 16, 4, 4}, .width = 16, .stride = {2, 2}},
+    {"shortcut_16_to_32", SHORTCUT, .x = {32, 16, 32, 32}, .width = 32, .stride = {2, 2}},
+    {"shortcut_32_to_64", SHORTCUT, .x = {32, 32, 16, 16}, .width = 64, .stride = {2, 2}},
+
+    {"dropout_half", DROPOUT, .x = {3, 5, 3, 3}, .drop = 0.5},
+    {"dropout_tenth_2d", DROPOUT, .x = {5, 33}, .drop = 0.1, .number = 3},
+    {"dropout_c16", DROPOUT, .x = {5, 16, 3, 4}, .drop = 0.3, .number = 255},
+    {"dropout_c17", DROPOUT, .x = {5, 17, 3, 3}, .drop = 0.3, .number = 1},
+    {"dropout_batch17", DROPOUT, .x = {17, 3, 3, 3}, .drop = 0.2},
+    {"dropout_none", DROPOUT, .x = {5, 7}, .drop = 0.0},
+    {"dropout_eval", DROPOUT, .x = {5, 7, 2, 3}, .drop = 0.5, .evaluate = true},
+    {"dropout_wide", DROPOUT, .x = {32, 512}, .drop = 0.5},
+
+    {"cross_entropy", ENTROPY, .x = {5, 7}},
+    {"cross_entropy_one", ENTROPY, .x = {1, 10}},
+    {"cross_entropy_ties", ENTROPY, .x = {17, 5}, .ties = true},
+    {"cross_entropy_smooth", ENTROPY, .x = {5, 7}, .smoothing = 0.1},
+    {"cross_entropy_soft", ENTROPY, .x = {5, 7}, .soft_targets = true},
+    {"cross_entropy_soft_smooth", ENTROPY, .x = {5, 7}, .soft_targets = true, .smoothing = 0.2},
+    {"cross_entropy_valid", ENTROPY, .x = {8, 10}, .valid = 5},
+    {"cross_entropy_valid_smooth_scaled", ENTROPY, .x = {8, 17}, .smoothing = 0.1, .valid = 3, .loss_scale = 0.25},
+    {"cross_entropy_valid_soft", ENTROPY, .x = {8, 6}, .soft_targets = true, .valid = 7, .loss_scale = 0.5},
+    {"cross_entropy_eval", ENTROPY, .x = {8, 10}, .valid = 6, .evaluate = true},
+    {"cross_entropy_batch32", ENTROPY, .x = {32, 10}},
+    {"cross_entropy_1000", ENTROPY, .x = {7, 1000}, .smoothing = 0.1},
+
+    {"squared_error", SQUARED, .x = {5, 3}},
+    {"squared_error_4d", SQUARED, .x = {3, 2, 4, 5}},
+    {"squared_error_valid", SQUARED, .x = {8, 3}, .valid = 5, .loss_scale = 0.5},
+    {"squared_error_eval", SQUARED, .x = {8, 3}, .valid = 7, .evaluate = true},
+    {"squared_error_batch32", SQUARED, .x = {32, 17}},
+
+    {.name = NULL},
+};
+
+static int64_t or_one(int64_t n) { return n ? n : 1; }
+
+static abar_window window_of(const op_case *c)
+{
+    abar_window w = {.groups = or_one(c->groups)};
+    for (int i = 0; i < 2; i++) {
+        w.kernel[i] = or_one(c->kernel[i]);
+        w.stride[i] = or_one(c->stride[i]);
+        w.dilation[i] = or_one(c->dilation[i]);
+        w.pad[i] = c->pad[i];
+    }
+    return w;
+}
+
+static abar__shape output_shape(const op_case *c, const abar__op_desc *d)
+{
+    abar__shape out = d->in[0];
+    switch (c->kind) {
+    case ABAR_OP_LINEAR: out.dim[1] = c->width; break;
+    case ABAR_OP_CONCAT:
+        for (int i = 1; i < d->n_in; i++) out.dim[1] += d->in[i].dim[1];
+        break;
+    case ABAR_OP_FLATTEN: out = (abar__shape){2, {out.dim[0], abar__shape_count(&out) / out.dim[0]}}; break;
+    case ABAR_OP_CONV2D:
+    case ABAR_OP_SHORTCUT:
+    case ABAR_OP_POOL2D:
+        if (c->width) out.dim[1] = c->width;
+        for (int i = 0; i < 2; i++) out.dim[2 + i] = abar_window_out(&d->window, i, out.dim[2 + i]);
+        break;
+    case ABAR_OP_SOFTMAX_CROSS_ENTROPY:
+    case ABAR_OP_SQUARED_ERROR: out = (abar__shape){1, {1}}; break;
+    default: break;
+    }
+    return out;
+}
+
+abar__op_desc op_case_desc(const op_case *c)
+{
+    abar__op_desc d = {.kind = c->kind, .n_in = 1, .window = window_of(c), .bias = c->bias, .activation = c->activation};
+    while (d.in[0].ndim < 4 && c->x[d.in[0].ndim]) {
+        d.in[0].dim[d.in[0].ndim] = c->x[d.in[0].ndim];
+        d.in[0].ndim++;
+    }
+    if (c->kind == ABAR_OP_ADD || c->residual) d.in[d.n_in++] = d.in[0];
+    for (int i = 0; c->more[i]; i++) {
+        d.in[d.n_in] = d.in[0];
+        d.in[d.n_in++].dim[1] = c->more[i];
+    }
+    for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u);
+    d.out = output_shape(c, &d);
+    d.residual = c->residual;
+    d.average = c->average;
+    d.soft_targets = c->soft_targets;
+    d.eps = 1e-5;
+    d.momentum = 0.1;
+    d.smoothing = c->smoothing;
+    d.drop = c->drop;
+    d.number = c->number;
+    return d;
+}
+
+abar__run op_case_run(const op_case *c)
+{
+    return (abar__run){.training = !c->evaluate,
+                       .valid = c->valid ? c->valid : c->x[0],
+                       .seed = 0x0123456789abcdefu,
+                       .step = 7,
+                       .sample0 = 3, /* odd: draws are shared by four elements, and samples need not begin a draw */
+                       .loss_scale = c->loss_scale != 0.0 ? c->loss_scale : 1.0};
+}
+
+bool op_case_is_modest(const op_case *c)
+{
+    abar__op_desc d = op_case_desc(c);
+    return abar__shape_count(&d.in[0]) + abar__shape_count(&d.out) <= 6000;
+}

@@ -1,0 +1,37 @@
+/* One table of operation cases for every back end: shapes, settings, and how each is run. test_ops_gradient checks ref's
+ * backward with it by differences, test_ops_cpu compares the cpu with ref. */
+#ifndef OP_CASES_H
+#define OP_CASES_H
+
+#include "device/nn_impl.h"
+
+/* Fields left out are zero, which means: none, no, all samples; 1 for kernel, stride, dilation, groups and loss_scale. */
+typedef struct op_case {
+    const char *name; /* NULL ends the table */
+    abar__op_kind kind;
+    int64_t x[4];                 /* shape of the first input; zeros at the end are no dimensions */
+    int64_t width;                /* LINEAR, CONV2D, SHORTCUT: outputs or output channels */
+    int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
+    int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
+    bool bias, residual, average, soft_targets;
+    abar__activation activation;
+    double smoothing, drop;
+    uint32_t number;   /* DROPOUT */
+    unsigned skip_dx;  /* bit i: no gradient is wanted for input i */
+    bool evaluate;     /* as in testing: running statistics, no dropout, no backward */
+    bool accumulate;   /* parameter gradients are added to what is there */
+    bool second_dy;    /* the output's gradient comes in two parts */
+    bool ties;         /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
+    int64_t valid;     /* losses: samples that count */
+    double loss_scale; /* losses */
+} op_case;
+
+extern const op_case op_cases[];
+
+abar__op_desc op_case_desc(const op_case *c);
+abar__run op_case_run(const op_case *c);
+
+/* Small enough to perturb. */
+bool op_case_is_modest(const op_case *c);
+
+#endif

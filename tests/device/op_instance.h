@@ -1,0 +1,72 @@
+/* One operation on one device, fed from dense host arrays of double and read back into them, whatever dtype and layouts the
+ * device prefers. Everything an operation must write is poisoned with NaN first. */
+#ifndef OP_INSTANCE_H
+#define OP_INSTANCE_H
+
+#include "op_cases.h"
+
+/* What goes in. NULL: the operation has none. */
+typedef struct op_inputs {
+    double *x[ABAR_OP_MAX_IN], *param[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    double *dparam[ABAR_OP_MAX_PARAM]; /* NULL: the gradients do not accumulate */
+    double *dy, *dy2;                  /* both NULL: forward only; losses need neither, so theirs says backward is wanted */
+    double *target;
+    int32_t *labels; /* of class labels, instead of target */
+} op_inputs;
+
+/* What comes out. dz: what backward left in dy's memory. */
+typedef struct op_outputs {
+    double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    abar__loss_result result;
+} op_outputs;
+
+/* Elements of an operation's parameters and buffers; 0: it has no such. */
+abar__shape op_param_shape(const abar__op_desc *d, int i);
+int64_t op_param_count(const abar__op_desc *d, int i);
+int64_t op_buffer_count(const abar__op_desc *d, int i);
+bool op_is_loss(const abar__op_desc *d);
+
+/* Random inputs for a case, exact in float32. Free with op_inputs_free. */
+void op_inputs_create(const op_case *c, op_inputs *out);
+void op_inputs_free(op_inputs *in);
+void op_outputs_free(op_outputs *out);
+
+#define OP_MAX_BLOCK 40
+
+typedef struct op_instance {
+    abar_device *dev;
+    abar__op *op;
+    abar__run run;
+    /* device memory */
+    void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
+    void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    void *y, *dy, *dy2, *target, *saved, *scratch;
+    abar__loss_result result;
+    struct {
+        void *memory;
+        size_t bytes;
+    } blocks[OP_MAX_BLOCK];
+    int n_blocks;
+} op_instance;
+
+/* These assert that every call succeeds. */
+void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__run *run, op_instance *out);
+void op_instance_destroy(op_instance *t);
+
+/* Poisons everything and copies the inputs in. */
+void op_instance_load(op_instance *t, const op_inputs *in);
+void op_instance_forward(op_instance *t);
+/* Hands over only those forward values that the operation declared to need. */
+void op_instance_backward(op_instance *t, const op_inputs *in);
+/* New arrays in out; also asserts that the padding of blocked outputs is zero and that no input was changed. */
+void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out);
+
+/* All of these: runs the operation once on dev. */
+void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, const op_inputs *in, op_outputs *out);
+
+/* max |a - b| / max |b|; the plain difference where b is all zero; infinite when a is not finite. */
+double op_difference(const double *a, const double *b, int64_t count);
+/* Prints every output of a that is further than tolerance from b, where b has it; returns how many. */
+int op_compare(const char *label, const abar__op_desc *d, const op_outputs *a, const op_outputs *b, double tolerance);
+
+#endif

@@ -1,0 +1,236 @@
+/* What the table of cases cannot say about an operation: exact values worked out by hand, the random key of dropout, samples
+ * that do not count, labels that do not exist. */
+#include "op_instance.h"
+
+#include "base/rng.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct bench {
+    abar_context *ctx;
+    abar_device *dev;
+} bench;
+
+static bench open_ref(void)
+{
+    bench b;
+    assert_int_equal(abar_context_create(NULL, &b.ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(b.ctx, "ref", NULL, &b.dev), ABAR_OK);
+    return b;
+}
+
+static void close_ref(bench b)
+{
+    abar_device_close(b.dev);
+    assert_int_equal(abar_context_memory(b.ctx).now, 0);
+    abar_context_destroy(b.ctx);
+}
+
+static void assert_close(double a, double b)
+{
+    if (!(fabs(a - b) <= 1e-14 * fmax(1.0, fabs(b)))) fail_msg("%.17g is not %.17g", a, b);
+}
+
+static void batch_norm_training_moves_running_statistics(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"batch_norm", ABAR_OP_BATCH_NORM, .x = {4, 1}};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    double x[] = {1, 2, 3, 6}, one[] = {1}, zero[] = {0}, mean[] = {10}, variance[] = {5}; /* mean 3, squares sum to 14 */
+    op_inputs in = {.x = {x}, .param = {one, zero}, .buffer = {mean, variance}};
+    op_outputs out;
+    op_run(b.dev, &d, &run, &in, &out);
+    assert_close(out.buffer[0][0], 0.9 * 10 + 0.1 * 3);
+    assert_close(out.buffer[1][0], 0.9 * 5 + 0.1 * 14.0 / 3.0); /* unbiased */
+    assert_close(out.y[3], 3.0 / sqrt(14.0 / 4.0 + 1e-5));      /* biased */
+    op_outputs_free(&out);
+    run.training = false;
+    op_run(b.dev, &d, &run, &in, &out);
+    assert_close(out.buffer[0][0], 10);
+    assert_close(out.buffer[1][0], 5);
+    assert_close(out.y[3], -4.0 / sqrt(5 + 1e-5));
+    op_outputs_free(&out);
+    close_ref(b);
+}
+
+/* The factor of element e of a global sample, straight from the key's definition. */
+static double expected_factor(const abar__run *run, uint32_t number, double drop, uint64_t g)
+{
+    abar__draw draw = abar__random(run->seed, ABAR_DRAW_DROPOUT, run->step * 256u + number, g / 4);
+    return abar__uniform(draw.u[g % 4]) >= drop ? 1.0 / (1.0 - drop) : 0.0;
+}
+
+static void dropout_training_follows_its_key(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"dropout", ABAR_OP_DROPOUT, .x = {6, 5, 3, 3}, .drop = 0.25, .number = 9};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    op_inputs in;
+    op_outputs out;
+    op_inputs_create(&c, &in);
+    op_run(b.dev, &d, &run, &in, &out);
+    int kept = 0;
+    for (int64_t i = 0; i < 6 * 45; i++) {
+        double factor = expected_factor(&run, 9, 0.25, (uint64_t)(run.sample0 * 45 + i));
+        assert_close(out.y[i], in.x[0][i] * factor);
+        assert_close(out.dx[0][i], in.dy[i] * factor);
+        kept += factor > 0.0;
+    }
+    assert_in_range(kept, 270 * 65 / 100, 270 * 85 / 100);
+    op_outputs_free(&out);
+    op_inputs_free(&in);
+    close_ref(b);
+}
+
+/* A sample is treated alike wherever a batch begins. */
+static void dropout_split_batch_equals_whole(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case whole = {"dropout", ABAR_OP_DROPOUT, .x = {5, 7}, .drop = 0.5}, tail = whole;
+    tail.x[0] = 2;
+    abar__op_desc d5 = op_case_desc(&whole), d2 = op_case_desc(&tail);
+    abar__run run = op_case_run(&whole);
+    op_inputs in;
+    op_outputs all, last;
+    op_inputs_create(&whole, &in);
+    op_run(b.dev, &d5, &run, &in, &all);
+    run.sample0 += 3;
+    op_inputs rest = {.x = {in.x[0] + 3 * 7}, .dy = in.dy + 3 * 7};
+    op_run(b.dev, &d2, &run, &rest, &last);
+    assert_memory_equal(last.y, all.y + 3 * 7, 2 * 7 * sizeof(double));
+    assert_memory_equal(last.dx[0], all.dx[0] + 3 * 7, 2 * 7 * sizeof(double));
+    op_outputs_free(&all);
+    op_outputs_free(&last);
+    op_inputs_free(&in);
+    close_ref(b);
+}
+
+static void cross_entropy_partial_batch_ignores_the_rest(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case whole = {"entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, .x = {8, 4}, .valid = 3}, part = whole;
+    part.x[0] = 3;
+    abar__op_desc d8 = op_case_desc(&whole), d3 = op_case_desc(&part);
+    abar__run run = op_case_run(&whole);
+    op_inputs in;
+    op_outputs padded, alone;
+    op_inputs_create(&whole, &in);
+    op_run(b.dev, &d8, &run, &in, &padded);
+    op_run(b.dev, &d3, &run, &in, &alone);
+    assert_close(padded.result.loss, alone.result.loss);
+    assert_int_equal(padded.result.correct, alone.result.correct);
+    assert_int_equal(padded.result.count, 3);
+    assert_memory_equal(padded.dx[0], alone.dx[0], 3 * 4 * sizeof(double));
+    for (int i = 3 * 4; i < 8 * 4; i++) assert_true(padded.dx[0][i] == 0.0);
+    op_outputs_free(&padded);
+    op_outputs_free(&alone);
+    op_inputs_free(&in);
+    close_ref(b);
+}
+
+static void cross_entropy_counts_first_maximum(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, .x = {3, 3}};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    double x[] = {1, 1, 0, 1, 1, 0, 0, 2, 2};
+    int32_t labels[] = {0, 1, 1}; /* a hit, a tie that goes to the first, a hit */
+    op_inputs in = {.x = {x}, .labels = labels};
+    op_outputs out;
+    op_run(b.dev, &d, &run, &in, &out);
+    assert_int_equal(out.result.correct, 2);
+    assert_int_equal(out.result.count, 3);
+    op_outputs_free(&out);
+    close_ref(b);
+}
+
+static void cross_entropy_foreign_label_is_an_argument_error(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, .x = {3, 4}};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    double x[12] = {0};
+    abar__loss_result result;
+    abar__op *op;
+    assert_int_equal(abar__op_create(b.dev, &d, &op), ABAR_OK);
+    for (int32_t wrong = -1; wrong <= 4; wrong += 5) {
+        int32_t labels[] = {0, 3, wrong};
+        abar__op_args a = {.run = &run, .x = {x}, .target = labels, .result = &result};
+        assert_int_equal(abar__op_forward(op, &a), ABAR_E_ARGUMENT);
+        assert_non_null(strstr(abar_context_error(b.ctx), "label"));
+    }
+    abar__op_destroy(op);
+    close_ref(b);
+}
+
+static void reorder_through_every_layout_keeps_values(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"reorder", ABAR_OP_REORDER, .x = {5, 17, 2, 3}};
+    abar__run run = op_case_run(&c);
+    op_inputs in;
+    op_inputs_create(&c, &in);
+    for (abar_layout from = ABAR_LAYOUT_STRIDED; from <= ABAR_LAYOUT_N16; from++)
+        for (abar_layout to = ABAR_LAYOUT_STRIDED; to <= ABAR_LAYOUT_N16; to++) {
+            abar__op_desc d = op_case_desc(&c);
+            d.in_layout[0] = from;
+            d.out_layout = to;
+            op_outputs out;
+            op_run(b.dev, &d, &run, &in, &out);
+            assert_memory_equal(out.y, in.x[0], 5 * 17 * 6 * sizeof(double));
+            assert_memory_equal(out.dx[0], in.dy, 5 * 17 * 6 * sizeof(double));
+            op_outputs_free(&out);
+        }
+    op_inputs_free(&in);
+    close_ref(b);
+}
+
+static void max_pool_padding_never_wins(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"pool", ABAR_OP_POOL2D, .x = {1, 1, 2, 2}, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    double x[] = {-3, -1, -1, -2}, dy[] = {5};
+    op_inputs in = {.x = {x}, .dy = dy};
+    op_outputs out;
+    op_run(b.dev, &d, &run, &in, &out);
+    assert_close(out.y[0], -1);
+    const double expected[] = {0, 5, 0, 0}; /* the first of the two maxima */
+    assert_memory_equal(out.dx[0], expected, sizeof expected);
+    op_outputs_free(&out);
+    close_ref(b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batch_norm_training_moves_running_statistics),
+        cmocka_unit_test(dropout_training_follows_its_key),
+        cmocka_unit_test(dropout_split_batch_equals_whole),
+        cmocka_unit_test(cross_entropy_partial_batch_ignores_the_rest),
+        cmocka_unit_test(cross_entropy_counts_first_maximum),
+        cmocka_unit_test(cross_entropy_foreign_label_is_an_argument_error),
+        cmocka_unit_test(reorder_through_every_layout_keeps_values),
+        cmocka_unit_test(max_pool_padding_never_wins),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,160 @@
+"""Twenty training steps of small networks in float64: losses, first gradients, final state.
+
+Weights start as float32 values, images are u8, so that abar can start from the same numbers.
+Every parameter is decayed. Losses are those of the training batch, before its update.
+"""
+
+import copy
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import networks
+import store
+
+STEPS = 20
+FULL_GRADIENT = 512  # parameters with at most this many elements keep their whole gradient
+
+NORMALISE = {
+    "fashion-mnist": ([0.2860], [0.3530]),
+    "cifar10": ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+}
+
+TASKS = {
+    "mlp": {
+        "build": lambda: networks.mlp((20, 16, 10)),
+        "model": {"name": "mlp", "widths": [20, 16, 10]},
+        "data": "fashion-mnist",
+        "shape": (5, 32, 1, 4, 5),  # (K, N, C, H, W)
+        "lr": 0.05,
+        "adamw_decay": 0.05,
+    },
+    "lenet5": {
+        "build": lambda: networks.lenet5(),
+        "model": {"name": "lenet5", "activation": "relu"},
+        "data": "fashion-mnist",
+        "shape": (5, 16, 1, 28, 28),
+        "lr": 0.05,
+        "adamw_decay": 0.05,
+    },
+    "resnet8": {
+        "build": lambda: networks.resnet_cifar(1),
+        "model": {"name": "resnet_cifar", "n": 1, "width": 16},
+        "data": "cifar10",
+        "shape": (4, 16, 3, 32, 32),
+        "lr": 0.1,
+        "adamw_decay": 0.5,
+    },
+}
+
+
+def make_images(seed, shape, classes=10):
+    """u8 images: a coarse pattern per class plus noise. Returns images and int32 labels."""
+    rng = np.random.default_rng(seed)
+    k, n, c, h, w = shape
+    coarse = rng.normal(size=(classes, c, (h + 3) // 4, (w + 3) // 4))
+    patterns = coarse.repeat(4, axis=2).repeat(4, axis=3)[:, :, :h, :w]
+    if h < 8:  # too small for coarse patterns
+        patterns = rng.normal(size=(classes, c, h, w))
+    labels = rng.integers(classes, size=(k, n))
+    values = 100 + 40 * patterns[labels] + 40 * rng.normal(size=shape)
+    return values.round().clip(0, 255).astype(np.uint8), labels.astype(np.int32)
+
+
+def normalise(images, data):
+    """(u8 / 255 - mean) / std per channel, in float64."""
+    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in NORMALISE[data])
+    return (torch.as_tensor(images).double() / 255 - mean) / std
+
+
+def runs_of(task):
+    sgd = {"rule": "sgd", "lr": task["lr"], "momentum": 0.9, "nesterov": False, "weight_decay": 5e-4}
+    adamw = {
+        "rule": "adamw",
+        "lr": 1e-3,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "weight_decay": task["adamw_decay"],
+    }
+    return {
+        "sgd": sgd,
+        "sgd_nesterov": {**sgd, "nesterov": True},
+        "sgd_small": {**sgd, "lr": 3e-4},
+        "adamw": adamw,
+        "adamw_small": {**adamw, "lr": 3e-5},
+    }
+
+
+def make_optimizer(module, settings):
+    options = {key: value for key, value in settings.items() if key != "rule"}
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings["rule"]]
+    return kind(module.parameters(), **options)
+
+
+def batch_loss(module, inputs, labels, step):
+    k = step % len(inputs)
+    return F.cross_entropy(module(inputs[k]), labels[k])
+
+
+def train(module, inputs, labels, settings):
+    """STEPS steps from module's weights. Returns the trained copy and the losses."""
+    module = copy.deepcopy(module).train()
+    optimizer = make_optimizer(module, settings)
+    losses = []
+    for step in range(STEPS):
+        loss = batch_loss(module, inputs, labels, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return module, torch.tensor(losses, dtype=torch.float64)
+
+
+def first_gradients(module, inputs, labels):
+    module = copy.deepcopy(module).train()
+    batch_loss(module, inputs, labels, 0).backward()
+    out = {}
+    for name, parameter in module.named_parameters():
+        grad = parameter.grad
+        out[f"grad_sum.{name}"] = grad.sum().reshape(1)
+        out[f"grad_sumsq.{name}"] = grad.square().sum().reshape(1)
+        if grad.numel() <= FULL_GRADIENT:
+            out[f"grad.{name}"] = grad
+    return out
+
+
+def final_state(module, inputs, suffix=""):
+    """Evaluation logits on batch 0 and the running statistics of every batch norm."""
+    with torch.no_grad():
+        out = {f"logits0{suffix}": module.eval()(inputs[0])}
+    for name, buffer in module.named_buffers():
+        if "running_" in name:
+            out[f"running{suffix}.{name}"] = buffer
+    return out
+
+
+def write(path, name, seed):
+    """Writes one training file; returns the network after the sgd run."""
+    task = TASKS[name]
+    images, labels = make_images(seed, task["shape"])
+    inputs, targets = normalise(images, task["data"]), torch.as_tensor(labels).long()
+    torch.manual_seed(seed)
+    start = task["build"]()
+    tensors = {f"w.{key}": value.clone() for key, value in start.named_parameters()}
+    tensors.update({"images": images, "labels": labels})
+    start = start.double()
+    tensors.update(first_gradients(start, inputs, targets))
+    mean, std = NORMALISE[task["data"]]
+    metadata = {
+        "model": task["model"],
+        "data": {"mean": mean, "std": std, "batches": len(images), "steps": STEPS},
+    }
+    trained = {}
+    for run, settings in runs_of(task).items():
+        trained[run], tensors[f"loss.{run}"] = train(start, inputs, targets, settings)
+        metadata[run] = settings
+    tensors.update(final_state(trained["sgd"], inputs))
+    tensors.update(final_state(trained["sgd_small"], inputs, "_small"))
+    store.save(path, tensors, metadata)
+    return trained["sgd"]

@@ -1,0 +1,168 @@
+"""The reference networks as PyTorch modules.
+
+Tensor names, shapes and initial distributions are those that abar's checkpoints use, so that
+load_state_dict(strict=True) takes an abar export as it is. Run as a script to check the
+parameter counts.
+"""
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+COUNTS = {
+    "mlp": 669_706,
+    "lenet5": 61_706,
+    "resnet20": 269_722,
+    "resnet32": 464_154,
+    "resnet44": 658_586,
+    "resnet56": 853_018,
+    "resnet110": 1_727_962,
+}
+
+MLP_WIDTHS = (784, 512, 512, 10)
+
+
+class Mlp(nn.Module):
+    """Linear layers fc1, fc2, ... with ReLU between them. PyTorch's default init."""
+
+    def __init__(self, widths):
+        super().__init__()
+        self.depth = len(widths) - 1
+        for i in range(self.depth):
+            setattr(self, f"fc{i + 1}", nn.Linear(widths[i], widths[i + 1]))
+
+    def forward(self, x):  # (N, C, H, W) or (N, D)
+        x = x.flatten(1)
+        for i in range(1, self.depth):
+            x = F.relu(getattr(self, f"fc{i}")(x))
+        return getattr(self, f"fc{self.depth}")(x)
+
+
+class LeNet5(nn.Module):
+    """6c5p2-mp2-16c5-mp2-120-84-10 on (N, 1, 28, 28). PyTorch's default init."""
+
+    def __init__(self, activation="relu", classes=10):
+        super().__init__()
+        self.act = {"relu": F.relu, "tanh": torch.tanh}[activation]
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.act(self.conv1(x)), 2)  # (N, 6, 14, 14)
+        x = F.max_pool2d(self.act(self.conv2(x)), 2)  # (N, 16, 5, 5)
+        x = self.act(self.fc1(x.flatten(1)))
+        x = self.act(self.fc2(x))
+        return self.fc3(x)
+
+
+def conv3x3(c_in, c_out, stride):
+    return nn.Conv2d(c_in, c_out, 3, stride=stride, padding=1, bias=False)
+
+
+def batch_norm(channels):
+    return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.1)
+
+
+def shortcut_a(x, channels, stride):
+    """Option A: every stride-th pixel, and as many zero channels before x's as after them."""
+    extra = channels - x.shape[1]
+    assert extra % 2 == 0
+    x = x[:, :, ::stride, ::stride]
+    return F.pad(x, (0, 0, 0, 0, extra // 2, extra // 2))
+
+
+class BasicBlock(nn.Module):
+    """y = relu(bn2(conv2(relu(bn1(conv1 x)))) + shortcut x), stride in conv1."""
+
+    def __init__(self, c_in, c_out, stride):
+        super().__init__()
+        self.c_in, self.c_out, self.stride = c_in, c_out, stride
+        self.conv1 = conv3x3(c_in, c_out, stride)
+        self.bn1 = batch_norm(c_out)
+        self.conv2 = conv3x3(c_out, c_out, 1)
+        self.bn2 = batch_norm(c_out)
+
+    def shortcut(self, x):
+        if self.stride == 1 and self.c_in == self.c_out:
+            return x
+        return shortcut_a(x, self.c_out, self.stride)
+
+    def forward(self, x):
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = self.bn2(self.conv2(h))
+        return F.relu(h + self.shortcut(x))
+
+
+class ResNetCifar(nn.Module):
+    """CIFAR ResNet of 6n+2 layers on (N, 3, 32, 32): stages of width, 2 width, 4 width."""
+
+    def __init__(self, n, width=16, classes=10):
+        super().__init__()
+        self.conv1 = conv3x3(3, width, 1)
+        self.bn1 = batch_norm(width)
+        self.layer1 = self.stage(n, width, width, 1)
+        self.layer2 = self.stage(n, width, 2 * width, 2)
+        self.layer3 = self.stage(n, 2 * width, 4 * width, 2)
+        self.linear = nn.Linear(4 * width, classes)
+        self.apply(kaiming_fan_in)
+
+    @staticmethod
+    def stage(n, c_in, c_out, stride):
+        first = BasicBlock(c_in, c_out, stride)
+        rest = [BasicBlock(c_out, c_out, 1) for _ in range(n - 1)]
+        return nn.Sequential(first, *rest)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean(dim=(2, 3)))
+
+
+def kaiming_fan_in(module):
+    """Weights normal with variance 2 / fan-in. Biases and norms keep PyTorch's default."""
+    if isinstance(module, (nn.Conv2d, nn.Linear)):
+        nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+
+
+def mlp(widths=MLP_WIDTHS):
+    return Mlp(widths)
+
+
+def lenet5(activation="relu", classes=10):
+    return LeNet5(activation, classes)
+
+
+def resnet_cifar(n, width=16, classes=10):
+    return ResNetCifar(n, width, classes)
+
+
+def build(name, classes=10, widths=MLP_WIDTHS, activation="relu"):
+    """A network by its abar name; raises ValueError for a name that is not known here."""
+    if name == "mlp":
+        return mlp(widths)
+    if name == "lenet5":
+        return lenet5(activation, classes)
+    match = re.fullmatch(r"resnet(\d+)", name)
+    if match and name in COUNTS:
+        return resnet_cifar((int(match[1]) - 2) // 6, classes=classes)
+    raise ValueError(f"unknown model {name}; known: {' '.join(COUNTS)}")
+
+
+def count_parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def check_counts():
+    for name, expected in COUNTS.items():
+        count = count_parameters(build(name))
+        assert count == expected, f"{name}: {count} parameters, expected {expected}"
+
+
+if __name__ == "__main__":
+    check_counts()
+    print("ok parameter counts:", " ".join(COUNTS))
