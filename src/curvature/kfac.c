@@ -49,6 +49,8 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
+#define SCRATCH (ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_SANDWICH | ABAR_SCRATCH_EIGEN | ABAR_SCRATCH_INVERT)
+
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     const kfac_config *c = cv->method_config;
@@ -89,8 +91,12 @@ static bool refresh_cholesky(abar__curvature *cv, abar__map *map, double unbias,
     double trace_a = unbias * cv->stats->trace(cv->dev, map->d, map->average[A]) / (double)map->d;
     double trace_p = unbias * cv->stats->trace(cv->dev, map->out, map->average[P]) / (double)map->out;
     double pi = trace_a > 0.0 && trace_p > 0.0 ? fmin(fmax(sqrt(trace_a / trace_p), 1e-5), 1e5) : 1.0;
-    return abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE]) &&
-           abar__curvature_invert(cv, map, map->out, map->average[P], unbias, sqrt(rho) / pi, map->derived[P_INVERSE]);
+    /* both factors are renewed, or neither */
+    void *p_inverse = (char *)cv->scratch + abar__scratch_bytes(cv, map, SCRATCH);
+    if (!abar__curvature_invert(cv, map, map->out, map->average[P], unbias, sqrt(rho) / pi, p_inverse)) return false;
+    if (!abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE])) return false;
+    cv->stats->affine(cv->dev, map->out * map->out, p_inverse, 1.0, 0.0, map->derived[P_INVERSE]);
+    return true;
 }
 
 static bool refresh_eigen(abar__curvature *cv, abar__map *map, double unbias)
