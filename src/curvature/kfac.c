@@ -66,8 +66,8 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
         out->derived[P_VALUES] = (abar__derived_desc){"P_values", map->out};
     }
     out->dense = true;
-    out->scratch = abar__scratch_bytes(
-        cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_SANDWICH | (eigen ? ABAR_SCRATCH_EIGEN : ABAR_SCRATCH_INVERT));
+    out->scratch = abar__scratch_bytes(cv, map, SCRATCH);
+    if (!eigen) out->scratch += (size_t)(map->out * map->out) * abar__element(cv); /* P's new inverse, until A's is there */
 }
 
 /* Sums of P are divided by N at the commit. expand wants R E[p pᵀ] = (1/N) Σ p pᵀ as it is; reduce wants E_n[p̄_n p̄_nᵀ], and
@@ -94,7 +94,8 @@ static bool refresh_cholesky(abar__curvature *cv, abar__map *map, double unbias,
     /* both factors are renewed, or neither */
     void *p_inverse = (char *)cv->scratch + abar__scratch_bytes(cv, map, SCRATCH);
     if (!abar__curvature_invert(cv, map, map->out, map->average[P], unbias, sqrt(rho) / pi, p_inverse)) return false;
-    if (!abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE])) return false;
+    if (!abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE]))
+        return false;
     cv->stats->affine(cv->dev, map->out * map->out, p_inverse, 1.0, 0.0, map->derived[P_INVERSE]);
     return true;
 }
