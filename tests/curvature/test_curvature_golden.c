@@ -188,7 +188,7 @@ static void set_real(bench *b, const abar_option *table, void *config, const cha
 /* Without "update": plain gradient descent at rate 1. */
 static void *rule_config(bench *b, const cJSON *update, const char **name, double *lr, double *decay)
 {
-    const cJSON *rule = cJSON_GetObjectItem(update, "optimizer");
+    const cJSON *rule = cJSON_GetObjectItem(update, "rule");
     *name = rule ? rule->valuestring : "sgd";
     const abar_rule *r = abar_rule_find(*name);
     assert_non_null(r);
