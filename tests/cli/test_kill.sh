@@ -15,7 +15,7 @@ mkdir killed
 "$abar" train "${flags[@]}" --out killed/run &
 kills=0
 for _ in {1..10}; do
-    sleep "$(awk "BEGIN { print (0.05 + $RANDOM / 32768 * $lasts / 5000) }")"
+    sleep "$(awk "BEGIN { print (0.05 + $RANDOM / 32768 * $lasts / 12000) }")"
     kill -9 $! 2>/dev/null && kills=$((kills + 1))
     wait $! 2>/dev/null
     if [[ -e killed/run/config.json ]]; then
@@ -28,7 +28,7 @@ wait $!
 rc=$?
 echo "killed $kills times; alone it takes $lasts ms"
 check "the last resume ends well" test $rc = 0
-check "it was killed at least five times" test $kills -ge 5
+check "it was killed again and again" test $kills -ge 8
 check "the weights are the same bytes" cmp alone/model.safetensors killed/run/model.safetensors
 lines() { sed -E 's/"[a-z_]*(seconds|per_second|time)[a-z_]*": ?[0-9.e+-]+,?//g' "$1"; }
 check "the logs are there" test -s alone/log.jsonl -a -s killed/run/log.jsonl
