@@ -16,19 +16,19 @@ static void factors(const abar__dropout_key *key, uint64_t draw, float *restrict
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
 #pragma omp simd
         for (int i = 0; i < N; i++) {
-            /* high and low halves as two products: vectors of 32 bits have both, but no whole one */
-            uint32_t high0 = (uint32_t)((uint64_t)c0[i] * 0xD2511F53u >> 32), low0 = c0[i] * 0xD2511F53u;
-            uint32_t high1 = (uint32_t)((uint64_t)c2[i] * 0xCD9E8D57u >> 32), low1 = c2[i] * 0xCD9E8D57u;
-            c0[i] = high1 ^ c1[i] ^ k0;
-            c2[i] = high0 ^ c3[i] ^ k1;
-            c1[i] = low1;
-            c3[i] = low0;
+            uint64_t p0 = (uint64_t)c0[i] * 0xD2511F53u, p1 = (uint64_t)c2[i] * 0xCD9E8D57u;
+            c0[i] = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0;
+            c2[i] = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
+            c1[i] = (uint32_t)p1;
+            c3[i] = (uint32_t)p0;
         }
+    const uint32_t least = key->least; /* copies, so that the choice below needs no load and no branch */
+    const float scale = key->scale;
     for (int i = 0; i < N; i++) {
-        out[4 * i] = c0[i] >= key->least ? key->scale : 0;
-        out[4 * i + 1] = c1[i] >= key->least ? key->scale : 0;
-        out[4 * i + 2] = c2[i] >= key->least ? key->scale : 0;
-        out[4 * i + 3] = c3[i] >= key->least ? key->scale : 0;
+        out[4 * i] = c0[i] >= least ? scale : 0;
+        out[4 * i + 1] = c1[i] >= least ? scale : 0;
+        out[4 * i + 2] = c2[i] >= least ? scale : 0;
+        out[4 * i + 3] = c3[i] >= least ? scale : 0;
     }
 }
 
