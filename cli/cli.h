@@ -83,15 +83,17 @@ void help_options(const cli *c, const abar_option *table, const void *config);
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
+#define PRINT_WIDTH 96 /* of text for people, where no window says otherwise */
 
 /* These write into text (NUMBER_MAX bytes) and return it. */
-const char *print_count(char *text, int64_t n);              /* 61,706 */
-const char *print_bytes(char *text, size_t n);               /* 1.2 MiB */
-const char *print_duration(char *text, double seconds);      /* 0:07, 1:02:03 */
-const char *print_significant(char *text, double n);         /* 3 digits: 41.2, 0.00312 */
-void print_json_text(FILE *out, const char *text);           /* "quoted" */
-void print_json_number(FILE *out, double n);                 /* null where JSON has no number */
-void print_wrapped(FILE *out, int indent, const char *text); /* words up to column 96; the first line starts at indent */
+const char *print_count(char *text, int64_t n);         /* 61,706 */
+const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
+const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
+const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
+void print_json_text(FILE *out, const char *text);      /* "quoted" */
+void print_json_number(FILE *out, double n);            /* null where JSON has no number */
+/* Words up to column width; the cursor stands at indent, where later lines start, too. */
+void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);
 
 bool path_exists(const char *path);

@@ -125,8 +125,8 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     char weights[2 * ABAR_OPTION_TEXT_MAX];
     int64_t count = 0;
     const char *path = NULL;
-    int code = find_weights(flags->checkpoint, weights, sizeof weights);
-    if (!code && flags->logits[0]) code = parse_logits(flags->logits, &count, &path);
+    int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code) code = find_weights(flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result;
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);

@@ -22,7 +22,8 @@ static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, c
     abar_value x = abar_input(*out, 3, input);
     x = model->build(model, *out, x, classes, setup->model_config);
     abar_softmax_cross_entropy(*out, x, setup->train.label_smoothing);
-    abar_compile_config config = {.size = sizeof config, .batch = setup->train.batch, .training = true, .plan_only = true};
+    abar_compile_config config = {
+        .size = sizeof config, .batch = setup->train.batch / setup->train.accumulate, .training = true, .plan_only = true};
     return abar_net_compile(*out, dev, &config);
 }
 
@@ -41,36 +42,46 @@ static totals sum_nodes(const abar_net *net)
     return sum;
 }
 
-static abar_status open_device(cli *c, const abar_setup *setup, abar_device **out)
+static abar_status open_device(cli *c, const char *name, int64_t threads, abar_device **out)
 {
-    abar_device_config config = {.size = sizeof config, .threads = (int)setup->train.threads, .deterministic = true};
-    return abar_device_open(c->ctx, setup->train.device, &config, out);
+    abar_device_config config = {.size = sizeof config, .threads = (int)threads, .deterministic = true};
+    return abar_device_open(c->ctx, name, &config, out);
 }
 
 /* ---- the list ------------------------------------------------------------------------------------------------- */
 
+/* Any device would do: ref plans fastest. */
+static abar_status count_parameters(cli *c, abar_device *ref, const char *name, int64_t *out)
+{
+    abar_setup *setup = NULL;
+    abar_net *net = NULL;
+    const abar_model *model = abar_model_find(name);
+    abar_status status = abar_setup_create(c->ctx, name, "synthetic", "sgd", &setup);
+    if (status >= 0) status = plan_net(c, setup, ref, model->input, model->classes, &net);
+    if (status >= 0) *out = sum_nodes(net).parameters;
+    abar_net_destroy(net);
+    abar_setup_destroy(c->ctx, setup);
+    return status;
+}
+
 static int list_models(cli *c)
 {
-    char input[48], parameters[NUMBER_MAX];
-    printf("%-14s %-11s %11s  %s\n", "model", "input", "parameters", "");
-    for (const char *const *name = abar_model_names(); *name; name++) {
+    char input[48], number[NUMBER_MAX];
+    abar_device *ref = NULL;
+    abar_status status = open_device(c, "ref", 1, &ref);
+    if (status < 0) return cli_fail_status(c, status);
+    printf("%-10s  %-11s  %11s\n", "model", "input", "parameters");
+    for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
         const abar_model *model = abar_model_find(*name);
-        abar_setup *setup = NULL;
-        abar_device *dev = NULL;
-        abar_net *net = NULL;
-        abar_status status = abar_setup_create(c->ctx, *name, "synthetic", "sgd", &setup);
-        if (status >= 0) status = open_device(c, setup, &dev);
-        if (status >= 0) status = plan_net(c, setup, dev, model->input, model->classes, &net);
-        if (status >= 0) {
-            snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
-                     model->input[2]);
-            printf("%-14s %-11s %11s  %s\n", *name, input, print_count(parameters, sum_nodes(net).parameters), model->summary);
-        }
-        abar_net_destroy(net);
-        abar_device_close(dev);
-        abar_setup_destroy(c->ctx, setup);
-        if (status < 0) return cli_fail_status(c, status);
+        int64_t parameters = 0;
+        status = count_parameters(c, ref, *name, &parameters);
+        if (status < 0) break;
+        snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
+                 model->input[2]);
+        printf("%-10s  %-11s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
     }
+    abar_device_close(ref);
+    if (status < 0) return cli_fail_status(c, status);
     printf("\n%s models --model NAME shows one of them\n", c->program);
     return EXIT_SUCCESS;
 }
@@ -85,21 +96,28 @@ static void print_shape(char *text, size_t size, const abar_node_info *node)
         at += (size_t)snprintf(text + at, size - at, "%s%" PRId64, i > 1 ? " x " : "", node->dim[i]);
 }
 
+/* Column widths follow the longest name and operation. */
 static void print_nodes(const abar_net *net)
 {
     char shape[64], parameters[NUMBER_MAX], work[NUMBER_MAX];
-    const char *row = "%-22s %-18s %-14s %11s %13s  %s\n";
-    printf(row, "name", "operation", "output", "parameters", "multiply-adds", "implementation");
+    int name = 5, operation = 9;
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        if ((int)strlen(node.name) > name) name = (int)strlen(node.name);
+        if ((int)strlen(node.operation) > operation) operation = (int)strlen(node.operation);
+    }
+    const char *row = "%-*s  %-*s  %-12s  %10s  %13s  %s\n";
+    printf(row, name, "name", operation, "operation", "output", "parameters", "multiply-adds", "by");
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = abar_net_node(net, i);
         print_shape(shape, sizeof shape, &node);
-        printf(row, node.name ? node.name : "", node.operation, shape,
+        printf(row, name, node.name, operation, node.operation, shape,
                node.parameters ? print_count(parameters, node.parameters) : "",
-               node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation ? node.implementation : "");
+               node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
     }
     totals sum = sum_nodes(net);
-    printf(row, "total", "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds),
-           "per image, forward");
+    printf(row, name, "total", operation, "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds),
+           "");
 }
 
 static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
@@ -117,26 +135,27 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
                {"other", plan->other},
                {"total", plan->total}};
     char bytes[NUMBER_MAX];
-    printf("\nmemory to train it, batch %" PRId64 ", %s:\n", setup->train.batch, setup->train.optim);
+    printf("\nMultiply-adds are those of one image's forward pass. Memory to train with batch %" PRId64 " and %s:\n",
+           setup->train.batch, setup->train.optim);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
     }
 }
 
-/* The shape of the data where it is there, the model's usual one otherwise. */
-static void find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
+/* Known without reading the data; synthetic data take the model's own shape. */
+static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
-    abar_dataset *data = NULL;
-    abar_dataset_config config = {.size = sizeof config, .limit_train = 1, .limit_test = 1};
+    abar_dataset_probe probe;
     memcpy(input, setup->model->input, sizeof setup->model->input);
     *classes = setup->model->classes;
-    if (!flags_peek(c, "data") || abar_dataset_open(c->ctx, setup->train.data, &config, &data) < 0) return;
-    const abar_dataset_info *info = abar_dataset_info_of(data);
-    input[0] = info->channels;
-    input[1] = info->height;
-    input[2] = info->width;
-    *classes = info->classes;
-    abar_dataset_close(data);
+    if (strcmp(setup->train.data, "synthetic") == 0) return ABAR_OK;
+    abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &probe);
+    if (status < 0) return status;
+    input[0] = probe.info.channels;
+    input[1] = probe.info.height;
+    input[2] = probe.info.width;
+    *classes = probe.info.classes;
+    return ABAR_OK;
 }
 
 static int show_model(cli *c, const abar_setup *setup)
@@ -145,8 +164,8 @@ static int show_model(cli *c, const abar_setup *setup)
     abar_device *dev = NULL;
     abar_net *net = NULL;
     abar_memory_plan plan;
-    find_shape(c, setup, input, &classes);
-    abar_status status = open_device(c, setup, &dev);
+    abar_status status = find_shape(c, setup, input, &classes);
+    if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
     if (status >= 0) {

@@ -2,15 +2,18 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct train_flags {
     char resume[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
+    bool own_folder; /* no flag: the folder is one we chose */
 } train_flags;
 
 static const abar_option own[] = {
@@ -29,7 +32,7 @@ static const abar_option own[] = {
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, json),
      .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else, on standard output"},
+     .help = "print one JSON object at the end, and nothing else"},
     {.name = "quiet",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, quiet),
@@ -82,55 +85,56 @@ static void on_signal(int number)
     abar_trainer_stop(running);
 }
 
+/* A hangup (the terminal closed) counts, too, unless nohup asked to ignore it. */
 static abar_status run_until_stopped(abar_trainer *trainer)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old_int, old_term;
+    static const int number[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old[3];
     sigemptyset(&action.sa_mask);
     running = trainer;
-    sigaction(SIGINT, &action, &old_int);
-    sigaction(SIGTERM, &action, &old_term);
+    for (int i = 0; i < 3; i++) {
+        sigaction(number[i], NULL, &old[i]);
+        if (number[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(number[i], &action, NULL);
+    }
     abar_status status = abar_trainer_run(trainer);
-    sigaction(SIGINT, &old_int, NULL);
-    sigaction(SIGTERM, &old_term, NULL);
+    for (int i = 0; i < 3; i++) sigaction(number[i], &old[i], NULL);
     return status;
 }
 
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */
 
-/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. */
-static void choose_folder(abar_setup *setup)
+#define RUNS "runs"
+
+/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. Making it is what claims it: two runs
+ * started at the same moment get two folders. Where it cannot be made, the trainer will say why. */
+static void claim_folder(abar_setup *setup)
 {
     abar_train_config *t = &setup->train;
     int data = (int)strcspn(t->data, ":");
-    int n = snprintf(t->out, sizeof t->out, "runs/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
+    int n = snprintf(t->out, sizeof t->out, RUNS "/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
                      t->optim, t->seed);
-    for (int suffix = 2; path_exists(t->out); suffix++) snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
+    mkdir(RUNS, 0777);
+    for (int suffix = 2; mkdir(t->out, 0777) != 0 && errno == EEXIST; suffix++)
+        snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
 }
 
-static bool join(char *path, size_t size, const char *folder, const char *name)
+/* Takes the folders back when nothing came of them: only empty ones go. */
+static void unclaim_folder(const abar_setup *setup)
 {
-    return (size_t)snprintf(path, size, "%s/%s", folder, name) < size;
-}
-
-/* Training into a folder that holds a run would replace it: most likely a command typed twice. */
-static int check_folder(const char *folder)
-{
-    char path[2 * ABAR_OPTION_TEXT_MAX];
-    if (!folder[0] || !join(path, sizeof path, folder, "state.safetensors") || !path_exists(path)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_FAILURE, "%s: holds a run already, go on with it by --resume %s or choose another --out", folder,
-                    folder);
+    if (rmdir(setup->train.out) == 0) rmdir(RUNS);
 }
 
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 {
     int code = flags_setup(c, flags, setup);
     if (code) return code;
-    if (flags->no_out)
-        (*setup)->train.out[0] = '\0';
-    else if (!flags_peek(c, "out"))
-        choose_folder(*setup);
+    char *out = (*setup)->train.out;
+    flags->own_folder = !flags->no_out && !flags_peek(c, "out");
+    if (flags->no_out) out[0] = '\0';
+    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
     code = flags_check(c, *setup);
-    return code ? code : check_folder((*setup)->train.out);
+    if (!code && flags->own_folder) claim_folder(*setup);
+    return code;
 }
 
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
@@ -139,8 +143,7 @@ static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_set
         return cli_fail(EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
     if (status < 0) return cli_fail_status(c, status);
-    snprintf((*setup)->train.out, sizeof(*setup)->train.out, "%s", folder); /* it may have been moved */
-    (*setup)->train.stop_after = 0;                                         /* it has stopped there; now it goes on */
+    (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
     int code = flags_read(c, flags, *setup, folder);
     return code ? code : flags_check(c, *setup);
 }
@@ -160,13 +163,13 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
     char value[ABAR_OPTION_TEXT_MAX];
     const abar_option *row = abar_options_find(table, name);
     if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0) return at;
-    if (row->type == ABAR_OPTION_BOOL && strcmp(value, "true") != 0) return at;
-    bool plain = row->type == ABAR_OPTION_BOOL;
+    bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
+    if (usual && (plain || (table != abar_train_options && row->type == ABAR_OPTION_CHOICE))) return at;
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
     return at + (size_t)n;
 }
 
-static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out)
+static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
 {
     static const char *const said[] = {"epochs", "batch", "lr", "schedule", "weight-decay", "seed", NULL};
     const abar_net *net = abar_trainer_net(trainer);
@@ -177,7 +180,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
     for (const abar_option *row = setup->rule->options; row && row->name; row++)
         at = append_setting(c, setup->rule->options, setup->rule_config, row->name, line, at, sizeof line);
-    print_wrapped(out, 0, line);
+    print_wrapped(out, 0, width, line);
     if (abar_trainer_started_over(trainer)) fprintf(out, "%s holds no checkpoint yet: starting over\n", setup->train.out);
     fflush(out);
 }
@@ -206,13 +209,14 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
     fprintf(p->out, "  %s train --help\n", c->program);
 }
 
-static void say_stopped(const cli *c, const abar_setup *setup, FILE *out)
+static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
     const char *folder = setup->train.out;
+    fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
     if (folder[0])
-        fprintf(out, "stopped and saved; go on with: %s train --resume %s\n", c->program, folder);
+        fprintf(p->out, " and saved; go on with: %s train --resume %s\n", c->program, folder);
     else
-        fprintf(out, "stopped; nothing was kept, because --out was empty\n");
+        fprintf(p->out, "; nothing is kept without --out\n");
 }
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
@@ -227,7 +231,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     abar_trainer *trainer = NULL;
     abar_trainer_events events = {.progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
-    if (status >= 0 && out) announce(c, setup, trainer, out);
+    if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = run_until_stopped(trainer);
     progress_clear(&watch);
     c->progress = NULL;
@@ -235,7 +239,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
     if (status >= 0 && out) {
         if (status == ABAR_STOPPED)
-            say_stopped(c, setup, out);
+            say_stopped(c, setup, &watch);
         else
             say_finished(c, setup, &watch);
     }
@@ -253,15 +257,15 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
 
 static int run(cli *c)
 {
-    train_flags flags;
+    train_flags flags = {0};
     abar_setup *setup = NULL;
     const char *folder = flags_peek(c, "resume");
-    c->quiet = false;
     int code = folder && folder[0] ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
     if (!code) {
         c->quiet = flags.quiet;
         code = train(c, setup, &flags);
     }
+    if (code && setup && flags.own_folder) unclaim_folder(setup);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }

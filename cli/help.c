@@ -40,7 +40,7 @@ static void print_option(const cli *c, const abar_option *table, const abar_opti
     printf("%-*s", FLAG_COLUMN, left);
     if ((int)strlen(left) >= FLAG_COLUMN) printf("\n%*s", FLAG_COLUMN, "");
     snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");
-    print_wrapped(stdout, FLAG_COLUMN, text);
+    print_wrapped(stdout, FLAG_COLUMN, PRINT_WIDTH, text);
 }
 
 void help_options(const cli *c, const abar_option *table, const void *config)
@@ -80,7 +80,7 @@ int help_command(cli *c)
         if (code) return code;
     }
     printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
-    print_wrapped(stdout, 0, c->command->about);
+    print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
     if (setup) help_tables(c, setup);
@@ -96,7 +96,8 @@ void help_overview(const command *const *commands)
     for (; *commands; commands++) printf("  %-12s %s\n", (*commands)->name, (*commands)->summary);
     printf("  %-12s %s\n\n", "help", "this page; abar help COMMAND, or abar COMMAND --help, for one of them");
     printf("Start here:\n"
-           "  abar train                                   LeNet-5 on Fashion-MNIST, about a minute\n"
-           "  abar train --model resnet20 --data cifar10:DIR   ResNet-20 on the binary CIFAR-10 in DIR\n"
-           "  abar data                                    which data sets are on this machine\n");
+           "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
+           "  abar data                       which data sets are on this machine\n"
+           "  abar train --model resnet20 --data cifar10:DIR\n"
+           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n");
 }

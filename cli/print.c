@@ -7,8 +7,6 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#define LINE_WIDTH 96
-
 const char *print_count(char *text, int64_t n)
 {
     char digits[NUMBER_MAX];
@@ -69,13 +67,13 @@ void print_json_number(FILE *out, double n)
         fputs("null", out);
 }
 
-void print_wrapped(FILE *out, int indent, const char *text)
+void print_wrapped(FILE *out, int indent, int width, const char *text)
 {
     int column = indent;
     for (const char *word = text; *word;) {
         int length = (int)strcspn(word, " ");
         bool first = column == indent;
-        if (!first && column + 1 + length > LINE_WIDTH) {
+        if (!first && column + 1 + length > width) {
             fprintf(out, "\n%*s", indent, "");
             column = indent;
             first = true;

@@ -29,11 +29,11 @@ void progress_init(progress *p, FILE *out)
 const char *progress_bold(const progress *p) { return p->color ? "\033[1m" : ""; }
 const char *progress_plain(const progress *p) { return p->color ? "\033[0m" : ""; }
 
-static int window_width(const progress *p)
+int progress_width(const progress *p)
 {
     struct winsize size;
-    if (ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-    return 80;
+    if (p->live && ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+    return PRINT_WIDTH;
 }
 
 void progress_clear(progress *p)
@@ -70,20 +70,21 @@ static void draw(progress *p, const abar_progress *now)
 {
     char part[5][64], number[NUMBER_MAX], head[48];
     double done = now->steps > 0 ? (double)now->step / (double)now->steps : 0;
-    int room = window_width(p) - 1; /* the last column would make some terminals wrap */
-    room -= print_epoch(head, sizeof head, now);
+    int width = progress_width(p) - 3; /* the last column may wrap, and Ctrl-C shows itself in two */
+    int room = width - print_epoch(head, sizeof head, now);
     snprintf(part[0], sizeof part[0], "  %3d %%", (int)(100 * done));
     snprintf(part[1], sizeof part[1], "  loss %.4f", now->loss);
     snprintf(part[2], sizeof part[2], "  acc %.1f %%", now->accuracy);
     snprintf(part[3], sizeof part[3], "  %s left", print_duration(number, now->seconds_left));
     if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[3][0] = '\0';
+    if (now->step == now->steps) snprintf(part[3], sizeof part[3], "  testing");
     snprintf(part[4], sizeof part[4], "  %s img/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)));
 
     int shown = 0;
     for (; shown < 5 && (int)strlen(part[shown]) <= room; shown++) room -= (int)strlen(part[shown]);
     int bar = room - 2 > BAR_MAX ? BAR_MAX : room - 2;
 
-    fprintf(p->out, "\r%.*s", window_width(p) - 1, head);
+    fprintf(p->out, "\r%.*s", width > 0 ? width : 0, head);
     if (shown == 5 && bar >= BAR_MIN) draw_bar(p, done, bar);
     static const int order[] = {0, 1, 2, 4, 3}; /* left to right; kept in the order of part */
     for (int i = 0; i < 5; i++) {
@@ -111,6 +112,7 @@ static void print_epoch_line(progress *p, const abar_progress *now)
 void progress_update(void *user, const abar_progress *now)
 {
     progress *p = user;
+    p->epoch = now->epoch;
     if (now->epoch_done) {
         p->any = true;
         p->last = *now;

@@ -12,7 +12,8 @@ typedef struct progress {
     bool color, utf8;
     bool drawn;       /* a line is on the screen that must go before anything else is printed */
     double last_draw; /* clock_seconds of it */
-    bool any;         /* an epoch ended: then */
+    int64_t epoch;    /* the one being trained, from 0 */
+    bool any;         /* an epoch ended: */
     abar_progress last;
 } progress;
 
@@ -22,6 +23,8 @@ void progress_init(progress *p, FILE *out);
 void progress_update(void *user, const abar_progress *now);
 /* Takes the line that is being redrawn off the screen. p may be NULL. */
 void progress_clear(progress *p);
+/* Columns for text: the window's, where there is one. */
+int progress_width(const progress *p);
 /* Escapes for emphasis, or "" where there is no colour. */
 const char *progress_bold(const progress *p);
 const char *progress_plain(const progress *p);

@@ -3,10 +3,13 @@
 #define ABAR_DATA_H
 
 #include "abar/base.h"
+#include "abar/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- data sets ------------------------------------------------------------------------------------------------ */
 
 typedef struct abar_dataset abar_dataset;
 
@@ -15,36 +18,41 @@ typedef struct abar_dataset_info {
     char where[512];  /* the folder it was read from; "" for synthetic */
     int64_t channels, height, width, classes;
     int64_t train, test;    /* sample counts */
-    double mean[3], std[3]; /* normalisation of value/255, per channel */
+    double mean[3], std[3]; /* normalisation of value/255, per channel; channels past the third use the third's */
     bool augment;           /* its recipe crops and flips */
 } abar_dataset_info;
 
 typedef struct abar_dataset_config {
     size_t size;                     /* sizeof(abar_dataset_config) */
-    int64_t limit_train, limit_test; /* 0: all; the first so many otherwise */
+    int64_t limit_train, limit_test; /* 0: all; the first so many otherwise, at most all */
     /* synthetic only; 0: the defaults 1 x 28 x 28, 10 classes, 8192 + 1024 samples */
     int64_t channels, height, width, classes, train, test;
     uint64_t seed;
 } abar_dataset_config;
 
-/* spec: NAME or NAME:DIR, as on the command line. */
+/* Reads a whole data set into memory. spec: NAME or NAME:DIR, as on the command line. config may be NULL. Files are
+ * checked to their last byte, whatever the limits. */
 abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_dataset_config *config, abar_dataset **out);
 void abar_dataset_close(abar_dataset *data);
 const abar_dataset_info *abar_dataset_info_of(const abar_dataset *data);
 size_t abar_dataset_bytes(const abar_dataset *data); /* memory it holds */
-/* Sample i of the training (or test) part: channels x height x width bytes, and its label. */
+/* Sample i of the training (or test) part: channels x height x width bytes, and its label. NULL and -1 past the end. */
 const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i);
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i);
 
 const char *const *abar_dataset_names(void); /* NULL-terminated */
-/* For `abar data`: where NAME would be looked for, and whether it is there. Never fails for a known name. */
+
+/* For `abar data`: where NAME (or NAME:DIR) would be looked for, and whether it is there. Never fails for a known name. */
 typedef struct abar_dataset_probe {
     const char *summary;
-    char where[512];
+    char where[512]; /* "" for synthetic, and for a set that needs a folder when none was given */
     bool found;
-    char remedy[256]; /* what to do when it is not */
+    char remedy[256];       /* what to do when it is not */
+    abar_dataset_info info; /* shape, classes, counts as published (synthetic: as by default), found or not */
 } abar_dataset_probe;
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out);
+
+/* ---- the loader ----------------------------------------------------------------------------------------------- */
 
 typedef struct abar_loader abar_loader;
 
@@ -54,12 +62,12 @@ typedef struct abar_loader_config {
     int64_t batch;
     uint64_t seed;
     int threads;      /* workers; 0: made in the caller's thread */
-    int prefetch;     /* batches made ahead; 0: 2 */
+    int prefetch;     /* batches made ahead; 0: 2. Without threads nothing is made ahead */
     int64_t crop_pad; /* zero-pad this much on each side, then crop at random; 0: off */
     bool flip;        /* mirror every second image at random */
 } abar_loader_config;
 
-/* A batch, valid until the next call of next or seek. */
+/* A batch, valid until the next call of next, seek or destroy. */
 typedef struct abar_batch {
     const uint8_t *images; /* (batch, C, H, W); rows past count repeat row 0 */
     const int32_t *labels; /* (batch) */
@@ -67,16 +75,24 @@ typedef struct abar_batch {
     int64_t epoch, index;  /* which epoch, which batch of it */
 } abar_batch;
 
+/* data must outlive the loader. What the batches hold depends on data, batch, seed, crop_pad and flip, never on threads
+ * or prefetch. A loader serves one thread; it allocates here and nowhere else. */
 abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, const abar_loader_config *config,
                                abar_loader **out);
-void abar_loader_destroy(abar_loader *loader);
+void abar_loader_destroy(abar_loader *loader);                                                  /* at any moment */
 int64_t abar_loader_batches(const abar_loader *loader);                                         /* per epoch */
 size_t abar_loader_bytes(const abar_loader *loader);                                            /* memory it holds */
 size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_config *config); /* what create would hold */
 /* Batches follow one another without end, epoch after epoch. */
 abar_status abar_loader_next(abar_loader *loader, abar_batch *out);
-/* Goes on at the given batch of the given epoch, as if all before had been taken. */
+/* Goes on at the given batch of the given epoch, as if all before had been taken. index abar_loader_batches: the first
+ * batch of the epoch after. */
 abar_status abar_loader_seek(abar_loader *loader, int64_t epoch, int64_t index);
+
+/* The first rows images of a batch as a net wants them, (value/255 - mean)/std. input: dense F32 or F64 in memory the
+ * host can write, (rows, C, H, W) or (rows, C*H*W); rows is at most the loader's batch. */
+abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *info, const abar_batch *batch, int64_t rows,
+                                 const abar_tensor *input);
 
 #ifdef __cplusplus
 }

@@ -7,11 +7,9 @@
 
 void abar__model_shape(const abar_model *model, abar_dataset_info *out)
 {
-    int64_t dim[3] = {1, 1, 1};
-    for (int i = 0; i < model->input_ndim; i++) dim[3 - model->input_ndim + i] = model->input[i];
-    out->channels = dim[0];
-    out->height = dim[1];
-    out->width = dim[2];
+    out->channels = model->input[0];
+    out->height = model->input[1];
+    out->width = model->input[2];
     out->classes = model->classes;
 }
 
@@ -46,7 +44,7 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
     abar_net *net;
     ABAR_TRY(abar_net_create(ctx, &net));
     abar_value x = abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
-    x = setup->model->build(net, x, info->classes, setup->model_config);
+    x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
     abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
     abar_compile_config config = {.size = sizeof config,
                                   .batch = wish->batch,

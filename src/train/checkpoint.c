@@ -40,8 +40,8 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
     ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
     bool there = exists(path);
     if (there && !resume)
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a run, add --resume %s to continue or choose another --out",
-                          dir, dir);
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+                          "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
     t->resumes = there;
     t->started_over = resume && !there;
     return ABAR_OK;
@@ -137,7 +137,8 @@ static abar_status load_place(abar_trainer *t, const carrier *c)
     abar__free(t->ctx, history, bytes);
     if (fits) return ABAR_OK;
     t->at = (abar__place){0};
-    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: stands at a later epoch or step than this run has, raise --epochs", c->path);
+    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: stands at a later epoch or step than this run has, raise --epochs",
+                      c->path);
 }
 
 static abar_status check_setup(abar_trainer *t, const carrier *c)
@@ -204,6 +205,7 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     char path[ABAR_RUN_PATH_MAX];
     carrier c = {.ctx = t->ctx, .path = path};
     if (!t->setup->train.out[0]) return ABAR_OK;
+    ABAR_TRY(abar__jsonl_flush(t->log));
     ABAR_TRY(abar__tfevents_flush(t->scalars));
     t->at.log_bytes = abar__jsonl_bytes(t->log);
     t->at.events_bytes = abar__tfevents_bytes(t->scalars);

@@ -21,7 +21,8 @@ const abar_option abar_train_options[] = {
     {"weight-decay", ABAR_OPTION_REAL, AT(weight_decay), "5e-4", 0, 1e6, NULL, "weight decay"},
     {"decay-all", ABAR_OPTION_BOOL, AT(decay_all), "true", 0, 0, NULL, "decay biases and norms too"},
     {"clip", ABAR_OPTION_REAL, AT(clip), "0", 0, 1e9, NULL, "largest norm of the whole gradient, 0: any"},
-    {"label-smoothing", ABAR_OPTION_REAL, AT(label_smoothing), "0", 0, 0.999, NULL, "share of the target spread over all classes"},
+    {"label-smoothing", ABAR_OPTION_REAL, AT(label_smoothing), "0", 0, 0.999, NULL,
+     "share of the target spread over all classes"},
     {"schedule", ABAR_OPTION_CHOICE, AT(schedule), "cosine", 0, 0, "cosine|step|constant", "how the learning rate falls"},
     {"schedule-per-epoch", ABAR_OPTION_BOOL, AT(schedule_per_epoch), "false", 0, 0, NULL,
      "hold the rate within each epoch instead of moving it every step"},
@@ -229,8 +230,8 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",  "workers", "stop-after", "checkpoint-every", "limit-test",
-                                                 "data", NULL};
+    static const char *const free_to_change[] = {"out",        "workers", "stop-after", "checkpoint-every",
+                                                 "limit-test", "data",    NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -91,7 +91,8 @@ static abar_status read_section(abar_context *ctx, const char *label, const cJSO
     static const abar_option none[] = {{0}};
     const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, name);
     if (!section) return ABAR_OK;
-    if (!cJSON_IsObject(section)) return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, name);
+    if (!cJSON_IsObject(section))
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, name);
     for (const cJSON *item = section->child; item; item = item->next) {
         if (cJSON_GetObjectItemCaseSensitive(section, item->string) != item)
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" stands there twice, remove one", label, item->string);
@@ -103,7 +104,8 @@ static abar_status read_section(abar_context *ctx, const char *label, const cJSO
 static abar_status check_root(abar_context *ctx, const char *label, const cJSON *root)
 {
     static const char *const known[] = {"abar", "train", "model", "optimizer", NULL};
-    if (!cJSON_IsObject(root)) return abar__fail(ctx, ABAR_E_FORMAT, "%s: must be a JSON object, is it of another program?", label);
+    if (!cJSON_IsObject(root))
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: must be a JSON object, is it of another program?", label);
     for (const cJSON *item = root->child; item; item = item->next) {
         const char *const *k = known;
         while (*k && strcmp(*k, item->string) != 0) k++;
@@ -115,8 +117,7 @@ static abar_status check_root(abar_context *ctx, const char *label, const cJSON 
 /* The string train.NAME, or NULL. */
 static const char *named(const cJSON *root, const char *name)
 {
-    return cJSON_GetStringValue(
-        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
 }
 
 static abar_status read_setup(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)

@@ -131,8 +131,7 @@ static abar_status read_history(abar_context *ctx, const char *label, const cJSO
     return ABAR_OK;
 }
 
-static abar_status read_place(abar_context *ctx, const char *label, const cJSON *root, abar__place *at,
-                              abar__epoch **history)
+static abar_status read_place(abar_context *ctx, const char *label, const cJSON *root, abar__place *at, abar__epoch **history)
 {
     ABAR_TRY(read_fields(ctx, label, root, place_fields, at));
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(root, "history");

@@ -13,16 +13,11 @@ typedef struct recipe {
 } recipe;
 
 static const recipe recipes[] = {
-    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
-    {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
-    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
-    {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
-    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},
-    {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
-    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false},
-    {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
-    {"", "", "adamw", 10, 128, 1e-3, 0.05, false, false},
-    {"", "", "", 10, 128, 0.05, 5e-4, false, false},
+    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true}, {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
+    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
+    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
+    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false}, {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
+    {"", "", "adamw", 10, 128, 1e-3, 0.05, false, false},         {"", "", "", 10, 128, 0.05, 5e-4, false, false},
 };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }

@@ -77,7 +77,8 @@ abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, cons
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
 /* Copies every tensor of the net out of the file. counters: num_batches_tracked must be there too. */
-abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net, bool counters);
+abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net,
+                               bool counters);
 #define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
 /* Fails when the file holds a tensor that is neither the net's nor optimizer state. */
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net);
@@ -98,9 +99,9 @@ typedef struct abar__epoch {
 
 /* Where a run stands: with the tensors, all that a checkpoint keeps. */
 typedef struct abar__place {
-    int64_t epoch, step;                                    /* step of the epoch; all done: its evaluation is due */
-    double loss_sum;                                        /* over the samples of the epoch's steps so far ... */
-    int64_t correct, count;                                 /* ... skipped ones excepted */
+    int64_t epoch, step;    /* step of the epoch; all done: its evaluation is due */
+    double loss_sum;        /* over the samples of the epoch's steps so far ... */
+    int64_t correct, count; /* ... skipped ones excepted */
     int64_t skipped, epoch_skipped, skipped_in_a_row;
     double seconds, epoch_seconds, step_seconds, test_seconds; /* step and test: of training and evaluation, summed */
     uint64_t log_bytes, events_bytes;

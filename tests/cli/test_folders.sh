@@ -13,8 +13,8 @@ check "the file is untouched" test ! -s file
 full=$work/full
 mkdir "$full"
 if mount -t tmpfs -o size=256k none "$full" 2>/dev/null; then
-    refuses "a full disk" 1 'space' train "${small[@]}" --out "$full/run"
-    check "a full disk leaves no half file" bash -c "! ls $full/run/*.safetensors >/dev/null 2>&1"
+    refuses "a full disk" 1 'space' train "${small[@]}" --quiet --out "$full/run"
+    check "a full disk leaves no half checkpoint" test ! -e "$full/run/state.safetensors"
     umount "$full"
     mount -t tmpfs -o ro,size=256k none "$full"
     refuses "a read-only file system" 1 'full' train "${small[@]}" --out "$full/run"
@@ -36,6 +36,13 @@ check "first default folder has the settings in its name" test -s runs/lenet5-sy
 succeeds "second default folder" train "${small[@]}" --epochs 1
 check "second default folder has a number" test -s runs/lenet5-synthetic-sgd-s0-2/state.safetensors
 
+ran="two trainings at once"
+"$abar" train "${small[@]}" --seed 1 >/dev/null 2>&1 &
+"$abar" train "${small[@]}" --seed 1 >/dev/null 2>&1 && wait $!
+check "two trainings at once get a folder each" test -s runs/lenet5-synthetic-sgd-s1/state.safetensors -a -s runs/lenet5-synthetic-sgd-s1-2/state.safetensors
+refuses "a default folder for a run that cannot start" 1 'nowhere' train --data fashion-mnist:nowhere
+check "a run that cannot start leaves no folder" test ! -e runs/lenet5-fashion-mnist-sgd-s0
+
 # --- a folder that holds a run ---
 succeeds "a run" train "${small[@]}" --out run
 check "a run says where it is" says 'run/state\.safetensors'
@@ -44,7 +51,7 @@ for name in config.json log.jsonl state.safetensors model.safetensors; do
 done
 check "a run has TensorBoard events" bash -c 'ls run/events.out.tfevents.* >/dev/null'
 sum=$(cksum run/*)
-refuses "the same command again" 1 '--resume run' train "${small[@]}" --out run
+refuses "the same command again" 2 '--resume run' train "${small[@]}" --out run
 check "the same command again harms nothing" test "$sum" = "$(cksum run/*)"
 succeeds "a finished run, resumed" train --resume run
 check "a finished run has nothing left to do" says 'Nothing left'
@@ -66,7 +73,7 @@ refuses "resume of an empty folder" 1 'empty' train --resume empty
 refuses "resume with another model" 2 'lenet5' train --resume run --model mlp
 refuses "resume with another data set" 2 'synthetic' train --resume run --data fashion-mnist
 refuses "resume with another optimizer" 2 'sgd' train --resume run --optim adamw
-refuses "resume with another batch" 2 'batch' train --resume run --batch 64 --epochs 3
+refuses "resume with another batch" 2 'batch' train --resume run --batch 64 --epochs 3 --quiet
 refuses "resume into another folder" 2 'out' train --resume run --out other
 check "refused resumes harm nothing" test "$sum" = "$(cksum run/*)"
 succeeds "resume with more epochs" train --resume run --epochs 3 --model lenet5
@@ -86,7 +93,7 @@ check "resume without a checkpoint comes to the same" cmp nothing/model.safetens
 damaged() { # NAME: run "hurt" must be refused by train and eval, and stay as it is
     local before
     before=$(cksum hurt/*)
-    refuses "$1: resume" 1 'hurt' train --resume hurt --epochs 5
+    refuses "$1: resume" 1 'hurt' train --resume hurt --epochs 5 --quiet
     refuses "$1: eval" 1 'hurt' eval --checkpoint hurt/state.safetensors
     check "$1: nothing harmed" test "$before" = "$(cksum hurt/*)"
     rm -rf hurt
@@ -98,10 +105,10 @@ cp -r whole hurt && truncate -s 4 $state && damaged "truncated in the length"
 cp -r whole hurt && : >$state && damaged "emptied"
 cp -r whole hurt && printf '\377\377\377\377\377\377' | dd of=$state bs=1 conv=notrunc status=none && damaged "absurd header length"
 cp -r whole hurt && printf '\377\377\377' | dd of=$state bs=1 seek=9 conv=notrunc status=none && damaged "flipped bytes in the header"
-cp -r whole hurt && printf 'zzz' | dd of=$state bs=1 seek=60 conv=notrunc status=none && damaged "changed letters in the header"
+cp -r whole hurt && LC_ALL=C sed -i 's/"conv1.weight"/"conv9.weight"/' $state && damaged "another name in the header"
 cp -r whole hurt && cp "$tests/golden/train_resnet8.safetensors" $state && damaged "foreign safetensors"
 cp -r whole hurt && printf '{"train": ' >hurt/config.json
-refuses "damaged config" 1 'config.json' train --resume hurt --epochs 5
+refuses "damaged config" 1 'config.json' train --resume hurt --epochs 5 --quiet
 rm -rf hurt
 refuses "eval of nothing" 1 'nowhere' eval --checkpoint nowhere --model lenet5
 refuses "eval of an empty folder" 1 'empty' eval --checkpoint empty

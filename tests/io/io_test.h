@@ -82,9 +82,9 @@ static inline int test_folder_files(const char *path, int unlink_them)
     DIR *folder = opendir(path);
     if (!folder) return -1;
     for (struct dirent *entry; (entry = readdir(folder));) {
-        char name[TEST_PATH + 300];
+        char name[1024];
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        snprintf(name, sizeof name, "%.500s/%.255s", path, entry->d_name);
         files++;
         if (unlink_them && unlink(name) != 0) {
             test_folder_files(name, 1);

@@ -1,0 +1,91 @@
+/* The inside of a data set: two parts of bytes, the table row it came from, and the readers that fill it. */
+#ifndef ABAR_DATA_IMPL_H
+#define ABAR_DATA_IMPL_H
+
+#include "abar/data.h"
+#include "base/base_impl.h"
+
+#define ABAR_DATA_FILES_MAX 8
+#define ABAR_PATH_MAX 1024 /* a folder (info.where) and a file name */
+
+typedef struct abar__part {
+    uint8_t *images; /* (count, C, H, W) */
+    int32_t *labels; /* (count) */
+    int64_t count;
+} abar__part;
+
+/* One data set the library knows: a row of the table in dataset.c. A new format is a reader in its own file, a new set
+ * of a known format is a row. */
+typedef struct abar__data_kind {
+    const char *name, *summary;
+    const char *folder;                     /* where to look when the spec names no folder; NULL: it must name one */
+    const char *subfolder;                  /* what the published archive unpacks into; NULL: files only */
+    const char *files[ABAR_DATA_FILES_MAX]; /* all of them must be there; none: nothing is read */
+    bool gzip;                              /* FILE.gz will do for FILE */
+    const char *remedy;                     /* how to come by it, for errors and `abar data` */
+    abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
+    int64_t shape[3];       /* channels, height, width */
+    int64_t count[2];       /* training and test samples, as published */
+    int64_t label_range[2]; /* of each label byte in turn; the last one there is, is the class */
+    double mean[3], std[3];
+    bool augment;
+} abar__data_kind;
+
+struct abar_dataset {
+    abar_context *ctx;
+    const abar__data_kind *kind;
+    abar_dataset_info info; /* a reader sets the shape before it allocates a part, and the counts never */
+    abar__part part[2];     /* training, test */
+};
+
+abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__cifar_read(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__synthetic_make(abar_dataset *data, const abar_dataset_config *config);
+
+/* ---- dataset.c ------------------------------------------------------------------------------------------------ */
+
+const abar__data_kind *abar__data_find(const char *name, size_t length); /* NULL: no such data set */
+/* Images and labels for count samples of info's shape; abar_dataset_close frees them, half-made ones too. */
+abar_status abar__part_alloc(abar_dataset *data, abar__part *part, int64_t count);
+/* The path of a file of the set, or of its .gz where that is what is there. */
+void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_PATH_MAX]);
+static inline int64_t abar__limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
+static inline int64_t abar__image_bytes(const abar_dataset_info *info) { return info->channels * info->height * info->width; }
+
+/* ---- the parsers, on memory: label names the bytes in errors --------------------------------------------------- */
+
+/* An idx file of unsigned bytes: images (ndim 3) or labels (ndim 1). */
+typedef struct abar__idx {
+    int64_t dim[3]; /* as the header says: count, height, width; the last two 1 for labels */
+    int64_t kept;   /* the first so many of count are in data */
+    uint8_t *data;  /* (kept, height, width); owned */
+} abar__idx;
+
+/* bytes may be gzipped. limit 0: keep all. All of the file is checked. On failure out holds nothing. */
+abar_status abar__idx_parse(abar_context *ctx, const char *label, const uint8_t *bytes, size_t n, int ndim, int64_t limit,
+                            abar__idx *out);
+void abar__idx_free(abar_context *ctx, abar__idx *idx);
+
+/* How many records n bytes of a CIFAR file are; fails unless it is a positive whole number. */
+abar_status abar__cifar_count(abar_context *ctx, const char *label, size_t n, const abar__data_kind *kind, int64_t *out);
+/* Checks count records and copies the first keep of them. */
+abar_status abar__cifar_parse(abar_context *ctx, const char *label, const uint8_t *bytes, int64_t count,
+                              const abar__data_kind *kind, int64_t keep, uint8_t *images, int32_t *labels);
+
+/* ---- augment.c ------------------------------------------------------------------------------------------------ */
+
+/* Where one sample's crop lies relative to the image (pixels to the right and down), and whether it is mirrored. */
+typedef struct abar__augmentation {
+    int32_t dx, dy; /* -pad .. pad */
+    bool flip;
+} abar__augmentation;
+
+/* Sample is its index in the data set: the same whatever the order, batch or threads. */
+abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t sample, int64_t pad, bool flip);
+/* out, in: (C, H, W) bytes, apart from one another; zeros where the crop hangs over the image. */
+void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in,
+                         uint8_t *out);
+/* out[v] = (v/255 - mean)/std */
+void abar__normalise_table(const abar_dataset_info *info, int channel, double out[256]);
+
+#endif

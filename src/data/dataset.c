@@ -1,0 +1,283 @@
+/* Data sets by name: the table of all that are known, finding their files, and access to what a reader has read. */
+#include "data/data_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define FOLDER_MAX 440 /* leaves room in where[512] for a subfolder */
+#define IDX_FILES                                                                                                \
+    {                                                                                                            \
+        "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte" \
+    }
+
+static const abar__data_kind kinds[] = {
+    {.name = "fashion-mnist",
+     .summary = "clothes, 28 x 28 gray, 10 classes, 60000 + 10000",
+     .folder = "/usr/share/datasets/fashion-mnist",
+     .files = IDX_FILES,
+     .gzip = true,
+     .remedy = "install the package dataset-fashion-mnist or give fashion-mnist:DIR with its four idx files",
+     .read = abar__idx_read,
+     .shape = {1, 28, 28},
+     .count = {60000, 10000},
+     .label_range = {10},
+     .mean = {0.2860, 0.2860, 0.2860},
+     .std = {0.3530, 0.3530, 0.3530}},
+    {.name = "mnist",
+     .summary = "handwritten digits, 28 x 28 gray, 10 classes, 60000 + 10000",
+     .files = IDX_FILES,
+     .gzip = true,
+     .remedy = "give mnist:DIR, the folder of the four idx files, gzipped or plain",
+     .read = abar__idx_read,
+     .shape = {1, 28, 28},
+     .count = {60000, 10000},
+     .label_range = {10},
+     .mean = {0.1307, 0.1307, 0.1307},
+     .std = {0.3081, 0.3081, 0.3081}},
+    {.name = "cifar10",
+     .summary = "photographs, 32 x 32 colour, 10 classes, 50000 + 10000",
+     .subfolder = "cifar-10-batches-bin",
+     .files = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin",
+               "test_batch.bin"},
+     .remedy = "give cifar10:DIR, the folder where cifar-10-binary.tar.gz was unpacked",
+     .read = abar__cifar_read,
+     .shape = {3, 32, 32},
+     .count = {50000, 10000},
+     .label_range = {10},
+     .mean = {0.4914, 0.4822, 0.4465},
+     .std = {0.2470, 0.2435, 0.2616},
+     .augment = true},
+    {.name = "cifar100",
+     .summary = "photographs, 32 x 32 colour, 100 classes, 50000 + 10000",
+     .subfolder = "cifar-100-binary",
+     .files = {"train.bin", "test.bin"},
+     .remedy = "give cifar100:DIR, the folder where cifar-100-binary.tar.gz was unpacked",
+     .read = abar__cifar_read,
+     .shape = {3, 32, 32},
+     .count = {50000, 10000},
+     .label_range = {20, 100},
+     .mean = {0.5071, 0.4865, 0.4409},
+     .std = {0.2673, 0.2564, 0.2762},
+     .augment = true},
+    {.name = "synthetic",
+     .summary = "smooth patterns made from the seed, any shape and class count",
+     .read = abar__synthetic_make,
+     .shape = {1, 28, 28},
+     .count = {8192, 1024},
+     .label_range = {10},
+     .mean = {0.5, 0.5, 0.5},
+     .std = {0.25, 0.25, 0.25}},
+};
+
+static const char *const names[] = {"fashion-mnist", "mnist", "cifar10", "cifar100", "synthetic", NULL};
+
+const char *const *abar_dataset_names(void) { return names; }
+
+const abar__data_kind *abar__data_find(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strlen(kinds[i].name) == length && memcmp(kinds[i].name, name, length) == 0) return &kinds[i];
+    return NULL;
+}
+
+static abar_status unknown_name(abar_context *ctx, const char *name, size_t length)
+{
+    char all[256] = "";
+    for (int i = 0; names[i]; i++) {
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "data set %.*s: unknown, choose one of %s", length > 64 ? 64 : (int)length, name,
+                      all);
+}
+
+/* Splits NAME:DIR. dir is NULL where the spec names none and the set has no default. */
+static abar_status parse_spec(abar_context *ctx, const char *spec, const abar__data_kind **kind, const char **dir)
+{
+    size_t length = strcspn(spec, ":");
+    *kind = abar__data_find(spec, length);
+    if (!*kind) return unknown_name(ctx, spec, length);
+    const char *name = (*kind)->name;
+    *dir = (*kind)->folder;
+    if (spec[length] == '\0') return ABAR_OK;
+    *dir = spec + length + 1;
+    if (!(*kind)->files[0]) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is made, not read, give it without a folder", name);
+    if (**dir == '\0') return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: no folder after the colon, give %s:DIR", name, name);
+    if (strlen(*dir) > FOLDER_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: the folder's path is longer than %d characters, use a shorter one", name,
+                          FOLDER_MAX);
+    return ABAR_OK;
+}
+
+/* ---- finding files -------------------------------------------------------------------------------------------- */
+
+static bool exists(const char *where, const char *file, const char *suffix)
+{
+    char path[ABAR_PATH_MAX];
+    struct stat info;
+    int n = snprintf(path, sizeof path, "%s/%s%s", where, file, suffix);
+    return n > 0 && (size_t)n < sizeof path && stat(path, &info) == 0;
+}
+
+static bool have_file(const abar__data_kind *kind, const char *where, const char *file)
+{
+    return exists(where, file, "") || (kind->gzip && exists(where, file, ".gz"));
+}
+
+/* Sets where to dir, or to its subfolder when the files are there; returns the first file that is in neither, or NULL. */
+static const char *find_files(const abar__data_kind *kind, const char *dir, char where[512])
+{
+    snprintf(where, 512, "%s", dir);
+    if (kind->subfolder && !have_file(kind, dir, kind->files[0]) && exists(dir, kind->subfolder, ""))
+        snprintf(where, 512, "%s/%s", dir, kind->subfolder);
+    for (const char *const *file = kind->files; *file; file++)
+        if (!have_file(kind, where, *file)) return *file;
+    return NULL;
+}
+
+void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_PATH_MAX])
+{
+    const char *where = data->info.where;
+    const char *suffix = data->kind->gzip && !exists(where, file, "") ? ".gz" : "";
+    snprintf(path, ABAR_PATH_MAX, "%s/%s%s", where, file, suffix);
+}
+
+static abar_status need_files(abar_context *ctx, const abar__data_kind *kind, const char *dir, char where[512])
+{
+    struct stat info;
+    if (!dir) return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: has no folder of its own, %s", kind->name, kind->remedy);
+    if (stat(dir, &info) != 0)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: there is no folder %s, %s", kind->name, dir, kind->remedy);
+    if (!S_ISDIR(info.st_mode))
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s is not a folder, %s", kind->name, dir, kind->remedy);
+    const char *file = find_files(kind, dir, where);
+    if (!file) return ABAR_OK;
+    if (kind->gzip)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: there is neither %s nor %s.gz in %s, %s", kind->name, file, file, where,
+                          kind->remedy);
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: there is no %s in %s, %s", kind->name, file, where, kind->remedy);
+}
+
+/* ---- open and close ------------------------------------------------------------------------------------------- */
+
+static abar_dataset_info published_info(const abar__data_kind *kind)
+{
+    abar_dataset_info info = {.name = kind->name,
+                              .channels = kind->shape[0],
+                              .height = kind->shape[1],
+                              .width = kind->shape[2],
+                              .classes = kind->label_range[1] > 0 ? kind->label_range[1] : kind->label_range[0],
+                              .train = kind->count[0],
+                              .test = kind->count[1],
+                              .augment = kind->augment};
+    memcpy(info.mean, kind->mean, sizeof info.mean);
+    memcpy(info.std, kind->std, sizeof info.std);
+    return info;
+}
+
+abar_status abar__part_alloc(abar_dataset *data, abar__part *part, int64_t count)
+{
+    void *images, *labels;
+    part->count = count;
+    ABAR_TRY(abar__alloc(data->ctx, (size_t)(count * abar__image_bytes(&data->info)), &images));
+    part->images = images;
+    ABAR_TRY(abar__alloc(data->ctx, (size_t)count * sizeof *part->labels, &labels));
+    part->labels = labels;
+    return ABAR_OK;
+}
+
+static abar_status check_config(abar_context *ctx, const abar_dataset_config *config, abar_dataset_config *out)
+{
+    *out = (abar_dataset_config){.size = sizeof *out};
+    if (!config) return ABAR_OK;
+    if (config->size < sizeof config->size || config->size > sizeof *out)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: config.size is %zu, set it to sizeof(abar_dataset_config)",
+                          config->size);
+    memcpy(out, config, config->size);
+    if (out->limit_train < 0 || out->limit_test < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: a limit is negative, give 0 for all samples");
+    return ABAR_OK;
+}
+
+abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_dataset_config *config, abar_dataset **out)
+{
+    const abar__data_kind *kind;
+    const char *dir;
+    char where[512] = "";
+    abar_dataset_config c;
+    *out = NULL;
+    ABAR_TRY(check_config(ctx, config, &c));
+    ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
+    if (kind->files[0]) ABAR_TRY(need_files(ctx, kind, dir, where));
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar_dataset), &memory));
+    abar_dataset *data = memory;
+    data->ctx = ctx;
+    data->kind = kind;
+    data->info = published_info(kind);
+    memcpy(data->info.where, where, sizeof where);
+    abar_status status = kind->read(data, &c);
+    if (status != ABAR_OK) {
+        abar_dataset_close(data);
+        return status;
+    }
+    data->info.train = data->part[0].count;
+    data->info.test = data->part[1].count;
+    *out = data;
+    return ABAR_OK;
+}
+
+static size_t part_image_bytes(const abar_dataset *data, const abar__part *part)
+{
+    return (size_t)(part->count * abar__image_bytes(&data->info));
+}
+
+static size_t part_label_bytes(const abar__part *part) { return (size_t)part->count * sizeof *part->labels; }
+
+void abar_dataset_close(abar_dataset *data)
+{
+    if (!data) return;
+    for (int i = 0; i < 2; i++) {
+        abar__free(data->ctx, data->part[i].images, part_image_bytes(data, &data->part[i]));
+        abar__free(data->ctx, data->part[i].labels, part_label_bytes(&data->part[i]));
+    }
+    abar__free(data->ctx, data, sizeof *data);
+}
+
+/* ---- access --------------------------------------------------------------------------------------------------- */
+
+const abar_dataset_info *abar_dataset_info_of(const abar_dataset *data) { return &data->info; }
+
+size_t abar_dataset_bytes(const abar_dataset *data)
+{
+    size_t bytes = sizeof *data;
+    for (int i = 0; i < 2; i++) bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
+    return bytes;
+}
+
+const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i)
+{
+    const abar__part *part = &data->part[test];
+    return i < 0 || i >= part->count ? NULL : part->images + i * abar__image_bytes(&data->info);
+}
+
+int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
+{
+    const abar__part *part = &data->part[test];
+    return i < 0 || i >= part->count ? -1 : part->labels[i];
+}
+
+abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+{
+    const abar__data_kind *kind;
+    const char *dir;
+    *out = (abar_dataset_probe){0};
+    ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
+    out->summary = kind->summary;
+    out->info = published_info(kind);
+    out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
+    if (!out->found) snprintf(out->remedy, sizeof out->remedy, "%s", kind->remedy);
+    memcpy(out->info.where, out->where, sizeof out->where);
+    return ABAR_OK;
+}

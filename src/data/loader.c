@@ -1,0 +1,340 @@
+/* The loader: who is in which batch, batches made ahead by worker threads, and seeking.
+ *
+ * Batches are claimed one after another under the lock; claiming decides their samples. Filling a claimed batch needs no
+ * lock. The order of an epoch is a Fisher-Yates shuffle from the front: after step p, place p is final. So claiming a
+ * batch takes only the steps up to its end, no epoch begins with a stall, and one order array serves however many epochs
+ * the batches made ahead may span. */
+#include "data/data_impl.h"
+
+#include "base/rng.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#define THREADS_MAX 1024
+#define PREFETCH_MAX 1024
+
+typedef struct slot {
+    uint8_t *images;  /* (batch, C, H, W) */
+    int32_t *labels;  /* (batch) */
+    int32_t *samples; /* (batch): indices into the data set */
+    int64_t count, epoch, index;
+    bool ready;
+} slot;
+
+struct abar_loader {
+    abar_context *ctx;
+    const abar_dataset_info *info;
+    const abar__part *part;
+    abar_loader_config config;
+    size_t bytes;
+    int64_t batches;
+    int slot_count; /* prefetch, and the one the caller holds */
+    slot *slots;
+    int worker_count;
+    pthread_t *workers;
+
+    pthread_mutex_t lock; /* over everything below, and ready of the slots */
+    pthread_cond_t room;  /* the workers wait for it */
+    pthread_cond_t done;  /* the caller waits for it: some batch was filled */
+    int32_t *order;       /* (samples): final up to shuffled */
+    int64_t shuffled;
+    int64_t epoch, index;   /* the batch to be claimed next */
+    int64_t claimed, taken; /* counts since create or seek; batch number n is in slot n mod slot_count */
+    int filling;
+    bool paused, quit;
+};
+
+/* ---- memory: one block, planned --------------------------------------------------------------------------------- */
+
+typedef struct layout {
+    size_t order, slots, workers, slot_data, images, labels, slot_bytes, total; /* offsets; the last two are sizes */
+    int slot_count;
+} layout;
+
+static int64_t sample_count(const abar_dataset_info *info, const abar_loader_config *c)
+{
+    return c->test ? info->test : info->train;
+}
+
+static size_t place(size_t *at, size_t bytes)
+{
+    size_t start = *at;
+    *at = abar__round_up(start + bytes, ABAR_ALIGN);
+    return start;
+}
+
+/* False when the sizes are beyond any memory. */
+static bool plan(const abar_dataset_info *info, const abar_loader_config *c, layout *out)
+{
+    *out = (layout){.slot_count = c->threads == 0 ? 1 : (c->prefetch == 0 ? 2 : c->prefetch) + 1};
+    size_t batch = (size_t)c->batch, image = (size_t)abar__image_bytes(info), samples = (size_t)sample_count(info, c);
+    if ((double)batch * ((double)image + 64.0) * out->slot_count > (double)(SIZE_MAX / 4)) return false;
+    size_t one = 0;
+    place(&one, batch * sizeof(int32_t));
+    out->labels = place(&one, batch * sizeof(int32_t));
+    out->images = place(&one, batch * image);
+    out->slot_bytes = one;
+    place(&out->total, sizeof(abar_loader));
+    out->order = place(&out->total, c->test ? 0 : samples * sizeof(int32_t));
+    out->slots = place(&out->total, (size_t)out->slot_count * sizeof(slot));
+    out->workers = place(&out->total, (size_t)c->threads * sizeof(pthread_t));
+    out->slot_data = place(&out->total, (size_t)out->slot_count * one);
+    return true;
+}
+
+static bool copy_config(const abar_loader_config *from, abar_loader_config *to)
+{
+    *to = (abar_loader_config){0};
+    if (from->size < sizeof from->size || from->size > sizeof *to) return false;
+    memcpy(to, from, from->size);
+    if (to->test) {
+        to->crop_pad = 0;
+        to->flip = false;
+    }
+    return true;
+}
+
+size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_config *config)
+{
+    abar_loader_config c;
+    layout l;
+    if (!copy_config(config, &c) || c.batch < 1 || c.threads < 0 || c.prefetch < 0 || !plan(info, &c, &l)) return 0;
+    return l.total;
+}
+
+/* ---- order ---------------------------------------------------------------------------------------------------- */
+
+static void begin_epoch(abar_loader *l)
+{
+    l->shuffled = 0;
+    if (l->config.test) return;
+    for (int64_t i = 0; i < l->part->count; i++) l->order[i] = (int32_t)i;
+}
+
+/* Makes places 0 .. end of the order final. */
+static void shuffle_to(abar_loader *l, int64_t end)
+{
+    if (l->config.test) return;
+    for (int64_t p = l->shuffled; p < end; p++) {
+        uint32_t u = abar__random(l->config.seed, ABAR_DRAW_ORDER, (uint32_t)l->epoch, (uint64_t)p).u[0];
+        int64_t q = p + abar__below(u, (uint32_t)(l->part->count - p));
+        int32_t moved = l->order[p];
+        l->order[p] = l->order[q];
+        l->order[q] = moved;
+    }
+    if (end > l->shuffled) l->shuffled = end;
+}
+
+/* Gives the next batch its place and its samples. */
+static slot *claim(abar_loader *l)
+{
+    slot *s = &l->slots[l->claimed++ % l->slot_count];
+    int64_t batch = l->config.batch, start = l->index * batch, left = l->part->count - start;
+    if (l->index == 0) begin_epoch(l);
+    s->epoch = l->epoch;
+    s->index = l->index;
+    s->count = left < batch ? left : batch;
+    shuffle_to(l, start + s->count);
+    for (int64_t i = 0; i < s->count; i++) s->samples[i] = l->config.test ? (int32_t)(start + i) : l->order[start + i];
+    if (++l->index == l->batches) {
+        l->index = 0;
+        l->epoch++;
+    }
+    return s;
+}
+
+/* ---- filling -------------------------------------------------------------------------------------------------- */
+
+static void fill(const abar_loader *l, slot *s)
+{
+    const abar_dataset_info *info = l->info;
+    const abar_loader_config *c = &l->config;
+    int64_t image = abar__image_bytes(info);
+    for (int64_t i = 0; i < s->count; i++) {
+        int64_t sample = s->samples[i];
+        const uint8_t *from = l->part->images + sample * image;
+        s->labels[i] = l->part->labels[sample];
+        if (c->crop_pad > 0 || c->flip) {
+            abar__augmentation a = abar__augment_draw(c->seed, s->epoch, sample, c->crop_pad, c->flip);
+            abar__augment_apply(a, info->channels, info->height, info->width, from, s->images + i * image);
+        } else {
+            memcpy(s->images + i * image, from, (size_t)image);
+        }
+    }
+    for (int64_t i = s->count; i < c->batch; i++) {
+        s->labels[i] = s->labels[0];
+        memcpy(s->images + i * image, s->images, (size_t)image);
+    }
+}
+
+static void *work(void *argument)
+{
+    abar_loader *l = argument;
+    int ahead = l->slot_count - 1;
+    pthread_mutex_lock(&l->lock);
+    for (;;) {
+        while (!l->quit && (l->paused || l->claimed - l->taken >= ahead)) pthread_cond_wait(&l->room, &l->lock);
+        if (l->quit) break;
+        slot *s = claim(l);
+        l->filling++;
+        pthread_mutex_unlock(&l->lock);
+        fill(l, s);
+        pthread_mutex_lock(&l->lock);
+        l->filling--;
+        s->ready = true;
+        pthread_cond_signal(&l->done);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+/* ---- create and destroy --------------------------------------------------------------------------------------- */
+
+static abar_status check(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c, layout *out)
+{
+    int64_t samples = sample_count(info, c), side = info->height < info->width ? info->height : info->width;
+    if (c->batch < 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: holds no sample, choose at least 1", (long long)c->batch);
+    if (!c->test && c->batch > samples)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: the training set has only %lld samples, choose a smaller batch",
+                          (long long)c->batch, (long long)samples);
+    if (c->crop_pad < 0 || (c->crop_pad > 0 && c->crop_pad >= side))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "crop padding %lld: the images are %lld x %lld, choose 0 to %lld",
+                          (long long)c->crop_pad, (long long)info->height, (long long)info->width, (long long)side - 1);
+    if (c->threads < 0 || c->threads > THREADS_MAX || c->prefetch < 0 || c->prefetch > PREFETCH_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: %d threads, %d batches ahead, choose 0 to %d and 0 to %d", c->threads,
+                          c->prefetch, THREADS_MAX, PREFETCH_MAX);
+    if (!plan(info, c, out))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: is more than any memory holds, choose a smaller batch",
+                          (long long)c->batch);
+    return ABAR_OK;
+}
+
+static void lay_out(abar_loader *l, const layout *at)
+{
+    char *base = (char *)l;
+    l->order = (int32_t *)(void *)(base + at->order);
+    l->slots = (slot *)(void *)(base + at->slots);
+    l->workers = (pthread_t *)(void *)(base + at->workers);
+    l->slot_count = at->slot_count;
+    for (int i = 0; i < at->slot_count; i++) {
+        char *data = base + at->slot_data + (size_t)i * at->slot_bytes;
+        l->slots[i].samples = (int32_t *)(void *)data;
+        l->slots[i].labels = (int32_t *)(void *)(data + at->labels);
+        l->slots[i].images = (uint8_t *)(data + at->images);
+    }
+}
+
+/* Signals are the caller's: the workers block them all. */
+static abar_status start_workers(abar_loader *l)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = 0;
+    while (l->worker_count < l->config.threads && error == 0) {
+        error = pthread_create(&l->workers[l->worker_count], NULL, work, l);
+        if (error == 0) l->worker_count++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0) return ABAR_OK;
+    return abar__fail(l->ctx, ABAR_E_BACKEND, "loader: only %d of %d threads could be started (%s), use fewer", l->worker_count,
+                      l->config.threads, strerror(error));
+}
+
+abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, const abar_loader_config *config, abar_loader **out)
+{
+    abar_loader_config c;
+    layout at = {0};
+    void *memory;
+    *out = NULL;
+    if (!copy_config(config, &c))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: config.size is %zu, set it to sizeof(abar_loader_config)",
+                          config->size);
+    ABAR_TRY(check(ctx, &data->info, &c, &at));
+    ABAR_TRY(abar__alloc(ctx, at.total, &memory));
+    abar_loader *l = memory;
+    l->ctx = ctx;
+    l->info = &data->info;
+    l->part = &data->part[c.test];
+    l->config = c;
+    l->bytes = at.total;
+    l->batches = c.test ? (l->part->count + c.batch - 1) / c.batch : l->part->count / c.batch;
+    lay_out(l, &at);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->room, NULL);
+    pthread_cond_init(&l->done, NULL);
+    abar_status status = start_workers(l);
+    if (status != ABAR_OK) {
+        abar_loader_destroy(l);
+        return status;
+    }
+    *out = l;
+    return ABAR_OK;
+}
+
+void abar_loader_destroy(abar_loader *l)
+{
+    if (!l) return;
+    pthread_mutex_lock(&l->lock);
+    l->quit = true;
+    pthread_cond_broadcast(&l->room);
+    pthread_mutex_unlock(&l->lock);
+    for (int i = 0; i < l->worker_count; i++) pthread_join(l->workers[i], NULL);
+    pthread_cond_destroy(&l->done);
+    pthread_cond_destroy(&l->room);
+    pthread_mutex_destroy(&l->lock);
+    abar__free(l->ctx, l, l->bytes);
+}
+
+int64_t abar_loader_batches(const abar_loader *l) { return l->batches; }
+size_t abar_loader_bytes(const abar_loader *l) { return l->bytes; }
+
+/* ---- use ------------------------------------------------------------------------------------------------------ */
+
+static slot *wait_for_next(abar_loader *l)
+{
+    pthread_mutex_lock(&l->lock);
+    slot *s = &l->slots[l->taken % l->slot_count];
+    while (!s->ready) pthread_cond_wait(&l->done, &l->lock);
+    s->ready = false;
+    l->taken++; /* the slot held until now is free, the new one is not: claimed - taken stays below slot_count */
+    pthread_cond_signal(&l->room);
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+abar_status abar_loader_next(abar_loader *l, abar_batch *out)
+{
+    slot *s;
+    if (l->worker_count > 0) {
+        s = wait_for_next(l);
+    } else {
+        s = claim(l);
+        fill(l, s);
+    }
+    *out = (abar_batch){.images = s->images, .labels = s->labels, .count = s->count, .epoch = s->epoch, .index = s->index};
+    return ABAR_OK;
+}
+
+abar_status abar_loader_seek(abar_loader *l, int64_t epoch, int64_t index)
+{
+    if (epoch < 0 || index < 0 || index > l->batches)
+        return abar__fail(l->ctx, ABAR_E_ARGUMENT, "loader: no batch %lld of epoch %lld, choose 0 to %lld", (long long)index,
+                          (long long)epoch, (long long)l->batches);
+    pthread_mutex_lock(&l->lock);
+    l->paused = true;
+    while (l->filling > 0) pthread_cond_wait(&l->done, &l->lock);
+    for (int i = 0; i < l->slot_count; i++) l->slots[i].ready = false;
+    l->claimed = l->taken = 0;
+    l->epoch = index == l->batches ? epoch + 1 : epoch;
+    l->index = index == l->batches ? 0 : index;
+    begin_epoch(l);
+    shuffle_to(l, l->index * l->config.batch);
+    l->paused = false;
+    pthread_cond_broadcast(&l->room);
+    pthread_mutex_unlock(&l->lock);
+    return ABAR_OK;
+}

@@ -1,0 +1,335 @@
+/* Direct convolution with sixteen images in the vector lanes (ABAR_LAYOUT_N16), for layers of few channels, and for whatever
+ * nobody else takes: every kernel, stride, padding, dilation and group count.
+ *
+ * Work is cut into units, a strip of rows of sixteen images each, shared out among the threads in order. The gradient of the
+ * input is a convolution of dy; with a stride s there is one for each of the s x s phases of its pixels. */
+#include "device/cpu/conv_lanes.h"
+#include "device/nn_impl.h"
+
+#include <omp.h>
+#include <string.h>
+
+ABAR_ISA_EXTERN(abar__lanes_kernels, abar__lanes);
+
+typedef struct phase {
+    int64_t row, column; /* input pixels (row + i * stride, column + j * stride) */
+    abar__lanes_map map;
+    abar__lanes_plain plain;
+    int64_t packed; /* where its weights begin, in floats, for one group */
+} phase;
+
+typedef struct lanes {
+    const abar__lanes_kernels *kernels;
+    int64_t strips, units;
+    int64_t in_channels, out_channels; /* of one group */
+    int64_t in_plane, out_plane;       /* floats of one channel of sixteen images */
+    int64_t weights;                   /* of one group */
+    abar__lanes_map forward;
+    abar__lanes_slope slope;
+    int phases;
+    phase phase[];
+} lanes;
+
+/* What one thread keeps during backward, in floats. */
+typedef struct workspace {
+    int64_t masked, partial, bias, total;
+} workspace;
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
+
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+
+/* ---- making ----------------------------------------------------------------------------------------------------- */
+
+/* One axis of one phase: the taps that reach input pixels phase + i * stride, and the first and the step among the kernel's. */
+static abar__lanes_axis phase_axis(const abar_window *w, int axis, int64_t in, int64_t out, int64_t at, int64_t *first,
+                                   int64_t *step)
+{
+    int64_t stride = w->stride[axis], dilation = w->dilation[axis], common = gcd(stride, dilation), k = 0;
+    while (k < w->kernel[axis] && (at + w->pad[axis] - k * dilation) % stride != 0) k++;
+    *first = k;
+    *step = stride / common;
+    return (abar__lanes_axis){
+        .out = at < in ? (in - at + stride - 1) / stride : 0,
+        .in = out,
+        .taps = (w->kernel[axis] - k + *step - 1) / *step,
+        .step = 1,
+        .first = k < w->kernel[axis] ? (at + w->pad[axis] - k * dilation) / stride : 0,
+        .tap = -dilation / common,
+    };
+}
+
+static void make_phases(lanes *l, const abar__op_desc *d)
+{
+    const abar_window *w = &d->window;
+    int64_t width = d->in[0].dim[3], packed = 0;
+    l->phases = (int)(w->stride[0] * w->stride[1]);
+    for (int i = 0; i < l->phases; i++) {
+        int64_t first[2], step[2], row = i / w->stride[1], column = i % w->stride[1];
+        phase *p = &l->phase[i];
+        *p = (phase){.row = row, .column = column, .packed = packed};
+        p->map = (abar__lanes_map){
+            .v = phase_axis(w, 0, d->in[0].dim[2], d->out.dim[2], row, &first[0], &step[0]),
+            .h = phase_axis(w, 1, width, d->out.dim[3], column, &first[1], &step[1]),
+            .inputs = l->out_channels,
+            .outputs = l->in_channels,
+            .src_channel = l->out_plane,
+            .src_row = d->out.dim[3] * ABAR_LANES,
+            .dst_channel = l->in_plane,
+            .dst_row = w->stride[0] * width * ABAR_LANES,
+            .dst_column = w->stride[1] * ABAR_LANES,
+        };
+        p->plain = (abar__lanes_plain){
+            .output = w->kernel[0] * w->kernel[1],
+            .input = l->in_channels * w->kernel[0] * w->kernel[1],
+            .first = first[0] * w->kernel[1] + first[1],
+            .row = step[0] * w->kernel[1],
+            .column = step[1],
+        };
+        packed += l->in_channels * l->out_channels * p->map.v.taps * p->map.h.taps;
+    }
+}
+
+static void make_maps(lanes *l, const abar__op_desc *d)
+{
+    const abar_window *w = &d->window;
+    abar__lanes_axis axis[2];
+    for (int i = 0; i < 2; i++)
+        axis[i] =
+            (abar__lanes_axis){d->out.dim[2 + i], d->in[0].dim[2 + i], w->kernel[i], w->stride[i], -w->pad[i], w->dilation[i]};
+    l->forward = (abar__lanes_map){
+        .v = axis[0],
+        .h = axis[1],
+        .inputs = l->in_channels,
+        .outputs = l->out_channels,
+        .src_channel = l->in_plane,
+        .src_row = d->in[0].dim[3] * ABAR_LANES,
+        .dst_channel = l->out_plane,
+        .dst_row = d->out.dim[3] * ABAR_LANES,
+        .dst_column = ABAR_LANES,
+        .relu = d->activation == ABAR_ACT_RELU,
+    };
+    l->slope = (abar__lanes_slope){axis[0],
+                                   axis[1],
+                                   l->in_channels,
+                                   l->out_channels,
+                                   l->forward.src_channel,
+                                   l->forward.src_row,
+                                   l->forward.dst_channel,
+                                   l->forward.dst_row};
+}
+
+/* Cuts images into strips until the threads have nearly equal shares. */
+static int64_t choose_strips(int64_t blocks, int64_t rows, int64_t threads)
+{
+    for (int64_t strips = 1; strips < rows; strips++) {
+        int64_t units = blocks * strips, longest = (units + threads - 1) / threads;
+        if (units * 10 >= longest * threads * 9) return strips;
+    }
+    return rows;
+}
+
+static workspace workspace_of(const lanes *l, const abar__op_desc *d)
+{
+    workspace s = {.masked = 0};
+    int64_t masked = d->activation == ABAR_ACT_RELU ? d->out.dim[1] * l->out_plane : 0;
+    s.partial = s.masked + masked;
+    s.bias = s.partial + d->window.groups * l->weights * ABAR_LANES;
+    s.total = s.bias + d->out.dim[1] * ABAR_LANES;
+    return s;
+}
+
+/* Packed weights come first in scratch, then the threads' workspaces. */
+static int64_t packed_floats(const lanes *l, const abar__op_desc *d)
+{
+    return (int64_t)abar__round_up((size_t)(d->window.groups * l->weights), ABAR_LANES);
+}
+
+static abar_status create_any(abar__op *op)
+{
+    static const abar__lanes_kernels *const kernels[] = ABAR_ISA_TABLE(abar__lanes);
+    const abar__op_desc *d = &op->desc;
+    const abar_window *w = &d->window;
+    if (d->activation != ABAR_ACT_NONE && d->activation != ABAR_ACT_RELU) return ABAR_E_UNSUPPORTED;
+    op->priv_bytes = sizeof(lanes) + (size_t)(w->stride[0] * w->stride[1]) * sizeof(phase);
+    ABAR_TRY(abar__alloc(op->dev->ctx, op->priv_bytes, &op->priv));
+    lanes *l = op->priv;
+    int64_t blocks = (d->in[0].dim[0] + ABAR_LANES - 1) / ABAR_LANES;
+    l->kernels = kernels[abar__isa_best()];
+    l->in_channels = d->in[0].dim[1] / w->groups;
+    l->out_channels = d->out.dim[1] / w->groups;
+    l->in_plane = d->in[0].dim[2] * d->in[0].dim[3] * ABAR_LANES;
+    l->out_plane = d->out.dim[2] * d->out.dim[3] * ABAR_LANES;
+    l->weights = l->in_channels * l->out_channels * w->kernel[0] * w->kernel[1];
+    l->strips = choose_strips(blocks, d->out.dim[2], op->dev->threads);
+    l->units = blocks * l->strips;
+    make_maps(l, d);
+    make_phases(l, d);
+    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_N16;
+    op->backward_needs = ABAR_NEEDS_X | (d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0u);
+    op->scratch_bytes = sizeof(float) * (size_t)(packed_floats(l, d) + op->dev->threads * workspace_of(l, d).total);
+    return ABAR_OK;
+}
+
+/* oneDNN pads channels to its block; lanes do not. With few images the lanes are the ones that stay empty. */
+static abar_status create_preferred(abar__op *op)
+{
+    const abar__op_desc *d = &op->desc;
+    int64_t block = abar__isa_best() == ABAR_ISA_AVX512 ? 16 : 8;
+    bool narrow = d->out.dim[1] / d->window.groups % block != 0 && d->in[0].dim[0] >= ABAR_LANES / 2;
+    return narrow || d->in_layout[0] == ABAR_LAYOUT_N16 ? create_any(op) : ABAR_E_UNSUPPORTED;
+}
+
+/* ---- running ---------------------------------------------------------------------------------------------------- */
+
+/* Lanes without an image must stay zero, bias or not. */
+static void clear_lanes(const abar__op *op, float *y, int64_t row0, int64_t row1)
+{
+    const abar__shape *s = &op->desc.out;
+    int64_t used = s->dim[0] % ABAR_LANES, width = s->dim[3];
+    for (int64_t c = 0; c < s->dim[1]; c++)
+        for (int64_t p = (c * s->dim[2] + row0) * width; p < (c * s->dim[2] + row1) * width; p++)
+            memset(y + p * ABAR_LANES + used, 0, (size_t)(ABAR_LANES - used) * sizeof(float));
+}
+
+static void forward_unit(const abar__op *op, const abar__op_args *a, const float *packed, int64_t unit)
+{
+    const lanes *l = op->priv;
+    const abar__op_desc *d = &op->desc;
+    int64_t block = unit / l->strips, strip = unit % l->strips, groups = d->window.groups;
+    int64_t begin = abar__lanes_share(d->out.dim[2], l->strips, strip);
+    int64_t end = abar__lanes_share(d->out.dim[2], l->strips, strip + 1);
+    const float *x = (const float *)a->x[0] + block * d->in[0].dim[1] * l->in_plane;
+    const float *bias = d->bias ? a->param[1] : NULL;
+    float *y = (float *)a->y + block * d->out.dim[1] * l->out_plane;
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t i = begin; i < end; i++)
+            l->kernels->row(&l->forward, packed + g * l->weights, bias ? bias + g * l->out_channels : NULL,
+                            x + g * l->in_channels * l->in_plane, y + g * l->out_channels * l->out_plane, i);
+    if ((block + 1) * ABAR_LANES > d->out.dim[0]) clear_lanes(op, y, begin, end);
+}
+
+static abar_status forward(abar__op *op, const abar__op_args *a)
+{
+    const lanes *l = op->priv;
+    const abar_window *w = &op->desc.window;
+    const abar__lanes_plain plain = {l->in_channels * w->kernel[0] * w->kernel[1], w->kernel[0] * w->kernel[1], 0, w->kernel[1],
+                                     1};
+    float *packed = a->scratch;
+    for (int64_t g = 0; g < w->groups; g++)
+        l->kernels->pack(&l->forward, &plain, (const float *)a->param[0] + g * l->weights, packed + g * l->weights);
+#pragma omp parallel num_threads(op->dev->threads)
+    {
+        int64_t threads = omp_get_num_threads(), me = omp_get_thread_num(), end = abar__lanes_share(l->units, threads, me + 1);
+        for (int64_t u = abar__lanes_share(l->units, threads, me); u < end; u++) forward_unit(op, a, packed, u);
+    }
+    return ABAR_OK;
+}
+
+/* Rows of dy that a strip needs: its own, and those whose windows reach the strip's rows of dx. */
+static void rows_needed(const abar__op *op, int64_t strip, bool dx, int64_t *begin, int64_t *end)
+{
+    const lanes *l = op->priv;
+    const abar_window *w = &op->desc.window;
+    int64_t in = op->desc.in[0].dim[2], out = op->desc.out.dim[2];
+    *begin = abar__lanes_share(out, l->strips, strip);
+    *end = abar__lanes_share(out, l->strips, strip + 1);
+    if (!dx) return;
+    int64_t first = abar__lanes_share(in, l->strips, strip), last = abar__lanes_share(in, l->strips, strip + 1) - 1;
+    int64_t low = ceil_div(first + w->pad[0] - w->dilation[0] * (w->kernel[0] - 1), w->stride[0]);
+    int64_t high = (last + w->pad[0]) / w->stride[0] + 1;
+    *begin = max64(0, min64(*begin, low));
+    *end = min64(out, max64(*end, high));
+}
+
+/* The gradient before the ReLU, of the rows this unit needs; adds its own rows to the bias's. */
+static const float *mask_unit(const abar__op *op, const abar__op_args *a, int64_t unit, float *masked, float *bias)
+{
+    const lanes *l = op->priv;
+    const abar__op_desc *d = &op->desc;
+    int64_t block = unit / l->strips, strip = unit % l->strips, row = l->slope.dy_row, low, high, begin, end;
+    int64_t image = block * d->out.dim[1] * l->out_plane;
+    bool relu = d->activation == ABAR_ACT_RELU;
+    const float *dy = (const float *)a->dy + image, *y = relu ? (const float *)a->y + image : NULL;
+    rows_needed(op, strip, d->need_dx[0], &low, &high);
+    rows_needed(op, strip, false, &begin, &end);
+    for (int64_t c = 0; c < d->out.dim[1]; c++) {
+        int64_t at = c * l->out_plane, width = d->out.dim[3];
+        float unused[ABAR_LANES] __attribute__((aligned(ABAR_ALIGN))) = {0};
+        if (!relu) {
+            if (d->bias) l->kernels->mask(dy + at + begin * row, NULL, NULL, bias + c * ABAR_LANES, (end - begin) * width);
+            continue;
+        }
+        int64_t cut[] = {low, begin, end, high};
+        for (int i = 0; i < 3; i++) {
+            int64_t from = at + cut[i] * row;
+            l->kernels->mask(dy + from, y + from, masked + from, i == 1 ? bias + c * ABAR_LANES : unused,
+                             (cut[i + 1] - cut[i]) * width);
+        }
+    }
+    return relu ? masked : dy;
+}
+
+static void input_gradient(const abar__op *op, const float *packed, const float *dy, float *dx, int64_t strip)
+{
+    const lanes *l = op->priv;
+    const abar__op_desc *d = &op->desc;
+    int64_t stride = d->window.stride[0], height = d->in[0].dim[2];
+    int64_t first = abar__lanes_share(height, l->strips, strip), end = abar__lanes_share(height, l->strips, strip + 1);
+    for (int n = 0; n < l->phases; n++) {
+        const phase *p = &l->phase[n];
+        float *to = dx + (p->row * d->in[0].dim[3] + p->column) * ABAR_LANES;
+        int64_t last = min64(p->map.v.out, ceil_div(end - p->row, stride));
+        for (int64_t g = 0; g < d->window.groups; g++)
+            for (int64_t i = max64(0, ceil_div(first - p->row, stride)); i < last; i++)
+                l->kernels->row(&p->map, packed + g * l->weights + p->packed, NULL, dy + g * l->out_channels * l->out_plane,
+                                to + g * l->in_channels * l->in_plane, i);
+    }
+}
+
+static void backward_unit(const abar__op *op, const abar__op_args *a, float *own, int64_t unit)
+{
+    const lanes *l = op->priv;
+    const abar__op_desc *d = &op->desc;
+    workspace s = workspace_of(l, d);
+    int64_t image = unit / l->strips * d->in[0].dim[1] * l->in_plane, begin, end;
+    const float *dy = mask_unit(op, a, unit, own + s.masked, own + s.bias), *x = (const float *)a->x[0] + image;
+    rows_needed(op, unit % l->strips, false, &begin, &end);
+    for (int64_t g = 0; g < d->window.groups; g++)
+        l->kernels->slope(&l->slope, dy + g * l->out_channels * l->out_plane, x + g * l->in_channels * l->in_plane,
+                          own + s.partial + g * l->weights * ABAR_LANES, begin, end);
+    if (d->need_dx[0]) input_gradient(op, a->scratch, dy, (float *)a->dx[0] + image, unit % l->strips);
+}
+
+static abar_status backward(abar__op *op, const abar__op_args *a)
+{
+    const lanes *l = op->priv;
+    const abar__op_desc *d = &op->desc;
+    const workspace s = workspace_of(l, d);
+    float *packed = a->scratch, *spaces = packed + packed_floats(l, d);
+    const int64_t weights = d->window.groups * l->weights, outputs = d->out.dim[1];
+    for (int64_t g = 0; g < d->window.groups && d->need_dx[0]; g++)
+        for (int n = 0; n < l->phases; n++)
+            l->kernels->pack(&l->phase[n].map, &l->phase[n].plain, (const float *)a->param[0] + g * l->weights,
+                             packed + g * l->weights + l->phase[n].packed);
+#pragma omp parallel num_threads(op->dev->threads)
+    {
+        int threads = omp_get_num_threads(), me = omp_get_thread_num();
+        float *own = spaces + me * s.total;
+        memset(own + s.partial, 0, (size_t)(s.total - s.partial) * sizeof(float));
+        int64_t end = abar__lanes_share(l->units, threads, me + 1);
+        for (int64_t u = abar__lanes_share(l->units, threads, me); u < end; u++) backward_unit(op, a, own, u);
+#pragma omp barrier
+        l->kernels->reduce(spaces + s.partial, s.total, threads, abar__lanes_share(weights, threads, me),
+                           abar__lanes_share(weights, threads, me + 1), a->accumulate, a->dparam[0]);
+        if (d->bias)
+            l->kernels->reduce(spaces + s.bias, s.total, threads, abar__lanes_share(outputs, threads, me),
+                               abar__lanes_share(outputs, threads, me + 1), a->accumulate, a->dparam[1]);
+    }
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_conv_lanes = {"lanes-conv", ABAR_OP_CONV2D, create_preferred, forward, backward, NULL};
+const abar__op_impl abar__cpu_conv_lanes_any = {"lanes-conv", ABAR_OP_CONV2D, create_any, forward, backward, NULL};

@@ -1,0 +1,155 @@
+/* Times training steps on a batch that lies in place: what the engine costs without reading data. */
+#include "base/rng.h"
+#include "train/train_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct abar_bench {
+    abar_context *ctx;
+    abar_device *dev;
+    abar_net *net;
+    abar_optim *optim;
+    abar_dataset_info info;
+    abar__stepper stepper;
+    double *times; /* of each step: whole, forward, backward, update */
+    int64_t steps;
+};
+
+enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
+
+/* Normal noise for the input, labels in turn. */
+static abar_status fill_input(abar_bench *b, int64_t seed)
+{
+    abar_tensor input = abar_net_input(b->net), target = abar_net_target(b->net);
+    int64_t count = abar_tensor_count(&input), labels = abar_tensor_count(&target);
+    void *noise, *label;
+    ABAR_TRY(abar__alloc(b->ctx, (size_t)count * sizeof(float), &noise));
+    for (int64_t i = 0; i < count; i += 2) {
+        double normal[2];
+        abar__normal(abar__random((uint64_t)seed, ABAR_DRAW_SYNTHETIC, 0, (uint64_t)i), normal);
+        for (int64_t j = i; j < i + 2 && j < count; j++) ((float *)noise)[j] = (float)normal[j - i];
+    }
+    abar_tensor host = abar_tensor_wrap(NULL, noise, ABAR_F32, input.ndim, input.dim);
+    abar_status status = abar_tensor_copy(b->ctx, &input, &host);
+    abar__free(b->ctx, noise, (size_t)count * sizeof(float));
+    if (status < 0) return status;
+    ABAR_TRY(abar__alloc(b->ctx, (size_t)labels * sizeof(int32_t), &label));
+    for (int64_t i = 0; i < labels; i++) ((int32_t *)label)[i] = (int32_t)(i % b->info.classes);
+    host = abar_tensor_wrap(NULL, label, ABAR_I32, 1, &labels);
+    status = abar_tensor_copy(b->ctx, &target, &host);
+    abar__free(b->ctx, label, (size_t)labels * sizeof(int32_t));
+    return status;
+}
+
+static abar_status build(abar_bench *b, const abar_setup *setup)
+{
+    const abar_train_config *train = &setup->train;
+    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
+    ABAR_TRY(abar_setup_check(b->ctx, setup));
+    abar__model_shape(setup->model, &b->info);
+    ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
+    ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &wish, &b->net));
+    ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
+    b->stepper = (abar__stepper){.ctx = b->ctx,
+                                 .net = b->net,
+                                 .optim = b->optim,
+                                 .info = &b->info,
+                                 .micro = wish.batch,
+                                 .accumulate = train->accumulate,
+                                 .clip = train->clip,
+                                 .seed = (uint64_t)train->seed};
+    return fill_input(b, train->seed);
+}
+
+/* Steps at rate 0: the weights stay where they are, so that every step computes on the same, finite numbers. */
+static abar_status run(abar_bench *b, int64_t steps, double *times)
+{
+    for (int64_t k = 0; k < steps; k++) {
+        abar__step_result r;
+        double began = abar__seconds();
+        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, k, 0.0, &r));
+        if (!times) continue;
+        times[WHOLE * steps + k] = abar__seconds() - began;
+        times[FORWARD * steps + k] = r.forward_seconds;
+        times[BACKWARD * steps + k] = r.backward_seconds;
+        times[UPDATE * steps + k] = r.update_seconds;
+    }
+    return ABAR_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The p-th quantile of n ascending numbers, between two of them by their weights. */
+static double quantile(const double *sorted, int64_t n, double p)
+{
+    double place = p * (double)(n - 1);
+    int64_t below = (int64_t)place, above = below + 1 < n ? below + 1 : below;
+    return sorted[below] + (place - (double)below) * (sorted[above] - sorted[below]);
+}
+
+static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
+{
+    int64_t n = b->steps;
+    for (int i = 0; i < TIMES; i++) qsort(b->times + i * n, (size_t)n, sizeof *b->times, ascending);
+    const double *whole = b->times + WHOLE * n;
+    out->ms_median = 1e3 * quantile(whole, n, 0.5);
+    out->ms_p10 = 1e3 * quantile(whole, n, 0.1);
+    out->ms_p90 = 1e3 * quantile(whole, n, 0.9);
+    out->ms_forward = 1e3 * quantile(b->times + FORWARD * n, n, 0.5);
+    out->ms_backward = 1e3 * quantile(b->times + BACKWARD * n, n, 0.5);
+    out->ms_update = 1e3 * quantile(b->times + UPDATE * n, n, 0.5);
+    out->samples_per_second = 1e3 * (double)batch / out->ms_median;
+    out->peak_bytes = abar_context_memory(b->ctx).peak;
+}
+
+static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_bench_config *config, abar_bench_result *result)
+{
+    double began = abar__seconds();
+    void *memory;
+    ABAR_TRY(build(b, setup));
+    b->steps = config->steps;
+    ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
+    b->times = memory;
+    result->seconds_to_first_step = abar__seconds() - began;
+    ABAR_TRY(run(b, config->warmup, NULL));
+    abar_net_profile(b->net, config->profile);
+    ABAR_TRY(run(b, config->steps, b->times));
+    summarise(b, setup->train.batch, result);
+    return ABAR_OK;
+}
+
+abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
+                           abar_bench_result *result, abar_bench **out)
+{
+    if (out) *out = NULL;
+    *result = (abar_bench_result){0};
+    if (config->size != sizeof *config || config->steps < 1 || config->steps > 1000000 || config->warmup < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "bench: give 1 to 1000000 steps and config.size = sizeof(abar_bench_config)");
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar_bench), &memory));
+    abar_bench *b = memory;
+    b->ctx = ctx;
+    abar_status status = measure(b, setup, config, result);
+    if (status == ABAR_OK && out)
+        *out = b;
+    else
+        abar_bench_release(b);
+    return status;
+}
+
+const abar_net *abar_bench_net(const abar_bench *b) { return b->net; }
+
+void abar_bench_release(abar_bench *b)
+{
+    if (!b) return;
+    abar_optim_destroy(b->optim);
+    abar_net_destroy(b->net);
+    abar_device_close(b->dev);
+    abar__free(b->ctx, b->times, (size_t)(TIMES * b->steps) * sizeof *b->times);
+    abar__free(b->ctx, b, sizeof *b);
+}

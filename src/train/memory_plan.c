@@ -1,0 +1,86 @@
+/* How much memory a run will take, before it takes any: every part is asked what it would hold. */
+#include "train/train_impl.h"
+
+#include <string.h>
+
+#define LOG_BUFFERS (96u << 10) /* of the logs, and texts in the making */
+
+static int64_t limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
+
+/* The data set as it would be opened, without opening it. */
+static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    const abar_train_config *train = &setup->train;
+    abar_dataset_probe probe;
+    ABAR_TRY(abar_dataset_probe_name(ctx, train->data, &probe));
+    *info = probe.info;
+    if (strcmp(train->data, "synthetic") == 0) abar__model_shape(setup->model, info);
+    info->train = limited(info->train, train->limit_train);
+    info->test = limited(info->test, train->limit_test);
+    size_t sample = (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
+    plan->data = (size_t)(info->train + info->test) * sample;
+    abar_loader_config wish = abar__loader_wish(setup, false);
+    plan->loader = abar_loader_plan_bytes(info, &wish);
+    wish = abar__loader_wish(setup, true);
+    plan->loader += abar_loader_plan_bytes(info, &wish);
+    return ABAR_OK;
+}
+
+static abar_status plan_optimizer(abar_context *ctx, const abar_setup *setup, const abar_device *dev, const abar_net *net,
+                                  abar_memory_plan *plan)
+{
+    int n = abar_net_param_count(net);
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, (size_t)n * sizeof(int64_t), &memory));
+    int64_t *counts = memory;
+    for (int i = 0; i < n; i++) counts[i] = abar_tensor_count(&abar_net_param(net, i)->value);
+    plan->optimizer = abar_optim_plan_bytes(dev, setup->rule->name, setup->rule_config, counts, n);
+    abar__free(ctx, memory, (size_t)n * sizeof(int64_t));
+    return ABAR_OK;
+}
+
+static size_t plan_books(const abar_setup *setup, const abar_net *net)
+{
+    size_t books = sizeof(abar_trainer) + sizeof(abar_setup) + setup->model->config_size + setup->rule->config_size;
+    books += (size_t)setup->train.epochs * sizeof(abar__epoch);
+    return setup->train.out[0] ? books + LOG_BUFFERS + abar__weights_stage_bytes(net) : books;
+}
+
+static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                            abar_memory_plan *plan)
+{
+    const abar_train_config *train = &setup->train;
+    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true, .plan_only = true};
+    abar_net *net;
+    size_t before = abar_context_memory(ctx).now;
+    ABAR_TRY(abar__net_build(ctx, setup, info, dev, &wish, &net));
+    plan->other += abar_context_memory(ctx).now - before; /* the graph itself, which a plan holds too */
+    abar_net_memory m = abar_net_memory_plan(net);
+    plan->parameters = m.parameters;
+    plan->gradients = m.gradients;
+    plan->buffers = m.buffers;
+    plan->activations = m.arena;
+    plan->other += m.other + plan_books(setup, net);
+    abar_status status = plan_optimizer(ctx, setup, dev, net, plan);
+    abar_net_destroy(net);
+    return status;
+}
+
+abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out)
+{
+    abar_memory_plan plan = {0};
+    abar_dataset_info info;
+    abar_device *dev;
+    ABAR_TRY(abar_setup_check(ctx, setup));
+    ABAR_TRY(plan_data(ctx, setup, &info, &plan));
+    size_t before = abar_context_memory(ctx).now;
+    ABAR_TRY(abar__device_open(ctx, setup, &dev));
+    plan.other += abar_context_memory(ctx).now - before;
+    abar_status status = plan_net(ctx, setup, &info, dev, &plan);
+    abar_device_close(dev);
+    if (status < 0) return status;
+    plan.total = plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations + plan.data + plan.loader +
+                 plan.other;
+    *out = plan;
+    return ABAR_OK;
+}

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The last line of `make test` counts what happened, crashes and time-outs included.
+# shellcheck source=lib.sh
+source "$(dirname "$0")/lib.sh"
+
+# suite LINE...: runs tools/test-summary over programs that print and exit as given.
+suite() {
+    local n=0 line
+    rm -rf suite && mkdir suite
+    for line in "$@"; do
+        n=$((n + 1))
+        printf '%s\n' "$line" >suite/program$n
+        printf 'add_test(program%d "/bin/sh" "%s/suite/program%d")\nset_tests_properties(program%d PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 1)\n' \
+            $n "$work" $n $n >>suite/CTestTestfile.cmake
+    done
+    ran="test-summary"
+    "$root/tools/test-summary" suite >stdout 2>stderr
+    rc=$?
+}
+ends_in() { [[ $(tail -n 1 stdout) == "$1" ]]; }
+
+suite 'echo "[  PASSED  ] 5 test(s)."' 'true'
+check "programs and functions are counted" ends_in '6 passed, 0 failed'
+check "success is success" test $rc = 0
+suite 'echo "[  PASSED  ] 2 test(s)."; echo "[  SKIPPED ] 1 test(s), listed below:"; echo "[  FAILED  ] 3 test(s), listed below:"; exit 3' \
+    'echo "3 passed, 1 failed, 2 skipped"; exit 1'
+check "failures and skips inside programs are counted" ends_in '5 passed, 4 failed, 3 skipped'
+check "failure is failure" test $rc != 0
+suite 'echo "4 passed, 0 failed"; kill -SEGV $$' 'kill -SEGV $$' 'exit 77' 'exec sleep 5' 'false'
+check "crashes, time-outs and skipped programs are counted" ends_in '4 passed, 4 failed, 1 skipped'
+suite "head -c 200000 /dev/zero | tr '\\0' 'x'; echo; echo '7 passed, 0 failed'"
+check "long output is counted" ends_in '7 passed, 0 failed'
+finish

@@ -1,0 +1,231 @@
+/* Settings: recipes, setting and checking, JSON and back. */
+#include "train_support.h"
+
+/* ---- recipes -------------------------------------------------------------------------------------------------- */
+
+static void recipe_of_resnet_on_cifar_is_the_papers(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s;
+    need(f, abar_setup_create(f->ctx, "resnet20", "cifar10:/data", "sgd", &s));
+    assert_int_equal(s->train.epochs, 50);
+    assert_int_equal(s->train.batch, 128);
+    assert_true(s->train.lr == 0.1 && s->train.weight_decay == 5e-4);
+    assert_true(s->train.schedule_per_epoch && s->train.augment && s->train.decay_all);
+    assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
+    abar_setup_destroy(f->ctx, s);
+    need(f, abar_setup_create(f->ctx, "resnet110", "cifar100", "adamw", &s));
+    assert_true(s->train.lr == 1e-3 && s->train.weight_decay == 0.5);
+    assert_int_equal(s->train.epochs, 50);
+    abar_setup_destroy(f->ctx, s);
+}
+
+static void recipe_of_lenet5_on_fashion_mnist_is_short_and_plain(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s;
+    need(f, abar_setup_create(f->ctx, "lenet5", "fashion-mnist", "sgd", &s));
+    assert_int_equal(s->train.epochs, 10);
+    assert_int_equal(s->train.batch, 128);
+    assert_false(s->train.augment || s->train.schedule_per_epoch);
+    assert_string_equal(s->train.device, "cpu");
+    assert_string_equal(s->train.data, "fashion-mnist");
+    abar_setup_destroy(f->ctx, s);
+}
+
+/* ---- names and options ---------------------------------------------------------------------------------------- */
+
+static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s;
+    assert_int_equal(abar_setup_create(f->ctx, "resnet21", "cifar10", "sgd", &s), ABAR_E_NOT_FOUND);
+    assert_error(f, "did you mean resnet20");
+    assert_null(s);
+    assert_int_equal(abar_setup_create(f->ctx, "lenet5", "fashon-mnist:/x", "sgd", &s), ABAR_E_NOT_FOUND);
+    assert_error(f, "did you mean fashion-mnist");
+    assert_int_equal(abar_setup_create(f->ctx, "lenet5", "mnist", "adamv", &s), ABAR_E_NOT_FOUND);
+    assert_error(f, "did you mean adamw");
+    assert_int_equal(abar_setup_create(f->ctx, NULL, "mnist", "sgd", &s), ABAR_E_ARGUMENT);
+}
+
+static void set_reaches_all_three_tables(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s = make_setup(f, "mlp", "sgd", "lr=0.25 widths=784-32-10 momentum=0.5 schedule=step");
+    char text[64];
+    assert_true(s->train.lr == 0.25);
+    assert_int_equal(s->train.schedule, ABAR_SCHEDULE_STEP);
+    need(f, abar_options_get(f->ctx, s->model->options, s->model_config, "widths", text, sizeof text));
+    assert_string_equal(text, "784-32-10");
+    need(f, abar_options_get(f->ctx, s->rule->options, s->rule_config, "momentum", text, sizeof text));
+    assert_string_equal(text, "0.5");
+    assert_int_equal(abar_setup_set(f->ctx, s, "momentun", "1"), ABAR_E_NOT_FOUND);
+    assert_error(f, "did you mean --momentum");
+    assert_int_equal(abar_setup_set(f->ctx, s, "lr", "-1"), ABAR_E_ARGUMENT);
+    assert_int_equal(abar_setup_set(f->ctx, s, "batch", "0"), ABAR_E_ARGUMENT);
+    assert_int_equal(abar_setup_set(f->ctx, s, "model", "lenet5"), ABAR_E_ARGUMENT);
+    abar_setup_destroy(f->ctx, s);
+}
+
+static void check_refuses_settings_that_do_not_go_together(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *options, *error;
+        abar_status status;
+    } cases[] = {
+        {"batch=32 accumulate=5", "--accumulate 5", ABAR_E_ARGUMENT},
+        {"epochs=3 warmup=4", "--warmup 4", ABAR_E_ARGUMENT},
+        {"batch=64 limit-train=63", "--limit-train 63", ABAR_E_ARGUMENT},
+        {"checkpoint-every=5", "--out", ABAR_E_ARGUMENT},
+        {"precision=bf16", "--precision fp32", ABAR_E_UNSUPPORTED},
+        {"device=ref precision=tf32", "--precision fp32", ABAR_E_UNSUPPORTED},
+        {"device=cpy", "did you mean cpu", ABAR_E_NOT_FOUND},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar_setup *s = make_setup(f, "mlp", "sgd", cases[i].options);
+        assert_int_equal(abar_setup_check(f->ctx, s), cases[i].status);
+        assert_error(f, cases[i].error);
+        abar_setup_destroy(f->ctx, s);
+    }
+    abar_setup *s = make_setup(f, "mlp", "sgd", "batch=32 accumulate=4 epochs=3 warmup=3");
+    assert_int_equal(abar_setup_check(f->ctx, s), ABAR_OK);
+    abar_setup_destroy(f->ctx, s);
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------------------------- */
+
+static void json_round_trip_keeps_every_setting(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s = make_setup(f, "mlp", "adamw",
+                               "lr=0.1234567890123456 seed=9007199254740991 widths=784-8-10 augment=true precision=tf32 "
+                               "schedule=constant deterministic=yes label-smoothing=0.1 beta2=0.95");
+    set(f, s, "out", "a \"quoted\\\" f\xc3\xb6lder\n");
+    abar__text json = {0}, again = {0};
+    abar_setup *back;
+    need(f, abar__setup_write(f->ctx, s, &json));
+    need(f, abar__setup_parse(f->ctx, "test", json.data, json.length, &back));
+    assert_memory_equal(&s->train, &back->train, sizeof s->train);
+    assert_memory_equal(s->model_config, back->model_config, s->model->config_size);
+    need(f, abar__setup_write(f->ctx, back, &again));
+    assert_string_equal(json.data, again.data);
+    abar__text_free(f->ctx, &json);
+    abar__text_free(f->ctx, &again);
+    abar_setup_destroy(f->ctx, s);
+    abar_setup_destroy(f->ctx, back);
+}
+
+static void json_that_leaves_settings_out_gets_their_defaults(void **state)
+{
+    fixture *f = *state;
+    const char *json = " {\"train\": {\"model\": \"resnet20\", \"data\": \"cifar10\", \"optim\": \"sgd\", \"lr\": 1}}\n";
+    abar_setup *s;
+    need(f, abar__setup_parse(f->ctx, "test", json, strlen(json), &s));
+    assert_true(s->train.lr == 1.0);
+    assert_int_equal(s->train.epochs, 50);
+    abar_setup_destroy(f->ctx, s);
+}
+
+#define NAMED "\"model\": \"mlp\", \"data\": \"mnist\", \"optim\": \"sgd\""
+
+static void json_that_is_wrong_is_refused_by_name(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *json, *error;
+    } cases[] = {
+        {"", "not valid JSON"},
+        {"{", "not valid JSON"},
+        {"{} x", "not valid JSON"},
+        {"[]", "JSON object"},
+        {"{}", "must name model"},
+        {"{\"train\": 3}", "must name model"},
+        {"{\"train\": {\"model\": \"mlq\", \"data\": \"mnist\", \"optim\": \"sgd\"}}", "did you mean mlp"},
+        {"{\"train\": {" NAMED ", \"lrr\": 1}}", "did you mean --lr"},
+        {"{\"train\": {" NAMED ", \"lr\": \"1\"}}", "\"lr\" must be a number"},
+        {"{\"train\": {" NAMED ", \"lr\": 1e999}}", "lr"},
+        {"{\"train\": {" NAMED ", \"batch\": 1.5}}", "batch"},
+        {"{\"train\": {" NAMED ", \"batch\": -3}}", "batch"},
+        {"{\"train\": {" NAMED ", \"augment\": 1}}", "true or false"},
+        {"{\"train\": {" NAMED ", \"schedule\": \"cosin\"}}", "did you mean cosine"},
+        {"{\"train\": {" NAMED ", \"lr\": 1, \"lr\": 2}}", "twice"},
+        {"{\"train\": {" NAMED "}, \"model\": []}", "\"model\" must be an object"},
+        {"{\"train\": {" NAMED "}, \"optimizer\": {\"momentun\": 1}}", "did you mean --momentum"},
+        {"{\"train\": {" NAMED "}, \"trian\": {}}", "\"trian\" is unknown"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar_setup *s;
+        assert_true(abar__setup_parse(f->ctx, "the file", cases[i].json, strlen(cases[i].json), &s) < 0);
+        assert_null(s);
+        assert_error(f, "the file: ");
+        assert_error(f, cases[i].error);
+    }
+}
+
+/* ---- where a run stands --------------------------------------------------------------------------------------- */
+
+static void place_round_trip_is_exact(void **state)
+{
+    fixture *f = *state;
+    abar__epoch history[2] = {{.train_loss = 1.0 / 3.0, .test_accuracy = 91.7, .lr = 1e-300, .skipped = 2},
+                              {.train_loss = 0x1.fffffffffffffp-3, .seconds = 12.5}};
+    abar__place at = {.epoch = 2, .step = 7, .loss_sum = 0.1 + 0.2, .correct = 5, .count = 9, .log_bytes = 1u << 31}, back;
+    abar__epoch *read;
+    abar__text json = {0};
+    need(f, abar__place_write(f->ctx, &at, history, &json));
+    need(f, abar__place_parse(f->ctx, "test", json.data, json.length, &back, &read));
+    assert_memory_equal(&at, &back, sizeof at);
+    assert_memory_equal(history, read, sizeof history);
+    abar__free(f->ctx, read, sizeof history);
+    const char *cut = strstr(json.data, ", \"history\"");
+    char *damaged = strdup(json.data);
+    strcpy(damaged + (cut - json.data), "}");
+    assert_int_equal(abar__place_parse(f->ctx, "test", damaged, strlen(damaged), &back, &read), ABAR_E_FORMAT);
+    assert_error(f, "history");
+    free(damaged);
+    abar__text_free(f->ctx, &json);
+}
+
+static void setup_compare_tells_what_may_change_on_resume(void **state)
+{
+    fixture *f = *state;
+    abar_setup *was = make_setup(f, "mlp", "sgd", "epochs=3"), *now = make_setup(f, "mlp", "sgd", "epochs=5 lr=0.5 workers=0");
+    need(f, abar__setup_compare(f->ctx, was, now));
+    assert_non_null(strstr(f->log, "--epochs is 5 now, was 3"));
+    assert_non_null(strstr(f->log, "--lr is 0.5 now"));
+    assert_null(strstr(f->log, "workers"));
+    set(f, now, "widths", "784-5-10");
+    assert_int_equal(abar__setup_compare(f->ctx, was, now), ABAR_E_ARGUMENT);
+    assert_error(f, "--widths");
+    abar_setup_destroy(f->ctx, now);
+    now = make_setup(f, "lenet5", "sgd", "");
+    assert_int_equal(abar__setup_compare(f->ctx, was, now), ABAR_E_ARGUMENT);
+    assert_error(f, "--model lenet5: the run to resume was made with mlp");
+    abar_setup_destroy(f->ctx, now);
+    now = make_setup(f, "mlp", "sgd", "batch=64");
+    assert_int_equal(abar__setup_compare(f->ctx, was, now), ABAR_E_ARGUMENT);
+    assert_error(f, "--batch 64");
+    abar_setup_destroy(f->ctx, now);
+    abar_setup_destroy(f->ctx, was);
+}
+
+#define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
+        with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(setup_with_an_unknown_name_suggests_the_nearest),
+        with_fixture(set_reaches_all_three_tables),
+        with_fixture(check_refuses_settings_that_do_not_go_together),
+        with_fixture(json_round_trip_keeps_every_setting),
+        with_fixture(json_that_leaves_settings_out_gets_their_defaults),
+        with_fixture(json_that_is_wrong_is_refused_by_name),
+        with_fixture(place_round_trip_is_exact),
+        with_fixture(setup_compare_tells_what_may_change_on_resume),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

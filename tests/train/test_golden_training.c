@@ -1,0 +1,272 @@
+/* Twenty steps from PyTorch's weights on PyTorch's batches: losses, first gradients, running statistics and logits must be
+ * PyTorch's (tests/oracle/README.md). The reference needs a second for a step of ResNet-8, so that only its first steps are
+ * taken unless ABAR_TEST_FULL is set. */
+#include "net/models/models.h"
+#include "train_support.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+
+#define STEPS 20
+
+typedef struct golden {
+    fixture *f;
+    abar__safetensors *file;
+    abar_dataset_info info;
+    int64_t batches, samples;
+    const uint8_t *images;
+    const int32_t *labels;
+    abar_setup *setup;
+    abar_device *dev;
+    abar_net *net;
+    abar_optim *optim;
+    abar__stepper stepper;
+} golden;
+
+static abar_value build_resnet8(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
+{
+    (void)model;
+    (void)config;
+    return abar__resnet_cifar(net, x, 1, 16, classes);
+}
+
+static const abar_model resnet8 = {
+    .name = "resnet8", .summary = "", .input = {3, 32, 32}, .classes = 10, .build = build_resnet8};
+
+/* ---- reading the file ----------------------------------------------------------------------------------------- */
+
+static abar_tensor tensor(const golden *g, const char *prefix, const char *name)
+{
+    char full[256];
+    abar_tensor t;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    if (!abar__safetensors_find(g->file, full, &t)) fail_msg("%s is not in the golden file", full);
+    return t;
+}
+
+/* The file gives no alignment. */
+static double f64_at(const abar_tensor *t, int64_t i)
+{
+    double v;
+    assert_int_equal(t->dtype, ABAR_F64);
+    memcpy(&v, (const char *)t->data + i * 8, sizeof v);
+    return v;
+}
+
+static double value_at(const abar_tensor *t, int64_t i)
+{
+    if (t->dtype == ABAR_F64) return ((const double *)t->data)[i];
+    return (double)((const float *)t->data)[i];
+}
+
+static cJSON *metadata(const golden *g, const char *key)
+{
+    const char *text = abar__safetensors_metadata(g->file, key);
+    cJSON *json = cJSON_Parse(text ? text : "");
+    if (!json) fail_msg("no metadata %s", key);
+    return json;
+}
+
+static double number(const cJSON *object, const char *name) { return cJSON_GetObjectItem(object, name)->valuedouble; }
+
+static void read_data(golden *g)
+{
+    cJSON *data = metadata(g, "data");
+    abar_tensor images = tensor(g, "images", ""), labels = tensor(g, "labels", "");
+    g->batches = images.dim[0];
+    g->samples = images.dim[1];
+    g->info = (abar_dataset_info){
+        .name = "golden", .channels = images.dim[2], .height = images.dim[3], .width = images.dim[4], .classes = 10};
+    for (int c = 0; c < images.dim[2]; c++) {
+        g->info.mean[c] = cJSON_GetArrayItem(cJSON_GetObjectItem(data, "mean"), c)->valuedouble;
+        g->info.std[c] = cJSON_GetArrayItem(cJSON_GetObjectItem(data, "std"), c)->valuedouble;
+    }
+    g->images = images.data;
+    int32_t *copy = malloc(abar_tensor_bytes(&labels));
+    memcpy(copy, labels.data, abar_tensor_bytes(&labels));
+    g->labels = copy;
+    cJSON_Delete(data);
+}
+
+/* ---- a run ---------------------------------------------------------------------------------------------------- */
+
+static void open_golden(golden *g, fixture *f, const char *name)
+{
+    char path[PATH_MAX_TEST];
+    *g = (golden){.f = f};
+    snprintf(path, sizeof path, ABAR_TEST_DATA "/golden/train_%s.safetensors", name);
+    need(f, abar__safetensors_open(f->ctx, path, &g->file));
+    read_data(g);
+}
+
+static void close_golden(golden *g)
+{
+    abar__safetensors_close(g->file);
+    free((void *)(uintptr_t)g->labels);
+}
+
+static void apply_settings(golden *g, const char *run)
+{
+    cJSON *settings = metadata(g, run);
+    abar_train_config *train = &g->setup->train;
+    train->lr = number(settings, "lr");
+    train->weight_decay = number(settings, "weight_decay");
+    if (cJSON_IsTrue(cJSON_GetObjectItem(settings, "nesterov"))) set(g->f, g->setup, "nesterov", "true");
+    cJSON_Delete(settings);
+}
+
+static void start(golden *g, const char *name, const char *run, const char *device)
+{
+    fixture *f = g->f;
+    bool resnet = strcmp(name, "resnet8") == 0;
+    need(f, abar_setup_create(f->ctx, resnet ? "resnet20" : name, "synthetic", strncmp(run, "sgd", 3) == 0 ? "sgd" : "adamw",
+                              &g->setup));
+    assert_true(!resnet || g->setup->model->config_size == 0);
+    if (resnet) g->setup->model = &resnet8;
+    if (strcmp(name, "mlp") == 0) set(f, g->setup, "widths", "20-16-10");
+    set(f, g->setup, "device", device);
+    apply_settings(g, run);
+    abar__net_wish wish = {.batch = g->samples, .training = true};
+    need(f, abar__device_open(f->ctx, g->setup, &g->dev));
+    need(f, abar__net_build(f->ctx, g->setup, &g->info, g->dev, &wish, &g->net));
+    for (int i = 0; i < abar_net_param_count(g->net); i++) {
+        const abar_param *p = abar_net_param(g->net, i);
+        abar_tensor w = tensor(g, "w.", p->name);
+        need(f, abar_tensor_copy(f->ctx, &p->value, &w));
+    }
+    need(f, abar__optim_build(f->ctx, g->setup, g->dev, g->net, &g->optim));
+    g->stepper = (abar__stepper){
+        .ctx = f->ctx, .net = g->net, .optim = g->optim, .info = &g->info, .micro = g->samples, .accumulate = 1};
+}
+
+static void finish(golden *g)
+{
+    abar_optim_destroy(g->optim);
+    abar_net_destroy(g->net);
+    abar_device_close(g->dev);
+    abar_setup_destroy(g->f->ctx, g->setup);
+}
+
+static abar_batch batch_of(const golden *g, int64_t k)
+{
+    int64_t b = k % g->batches, image = g->info.channels * g->info.height * g->info.width;
+    return (abar_batch){
+        .images = g->images + b * g->samples * image, .labels = g->labels + b * g->samples, .count = g->samples};
+}
+
+static void check_gradients(const golden *g, double tolerance)
+{
+    for (int i = 0; i < abar_net_param_count(g->net); i++) {
+        const abar_param *p = abar_net_param(g->net, i);
+        int64_t n = abar_tensor_count(&p->grad);
+        abar_tensor full, want_sum = tensor(g, "grad_sum.", p->name), want_squares = tensor(g, "grad_sumsq.", p->name);
+        double sum = 0.0, squares = 0.0, difference = 0.0, size = f64_at(&want_squares, 0);
+        char name[256];
+        snprintf(name, sizeof name, "grad.%s", p->name);
+        bool have = abar__safetensors_find(g->file, name, &full);
+        for (int64_t j = 0; j < n; j++) {
+            double v = value_at(&p->grad, j), d = have ? v - f64_at(&full, j) : 0.0;
+            sum += v;
+            squares += v * v;
+            difference += d * d;
+        }
+        assert_true(fabs(squares - size) <= 2.0 * tolerance * size);
+        assert_true(fabs(sum - f64_at(&want_sum, 0)) <= tolerance * sqrt((double)n * size));
+        assert_true(sqrt(difference) <= tolerance * sqrt(size));
+    }
+}
+
+/* Takes the steps; every loss within tolerance, relative. */
+static void check_losses(golden *g, const char *run, int64_t steps, double tolerance, double gradient_tolerance)
+{
+    abar_tensor want = tensor(g, "loss.", run);
+    for (int64_t k = 0; k < steps; k++) {
+        abar_batch batch = batch_of(g, k);
+        abar__step_result r;
+        need(g->f, abar__stepper_run(&g->stepper, &batch, k, g->setup->train.lr, &r));
+        assert_false(r.skipped);
+        double expected = f64_at(&want, k);
+        if (!(fabs(r.loss.loss - expected) <= tolerance * fabs(expected)))
+            fail_msg("%s: loss of step %d is %.12g, expected %.12g", run, (int)k, r.loss.loss, expected);
+        if (k == 0) check_gradients(g, gradient_tolerance);
+    }
+}
+
+/* Running statistics and evaluation logits after a run. */
+static void check_final(golden *g, const char *suffix, double running_tolerance, double logit_tolerance)
+{
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "running%s.", suffix);
+    for (int i = 0; i < abar_net_tensor_count(g->net); i++) {
+        const char *name;
+        abar_tensor got;
+        abar_net_tensor(g->net, i, &name, &got);
+        if (strstr(name, "num_batches_tracked")) assert_int_equal(*(int64_t *)got.data, STEPS);
+        if (!strstr(name, "running_")) continue;
+        abar_tensor want = tensor(g, prefix, name);
+        for (int64_t j = 0; j < abar_tensor_count(&got); j++) {
+            double w = f64_at(&want, j);
+            assert_true(fabs(value_at(&got, j) - w) <= running_tolerance * (fabs(w) + 0.1));
+        }
+    }
+    abar_batch batch = batch_of(g, 0);
+    abar_loss loss;
+    need(g->f, abar__stepper_infer(&g->stepper, &batch, &loss));
+    abar_tensor logits = abar_net_output(g->net), want = tensor(g, "logits0", suffix);
+    assert_int_equal(logits.layout, ABAR_LAYOUT_STRIDED);
+    for (int64_t j = 0; j < abar_tensor_count(&logits); j++)
+        assert_true(fabs(value_at(&logits, j) - f64_at(&want, j)) <= logit_tolerance);
+}
+
+static void check_ref(void **state, const char *name)
+{
+    static const char *const runs[] = {"sgd", "sgd_nesterov", "sgd_small", "adamw", "adamw_small"};
+    static const int64_t first_steps[] = {6, 2, 0, 2, 0};
+    bool full = strcmp(name, "resnet8") != 0 || getenv("ABAR_TEST_FULL");
+    golden g;
+    open_golden(&g, *state, name);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        start(&g, name, runs[i], "ref");
+        check_losses(&g, runs[i], full ? STEPS : first_steps[i], 1e-7, 1e-9);
+        if (full && strcmp(runs[i], "sgd") == 0) check_final(&g, "", 1e-7, 1e-6);
+        if (full && strcmp(runs[i], "sgd_small") == 0) check_final(&g, "_small", 1e-9, 1e-8);
+        finish(&g);
+    }
+    close_golden(&g);
+}
+
+static void check_cpu(void **state, const char *name)
+{
+    static const char *const runs[] = {"sgd_small", "adamw_small"};
+    golden g;
+    open_golden(&g, *state, name);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        start(&g, name, runs[i], "cpu");
+        check_losses(&g, runs[i], STEPS, 1e-4, 1e-4);
+        if (i == 0) check_final(&g, "_small", 1e-4, 1e-3);
+        finish(&g);
+    }
+    close_golden(&g);
+}
+
+static void training_of_mlp_on_ref_is_pytorchs(void **state) { check_ref(state, "mlp"); }
+static void training_of_lenet5_on_ref_is_pytorchs(void **state) { check_ref(state, "lenet5"); }
+static void training_of_resnet8_on_ref_is_pytorchs(void **state) { check_ref(state, "resnet8"); }
+static void training_of_mlp_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "mlp"); }
+static void training_of_lenet5_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "lenet5"); }
+static void training_of_resnet8_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "resnet8"); }
+
+#define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        with_fixture(training_of_mlp_on_ref_is_pytorchs),
+        with_fixture(training_of_lenet5_on_ref_is_pytorchs),
+        with_fixture(training_of_resnet8_on_ref_is_pytorchs),
+        with_fixture(training_of_mlp_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_lenet5_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_resnet8_on_cpu_is_close_to_pytorchs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,158 @@
+/* A whole run from outside: it learns, says so, plans its memory and times its steps. */
+#include "train_support.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+
+typedef struct witness {
+    int64_t steps, epochs;
+    abar_progress last;
+    bool sane;
+} witness;
+
+static void witness_progress(void *user, const abar_progress *p)
+{
+    witness *w = user;
+    w->steps += !p->epoch_done;
+    w->epochs += p->epoch_done;
+    w->sane = w->sane && p->epoch == (w->steps - 1) / p->steps && p->step >= 1 && p->step <= p->steps && isfinite(p->loss) &&
+              p->accuracy >= 0.0 && p->accuracy <= 100.0 && p->lr >= 0.0 && p->seconds >= 0.0 && p->seconds_left >= 0.0 &&
+              p->samples_per_second > 0.0;
+    w->last = *p;
+}
+
+static double number(const cJSON *o, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, name);
+    if (!cJSON_IsNumber(item)) fail_msg("the report has no number %s", name);
+    return item->valuedouble;
+}
+
+static void run_learns_reports_and_writes_its_files(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "mlp", "sgd", "limit-train=1024 limit-test=300 batch=32 epochs=4 widths=784-32-10");
+    witness w = {.sane = true};
+    abar_trainer_events events = {witness_progress, &w};
+    abar_trainer *t;
+    const char *json;
+    set_out(f, setup, "run");
+    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
+    assert_int_equal(abar_trainer_run(t), ABAR_OK);
+    assert_true(w.sane && w.last.epoch_done);
+    assert_int_equal(w.steps, 4 * 32);
+    assert_int_equal(w.epochs, 4);
+    assert_true(w.last.test_accuracy > 50.0); /* of 10 classes: chance is 10 */
+    need(f, abar_trainer_report(t, &json));
+    cJSON *report = cJSON_Parse(json);
+    assert_non_null(report);
+    assert_true(number(report, "test_acc") == w.last.test_accuracy);
+    assert_true(number(report, "best_acc") == w.last.best_accuracy);
+    assert_true(number(report, "train_loss") > 0.0 && number(report, "ms_per_step") > 0.0);
+    assert_true(number(report, "seconds") > 0.0 && number(report, "samples_per_second") > 0.0);
+    assert_true(number(report, "peak_bytes") == (double)abar_context_memory(f->ctx).peak);
+    assert_true(number(report, "optimizer_bytes") >= 4.0 * 784 * 32);
+    assert_true(number(report, "skipped_steps") == 0.0);
+    const cJSON *history = cJSON_GetObjectItem(report, "history");
+    assert_int_equal(cJSON_GetArraySize(history), 4);
+    assert_true(number(cJSON_GetArrayItem(history, 0), "train_loss") > number(cJSON_GetArrayItem(history, 3), "train_loss"));
+    assert_true(number(cJSON_GetArrayItem(history, 3), "epoch") == 4.0);
+    const cJSON *config = cJSON_GetObjectItem(report, "config");
+    assert_true(number(cJSON_GetObjectItem(config, "train"), "batch") == 32.0);
+    cJSON_Delete(report);
+    abar_trainer_destroy(t);
+    static const char *const files[] = {"config.json", "log.jsonl", "state.safetensors", "model.safetensors",
+                                        "events.out.tfevents.0.abar"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[PATH_MAX_TEST];
+        struct stat info;
+        snprintf(path, sizeof path, "%s/run/%s", f->dir, files[i]);
+        assert_int_equal(stat(path, &info), 0);
+        assert_true(info.st_size > 0);
+    }
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void batch_larger_than_the_data_is_refused(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "mlp", "sgd", "batch=100000");
+    abar_trainer *t;
+    assert_int_equal(abar_trainer_create(f->ctx, setup, false, NULL, &t), ABAR_E_ARGUMENT);
+    assert_error(f, "--batch 100000");
+    abar_setup_destroy(f->ctx, setup);
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+static void check_plan(fixture *f, const char *model, const char *optim, const char *options)
+{
+    abar_setup *setup = make_setup(f, model, optim, options);
+    char out[64];
+    abar_memory_plan plan;
+    abar_trainer *t;
+    snprintf(out, sizeof out, "%s-%s-%.8s", model, optim, setup->train.device);
+    set_out(f, setup, out);
+    need(f, abar_setup_memory_plan(f->ctx, setup, &plan));
+    size_t before = abar_context_memory(f->ctx).now;
+    abar_context_reset_peak(f->ctx);
+    need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
+    need(f, abar_trainer_run(t));
+    double peak = (double)(abar_context_memory(f->ctx).peak - before), planned = (double)plan.total;
+    if (fabs(peak - planned) > 0.02 * peak) fail_msg("%s: planned %.0f bytes, took %.0f", out, planned, peak);
+    assert_int_equal(plan.total, plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations +
+                                     plan.data + plan.loader + plan.other);
+    abar_trainer_destroy(t);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void memory_plan_is_within_two_percent_of_the_peak(void **state)
+{
+    fixture *f = *state;
+    check_plan(f, "mlp", "adamw", "limit-train=512 limit-test=256 epochs=1");
+    check_plan(f, "lenet5", "sgd", "limit-train=512 limit-test=256 epochs=1 batch=64 accumulate=2");
+    check_plan(f, "resnet20", "sgd", "limit-train=64 limit-test=64 epochs=1 batch=32");
+    check_plan(f, "lenet5", "adamw", "device=ref limit-train=64 limit-test=32 epochs=1 batch=32");
+}
+
+/* ---- timing --------------------------------------------------------------------------------------------------- */
+
+static void bench_times_add_up(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=16 accumulate=2");
+    abar_bench_config config = {.size = sizeof config, .steps = 20, .warmup = 3, .profile = true};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    assert_true(r.ms_p10 > 0.0 && r.ms_p10 <= r.ms_median && r.ms_median <= r.ms_p90);
+    double phases = r.ms_forward + r.ms_backward + r.ms_update;
+    assert_true(phases > 0.5 * r.ms_median && phases < 1.5 * r.ms_median);
+    assert_true(fabs(r.samples_per_second - 16e3 / r.ms_median) <= 1e-6 * r.samples_per_second);
+    assert_true(r.seconds_to_first_step > 0.0 && r.peak_bytes > 0);
+    const abar_net *net = abar_bench_net(bench);
+    double seconds = 0.0;
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        seconds += node.forward_seconds + node.backward_seconds;
+    }
+    assert_true(seconds > 0.0);
+    abar_bench_release(bench);
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, NULL));
+    config.steps = 0;
+    assert_int_equal(abar_bench_run(f->ctx, setup, &config, &r, &bench), ABAR_E_ARGUMENT);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+#define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        with_fixture(run_learns_reports_and_writes_its_files),
+        with_fixture(batch_larger_than_the_data_is_refused),
+        with_fixture(memory_plan_is_within_two_percent_of_the_peak),
+        with_fixture(bench_times_add_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
