@@ -99,6 +99,7 @@ static void check_plan(fixture *f, const char *model, const char *optim, const c
     need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
     need(f, abar_trainer_run(t));
     double peak = (double)(abar_context_memory(f->ctx).peak - before), planned = (double)plan.total;
+    if (getenv("ABAR_TEST_VERBOSE")) print_message("%s: planned %.0f bytes, took %.0f\n", out, planned, peak);
     if (fabs(peak - planned) > 0.02 * peak) fail_msg("%s: planned %.0f bytes, took %.0f", out, planned, peak);
     assert_int_equal(plan.total, plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations +
                                      plan.data + plan.loader + plan.other);
