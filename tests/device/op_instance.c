@@ -278,15 +278,23 @@ void op_instance_backward(op_instance *t, const op_inputs *in)
 
 /* ---- reading back ---------------------------------------------------------------------------------------------- */
 
-/* The padding of a blocked value goes through arithmetic in the next operation, so it must not stay poisoned. */
-static void assert_lanes_written(const op_instance *t, const char *what, void *data, const abar__shape *shape,
-                                 abar_layout layout)
+/* The padding of a blocked value holds zeros (abar/tensor.h): what a value with the same elements and clean padding has. */
+static void assert_padding_zero(const op_instance *t, const char *what, void *data, const abar__shape *shape,
+                                abar_layout layout)
 {
     if (!data || layout == ABAR_LAYOUT_STRIDED) return;
-    abar_tensor v = view(t, data, shape, layout);
+    double *values = get(t, data, shape, layout);
+    abar_tensor v = view(t, data, shape, layout), clean = v;
     int64_t count = (int64_t)(abar_tensor_bytes(&v) / abar_dtype_size(v.dtype));
+    clean.data = calloc(1, abar_tensor_bytes(&v));
+    assert_non_null(clean.data);
+    put(t, clean.data, values, shape, layout);
     for (int64_t i = 0; i < count; i++)
-        if (!isfinite(abar__tensor_load(&v, i))) fail_msg("%s: element %lld of memory is not finite", what, (long long)i);
+        if (abar__tensor_load(&v, i) != abar__tensor_load(&clean, i))
+            fail_msg("%s: element %lld of memory is %g: padding, or never written", what, (long long)i,
+                     abar__tensor_load(&v, i));
+    free(clean.data);
+    free(values);
 }
 
 static void assert_unchanged(const op_instance *t, const char *what, void *data, const double *was, const abar__shape *shape,
@@ -318,7 +326,7 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
     const abar__op *op = t->op;
     const abar__op_desc *d = &op->desc;
     *out = (op_outputs){.result = t->result};
-    assert_lanes_written(t, "y", t->y, &d->out, op->out_layout);
+    assert_padding_zero(t, "y", t->y, &d->out, op->out_layout);
     out->y = get(t, t->y, &d->out, op->out_layout);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) {
         abar__shape shape = row(op_buffer_count(d, i));
@@ -326,10 +334,10 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
     }
     assert_inputs_unchanged(t, in);
     if (!in->dy) return;
-    assert_lanes_written(t, "dz", t->dy, &d->out, op->out_layout);
+    assert_padding_zero(t, "dz", t->dy, &d->out, op->out_layout);
     out->dz = get(t, t->dy, &d->out, op->out_layout);
     for (int i = 0; i < d->n_in; i++) {
-        assert_lanes_written(t, "dx", t->dx[i], &d->in[i], op->in_layout[i]);
+        assert_padding_zero(t, "dx", t->dx[i], &d->in[i], op->in_layout[i]);
         out->dx[i] = get(t, t->dx[i], &d->in[i], op->in_layout[i]);
     }
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {

@@ -58,7 +58,7 @@ void op_instance_load(op_instance *t, const op_inputs *in);
 void op_instance_forward(op_instance *t);
 /* Hands over only those forward values that the operation declared to need. */
 void op_instance_backward(op_instance *t, const op_inputs *in);
-/* New arrays in out; also asserts that blocked outputs have no unwritten lanes and that no input was changed. */
+/* New arrays in out; also asserts that the padding of blocked outputs is zero and that no input was changed. */
 void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out);
 
 /* All of these: runs the operation once on dev. */

@@ -1,5 +1,6 @@
-/* The cpu back end against ref, case by case, with its inputs offered in every layout: values, gradients, running statistics
- * and losses to 1e-4 of the largest element, and the same bits from a second run. */
+/* The cpu back end against ref, case by case, with its inputs offered in every layout and, where the case is small, with the
+ * kernels of every instruction set: values, gradients, running statistics and losses to 1e-4 of the largest element, and
+ * the same bits from a second run. */
 #include "op_instance.h"
 
 #include <math.h>
@@ -99,24 +100,117 @@ static int check_case(abar_device *cpu, abar_device *ref, const op_case *c)
     return bad;
 }
 
-static void cpu_in_every_layout_matches_ref(void **state)
-{
+typedef struct devices {
     abar_context *ctx;
     abar_device *ref, *cpu;
-    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
-    assert_int_equal(abar_device_open(ctx, "ref", NULL, &ref), ABAR_OK);
-    assert_int_equal(abar_device_open(ctx, "cpu", NULL, &cpu), ABAR_OK);
-    assert_int_equal(check_case(cpu, ref, *state), 0);
-    abar_device_close(cpu);
-    abar_device_close(ref);
-    assert_int_equal(abar_context_memory(ctx).now, 0);
-    abar_context_destroy(ctx);
+} devices;
+
+/* Three threads whatever the machine has, so that work is cut at odd places. */
+static devices open_devices(const abar_context_config *config)
+{
+    const abar_device_config three = {.size = sizeof three, .threads = 3};
+    devices on;
+    assert_int_equal(abar_context_create(config, &on.ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(on.ctx, "ref", NULL, &on.ref), ABAR_OK);
+    assert_int_equal(abar_device_open(on.ctx, "cpu", &three, &on.cpu), ABAR_OK);
+    return on;
+}
+
+static void close_devices(devices on)
+{
+    abar_device_close(on.cpu);
+    abar_device_close(on.ref);
+    assert_int_equal(abar_context_memory(on.ctx).now, 0);
+    abar_context_destroy(on.ctx);
+}
+
+static void cpu_in_every_layout_matches_ref(void **state)
+{
+    static const char *const isas[] = {"", "avx2", "baseline"}; /* the best there is, then less */
+    const op_case *c = *state;
+    devices on = open_devices(NULL);
+    for (int i = 0; i < 3; i++) {
+        if (i > 0 && !op_case_is_modest(c)) break;
+        setenv("ABAR_ISA", isas[i], 1);
+        int bad = check_case(on.cpu, on.ref, c);
+        if (bad) fail_msg("%d differences%s%s", bad, i ? " with ABAR_ISA=" : "", isas[i]);
+    }
+    unsetenv("ABAR_ISA");
+    close_devices(on);
+}
+
+static void cpu_foreign_label_is_an_argument_error(void **state)
+{
+    (void)state;
+    devices on = open_devices(NULL);
+    const op_case c = {"entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, .x = {3, 4}};
+    abar__op_desc d = op_case_desc(&c);
+    abar__run run = op_case_run(&c);
+    for (int32_t wrong = -1; wrong <= 4; wrong += 5) {
+        op_instance t;
+        op_inputs in;
+        op_inputs_create(&c, &in);
+        in.labels[2] = wrong;
+        op_instance_create(on.cpu, &d, &run, &t);
+        op_instance_load(&t, &in);
+        abar__op_args a = {
+            .run = &run, .x = {t.x[0]}, .target = t.target, .result = &t.result, .saved = t.saved, .scratch = t.scratch};
+        assert_int_equal(abar__op_forward(t.op, &a), ABAR_E_ARGUMENT);
+        assert_non_null(strstr(abar_context_error(on.ctx), "label"));
+        op_instance_destroy(&t);
+        op_inputs_free(&in);
+    }
+    close_devices(on);
+}
+
+/* ---- running out of memory -------------------------------------------------------------------------------------- */
+
+static void *rationed_alloc(void *user, size_t bytes, size_t align)
+{
+    int *left = user;
+    if (*left == 0) return NULL;
+    if (*left > 0) --*left;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void rationed_release(void *user, void *memory, size_t bytes)
+{
+    (void)user;
+    (void)bytes;
+    free(memory);
+}
+
+/* Every allocation of every create fails once: the failure is reported and nothing is kept. */
+static void cpu_create_without_memory_fails_cleanly(void **state)
+{
+    (void)state;
+    int left = -1; /* no limit */
+    abar_context_config config = {.size = sizeof config, .allocator = {rationed_alloc, rationed_release, &left}};
+    devices on = open_devices(&config);
+    size_t before = abar_context_memory(on.ctx).now;
+    for (const op_case *c = op_cases; c->name; c++) {
+        abar__op_desc d = op_case_desc(c);
+        abar_status status = ABAR_E_MEMORY;
+        for (int ration = 0; status != ABAR_OK; ration++) {
+            abar__op *op;
+            left = ration;
+            status = abar__op_create(on.cpu, &d, &op);
+            left = -1;
+            if (status != ABAR_OK && status != ABAR_E_MEMORY) fail_msg("%s: %s", c->name, abar_context_error(on.ctx));
+            abar__op_destroy(op);
+            if (abar_context_memory(on.ctx).now != before) fail_msg("%s: keeps memory", c->name);
+        }
+    }
+    close_devices(on);
 }
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[MAX_CASES]; /* cmocka skips the empty ones at the end */
-    int n = 0;
+    static struct CMUnitTest tests[MAX_CASES] = {
+        cmocka_unit_test(cpu_foreign_label_is_an_argument_error),
+        cmocka_unit_test(cpu_create_without_memory_fails_cleanly),
+    }; /* cmocka skips the empty ones at the end */
+    int n = 2;
     for (const op_case *c = op_cases; c->name; c++) {
         if (argc > 1 && !strstr(c->name, argv[1])) continue; /* test_ops_cpu conv: the cases with "conv" in their names */
         if (n == MAX_CASES) return 1;
