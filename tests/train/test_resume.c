@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#define SMALL "limit-train=80 limit-test=24 batch=16 epochs=3 workers=1" /* 5 steps an epoch */
+#define SMALL "limit-train=80 limit-test=24 batch=16 epochs=3 threads=1" /* 5 steps an epoch */
 #define TINY SMALL " device=ref widths=784-16-10"
 
 static char self[PATH_MAX_TEST]; /* this program, for tests that need a process to kill */
@@ -144,9 +144,9 @@ static void stopped_run_resumes_bit_for_bit_on_ref(void **state)
 
 static void stopped_run_resumes_bit_for_bit_on_cpu(void **state)
 {
-    check_stop_and_resume(*state, "lenet5", "sgd", SMALL " threads=1");
-    check_stop_and_resume(*state, "lenet5", "adamw", SMALL " threads=1");
-    check_stop_and_resume(*state, "resnet20", "sgd", "limit-train=10 limit-test=5 batch=2 epochs=3");
+    check_stop_and_resume(*state, "lenet5", "sgd", SMALL);
+    check_stop_and_resume(*state, "lenet5", "adamw", SMALL);
+    check_stop_and_resume(*state, "resnet20", "sgd", "limit-train=10 limit-test=5 batch=2 epochs=3 threads=1");
 }
 
 static void stopped_trainer_can_run_on_without_a_folder(void **state)
@@ -239,7 +239,7 @@ static void resume_and_kill(const char *dir, int64_t die_at)
 static void killed_run_resumes_bit_for_bit(void **state)
 {
     fixture *f = *state;
-    abar_setup *setup = make_setup(f, "lenet5", "adamw", SMALL " threads=1");
+    abar_setup *setup = make_setup(f, "lenet5", "adamw", SMALL);
     char dir[PATH_MAX_TEST];
     set_out(f, setup, "whole");
     assert_int_equal(run_until(f, setup, false, 0), ABAR_OK);

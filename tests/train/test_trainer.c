@@ -31,7 +31,8 @@ static double number(const cJSON *o, const char *name)
 static void run_learns_reports_and_writes_its_files(void **state)
 {
     fixture *f = *state;
-    abar_setup *setup = make_setup(f, "mlp", "sgd", "limit-train=1024 limit-test=300 batch=32 epochs=4 widths=784-32-10");
+    abar_setup *setup =
+        make_setup(f, "mlp", "sgd", "limit-train=1024 limit-test=300 batch=32 epochs=4 threads=1 widths=784-32-10");
     witness w = {.sane = true};
     abar_trainer_events events = {witness_progress, &w};
     abar_trainer *t;
@@ -110,10 +111,10 @@ static void check_plan(fixture *f, const char *model, const char *optim, const c
 static void memory_plan_is_within_two_percent_of_the_peak(void **state)
 {
     fixture *f = *state;
-    check_plan(f, "mlp", "adamw", "limit-train=512 limit-test=256 epochs=1");
-    check_plan(f, "lenet5", "sgd", "limit-train=512 limit-test=256 epochs=1 batch=64 accumulate=2");
-    check_plan(f, "resnet20", "sgd", "limit-train=64 limit-test=64 epochs=1 batch=32");
-    check_plan(f, "lenet5", "adamw", "device=ref limit-train=64 limit-test=32 epochs=1 batch=32");
+    check_plan(f, "mlp", "adamw", "limit-train=512 limit-test=256 epochs=1 threads=1");
+    check_plan(f, "lenet5", "sgd", "limit-train=512 limit-test=256 threads=1 epochs=1 batch=64 accumulate=2");
+    check_plan(f, "resnet20", "sgd", "limit-train=64 limit-test=64 threads=1 epochs=1 batch=32");
+    check_plan(f, "lenet5", "adamw", "device=ref limit-train=64 limit-test=32 threads=1 epochs=1 batch=32");
 }
 
 /* ---- timing --------------------------------------------------------------------------------------------------- */
@@ -121,7 +122,7 @@ static void memory_plan_is_within_two_percent_of_the_peak(void **state)
 static void bench_times_add_up(void **state)
 {
     fixture *f = *state;
-    abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=16 accumulate=2");
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=16 accumulate=2 threads=1");
     abar_bench_config config = {.size = sizeof config, .steps = 20, .warmup = 3, .profile = true};
     abar_bench_result r;
     abar_bench *bench;
