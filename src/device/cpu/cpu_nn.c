@@ -68,3 +68,14 @@ abar_status abar__op_priv(abar__op *op, size_t bytes)
     op->priv_bytes = bytes;
     return ABAR_OK;
 }
+
+void abar__relu_gradient(const abar__op *op, const abar__op_args *a)
+{
+    if (op->desc.activation != ABAR_ACT_RELU) return;
+    const float *y = a->y;
+    float *dy = a->dy;
+    int64_t n = (int64_t)(abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) / sizeof(float));
+    int parts = abar__parts(op->dev, n, n);
+#pragma omp parallel for simd num_threads(parts) schedule(static)
+    for (int64_t i = 0; i < n; i++) dy[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+}
