@@ -70,7 +70,9 @@ int flags_setup(cli *c, void *own, abar_setup **out);
 /* Whether the settings fit together. Returns an exit code. */
 int flags_check(const cli *c, const abar_setup *setup);
 /* The row of a setting, with its table and struct; NULL: no such setting. */
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
+const abar_option *setup_option(const abar_setup *setup, const char *name, abar_setup_table *table);
+/* Whether this subcommand takes the table's options as flags. */
+bool listens_to(const cli *c, const abar_setup_table *table);
 
 /* ---- help.c --------------------------------------------------------------------------------------------------- */
 

@@ -178,8 +178,11 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     fprintf(out, "%s (%s parameters) on %s with %s, %s\n", setup->train.model, print_count(number, parameters_of(net)),
             setup->train.data, setup->train.optim, abar_device_describe(abar_net_param(net, 0)->value.dev));
     for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
-    for (const abar_option *row = setup->rule->options; row && row->name; row++)
-        at = append_setting(c, setup->rule->options, setup->rule_config, row->name, line, at, sizeof line);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 2; i < n; i++)
+        for (const abar_option *row = tables[i].options; row->name; row++)
+            at = append_setting(c, tables[i].options, tables[i].config, row->name, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
     if (abar_trainer_started_over(trainer)) fprintf(out, "%s holds no checkpoint yet: starting over\n", setup->train.out);
     fflush(out);

@@ -51,19 +51,14 @@ int flags_recipe(cli *c, abar_setup **out)
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config)
+const abar_option *setup_option(const abar_setup *setup, const char *name, abar_setup_table *table)
 {
-    const struct {
-        const abar_option *table;
-        const void *config;
-    } part[] = {{abar_train_options, &setup->train},
-                {setup->model->options, setup->model_config},
-                {setup->rule->options, setup->rule_config}};
-    for (int i = 0; i < 3; i++) {
-        const abar_option *row = part[i].table ? abar_options_find(part[i].table, name) : NULL;
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n; i++) {
+        const abar_option *row = abar_options_find(tables[i].options, name);
         if (!row) continue;
-        *table = part[i].table;
-        *config = (void *)part[i].config;
+        *table = tables[i];
         return row;
     }
     return NULL;
@@ -78,10 +73,10 @@ typedef struct target {
     bool own;
 } target;
 
-static bool listens(const cli *c, const abar_setup *setup, const abar_option *table, const char *name)
+bool listens_to(const cli *c, const abar_setup_table *table)
 {
-    if (table == abar_train_options) return is_listed(name, c->command->settings);
-    return table == setup->model->options ? c->command->model_options : c->command->rule_options;
+    if (strcmp(table->section, "train") == 0) return c->command->settings != NULL;
+    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
 }
 
 static bool find_target(const cli *c, const char *name, void *own, abar_setup *setup, target *out)
@@ -90,9 +85,12 @@ static bool find_target(const cli *c, const char *name, void *own, abar_setup *s
     out->option = abar_options_find(c->command->own, name);
     if (out->option) return true;
     if (!setup) return false;
-    out->own = false;
-    out->option = setup_option(setup, name, &out->table, &out->config);
-    return out->option && listens(c, setup, out->table, name);
+    abar_setup_table table;
+    const abar_option *option = setup_option(setup, name, &table);
+    if (!option || !listens_to(c, &table)) return false;
+    if (table.options == abar_train_options && !is_listed(name, c->command->settings)) return false;
+    *out = (target){.option = option, .table = table.options, .config = table.config};
+    return true;
 }
 
 static int add_names(const abar_option *table, const char *const *only, const char **names, int n)
@@ -116,9 +114,10 @@ static const char *nearest_flag(const cli *c, const abar_setup *setup, const cha
     const char *names[NAMES_MAX];
     int n = add_names(c->command->own, NULL, names, 0);
     if (setup) {
-        if (c->command->settings) n = add_names(abar_train_options, c->command->settings, names, n);
-        if (c->command->model_options) n = add_names(setup->model->options, NULL, names, n);
-        if (c->command->rule_options) add_names(setup->rule->options, NULL, names, n);
+        abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+        int count = abar_setup_tables(setup, tables);
+        for (int i = 0; i < count; i++)
+            if (listens_to(c, &tables[i])) n = add_names(tables[i].options, i == 0 ? c->command->settings : NULL, names, n);
     }
     for (size_t i = 0; i < sizeof synonym / sizeof *synonym; i++) {
         if (strcmp(name, synonym[i][0]) == 0 && is_listed(synonym[i][1], names)) return synonym[i][1];
@@ -137,7 +136,9 @@ static const char *other_owner(const char *name)
         const abar_option *table = abar_rule_find(*rule)->options;
         if (table && abar_options_find(table, name)) return *rule;
     }
-    return NULL;
+    for (const char *const *method = abar_method_names(); *method; method++)
+        if (abar_options_find(abar_method_find(*method)->options, name)) return *method;
+    return abar_options_find(abar_curvature_options, name) ? "mac and the other curvature methods" : NULL;
 }
 
 /* ---- what can be wrong ---------------------------------------------------------------------------------------- */
@@ -155,11 +156,11 @@ static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
 
 static int unexpected_word(const cli *c, const char *word)
 {
-    const char *flag = abar_model_find(word)                   ? "model"
-                       : abar_rule_find(word)                  ? "optim"
-                       : is_listed(word, abar_dataset_names()) ? "data"
-                       : path_exists(word)                     ? "checkpoint"
-                                                               : NULL;
+    const char *flag = abar_model_find(word)                            ? "model"
+                       : abar_rule_find(word) || abar_method_find(word) ? "optim"
+                       : is_listed(word, abar_dataset_names())          ? "data"
+                       : path_exists(word)                              ? "checkpoint"
+                                                                        : NULL;
     bool fits = flag && (abar_options_find(c->command->own, flag) || is_listed(flag, c->command->settings));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')

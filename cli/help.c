@@ -55,19 +55,16 @@ static void help_settings(const cli *c, const abar_setup *setup)
     }
 }
 
-static bool has_options(const abar_option *table) { return table && table->name; }
-
 static void help_tables(const cli *c, const abar_setup *setup)
 {
     printf("\nSettings [defaults of %s on %s with %s]:\n", setup->train.model, setup->train.data, setup->train.optim);
     help_settings(c, setup);
-    if (c->command->model_options && has_options(setup->model->options)) {
-        printf("\nOf %s:\n", setup->model->name);
-        help_options(c, setup->model->options, setup->model_config);
-    }
-    if (c->command->rule_options && has_options(setup->rule->options)) {
-        printf("\nOf %s:\n", setup->rule->name);
-        help_options(c, setup->rule->options, setup->rule_config);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 1; i < n; i++) {
+        if (!listens_to(c, &tables[i]) || !tables[i].options->name) continue;
+        printf("\nOf %s:\n", tables[i].owner);
+        help_options(c, tables[i].options, tables[i].config);
     }
 }
 

@@ -86,6 +86,9 @@ typedef struct abar_step_report {
 /* report may be NULL. Methods that solve with dense factors (foof, kfac, lngd) leave the preconditioned gradient in grad. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
+/* Instead of a step, when its loss was not finite: counts it and forgets its statistics. */
+void abar_optim_skip(abar_optim *optim);
+
 /* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
 bool abar_optim_observes(const abar_optim *optim);
 /* Adds the rows of layers[index] to its sums. layer brings input, output_grad and output_grad_scale; called once per

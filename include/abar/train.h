@@ -28,19 +28,36 @@ typedef struct abar_train_config {
 
 extern const abar_option abar_train_options[];
 
-/* A whole setup: the three option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
+/* A whole setup: the option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
 typedef struct abar_setup {
     abar_train_config train;
     const abar_model *model;
     void *model_config; /* model->options */
     const abar_rule *rule;
-    void *rule_config; /* rule->options */
+    void *rule_config;         /* rule->options */
+    const abar_method *method; /* NULL: the rule alone */
+    void *method_config;       /* method->options */
+    abar_curvature_config curvature;
 } abar_setup;
 
-/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR. */
+/* One of the option tables of a setup. */
+typedef struct abar_setup_table {
+    const char *section;        /* of config.json: "train", "model", "optimizer", "curvature", "method" */
+    const char *owner;          /* whose options they are: "lenet5", "sgd", "mac" */
+    const abar_option *options; /* may be empty, never NULL */
+    void *config;
+} abar_setup_table;
+
+#define ABAR_SETUP_TABLES_MAX 5
+
+/* Fills out and returns how many there are: three, with a curvature method five. */
+int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
+
+/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR; optim a rule (sgd), a curvature
+ * method (mac: on sgd) or both (mac+adamw). */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
-/* Sets an option of any of the three tables. */
+/* Sets an option of any of its tables. */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
 /* Checks what no single option can: batch against accumulate, label smoothing against the loss, ... */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);

@@ -276,6 +276,11 @@ static abar_status read_step(abar_context *ctx, const abar_step_config *step, ab
                       out->clip, out->grad_scale);
 }
 
+void abar_optim_skip(abar_optim *o)
+{
+    if (o->curvature) abar__curvature_skip(o->curvature);
+}
+
 abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
 {
     abar_step_config c;
@@ -284,7 +289,7 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     const bool skip = !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
     if (skip) {
-        if (o->curvature) abar__curvature_skip(o->curvature);
+        abar_optim_skip(o);
         return ABAR_OK;
     }
     const double clipping = c.clip > 0.0 ? fmin(1.0, c.clip / (norm + 1e-6)) : 1.0;

@@ -22,10 +22,11 @@ static const recipe recipes[] = {
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-void abar__recipe_apply(abar_train_config *train)
+void abar__recipe_apply(abar_setup *setup)
 {
+    abar_train_config *train = &setup->train;
     const recipe *r = recipes;
-    while (!begins(train->model, r->model) || !begins(train->data, r->data) || !begins(train->optim, r->rule)) r++;
+    while (!begins(train->model, r->model) || !begins(train->data, r->data) || !begins(setup->rule->name, r->rule)) r++;
     train->epochs = r->epochs;
     train->batch = r->batch;
     train->lr = r->lr;

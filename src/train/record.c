@@ -99,7 +99,7 @@ static abar_status report_numbers(abar_trainer *t)
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
     return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
-                             abar_context_memory(t->ctx).peak, abar_optim_bytes(t->optim), (long long)t->at.skipped);
+                             abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
 
 abar_status abar_trainer_report(abar_trainer *t, const char **json)

@@ -26,10 +26,15 @@ static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t
     return abar_tensor_copy(s->ctx, &target, &labels);
 }
 
+/* Gradients carry loss_scale: with it they are those of the global batch mean already. */
+static abar_status observe(void *user, int index, const abar_layer *layer) { return abar_optim_observe(user, index, layer); }
+
 /* Forward and backward over all micro-batches; the gradients then are those of the mean over the whole batch. */
 static abar_status gradients(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
 {
     double sum = 0.0;
+    const bool observes = abar_optim_observes(s->optim);
+    const abar_observer observer = {observe, s->optim};
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (batch) ABAR_TRY(fill(s, batch, i * s->micro));
         abar_run_config run = {.size = sizeof run,
@@ -45,7 +50,7 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
         out->forward_seconds += turned - began;
         out->skipped = !isfinite(loss.loss);
         if (out->skipped) return ABAR_OK;
-        ABAR_TRY(abar_net_backward(s->net, i > 0, NULL));
+        ABAR_TRY(abar_net_backward(s->net, i > 0, observes ? &observer : NULL));
         out->backward_seconds += abar__seconds() - turned;
         sum += loss.loss * (double)loss.count;
         out->loss.correct += loss.correct;
@@ -59,7 +64,9 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
 {
     *out = (abar__step_result){0};
     ABAR_TRY(gradients(s, batch, k, out));
-    if (!out->skipped) {
+    if (out->skipped) {
+        abar_optim_skip(s->optim);
+    } else {
         abar_step_config step = {.size = sizeof step, .lr = lr, .clip = s->clip};
         abar_step_report report;
         double began = abar__seconds();

@@ -20,7 +20,7 @@ double abar__seconds(void); /* monotonic */
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 /* Overwrites the settings that depend on which model meets which data and rule. */
-void abar__recipe_apply(abar_train_config *train);
+void abar__recipe_apply(abar_setup *setup);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
@@ -46,6 +46,8 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
                             const abar__net_wish *wish, abar_net **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
+/* Bytes the optimizer would hold. */
+abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 
 /* ---- one step ------------------------------------------------------------------------------------------------- */
