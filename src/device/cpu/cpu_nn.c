@@ -5,6 +5,7 @@ const abar__op_impl *const abar__cpu_nn[] = {
     &abar__cpu_reorder,
     &abar__cpu_linear,
     &abar__cpu_conv_lanes,
+    &abar__cpu_conv_winograd,
     &abar__cpu_conv_onednn,
     &abar__cpu_conv_lanes_any,
     &abar__cpu_batch_norm,
