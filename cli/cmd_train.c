@@ -2,15 +2,18 @@
 #include "cli.h"
 #include "progress.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct train_flags {
     char resume[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
+    bool own_folder; /* no flag: the folder is one we chose */
 } train_flags;
 
 static const abar_option own[] = {
@@ -100,25 +103,38 @@ static abar_status run_until_stopped(abar_trainer *trainer)
 
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */
 
-/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. */
-static void choose_folder(abar_setup *setup)
+#define RUNS "runs"
+
+/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. Making it is what claims it: two runs
+ * started at the same moment get two folders. Where it cannot be made, the trainer will say why. */
+static void claim_folder(abar_setup *setup)
 {
     abar_train_config *t = &setup->train;
     int data = (int)strcspn(t->data, ":");
-    int n = snprintf(t->out, sizeof t->out, "runs/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
+    int n = snprintf(t->out, sizeof t->out, RUNS "/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
                      t->optim, t->seed);
-    for (int suffix = 2; path_exists(t->out); suffix++) snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
+    mkdir(RUNS, 0777);
+    for (int suffix = 2; mkdir(t->out, 0777) != 0 && errno == EEXIST; suffix++)
+        snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
+}
+
+/* Takes the folders back when nothing came of them: only empty ones go. */
+static void unclaim_folder(const abar_setup *setup)
+{
+    if (rmdir(setup->train.out) == 0) rmdir(RUNS);
 }
 
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 {
     int code = flags_setup(c, flags, setup);
     if (code) return code;
-    if (flags->no_out)
-        (*setup)->train.out[0] = '\0';
-    else if (!flags_peek(c, "out"))
-        choose_folder(*setup);
-    return flags_check(c, *setup);
+    char *out = (*setup)->train.out;
+    flags->own_folder = !flags->no_out && !flags_peek(c, "out");
+    if (flags->no_out) out[0] = '\0';
+    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
+    code = flags_check(c, *setup);
+    if (!code && flags->own_folder) claim_folder(*setup);
+    return code;
 }
 
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
@@ -241,15 +257,15 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
 
 static int run(cli *c)
 {
-    train_flags flags;
+    train_flags flags = {0};
     abar_setup *setup = NULL;
     const char *folder = flags_peek(c, "resume");
-    c->quiet = false;
     int code = folder && folder[0] ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
     if (!code) {
         c->quiet = flags.quiet;
         code = train(c, setup, &flags);
     }
+    if (code && setup && flags.own_folder) unclaim_folder(setup);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }

@@ -36,6 +36,13 @@ check "first default folder has the settings in its name" test -s runs/lenet5-sy
 succeeds "second default folder" train "${small[@]}" --epochs 1
 check "second default folder has a number" test -s runs/lenet5-synthetic-sgd-s0-2/state.safetensors
 
+ran="two trainings at once"
+"$abar" train "${small[@]}" --seed 1 >/dev/null 2>&1 &
+"$abar" train "${small[@]}" --seed 1 >/dev/null 2>&1 && wait $!
+check "two trainings at once get a folder each" test -s runs/lenet5-synthetic-sgd-s1/state.safetensors -a -s runs/lenet5-synthetic-sgd-s1-2/state.safetensors
+refuses "a default folder for a run that cannot start" 1 'nowhere' train --data fashion-mnist:nowhere
+check "a run that cannot start leaves no folder" test ! -e runs/lenet5-fashion-mnist-sgd-s0
+
 # --- a folder that holds a run ---
 succeeds "a run" train "${small[@]}" --out run
 check "a run says where it is" says 'run/state\.safetensors'
