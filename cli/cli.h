@@ -77,6 +77,8 @@ const abar_option *setup_option(const abar_setup *setup, const char *name, const
 void help_overview(const command *const *commands);
 /* What --help prints: from the option tables, with the defaults of the recipe that the flags name. */
 int help_command(cli *c);
+/* What stands for a value in help: N, X, NAME[:DIR], cosine|step|constant; "" for a bool. */
+const char *help_placeholder(const abar_option *option);
 /* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
 void help_options(const cli *c, const abar_option *table, const void *config);
 

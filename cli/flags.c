@@ -106,11 +106,13 @@ static int add_names(const abar_option *table, const char *const *only, const ch
 
 static const char *nearest_flag(const cli *c, const abar_setup *setup, const char *name)
 {
-    static const char *const synonym[][2] = {{"learning-rate", "lr"},  {"batch-size", "batch"}, {"optimizer", "optim"},
-                                             {"dataset", "data"},      {"output", "out"},       {"output-dir", "out"},
-                                             {"num-epochs", "epochs"}, {"n-epochs", "epochs"},  {"num-workers", "workers"},
-                                             {"jobs", "threads"},      {"wd", "weight-decay"},  {"weights", "checkpoint"},
-                                             {"arch", "model"},        {"network", "model"},    {"continue", "resume"}};
+    static const char *const synonym[][2] = {
+        {"learning-rate", "lr"},     {"batch-size", "batch"},  {"batchsize", "batch"},    {"bs", "batch"},
+        {"optimizer", "optim"},      {"opt", "optim"},         {"dataset", "data"},       {"output", "out"},
+        {"output-dir", "out"},       {"num-epochs", "epochs"}, {"n-epochs", "epochs"},    {"num-workers", "workers"},
+        {"jobs", "threads"},         {"wd", "weight-decay"},   {"weights", "checkpoint"}, {"arch", "model"},
+        {"network", "model"},        {"continue", "resume"},   {"gpu", "device"},         {"cuda", "device"},
+        {"warmup-epochs", "warmup"}, {"clip-grad", "clip"},    {"log-dir", "out"}};
     const char *names[NAMES_MAX];
     int n = add_names(c->command->own, NULL, names, 0);
     if (setup) {
@@ -146,7 +148,7 @@ static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
     const char *owner = other_owner(bare), *near = nearest_flag(c, setup, name), *verb = c->command->name;
     if (abar_options_find(abar_train_options, bare))
         return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", name, verb, verb);
-    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, which is not what you chose, leave it out", name, owner);
+    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", name, owner);
     if (near) return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%s? abar %s --help lists all", name, near, verb);
     return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", name, verb);
 }
@@ -166,14 +168,10 @@ static int unexpected_word(const cli *c, const char *word)
                     c->command->name);
 }
 
-static int missing_value(const target *t, const char *name)
+static int missing_value(const abar_option *option)
 {
-    char example[ABAR_OPTION_TEXT_MAX];
-    if (t->option->type == ABAR_OPTION_CHOICE)
-        return cli_fail(EXIT_USAGE, "--%s: needs a value, one of %s", name, t->option->choices);
-    snprintf(example, sizeof example, "%s", t->option->fallback ? t->option->fallback : "");
-    if (!example[0]) return cli_fail(EXIT_USAGE, "--%s: needs a value", name);
-    return cli_fail(EXIT_USAGE, "--%s: needs a value, for example --%s %s", name, name, example);
+    const char *example = option->fallback && option->fallback[0] ? option->fallback : help_placeholder(option);
+    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", option->name, option->name, example);
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
@@ -218,7 +216,7 @@ static int read_flag(cli *c, int *at, void *own, abar_setup *setup, const char *
         if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
         if (!value) value = negated ? "false" : "true";
     } else if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(&t, name);
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(t.option);
         value = c->argv[++*at];
     }
     return set_target(c, &t, setup, t.option->name, value, resumed);

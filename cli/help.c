@@ -6,8 +6,7 @@
 
 #define FLAG_COLUMN 30
 
-/* What a value looks like, for the options whose type alone does not say. */
-static const char *placeholder(const abar_option *option)
+const char *help_placeholder(const abar_option *option)
 {
     static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
                                            {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
@@ -30,7 +29,7 @@ static bool is_on(const char *value) { return strcmp(value, "true") == 0 || strc
 static void print_option(const cli *c, const abar_option *table, const abar_option *row, const void *config)
 {
     char left[128], value[ABAR_OPTION_TEXT_MAX], text[2 * ABAR_OPTION_TEXT_MAX];
-    const char *takes = placeholder(row);
+    const char *takes = help_placeholder(row);
     snprintf(value, sizeof value, "%s", row->fallback ? row->fallback : "");
     if (config) abar_options_get(c->ctx, table, config, row->name, value, sizeof value);
     if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");

@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-#define LOG_BUFFERS (96u << 10) /* of the logs, and texts in the making */
+/* While a checkpoint is written: logs and texts in the making, and what the writer notes of each tensor. */
+#define WRITING_BYTES (16u << 10)
+#define WRITING_BYTES_PER_TENSOR 400u
 
 static int64_t limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 
@@ -43,7 +45,9 @@ static size_t plan_books(const abar_setup *setup, const abar_net *net)
 {
     size_t books = sizeof(abar_trainer) + sizeof(abar_setup) + setup->model->config_size + setup->rule->config_size;
     books += (size_t)setup->train.epochs * sizeof(abar__epoch);
-    return setup->train.out[0] ? books + LOG_BUFFERS + abar__weights_stage_bytes(net) : books;
+    if (!setup->train.out[0]) return books;
+    size_t tensors = (size_t)abar_net_tensor_count(net) + (size_t)(setup->rule->states * abar_net_param_count(net));
+    return books + abar__weights_stage_bytes(net) + WRITING_BYTES + tensors * WRITING_BYTES_PER_TENSOR;
 }
 
 static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,

@@ -69,9 +69,9 @@ static abar_status open_books(abar_trainer *t)
 static abar_status build(abar_trainer *t, bool resume)
 {
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
-    ABAR_TRY(abar__folder_claim(t, resume));
     ABAR_TRY(open_data(t));
     ABAR_TRY(make_net(t));
+    ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(open_books(t));
     return abar_loader_seek(t->train, t->at.epoch, t->at.step);
 }
