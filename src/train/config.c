@@ -1,8 +1,8 @@
 /* The settings of a run: their table, a setup that joins them with the model's and the rule's own, and what must hold
  * between them. */
+#include "base/json.h"
 #include "train/train_impl.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -65,6 +65,16 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
 }
 
+/* Settings go into JSON files, which are UTF-8. */
+static abar_status check_text(abar_context *ctx, const char *name, const char *text)
+{
+    size_t n = strlen(text);
+    if (n >= ABAR_OPTION_TEXT_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %.40s...: too long, use a shorter name", name, text);
+    if (!abar__utf8_valid(text, n)) return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s: not UTF-8 text, use another name", name);
+    return ABAR_OK;
+}
+
 /* What an optimizer's name stands for: RULE, METHOD (on sgd) or METHOD+RULE. */
 static abar_status find_optimizer(abar_context *ctx, const char *name, const abar_rule **rule, const abar_method **method)
 {
@@ -113,8 +123,7 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     if (!kinds.model) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
     ABAR_TRY(find_optimizer(ctx, optim, &kinds.rule, &kinds.method));
     ABAR_TRY(check_data_name(ctx, data));
-    if (strlen(data) >= ABAR_OPTION_TEXT_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--data: the folder's path is too long, use a shorter one");
+    ABAR_TRY(check_text(ctx, "data", data));
     abar_setup *setup;
     ABAR_TRY(alloc_setup(ctx, &kinds, &setup));
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -198,7 +207,10 @@ abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *nam
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
-    if (text) ABAR_TRY(check_fixed(ctx, setup, name, text));
+    if (text) {
+        ABAR_TRY(check_text(ctx, name, text));
+        ABAR_TRY(check_fixed(ctx, setup, name, text));
+    }
     for (int i = 0; i < n; i++)
         if (abar_options_find(tables[i].options, name))
             return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
