@@ -20,8 +20,10 @@ typedef struct abar_train_config {
     bool schedule_per_epoch;
     bool augment;
     char device[ABAR_OPTION_TEXT_MAX];
-    int64_t precision, threads, workers;                                 /* workers: loader threads */
-    int64_t seed, limit_train, limit_test, stop_after, checkpoint_every; /* checkpoint_every: steps, 0: each epoch only */
+    int64_t precision, threads, workers; /* workers: loader threads */
+    int64_t seed, limit_train, limit_test, stop_after;
+    int64_t checkpoint_every; /* steps, 0: each epoch only */
+    int64_t diagnose;         /* steps between diagnostics of the curvature, 0: none */
     bool deterministic;
     char out[ABAR_OPTION_TEXT_MAX]; /* "": keep nothing on disk */
 } abar_train_config;

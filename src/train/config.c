@@ -37,6 +37,8 @@ const abar_option abar_train_options[] = {
     {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL, "use the first so many test samples, 0: all"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
+    {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
+     "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
@@ -251,6 +253,9 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
                           (long long)train->limit_train, (long long)train->batch);
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
+    if (train->diagnose > 0 && !setup->method)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
+                          train->optim);
     return ABAR_OK;
 }
 
@@ -268,8 +273,8 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",        "workers", "stop-after", "checkpoint-every",
-                                                 "limit-test", "data",    NULL};
+    static const char *const free_to_change[] = {"out",      "workers",    "stop-after", "checkpoint-every",
+                                                 "diagnose", "limit-test", "data",       NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
