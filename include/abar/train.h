@@ -106,6 +106,9 @@ typedef struct abar_memory_plan {
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
 
+/* Every map that the setup's curvature method preconditions, with the bytes of its state; none without a method. */
+abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
+
 /* The final report as one JSON object: epochs, test_acc, best_acc, test_loss, train_acc, train_loss (of the last epoch;
  * accuracies in percent), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped,
  * dir (null without out), history (one object per epoch, counted from 1) and config. The text lives until the next report. */

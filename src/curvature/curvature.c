@@ -664,3 +664,15 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .cosine = copy.cosine,
                            .ratio = copy.ratio};
 }
+
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
+{
+    abar__curvature *cv;
+    ABAR_TRY(prepare(dev, config, &cv));
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar_map_info info = abar__curvature_map(cv, i);
+        visit(user, &info);
+    }
+    abar__curvature_destroy(cv);
+    return ABAR_OK;
+}

@@ -139,6 +139,8 @@ size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of
 /* What create would hold, and how many maps; 0 after an error. */
 size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps);
 
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
+
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
 /* The step was skipped: forget what is pending, keep everything else. */
