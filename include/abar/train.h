@@ -37,7 +37,7 @@ typedef struct abar_setup {
     void *rule_config; /* rule->options */
 } abar_setup;
 
-/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR. */
+/* Defaults for this model, data and optimizer. data is NAME or NAME:DIR. */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 /* Sets an option of any of the three tables. Model, optimizer and data set stay those the setup was made for, since its

