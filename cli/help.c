@@ -49,9 +49,8 @@ void help_options(const cli *c, const abar_option *table, const void *config)
 
 static void help_settings(const cli *c, const abar_setup *setup)
 {
-    for (const char *const *name = c->command->settings; *name; name++) {
-        const abar_option *row = abar_options_find(abar_train_options, *name);
-        if (row) print_option(c, abar_train_options, row, &setup->train);
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
     }
 }
 
@@ -74,7 +73,7 @@ static void help_tables(const cli *c, const abar_setup *setup)
 int help_command(cli *c)
 {
     abar_setup *setup = NULL;
-    if (c->command->settings) {
+    if (flags_listen(c, "model")) {
         int code = flags_recipe(c, &setup);
         if (code) return code;
     }
