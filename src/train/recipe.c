@@ -1,5 +1,5 @@
 /* Recipes: the settings that suit a model when it meets its data, per update rule. CIFAR has the published ones; the others
- * were found by trying (LeNet-5 on Fashion-MNIST: 90.5 to 91.3 % over three seeds). */
+ * were found by trying (LeNet-5 on Fashion-MNIST: sgd 90.5 to 91.3 % over four seeds, adamw 90.8 %). */
 #include "train/train_impl.h"
 
 #include <string.h>
@@ -18,7 +18,7 @@ static const recipe recipes[] = {
     {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
     {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
     {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false}, {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
-    {"", "", "adamw", 10, 128, 1e-3, 0.05, false, false},         {"", "", "", 10, 128, 0.05, 5e-4, false, false},
+    {"", "", "adamw", 10, 128, 2e-3, 0.05, false, false},         {"", "", "", 10, 128, 0.05, 5e-4, false, false},
 };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
