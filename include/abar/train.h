@@ -55,7 +55,7 @@ typedef struct abar_setup_table {
 /* Fills out and returns how many there are: three, with a curvature method five. */
 int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
 
-/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR; optim a rule (sgd), a curvature
+/* Defaults for this model, data and optimizer. data is NAME or NAME:DIR; optim a rule (sgd), a curvature
  * method (mac: on sgd) or both (mac+adamw). */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
