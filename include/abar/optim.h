@@ -107,7 +107,7 @@ typedef struct abar_map_info {
     size_t state_bytes;
     int64_t commits;                        /* statistics taken so far */
     int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
-    double damping, mean_square;            /* rho in use; |a|^2; NaN: the method has none */
+    double damping, mean_square, condition; /* rho in use, |a|^2, upper estimate; NaN: the method has none */
     double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
 } abar_map_info;
 

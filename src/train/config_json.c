@@ -140,6 +140,8 @@ abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *
 abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)
 {
     const char *end = NULL;
+    if (!abar__utf8_valid(json, n)) /* cJSON does not look, and what we write is */
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: not UTF-8 text, is the file damaged?", label);
     cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
     const char *rest = end;
     while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
