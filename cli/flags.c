@@ -51,52 +51,43 @@ int flags_recipe(cli *c, abar_setup **out)
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-const abar_option *setup_option(const abar_setup *setup, const char *name, abar_setup_table *table)
+/* ---- which flags there are ------------------------------------------------------------------------------------ */
+
+bool flags_listen(const cli *c, const char *setting)
+{
+    return c->command->all_settings || is_listed(setting, c->command->settings);
+}
+
+bool flags_listen_to(const cli *c, const abar_setup_table *table)
+{
+    if (strcmp(table->section, "train") == 0) return true; /* row by row, as flags_listen says */
+    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
+}
+
+/* The row of a setting that this subcommand takes as a flag. */
+static const abar_option *find_setting(const cli *c, const abar_setup *setup, const char *name)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 0; i < n; i++) {
         const abar_option *row = abar_options_find(tables[i].options, name);
-        if (!row) continue;
-        *table = tables[i];
-        return row;
+        if (row) return flags_listen_to(c, &tables[i]) && (i > 0 || flags_listen(c, name)) ? row : NULL;
     }
     return NULL;
 }
 
-/* ---- which flags there are ------------------------------------------------------------------------------------ */
-
-/* A flag that this subcommand knows: where its row is, and where its value goes. */
-typedef struct target {
-    const abar_option *option, *table;
-    void *config;
-    bool own;
-} target;
-
-bool listens_to(const cli *c, const abar_setup_table *table)
+/* The row of any flag; *own: the subcommand's own. */
+static const abar_option *find_flag(const cli *c, const abar_setup *setup, const char *name, bool *own)
 {
-    if (strcmp(table->section, "train") == 0) return c->command->settings != NULL;
-    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
+    const abar_option *row = abar_options_find(c->command->own, name);
+    *own = row != NULL;
+    return row || !setup ? row : find_setting(c, setup, name);
 }
 
-static bool find_target(const cli *c, const char *name, void *own, abar_setup *setup, target *out)
-{
-    *out = (target){.table = c->command->own, .config = own, .own = true};
-    out->option = abar_options_find(c->command->own, name);
-    if (out->option) return true;
-    if (!setup) return false;
-    abar_setup_table table;
-    const abar_option *option = setup_option(setup, name, &table);
-    if (!option || !listens_to(c, &table)) return false;
-    if (table.options == abar_train_options && !is_listed(name, c->command->settings)) return false;
-    *out = (target){.option = option, .table = table.options, .config = table.config};
-    return true;
-}
-
-static int add_names(const abar_option *table, const char *const *only, const char **names, int n)
+static int add_names(const abar_option *table, const cli *listener, const char **names, int n)
 {
     for (; table && table->name && n < NAMES_MAX - 1; table++) {
-        if (!only || is_listed(table->name, only)) names[n++] = table->name;
+        if (!listener || flags_listen(listener, table->name)) names[n++] = table->name;
     }
     names[n] = NULL;
     return n;
@@ -117,7 +108,7 @@ static const char *nearest_flag(const cli *c, const abar_setup *setup, const cha
         abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
         int count = abar_setup_tables(setup, tables);
         for (int i = 0; i < count; i++)
-            if (listens_to(c, &tables[i])) n = add_names(tables[i].options, i == 0 ? c->command->settings : NULL, names, n);
+            if (flags_listen_to(c, &tables[i])) n = add_names(tables[i].options, i == 0 ? c : NULL, names, n);
     }
     for (size_t i = 0; i < sizeof synonym / sizeof *synonym; i++) {
         if (strcmp(name, synonym[i][0]) == 0 && is_listed(synonym[i][1], names)) return synonym[i][1];
@@ -161,7 +152,7 @@ static int unexpected_word(const cli *c, const char *word)
                        : is_listed(word, abar_dataset_names())          ? "data"
                        : path_exists(word)                              ? "checkpoint"
                                                                         : NULL;
-    bool fits = flag && (abar_options_find(c->command->own, flag) || is_listed(flag, c->command->settings));
+    bool fits = flag && (abar_options_find(c->command->own, flag) || flags_listen(c, flag));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
         return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
@@ -187,12 +178,12 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
                     resumed, begun);
 }
 
-static int set_target(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *resumed)
+static int set_flag(cli *c, const abar_option *flag, void *own, abar_setup *setup, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
-    if (!t->own && is_listed(name, chosen)) return set_chosen(c, setup, name, value, resumed);
-    abar_status status =
-        t->own ? abar_options_set(c->ctx, t->table, t->config, name, value) : abar_setup_set(c->ctx, setup, name, value);
+    if (!own && is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
+    abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value)
+                             : abar_setup_set(c->ctx, setup, flag->name, value);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
@@ -205,22 +196,20 @@ static int read_flag(cli *c, int *at, void *own, abar_setup *setup, const char *
     char name[FLAG_MAX];
     snprintf(name, sizeof name, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
 
-    target t;
-    bool negated = false;
-    if (!find_target(c, name, own, setup, &t)) {
-        negated =
-            strncmp(name, "no-", 3) == 0 && find_target(c, name + 3, own, setup, &t) && t.option->type == ABAR_OPTION_BOOL;
-        if (!negated) return unknown_flag(c, setup, name);
-    }
+    bool is_own;
+    const abar_option *flag = find_flag(c, setup, name, &is_own);
+    bool negated = !flag && strncmp(name, "no-", 3) == 0;
+    if (negated) flag = find_flag(c, setup, name + 3, &is_own);
+    if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, setup, name);
+
     const char *value = joined ? joined + 1 : NULL;
-    if (t.option->type == ABAR_OPTION_BOOL) {
-        if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
-        if (!value) value = negated ? "false" : "true";
-    } else if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(t.option);
+    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
+    if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
+    if (!value) {
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag);
         value = c->argv[++*at];
     }
-    return set_target(c, &t, setup, t.option->name, value, resumed);
+    return set_flag(c, flag, is_own ? own : NULL, setup, value, resumed);
 }
 
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)

@@ -49,9 +49,8 @@ void help_options(const cli *c, const abar_option *table, const void *config)
 
 static void help_settings(const cli *c, const abar_setup *setup)
 {
-    for (const char *const *name = c->command->settings; *name; name++) {
-        const abar_option *row = abar_options_find(abar_train_options, *name);
-        if (row) print_option(c, abar_train_options, row, &setup->train);
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
     }
 }
 
@@ -62,7 +61,7 @@ static void help_tables(const cli *c, const abar_setup *setup)
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 1; i < n; i++) {
-        if (!listens_to(c, &tables[i]) || !tables[i].options->name) continue;
+        if (!flags_listen_to(c, &tables[i]) || !tables[i].options->name) continue;
         printf("\nOf %s:\n", tables[i].owner);
         help_options(c, tables[i].options, tables[i].config);
     }
@@ -71,7 +70,7 @@ static void help_tables(const cli *c, const abar_setup *setup)
 int help_command(cli *c)
 {
     abar_setup *setup = NULL;
-    if (c->command->settings) {
+    if (flags_listen(c, "model")) {
         int code = flags_recipe(c, &setup);
         if (code) return code;
     }

@@ -3,6 +3,7 @@
 #define ABAR_H
 
 #include "abar/base.h"
+#include "abar/compare.h"
 #include "abar/data.h"
 #include "abar/device.h"
 #include "abar/net.h"

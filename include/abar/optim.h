@@ -107,9 +107,13 @@ typedef struct abar_map_info {
     size_t state_bytes;
     int64_t commits;                        /* statistics taken so far */
     int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
-    double damping, mean_square;            /* rho in use; |a|^2; NaN: the method has none */
+    double damping, mean_square, condition; /* rho in use, |a|^2, upper estimate; NaN: the method has none */
     double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
 } abar_map_info;
+
+/* The maps that create would make of this configuration, with the bytes of their state; tensors need no memory. */
+typedef void (*abar_map_visitor)(void *user, const abar_map_info *map);
+abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
 
 int abar_optim_map_count(const abar_optim *optim);
 abar_map_info abar_optim_map(const abar_optim *optim, int i);

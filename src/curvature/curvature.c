@@ -111,7 +111,7 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .convolution = conv,
                        .cosine = NAN,
                        .ratio = NAN};
-    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = NAN;
+    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;
     if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(group * out * in) * element;
     if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)(group * out) * element;
     cv->ops->shape(cv, map, &map->shape);
@@ -255,6 +255,7 @@ static abar_status prepare(abar_device *dev, const abar_optim_config *config, ab
     cv->times.kl_scale = 1.0;
     abar_status status = configure(cv, config);
     if (status == ABAR_OK) status = make_maps(cv, config->layers, config->n_layers);
+    if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
         return status;
@@ -467,19 +468,28 @@ void abar__curvature_skip(abar__curvature *cv)
 }
 
 /* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
+static bool climb(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double *shift,
+                  void *inverse)
+{
+    const double least = 1e-8 * scale * cv->stats->trace(cv->dev, d, average) / (double)d;
+    for (int raised = 0; raised < 5; raised++) {
+        if (cv->stats->invert(cv->dev, d, average, scale, *shift, false, inverse, cv->scratch)) return true;
+        map->count[ABAR_COUNT_RAISED]++;
+        *shift = fmax(10.0 * *shift, least);
+    }
+    if (cv->stats->invert(cv->dev, d, average, scale, *shift, false, inverse, cv->scratch)) return true;
+    map->count[ABAR_COUNT_DOUBLED]++;
+    return cv->stats->invert(cv->dev, d, average, scale, *shift, true, inverse, cv->scratch);
+}
+
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse)
 {
-    const abar__stats_ops *stats = cv->stats;
-    const double least = 1e-8 * scale * stats->trace(cv->dev, d, average) / (double)d;
-    for (int raised = 0; raised <= 5; raised++) {
-        if (stats->invert(cv->dev, d, average, scale, shift, false, inverse, cv->scratch)) return true;
-        if (raised == 5) break;
-        map->count[ABAR_COUNT_RAISED]++;
-        shift = fmax(10.0 * shift, least);
-    }
-    map->count[ABAR_COUNT_DOUBLED]++;
-    return stats->invert(cv->dev, d, average, scale, shift, true, inverse, cv->scratch);
+    if (!climb(cv, map, d, average, scale, &shift, inverse)) return false;
+    /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
+    double largest = scale * cv->stats->trace(cv->dev, d, average) + shift * (double)d;
+    map->real[ABAR_REAL_CONDITION] = largest * sqrt(cv->stats->dot(cv->dev, d * d, inverse, inverse));
+    return true;
 }
 
 /* ---- preconditioning ---------------------------------------------------------------------------------------------- */
@@ -650,6 +660,19 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .kept = copy.count[ABAR_COUNT_KEPT],
                            .damping = copy.real[ABAR_REAL_DAMPING],
                            .mean_square = copy.real[ABAR_REAL_MEAN_SQUARE],
+                           .condition = copy.real[ABAR_REAL_CONDITION],
                            .cosine = copy.cosine,
                            .ratio = copy.ratio};
+}
+
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
+{
+    abar__curvature *cv;
+    ABAR_TRY(prepare(dev, config, &cv));
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar_map_info info = abar__curvature_map(cv, i);
+        visit(user, &info);
+    }
+    abar__curvature_destroy(cv);
+    return ABAR_OK;
 }

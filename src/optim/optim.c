@@ -386,3 +386,10 @@ size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
     if (c.method && (curvature = abar__curvature_plan_bytes(dev, &c, &maps)) == 0) return 0;
     return book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
 }
+
+abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
+{
+    abar_optim_config c;
+    ABAR_TRY(read_config(dev, config, &c));
+    return c.method ? abar__curvature_plan_maps(dev, &c, visit, user) : ABAR_OK;
+}

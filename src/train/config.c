@@ -1,8 +1,8 @@
 /* The settings of a run: their table, a setup that joins them with the model's and the rule's own, and what must hold
  * between them. */
+#include "base/json.h"
 #include "train/train_impl.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,6 +37,8 @@ const abar_option abar_train_options[] = {
     {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL, "use the first so many test samples, 0: all"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
+    {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
+     "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
@@ -63,6 +65,16 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
     for (const char *const *known = abar_dataset_names(); *known; known++)
         if (strcmp(*known, name) == 0) return ABAR_OK;
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
+}
+
+/* Settings go into JSON files, which are UTF-8. */
+static abar_status check_text(abar_context *ctx, const char *name, const char *text)
+{
+    size_t n = strlen(text);
+    if (n >= ABAR_OPTION_TEXT_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %.40s...: too long, use a shorter name", name, text);
+    if (!abar__utf8_valid(text, n)) return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s: not UTF-8 text, use another name", name);
+    return ABAR_OK;
 }
 
 /* What an optimizer's name stands for: RULE, METHOD (on sgd) or METHOD+RULE. */
@@ -113,8 +125,7 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     if (!kinds.model) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
     ABAR_TRY(find_optimizer(ctx, optim, &kinds.rule, &kinds.method));
     ABAR_TRY(check_data_name(ctx, data));
-    if (strlen(data) >= ABAR_OPTION_TEXT_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--data: the folder's path is too long, use a shorter one");
+    ABAR_TRY(check_text(ctx, "data", data));
     abar_setup *setup;
     ABAR_TRY(alloc_setup(ctx, &kinds, &setup));
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -198,7 +209,10 @@ abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *nam
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
-    if (text) ABAR_TRY(check_fixed(ctx, setup, name, text));
+    if (text) {
+        ABAR_TRY(check_text(ctx, name, text));
+        ABAR_TRY(check_fixed(ctx, setup, name, text));
+    }
     for (int i = 0; i < n; i++)
         if (abar_options_find(tables[i].options, name))
             return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
@@ -239,6 +253,9 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
                           (long long)train->limit_train, (long long)train->batch);
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
+    if (train->diagnose > 0 && !setup->method)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
+                          train->optim);
     return ABAR_OK;
 }
 
@@ -256,8 +273,8 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",        "workers", "stop-after", "checkpoint-every",
-                                                 "limit-test", "data",    NULL};
+    static const char *const free_to_change[] = {"out",      "workers",    "stop-after", "checkpoint-every",
+                                                 "diagnose", "limit-test", "data",       NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

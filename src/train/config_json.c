@@ -117,7 +117,7 @@ static const char *named(const cJSON *root, const char *name)
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
 }
 
-static abar_status read_setup(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
+abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
 {
     ABAR_TRY(check_root(ctx, label, root));
     const char *model = named(root, "model"), *data = named(root, "data"), *optim = named(root, "optim");
@@ -140,6 +140,8 @@ static abar_status read_setup(abar_context *ctx, const char *label, const cJSON 
 abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)
 {
     const char *end = NULL;
+    if (!abar__utf8_valid(json, n)) /* cJSON does not look, and what we write is */
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: not UTF-8 text, is the file damaged?", label);
     cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
     const char *rest = end;
     while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
@@ -157,7 +159,7 @@ abar_status abar__setup_parse(abar_context *ctx, const char *label, const char *
     *out = NULL;
     cJSON *root;
     ABAR_TRY(abar__json_parse(ctx, label, json, n, &root));
-    abar_status status = read_setup(ctx, label, root, out);
+    abar_status status = abar__setup_read(ctx, label, root, out);
     cJSON_Delete(root);
     return status;
 }

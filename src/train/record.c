@@ -113,6 +113,7 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
         ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));
     else
         ABAR_TRY(abar__text_append(ctx, out, "null", 4));
+    if (t->setup->method) ABAR_TRY(abar__report_curvature(t));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
     ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"config\": ", 12));

@@ -81,6 +81,36 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
     return ABAR_OK;
 }
 
+/* The net's input as its first layer reads it: an image, or a vector. */
+static abar_tensor first_input(const abar_net *net, const abar_layer *layer)
+{
+    abar_tensor input = abar_net_input(net);
+    if (layer->weight.ndim == 4) return input;
+    int64_t dim[2] = {input.dim[0], abar_tensor_count(&input) / input.dim[0]};
+    return abar_tensor_wrap(input.dev, input.data, input.dtype, 2, dim);
+}
+
+abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
+{
+    bool wanted = false;
+    for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
+    if (!wanted) return ABAR_OK;
+    ABAR_TRY(abar_loader_seek(loader, 0, 0));
+    for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
+        abar_batch batch;
+        ABAR_TRY(abar_loader_next(loader, &batch));
+        for (int64_t i = 0; i < s->accumulate; i++) {
+            ABAR_TRY(fill(s, &batch, i * s->micro));
+            for (int l = 0; l < abar_net_layer_count(s->net); l++) {
+                if (!abar_optim_wants_calibration(s->optim, l)) continue;
+                abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
+                ABAR_TRY(abar_optim_calibrate(s->optim, l, &input));
+            }
+        }
+    }
+    return abar_optim_end_calibration(s->optim);
+}
+
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out)
 {
     ABAR_TRY(fill(s, batch, 0));

@@ -38,18 +38,19 @@ static abar__winograd geometry(const abar__shape *in, const abar__shape *out, in
     };
 }
 
-/* Whether it is a 3x3 convolution that gains: padding of channels and tiles must not eat the quarter, and the transformed
- * weights must stay in cache. */
+/* Whether it is a 3x3 convolution that gains: padding of channels and tiles must not eat the quarter, and there must be tiles
+ * enough to pay for transforming the weights, which should not outgrow the cache. */
 static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lanes)
 {
     const abar_window *k = &d->window;
     for (int i = 0; i < 2; i++)
         if (k->kernel[i] != 3 || k->stride[i] != 1 || k->dilation[i] != 1 || k->pad[i] > 2) return false;
     if (k->groups != 1 || (d->activation != ABAR_ACT_NONE && d->activation != ABAR_ACT_RELU)) return false;
-    int64_t channels = w->in_blocks * w->out_blocks * lanes * lanes;
-    int64_t pixels = w->tiles_h * w->tiles_w * ABAR_WINOGRAD_TILE * ABAR_WINOGRAD_TILE;
-    double used = (double)(w->inputs * w->outputs) / (double)channels * (double)(w->out_h * w->out_w) / (double)pixels;
-    return used > 0.6 && channels <= 256 * 256;
+    int64_t weights = w->in_blocks * w->out_blocks * lanes * lanes, tiles = w->tiles_h * w->tiles_w;
+    int64_t pixels = tiles * ABAR_WINOGRAD_TILE * ABAR_WINOGRAD_TILE;
+    double used = (double)(w->inputs * w->outputs) / (double)weights * (double)(w->out_h * w->out_w) / (double)pixels;
+    return used > 0.6 && tiles * d->in[0].dim[0] >= 32 &&
+           weights * ABAR_WINOGRAD_PLACES * (int64_t)sizeof(float) <= 16 * 1024 * 1024;
 }
 
 /* Tiles for which V and M take about half a second-level cache. */
@@ -82,6 +83,7 @@ static abar_status create(abar__op *op)
     const abar__winograd_kernels *kernels = tables[abar__isa_best()];
     const abar__op_desc *d = &op->desc;
     const int64_t *pad = d->window.pad, images = d->in[0].dim[0];
+    if (kernels->lanes == 0) return ABAR_E_UNSUPPORTED;
     abar__winograd w = geometry(&d->in[0], &d->out, pad[0], pad[1], kernels->lanes);
     if (!worthwhile(d, &w, kernels->lanes)) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__op_priv(op, sizeof(conv)));

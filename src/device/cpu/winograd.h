@@ -39,7 +39,7 @@ typedef struct abar__winograd_ahead {
 } abar__winograd_ahead;
 
 typedef struct abar__winograd_kernels {
-    int lanes;        /* channels in a block */
+    int lanes;        /* channels in a block; 0: nothing here for this instruction set */
     int chunk_factor; /* chunks are multiples of this */
     /* U of input channel c, for all outputs: (36, groups of two blocks of outputs, in_blocks * lanes, outputs of the group). */
     void (*kernels)(const abar__winograd *w, const abar__winograd_taps *taps, const float *g, int64_t c, float *u);

@@ -2,9 +2,15 @@
  * arithmetic, and a product a broadcast times a vector of output channels. */
 #include "device/cpu/winograd.h"
 
+ABAR_ISA_EXTERN(abar__winograd_kernels, abar__winograd_table);
+
+#if !defined(__AVX2__) /* too few registers to gain anything */
+
+const abar__winograd_kernels ABAR_ISA_NAME(abar__winograd_table) = {0};
+
+#else
+
 #include <math.h>
-#include <stddef.h>
-#include <string.h>
 
 #if defined(__AVX512F__)
 enum { LANES = 16, ACCUMULATORS = 24 };
@@ -312,6 +318,7 @@ static void correlate(const abar__winograd *w, const float *v, const float *z, i
             }
 }
 
-ABAR_ISA_EXTERN(abar__winograd_kernels, abar__winograd_table);
 const abar__winograd_kernels ABAR_ISA_NAME(abar__winograd_table) = {LANES,  ACCUMULATORS, kernels,   source, multiply,
                                                                     output, gradient,     correlate, collect};
+
+#endif
