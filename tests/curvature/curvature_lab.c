@@ -193,12 +193,14 @@ static void set_option(lab *l, lab_wish *w, const abar_method *method, const aba
                        const char *value)
 {
     if (strcmp(name, "rule") == 0 || strcmp(name, "base-lr") == 0 || strcmp(name, "weight-decay") == 0) return;
+    abar_status status;
     if (method && abar_options_find(method->options, name))
-        NEED(l, abar_options_set(l->ctx, method->options, w->own, name, value));
+        status = abar_options_set(l->ctx, method->options, w->own, name, value);
     else if (abar_options_find(abar_curvature_options, name))
-        NEED(l, abar_options_set(l->ctx, abar_curvature_options, &w->common, name, value));
+        status = abar_options_set(l->ctx, abar_curvature_options, &w->common, name, value);
     else
-        NEED(l, abar_options_set(l->ctx, rule->options, w->rule, name, value));
+        status = abar_options_set(l->ctx, rule->options, w->rule, name, value);
+    if (status != ABAR_OK) w->refused = true;
 }
 
 static void set_options(lab *l, lab_wish *w, const char *options)
@@ -220,7 +222,7 @@ static void set_options(lab *l, lab_wish *w, const char *options)
     }
 }
 
-void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *w)
+void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *w)
 {
     memset(w, 0, sizeof *w);
     w->config = (abar_optim_config){.size = sizeof w->config, .method = method, .base_lr = 0.1};
@@ -246,6 +248,12 @@ void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *w)
     w->config.n_params = n;
     w->config.layers = w->layers;
     w->config.n_layers = l->n;
+}
+
+void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *w)
+{
+    lab_wish_try(l, method, options, w);
+    if (w->refused) fail_msg("%s", abar_context_error(l->ctx));
 }
 
 void lab_wish_drop(lab_wish *w)

@@ -70,9 +70,11 @@ typedef struct lab_wish {
     abar_optim_param params[2 * LAB_LAYERS_MAX];
     abar_layer layers[LAB_LAYERS_MAX];
     char names[2 * LAB_LAYERS_MAX][512], rule_name[16];
+    bool refused; /* an option's value was */
 } lab_wish;
 
 void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *out);
+void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *out); /* sets refused instead of failing */
 void lab_wish_drop(lab_wish *wish);
 void lab_optimizer(lab *l, const char *method, const char *options);
 void lab_need(const lab *l, abar_status status, const char *what);
