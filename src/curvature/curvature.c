@@ -49,6 +49,8 @@ const abar_option abar_curvature_options[] = {
     {.name = NULL},
 };
 
+#define LABEL_EXTRA 64 /* what a state tensor's name has beside its layer's */
+
 static double now(void)
 {
     struct timespec t;
@@ -218,12 +220,17 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wi
 static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
 {
     abar_context *ctx = cv->dev->ctx;
+    size_t longest = 0;
     int count = 0;
     for (int i = 0; i < n; i++) {
         ABAR_TRY(check_layer(ctx, &layers[i]));
-        cv->names_bytes += strlen(layers[i].name) + 1;
+        size_t length = strlen(layers[i].name) + 1;
+        cv->names_bytes += length;
+        longest = length > longest ? length : longest;
         count += layers[i].weight.ndim == 4 ? (int)layers[i].window.groups : 1;
     }
+    cv->label_bytes = longest + LABEL_EXTRA;
+    cv->names_bytes += cv->label_bytes;
     ABAR_TRY(abar__alloc(ctx, cv->names_bytes, (void **)&cv->names));
     ABAR_TRY(abar__alloc(ctx, (size_t)count * sizeof *cv->maps, (void **)&cv->maps));
     cv->maps_capacity = count;
@@ -387,20 +394,20 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
     map->pending_number = map->rows = map->examples = 0.0;
 }
 
+/* What a pending sum is multiplied by to become the new value. */
+static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
+{
+    double scale = cv->config.pgrad && a->grad_power ? pow(map->examples, a->grad_power) : 1.0;
+    return scale / (a->per == ABAR_PER_ROW ? map->rows : map->examples);
+}
+
 static bool pending_is_finite(abar__curvature *cv, const abar__map *map)
 {
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
-        if (a->name && !cv->stats->all_finite(cv->dev, a->n, a->square, map->pending[i])) return false;
+        if (a->name && !cv->stats->all_finite(cv->dev, a->n, a->square, map->pending[i], to_mean(cv, map, a))) return false;
     }
-    return isfinite(map->pending_number);
-}
-
-/* What a pending sum is multiplied by to become the new value. */
-static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
-{
-    double scale = cv->config.pgrad ? pow(map->examples, a->grad_power) : 1.0;
-    return scale / (a->per == ABAR_PER_ROW ? map->rows : map->examples);
+    return isfinite(map->pending_number * to_mean(cv, map, &map->shape.number));
 }
 
 static void commit(abar__curvature *cv, abar__map *map)
@@ -510,7 +517,7 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
     void *g = cv->joined, *result = (char *)cv->joined + vector_bytes(cv, count);
     stats->gather(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, g);
     cv->ops->apply(cv, map, g, result);
-    if (!stats->all_finite(cv->dev, count, false, result)) {
+    if (!stats->all_finite(cv->dev, count, false, result, 1.0)) {
         map->count[ABAR_COUNT_KEPT]++;
         return 0.0;
     }
@@ -522,9 +529,22 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
     return inner;
 }
 
-static double apply_described(abar__curvature *cv, abar__map *map)
+/* Numbers that float32 (or double) could not hold on the way: then the gradient stays as it is. */
+static bool would_overflow(const abar__curvature *cv, const abar__map *map, double grad_norm)
 {
+    const double limit = cv->dev->ops->dtype == ABAR_F64 ? 1e300 : 1e36;
+    return !(fmax(map->bound, 1.0) * grad_norm * fmax(cv->grad_scale, 1.0) < limit);
+}
+
+static double apply_described(abar__curvature *cv, abar__map *map, double grad_norm)
+{
+    map->bound = 1.0;
     cv->ops->describe(cv, map);
+    if (would_overflow(cv, map, grad_norm)) {
+        map->count[ABAR_COUNT_KEPT]++;
+        map->pre = identity;
+        return 0.0;
+    }
     if (!cv->measure && !cv->ops->kl_clip) return 0.0;
     double products[3];
     cv->stats->compare(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, &map->pre, products);
@@ -541,7 +561,7 @@ static void clip(abar__curvature *cv, double kappa, double sum)
         if (cv->maps[i].count[ABAR_COUNT_READY]) cv->maps[i].pre.scale *= cv->times.kl_scale;
 }
 
-void abar__curvature_step(abar__curvature *cv, double grad_scale)
+void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_norm)
 {
     double start = now();
     for (int i = 0; i < cv->n_maps; i++) {
@@ -555,7 +575,7 @@ void abar__curvature_step(abar__curvature *cv, double grad_scale)
         abar__map *map = &cv->maps[i];
         map->pre = identity;
         if (!map->count[ABAR_COUNT_READY]) continue;
-        sum += map->shape.dense ? apply_dense(cv, map) : apply_described(cv, map);
+        sum += map->shape.dense ? apply_dense(cv, map) : apply_described(cv, map, grad_norm);
     }
     double kappa = cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0;
     if (kappa > 0.0) clip(cv, kappa, sum);
@@ -595,47 +615,48 @@ abar_status abar__curvature_end_calibration(abar__curvature *cv)
         if (!wants_calibration(cv, map)) continue;
         if (map->rows == 0.0)
             return abar__fail(cv->dev->ctx, ABAR_E_STATE, "%s: calibration of %s saw no data", cv->ops->method.name, map->name);
-        if (!pending_is_finite(cv, map) || !cv->ops->end_calibration(cv, map))
+        const bool usable = pending_is_finite(cv, map) && cv->ops->end_calibration(cv, map);
+        forget_pending(cv, map);
+        if (!usable)
             return abar__fail(cv->dev->ctx, ABAR_E_NUMERIC,
                               "%s: the calibration of %s gave no usable statistics, raise --damping", cv->ops->method.name,
                               map->name);
         map->count[ABAR_COUNT_CALIBRATED] = 1;
-        forget_pending(cv, map);
     }
     return ABAR_OK;
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
 
+/* "curvature.LAYER.PART", or with groups "curvature.LAYER#GROUP.PART". Good until the next call. */
+static const char *label(const abar__curvature *cv, const abar__map *map, const char *kind, const char *part)
+{
+    char group[24] = "", *text = cv->names + cv->names_bytes - cv->label_bytes;
+    if (map->window.groups > 1) snprintf(group, sizeof group, "#%lld", (long long)map->group);
+    snprintf(text, cv->label_bytes, "curvature.%s%s.%s%s", map->name, group, kind, part);
+    return text;
+}
+
 static abar_status visit_map(abar__curvature *cv, abar__map *map, abar_state_visitor visit, void *user)
 {
-    char prefix[200], name[256];
-    if (map->window.groups > 1)
-        snprintf(prefix, sizeof prefix, "curvature.%s.%lld", map->name, (long long)map->group);
-    else
-        snprintf(prefix, sizeof prefix, "curvature.%s", map->name);
     const abar_dtype dtype = cv->dev->ops->dtype;
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
         if (!a->name) continue;
         int64_t dim[2] = {a->square ? a->n + 1 : a->n, a->n}; /* a square with the triangle of its pending sum */
         abar_tensor t = abar_tensor_wrap(cv->dev, map->average[i], dtype, a->square ? 2 : 1, dim);
-        snprintf(name, sizeof name, "%s.average.%s", prefix, a->name);
-        ABAR_TRY(visit(user, name, &t));
+        ABAR_TRY(visit(user, label(cv, map, "average.", a->name), &t));
     }
     for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
         const abar__derived_desc *d = &map->shape.derived[i];
         if (!d->name) continue;
         abar_tensor t = abar_tensor_wrap(cv->dev, map->derived[i], dtype, 1, &d->n);
-        snprintf(name, sizeof name, "%s.%s", prefix, d->name);
-        ABAR_TRY(visit(user, name, &t));
+        ABAR_TRY(visit(user, label(cv, map, "", d->name), &t));
     }
     abar_tensor counts = abar_tensor_wrap(NULL, map->count, ABAR_I64, 1, (int64_t[]){ABAR_COUNTS});
     abar_tensor reals = abar_tensor_wrap(NULL, map->real, ABAR_F64, 1, (int64_t[]){ABAR_REALS});
-    snprintf(name, sizeof name, "%s.counts", prefix);
-    ABAR_TRY(visit(user, name, &counts));
-    snprintf(name, sizeof name, "%s.numbers", prefix);
-    return visit(user, name, &reals);
+    ABAR_TRY(visit(user, label(cv, map, "", "counts"), &counts));
+    return visit(user, label(cv, map, "", "numbers"), &reals);
 }
 
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user)

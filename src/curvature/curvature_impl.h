@@ -75,6 +75,7 @@ struct abar__map {
     double real[ABAR_REALS];
     double cosine, ratio; /* measured on request */
     abar__precondition pre;
+    double bound; /* described maps: |G^| is at most this times |G| */
 };
 
 enum { ABAR_USES_INPUT = 1, ABAR_USES_OUTPUT_GRAD = 2 };
@@ -92,7 +93,7 @@ typedef struct abar__curvature_ops {
     void (*observe)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
     /* Derives from the averages, each to be multiplied by unbias = 1 / (1 - beta^m). False: the previous stays in force. */
     bool (*refresh)(abar__curvature *cv, abar__map *map, double unbias);
-    /* Maps that are not dense: fills map->pre. */
+    /* Maps that are not dense: fills map->pre and, where it is not 1, map->bound. */
     void (*describe)(abar__curvature *cv, abar__map *map);
     /* Dense maps: out (out, d) from g (out, d). */
     void (*apply)(abar__curvature *cv, abar__map *map, const void *g, void *out);
@@ -120,8 +121,8 @@ struct abar__curvature {
     void *scratch; /* the largest any map asked for */
     void *joined;  /* twice (out, d) of the largest dense map: G and its preconditioned form */
     size_t state_bytes, scratch_bytes, joined_bytes;
-    char *names; /* of the layers, one after the other */
-    size_t names_bytes;
+    char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */
+    size_t names_bytes, label_bytes;
     abar_phase_times times;
     bool measure;
 };
@@ -155,8 +156,9 @@ bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
 /* The step was skipped: forget what is pending, keep everything else. */
 void abar__curvature_skip(abar__curvature *cv);
-/* Commit, refresh what is due, precondition: afterwards every map's pre is set (and dense ones' gradients replaced). */
-void abar__curvature_step(abar__curvature *cv, double grad_scale);
+/* Commit, refresh what is due, precondition (grad_norm: of all gradients as they lie in memory): afterwards every map's pre is
+ * set (and dense ones' gradients replaced). */
+void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_norm);
 bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer);
 abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar_tensor *input);
 abar_status abar__curvature_end_calibration(abar__curvature *cv);

@@ -75,7 +75,7 @@ static void describe(abar__curvature *cv, abar__map *map)
     stats->affine(cv->dev, map->out, map->derived[UNIT_P], map->real[ABAR_REAL_FACTOR] * inner, 0.0, map->derived[COEFFICIENT]);
     map->pre.right = map->derived[UNIT_A];
     map->pre.coefficient = map->derived[COEFFICIENT];
-    map->pre.scale = 1.0 / c->damping;
+    map->pre.scale = map->bound = 1.0 / c->damping;
 }
 
 static double kl_clip(const abar__curvature *cv)

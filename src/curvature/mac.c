@@ -68,7 +68,7 @@ static double outer_scale(const mac_config *c, const abar__map *map)
 static void describe(abar__curvature *cv, abar__map *map)
 {
     map->pre.right = map->derived[ABAR_MEAN_U];
-    map->pre.scale = outer_scale(cv->method_config, map);
+    map->pre.scale = map->bound = outer_scale(cv->method_config, map);
 }
 
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)

@@ -17,8 +17,9 @@ abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__
     char *end;
     double rho = strtod(c->damping, &end);
     abar__mean_damping(c, &adaptive);
-    if (!adaptive && (end == c->damping || *end || !(rho > 0.0 && rho <= 1e30)))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number above 0, or adaptive", c->damping, method);
+    if (!adaptive && (end == c->damping || *end || !(rho >= 1e-30 && rho <= 1e30)))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number from 1e-30 to 1e30, or adaptive", c->damping,
+                          method);
     if (adaptive && c->first_layer == ABAR_FIRST_DATASET_COV)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "--damping adaptive: --first-layer dataset-cov needs a number, give both or neither");

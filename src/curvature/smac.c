@@ -51,22 +51,26 @@ static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
     cv->stats->grad_squares(cv->dev, rows, NULL, map->pending[SQUARES]);
 }
 
+static double diagonal_damping(const smac_config *c)
+{
+    bool adaptive;
+    double rho = abar__mean_damping(&c->mean, &adaptive);
+    return adaptive ? c->diagonal : rho;
+}
+
 static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
 {
     const smac_config *c = cv->method_config;
-    bool adaptive;
-    double rho = abar__mean_damping(&c->mean, &adaptive);
     abar__mean_refresh(cv, &c->mean, map, unbias);
-    cv->stats->reciprocal(cv->dev, map->out, map->average[SQUARES], unbias, adaptive ? c->diagonal : rho,
-                          map->derived[RECIPROCAL]);
+    cv->stats->reciprocal(cv->dev, map->out, map->average[SQUARES], unbias, diagonal_damping(c), map->derived[RECIPROCAL]);
     return true;
 }
 
 static void describe(abar__curvature *cv, abar__map *map)
 {
-    (void)cv;
     map->pre.right = map->derived[ABAR_MEAN_U];
     map->pre.row_scale = map->derived[RECIPROCAL];
+    map->bound = 1.0 / diagonal_damping(cv->method_config);
 }
 
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)

@@ -57,8 +57,8 @@ typedef struct abar__stats_ops {
     void (*grad_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);
     size_t (*product_scratch)(abar_device *dev, const abar__rows *r);
 
-    /* Whether n elements, or the lower triangle of a square of side n, are all finite. */
-    bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending);
+    /* Whether n elements, or the lower triangle of a square of side n, are finite, and still are times scale. */
+    bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
     /* average = beta * average + add * pending; pending = 0. n elements, or the two triangles of a square of side n. */
     void (*commit)(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);
 

@@ -306,7 +306,7 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     const double clipping = c.clip > 0.0 ? fmin(1.0, c.clip / (norm + 1e-6)) : 1.0;
     o->performed++;
     const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
-    if (o->curvature) abar__curvature_step(o->curvature, scalars.grad_scale);
+    if (o->curvature) abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
     o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
     return ABAR_OK;
 }

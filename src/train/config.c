@@ -264,7 +264,8 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {"batch", "limit-train", "seed", NULL};
+    static const char *const fixed[] = {"batch",       "limit-train", "seed", "stat-decay",   "skip-layers",
+                                        "first-layer", "pgrad",       "kfac", "kfac-inverse", NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -287,7 +288,8 @@ static abar_status compare_table(abar_context *ctx, const abar_setup_table *was,
         ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
         ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
         if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
-        if (fixed || must_stay(o->name))
+        bool other_kind = strcmp(before, "adaptive") == 0 || strcmp(after, "adaptive") == 0; /* of --damping: other averages */
+        if (fixed || must_stay(o->name) || other_kind)
             return abar__fail(ctx, ABAR_E_ARGUMENT,
                               "--%s %.80s: the run to resume was made with %.80s, leave it out or start a new run", o->name,
                               after, before);

@@ -437,9 +437,9 @@ static void product_of_bad_numbers_is_not_finite(void **unused)
             float *square = calloc((size_t)(d * d), sizeof *square);
             const int64_t index[4] = {below(17), below(t->dim[1]), t->dim[2] / 2, t->dim[3] / 2};
             abar__tensor_store(t, abar__tensor_offset(t, index), i % 2 ? INFINITY : NAN);
-            assert_true(x.dev->ops->stats->all_finite(x.dev, d, true, square));
+            assert_true(x.dev->ops->stats->all_finite(x.dev, d, true, square, 1.0));
             run_product(x.dev, &x, INPUT, false, square, scratch);
-            if (x.dev->ops->stats->all_finite(x.dev, d, true, square)) fail_msg("%s: lost a bad number", x.label);
+            if (x.dev->ops->stats->all_finite(x.dev, d, true, square, 1.0)) fail_msg("%s: lost a bad number", x.label);
             free(square);
             abar_device_free(x.dev, scratch, bytes);
             free_problem(&x);
@@ -513,12 +513,12 @@ static void squares_all_finite_sees_the_lower_triangle_alone(void **unused)
         abar_device *dev = cpu[1 + k % MAX_THREADS];
         float *x = malloc((size_t)(d * d) * sizeof *x);
         fill_square(d, x); /* NaN above the diagonal */
-        assert_true(dev->ops->stats->all_finite(dev, d, true, x));
+        assert_true(dev->ops->stats->all_finite(dev, d, true, x, 1.0));
         for (int trial = 0; trial < 20; trial++) {
             const int64_t i = below(d), j = below(i + 1);
             const float kept = x[i * d + j];
             x[i * d + j] = trial % 2 ? INFINITY : NAN;
-            assert_false(dev->ops->stats->all_finite(dev, d, true, x));
+            assert_false(dev->ops->stats->all_finite(dev, d, true, x, 1.0));
             x[i * d + j] = kept;
         }
         free(x);

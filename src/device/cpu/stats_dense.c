@@ -5,6 +5,7 @@
 #include "device/cpu/stats_dense_impl.h"
 #include "tensor/tensor_impl.h"
 
+#include <math.h>
 #include <omp.h>
 #include <string.h>
 
@@ -165,20 +166,20 @@ static abar__range triangle_rows(int64_t n, int64_t parts, int64_t me)
 
 static int square_threads(const abar_device *dev, int64_t n) { return n < SERIAL_SIDE ? 1 : dev->threads; }
 
-bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending)
+bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale)
 {
     (void)square;
-    const float *x = pending;
+    const float *x = pending, s = (float)fmax(scale, 1.0);
     int bad = 0; /* a number minus itself is 0 unless it is not finite */
 #pragma omp parallel num_threads(square_threads(dev, n)) reduction(| : bad)
     {
         const abar__range rows = triangle_rows(n, omp_get_num_threads(), omp_get_thread_num());
         for (int64_t i = rows.begin; i < rows.end; i++) {
 #pragma omp simd reduction(| : bad)
-            for (int64_t j = 0; j <= i; j++) bad |= !(x[i * n + j] - x[i * n + j] == 0.0f);
+            for (int64_t j = 0; j <= i; j++) bad |= !(s * x[i * n + j] - s * x[i * n + j] == 0.0f);
         }
     }
-    return !bad;
+    return !bad && isfinite(s);
 }
 
 /* Rows of average from the columns of pending, for a tile of them. */

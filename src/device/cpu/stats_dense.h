@@ -13,7 +13,7 @@ size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r);
 void abar__cpu_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
 void abar__cpu_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);
 
-bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending);
+bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
 void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);
 void abar__cpu_clear(abar_device *dev, int64_t n, bool square, void *pending);
 double abar__cpu_trace(abar_device *dev, int64_t d, const void *average);

@@ -164,13 +164,13 @@ static size_t no_product_scratch(abar_device *dev, const abar__rows *s)
 
 /* ---- averages ----------------------------------------------------------------------------------------------------- */
 
-static bool all_finite(abar_device *dev, int64_t n, bool square, const void *in)
+static bool all_finite(abar_device *dev, int64_t n, bool square, const void *in, double scale)
 {
     (void)dev;
     const double *x = in;
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j <= (square ? i : 0); j++)
-            if (!isfinite(x[square ? i * n + j : i])) return false;
+            if (!isfinite(x[square ? i * n + j : i]) || !isfinite(scale * x[square ? i * n + j : i])) return false;
     return true;
 }
 
@@ -243,7 +243,7 @@ static bool invert(abar_device *dev, int64_t d, const void *in, double scale, do
         for (int64_t j = 0; j <= i; j++) l[i * d + j] = scale * average[j * d + i] + (i == j ? shift : 0.0);
     if (!cholesky(d, l)) return false;
     for (int64_t c = 0; c < d; c++) solve_unit(d, l, c, inverse + c * d);
-    if (!all_finite(dev, d * d, false, inverse)) return false;
+    if (!all_finite(dev, d * d, false, inverse, 1.0)) return false;
     memcpy(out, inverse, (size_t)(d * d) * sizeof *inverse);
     return true;
 }
