@@ -224,6 +224,9 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
     int count = 0;
     for (int i = 0; i < n; i++) {
         ABAR_TRY(check_layer(ctx, &layers[i]));
+        for (int j = 0; j < i; j++)
+            if (strcmp(layers[i].name, layers[j].name) == 0)
+                return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: two layers are called %s, rename one", layers[i].name);
         size_t length = strlen(layers[i].name) + 1;
         cv->names_bytes += length;
         longest = length > longest ? length : longest;

@@ -110,8 +110,8 @@ static void state_tensors_have_names_of_their_own(void **state)
                                             "momentum.fc.weight",
                                             "curvature.steps",
                                             "curvature.fc.counts",
-                                            "curvature.grouped.0.counts",
-                                            "curvature.grouped.1.numbers",
+                                            "curvature.grouped#0.counts",
+                                            "curvature.grouped#1.numbers",
                                             "curvature.tokens.counts"};
         for (size_t k = 0; k < sizeof named / sizeof *named; k++) assert_non_null(lab_state_find(&s, "%s", named[k]));
         lab_state_drop(&s);
