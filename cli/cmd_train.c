@@ -2,12 +2,9 @@
 #include "cli.h"
 #include "progress.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct train_flags {
@@ -40,60 +37,16 @@ static const abar_option own[] = {
      .help = "print nothing but errors"},
     {0}};
 
-/* ---- being asked to stop -------------------------------------------------------------------------------------- */
-
-/* A signal handler has no other way to know. */
-static abar_trainer *volatile running;
-static volatile sig_atomic_t stopped_by;
-
-/* The first signal ends the run after its step, with a checkpoint; the second ends it at once. */
-static void on_signal(int number)
-{
-    if (stopped_by) {
-        signal(number, SIG_DFL);
-        raise(number);
-    }
-    stopped_by = number;
-    abar_trainer_stop(running);
-}
-
-/* A hangup (the terminal closed) counts, too, unless nohup asked to ignore it. */
-static abar_status run_until_stopped(abar_trainer *trainer)
-{
-    static const int number[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old[3];
-    sigemptyset(&action.sa_mask);
-    running = trainer;
-    for (int i = 0; i < 3; i++) {
-        sigaction(number[i], NULL, &old[i]);
-        if (number[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(number[i], &action, NULL);
-    }
-    abar_status status = abar_trainer_run(trainer);
-    for (int i = 0; i < 3; i++) sigaction(number[i], &old[i], NULL);
-    return status;
-}
-
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */
 
-#define RUNS "runs"
-
-/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. Making it is what claims it: two runs
- * started at the same moment get two folders. Where it cannot be made, the trainer will say why. */
+/* Without --out: runs/MODEL-DATA-OPTIM-sSEED. */
 static void claim_folder(abar_setup *setup)
 {
-    abar_train_config *t = &setup->train;
+    const abar_train_config *t = &setup->train;
+    char name[ABAR_OPTION_TEXT_MAX];
     int data = (int)strcspn(t->data, ":");
-    int n = snprintf(t->out, sizeof t->out, RUNS "/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
-                     t->optim, t->seed);
-    mkdir(RUNS, 0777);
-    for (int suffix = 2; mkdir(t->out, 0777) != 0 && errno == EEXIST; suffix++)
-        snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
-}
-
-/* Takes the folders back when nothing came of them: only empty ones go. */
-static void unclaim_folder(const abar_setup *setup)
-{
-    if (rmdir(setup->train.out) == 0) rmdir(RUNS);
+    snprintf(name, sizeof name, "%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data, t->optim, t->seed);
+    folder_claim(setup->train.out, name);
 }
 
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
@@ -199,6 +152,9 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
 
+static abar_status run_trainer(void *trainer) { return abar_trainer_run(trainer); }
+static void stop_trainer(void *trainer) { abar_trainer_stop(trainer); }
+
 static int train(cli *c, const abar_setup *setup, const train_flags *flags)
 {
     progress watch;
@@ -210,7 +166,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     abar_trainer_events events = {.progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
-    if (status >= 0) status = run_until_stopped(trainer);
+    if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);
     c->progress = NULL;
 
@@ -229,7 +185,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
             puts(json);
     }
     abar_trainer_destroy(trainer);
-    if (status == ABAR_STOPPED && code == EXIT_SUCCESS) code = EXIT_SIGNAL + stopped_by;
+    if (status == ABAR_STOPPED && code == EXIT_SUCCESS) code = stop_exit_code();
     return code;
 }
 
@@ -243,7 +199,7 @@ static int run(cli *c)
         c->quiet = flags.quiet;
         code = train(c, setup, &flags);
     }
-    if (code && setup && flags.own_folder) unclaim_folder(setup);
+    if (code && setup && flags.own_folder) folder_unclaim(setup->train.out);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }

@@ -54,33 +54,48 @@ static void help_settings(const cli *c, const abar_setup *setup)
     }
 }
 
-static void help_tables(const cli *c, const abar_setup *setup)
+static bool is_seen(const abar_option *const *seen, int n, const abar_option *table)
 {
-    printf("\nSettings [defaults of %s on %s with %s]:\n", setup->train.model, setup->train.data, setup->train.optim);
-    help_settings(c, setup);
-    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
-    int n = abar_setup_tables(setup, tables);
-    for (int i = 1; i < n; i++) {
-        if (!flags_listen_to(c, &tables[i]) || !tables[i].options->name) continue;
-        printf("\nOf %s:\n", tables[i].owner);
-        help_options(c, tables[i].options, tables[i].config);
+    for (int i = 0; i < n; i++)
+        if (seen[i] == table) return true;
+    return false;
+}
+
+/* Every table once, though several optimizers may share it. */
+static void help_tables(const cli *c, const setup_list *list)
+{
+    const abar_option *seen[ABAR_COMPARE_METHODS_MAX * ABAR_SETUP_TABLES_MAX];
+    const abar_train_config *first = &list->setup[0]->train;
+    int n_seen = 0;
+    printf("\nSettings [defaults of %s on %s with %s]:\n", first->model, first->data, first->optim);
+    help_settings(c, list->setup[0]);
+    for (int k = 0; k < list->n; k++) {
+        abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+        int n = abar_setup_tables(list->setup[k], tables);
+        for (int i = 1; i < n; i++) {
+            if (!flags_listen_to(c, &tables[i]) || !tables[i].options->name || is_seen(seen, n_seen, tables[i].options))
+                continue;
+            seen[n_seen++] = tables[i].options;
+            printf("\nOf %s:\n", tables[i].owner);
+            help_options(c, tables[i].options, tables[i].config);
+        }
     }
 }
 
 int help_command(cli *c)
 {
-    abar_setup *setup = NULL;
+    setup_list list = {0};
     if (flags_listen(c, "model")) {
-        int code = flags_recipe(c, &setup);
+        int code = flags_recipes(c, &list);
         if (code) return code;
     }
     printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
     print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
-    if (setup) help_tables(c, setup);
+    if (list.n > 0) help_tables(c, &list);
     if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
-    abar_setup_destroy(c->ctx, setup);
+    setup_list_destroy(c, &list);
     return cli_finish_output();
 }
 

@@ -40,7 +40,7 @@ typedef struct abar_compare_run {
     int64_t epochs;                                                             /* finished */
     double test_accuracy, best_accuracy, test_loss, train_accuracy, train_loss; /* after the last of them */
     double seconds, ms_per_step;
-    int64_t peak_bytes; /* held at once while it trained */
+    int64_t memory_bytes; /* held while it trained: data, net, optimizer, loader. Saving takes a little more for a moment */
     int64_t optimizer_bytes, skipped_steps;
 } abar_compare_run;
 
@@ -54,8 +54,8 @@ typedef struct abar_compare_row {
     const char *label;
     int64_t runs, failures; /* that have ended; those of them that failed */
     abar_compare_spread test_accuracy, best_accuracy, test_loss, train_loss, ms_per_step, seconds;
-    double peak_bytes;               /* the most that any of them held */
-    double time_ratio, memory_ratio; /* of ms_per_step and peak_bytes to those of the baseline */
+    double memory_bytes;             /* the most that any of them held */
+    double time_ratio, memory_ratio; /* of ms_per_step and memory_bytes to those of the baseline */
 } abar_compare_row;
 
 /* What a watcher is told: after every step and epoch, and when a run has ended. */

@@ -284,14 +284,13 @@ static abar_status setup_of(abar_compare *c, int i, abar_setup **out)
     return status;
 }
 
-/* What a run that ended leaves. base: bytes held before it. */
-static abar_status take_numbers(abar_compare *c, abar_trainer *t, size_t base)
+/* What a run that ended leaves. */
+static abar_status take_numbers(abar_compare *c, const abar_trainer *t)
 {
     abar__compare_record *r = &c->record[c->at];
     const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : NULL;
     double steps = (double)(t->at.epoch * t->steps + t->at.step);
     size_t bytes = (size_t)t->at.epoch * sizeof *r->history;
-    int64_t peak = (int64_t)(abar_context_memory(c->ctx).peak - base);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, bytes, &memory));
     r->history = memory;
@@ -304,7 +303,6 @@ static abar_status take_numbers(abar_compare *c, abar_trainer *t, size_t base)
     r->run.train_loss = last ? last->train_loss : NAN;
     r->run.seconds = t->at.seconds;
     r->run.ms_per_step = steps > 0 ? 1e3 * t->at.step_seconds / steps : NAN;
-    r->run.peak_bytes = peak;
     r->run.optimizer_bytes = (int64_t)abar_optim_state_bytes(t->optim);
     r->run.skipped_steps = t->at.skipped;
     return ABAR_OK;
@@ -353,7 +351,6 @@ static abar_status claim(abar_compare *c)
 static abar_status train(abar_compare *c, abar_trainer *t)
 {
     ABAR_TRY(claim(c));
-    abar_context_reset_peak(c->ctx); /* making may take more for a moment, and resuming more than starting: neither counts */
     atomic_store(&c->running, t);
     if (atomic_load(&c->stop)) abar_trainer_stop(t); /* asked before there was anything to stop */
     abar_status status = abar_trainer_run(t);
@@ -371,11 +368,12 @@ static abar_status run_one(abar_compare *c, int i)
     ABAR_TRY(setup_of(c, i, &setup));
     size_t base = abar_context_memory(c->ctx).now;
     abar_status status = abar_trainer_create(c->ctx, setup, exists(setup->train.out), &events, &t);
+    c->record[i].run.memory_bytes = (int64_t)(abar_context_memory(c->ctx).now - base); /* it takes no more from here on */
     if (status >= 0) status = train(c, t);
     if (status == ABAR_OK || is_result(status)) {
         abar_status ended = ABAR_OK;
         if (t)
-            ended = take_numbers(c, t, base);
+            ended = take_numbers(c, t);
         else
             take_nothing(&c->record[i]);
         if (ended >= 0) ended = end_run(c, status);

@@ -24,7 +24,7 @@ static const abar__field run_fields[] = {
     {"train_loss", ABAR_FIELD_REAL, RUN(train_loss)},
     {"seconds", ABAR_FIELD_REAL, RUN(seconds)},
     {"ms_per_step", ABAR_FIELD_REAL, RUN(ms_per_step)},
-    {"peak_bytes", ABAR_FIELD_WHOLE, RUN(peak_bytes)},
+    {"memory_bytes", ABAR_FIELD_WHOLE, RUN(memory_bytes)},
     {"optimizer_bytes", ABAR_FIELD_WHOLE, RUN(optimizer_bytes)},
     {"skipped_steps", ABAR_FIELD_WHOLE, RUN(skipped_steps)},
     {0},

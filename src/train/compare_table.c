@@ -30,12 +30,12 @@ static abar_compare_spread spread_of(const abar_compare *c, int method, size_t o
 
 static abar_compare_row own_numbers(const abar_compare *c, int method)
 {
-    abar_compare_row row = {.label = c->method[method].label, .peak_bytes = NAN};
+    abar_compare_row row = {.label = c->method[method].label, .memory_bytes = NAN};
     for (int i = method; i < c->runs; i += c->methods) {
         const abar_compare_run *run = &c->record[i].run;
         row.runs += run->ended;
         row.failures += run->ended && run->failure;
-        if (run->ended && !run->failure) row.peak_bytes = fmax(row.peak_bytes, (double)run->peak_bytes);
+        if (run->ended && !run->failure) row.memory_bytes = fmax(row.memory_bytes, (double)run->memory_bytes);
     }
     row.test_accuracy = spread_of(c, method, offsetof(abar_compare_run, test_accuracy));
     row.best_accuracy = spread_of(c, method, offsetof(abar_compare_run, best_accuracy));
@@ -50,7 +50,7 @@ abar_compare_row abar_compare_row_of(const abar_compare *c, int method)
 {
     abar_compare_row row = own_numbers(c, method), baseline = own_numbers(c, abar_compare_baseline(c));
     row.time_ratio = row.ms_per_step.mean / baseline.ms_per_step.mean;
-    row.memory_ratio = row.peak_bytes / baseline.peak_bytes;
+    row.memory_ratio = row.memory_bytes / baseline.memory_bytes;
     return row;
 }
 
@@ -76,7 +76,7 @@ static abar_status write_row(const abar_compare *c, int m, abar__text *out)
         ABAR_TRY(write_number(c, out, spreads[i].name, "", spreads[i].spread.mean));
         ABAR_TRY(write_number(c, out, spreads[i].name, "_std", spreads[i].spread.std));
     }
-    ABAR_TRY(write_number(c, out, "peak_bytes", "", row.peak_bytes));
+    ABAR_TRY(write_number(c, out, "memory_bytes", "", row.memory_bytes));
     ABAR_TRY(write_number(c, out, "time_ratio", "", row.time_ratio));
     ABAR_TRY(write_number(c, out, "memory_ratio", "", row.memory_ratio));
     return abar__text_append(c->ctx, out, "}", 1);

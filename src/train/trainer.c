@@ -222,6 +222,14 @@ static abar_status give_up(abar_trainer *t)
                       dir[0] ? " holds the weights before them" : "");
 }
 
+/* Between steps: what the disk takes is the run's time, but not a step's. */
+static abar_status save_checkpoint(abar_trainer *t)
+{
+    abar_status status = abar__checkpoint_save(t);
+    tick(t);
+    return status;
+}
+
 static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
 {
     int64_t last_step = t->at.epoch * t->steps + t->steps - 1;
@@ -241,7 +249,7 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     t->at.loss_sum = t->at.epoch_seconds = t->pace_seconds = 0.0;
     t->at.correct = t->at.count = t->at.epoch_skipped = t->pace_samples = 0;
     ABAR_TRY(abar__export_save(t));
-    ABAR_TRY(abar__checkpoint_save(t));
+    ABAR_TRY(save_checkpoint(t));
     p.epoch_done = true;
     p.test_loss = e->test_loss;
     p.test_accuracy = e->test_accuracy;
@@ -260,7 +268,7 @@ static abar_status run_epoch(abar_trainer *t)
         ABAR_TRY(train_step(t));
         if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
         bool due = every > 0 && (t->at.epoch * t->steps + t->at.step) % every == 0;
-        if (due && t->at.step < t->steps) ABAR_TRY(abar__checkpoint_save(t));
+        if (due && t->at.step < t->steps) ABAR_TRY(save_checkpoint(t));
     }
     abar_loss test;
     abar_status status = abar__stepper_test(&t->stepper, t->test, &t->stop, &test);
