@@ -107,6 +107,28 @@ static void micro_batches_join_to_the_whole_batch(void **state)
     }
 }
 
+/* More examples than any method looks at in one go. */
+static void large_batches_are_seen_to_their_end(void **state)
+{
+    char all[256];
+    for (int i = 0; lab_cases[i][0]; i++) {
+        lab whole, parts;
+        lab_with(all, lab_cases[i][1], "tcov=1 tinv=1");
+        lab_open(&whole, *state, NULL, shapes, LAYERS, 150, 3);
+        lab_open(&parts, *state, NULL, shapes, LAYERS, 150, 3);
+        lab_optimizer(&whole, lab_cases[i][0], all);
+        lab_optimizer(&parts, lab_cases[i][0], all);
+        draw_pair(&whole, &parts);
+        lab_observe(&whole);
+        for (int64_t first = 0; first < 150; first += 15)
+            for (int k = 0; k < LAYERS; k++) lab_observe_layer(&parts, k, first, 15, 1.0, 1.0);
+        lab_step(&whole, 1.0);
+        lab_step(&parts, 1.0);
+        lab_check_same(&parts, &whole, lab_cases[i][0], 1e-11, 1e-3);
+        close_pair(&whole, &parts);
+    }
+}
+
 /* ---- the step's own scales ------------------------------------------------------------------------------------------ */
 
 static double norm_of(const lab *l)
@@ -440,6 +462,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_BOTH(micro_batches_join_to_the_whole_batch),
+        ON_BOTH(large_batches_are_seen_to_their_end),
         ON_BOTH(gradients_scaled_or_clipped_by_the_step_are_as_if_given_so),
         ON_BOTH(statistics_are_taken_every_tcov_steps_skipped_ones_counted),
         ON_BOTH(batches_between_statistics_are_not_looked_at),

@@ -192,6 +192,56 @@ static void every_optimizer_resumes_bit_for_bit(void **state)
     check_resume(*state, "cpu", "mac+adamw", "damping=adaptive refresh=spread");
     check_resume(*state, "cpu", "smac", "damping=adaptive pgrad=per-example accumulate=2");
     check_resume(*state, "cpu", "kfac", "kfac-inverse=eigen kfac=expand skip-layers=conv*");
+    check_resume(*state, "cpu", "mac", "first-layer=dataset-mean");
+    check_resume(*state, "cpu", "smac", "first-layer=dataset-cov accumulate=2");
+}
+
+/* ---- the first layer -------------------------------------------------------------------------------------------------- */
+
+/* The mean of the training set as the loader yields it, with its homogeneous 1. */
+static void mean_of_the_set(fixture *f, abar_trainer *t, double mean[785])
+{
+    static float images[16 * 784];
+    abar_tensor input = abar_tensor_wrap(NULL, images, ABAR_F32, 4, (int64_t[]){16, 1, 28, 28});
+    memset(mean, 0, 785 * sizeof *mean);
+    need(f, abar_loader_seek(t->train, 0, 0));
+    for (int64_t b = 0; b < t->steps; b++) {
+        abar_batch batch;
+        need(f, abar_loader_next(t->train, &batch));
+        need(f, abar_batch_normalise(f->ctx, abar_dataset_info_of(t->data), &batch, 16, &input));
+        for (int i = 0; i < 16 * 784; i++) mean[i % 784] += (double)images[i] / (double)(16 * t->steps);
+    }
+    mean[784] = 1.0;
+}
+
+static void first_layer_mean_is_that_of_the_training_set(void **state)
+{
+    fixture *f = *state;
+    double mean[785], square = 0.0;
+    abar_setup *setup = make_setup(
+        f, "mlp", "mac", CPU " widths=784-12-10 batch=16 limit-train=80 epochs=1 first-layer=dataset-mean damping=0.5");
+    abar_trainer *t;
+    snapshot before, after;
+    need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
+    mean_of_the_set(f, t, mean);
+    for (int i = 0; i < 785; i++) square += mean[i] * mean[i];
+    take(t, &before);
+    need(f, abar_loader_seek(t->train, 0, 0));
+    need(f, abar_trainer_run(t));
+    take(t, &after);
+    int found = 0;
+    for (int i = 0; i < before.n; i++) {
+        if (strcmp(before.name[i], "curvature.fc1.u") != 0) continue;
+        const float *u = before.bytes[i];
+        for (int k = 0; k < 785; k++) assert_true(fabs((double)u[k] - mean[k] / sqrt(0.5 + square)) <= 1e-5);
+        assert_memory_equal(before.bytes[i], after.bytes[i], before.size[i]); /* and fixed */
+        found++;
+    }
+    assert_int_equal(found, 1);
+    drop(&before);
+    drop(&after);
+    abar_trainer_destroy(t);
+    abar_setup_destroy(f->ctx, setup);
 }
 
 /* ---- micro-batches ------------------------------------------------------------------------------------------------------- */
@@ -365,6 +415,7 @@ static void resume_with_other_statistics_is_refused_by_name(void **state)
         {"mac", "stat-decay", "0.95", "0.5"}, {"mac", "damping", "1", "adaptive"},
         {"mac", "skip-layers", "fc1", "fc2"}, {"smac", "pgrad", "batch-mean", "per-example"},
         {"kfac", "kfac", "reduce", "expand"}, {"kfac", "kfac-inverse", "cholesky", "eigen"},
+        {"mac", "momentum", "0.9", "0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char flag[64];
@@ -393,6 +444,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(every_optimizer_learns),
         with_fixture(every_optimizer_resumes_bit_for_bit),
+        with_fixture(first_layer_mean_is_that_of_the_training_set),
         with_fixture(micro_batches_join_for_every_optimizer),
         with_fixture(steps_that_go_wrong_are_skipped_counted_and_change_nothing),
         with_fixture(ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint),
