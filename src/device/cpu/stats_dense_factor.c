@@ -11,7 +11,8 @@
 #include <string.h>
 
 #define TILE 32
-#define SERIAL_SIDE 128        /* squares of smaller side are not worth waking the other threads */
+#define SERIAL_SIDE 256        /* smaller squares are not worth waking the other threads */
+#define SERIAL_EIGEN 1024      /* LAPACK's eigenvectors are thousands of small operations: even less so */
 #define SERIAL_FLOPS 1000000.0 /* nor are smaller products */
 
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
@@ -23,10 +24,10 @@ void dsyevd_(const char *jobz, const char *uplo, const int *n, double *a, const 
              const int *lwork, int *iwork, const int *liwork, int *info, size_t jobz_length, size_t uplo_length);
 
 /* OpenBLAS's own threads are as many as OpenMP would give the caller: returns what to set it back to. */
-static int set_blas_threads(const abar_device *dev, int64_t d)
+static int set_blas_threads(int threads)
 {
-    int before = omp_get_max_threads();
-    omp_set_num_threads(d < SERIAL_SIDE ? 1 : dev->threads);
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
     return before;
 }
 
@@ -44,7 +45,7 @@ static bool invert_float(abar_device *dev, int64_t d, const float *average, doub
         for (int64_t j = i; j < d; j++) a[i * d + j] = (float)(scale * (double)average[i * d + j]);
         a[i * d + i] = (float)(scale * (double)average[i * d + i] + shift);
     }
-    const int n = (int)d, before = set_blas_threads(dev, d);
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
     int info = 0;
     spotrf_("L", &n, a, &n, &info, 1);
     if (info == 0) spotri_("L", &n, a, &n, &info, 1);
@@ -57,7 +58,7 @@ static bool invert_double(abar_device *dev, int64_t d, const float *average, dou
 {
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = i; j < d; j++) a[i * d + j] = scale * (double)average[i * d + j] + (i == j ? shift : 0.0);
-    const int n = (int)d, before = set_blas_threads(dev, d);
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
     int info = 0;
     dpotrf_("L", &n, a, &n, &info, 1);
     if (info == 0) dpotri_("L", &n, a, &n, &info, 1);
@@ -125,7 +126,7 @@ bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double sc
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = i; j < d; j++) sum += a[i * d + j] = scale * (double)((const float *)average)[i * d + j];
     if (!isfinite(sum)) return false;
-    const int before = set_blas_threads(dev, d);
+    const int before = set_blas_threads(d < SERIAL_EIGEN ? 1 : dev->threads);
     dsyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1);
     omp_set_num_threads(before);
     if (info != 0) return false;

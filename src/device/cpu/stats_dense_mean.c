@@ -80,7 +80,7 @@ static int64_t find_run(const lattice *l, int64_t unit, int64_t block, int64_t t
     return plane.offset + y * plane.row + x * plane.column;
 }
 
-/* Means into lane[]; the first one's example and element of the row. */
+/* The means of a block's lanes through one tap. */
 static void take_means(const lattice *l, int64_t unit, int64_t block, int64_t tap, float lane[LANES])
 {
     const abar__field *f = l->f;
@@ -100,34 +100,32 @@ static void take_means(const lattice *l, int64_t unit, int64_t block, int64_t ta
     for (int64_t i = 0; i < l->lanes; i++) lane[i] *= scale;
 }
 
-/* Which example and which element of its row lane i of a block is; false where it is neither. */
-static bool identify(const lattice *l, int64_t unit, int64_t block, int64_t tap, int64_t i, int64_t *example, int64_t *element)
+/* The lanes of a block that are this map's. */
+static abar__range own_lanes(const lattice *l, int64_t unit, int64_t block)
 {
-    const int64_t across = l->f->convolution ? l->f->channels : l->f->in;
-    const int64_t c = l->lanes_are_examples ? block : block * l->lanes + i - l->offset;
-    *example = l->lanes_are_examples ? unit * LANES + i : unit;
-    *element = c * l->taps + tap;
-    return c >= 0 && c < across && *example < l->f->examples;
+    if (l->lanes_are_examples) return (abar__range){0, abar__min(LANES, l->f->examples - unit * LANES)};
+    const int64_t across = l->f->convolution ? l->f->channels : l->f->in, first = l->offset - block * l->lanes;
+    return (abar__range){abar__max(0, first), abar__min(l->lanes, first + across)};
 }
 
 void abar__mean_squares(const abar_device *dev, const abar__field *f, double *out)
 {
     const lattice l = make_lattice(f);
+    const int64_t per_unit = l.lanes_are_examples ? LANES : 1;
 #pragma omp parallel for num_threads(dev->threads) schedule(static)
     for (int64_t unit = 0; unit < l.units; unit++) {
         double sum[LANES] = {0.0};
-        const int64_t first = l.lanes_are_examples ? unit * LANES : unit;
-        for (int64_t block = 0; block < l.blocks; block++)
+        for (int64_t block = 0; block < l.blocks; block++) {
+            const abar__range own = own_lanes(&l, unit, block);
             for (int64_t tap = 0; tap < l.taps; tap++) {
                 float lane[LANES] = {0};
-                int64_t example, element;
                 take_means(&l, unit, block, tap, lane);
-                for (int64_t i = 0; i < l.lanes; i++)
-                    if (identify(&l, unit, block, tap, i, &example, &element))
-                        sum[example - first] += (double)lane[i] * (double)lane[i];
+                for (int64_t i = own.begin; i < own.end; i++)
+                    sum[l.lanes_are_examples ? i : 0] += (double)lane[i] * (double)lane[i];
             }
-        for (int64_t n = first; n < abar__min(first + (l.lanes_are_examples ? LANES : 1), f->examples); n++)
-            out[n] = sum[n - first] + (f->bias ? 1.0 : 0.0);
+        }
+        for (int64_t i = 0; i < abar__min(per_unit, f->examples - unit * per_unit); i++)
+            out[unit * per_unit + i] = sum[i] + (f->bias ? 1.0 : 0.0);
     }
 }
 
@@ -136,18 +134,21 @@ size_t abar__mean_scratch(const abar__field *f)
     return abar__round_up((size_t)(PANEL_ROWS * f->d) * sizeof(float), ABAR_ALIGN);
 }
 
-/* Mean rows of a unit's examples to a panel that begins with example first. */
-static void fill_unit(const lattice *l, int64_t unit, int64_t first, float *panel)
+/* The mean rows of a unit's examples. */
+static void fill_unit(const lattice *l, int64_t unit, float *rows)
 {
-    const int64_t d = l->f->d;
-    for (int64_t block = 0; block < l->blocks; block++)
+    const int64_t d = l->f->d, down = l->lanes_are_examples ? d : l->taps; /* from lane to lane */
+    for (int64_t block = 0; block < l->blocks; block++) {
+        const abar__range own = own_lanes(l, unit, block);
+        const int64_t first = l->lanes_are_examples ? block : block * l->lanes - l->offset;
         for (int64_t tap = 0; tap < l->taps; tap++) {
             float lane[LANES] = {0};
-            int64_t example, element;
             take_means(l, unit, block, tap, lane);
-            for (int64_t i = 0; i < l->lanes; i++)
-                if (identify(l, unit, block, tap, i, &example, &element)) panel[(example - first) * d + element] = lane[i];
+            for (int64_t i = own.begin; i < own.end; i++) rows[first * l->taps + tap + i * down] = lane[i];
         }
+    }
+    for (int64_t i = 0; l->f->bias && i < (l->lanes_are_examples ? own_lanes(l, unit, 0).end : 1); i++)
+        rows[i * d + d - 1] = 1.0f;
 }
 
 void abar__mean_product(const abar_device *dev, const abar__field *f, float *square, void *scratch)
@@ -161,11 +162,8 @@ void abar__mean_product(const abar_device *dev, const abar__field *f, float *squ
         for (int64_t first = 0; first < f->examples; first += PANEL_ROWS) {
             const int64_t count = abar__min(PANEL_ROWS, f->examples - first);
 #pragma omp for schedule(static)
-            for (int64_t u = first / per_unit; u < ceil_div(first + count, per_unit); u++) fill_unit(&l, u, first, panel);
-            if (f->bias) {
-#pragma omp for schedule(static)
-                for (int64_t i = 0; i < count; i++) panel[i * d + d - 1] = 1.0f;
-            }
+            for (int64_t i = 0; i < ceil_div(count, per_unit); i++)
+                fill_unit(&l, first / per_unit + i, panel + i * per_unit * d);
             abar__triangle_add(d, count, panel, d, 1.0f, square, d);
 #pragma omp barrier
         }

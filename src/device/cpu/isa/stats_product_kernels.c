@@ -7,6 +7,15 @@
 #include <stdbool.h>
 #include <string.h>
 
+/* Keeps a value that several products share in its register: gcc would rather load it again for each of them. */
+#if defined(__AVX512F__)
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__SSE2__)
+#define HOLD(v) __asm__("" : "+x"(v))
+#else
+#define HOLD(v) (void)(v)
+#endif
+
 #if defined(__AVX512F__)
 enum { WIDTH = 16, MAX_ROWS = 16, MAX_A = 6, MAX_B = 4 };
 #elif defined(__AVX2__)
@@ -19,10 +28,12 @@ enum { TILE_A = 6, TILE_B = 4, TILE = TILE_A * TILE_B }; /* the largest that is 
 typedef float vec __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t ivec __attribute__((vector_size(WIDTH * 4)));
 typedef float quad __attribute__((vector_size(16)));
+typedef float octet __attribute__((vector_size(32)));
+typedef float loose_octet __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float loose __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias)); /* in memory, anywhere */
 
 #if defined(__clang__)
-#define UNROLL _Pragma("unroll")
+#define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 24")
 #endif
@@ -128,6 +139,7 @@ ABAR_SPECIALIZED void image_pixel(const abar__product_run *run, const float *a, 
     {
         u[i] = load(a + i * run->channel);
         if (special) u[i] = masked(u[i], lanes->present) * lanes->weight;
+        HOLD(u[i]);
     }
     UNROLL for (int i = 0; i < bs; i++)
     {
@@ -259,15 +271,28 @@ static void sixteen_sums(const abar__product_run *run, float *sums)
     }
 }
 
-/* One number per pixel, the pixels of a row side by side. */
-static float dense_sum(const abar__product_run *run)
+static void eight_sums(const abar__product_run *run, float *sums)
 {
+    octet acc = {0};
+    for (int64_t y = 0; y < run->rows; y++)
+        for (int64_t x = 0; x < run->columns; x++) acc += *(const loose_octet *)(run->a + y * run->row + x * run->column);
+    *(loose_octet *)sums = acc;
+}
+
+static float one_sum(const abar__product_run *run)
+{
+    const int64_t step = run->column;
     float sum = 0.0f;
     for (int64_t y = 0; y < run->rows; y++) {
         const float *a = run->a + y * run->row;
         float part = 0.0f;
+        if (step == 1) {
 #pragma omp simd reduction(+ : part)
-        for (int64_t x = 0; x < run->columns; x++) part += a[x];
+            for (int64_t x = 0; x < run->columns; x++) part += a[x];
+        } else {
+#pragma omp simd reduction(+ : part)
+            for (int64_t x = 0; x < run->columns; x++) part += a[x * step];
+        }
         sum += part;
     }
     return sum;
@@ -275,13 +300,11 @@ static float dense_sum(const abar__product_run *run)
 
 static void lane_sums(const abar__product_run *run, int64_t lanes, float *sums)
 {
-    if (lanes == ABAR_LANES) {
-        sixteen_sums(run, sums);
-        return;
-    }
-    if (lanes == 1 && run->column == 1) {
-        sums[0] = dense_sum(run);
-        return;
+    switch (lanes) {
+    case 16: sixteen_sums(run, sums); return;
+    case 8: eight_sums(run, sums); return;
+    case 1: sums[0] = one_sum(run); return;
+    default: break;
     }
     float acc[ABAR_LANES] = {0};
     for (int64_t y = 0; y < run->rows; y++)
