@@ -422,3 +422,29 @@ void lab_clear_weights(lab *l)
         if (y->shape.bias) memset(y->bias.data, 0, abar_tensor_bytes(&y->bias));
     }
 }
+
+void lab_new_batch(lab *l)
+{
+    lab_draw_batch(l);
+    lab_clear_weights(l);
+}
+
+void lab_observed_step(lab *l)
+{
+    lab_observe(l);
+    assert_false(lab_step(l, 1.0).skipped);
+}
+
+/* The same numbers for a lab of the same shapes. */
+void lab_copy_batch(const lab *from, lab *to)
+{
+    assert_int_equal(from->n, to->n);
+    for (int i = 0; i < from->n; i++) {
+        const lab_layer *a = &from->layer[i], *b = &to->layer[i];
+        memcpy(b->x.data, a->x.data, abar_tensor_bytes(&a->x));
+        memcpy(b->p.data, a->p.data, abar_tensor_bytes(&a->p));
+        memcpy(b->gw.data, a->gw.data, abar_tensor_bytes(&a->gw));
+        if (a->shape.bias) memcpy(b->gb.data, a->gb.data, abar_tensor_bytes(&a->gb));
+    }
+    lab_clear_weights(to);
+}

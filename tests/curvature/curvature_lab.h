@@ -98,6 +98,9 @@ abar_step_report lab_step(lab *l, double lr); /* loads the gradients first */
 void lab_calibrate_part(lab *l, int64_t first, int64_t count);
 void lab_calibrate(lab *l); /* with the batch, where it is wanted */
 void lab_clear_weights(lab *l);
+void lab_new_batch(lab *l);                      /* draws one, and clears the weights */
+void lab_copy_batch(const lab *from, lab *to);   /* to a lab of the same shapes, and clears its weights */
+void lab_observed_step(lab *l);                  /* at rate 1 */
 double lab_get(const abar_tensor *t, int64_t i); /* of a dense tensor */
 void lab_set(const abar_tensor *t, int64_t i, double value);
 
@@ -144,5 +147,12 @@ extern const char *const lab_devices[];  /* NULL-terminated */
 bool lab_uses_output_grad(const char *method);
 bool lab_is_dense(const char *method);
 const char *lab_with(char buffer[256], const char *options, const char *more); /* both, joined */
+
+/* A test for each device, given as its state. */
+#define ON(test, device)                                                     \
+    {                                                                        \
+        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
+    }
+#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
 
 #endif

@@ -452,12 +452,6 @@ static void refresh_without_a_commit_waits_for_one(void **state)
     }
 }
 
-#define ON(test, device)                                                     \
-    {                                                                        \
-        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
-    }
-#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

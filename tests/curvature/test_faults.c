@@ -484,6 +484,63 @@ static void first_layer_statistics_without_a_first_layer_are_refused(void **stat
     }
 }
 
+/* ---- what does not fit ----------------------------------------------------------------------------------------------------
+ */
+
+/* A layer as observe wants it, of these dimensions; the memory is a stage's. */
+static abar_status offer_shapes(lab *l, int index, int xd, const int64_t *x, int pd, const int64_t *p)
+{
+    abar_layer layer = {.name = "any", .output_grad_scale = 1.0, .window = abar_window_unit()};
+    layer.input = abar_tensor_wrap(l->dev, l->layer[2].x_stage.data, l->dtype, xd, x);
+    if (pd) layer.output_grad = abar_tensor_wrap(l->dev, l->layer[2].p_stage.data, l->dtype, pd, p);
+    return abar_optim_observe(l->optim, index, &layer);
+}
+
+static void observations_that_do_not_fit_are_refused(void **state)
+{
+    static const struct {
+        int layer, xd, pd;
+        int64_t x[4], p[4];
+        bool grad; /* only the output gradient is wrong */
+    } cases[] = {
+        {0, 2, 2, {2, 4}, {2, 4}, false},                   /* columns */
+        {0, 1, 2, {5}, {2, 4}, false},                      /* dimensions */
+        {0, 2, 2, {2, 5}, {2, 3}, true},                    /* outputs */
+        {0, 2, 2, {2, 5}, {1, 4}, true},                    /* examples */
+        {0, 2, 0, {2, 5}, {0}, true},                       /* no output gradient */
+        {1, 3, 3, {2, 3, 4}, {2, 2, 3}, true},              /* tokens */
+        {1, 3, 2, {2, 3, 4}, {6, 3}, true},                 /* joined tokens */
+        {2, 4, 4, {1, 2, 4, 4}, {1, 2, 4, 4}, false},       /* channels */
+        {2, 4, 4, {1, 3, 4, 4}, {1, 2, 4, 3}, true},        /* positions */
+        {2, 2, 2, {2, 27}, {2, 2}, false},                  /* not an image */
+        {GROUPED, 4, 4, {1, 5, 3, 3}, {1, 4, 2, 2}, false}, /* channels, one over */
+        {GROUPED, 4, 4, {1, 4, 1, 3}, {1, 4, 1, 2}, false}, /* smaller than the window */
+        {LAYERS, 2, 2, {2, 5}, {2, 4}, false},              /* no such layer */
+        {-1, 2, 2, {2, 5}, {2, 4}, false},
+    };
+    for (int m = 0; lab_methods[m]; m++) {
+        lab l;
+        lab_state before, after;
+        open_lab(&l, *state, lab_methods[m], "", 6);
+        lab_state_take(&l, &before);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const bool fits = cases[i].grad && !lab_uses_output_grad(lab_methods[m]);
+            abar_status status = offer_shapes(&l, cases[i].layer, cases[i].xd, cases[i].x, cases[i].pd, cases[i].p);
+            if (status != (fits ? ABAR_OK : ABAR_E_ARGUMENT))
+                fail_msg("%s, case %d: %s", lab_methods[m], (int)i, abar_status_text(status));
+        }
+        abar_optim_skip(l.optim);
+        lab_state_take(&l, &after);
+        forget_count(&after, ABAR_COUNT_DUE);
+        --*(int64_t *)lab_state_find(&after, "curvature.steps")->data;
+        assert_null(lab_state_changed(&before, &after));
+        assert_recovers(&l, lab_methods[m]);
+        lab_state_drop(&before);
+        lab_state_drop(&after);
+        lab_close(&l);
+    }
+}
+
 /* ---- anything, any time ----------------------------------------------------------------------------------------------- */
 
 static void strike(lab *l, uint64_t *noise)
@@ -520,12 +577,6 @@ static void training_survives_any_sequence_of_faults(void **state)
     }
 }
 
-#define ON(test, device)                                                     \
-    {                                                                        \
-        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
-    }
-#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -543,6 +594,7 @@ int main(void)
         ON_BOTH(gradients_near_the_largest_number_leave_weights_finite),
         ON_BOTH(calibration_that_fails_can_be_made_again),
         ON_BOTH(first_layer_statistics_without_a_first_layer_are_refused),
+        ON_BOTH(observations_that_do_not_fit_are_refused),
         ON_BOTH(training_survives_any_sequence_of_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

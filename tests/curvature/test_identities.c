@@ -1,35 +1,10 @@
-/* The identities of methods.md section 10, on random shapes: what must hold whatever the numbers are. */
+/* The identities of methods.md section 10, on random shapes: what must hold whatever the numbers are. Those of convolutions are
+ * in test_patches.c. */
 #include "curvature_lab.h"
 
 #define EVERY_STEP "tcov=1 tinv=1 "
 
 /* ---- helpers -------------------------------------------------------------------------------------------------------- */
-
-static void new_batch(lab *l)
-{
-    lab_draw_batch(l);
-    lab_clear_weights(l);
-}
-
-static void observed_step(lab *l)
-{
-    lab_observe(l);
-    assert_false(lab_step(l, 1.0).skipped);
-}
-
-/* The same numbers for a lab of the same shapes. */
-static void copy_batch(const lab *from, lab *to)
-{
-    assert_int_equal(from->n, to->n);
-    for (int i = 0; i < from->n; i++) {
-        const lab_layer *a = &from->layer[i], *b = &to->layer[i];
-        memcpy(b->x.data, a->x.data, abar_tensor_bytes(&a->x));
-        memcpy(b->p.data, a->p.data, abar_tensor_bytes(&a->p));
-        memcpy(b->gw.data, a->gw.data, abar_tensor_bytes(&a->gw));
-        if (a->shape.bias) memcpy(b->gb.data, a->gb.data, abar_tensor_bytes(&a->gb));
-    }
-    lab_clear_weights(to);
-}
 
 static void scale(double *m, int64_t n, double factor)
 {
@@ -80,8 +55,8 @@ static void check_against_solver(const char *device, uint64_t seed)
     const lab_layer *y = &l.layer[0];
     double *mean = calloc((size_t)(y->groups * y->columns), sizeof *mean);
     for (int k = 0; k < 3; k++) {
-        new_batch(&l);
-        observed_step(&l);
+        lab_new_batch(&l);
+        lab_observed_step(&l);
         scale(mean, y->groups * y->columns, beta);
         for (int64_t g = 0; g < y->groups; g++) {
             add_mean_row(&l, g, 1.0 - beta, mean + g * y->columns);
@@ -125,11 +100,11 @@ static void check_equal_rows(const char *device, uint64_t seed)
     lab_optimizer(&foof, "foof", EVERY_STEP "damping=0.25 stat-decay=0.6");
     for (int64_t i = 0; i < 16; i++) value[i] = lab_draw(&mac);
     for (int k = 0; k < 3; k++) {
-        new_batch(&mac);
+        lab_new_batch(&mac);
         equal_rows(&mac, value);
-        copy_batch(&mac, &foof);
-        observed_step(&mac);
-        observed_step(&foof);
+        lab_copy_batch(&mac, &foof);
+        lab_observed_step(&mac);
+        lab_observed_step(&foof);
         for (int64_t g = 0; g < mac.layer[0].groups; g++) {
             double *a = lab_taken(&mac, 0, g), *b = lab_taken(&foof, 0, g);
             scale(b, size_of(&mac.layer[0]), 0.25);
@@ -172,8 +147,8 @@ static double damped(const char *device, uint64_t seed, const char *method, cons
     lab_open(&l, device, NULL, &shape, 1, 3, seed);
     snprintf(options, sizeof options, EVERY_STEP "damping=%.17g %s", rho, more);
     lab_optimizer(&l, method, options);
-    new_batch(&l);
-    observed_step(&l);
+    lab_new_batch(&l);
+    lab_observed_step(&l);
     double off = off_gradient(&l, strcmp(method, "mac") == 0 ? 1.0 : rho);
     lab_close(&l);
     return off;
@@ -209,9 +184,9 @@ static void check_no_mean(const char *device, uint64_t seed, const char *method,
     lab_open(&l, device, NULL, &shape, 1, 2 * lab_pick(&noise, 1, 3), seed);
     lab_optimizer(&l, method, options);
     for (int k = 0; k < 2; k++) {
-        new_batch(&l);
+        lab_new_batch(&l);
         balance(&l);
-        observed_step(&l);
+        lab_observed_step(&l);
         double off = off_gradient(&l, factor);
         if (!(off < (abar_device_dtype(l.dev) == ABAR_F64 ? 1e-14 : 1e-6))) fail_msg("%s: off by %.2e", method, off);
     }
@@ -243,12 +218,12 @@ static void check_equal_squares(const char *device, uint64_t seed, bool per_exam
     snprintf(options, sizeof options, EVERY_STEP "damping=0.125 pgrad=%s", per_example ? "per-example" : "batch-mean");
     lab_optimizer(&smac, "smac", options);
     for (int k = 0; k < 3; k++) {
-        new_batch(&mac);
+        lab_new_batch(&mac);
         for (int64_t i = 0; i < abar_tensor_count(&mac.layer[0].p); i++)
             lab_set(&mac.layer[0].p, i, lab_draw(&mac) < 0.0 ? -p : p);
-        copy_batch(&mac, &smac);
-        observed_step(&mac);
-        observed_step(&smac);
+        lab_copy_batch(&mac, &smac);
+        lab_observed_step(&mac);
+        lab_observed_step(&smac);
         const double square = p * p * (per_example ? (double)(examples * examples) : 1.0);
         for (int64_t g = 0; g < mac.layer[0].groups; g++) {
             double *a = lab_taken(&smac, 0, g), *b = lab_taken(&mac, 0, g);
@@ -325,11 +300,11 @@ static void check_equal_norms(const char *device, uint64_t seed)
     lab_optimizer(&lngd, "lngd", EVERY_STEP);
     lab_optimizer(&foof, "foof", EVERY_STEP);
     for (int k = 0; k < 2; k++) {
-        new_batch(&lngd);
+        lab_new_batch(&lngd);
         equal_norms(&lngd, c);
-        copy_batch(&lngd, &foof);
-        observed_step(&lngd);
-        observed_step(&foof);
+        lab_copy_batch(&lngd, &foof);
+        lab_observed_step(&lngd);
+        lab_observed_step(&foof);
     }
     for (int64_t g = 0; g < foof.layer[0].groups; g++) {
         const int64_t d = foof.layer[0].columns;
@@ -435,7 +410,7 @@ static void check_fisher(const char *device, uint64_t seed, int layer)
     const linear_net net = random_net(&l);
     double x[NET_EXAMPLES * 4];
     for (int i = 0; i < NET_EXAMPLES * 4; i++) x[i] = lab_draw(&l);
-    new_batch(&l);
+    lab_new_batch(&l);
     observe_jacobian(&l, &net, x, layer);
     assert_false(lab_step(&l, 1.0).skipped);
     double *f = exact_fisher(&net, x, layer), *a = average_of(&l, 0, "A"), *p = average_of(&l, 0, "P");
@@ -467,153 +442,6 @@ static void kfac_expand_is_the_exact_fisher_block_of_a_linear_net(void **state)
         for (int layer = 0; layer < WIDTHS - 1; layer++) check_fisher(*state, seed, layer);
 }
 
-/* ---- convolutions and their rows ----------------------------------------------------------------------------------------- */
-
-/* A lab with one linear layer on sequences per group of the convolution. */
-static void open_unfolded(lab *l, const char *device, const lab *conv)
-{
-    static const char *const names[] = {"g0", "g1", "g2", "g3"};
-    const lab_layer *y = &conv->layer[0];
-    lab_shape shapes[4] = {{0}};
-    assert_in_range(y->groups, 1, 4);
-    for (int64_t g = 0; g < y->groups; g++)
-        shapes[g] = (lab_shape){.name = names[g],
-                                .in = y->columns - (y->shape.bias ? 1 : 0),
-                                .out = y->outputs,
-                                .bias = y->shape.bias,
-                                .tokens = y->rows};
-    lab_open(l, device, NULL, shapes, (int)y->groups, conv->examples, 1);
-}
-
-/* The convolution's batch as explicit patches. */
-static void unfold_batch(const lab *conv, lab *l)
-{
-    for (int g = 0; g < l->n; g++) {
-        const lab_layer *to = &l->layer[g];
-        const int64_t d = to->columns, in = to->shape.in, rows = conv->examples * to->rows;
-        double *x = lab_rows(conv, 0, g), *p = lab_row_grads(conv, 0, g), *m = lab_gradient(conv, 0, g);
-        for (int64_t i = 0; i < rows * in; i++) lab_set(&to->x, i, x[i / in * d + i % in]);
-        for (int64_t i = 0; i < rows * to->outputs; i++) lab_set(&to->p, i, p[i]);
-        for (int64_t i = 0; i < to->outputs * in; i++) lab_set(&to->gw, i, m[i / in * d + i % in]);
-        for (int64_t o = 0; o < to->outputs && to->shape.bias; o++) lab_set(&to->gb, o, m[o * d + in]);
-        free(x);
-        free(p);
-        free(m);
-    }
-    lab_clear_weights(l);
-}
-
-static void check_convolution(const char *device, const lab_shape *shape, const char *method, const char *options,
-                              uint64_t seed)
-{
-    lab conv, rows;
-    char all[256], what[200];
-    lab_with(all, options, EVERY_STEP "stat-decay=0.5");
-    lab_open(&conv, device, NULL, shape, 1, 3, seed);
-    open_unfolded(&rows, device, &conv);
-    lab_optimizer(&conv, method, all);
-    lab_optimizer(&rows, method, all);
-    for (int k = 0; k < 2; k++) {
-        new_batch(&conv);
-        unfold_batch(&conv, &rows);
-        observed_step(&conv);
-        observed_step(&rows);
-        for (int g = 0; g < rows.n; g++) {
-            double *a = lab_taken(&conv, 0, g), *b = lab_taken(&rows, g, 0);
-            const abar_window *w = &shape->window;
-            snprintf(what, sizeof what, "%s %.60s, kernel %dx%d stride %d pad %d dilation %d groups %d", method, options,
-                     (int)w->kernel[0], (int)w->kernel[1], (int)w->stride[0], (int)w->pad[0], (int)w->dilation[0],
-                     (int)w->groups);
-            lab_check(&conv, what, a, b, size_of(&conv.layer[0]), 1e-9, 3e-4);
-            free(a);
-            free(b);
-        }
-    }
-    lab_close(&conv);
-    lab_close(&rows);
-}
-
-static void convolution_of_single_pixels_is_a_linear_layer_on_rows(void **state)
-{
-    const lab_shape shapes[] = {
-        {.name = "conv", .in = 5, .out = 4, .bias = true, .image = {3, 4}, .window = {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
-        {.name = "conv", .in = 9, .out = 3, .image = {5, 3}, .window = {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
-    };
-    for (int i = 0; lab_cases[i][0]; i++)
-        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            check_convolution(*state, &shapes[s], lab_cases[i][0], lab_cases[i][1], (uint64_t)i + 7 * s);
-}
-
-static void convolution_statistics_are_those_of_explicit_patches(void **state)
-{
-    static const abar_window grid[] = {
-        {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}, {{3, 3}, {1, 1}, {0, 0}, {2, 2}, 1},
-        {{3, 2}, {2, 1}, {2, 0}, {1, 3}, 1}, {{2, 2}, {2, 2}, {0, 0}, {1, 1}, 2}, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 2},
-        {{1, 3}, {1, 2}, {0, 2}, {1, 2}, 1}, {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}, {{2, 1}, {3, 3}, {1, 2}, {2, 1}, 4},
-        {{3, 3}, {3, 1}, {2, 2}, {2, 1}, 4}, {{1, 1}, {3, 2}, {1, 1}, {1, 1}, 2}, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1},
-    };
-    for (size_t w = 0; w < sizeof grid / sizeof *grid; w++)
-        for (int i = 0; lab_cases[i][0]; i++) {
-            const int64_t groups = grid[w].groups, channels = groups * (groups == 1 ? 2 : 1);
-            lab_shape shape = {.name = "conv",
-                               .in = channels,
-                               .out = 2 * groups,
-                               .bias = (w + (size_t)i) % 2,
-                               .image = {7, 6},
-                               .window = grid[w]};
-            check_convolution(*state, &shape, lab_cases[i][0], lab_cases[i][1], 100 * w + (uint64_t)i);
-        }
-}
-
-/* ---- layouts ------------------------------------------------------------------------------------------------------------- */
-
-static const lab_shape mixed[] = {
-    {.name = "vectors", .in = 6, .out = 4, .bias = true},
-    {.name = "tokens", .in = 5, .out = 3, .tokens = 4},
-    {.name = "wide", .in = 17, .out = 18, .bias = true, .image = {2, 3}, .window = {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {.name = "grouped", .in = 6, .out = 4, .image = {4, 4}, .window = {{3, 2}, {1, 2}, {1, 1}, {1, 1}, 2}},
-};
-enum { MIXED = sizeof mixed / sizeof *mixed };
-
-static void check_lie(const char *device, const char *method, const char *options, lab_lie lie, abar_dtype dtype)
-{
-    lab dense, other;
-    char all[256], what[200];
-    lab_with(all, options, EVERY_STEP);
-    lab_open(&dense, device, NULL, mixed, MIXED, 3, 5);
-    lab_open(&other, device, NULL, mixed, MIXED, 3, 5);
-    other.lie = lie;
-    other.dtype = dtype;
-    lab_optimizer(&dense, method, all);
-    lab_optimizer(&other, method, all);
-    for (int k = 0; k < 2; k++) {
-        new_batch(&dense);
-        copy_batch(&dense, &other);
-        observed_step(&dense);
-        observed_step(&other);
-        snprintf(what, sizeof what, "%s %s in layout %d as %s", method, options, (int)lie, abar_dtype_name(dtype));
-        lab_check_same(&other, &dense, what, 0.0, 3e-4);
-    }
-    lab_close(&dense);
-    lab_close(&other);
-}
-
-static void layouts_and_types_of_the_batch_do_not_matter(void **state)
-{
-    for (int i = 0; lab_cases[i][0]; i++) {
-        for (lab_lie lie = LAB_CHANNELS_LAST; lie < LAB_LIES; lie++)
-            check_lie(*state, lab_cases[i][0], lab_cases[i][1], lie, strcmp(*state, "ref") == 0 ? ABAR_F64 : ABAR_F32);
-        check_lie(*state, lab_cases[i][0], lab_cases[i][1], LAB_DENSE, ABAR_BF16);
-        check_lie(*state, lab_cases[i][0], lab_cases[i][1], LAB_C16, strcmp(*state, "ref") == 0 ? ABAR_F32 : ABAR_F64);
-    }
-}
-
-#define ON(test, device)                                                     \
-    {                                                                        \
-        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
-    }
-#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -624,9 +452,6 @@ int main(void)
         ON_BOTH(smac_with_equal_squares_is_mac_scaled),
         ON_BOTH(lngd_with_equal_norms_keeps_foofs_factor_scaled),
         ON_BOTH(kfac_expand_is_the_exact_fisher_block_of_a_linear_net),
-        ON_BOTH(convolution_of_single_pixels_is_a_linear_layer_on_rows),
-        ON_BOTH(convolution_statistics_are_those_of_explicit_patches),
-        ON_BOTH(layouts_and_types_of_the_batch_do_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -288,12 +288,6 @@ static void large_rank_deficient_inputs_descend(void **state)
         }
 }
 
-#define ON(test, device)                                                     \
-    {                                                                        \
-        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
-    }
-#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -428,12 +428,6 @@ static void measured_steps_report_cosine_and_ratio(void **state)
     }
 }
 
-#define ON(test, device)                                                     \
-    {                                                                        \
-        "" #test "(" device ")", test, NULL, NULL, (void *)(uintptr_t)device \
-    }
-#define ON_BOTH(test) ON(test, "ref"), ON(test, "cpu")
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
