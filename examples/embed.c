@@ -112,7 +112,8 @@ int main(int argc, char **argv)
         layers[l].bias_grad = params[2 * l + 1].grad;
         layers[l].output_grad_scale = 1.0;
     }
-    abar_optim_config config = {.size = sizeof config, .rule = "sgd", .params = params, .n_params = 4, .layers = layers, .n_layers = 2};
+    abar_optim_config config = {
+        .size = sizeof config, .rule = "sgd", .params = params, .n_params = 4, .layers = layers, .n_layers = 2};
     config.method = method[0] && strcmp(method, "sgd") != 0 ? method : NULL;
     config.base_lr = 0.1;
     check(ctx, abar_optim_create(dev, &config, &optim));

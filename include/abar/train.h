@@ -134,6 +134,7 @@ typedef struct abar_bench_config {
 
 typedef struct abar_bench_result {
     double ms_median, ms_p10, ms_p90; /* whole step */
+    double ms_mean;                   /* counts the steps that take statistics or refresh, as often as they come */
     double ms_forward, ms_backward, ms_update;
     double samples_per_second;
     double seconds_to_first_step;

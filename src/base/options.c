@@ -330,7 +330,8 @@ static abar_status check_option(abar_context *ctx, const char *owner, const abar
     case ABAR_OPTION_TEXT: return ABAR_OK;
     }
     if (number >= min && number <= max) return ABAR_OK;
-    return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: %s %g is out of range, choose from %g to %g", owner, o->name, number, min, max);
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: %s %g is out of range, choose from %g to %g", owner, o->name, number, min,
+                      max);
 }
 
 abar_status abar__options_check(abar_context *ctx, const char *owner, const abar_option *table, const void *config)
