@@ -55,7 +55,7 @@ typedef struct abar_setup_table {
 /* Fills out and returns how many there are: three, with a curvature method five. */
 int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
 
-/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR; optim a rule (sgd), a curvature
+/* Defaults for this model, data and optimizer. data is NAME or NAME:DIR; optim a rule (sgd), a curvature
  * method (mac: on sgd) or both (mac+adamw). */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
@@ -105,6 +105,9 @@ typedef struct abar_memory_plan {
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
+
+/* Every map that the setup's curvature method preconditions, with the bytes of its state; none without a method. */
+abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
 /* The final report as one JSON object: epochs, test_acc, best_acc, test_loss, train_acc, train_loss (of the last epoch;
  * accuracies in percent), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped,

@@ -106,6 +106,18 @@ abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_d
     return status;
 }
 
+abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                  abar_map_visitor visit, void *user)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    abar_status status = abar_optim_plan_maps(dev, &config, visit, user);
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out)
 {
     abar_optim_config config;

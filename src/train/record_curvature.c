@@ -21,7 +21,7 @@ static abar_status write_real(abar_trainer *t, abar__text *out, const char *name
 
 static abar_status write_map(abar_trainer *t, const abar_map_info *m, abar__text *out)
 {
-    ABAR_TRY(abar__text_append(t->ctx, out, "{\"layer\": ", 10));
+    ABAR_TRY(abar__text_printf(t->ctx, out, "{\"layer\": "));
     ABAR_TRY(abar__json_string(t->ctx, out, m->layer));
     return abar__text_printf(t->ctx, out,
                              ", \"group\": %lld, \"commits\": %lld, \"dropped\": %lld, \"raised\": %lld, \"doubled\": %lld, "
@@ -75,7 +75,7 @@ abar_status abar__record_curvature(abar_trainer *t)
 abar_status abar__report_curvature(abar_trainer *t)
 {
     const abar_phase_times times = abar_optim_times(t->optim);
-    ABAR_TRY(abar__text_append(t->ctx, &t->report, ", \"curvature\": {\"layers\": [", 26));
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"curvature\": {\"layers\": ["));
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
         const abar_map_info m = abar_optim_map(t->optim, i);
         if (i) ABAR_TRY(abar__text_append(t->ctx, &t->report, ", ", 2));

@@ -46,6 +46,8 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
                             const abar__net_wish *wish, abar_net **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
+abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                  abar_map_visitor visit, void *user);
 /* Bytes the optimizer would hold. */
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);

@@ -6,8 +6,8 @@
  * taps and stride 1. Then the cells are added up to windows and put into their places in A.
  *
  * Channels are taken sixteen at a time, in the lanes; or, where a map has fewer, sixteen images are in the lanes. Activations
- * that lie in memory so are read where they are, others are copied together, some rows of some images at a time. Threads take
- * parts of the batch, and add up their cells in order. */
+ * that lie in memory so are read where they are, others are copied together, a tile of some images at a time. Threads take
+ * parts of the batch, and their cells are added up in order. */
 #include "device/cpu/stats_dense_axis.h"
 #include "device/cpu/stats_dense_impl.h"
 
@@ -16,32 +16,29 @@
 
 #define LANES 16
 #define CELL_MAX ((LANES + 1) * LANES)  /* floats of the largest cell */
-#define CELL_FLOATS ((int64_t)1 << 15)  /* 128 KiB of cells per thread, or the cells of one class where they are more */
-#define CHUNK_FLOATS ((int64_t)1 << 15) /* of one side, worked on at a time */
+#define CELL_FLOATS ((int64_t)1 << 16)  /* of cells that a thread sums at a time; more where one class has more */
+#define CHUNK_FLOATS ((int64_t)1 << 16) /* of activations that a thread works on at a time */
 #define CHUNK_IMAGES 256                /* at most */
-#define PACK_WIDTH 256                  /* images as wide as this can be copied together */
+#define PLANES_AT_ONCE 8                /* about as many blocks of channels are in use at a time */
 
 typedef struct shift {
     const abar__field *f;
     const abar__product_kernels *kernels;
     const double *weight;
     float *square;
-    bool images_in_lanes, direct;  /* direct: read where it lies */
-    int64_t blocks;                /* of channels */
-    int64_t wide, cell;            /* rows and columns of a cell; its floats, with a further row of sums for the bias */
-    int64_t capacity;              /* cells per thread */
-    int64_t groups;                /* images, or sixteens of images */
-    int64_t row;                   /* floats of one row of pixels of a group, all channels in it */
-    int64_t chunk, band;           /* groups and rows worked on at a time */
-    int64_t reach;                 /* rows that a lag spans at most */
-    abar__shift_axis v, h;         /* vertical, horizontal */
-    float *cells, *windows, *pack; /* each thread's follow those of the one before */
-    int64_t cells_size, windows_size, pack_size;
+    bool images_in_lanes, direct;      /* direct: read where it lies */
+    int64_t blocks;                    /* of channels */
+    int64_t wide, cell;                /* rows and columns of a cell; its floats, with a further row of sums for the bias */
+    int64_t capacity;                  /* cells per thread */
+    int64_t groups, planes;            /* images or sixteens of images; blocks of channels or channels in each */
+    int64_t chunk, high, across;       /* groups, rows and columns worked on at a time */
+    int64_t above, below, left, right; /* how far lags reach beyond them */
+    abar__shift_axis v, h;             /* vertical, horizontal */
+    float *cells, *windows, *pack;     /* each thread's follow those of the one before */
+    int64_t cells_size, windows_size;
 } shift;
 
 /* ---- planning ------------------------------------------------------------------------------------------------------- */
-
-static int64_t reach(const abar__field *f) { return (f->window.kernel[0] - 1) * f->window.dilation[0]; }
 
 static int64_t cells_floats(const abar__field *f)
 {
@@ -51,16 +48,9 @@ static int64_t cells_floats(const abar__field *f)
 
 static int64_t windows_floats(const abar__field *f) { return 2 * f->window.kernel[1] * CELL_MAX; }
 
-/* One side's copy: enough for some rows of images PACK_WIDTH wide. */
-static int64_t pack_floats(const abar__field *f)
-{
-    const int64_t pixel = f->channels < LANES ? f->channels * LANES : LANES;
-    return abar__max(CHUNK_FLOATS, (2 * reach(f) + 4) * PACK_WIDTH * pixel);
-}
-
 size_t abar__shift_scratch(const abar_device *dev, const abar__field *f)
 {
-    const int64_t floats = cells_floats(f) + windows_floats(f) + 2 * pack_floats(f);
+    const int64_t floats = cells_floats(f) + windows_floats(f) + CHUNK_FLOATS;
     return abar__shift_axis_bytes(f->window.kernel[0]) + abar__shift_axis_bytes(f->window.kernel[1]) +
            (size_t)dev->threads * (size_t)floats * sizeof(float);
 }
@@ -86,22 +76,32 @@ static bool lies_right(const abar__field *f, bool images_in_lanes)
     return f->t->layout == ABAR_LAYOUT_C16 && f->channel % LANES == 0;
 }
 
-/* How much is worked on at a time; false where not even a row with its reach can be copied together. */
+/* Chunks of images, or tiles of one: of what is read where it lies all, of what is copied no more than there is room for. */
 static bool plan_chunks(shift *s)
 {
-    const int64_t height = s->f->height, limit = s->direct ? CHUNK_FLOATS : s->pack_size;
-    s->band = height;
-    s->chunk = abar__min(limit / (height * s->row), s->images_in_lanes ? CHUNK_IMAGES / LANES : CHUNK_IMAGES);
+    const int64_t height = s->f->height, width = s->f->width;
+    const int64_t pixel = LANES * (s->direct ? abar__min(s->planes, PLANES_AT_ONCE) : s->planes);
+    const int64_t pixels = CHUNK_FLOATS * (s->direct && s->images_in_lanes ? 4 : 1) / pixel;
+    s->high = height;
+    s->across = width;
+    s->chunk = abar__min(pixels / (height * width), CHUNK_IMAGES / (s->images_in_lanes ? LANES : 1));
     if (s->chunk >= 1) return true;
     s->chunk = 1;
-    s->band = limit / s->row - (s->direct ? 0 : s->images_in_lanes ? s->reach : 2 * s->reach);
-    if (s->direct) s->band = abar__max(s->band, 1);
-    return s->band >= 1;
+    if (s->direct) {
+        s->high = abar__max(1, pixels / width);
+        return true;
+    }
+    const int64_t rows = s->above + s->below, columns = s->left + s->right;
+    if (pixels / width < 2 * rows + 1) s->across = pixels / (2 * rows + 1) - columns;
+    if (s->across < 1) return false;
+    s->high = pixels / abar__min(width, s->across + columns) - rows;
+    return true;
 }
 
 static bool plan(shift *s)
 {
     const abar__field *f = s->f;
+    const abar_window *w = &f->window;
     const int64_t n = f->channels, sixteens = (f->examples + LANES - 1) / LANES;
     s->images_in_lanes = n < LANES && n * sixteens < f->examples;
     s->direct = lies_right(f, s->images_in_lanes);
@@ -109,205 +109,232 @@ static bool plan(shift *s)
     s->wide = s->images_in_lanes ? n : LANES;
     s->cell = (s->wide + 1) * s->wide;
     s->groups = s->images_in_lanes ? sixteens : f->examples;
-    s->row = f->width * LANES * (s->images_in_lanes ? n : 1);
-    s->reach = reach(f);
+    s->planes = s->images_in_lanes ? n : s->blocks;
+    s->below = (w->kernel[0] - 1) * w->dilation[0];
+    s->above = s->blocks > 1 ? s->below : 0;
+    s->left = s->right = (w->kernel[1] - 1) * w->dilation[1];
     s->cells_size = cells_floats(f);
     s->capacity = s->cells_size / s->cell;
     s->windows_size = windows_floats(f);
-    s->pack_size = pack_floats(f);
     return plan_chunks(s);
 }
 
-/* Cells have their price too: so windows that see few positions, or overlap little, are better multiplied as they are. */
+/* Cells have their price too: windows that see few positions, or overlap little, are better multiplied as they are. */
 static bool pays(const shift *s)
 {
     const abar__field *f = s->f;
     const int64_t taps = abar__field_taps(f);
     const int64_t products = abar__shift_axis_length(&s->v) * abar__shift_axis_length(&s->h);
     const int64_t cells = abar__shift_axis_segments(&s->v) * abar__shift_axis_segments(&s->h);
-    return products + 4 * cells <= f->out_height * f->out_width * taps * taps;
+    return taps == 1 || products + 4 * cells <= f->out_height * f->out_width * taps * taps;
 }
 
-/* ---- classes of both axes ------------------------------------------------------------------------------------------- */
+/* ---- items ---------------------------------------------------------------------------------------------------------- */
 
-/* A pair of blocks of channels. Of two classes that mirror each other a block with itself needs one. */
-typedef struct pair {
-    int64_t a, b;
-} pair;
+/* What is summed by itself: blocks a >= b of channels, through taps of a vertical and a horizontal class. */
+typedef struct item {
+    int64_t a, b, v, h;
+} item;
 
-static const abar__shift_class *vertical(const shift *s, int64_t k) { return &s->v.classes[k / s->h.n]; }
-static const abar__shift_class *horizontal(const shift *s, int64_t k) { return &s->h.classes[k % s->h.n]; }
+/* Some items whose cells fit together. */
+typedef struct pass {
+    item first;
+    int64_t items, cells;
+} pass;
 
-static bool is_wanted(const shift *s, const pair *p, int64_t k)
+static const abar__shift_class *vertical(const shift *s, const item *i) { return &s->v.classes[i->v]; }
+static const abar__shift_class *horizontal(const shift *s, const item *i) { return &s->h.classes[i->h]; }
+static int64_t cells_of(const shift *s, const item *i) { return vertical(s, i)->segments * horizontal(s, i)->segments; }
+
+/* Of two classes that mirror each other, a block with itself needs one. */
+static bool is_wanted(const shift *s, const item *i)
 {
-    const int64_t v = vertical(s, k)->lag, h = horizontal(s, k)->lag;
-    return p->a != p->b || v > 0 || (v == 0 && h >= 0);
+    const int64_t down = vertical(s, i)->lag, across = horizontal(s, i)->lag;
+    return i->a != i->b || down > 0 || (down == 0 && across >= 0);
 }
 
-/* The same taps on both sides. */
-static bool is_own_mirror(const shift *s, const pair *p, int64_t k)
+static bool is_own_mirror(const shift *s, const item *i)
 {
-    return p->a == p->b && vertical(s, k)->lag == 0 && horizontal(s, k)->lag == 0;
+    return i->a == i->b && vertical(s, i)->lag == 0 && horizontal(s, i)->lag == 0;
 }
 
-static int64_t cells_of(const shift *s, const pair *p, int64_t k)
+/* To the next item that is wanted; a == blocks after the last. */
+static void advance(const shift *s, item *i)
 {
-    return is_wanted(s, p, k) ? vertical(s, k)->segments * horizontal(s, k)->segments : 0;
+    do {
+        if (++i->h < s->h.n) continue;
+        i->h = 0;
+        if (++i->v < s->v.n) continue;
+        i->v = 0;
+        if (++i->b <= i->a) continue;
+        i->b = 0;
+        i->a++;
+    } while (i->a < s->blocks && !is_wanted(s, i));
 }
 
-/* The classes from here on whose cells fit together. */
-static abar__range next_pass(const shift *s, const pair *p, int64_t from)
+static pass first_pass(const shift *s)
 {
-    abar__range r = {from, from};
-    for (int64_t cells = 0; r.end < s->v.n * s->h.n; r.end++) {
-        cells += cells_of(s, p, r.end);
-        if (cells > s->capacity) break;
+    pass p = {.first = {0, 0, 0, 0}};
+    if (!is_wanted(s, &p.first)) advance(s, &p.first);
+    return p;
+}
+
+/* Fills p with as many items as fit, from its first on; returns the one after. */
+static item fill_pass(const shift *s, pass *p)
+{
+    item i = p->first;
+    p->items = p->cells = 0;
+    while (i.a < s->blocks && p->cells + cells_of(s, &i) <= s->capacity) {
+        p->cells += cells_of(s, &i);
+        p->items++;
+        advance(s, &i);
     }
-    return r;
+    return i;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------------- */
 
-/* Groups and rows under work, and where both sides of them are. */
+/* A tile of some groups, and where its pixels are: planes of rows of pixels, of LANES floats each. */
 typedef struct view {
-    abar__range groups, rows;
-    const float *a, *b;          /* first group, row top */
-    int64_t top, group, channel; /* pitches in floats; a row's is its width */
+    abar__range groups, rows, columns;
+    const float *data;         /* first group and plane, pixel (top, left) */
+    int64_t top, left;         /* of what is held: the tile and what lags reach */
+    int64_t row, plane, group; /* pitches in floats */
     float weight[CHUNK_IMAGES];
 } view;
 
-/* Rows of one channel of one image into lanes of a copy. */
-static void pack_plane(const shift *s, int64_t image, int64_t channel, abar__range rows, float *to)
+/* One channel of one image into a lane of a copy. */
+static void pack_lane(const shift *s, int64_t image, int64_t channel, abar__range rows, abar__range columns, float *to)
 {
     const abar__field *f = s->f;
+    const int64_t n = columns.end - columns.begin;
     const bool present = image < f->examples && channel < f->channels;
     const abar__plane p = present ? abar__field_plane(f, image, channel) : (abar__plane){0};
-    for (int64_t y = rows.begin; y < rows.end; y++, to += f->width * LANES) {
+    for (int64_t y = rows.begin; y < rows.end; y++, to += n * LANES) {
         if (present)
-            abar__field_read(f, p.offset + y * p.row, p.column, f->width, to, LANES);
+            abar__field_read(f, p.offset + y * p.row + columns.begin * p.column, p.column, n, to, LANES);
         else
-            for (int64_t x = 0; x < f->width; x++) to[x * LANES] = 0.0f;
+            for (int64_t x = 0; x < n; x++) to[x * LANES] = 0.0f;
     }
 }
 
-static void pack_side(const shift *s, const view *v, int64_t block, abar__range rows, float *to)
+static void copy_together(const shift *s, float *to, view *v)
 {
-    const int64_t n = s->f->channels;
-    for (int64_t g = v->groups.begin; g < v->groups.end; g++, to += v->group)
-        for (int64_t lane = 0; lane < LANES; lane++) {
-            if (!s->images_in_lanes) pack_plane(s, g, block * LANES + lane, rows, to + lane);
-            for (int64_t c = 0; c < n && s->images_in_lanes; c++)
-                pack_plane(s, g * LANES + lane, c, rows, to + c * v->channel + lane);
-        }
+    const abar__range rows = {abar__max(0, v->rows.begin - s->above), abar__min(s->f->height, v->rows.end + s->below)};
+    const abar__range columns = {abar__max(0, v->columns.begin - s->left), abar__min(s->f->width, v->columns.end + s->right)};
+    v->data = to;
+    v->top = rows.begin;
+    v->left = columns.begin;
+    v->row = (columns.end - columns.begin) * LANES;
+    v->plane = (rows.end - rows.begin) * v->row;
+    v->group = s->planes * v->plane;
+    for (int64_t g = v->groups.begin; g < v->groups.end; g++)
+        for (int64_t p = 0; p < s->planes; p++, to += v->plane)
+            for (int64_t lane = 0; lane < LANES; lane++) {
+                const int64_t image = s->images_in_lanes ? g * LANES + lane : g;
+                pack_lane(s, image, s->images_in_lanes ? p : p * LANES + lane, rows, columns, to + lane);
+            }
 }
 
-static void copy_together(const shift *s, const pair *p, float *pack, view *v)
-{
-    const abar__range rows = {abar__max(0, v->rows.begin - s->reach), abar__min(s->f->height, v->rows.end + s->reach)};
-    const abar__range down = {v->rows.begin, rows.end}, held = s->images_in_lanes ? down : rows;
-    v->top = held.begin;
-    v->channel = (held.end - held.begin) * s->f->width * LANES;
-    v->group = v->channel * (s->images_in_lanes ? s->f->channels : 1);
-    v->a = v->b = pack;
-    pack_side(s, v, p->a, held, pack);
-    if (p->a == p->b) return;
-    v->b = pack + s->pack_size;
-    pack_side(s, v, p->b, held, pack + s->pack_size);
-}
-
-static void find_direct(const shift *s, const pair *p, view *v)
+static void find_direct(const shift *s, view *v)
 {
     const abar__field *f = s->f;
-    const int64_t plane = f->height * f->width * LANES, channels = f->t->dim[1];
-    const int64_t planes = s->images_in_lanes ? channels : (channels + LANES - 1) / LANES;
+    const int64_t channels = f->t->dim[1], planes = s->images_in_lanes ? channels : (channels + LANES - 1) / LANES;
     const int64_t first = s->images_in_lanes ? f->channel : f->channel / LANES;
-    const float *data = (const float *)f->t->data + v->groups.begin * planes * plane;
-    v->top = 0;
-    v->channel = plane;
-    v->group = planes * plane;
-    v->a = data + (first + p->a) * plane;
-    v->b = data + (first + p->b) * plane;
+    v->top = v->left = 0;
+    v->row = f->width * LANES;
+    v->plane = f->height * v->row;
+    v->group = planes * v->plane;
+    v->data = (const float *)f->t->data + v->groups.begin * v->group + first * v->plane;
 }
 
-static void load_weights(const shift *s, view *v)
+static void read_view(const shift *s, float *pack, view *v)
 {
     const int64_t per_group = s->images_in_lanes ? LANES : 1, first = v->groups.begin * per_group;
     const int64_t n = (v->groups.end - v->groups.begin) * per_group;
     for (int64_t i = 0; s->weight && i < n; i++) v->weight[i] = first + i < s->f->examples ? (float)s->weight[first + i] : 0.0f;
+    if (s->direct)
+        find_direct(s, v);
+    else
+        copy_together(s, pack, v);
 }
 
 /* ---- cells ---------------------------------------------------------------------------------------------------------- */
 
-/* The part of a segment whose pixels are in rows. */
-static abar__range within(const abar__range *segment, int64_t origin, int64_t step, const abar__range *rows)
+/* The part of a segment whose pixels are inside the tile. */
+static abar__range within(const abar__range *segment, int64_t origin, int64_t step, const abar__range *tile)
 {
-    const int64_t begin = abar__max(0, rows->begin - origin + step - 1) / step;
-    const int64_t end = abar__max(0, rows->end - origin + step - 1) / step;
+    const int64_t begin = abar__max(0, tile->begin - origin + step - 1) / step;
+    const int64_t end = abar__max(0, tile->end - origin + step - 1) / step;
     return (abar__range){abar__max(segment->begin, begin), abar__min(segment->end, end)};
 }
 
-static void add_cell(const shift *s, const pair *p, const abar__product_run *run, bool with_sums, float *cell)
+static void add_cell(const shift *s, const item *i, const abar__product_run *run, float *cell)
 {
+    const bool with_sums = s->f->bias && is_own_mirror(s, i);
     if (s->images_in_lanes) {
         s->kernels->images(run, s->wide, cell);
         if (with_sums) s->kernels->image_sums(run, s->wide, cell + s->wide * s->wide);
-        return;
+    } else {
+        s->kernels->channels(run, abar__min(LANES, s->f->channels - i->a * LANES), cell);
+        if (with_sums) s->kernels->channel_sums(run, cell + LANES * LANES);
     }
-    s->kernels->channels(run, abar__min(LANES, s->f->channels - p->a * LANES), cell);
-    if (with_sums) s->kernels->channel_sums(run, cell + LANES * LANES);
 }
 
-/* Adds what a view holds to the cells of class k. */
-static void add_class(const shift *s, const pair *p, int64_t k, const view *v, float *cell)
+/* Adds what a view holds to the cells of an item. */
+static void add_item(const shift *s, const item *i, const view *v, float *cell)
 {
-    const abar__shift_class *cv = vertical(s, k), *ch = horizontal(s, k);
-    const int64_t pitch = s->f->width * LANES, first_image = v->groups.begin * LANES;
-    const bool with_sums = s->f->bias && is_own_mirror(s, p, k);
+    const abar__shift_class *cv = vertical(s, i), *ch = horizontal(s, i);
     abar__product_run run = {.groups = v->groups.end - v->groups.begin,
                              .group = v->group,
-                             .row = s->v.step * pitch,
+                             .row = s->v.step * v->row,
                              .column = s->h.step * LANES,
-                             .channel = v->channel,
+                             .channel = v->plane,
                              .weight = s->weight ? v->weight : NULL,
-                             .images = s->f->examples - first_image};
-    for (int64_t i = 0; i < cv->segments; i++) {
-        const abar__range t = within(&cv->segment[i], cv->origin, s->v.step, &v->rows);
-        const int64_t y = cv->origin + t.begin * s->v.step - v->top;
-        run.rows = t.end - t.begin;
-        for (int64_t j = 0; j < ch->segments; j++, cell += s->cell) {
-            const int64_t x = ch->origin + ch->segment[j].begin * s->h.step;
-            run.columns = ch->segment[j].end - ch->segment[j].begin;
-            run.a = v->a + y * pitch + x * LANES;
-            run.b = v->b + (y + cv->lag) * pitch + (x + ch->lag) * LANES;
-            if (run.rows > 0) add_cell(s, p, &run, with_sums, cell);
+                             .images = s->f->examples - v->groups.begin * LANES};
+    for (int64_t j = 0; j < cv->segments; j++) {
+        const abar__range down = within(&cv->segment[j], cv->origin, s->v.step, &v->rows);
+        const int64_t y = cv->origin + down.begin * s->v.step - v->top;
+        run.rows = down.end - down.begin;
+        for (int64_t k = 0; k < ch->segments; k++, cell += s->cell) {
+            const abar__range across = within(&ch->segment[k], ch->origin, s->h.step, &v->columns);
+            const int64_t x = ch->origin + across.begin * s->h.step - v->left;
+            run.columns = across.end - across.begin;
+            if (run.rows <= 0 || run.columns <= 0) continue;
+            run.a = v->data + i->a * v->plane + y * v->row + x * LANES;
+            run.b = v->data + i->b * v->plane + (y + cv->lag) * v->row + (x + ch->lag) * LANES;
+            add_cell(s, i, &run, cell);
         }
+    }
+}
+
+static void add_view(const shift *s, const pass *p, const view *v, float *cells)
+{
+    item i = p->first;
+    for (int64_t n = 0; n < p->items; n++, advance(s, &i)) {
+        add_item(s, &i, v, cells);
+        cells += cells_of(s, &i) * s->cell;
     }
 }
 
 /* The calling thread's part of the batch to its cells. */
-static void add_part(const shift *s, const pair *p, const abar__range *pass, float *cells, float *pack)
+static void add_part(const shift *s, const pass *p, float *cells, float *pack)
 {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    const int64_t parts = abar__min(team, s->groups), strips = team / parts;
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num(), parts = abar__min(team, s->groups);
+    const int64_t strips = team / parts; /* where there are more threads than groups they share an image's rows */
     if (me >= parts * strips) return;
-    const abar__range groups = abar__share(s->groups, parts, me / strips),
-                      rows = abar__share(s->f->height, strips, me % strips);
+    const abar__range groups = abar__share(s->groups, parts, me / strips);
+    const abar__range rows = abar__share(s->f->height, strips, me % strips);
     view v;
     for (int64_t g = groups.begin; g < groups.end; g += s->chunk)
-        for (int64_t y = rows.begin; y < rows.end; y += s->band) {
-            v.groups = (abar__range){g, abar__min(g + s->chunk, groups.end)};
-            v.rows = (abar__range){y, abar__min(y + s->band, rows.end)};
-            load_weights(s, &v);
-            if (s->direct)
-                find_direct(s, p, &v);
-            else
-                copy_together(s, p, pack, &v);
-            float *cell = cells;
-            for (int64_t k = pass->begin; k < pass->end; k++) {
-                if (is_wanted(s, p, k)) add_class(s, p, k, &v, cell);
-                cell += cells_of(s, p, k) * s->cell;
+        for (int64_t y = rows.begin; y < rows.end; y += s->high)
+            for (int64_t x = 0; x < s->f->width; x += s->across) {
+                v.groups = (abar__range){g, abar__min(g + s->chunk, groups.end)};
+                v.rows = (abar__range){y, abar__min(y + s->high, rows.end)};
+                v.columns = (abar__range){x, abar__min(x + s->across, s->f->width)};
+                read_view(s, pack, &v);
+                add_view(s, p, &v, cells);
             }
-        }
 }
 
 /* ---- windows -------------------------------------------------------------------------------------------------------- */
@@ -317,12 +344,13 @@ static void add(float *to, const float *from, int64_t n)
     for (int64_t i = 0; i < n; i++) to[i] += from[i];
 }
 
-/* A window's matrix to its places in the lower triangle: rows c of block a seen through tap_a, columns of block b through
- * tap_b. */
-static void put(const shift *s, const pair *p, bool own_mirror, int64_t tap_a, int64_t tap_b, const float *window)
+/* A window's matrix to its places in the lower triangle: rows are a's channels seen through tap_a, columns b's through tap_b.
+ */
+static void put(const shift *s, const item *i, int64_t tap_a, int64_t tap_b, const float *window)
 {
     const abar__field *f = s->f;
-    const int64_t taps = abar__field_taps(f), d = f->d, first_a = p->a * LANES, first_b = p->b * LANES;
+    const bool own_mirror = is_own_mirror(s, i);
+    const int64_t taps = abar__field_taps(f), d = f->d, first_a = i->a * LANES, first_b = i->b * LANES;
     const int64_t rows = abar__min(s->wide, f->channels - first_a), columns = abar__min(s->wide, f->channels - first_b);
     const float scale = (float)(f->scale * f->scale);
     for (int64_t c = 0; c < rows; c++) {
@@ -336,59 +364,62 @@ static void put(const shift *s, const pair *p, bool own_mirror, int64_t tap_a, i
         s->square[f->in * d + (first_b + l) * taps + tap_b] += window[s->wide * s->wide + l];
 }
 
-/* The cells of class k, all threads' together, to windows and into the square. */
-static void put_class(const shift *s, const pair *p, int64_t k, float *cells, float *windows)
+/* The cells of an item, all threads' together, to windows and into the square. */
+static void put_item(const shift *s, const item *i, float *cells, float *windows)
 {
-    const abar__shift_class *cv = vertical(s, k), *ch = horizontal(s, k);
+    const abar__shift_class *cv = vertical(s, i), *ch = horizontal(s, i);
     const int64_t kernel_width = s->f->window.kernel[1], line = ch->segments * s->cell;
     float *window = windows + line;
     for (int t = 1; t < omp_get_num_threads(); t++) add(cells, cells + t * s->cells_size, cv->segments * line);
-    for (int64_t i = 0; i < cv->members; i++) {
+    for (int64_t j = 0; j < cv->members; j++) {
+        const int64_t down = j * s->v.tap_step;
         memset(windows, 0, (size_t)line * sizeof *windows);
-        for (int64_t n = cv->seen[i].begin; n < cv->seen[i].end; n++) add(windows, cells + n * line, line);
-        for (int64_t j = 0; j < ch->members; j++) {
-            const int64_t down = i * s->v.tap_step, right = j * s->h.tap_step;
+        for (int64_t n = cv->seen[j].begin; n < cv->seen[j].end; n++) add(windows, cells + n * line, line);
+        for (int64_t k = 0; k < ch->members; k++) {
+            const int64_t right = k * s->h.tap_step;
             memset(window, 0, (size_t)s->cell * sizeof *window);
-            for (int64_t n = ch->seen[j].begin; n < ch->seen[j].end; n++) add(window, windows + n * s->cell, s->cell);
-            put(s, p, is_own_mirror(s, p, k), (cv->tap_a + down) * kernel_width + ch->tap_a + right,
+            for (int64_t n = ch->seen[k].begin; n < ch->seen[k].end; n++) add(window, windows + n * s->cell, s->cell);
+            put(s, i, (cv->tap_a + down) * kernel_width + ch->tap_a + right,
                 (cv->tap_b + down) * kernel_width + ch->tap_b + right, window);
         }
     }
 }
 
-static void put_part(const shift *s, const pair *p, const abar__range *pass)
+/* The calling thread's items. */
+static void put_part(const shift *s, const pass *p)
 {
-    const int team = omp_get_num_threads(), me = omp_get_thread_num();
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     float *cells = s->cells;
-    for (int64_t k = pass->begin, n = 0; k < pass->end; k++) {
-        if (!is_wanted(s, p, k)) continue;
-        if (n++ % team == me) put_class(s, p, k, cells, s->windows + me * s->windows_size);
-        cells += cells_of(s, p, k) * s->cell;
+    item i = p->first;
+    for (int64_t n = 0; n < p->items; n++, advance(s, &i)) {
+        if (n % team == me) put_item(s, &i, cells, s->windows + me * s->windows_size);
+        cells += cells_of(s, &i) * s->cell;
     }
 }
 
 /* ---- all of it ------------------------------------------------------------------------------------------------------ */
 
-static void add_pair(const shift *s, const pair *p)
+static void add_all(const shift *s)
 {
-    const int64_t me = omp_get_thread_num(), classes = s->v.n * s->h.n;
+    const int64_t me = omp_get_thread_num();
     float *cells = s->cells + me * s->cells_size;
-    abar__range pass;
-    for (int64_t from = 0; from < classes; from = pass.end) {
-        pass = next_pass(s, p, from);
-        memset(cells, 0, (size_t)s->cells_size * sizeof *cells);
-        add_part(s, p, &pass, cells, s->pack + me * 2 * s->pack_size);
+    pass p = first_pass(s);
+    while (p.first.a < s->blocks) {
+        const item next = fill_pass(s, &p);
+        memset(cells, 0, (size_t)(p.cells * s->cell) * sizeof *cells);
+        add_part(s, &p, cells, s->pack + me * CHUNK_FLOATS);
 #pragma omp barrier
-        put_part(s, p, &pass);
+        put_part(s, &p);
 #pragma omp barrier
+        p.first = next;
     }
 }
 
-static double count(const abar__field *f, const double *weight)
+static double total_weight(const abar__field *f, const double *weight)
 {
     double sum = 0.0;
     for (int64_t n = 0; n < f->examples; n++) sum += weight ? weight[n] : 1.0;
-    return sum * (double)f->per_example;
+    return sum;
 }
 
 bool abar__shift_product(const abar_device *dev, const abar__field *f, const double *weight, float *square, void *scratch)
@@ -398,8 +429,7 @@ bool abar__shift_product(const abar_device *dev, const abar__field *f, const dou
     place(&s, dev, scratch);
     if (!pays(&s)) return false;
 #pragma omp parallel num_threads(dev->threads)
-    for (int64_t a = 0; a < s.blocks; a++)
-        for (int64_t b = 0; b <= a; b++) add_pair(&s, &(pair){a, b});
-    if (f->bias) square[f->d * f->d - 1] += (float)count(f, weight);
+    add_all(&s);
+    if (f->bias) square[f->d * f->d - 1] += (float)(total_weight(f, weight) * (double)f->per_example);
     return true;
 }
