@@ -34,7 +34,8 @@ struct command {
     const char *usage;           /* what follows the name in the usage line */
     const char *about;           /* a paragraph for its help */
     const abar_option *own;      /* flags of its own, ended by a NULL name */
-    const char *const *settings; /* the names in abar_train_options it listens to, or NULL */
+    bool all_settings;           /* it listens to all of abar_train_options, or ... */
+    const char *const *settings; /* ... to these, or to none: NULL */
     bool model_options, rule_options;
     const char *examples; /* for its help: lines of "words  what they do" */
     int (*run)(cli *c);   /* returns the exit code */
@@ -67,16 +68,20 @@ int flags_recipe(cli *c, abar_setup **out);
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
 /* Both: the usual beginning of a subcommand. */
 int flags_setup(cli *c, void *own, abar_setup **out);
+/* Whether the subcommand takes this row of abar_train_options as a flag. */
+bool flags_listen(const cli *c, const char *setting);
 /* Whether the settings fit together. Returns an exit code. */
 int flags_check(const cli *c, const abar_setup *setup);
-/* The row of a setting, with its table and struct; NULL: no such setting. */
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
+/* Whether this subcommand takes the options of this table as flags. */
+bool flags_listen_to(const cli *c, const abar_setup_table *table);
 
 /* ---- help.c --------------------------------------------------------------------------------------------------- */
 
 void help_overview(const command *const *commands);
 /* What --help prints: from the option tables, with the defaults of the recipe that the flags name. */
 int help_command(cli *c);
+/* What stands for a value in help: N, X, NAME[:DIR], cosine|step|constant; "" for a bool. */
+const char *help_placeholder(const abar_option *option);
 /* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
 void help_options(const cli *c, const abar_option *table, const void *config);
 
@@ -90,8 +95,10 @@ const char *print_count(char *text, int64_t n);         /* 61,706 */
 const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
 const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
-void print_json_text(FILE *out, const char *text);      /* "quoted" */
-void print_json_number(FILE *out, double n);            /* null where JSON has no number */
+/* The text as a shell takes it for one word. */
+void print_shell_word(char *word, size_t size, const char *text);
+void print_json_text(FILE *out, const char *text); /* "quoted" */
+void print_json_number(FILE *out, double n);       /* null where JSON has no number */
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);

@@ -40,34 +40,6 @@ static const abar_option own[] = {
      .help = "print nothing but errors"},
     {0}};
 
-static const char *const settings[] = {"model",
-                                       "data",
-                                       "optim",
-                                       "epochs",
-                                       "batch",
-                                       "accumulate",
-                                       "lr",
-                                       "weight-decay",
-                                       "clip",
-                                       "schedule",
-                                       "warmup",
-                                       "schedule-per-epoch",
-                                       "label-smoothing",
-                                       "decay-all",
-                                       "augment",
-                                       "device",
-                                       "precision",
-                                       "threads",
-                                       "workers",
-                                       "seed",
-                                       "limit-train",
-                                       "limit-test",
-                                       "stop-after",
-                                       "checkpoint-every",
-                                       "deterministic",
-                                       "out",
-                                       NULL};
-
 /* ---- being asked to stop -------------------------------------------------------------------------------------- */
 
 /* A signal handler has no other way to know. */
@@ -178,45 +150,51 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     fprintf(out, "%s (%s parameters) on %s with %s, %s\n", setup->train.model, print_count(number, parameters_of(net)),
             setup->train.data, setup->train.optim, abar_device_describe(abar_net_param(net, 0)->value.dev));
     for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
-    for (const abar_option *row = setup->rule->options; row && row->name; row++)
-        at = append_setting(c, setup->rule->options, setup->rule_config, row->name, line, at, sizeof line);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 2; i < n; i++)
+        for (const abar_option *row = tables[i].options; row->name; row++)
+            at = append_setting(c, tables[i].options, tables[i].config, row->name, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
-    if (abar_trainer_started_over(trainer)) fprintf(out, "%s holds no checkpoint yet: starting over\n", setup->train.out);
     fflush(out);
+}
+
+/* The commands to try, ready to be copied. */
+static void say_next(const cli *c, const abar_setup *setup, const progress *p, bool finished)
+{
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    print_shell_word(folder, sizeof folder, setup->train.out);
+    fprintf(p->out, "\nNext:\n  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
+    if (finished) fprintf(p->out, " --epochs %" PRId64, 2 * setup->train.epochs);
+    fprintf(p->out, "\n  %s train --help\n", c->program);
 }
 
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
 {
     char time[NUMBER_MAX];
-    const char *folder = setup->train.out;
-    if (!p->any) {
-        fprintf(p->out,
-                "Nothing left to do: all %" PRId64 " epochs are done. To train longer: %s train --resume %s --epochs %" PRId64
-                "\n",
-                setup->train.epochs, c->program, folder, 2 * setup->train.epochs);
-        return;
-    }
-    fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
-            p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
-            print_duration(time, p->last.seconds));
-    if (!folder[0]) return;
-    fprintf(p->out, "Checkpoint: %s/state.safetensors; weights for PyTorch: %s/model.safetensors\n\nNext:\n", folder, folder);
-    fprintf(p->out, "  %s eval --checkpoint %s\n", c->program, folder);
-    if (p->last.epoch + 1 < setup->train.epochs)
-        fprintf(p->out, "  %s train --resume %s\n", c->program, folder);
+    const abar_train_config *t = &setup->train;
+    bool early = t->stop_after > 0 && t->stop_after < t->epochs;
+    if (p->any)
+        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
+                p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
+                print_duration(time, p->last.seconds));
     else
-        fprintf(p->out, "  %s train --resume %s --epochs %" PRId64 "\n", c->program, folder, 2 * setup->train.epochs);
-    fprintf(p->out, "  %s train --help\n", c->program);
+        fprintf(p->out, "Nothing left to do: the run is at %s %" PRId64 " already.\n", early ? "--stop-after" : "--epochs",
+                early ? t->stop_after : t->epochs);
+    if (!t->out[0]) return;
+    fprintf(p->out, "Checkpoint: %s/state.safetensors\nWeights for PyTorch: %s/model.safetensors\n", t->out, t->out);
+    say_next(c, setup, p, !early);
 }
 
 static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
-    const char *folder = setup->train.out;
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    print_shell_word(folder, sizeof folder, setup->train.out);
     fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
-    if (folder[0])
+    if (setup->train.out[0])
         fprintf(p->out, " and saved; go on with: %s train --resume %s\n", c->program, folder);
     else
-        fprintf(p->out, "; nothing is kept without --out\n");
+        fprintf(p->out, "; nothing was kept, as asked\n");
 }
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
@@ -274,11 +252,11 @@ const command command_train = {
     .name = "train",
     .summary = "train a network; Ctrl-C saves, --resume goes on",
     .usage = "[--model NAME] [--data NAME[:DIR]] [--optim NAME] [--flag value ...]",
-    .about =
-        "Trains a network, tests it after every epoch, and keeps its checkpoints and logs in a folder. Ctrl-C ends the run "
-        "after the current step, with everything saved.",
+    .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
+             "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
+             "everything saved.",
     .own = own,
-    .settings = settings,
+    .all_settings = true,
     .model_options = true,
     .rule_options = true,
     .examples = "  abar train\n"

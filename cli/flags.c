@@ -51,54 +51,43 @@ int flags_recipe(cli *c, abar_setup **out)
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config)
+/* ---- which flags there are ------------------------------------------------------------------------------------ */
+
+bool flags_listen(const cli *c, const char *setting)
 {
-    const struct {
-        const abar_option *table;
-        const void *config;
-    } part[] = {{abar_train_options, &setup->train},
-                {setup->model->options, setup->model_config},
-                {setup->rule->options, setup->rule_config}};
-    for (int i = 0; i < 3; i++) {
-        const abar_option *row = part[i].table ? abar_options_find(part[i].table, name) : NULL;
-        if (!row) continue;
-        *table = part[i].table;
-        *config = (void *)part[i].config;
-        return row;
+    return c->command->all_settings || is_listed(setting, c->command->settings);
+}
+
+bool flags_listen_to(const cli *c, const abar_setup_table *table)
+{
+    if (strcmp(table->section, "train") == 0) return true; /* row by row, as flags_listen says */
+    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
+}
+
+/* The row of a setting that this subcommand takes as a flag. */
+static const abar_option *find_setting(const cli *c, const abar_setup *setup, const char *name)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n; i++) {
+        const abar_option *row = abar_options_find(tables[i].options, name);
+        if (row) return flags_listen_to(c, &tables[i]) && (i > 0 || flags_listen(c, name)) ? row : NULL;
     }
     return NULL;
 }
 
-/* ---- which flags there are ------------------------------------------------------------------------------------ */
-
-/* A flag that this subcommand knows: where its row is, and where its value goes. */
-typedef struct target {
-    const abar_option *option, *table;
-    void *config;
-    bool own;
-} target;
-
-static bool listens(const cli *c, const abar_setup *setup, const abar_option *table, const char *name)
+/* The row of any flag; *own: the subcommand's own. */
+static const abar_option *find_flag(const cli *c, const abar_setup *setup, const char *name, bool *own)
 {
-    if (table == abar_train_options) return is_listed(name, c->command->settings);
-    return table == setup->model->options ? c->command->model_options : c->command->rule_options;
+    const abar_option *row = abar_options_find(c->command->own, name);
+    *own = row != NULL;
+    return row || !setup ? row : find_setting(c, setup, name);
 }
 
-static bool find_target(const cli *c, const char *name, void *own, abar_setup *setup, target *out)
-{
-    *out = (target){.table = c->command->own, .config = own, .own = true};
-    out->option = abar_options_find(c->command->own, name);
-    if (out->option) return true;
-    if (!setup) return false;
-    out->own = false;
-    out->option = setup_option(setup, name, &out->table, &out->config);
-    return out->option && listens(c, setup, out->table, name);
-}
-
-static int add_names(const abar_option *table, const char *const *only, const char **names, int n)
+static int add_names(const abar_option *table, const cli *listener, const char **names, int n)
 {
     for (; table && table->name && n < NAMES_MAX - 1; table++) {
-        if (!only || is_listed(table->name, only)) names[n++] = table->name;
+        if (!listener || flags_listen(listener, table->name)) names[n++] = table->name;
     }
     names[n] = NULL;
     return n;
@@ -106,17 +95,20 @@ static int add_names(const abar_option *table, const char *const *only, const ch
 
 static const char *nearest_flag(const cli *c, const abar_setup *setup, const char *name)
 {
-    static const char *const synonym[][2] = {{"learning-rate", "lr"},  {"batch-size", "batch"}, {"optimizer", "optim"},
-                                             {"dataset", "data"},      {"output", "out"},       {"output-dir", "out"},
-                                             {"num-epochs", "epochs"}, {"n-epochs", "epochs"},  {"num-workers", "workers"},
-                                             {"jobs", "threads"},      {"wd", "weight-decay"},  {"weights", "checkpoint"},
-                                             {"arch", "model"},        {"network", "model"},    {"continue", "resume"}};
+    static const char *const synonym[][2] = {
+        {"learning-rate", "lr"},     {"batch-size", "batch"},  {"batchsize", "batch"},    {"bs", "batch"},
+        {"optimizer", "optim"},      {"opt", "optim"},         {"dataset", "data"},       {"output", "out"},
+        {"output-dir", "out"},       {"num-epochs", "epochs"}, {"n-epochs", "epochs"},    {"num-workers", "workers"},
+        {"jobs", "threads"},         {"wd", "weight-decay"},   {"weights", "checkpoint"}, {"arch", "model"},
+        {"network", "model"},        {"continue", "resume"},   {"gpu", "device"},         {"cuda", "device"},
+        {"warmup-epochs", "warmup"}, {"clip-grad", "clip"},    {"log-dir", "out"}};
     const char *names[NAMES_MAX];
     int n = add_names(c->command->own, NULL, names, 0);
     if (setup) {
-        if (c->command->settings) n = add_names(abar_train_options, c->command->settings, names, n);
-        if (c->command->model_options) n = add_names(setup->model->options, NULL, names, n);
-        if (c->command->rule_options) add_names(setup->rule->options, NULL, names, n);
+        abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+        int count = abar_setup_tables(setup, tables);
+        for (int i = 0; i < count; i++)
+            if (flags_listen_to(c, &tables[i])) n = add_names(tables[i].options, i == 0 ? c : NULL, names, n);
     }
     for (size_t i = 0; i < sizeof synonym / sizeof *synonym; i++) {
         if (strcmp(name, synonym[i][0]) == 0 && is_listed(synonym[i][1], names)) return synonym[i][1];
@@ -135,7 +127,9 @@ static const char *other_owner(const char *name)
         const abar_option *table = abar_rule_find(*rule)->options;
         if (table && abar_options_find(table, name)) return *rule;
     }
-    return NULL;
+    for (const char *const *method = abar_method_names(); *method; method++)
+        if (abar_options_find(abar_method_find(*method)->options, name)) return *method;
+    return abar_options_find(abar_curvature_options, name) ? "mac and the other curvature methods" : NULL;
 }
 
 /* ---- what can be wrong ---------------------------------------------------------------------------------------- */
@@ -146,19 +140,19 @@ static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
     const char *owner = other_owner(bare), *near = nearest_flag(c, setup, name), *verb = c->command->name;
     if (abar_options_find(abar_train_options, bare))
         return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", name, verb, verb);
-    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, which is not what you chose, leave it out", name, owner);
+    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", name, owner);
     if (near) return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%s? abar %s --help lists all", name, near, verb);
     return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", name, verb);
 }
 
 static int unexpected_word(const cli *c, const char *word)
 {
-    const char *flag = abar_model_find(word)                   ? "model"
-                       : abar_rule_find(word)                  ? "optim"
-                       : is_listed(word, abar_dataset_names()) ? "data"
-                       : path_exists(word)                     ? "checkpoint"
-                                                               : NULL;
-    bool fits = flag && (abar_options_find(c->command->own, flag) || is_listed(flag, c->command->settings));
+    const char *flag = abar_model_find(word)                            ? "model"
+                       : abar_rule_find(word) || abar_method_find(word) ? "optim"
+                       : is_listed(word, abar_dataset_names())          ? "data"
+                       : path_exists(word)                              ? "checkpoint"
+                                                                        : NULL;
+    bool fits = flag && (abar_options_find(c->command->own, flag) || flags_listen(c, flag));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
         return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
@@ -166,14 +160,10 @@ static int unexpected_word(const cli *c, const char *word)
                     c->command->name);
 }
 
-static int missing_value(const target *t, const char *name)
+static int missing_value(const abar_option *option)
 {
-    char example[ABAR_OPTION_TEXT_MAX];
-    if (t->option->type == ABAR_OPTION_CHOICE)
-        return cli_fail(EXIT_USAGE, "--%s: needs a value, one of %s", name, t->option->choices);
-    snprintf(example, sizeof example, "%s", t->option->fallback ? t->option->fallback : "");
-    if (!example[0]) return cli_fail(EXIT_USAGE, "--%s: needs a value", name);
-    return cli_fail(EXIT_USAGE, "--%s: needs a value, for example --%s %s", name, name, example);
+    const char *example = option->fallback && option->fallback[0] ? option->fallback : help_placeholder(option);
+    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", option->name, option->name, example);
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
@@ -188,12 +178,12 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
                     resumed, begun);
 }
 
-static int set_target(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *resumed)
+static int set_flag(cli *c, const abar_option *flag, void *own, abar_setup *setup, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
-    if (!t->own && is_listed(name, chosen)) return set_chosen(c, setup, name, value, resumed);
-    abar_status status =
-        t->own ? abar_options_set(c->ctx, t->table, t->config, name, value) : abar_setup_set(c->ctx, setup, name, value);
+    if (!own && is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
+    abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value)
+                             : abar_setup_set(c->ctx, setup, flag->name, value);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
@@ -206,22 +196,20 @@ static int read_flag(cli *c, int *at, void *own, abar_setup *setup, const char *
     char name[FLAG_MAX];
     snprintf(name, sizeof name, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
 
-    target t;
-    bool negated = false;
-    if (!find_target(c, name, own, setup, &t)) {
-        negated =
-            strncmp(name, "no-", 3) == 0 && find_target(c, name + 3, own, setup, &t) && t.option->type == ABAR_OPTION_BOOL;
-        if (!negated) return unknown_flag(c, setup, name);
-    }
+    bool is_own;
+    const abar_option *flag = find_flag(c, setup, name, &is_own);
+    bool negated = !flag && strncmp(name, "no-", 3) == 0;
+    if (negated) flag = find_flag(c, setup, name + 3, &is_own);
+    if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, setup, name);
+
     const char *value = joined ? joined + 1 : NULL;
-    if (t.option->type == ABAR_OPTION_BOOL) {
-        if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
-        if (!value) value = negated ? "false" : "true";
-    } else if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(&t, name);
+    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
+    if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
+    if (!value) {
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag);
         value = c->argv[++*at];
     }
-    return set_target(c, &t, setup, t.option->name, value, resumed);
+    return set_flag(c, flag, is_own ? own : NULL, setup, value, resumed);
 }
 
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)

@@ -6,8 +6,7 @@
 
 #define FLAG_COLUMN 30
 
-/* What a value looks like, for the options whose type alone does not say. */
-static const char *placeholder(const abar_option *option)
+const char *help_placeholder(const abar_option *option)
 {
     static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
                                            {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
@@ -30,7 +29,7 @@ static bool is_on(const char *value) { return strcmp(value, "true") == 0 || strc
 static void print_option(const cli *c, const abar_option *table, const abar_option *row, const void *config)
 {
     char left[128], value[ABAR_OPTION_TEXT_MAX], text[2 * ABAR_OPTION_TEXT_MAX];
-    const char *takes = placeholder(row);
+    const char *takes = help_placeholder(row);
     snprintf(value, sizeof value, "%s", row->fallback ? row->fallback : "");
     if (config) abar_options_get(c->ctx, table, config, row->name, value, sizeof value);
     if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");
@@ -50,32 +49,28 @@ void help_options(const cli *c, const abar_option *table, const void *config)
 
 static void help_settings(const cli *c, const abar_setup *setup)
 {
-    for (const char *const *name = c->command->settings; *name; name++) {
-        const abar_option *row = abar_options_find(abar_train_options, *name);
-        if (row) print_option(c, abar_train_options, row, &setup->train);
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
     }
 }
-
-static bool has_options(const abar_option *table) { return table && table->name; }
 
 static void help_tables(const cli *c, const abar_setup *setup)
 {
     printf("\nSettings [defaults of %s on %s with %s]:\n", setup->train.model, setup->train.data, setup->train.optim);
     help_settings(c, setup);
-    if (c->command->model_options && has_options(setup->model->options)) {
-        printf("\nOf %s:\n", setup->model->name);
-        help_options(c, setup->model->options, setup->model_config);
-    }
-    if (c->command->rule_options && has_options(setup->rule->options)) {
-        printf("\nOf %s:\n", setup->rule->name);
-        help_options(c, setup->rule->options, setup->rule_config);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 1; i < n; i++) {
+        if (!flags_listen_to(c, &tables[i]) || !tables[i].options->name) continue;
+        printf("\nOf %s:\n", tables[i].owner);
+        help_options(c, tables[i].options, tables[i].config);
     }
 }
 
 int help_command(cli *c)
 {
     abar_setup *setup = NULL;
-    if (c->command->settings) {
+    if (flags_listen(c, "model")) {
         int code = flags_recipe(c, &setup);
         if (code) return code;
     }

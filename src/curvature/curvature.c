@@ -111,7 +111,7 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .convolution = conv,
                        .cosine = NAN,
                        .ratio = NAN};
-    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = NAN;
+    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;
     if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(group * out * in) * element;
     if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)(group * out) * element;
     cv->ops->shape(cv, map, &map->shape);
@@ -196,19 +196,19 @@ static abar_status find_method(abar_context *ctx, const char *name, const abar__
                       near ? near : "");
 }
 
-static abar_status configure(abar__curvature *cv, const abar_optim_config *config)
+static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wish)
 {
     abar_context *ctx = cv->dev->ctx;
     const abar_method *method = &cv->ops->method;
-    if (config->curvature)
-        cv->config = *config->curvature;
+    if (wish->common)
+        cv->config = *wish->common;
     else
         abar_options_default(abar_curvature_options, &cv->config);
     ABAR_TRY(abar__options_check(ctx, method->name, abar_curvature_options, &cv->config));
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
-    if (config->method_config)
-        memcpy(cv->method_config, config->method_config, cv->config_bytes);
+    if (wish->method_config)
+        memcpy(cv->method_config, wish->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
     ABAR_TRY(abar__options_check(ctx, method->name, method->options, cv->method_config));
@@ -243,18 +243,19 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
 }
 
 /* Everything but the device's memory. */
-static abar_status prepare(abar_device *dev, const abar_optim_config *config, abar__curvature **out)
+static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
 {
     const abar__curvature_ops *ops;
-    ABAR_TRY(find_method(dev->ctx, config->method, &ops));
-    if (config->n_layers < 0 || (config->n_layers > 0 && !config->layers))
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", config->method);
+    ABAR_TRY(find_method(dev->ctx, wish->method, &ops));
+    if (wish->n_layers < 0 || (wish->n_layers > 0 && !wish->layers))
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", wish->method);
     abar__curvature *cv;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
-    *cv = (abar__curvature){.dev = dev, .stats = dev->ops->stats, .ops = ops, .base_lr = config->base_lr, .grad_scale = 1.0};
+    *cv = (abar__curvature){.dev = dev, .stats = dev->ops->stats, .ops = ops, .base_lr = wish->base_lr, .grad_scale = 1.0};
     cv->times.kl_scale = 1.0;
-    abar_status status = configure(cv, config);
-    if (status == ABAR_OK) status = make_maps(cv, config->layers, config->n_layers);
+    abar_status status = configure(cv, wish);
+    if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);
+    if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
         return status;
@@ -264,11 +265,11 @@ static abar_status prepare(abar_device *dev, const abar_optim_config *config, ab
     return ABAR_OK;
 }
 
-abar_status abar__curvature_create(abar_device *dev, const abar_optim_config *config, abar__curvature **out)
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
 {
     *out = NULL;
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, config, &cv));
+    ABAR_TRY(prepare(dev, wish, &cv));
     abar_status status = take_memory(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
@@ -299,10 +300,10 @@ size_t abar__curvature_bytes(const abar__curvature *cv)
            cv->config_bytes;
 }
 
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps)
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps)
 {
     abar__curvature *cv;
-    if (prepare(dev, config, &cv) < 0) return 0;
+    if (prepare(dev, wish, &cv) < 0) return 0;
     size_t bytes = abar__curvature_bytes(cv);
     *maps = cv->n_maps;
     abar__curvature_destroy(cv);
@@ -467,19 +468,28 @@ void abar__curvature_skip(abar__curvature *cv)
 }
 
 /* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
+static bool climb(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double *shift,
+                  void *inverse)
+{
+    const double least = 1e-8 * scale * cv->stats->trace(cv->dev, d, average) / (double)d;
+    for (int raised = 0; raised < 5; raised++) {
+        if (cv->stats->invert(cv->dev, d, average, scale, *shift, false, inverse, cv->scratch)) return true;
+        map->count[ABAR_COUNT_RAISED]++;
+        *shift = fmax(10.0 * *shift, least);
+    }
+    if (cv->stats->invert(cv->dev, d, average, scale, *shift, false, inverse, cv->scratch)) return true;
+    map->count[ABAR_COUNT_DOUBLED]++;
+    return cv->stats->invert(cv->dev, d, average, scale, *shift, true, inverse, cv->scratch);
+}
+
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse)
 {
-    const abar__stats_ops *stats = cv->stats;
-    const double least = 1e-8 * scale * stats->trace(cv->dev, d, average) / (double)d;
-    for (int raised = 0; raised <= 5; raised++) {
-        if (stats->invert(cv->dev, d, average, scale, shift, false, inverse, cv->scratch)) return true;
-        if (raised == 5) break;
-        map->count[ABAR_COUNT_RAISED]++;
-        shift = fmax(10.0 * shift, least);
-    }
-    map->count[ABAR_COUNT_DOUBLED]++;
-    return stats->invert(cv->dev, d, average, scale, shift, true, inverse, cv->scratch);
+    if (!climb(cv, map, d, average, scale, &shift, inverse)) return false;
+    /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
+    double largest = scale * cv->stats->trace(cv->dev, d, average) + shift * (double)d;
+    map->real[ABAR_REAL_CONDITION] = largest * sqrt(cv->stats->dot(cv->dev, d * d, inverse, inverse));
+    return true;
 }
 
 /* ---- preconditioning ---------------------------------------------------------------------------------------------- */
@@ -650,6 +660,19 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .kept = copy.count[ABAR_COUNT_KEPT],
                            .damping = copy.real[ABAR_REAL_DAMPING],
                            .mean_square = copy.real[ABAR_REAL_MEAN_SQUARE],
+                           .condition = copy.real[ABAR_REAL_CONDITION],
                            .cosine = copy.cosine,
                            .ratio = copy.ratio};
+}
+
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user)
+{
+    abar__curvature *cv;
+    ABAR_TRY(prepare(dev, wish, &cv));
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar_map_info info = abar__curvature_map(cv, i);
+        visit(user, &info);
+    }
+    abar__curvature_destroy(cv);
+    return ABAR_OK;
 }

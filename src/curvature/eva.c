@@ -58,6 +58,7 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     stats->affine(cv->dev, map->out, map->average[MEAN_P], p > 0.0 ? unbias / p : 0.0, 0.0, map->derived[UNIT_P]);
     map->real[ABAR_REAL_DAMPING] = c->damping;
     map->real[ABAR_REAL_MEAN_SQUARE] = a * a;
+    map->real[ABAR_REAL_CONDITION] = (c->damping + q) / c->damping;
     map->real[ABAR_REAL_FACTOR] = isfinite(q) ? q / (c->damping + q) : 1.0;
     return true;
 }

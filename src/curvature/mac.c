@@ -34,6 +34,12 @@ static abar_status check(abar_context *ctx, const void *config)
     return abar__mean_check(ctx, "mac", &c->mean);
 }
 
+static abar_status check_maps(const abar__curvature *cv)
+{
+    const mac_config *c = cv->method_config;
+    return abar__mean_check_maps(cv, &c->mean);
+}
+
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     const mac_config *c = cv->method_config;
@@ -97,6 +103,7 @@ const abar__curvature_ops abar__method_mac = {
                .config_size = sizeof(mac_config)},
     .uses = ABAR_USES_INPUT,
     .check = check,
+    .check_maps = check_maps,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,

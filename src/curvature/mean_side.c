@@ -25,6 +25,15 @@ abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__
     return ABAR_OK;
 }
 
+abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_config *c)
+{
+    bool first = c->first_layer == ABAR_FIRST_RUNNING;
+    for (int i = 0; i < cv->n_maps; i++) first = first || cv->maps[i].first;
+    if (first) return ABAR_OK;
+    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                      "--first-layer: no preconditioned layer reads the network's input, leave it out");
+}
+
 static bool is_calibrated(const abar__mean_config *c, const abar__map *map)
 {
     return map->first && c->first_layer != ABAR_FIRST_RUNNING;
@@ -73,6 +82,7 @@ static void derive(abar__curvature *cv, const abar__mean_config *c, abar__map *m
     cv->stats->affine(cv->dev, map->d, source, length > 0.0 ? scale / sqrt(length) : 0.0, 0.0, map->derived[ABAR_MEAN_U]);
     map->real[ABAR_REAL_DAMPING] = rho;
     map->real[ABAR_REAL_MEAN_SQUARE] = square;
+    map->real[ABAR_REAL_CONDITION] = length / rho;
 }
 
 void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__map *map, double unbias)

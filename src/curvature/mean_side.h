@@ -29,6 +29,8 @@ typedef struct abar__mean_config {
 enum { ABAR_MEAN_AVERAGE = 0, ABAR_MEAN_U = 0 };
 
 abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__mean_config *c);
+/* A first layer that is to be calibrated must be there. */
+abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_config *c);
 /* rho where it is a number; adaptive: 0. */
 double abar__mean_damping(const abar__mean_config *c, bool *adaptive);
 void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__map_shape *out);

@@ -30,6 +30,12 @@ static abar_status check(abar_context *ctx, const void *config)
     return abar__mean_check(ctx, "smac", &c->mean);
 }
 
+static abar_status check_maps(const abar__curvature *cv)
+{
+    const smac_config *c = cv->method_config;
+    return abar__mean_check_maps(cv, &c->mean);
+}
+
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     const smac_config *c = cv->method_config;
@@ -95,6 +101,7 @@ const abar__curvature_ops abar__method_smac = {
                .config_size = sizeof(smac_config)},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
+    .check_maps = check_maps,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,

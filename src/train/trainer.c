@@ -69,10 +69,11 @@ static abar_status open_books(abar_trainer *t)
 static abar_status build(abar_trainer *t, bool resume)
 {
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
-    ABAR_TRY(abar__folder_claim(t, resume));
     ABAR_TRY(open_data(t));
     ABAR_TRY(make_net(t));
+    ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(open_books(t));
+    ABAR_TRY(abar__stepper_calibrate(&t->stepper, t->train));
     return abar_loader_seek(t->train, t->at.epoch, t->at.step);
 }
 
@@ -196,8 +197,12 @@ static abar_status train_step(abar_trainer *t)
     abar_batch batch;
     abar__step_result result;
     ABAR_TRY(abar_loader_next(t->train, &batch));
+    const int64_t diagnose = t->setup->train.diagnose;
+    const bool measure = t->log && diagnose > 0 && k % diagnose == 0;
+    if (measure) abar_optim_measure(t->optim);
     ABAR_TRY(abar__stepper_run(&t->stepper, &batch, k, lr, &result));
     count_step(t, &result);
+    if (measure && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
     abar_progress p = progress_of(t, lr);
     tell(t, &p);

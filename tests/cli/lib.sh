@@ -5,6 +5,7 @@ set -u
 abar=$(realpath "$1")
 tests=$(realpath "$2")
 root=$(dirname "$tests")
+[[ -x $abar ]] || { echo "$abar: cannot be run"; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

@@ -19,10 +19,10 @@ suite() {
 }
 ends_in() { [[ $(tail -n 1 stdout) == "$1" ]]; }
 
-suite 'echo "[  PASSED  ] 5 test(s)."' 'true'
+suite 'echo "[==========] 5 test(s) run."; echo "[  PASSED  ] 5 test(s)."' 'true'
 check "programs and functions are counted" ends_in '6 passed, 0 failed'
 check "success is success" test $rc = 0
-suite 'echo "[  PASSED  ] 2 test(s)."; echo "[  SKIPPED ] 1 test(s), listed below:"; echo "[  FAILED  ] 3 test(s), listed below:"; exit 3' \
+suite 'echo "[==========] 6 test(s) run."; echo "[  PASSED  ] 2 test(s)."; echo "[  SKIPPED ] 1 test(s), listed below:"; echo "[  FAILED  ] 3 test(s), listed below:"; exit 3' \
     'echo "3 passed, 1 failed, 2 skipped"; exit 1'
 check "failures and skips inside programs are counted" ends_in '5 passed, 4 failed, 3 skipped'
 check "failure is failure" test $rc != 0

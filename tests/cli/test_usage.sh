@@ -55,6 +55,7 @@ refuses "lone model" 2 'did you mean --model lenet5' models lenet5
 # --- values ---
 refuses "missing value at the end" 2 'lr.*value' train --lr
 refuses "missing value before a flag" 2 'lr.*value' train --lr --epochs 3
+refuses "missing name" 2 'as in --model NAME' train --model
 refuses "missing choice" 2 'cosine' train --schedule
 refuses "wrong choice" 2 'cosinus.*cosine' train --schedule cosinus
 refuses "lr nan" 2 'lr' train --lr nan

@@ -462,7 +462,7 @@ static void run_case(bench *b, const char *name, const tolerance *t)
 
 static void run_method(const char *device, int threads, const char *method, abar_layout layout, abar_dtype dtype)
 {
-    const tolerance t = {.fixed = 1e-9, .times = 20.0, .at_least = 2e-5};
+    const tolerance t = {.fixed = 1e-9, .times = 5.0, .at_least = 1e-4};
     bench b = {.layout = layout, .dtype = dtype};
     assert_int_equal(abar_context_create(NULL, &b.ctx), ABAR_OK);
     NEED(&b, abar_device_open(b.ctx, device, &(abar_device_config){.size = sizeof(abar_device_config), .threads = threads},

@@ -21,7 +21,7 @@ static void export_and_checkpoint_evaluate_as_the_run_did(void **state)
     static const char *const devices[] = {"ref", "cpu"};
     static const char *const files[] = {"model.safetensors", "state.safetensors"};
     for (int i = 0; i < 2; i++) {
-        abar_setup *setup = make_setup(f, "resnet20", "sgd", "limit-train=8 limit-test=7 batch=4 epochs=1");
+        abar_setup *setup = make_setup(f, "resnet20", "sgd", "threads=1 limit-train=4 limit-test=3 batch=2 epochs=1");
         abar__epoch last;
         set(f, setup, "device", devices[i]);
         set_out(f, setup, devices[i]);
@@ -31,7 +31,7 @@ static void export_and_checkpoint_evaluate_as_the_run_did(void **state)
             abar_evaluation e;
             snprintf(path, sizeof path, "%s/%s/%s", f->dir, devices[i], files[j]);
             need(f, abar_evaluate(f->ctx, setup, path, &e));
-            assert_int_equal(e.samples, 7);
+            assert_int_equal(e.samples, 3);
             assert_true(fabs(e.loss - last.test_loss) <= 1e-5 * last.test_loss);
             assert_true(fabs(e.accuracy - last.test_accuracy) < 1e-9);
         }
@@ -126,7 +126,7 @@ static void weights_of_another_model_are_refused_by_name(void **state)
     abar_setup *lenet = make_setup(f, "lenet5", "sgd", "device=ref limit-train=8 limit-test=8 batch=8");
     abar_evaluation e;
     assert_int_equal(abar_evaluate(f->ctx, mlp, GOLDEN "lenet5_torch.safetensors", &e), ABAR_E_FORMAT);
-    assert_error(f, "conv1.weight is none of the model's");
+    assert_error(f, "is none of the model's");
     assert_int_equal(abar_evaluate(f->ctx, lenet, GOLDEN "train_lenet5.safetensors", &e), ABAR_E_FORMAT);
     assert_true(abar_evaluate(f->ctx, lenet, "/nowhere/model.safetensors", &e) < 0);
     assert_error(f, "/nowhere/model.safetensors");

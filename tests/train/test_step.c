@@ -188,7 +188,8 @@ static void training_allocates_nothing(void **state)
     fixture *f = *state;
     static const char *const devices[] = {"ref", "cpu"};
     for (int i = 0; i < 2; i++) {
-        abar_setup *setup = make_setup(f, "lenet5", "adamw", "limit-train=64 limit-test=40 batch=16 accumulate=2 epochs=2");
+        abar_setup *setup =
+            make_setup(f, "lenet5", "adamw", "limit-train=64 limit-test=40 batch=16 accumulate=2 epochs=2 threads=1");
         set(f, setup, "device", devices[i]);
         set(f, setup, "augment", "true");
         abar_trainer *t;

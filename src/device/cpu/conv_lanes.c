@@ -4,7 +4,7 @@
  * Work is cut into units, a strip of rows of sixteen images each, shared out among the threads in order. The gradient of the
  * input is a convolution of dy; with a stride s there is one for each of the s x s phases of its pixels. */
 #include "device/cpu/conv_lanes.h"
-#include "device/nn_impl.h"
+#include "device/cpu/cpu_nn.h"
 
 #include <omp.h>
 #include <string.h>
@@ -30,9 +30,9 @@ typedef struct lanes {
     phase phase[];
 } lanes;
 
-/* What one thread keeps during backward, in floats. */
+/* What one thread sums up during backward, in floats. */
 typedef struct workspace {
-    int64_t masked, partial, bias, total;
+    int64_t bias, total; /* weights come first */
 } workspace;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -133,12 +133,8 @@ static int64_t choose_strips(int64_t blocks, int64_t rows, int64_t threads)
 
 static workspace workspace_of(const lanes *l, const abar__op_desc *d)
 {
-    workspace s = {.masked = 0};
-    int64_t masked = d->activation == ABAR_ACT_RELU ? d->out.dim[1] * l->out_plane : 0;
-    s.partial = s.masked + masked;
-    s.bias = s.partial + d->window.groups * l->weights * ABAR_LANES;
-    s.total = s.bias + d->out.dim[1] * ABAR_LANES;
-    return s;
+    int64_t weights = d->window.groups * l->weights * ABAR_LANES;
+    return (workspace){.bias = weights, .total = weights + d->out.dim[1] * ABAR_LANES};
 }
 
 /* Packed weights come first in scratch, then the threads' workspaces. */
@@ -153,8 +149,7 @@ static abar_status create_any(abar__op *op)
     const abar__op_desc *d = &op->desc;
     const abar_window *w = &d->window;
     if (d->activation != ABAR_ACT_NONE && d->activation != ABAR_ACT_RELU) return ABAR_E_UNSUPPORTED;
-    op->priv_bytes = sizeof(lanes) + (size_t)(w->stride[0] * w->stride[1]) * sizeof(phase);
-    ABAR_TRY(abar__alloc(op->dev->ctx, op->priv_bytes, &op->priv));
+    ABAR_TRY(abar__op_priv(op, sizeof(lanes) + (size_t)(w->stride[0] * w->stride[1]) * sizeof(phase)));
     lanes *l = op->priv;
     int64_t blocks = (d->in[0].dim[0] + ABAR_LANES - 1) / ABAR_LANES;
     l->kernels = kernels[abar__isa_best()];
@@ -228,48 +223,28 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* Rows of dy that a strip needs: its own, and those whose windows reach the strip's rows of dx. */
-static void rows_needed(const abar__op *op, int64_t strip, bool dx, int64_t *begin, int64_t *end)
+/* Rows of dy that belong to a unit. */
+static void rows_of(const abar__op *op, int64_t unit, int64_t *begin, int64_t *end)
 {
     const lanes *l = op->priv;
-    const abar_window *w = &op->desc.window;
-    int64_t in = op->desc.in[0].dim[2], out = op->desc.out.dim[2];
-    *begin = abar__lanes_share(out, l->strips, strip);
-    *end = abar__lanes_share(out, l->strips, strip + 1);
-    if (!dx) return;
-    int64_t first = abar__lanes_share(in, l->strips, strip), last = abar__lanes_share(in, l->strips, strip + 1) - 1;
-    int64_t low = ceil_div(first + w->pad[0] - w->dilation[0] * (w->kernel[0] - 1), w->stride[0]);
-    int64_t high = (last + w->pad[0]) / w->stride[0] + 1;
-    *begin = max64(0, min64(*begin, low));
-    *end = min64(out, max64(*end, high));
+    *begin = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips);
+    *end = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips + 1);
 }
 
-/* The gradient before the ReLU, of the rows this unit needs; adds its own rows to the bias's. */
-static const float *mask_unit(const abar__op *op, const abar__op_args *a, int64_t unit, float *masked, float *bias)
+/* Turns the unit's rows of dy into those before the ReLU, and adds them to the bias's gradient. */
+static void mask_unit(const abar__op *op, const abar__op_args *a, float *bias, int64_t unit)
 {
     const lanes *l = op->priv;
     const abar__op_desc *d = &op->desc;
-    int64_t block = unit / l->strips, strip = unit % l->strips, row = l->slope.dy_row, low, high, begin, end;
-    int64_t image = block * d->out.dim[1] * l->out_plane;
     bool relu = d->activation == ABAR_ACT_RELU;
-    const float *dy = (const float *)a->dy + image, *y = relu ? (const float *)a->y + image : NULL;
-    rows_needed(op, strip, d->need_dx[0], &low, &high);
-    rows_needed(op, strip, false, &begin, &end);
+    if (!relu && !d->bias) return;
+    int64_t image = unit / l->strips * d->out.dim[1], begin, end;
+    rows_of(op, unit, &begin, &end);
     for (int64_t c = 0; c < d->out.dim[1]; c++) {
-        int64_t at = c * l->out_plane, width = d->out.dim[3];
-        float unused[ABAR_LANES] __attribute__((aligned(ABAR_ALIGN))) = {0};
-        if (!relu) {
-            if (d->bias) l->kernels->mask(dy + at + begin * row, NULL, NULL, bias + c * ABAR_LANES, (end - begin) * width);
-            continue;
-        }
-        int64_t cut[] = {low, begin, end, high};
-        for (int i = 0; i < 3; i++) {
-            int64_t from = at + cut[i] * row;
-            l->kernels->mask(dy + from, y + from, masked + from, i == 1 ? bias + c * ABAR_LANES : unused,
-                             (cut[i + 1] - cut[i]) * width);
-        }
+        int64_t at = (image + c) * l->out_plane + begin * l->slope.dy_row;
+        l->kernels->mask((float *)a->dy + at, relu ? (const float *)a->y + at : NULL, bias + c * ABAR_LANES,
+                         (end - begin) * d->out.dim[3]);
     }
-    return relu ? masked : dy;
 }
 
 static void input_gradient(const abar__op *op, const float *packed, const float *dy, float *dx, int64_t strip)
@@ -289,18 +264,19 @@ static void input_gradient(const abar__op *op, const float *packed, const float 
     }
 }
 
-static void backward_unit(const abar__op *op, const abar__op_args *a, float *own, int64_t unit)
+static void backward_unit(const abar__op *op, const abar__op_args *a, float *weights, int64_t unit)
 {
     const lanes *l = op->priv;
     const abar__op_desc *d = &op->desc;
-    workspace s = workspace_of(l, d);
-    int64_t image = unit / l->strips * d->in[0].dim[1] * l->in_plane, begin, end;
-    const float *dy = mask_unit(op, a, unit, own + s.masked, own + s.bias), *x = (const float *)a->x[0] + image;
-    rows_needed(op, unit % l->strips, false, &begin, &end);
+    int64_t block = unit / l->strips, begin, end;
+    const float *dy = (const float *)a->dy + block * d->out.dim[1] * l->out_plane;
+    const float *x = (const float *)a->x[0] + block * d->in[0].dim[1] * l->in_plane;
+    rows_of(op, unit, &begin, &end);
     for (int64_t g = 0; g < d->window.groups; g++)
         l->kernels->slope(&l->slope, dy + g * l->out_channels * l->out_plane, x + g * l->in_channels * l->in_plane,
-                          own + s.partial + g * l->weights * ABAR_LANES, begin, end);
-    if (d->need_dx[0]) input_gradient(op, a->scratch, dy, (float *)a->dx[0] + image, unit % l->strips);
+                          weights + g * l->weights * ABAR_LANES, begin, end);
+    if (d->need_dx[0])
+        input_gradient(op, a->scratch, dy, (float *)a->dx[0] + block * d->in[0].dim[1] * l->in_plane, unit % l->strips);
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
@@ -308,7 +284,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     const lanes *l = op->priv;
     const abar__op_desc *d = &op->desc;
     const workspace s = workspace_of(l, d);
-    float *packed = a->scratch, *spaces = packed + packed_floats(l, d);
+    float *packed = a->scratch, *sums = packed + packed_floats(l, d);
     const int64_t weights = d->window.groups * l->weights, outputs = d->out.dim[1];
     for (int64_t g = 0; g < d->window.groups && d->need_dx[0]; g++)
         for (int n = 0; n < l->phases; n++)
@@ -317,15 +293,22 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
 #pragma omp parallel num_threads(op->dev->threads)
     {
         int threads = omp_get_num_threads(), me = omp_get_thread_num();
-        float *own = spaces + me * s.total;
-        memset(own + s.partial, 0, (size_t)(s.total - s.partial) * sizeof(float));
-        int64_t end = abar__lanes_share(l->units, threads, me + 1);
-        for (int64_t u = abar__lanes_share(l->units, threads, me); u < end; u++) backward_unit(op, a, own, u);
+        float *own = sums + me * s.total;
+        int64_t begin = abar__lanes_share(l->units, threads, me), end = abar__lanes_share(l->units, threads, me + 1);
+        memset(own, 0, (size_t)s.total * sizeof(float));
+        if (l->strips > 1) { /* a strip of dx reads rows of the strips around it */
+            for (int64_t u = begin; u < end; u++) mask_unit(op, a, own + s.bias, u);
 #pragma omp barrier
-        l->kernels->reduce(spaces + s.partial, s.total, threads, abar__lanes_share(weights, threads, me),
+        }
+        for (int64_t u = begin; u < end; u++) {
+            if (l->strips == 1) mask_unit(op, a, own + s.bias, u);
+            backward_unit(op, a, own, u);
+        }
+#pragma omp barrier
+        l->kernels->reduce(sums, s.total, threads, abar__lanes_share(weights, threads, me),
                            abar__lanes_share(weights, threads, me + 1), a->accumulate, a->dparam[0]);
         if (d->bias)
-            l->kernels->reduce(spaces + s.bias, s.total, threads, abar__lanes_share(outputs, threads, me),
+            l->kernels->reduce(sums + s.bias, s.total, threads, abar__lanes_share(outputs, threads, me),
                                abar__lanes_share(outputs, threads, me + 1), a->accumulate, a->dparam[1]);
     }
     return ABAR_OK;

@@ -58,8 +58,8 @@ typedef struct abar__lanes_kernels {
     void (*row)(const abar__lanes_map *map, const float *packed, const float *bias, const float *src, float *dst, int64_t i);
     /* Adds output rows [begin, end) to partial (outputs, inputs, taps, 16): still one sum per lane. */
     void (*slope)(const abar__lanes_slope *map, const float *dy, const float *x, float *partial, int64_t begin, int64_t end);
-    /* dst = dy where y > 0, else 0, over n pixels; adds them to sum (16). dst and y NULL: only adds dy. */
-    void (*mask)(const float *dy, const float *y, float *dst, float *sum, int64_t n);
+    /* Adds n pixels of dy to sum (16), those where y > 0; the others become 0. y NULL: all count. */
+    void (*mask)(float *dy, const float *y, float *sum, int64_t n);
     /* dst[i] (+)= sum over lanes and over parts (stride floats apart) of partial[i]. */
     void (*reduce)(const float *partial, int64_t stride, int parts, int64_t begin, int64_t end, bool accumulate, float *dst);
 } abar__lanes_kernels;

@@ -2,7 +2,7 @@
  *
  * Activations keep one blocked layout through the net (C16, or C8 below AVX-512; plain where the input has few channels).
  * Weights are plain outside: they are small, and packed into the layout each kernel wants on every call. */
-#include "device/nn_impl.h"
+#include "device/cpu/cpu_nn.h"
 
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -23,7 +23,7 @@ typedef struct conv {
     dnnl_stream_t stream;
     pass pass[PASSES];
     /* where things are in scratch; weights first */
-    size_t bias, masked, pad_forward, pad_backward;
+    size_t bias, pad_forward, pad_backward;
 } conv;
 
 /* What the convolution looks like to oneDNN. */
@@ -159,23 +159,17 @@ static size_t query_bytes(const_dnnl_primitive_desc_t desc, dnnl_query_t what)
     return desc ? abar__round_up(dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(desc, what, 0)), ABAR_ALIGN) : 0;
 }
 
-/* Scratch: packed weights (or their gradient), the bias's gradient, dy before the ReLU, oneDNN's own scratchpad. */
+/* Scratch: packed weights (or their gradient), the bias's gradient, oneDNN's own scratchpad. */
 static void plan_scratch(abar__op *op, dnnl_primitive_desc_t desc[3])
 {
     conv *c = op->priv;
-    bool relu = op->desc.activation == ABAR_ACT_RELU;
     size_t forward = query_bytes(desc[FORWARD], dnnl_query_weights_md), data = query_bytes(desc[DATA], dnnl_query_weights_md);
     size_t weights = query_bytes(desc[WEIGHTS], dnnl_query_diff_weights_md);
     size_t pad_data = query_bytes(desc[DATA], dnnl_query_scratchpad_md);
     size_t pad_weights = query_bytes(desc[WEIGHTS], dnnl_query_scratchpad_md);
     c->pad_forward = forward;
     c->bias = data > weights ? data : weights;
-    c->masked = c->bias + abar__round_up((size_t)op->desc.out.dim[1] * sizeof(float), ABAR_ALIGN);
-    c->pad_backward =
-        c->masked +
-        (relu ? abar__round_up(dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(desc[FORWARD], dnnl_query_dst_md, 0)),
-                               ABAR_ALIGN)
-              : 0);
+    c->pad_backward = c->bias + abar__round_up((size_t)op->desc.out.dim[1] * sizeof(float), ABAR_ALIGN);
     size_t backward = c->pad_backward + (pad_data > pad_weights ? pad_data : pad_weights);
     forward += query_bytes(desc[FORWARD], dnnl_query_scratchpad_md);
     op->scratch_bytes = forward > backward ? forward : backward;
@@ -243,8 +237,7 @@ static abar_status create(abar__op *op)
     const abar__op_desc *d = &op->desc;
     if (d->activation != ABAR_ACT_NONE && d->activation != ABAR_ACT_RELU) return ABAR_E_UNSUPPORTED;
     bool wide = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-    op->priv_bytes = sizeof(conv);
-    ABAR_TRY(abar__alloc(op->dev->ctx, op->priv_bytes, &op->priv));
+    ABAR_TRY(abar__op_priv(op, sizeof(conv)));
     op->out_layout = wide ? ABAR_LAYOUT_C16 : ABAR_LAYOUT_C8;
     int before = borrow_threads(op->dev->threads);
     dnnl_status_t status = dnnl_unimplemented;
@@ -290,24 +283,13 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return explain(op, status);
 }
 
-/* The gradient before the fused ReLU. */
-static const float *mask(const abar__op *op, const abar__op_args *a, float *masked)
-{
-    const float *dy = a->dy, *y = a->y;
-    if (op->desc.activation != ABAR_ACT_RELU) return dy;
-    int64_t n = (int64_t)(abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) / sizeof(float));
-#pragma omp parallel for simd num_threads(op->dev->threads) schedule(static)
-    for (int64_t i = 0; i < n; i++) masked[i] = y[i] > 0.0f ? dy[i] : 0.0f;
-    return masked;
-}
-
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     conv *c = op->priv;
     char *scratch = a->scratch;
     float *bias = (float *)(scratch + c->bias);
-    const float *dy = mask(op, a, (float *)(scratch + c->masked));
-    const void *pad = scratch + c->pad_backward;
+    const void *dy = a->dy, *pad = scratch + c->pad_backward;
+    abar__relu_gradient(op, a);
     int before = borrow_threads(op->dev->threads);
     dnnl_status_t status = execute(c, WEIGHTS, (const void *[]){a->x[0], scratch, dy, pad, bias});
     if (!status) status = execute(c, a->accumulate ? UNPACK_ADD : UNPACK, (const void *[]){scratch, a->dparam[0]});

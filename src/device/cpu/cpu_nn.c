@@ -5,6 +5,7 @@ const abar__op_impl *const abar__cpu_nn[] = {
     &abar__cpu_reorder,
     &abar__cpu_linear,
     &abar__cpu_conv_lanes,
+    &abar__cpu_conv_winograd,
     &abar__cpu_conv_onednn,
     &abar__cpu_conv_lanes_any,
     &abar__cpu_batch_norm,
@@ -67,4 +68,15 @@ abar_status abar__op_priv(abar__op *op, size_t bytes)
     ABAR_TRY(abar__alloc(op->dev->ctx, bytes, &op->priv));
     op->priv_bytes = bytes;
     return ABAR_OK;
+}
+
+void abar__relu_gradient(const abar__op *op, const abar__op_args *a)
+{
+    if (op->desc.activation != ABAR_ACT_RELU) return;
+    const float *y = a->y;
+    float *dy = a->dy;
+    int64_t n = (int64_t)(abar__shape_bytes(op->dev, &op->desc.out, op->out_layout) / sizeof(float));
+    int parts = abar__parts(op->dev, n, n);
+#pragma omp parallel for simd num_threads(parts) schedule(static)
+    for (int64_t i = 0; i < n; i++) dy[i] = y[i] > 0.0f ? dy[i] : 0.0f;
 }

@@ -61,7 +61,8 @@ static int64_t run_at(const dropout *d, int64_t run, int64_t *length, int64_t *s
     return (n * p->groups + c / lanes) * p->pixels * lanes + c % lanes;
 }
 
-static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t first, const float *x, float *y, int64_t run)
+static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t first, const float *restrict x, float *restrict y,
+                     int64_t run)
 {
     int64_t length, stride, number, at = run_at(d, run, &length, &stride, &number);
     for (int64_t i = 0; i < length;) {
@@ -70,7 +71,12 @@ static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t fir
         d->kernels->factors(key, g / 4, factor);
         int64_t skip = (int64_t)(g % 4), n = ABAR_DROPOUT_FACTORS - skip;
         if (n > length - i) n = length - i;
-        for (int64_t k = 0; k < n; k++) y[at + (i + k) * stride] = x[at + (i + k) * stride] * factor[skip + k];
+        const float *from = x + at + i * stride;
+        float *to = y + at + i * stride;
+        if (stride == 1) /* said aloud, for the sake of vectors */
+            for (int64_t k = 0; k < n; k++) to[k] = from[k] * factor[skip + k];
+        else
+            for (int64_t k = 0; k < n; k++) to[k * stride] = from[k * stride] * factor[skip + k];
         i += n;
     }
 }

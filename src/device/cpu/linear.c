@@ -3,7 +3,7 @@
  *
  * Each thread calls OpenBLAS on its own part of the result: small products gain nothing from OpenBLAS's own threads, and
  * no sum is split, so that the result depends on the thread count only through the shapes of the parts. */
-#include "device/nn_impl.h"
+#include "device/cpu/cpu_nn.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -57,7 +57,6 @@ static abar_status create(abar__op *op)
     if (!relu && op->desc.activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X | (relu ? ABAR_NEEDS_Y : 0u);
-    op->scratch_bytes = relu ? (size_t)abar__shape_count(&op->desc.out) * sizeof(float) : 0;
     return ABAR_OK;
 }
 
@@ -75,16 +74,7 @@ static void finish(float *y, int64_t stride, range rows, range columns, const fl
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     const int64_t in = inputs(op), out = outputs(op);
-    const product p = {.trans_a = CblasNoTrans,
-                       .trans_b = CblasTrans,
-                       .m = row_count(op),
-                       .n = out,
-                       .k = in,
-                       .a = a->x[0],
-                       .lda = in,
-                       .b = a->param[0],
-                       .ldb = in,
-                       .c = a->y};
+    const product p = {CblasNoTrans, CblasTrans, row_count(op), out, in, a->x[0], a->param[0], in, in, a->y, 0.0f};
     const float *bias = op->desc.bias ? a->param[1] : NULL;
 #pragma omp parallel num_threads(op->dev->threads)
     {
@@ -97,51 +87,27 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 }
 
 /* The gradient of the bias's elements in columns. */
-static void sum_rows(const float *dz, int64_t rows, int64_t stride, range columns, bool accumulate, float *to)
+static void sum_rows(const float *dy, int64_t rows, int64_t stride, range columns, bool accumulate, float *to)
 {
     for (int64_t o = columns.begin; o < columns.end && !accumulate; o++) to[o] = 0.0f;
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t o = columns.begin; o < columns.end; o++) to[o] += dz[r * stride + o];
+        for (int64_t o = columns.begin; o < columns.end; o++) to[o] += dy[r * stride + o];
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     const int64_t in = inputs(op), out = outputs(op), rows = row_count(op);
-    const bool relu = op->desc.activation == ABAR_ACT_RELU;
-    const float *dy = a->dy, *y = a->y, *dz = relu ? a->scratch : a->dy;
-    float *masked = a->scratch;
-    const product weights = {.trans_a = CblasTrans,
-                             .trans_b = CblasNoTrans,
-                             .m = out,
-                             .n = in,
-                             .k = rows,
-                             .a = dz,
-                             .lda = out,
-                             .b = a->x[0],
-                             .ldb = in,
-                             .c = a->dparam[0],
-                             .beta = a->accumulate ? 1.0f : 0.0f};
-    const product input = {.trans_a = CblasNoTrans,
-                           .trans_b = CblasNoTrans,
-                           .m = rows,
-                           .n = in,
-                           .k = out,
-                           .a = dz,
-                           .lda = out,
-                           .b = a->param[0],
-                           .ldb = in,
-                           .c = a->dx[0]};
+    const float add = a->accumulate ? 1.0f : 0.0f;
+    const product weights = {CblasTrans, CblasNoTrans, out, in, rows, a->dy, a->x[0], out, in, a->dparam[0], add};
+    const product input = {CblasNoTrans, CblasNoTrans, rows, in, out, a->dy, a->param[0], out, in, a->dx[0], 0.0f};
+    abar__relu_gradient(op, a);
 #pragma omp parallel num_threads(op->dev->threads)
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
         range part_rows, part_columns;
         keep_blas_single();
-        if (relu) {
-#pragma omp for simd schedule(static)
-            for (int64_t i = 0; i < rows * out; i++) masked[i] = y[i] > 0.0f ? dy[i] : 0.0f;
-        }
         multiply_part(&weights, threads, me, &part_rows, &part_columns);
-        if (op->desc.bias) sum_rows(dz, rows, out, share(out, threads, me), a->accumulate, a->dparam[1]);
+        if (op->desc.bias) sum_rows(a->dy, rows, out, share(out, threads, me), a->accumulate, a->dparam[1]);
         if (op->desc.need_dx[0]) multiply_part(&input, threads, me, &part_rows, &part_columns);
     }
     return ABAR_OK;

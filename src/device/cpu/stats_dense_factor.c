@@ -20,7 +20,7 @@ void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info
 void spotri_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
 void dpotrf_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
 void dpotri_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
-void ssyevd_(const char *jobz, const char *uplo, const int *n, float *a, const int *lda, float *w, float *work,
+void dsyevd_(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
              const int *lwork, int *iwork, const int *liwork, int *info, size_t jobz_length, size_t uplo_length);
 
 /* OpenBLAS's own threads are as many as OpenMP would give the caller: returns what to set it back to. */
@@ -113,24 +113,26 @@ static int eigen_integers(int64_t d) { return (int)(3 + 5 * d); }
 size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d)
 {
     (void)dev;
-    return abar__round_up((size_t)(d * d + d + eigen_work(d)) * sizeof(float), ABAR_ALIGN) +
+    return abar__round_up((size_t)(d * d + d + eigen_work(d)) * sizeof(double), ABAR_ALIGN) +
            (size_t)eigen_integers(d) * sizeof(int);
 }
 
+/* In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by products of small ones. */
 bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch)
 {
     const int n = (int)d, size = eigen_work(d), integers = eigen_integers(d);
-    float *a = scratch, *w = a + d * d, *work = w + d;
-    int *whole = (int *)((char *)scratch + abar__round_up((size_t)(d * d + d + size) * sizeof(float), ABAR_ALIGN)), info = 0;
+    double *a = scratch, *w = a + d * d, *work = w + d, sum = 0.0;
+    int *whole = (int *)((char *)scratch + abar__round_up((size_t)(d * d + d + size) * sizeof(double), ABAR_ALIGN)), info = 0;
     for (int64_t i = 0; i < d; i++)
-        for (int64_t j = i; j < d; j++) a[i * d + j] = (float)(scale * (double)((const float *)average)[i * d + j]);
-    if (!upper_is_finite(d, a)) return false;
+        for (int64_t j = i; j < d; j++) sum += a[i * d + j] = scale * (double)((const float *)average)[i * d + j];
+    if (!isfinite(sum)) return false;
     const int before = set_blas_threads(d < SERIAL_EIGEN ? 1 : dev->threads);
-    ssyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1);
+    dsyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1);
     omp_set_num_threads(before);
     if (info != 0) return false;
-    memcpy(values, w, (size_t)d * sizeof *w); /* columns of LAPACK's matrix are rows of ours */
-    memcpy(vectors, a, (size_t)(d * d) * sizeof *a);
+    float *to_values = values, *to_vectors = vectors;
+    for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
+    for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i]; /* columns of LAPACK's matrix are rows of ours */
     return true;
 }
 

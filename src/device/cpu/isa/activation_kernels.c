@@ -61,16 +61,17 @@ static void gelu_erf_grad(const float *dy, const float *dy2, const float *x, flo
     chain(gelu_erf_slope, dy, dy2, x, dx, n);
 }
 
-/* x (1 + tanh u) / 2 = x s with s = 1 / (1 + e^-2u) and 2u = A x (1 + B x^2), A = 2 sqrt(2 / pi). */
+/* x (1 + tanh u) / 2 = x s with s = 1 / (1 + e), e = e^-2u, 2u = A x (1 + B x^2), A = 2 sqrt(2 / pi). In the slope,
+ * 1 - s = e s keeps its digits where s is near 1. */
 #define GELU_A 1.59576912f
 #define GELU_B 0.044715f
 
-ABAR_SPECIALIZED float gelu_gate(float x) { return 1.0f / (1.0f + abar__lane_exp(-GELU_A * x * (1.0f + GELU_B * x * x))); }
-ABAR_SPECIALIZED float gelu_tanh_at(float x) { return x * gelu_gate(x); }
+ABAR_SPECIALIZED float gelu_exp(float x) { return abar__lane_exp(-GELU_A * x * (1.0f + GELU_B * x * x)); }
+ABAR_SPECIALIZED float gelu_tanh_at(float x) { return x * (1.0f / (1.0f + gelu_exp(x))); }
 ABAR_SPECIALIZED float gelu_tanh_slope(float x)
 {
-    float s = gelu_gate(x);
-    return s + x * s * (1.0f - s) * GELU_A * (1.0f + 3.0f * GELU_B * x * x);
+    float e = gelu_exp(x), s = 1.0f / (1.0f + e);
+    return s + x * s * (e * s) * GELU_A * (1.0f + 3.0f * GELU_B * x * x);
 }
 
 static void gelu_tanh(const float *x, float *y, int64_t n) { apply(gelu_tanh_at, x, y, n); }

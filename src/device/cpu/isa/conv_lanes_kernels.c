@@ -308,15 +308,15 @@ static void slope(const abar__lanes_slope *map, const float *dy, const float *x,
 
 /* ---- around them ------------------------------------------------------------------------------------------------ */
 
-static void mask(const float *dy, const float *y, float *dst, float *sum, int64_t n)
+static void mask(float *dy, const float *y, float *sum, int64_t n)
 {
     for (int lane = 0; lane < ABAR_LANES; lane += WIDTH) {
         vec total = load(sum + lane);
         for (int64_t i = lane; i < n * ABAR_LANES; i += ABAR_LANES) {
             vec g = load(dy + i);
-            if (dst) {
+            if (y) {
                 g = (vec)((ivec)g & (load(y + i) > 0.0f));
-                store(dst + i, g);
+                store(dy + i, g);
             }
             total += g;
         }

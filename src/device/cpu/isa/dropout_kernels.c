@@ -22,11 +22,13 @@ static void factors(const abar__dropout_key *key, uint64_t draw, float *restrict
             c1[i] = (uint32_t)p1;
             c3[i] = (uint32_t)p0;
         }
+    const uint32_t least = key->least; /* copies, so that the choice below needs no load and no branch */
+    const float scale = key->scale;
     for (int i = 0; i < N; i++) {
-        out[4 * i] = c0[i] >= key->least ? key->scale : 0;
-        out[4 * i + 1] = c1[i] >= key->least ? key->scale : 0;
-        out[4 * i + 2] = c2[i] >= key->least ? key->scale : 0;
-        out[4 * i + 3] = c3[i] >= key->least ? key->scale : 0;
+        out[4 * i] = c0[i] >= least ? scale : 0;
+        out[4 * i + 1] = c1[i] >= least ? scale : 0;
+        out[4 * i + 2] = c2[i] >= least ? scale : 0;
+        out[4 * i + 3] = c3[i] >= least ? scale : 0;
     }
 }
 

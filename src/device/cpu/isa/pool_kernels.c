@@ -28,10 +28,37 @@ ABAR_SPECIALIZED int64_t pixel(const abar__pool *p, span h, span w, int64_t i, i
     return ((h.first + i * p->window.dilation[0]) * p->in[1] + w.first + j * p->window.dilation[1]) * lanes;
 }
 
+ABAR_SPECIALIZED void store_cells(void *cells, int64_t at, const int32_t *restrict cell, int lanes, bool wide)
+{
+    if (wide) {
+        int32_t *restrict to = (int32_t *)cells + at;
+#pragma omp simd
+        for (int l = 0; l < lanes; l++) to[l] = cell[l];
+    } else {
+        uint8_t *restrict to = (uint8_t *)cells + at;
+#pragma omp simd
+        for (int l = 0; l < lanes; l++) to[l] = (uint8_t)cell[l];
+    }
+}
+
+ABAR_SPECIALIZED void load_cells(const void *cells, int64_t at, int32_t *restrict cell, int lanes, bool wide)
+{
+    if (wide) {
+        const int32_t *restrict from = (const int32_t *)cells + at;
+#pragma omp simd
+        for (int l = 0; l < lanes; l++) cell[l] = from[l];
+    } else {
+        const uint8_t *restrict from = (const uint8_t *)cells + at;
+#pragma omp simd
+        for (int l = 0; l < lanes; l++) cell[l] = from[l];
+    }
+}
+
 /* The first maximum wins, and a NaN beats everything. */
 ABAR_SPECIALIZED void max_window(const abar__pool *p, const float *restrict x, float *restrict y, int32_t *restrict cell,
                                  span h, span w, int64_t kernel_w, int lanes)
 {
+#pragma omp simd
     for (int l = 0; l < lanes; l++) {
         y[l] = -INFINITY;
         cell[l] = (int32_t)(h.begin * kernel_w + w.begin);
@@ -60,11 +87,9 @@ ABAR_SPECIALIZED void max_plane(const abar__pool *p, const float *restrict x, fl
             float best[ABAR_LANES];
             int32_t cell[ABAR_LANES];
             max_window(p, x, best, cell, h, w, kernel_w, lanes);
+#pragma omp simd
             for (int l = 0; l < lanes; l++) y[at + l] = best[l];
-            if (cells && p->wide)
-                for (int l = 0; l < lanes; l++) ((int32_t *)cells)[at + l] = cell[l];
-            else if (cells)
-                for (int l = 0; l < lanes; l++) ((uint8_t *)cells)[at + l] = (uint8_t)cell[l];
+            if (cells) store_cells(cells, at, cell, lanes, p->wide);
         }
 }
 
@@ -81,6 +106,7 @@ ABAR_SPECIALIZED abar__pool with_unit_cells(const abar__pool *p)
     abar__pool q = *p;
     q.window.pad[0] = q.window.pad[1] = 0;
     q.window.dilation[0] = q.window.dilation[1] = 1;
+    q.wide = false;
     return q;
 }
 
@@ -129,12 +155,10 @@ ABAR_SPECIALIZED void grad_plane(const abar__pool *p, const float *restrict dy, 
             span h = span_of(p, 0, oh, kernel_h), w = span_of(p, 1, ow, kernel_w);
             int64_t at = (oh * p->out[1] + ow) * lanes;
             float g[ABAR_LANES];
-            int32_t cell[ABAR_LANES] = {0};
+            int32_t cell[ABAR_LANES];
+#pragma omp simd
             for (int l = 0; l < lanes; l++) g[l] = dy[at + l] * share;
-            if (by_cell && p->wide)
-                for (int l = 0; l < lanes; l++) cell[l] = ((const int32_t *)cells)[at + l];
-            else if (by_cell)
-                for (int l = 0; l < lanes; l++) cell[l] = ((const uint8_t *)cells)[at + l];
+            if (by_cell) load_cells(cells, at, cell, lanes, p->wide);
             spread(p, g, cell, dx, h, w, kernel_w, lanes, by_cell, tiles);
         }
 }
