@@ -87,7 +87,7 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
 {
     char value[ABAR_OPTION_TEXT_MAX];
     const abar_option *row = abar_options_find(table, name);
-    if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0) return at;
+    if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0 || !value[0]) return at;
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
     if (usual && (plain || (table != abar_train_options && row->type == ABAR_OPTION_CHOICE))) return at;
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);

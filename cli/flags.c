@@ -237,8 +237,10 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
     const abar_train_config *t = &setup->train;
     if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
     const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
-    return cli_fail(EXIT_USAGE, "--%s %s: %s was begun with %s and goes on with it, start a new run for another", name, value,
-                    resumed, begun);
+    return cli_fail(EXIT_USAGE,
+                    "--%s %s: %s was begun with %s and goes on with it; a new run may begin with its weights, the "
+                    "optimizer afresh: --init %s/state.safetensors",
+                    name, value, resumed, begun, resumed);
 }
 
 /* A setting goes to every setup in scope that has it. */

@@ -25,7 +25,8 @@ typedef struct abar_train_config {
     int64_t checkpoint_every; /* steps, 0: each epoch only */
     int64_t diagnose;         /* steps between diagnostics of the curvature, 0: none */
     bool deterministic;
-    char out[ABAR_OPTION_TEXT_MAX]; /* "": keep nothing on disk */
+    char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file to take the first weights from; "": draw them */
+    char out[ABAR_OPTION_TEXT_MAX];  /* "": keep nothing on disk */
 } abar_train_config;
 
 extern const abar_option abar_train_options[];

@@ -40,6 +40,7 @@ const abar_option abar_train_options[] = {
     {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
      "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
+    {"init", ABAR_OPTION_TEXT, AT(init), "", 0, 0, NULL, "begin with the weights of this safetensors file"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
 };
@@ -274,8 +275,8 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",      "workers",    "stop-after", "checkpoint-every",
-                                                 "diagnose", "limit-test", "data",       NULL};
+    static const char *const free_to_change[] = {"out",      "init",       "workers", "stop-after", "checkpoint-every",
+                                                 "diagnose", "limit-test", "data",    NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -310,8 +311,10 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
     };
     for (int i = 0; i < 3; i++)
         if (!named[i].same)
-            return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %s: the run to resume was made with %s, start a new run for another",
-                              named[i].name, named[i].after, named[i].before);
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--%s %s: the run to resume was made with %s; a new run may begin with its weights: --init "
+                              "%s/state.safetensors",
+                              named[i].name, named[i].after, named[i].before, now->train.out);
     abar_setup_table before[ABAR_SETUP_TABLES_MAX], after[ABAR_SETUP_TABLES_MAX];
     abar_setup_tables(was, before);
     int n = abar_setup_tables(now, after);

@@ -58,7 +58,10 @@ static abar_status open_books(abar_trainer *t)
     t->history_room = t->setup->train.epochs;
     ABAR_TRY(abar__alloc(t->ctx, (size_t)t->history_room * sizeof *t->history, &memory));
     t->history = memory;
-    if (t->resumes) ABAR_TRY(abar__checkpoint_load(t));
+    if (t->resumes)
+        ABAR_TRY(abar__checkpoint_load(t));
+    else if (t->setup->train.init[0])
+        ABAR_TRY(abar__weights_read(t->ctx, t->setup->train.init, t->net));
     if (!t->setup->train.out[0]) return ABAR_OK;
     t->stage_bytes = abar__weights_stage_bytes(t->net);
     ABAR_TRY(abar__alloc(t->ctx, t->stage_bytes, &t->stage));
