@@ -1,6 +1,7 @@
-/* The inside of curvature. The frame (curvature.c) keeps, for every map, the averages a method asks for: sums pending over
- * micro-batches, checked and committed at the step (methods.md section 0); and it decides when to refresh. A method says what
- * it keeps, adds to the sums, derives what it needs from the averages, and preconditions. mac.c is the one to read first. */
+/* The inside of curvature. The frame (maps.c, curvature.c) keeps, for every map, the averages a method asks for: sums pending
+ * over micro-batches, checked and committed at the step (methods.md section 0); and it decides when to refresh. A method says
+ * what it keeps, adds to the sums, derives what it needs from the averages, and preconditions. mac.c is the one to read first.
+ */
 #ifndef ABAR_CURVATURE_IMPL_H
 #define ABAR_CURVATURE_IMPL_H
 
@@ -173,5 +174,11 @@ enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4
 size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
+
+/* Of n elements in a piece of state, rounded up to whole cache lines. */
+static inline size_t abar__vector_bytes(const abar__curvature *cv, int64_t n)
+{
+    return abar__round_up((size_t)n * abar__element(cv), ABAR_ALIGN);
+}
 
 #endif
