@@ -37,6 +37,7 @@ test: build
 
 bench: build
 	@bench/run $(ABAR)
+	@bench/methods $(ABAR)
 
 install: build
 	cmake --install build --prefix $(PREFIX)

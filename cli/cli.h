@@ -34,13 +34,15 @@ struct command {
     const char *usage;           /* what follows the name in the usage line */
     const char *about;           /* a paragraph for its help */
     const abar_option *own;      /* flags of its own, ended by a NULL name */
-    const char *const *settings; /* the names in abar_train_options it listens to, or NULL */
+    bool all_settings;           /* it listens to all of abar_train_options, or ... */
+    const char *const *settings; /* ... to these, or to none: NULL */
     bool model_options, rule_options;
     const char *examples; /* for its help: lines of "words  what they do" */
     int (*run)(cli *c);   /* returns the exit code */
 };
 
-extern const command command_train, command_eval, command_bench, command_models, command_data, command_optimizers;
+extern const command command_train, command_compare, command_eval, command_bench, command_models, command_data,
+    command_optimizers;
 
 /* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
 
@@ -57,6 +59,15 @@ void cli_log(void *user, abar_log_level level, const char *text);
 
 /* ---- flags.c -------------------------------------------------------------------------------------------------- */
 
+/* The setups that flags are read into: one, or, for a command with an --optim of its own, one per optimizer of its list,
+ * each under its label. */
+typedef struct setup_list {
+    int n;
+    abar_setup *setup[ABAR_COMPARE_METHODS_MAX];
+    char label[ABAR_COMPARE_METHODS_MAX][ABAR_COMPARE_LABEL_MAX]; /* "": the only one */
+} setup_list;
+
+void setup_list_destroy(const cli *c, setup_list *list);
 /* The value given last for --NAME; NULL: none. For flags that must be known before the others can be understood. */
 const char *flags_peek(const cli *c, const char *name);
 bool flags_ask_help(const cli *c);
@@ -65,12 +76,41 @@ int flags_recipe(cli *c, abar_setup **out);
 /* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
  * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
+/* The same for a list. A flag goes to every setup that knows it, --LABEL.flag to one alone, whatever their order. */
+int flags_recipes(cli *c, setup_list *out);
+int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed);
 /* Both: the usual beginning of a subcommand. */
 int flags_setup(cli *c, void *own, abar_setup **out);
+/* Whether the subcommand takes this row of abar_train_options as a flag. */
+bool flags_listen(const cli *c, const char *setting);
 /* Whether the settings fit together. Returns an exit code. */
 int flags_check(const cli *c, const abar_setup *setup);
-/* The row of a setting, with its table and struct; NULL: no such setting. */
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config);
+/* Whether this subcommand takes the options of this table as flags. */
+bool flags_listen_to(const cli *c, const abar_setup_table *table);
+
+/* ---- folders.c ------------------------------------------------------------------------------------------------- */
+
+#define RUNS "runs" /* where runs go without --out */
+
+/* Makes the first free one of runs/NAME, runs/NAME-2, ...: two that start at the same moment get two. Where it cannot be made,
+ * whoever writes there will say why. */
+void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
+/* Takes it back when nothing came of it: only empty folders go. */
+void folder_unclaim(const char *out);
+
+/* ---- stop.c ---------------------------------------------------------------------------------------------------- */
+
+/* Something that runs until it is done or asked to stop. */
+typedef struct stoppable {
+    void *object;
+    abar_status (*run)(void *object);
+    void (*stop)(void *object); /* safe in a signal handler */
+} stoppable;
+
+/* The first Ctrl-C (or SIGTERM, or hangup) stops it, the second ends the program at once. */
+abar_status stop_on_signal(const stoppable *s);
+/* The exit code of a program that was asked to stop. */
+int stop_exit_code(void);
 
 /* ---- help.c --------------------------------------------------------------------------------------------------- */
 
@@ -92,8 +132,10 @@ const char *print_count(char *text, int64_t n);         /* 61,706 */
 const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
 const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
-void print_json_text(FILE *out, const char *text);      /* "quoted" */
-void print_json_number(FILE *out, double n);            /* null where JSON has no number */
+/* The text as a shell takes it for one word. */
+void print_shell_word(char *word, size_t size, const char *text);
+void print_json_text(FILE *out, const char *text); /* "quoted" */
+void print_json_number(FILE *out, double n);       /* null where JSON has no number */
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);

@@ -44,7 +44,7 @@ static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {
     char number[NUMBER_MAX];
     printf("%s, batch %" PRId64 ", %s\n\n", setup->train.model, setup->train.batch, setup->train.optim);
-    printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90);
+    printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f, mean %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90, r->ms_mean);
     printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
            r->ms_update);
     printf("  rate       %9s images/s\n", print_count(number, (int64_t)r->samples_per_second));
@@ -74,6 +74,7 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
         const char *key;
         double value;
     } field[] = {{"ms_median", r->ms_median},
+                 {"ms_mean", r->ms_mean},
                  {"ms_p10", r->ms_p10},
                  {"ms_p90", r->ms_p90},
                  {"ms_forward", r->ms_forward},

@@ -120,6 +120,29 @@ static void print_nodes(const abar_net *net)
            "");
 }
 
+static void print_map(void *user, const abar_map_info *map)
+{
+    size_t *total = user;
+    char name[160], bytes[NUMBER_MAX], shape[64];
+    snprintf(name, sizeof name, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
+    snprintf(shape, sizeof shape, "%" PRId64 " x %" PRId64, map->rows, map->columns);
+    printf("  %-28s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
+    *total += map->state_bytes;
+}
+
+/* Which layers the method preconditions, as matrices of rows (outputs) and columns (inputs and bias). */
+static abar_status print_maps(cli *c, const abar_setup *setup)
+{
+    if (!setup->method) return ABAR_OK;
+    size_t total = 0;
+    char bytes[NUMBER_MAX];
+    printf("\nPreconditioned by %s (%s), which keeps %s:\n  %-28s %14s %12s\n", setup->method->name, setup->method->summary,
+           setup->method->keeps, "layer", "matrix", "state");
+    abar_status status = abar_setup_maps(c->ctx, setup, print_map, &total);
+    if (status >= 0) printf("  %-28s %14s %12s\n", "total", "", print_bytes(bytes, total));
+    return status;
+}
+
 static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
 {
     const struct {
@@ -171,6 +194,7 @@ static int show_model(cli *c, const abar_setup *setup)
     if (status >= 0) {
         printf("%s: %s\n\n", setup->train.model, setup->model->summary);
         print_nodes(net);
+        status = print_maps(c, setup);
         print_memory(setup, &plan);
     }
     abar_net_destroy(net);

@@ -1,4 +1,4 @@
-/* abar optimizers: the update rules with their options, straight from the registry. */
+/* abar optimizers: the curvature methods and update rules with their options, straight from the registries. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -9,12 +9,23 @@ static int run(cli *c)
 {
     int code = flags_read(c, NULL, NULL, NULL);
     if (code) return code;
+    printf("Update rules\n\n");
     for (const char *const *name = abar_rule_names(); *name; name++) {
         const abar_rule *rule = abar_rule_find(*name);
         printf("%s: %s\n", *name, rule->summary);
         help_options(c, rule->options, NULL);
         printf("\n");
     }
+    printf("Curvature methods: they precondition gradients in front of a rule\n\n");
+    for (const char *const *name = abar_method_names(); *name; name++) {
+        const abar_method *method = abar_method_find(*name);
+        printf("%s: %s\n  keeps per layer %s\n", *name, method->summary, method->keeps);
+        help_options(c, method->options, NULL);
+        printf("\n");
+    }
+    printf("all curvature methods\n");
+    help_options(c, abar_curvature_options, NULL);
+    printf("\n--optim mac is mac on sgd, --optim mac+adamw is mac on adamw, and so for the others.\n");
     printf("--lr and --weight-decay are settings of the run; their defaults depend on the model and the data:\n"
            "%s train --optim NAME --help shows them\n",
            c->program);
@@ -25,7 +36,8 @@ const command command_optimizers = {
     .name = "optimizers",
     .summary = "list the optimizers with their options",
     .usage = "",
-    .about = "Lists the update rules and the options of each. abar train --optim NAME takes them as flags.",
+    .about = "Lists curvature methods and update rules with the options of each. abar train --optim NAME takes "
+             "them as flags.",
     .own = own,
     .run = run,
 };

@@ -2,12 +2,9 @@
 #include "cli.h"
 #include "progress.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct train_flags {
@@ -40,88 +37,16 @@ static const abar_option own[] = {
      .help = "print nothing but errors"},
     {0}};
 
-static const char *const settings[] = {"model",
-                                       "data",
-                                       "optim",
-                                       "epochs",
-                                       "batch",
-                                       "accumulate",
-                                       "lr",
-                                       "weight-decay",
-                                       "clip",
-                                       "schedule",
-                                       "warmup",
-                                       "schedule-per-epoch",
-                                       "label-smoothing",
-                                       "decay-all",
-                                       "augment",
-                                       "device",
-                                       "precision",
-                                       "threads",
-                                       "workers",
-                                       "seed",
-                                       "limit-train",
-                                       "limit-test",
-                                       "stop-after",
-                                       "checkpoint-every",
-                                       "deterministic",
-                                       "out",
-                                       NULL};
-
-/* ---- being asked to stop -------------------------------------------------------------------------------------- */
-
-/* A signal handler has no other way to know. */
-static abar_trainer *volatile running;
-static volatile sig_atomic_t stopped_by;
-
-/* The first signal ends the run after its step, with a checkpoint; the second ends it at once. */
-static void on_signal(int number)
-{
-    if (stopped_by) {
-        signal(number, SIG_DFL);
-        raise(number);
-    }
-    stopped_by = number;
-    abar_trainer_stop(running);
-}
-
-/* A hangup (the terminal closed) counts, too, unless nohup asked to ignore it. */
-static abar_status run_until_stopped(abar_trainer *trainer)
-{
-    static const int number[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old[3];
-    sigemptyset(&action.sa_mask);
-    running = trainer;
-    for (int i = 0; i < 3; i++) {
-        sigaction(number[i], NULL, &old[i]);
-        if (number[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(number[i], &action, NULL);
-    }
-    abar_status status = abar_trainer_run(trainer);
-    for (int i = 0; i < 3; i++) sigaction(number[i], &old[i], NULL);
-    return status;
-}
-
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */
 
-#define RUNS "runs"
-
-/* Without --out, the first free one of runs/MODEL-DATA-OPTIM-sSEED, ...-2, ...-3. Making it is what claims it: two runs
- * started at the same moment get two folders. Where it cannot be made, the trainer will say why. */
+/* Without --out: runs/MODEL-DATA-OPTIM-sSEED. */
 static void claim_folder(abar_setup *setup)
 {
-    abar_train_config *t = &setup->train;
+    const abar_train_config *t = &setup->train;
+    char name[ABAR_OPTION_TEXT_MAX];
     int data = (int)strcspn(t->data, ":");
-    int n = snprintf(t->out, sizeof t->out, RUNS "/%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data,
-                     t->optim, t->seed);
-    mkdir(RUNS, 0777);
-    for (int suffix = 2; mkdir(t->out, 0777) != 0 && errno == EEXIST; suffix++)
-        snprintf(t->out + n, sizeof t->out - (size_t)n, "-%d", suffix);
-}
-
-/* Takes the folders back when nothing came of them: only empty ones go. */
-static void unclaim_folder(const abar_setup *setup)
-{
-    if (rmdir(setup->train.out) == 0) rmdir(RUNS);
+    snprintf(name, sizeof name, "%.64s-%.*s-%.64s-s%" PRId64, t->model, data < 64 ? data : 64, t->data, t->optim, t->seed);
+    folder_claim(setup->train.out, name);
 }
 
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
@@ -162,7 +87,7 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
 {
     char value[ABAR_OPTION_TEXT_MAX];
     const abar_option *row = abar_options_find(table, name);
-    if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0) return at;
+    if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0 || !value[0]) return at;
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
     if (usual && (plain || (table != abar_train_options && row->type == ABAR_OPTION_CHOICE))) return at;
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
@@ -178,48 +103,57 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     fprintf(out, "%s (%s parameters) on %s with %s, %s\n", setup->train.model, print_count(number, parameters_of(net)),
             setup->train.data, setup->train.optim, abar_device_describe(abar_net_param(net, 0)->value.dev));
     for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
-    for (const abar_option *row = setup->rule->options; row && row->name; row++)
-        at = append_setting(c, setup->rule->options, setup->rule_config, row->name, line, at, sizeof line);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 2; i < n; i++)
+        for (const abar_option *row = tables[i].options; row->name; row++)
+            at = append_setting(c, tables[i].options, tables[i].config, row->name, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
-    if (abar_trainer_started_over(trainer)) fprintf(out, "%s holds no checkpoint yet: starting over\n", setup->train.out);
     fflush(out);
+}
+
+/* The commands to try, ready to be copied. */
+static void say_next(const cli *c, const abar_setup *setup, const progress *p, bool finished)
+{
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    print_shell_word(folder, sizeof folder, setup->train.out);
+    fprintf(p->out, "\nNext:\n  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
+    if (finished) fprintf(p->out, " --epochs %" PRId64, 2 * setup->train.epochs);
+    fprintf(p->out, "\n  %s train --help\n", c->program);
 }
 
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
 {
     char time[NUMBER_MAX];
-    const char *folder = setup->train.out;
-    if (!p->any) {
-        fprintf(p->out,
-                "Nothing left to do: all %" PRId64 " epochs are done. To train longer: %s train --resume %s --epochs %" PRId64
-                "\n",
-                setup->train.epochs, c->program, folder, 2 * setup->train.epochs);
-        return;
-    }
-    fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
-            p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
-            print_duration(time, p->last.seconds));
-    if (!folder[0]) return;
-    fprintf(p->out, "Checkpoint: %s/state.safetensors; weights for PyTorch: %s/model.safetensors\n\nNext:\n", folder, folder);
-    fprintf(p->out, "  %s eval --checkpoint %s\n", c->program, folder);
-    if (p->last.epoch + 1 < setup->train.epochs)
-        fprintf(p->out, "  %s train --resume %s\n", c->program, folder);
+    const abar_train_config *t = &setup->train;
+    bool early = t->stop_after > 0 && t->stop_after < t->epochs;
+    if (p->any)
+        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
+                p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
+                print_duration(time, p->last.seconds));
     else
-        fprintf(p->out, "  %s train --resume %s --epochs %" PRId64 "\n", c->program, folder, 2 * setup->train.epochs);
-    fprintf(p->out, "  %s train --help\n", c->program);
+        fprintf(p->out, "Nothing left to do: the run is at %s %" PRId64 " already.\n", early ? "--stop-after" : "--epochs",
+                early ? t->stop_after : t->epochs);
+    if (!t->out[0]) return;
+    fprintf(p->out, "Checkpoint: %s/state.safetensors\nWeights for PyTorch: %s/model.safetensors\n", t->out, t->out);
+    say_next(c, setup, p, !early);
 }
 
 static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
-    const char *folder = setup->train.out;
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    print_shell_word(folder, sizeof folder, setup->train.out);
     fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
-    if (folder[0])
+    if (setup->train.out[0])
         fprintf(p->out, " and saved; go on with: %s train --resume %s\n", c->program, folder);
     else
-        fprintf(p->out, "; nothing is kept without --out\n");
+        fprintf(p->out, "; nothing was kept, as asked\n");
 }
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
+
+static abar_status run_trainer(void *trainer) { return abar_trainer_run(trainer); }
+static void stop_trainer(void *trainer) { abar_trainer_stop(trainer); }
 
 static int train(cli *c, const abar_setup *setup, const train_flags *flags)
 {
@@ -232,7 +166,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     abar_trainer_events events = {.progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
-    if (status >= 0) status = run_until_stopped(trainer);
+    if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);
     c->progress = NULL;
 
@@ -251,7 +185,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
             puts(json);
     }
     abar_trainer_destroy(trainer);
-    if (status == ABAR_STOPPED && code == EXIT_SUCCESS) code = EXIT_SIGNAL + stopped_by;
+    if (status == ABAR_STOPPED && code == EXIT_SUCCESS) code = stop_exit_code();
     return code;
 }
 
@@ -265,7 +199,7 @@ static int run(cli *c)
         c->quiet = flags.quiet;
         code = train(c, setup, &flags);
     }
-    if (code && setup && flags.own_folder) unclaim_folder(setup);
+    if (code && setup && flags.own_folder) folder_unclaim(setup->train.out);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }
@@ -274,11 +208,11 @@ const command command_train = {
     .name = "train",
     .summary = "train a network; Ctrl-C saves, --resume goes on",
     .usage = "[--model NAME] [--data NAME[:DIR]] [--optim NAME] [--flag value ...]",
-    .about =
-        "Trains a network, tests it after every epoch, and keeps its checkpoints and logs in a folder. Ctrl-C ends the run "
-        "after the current step, with everything saved.",
+    .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
+             "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
+             "everything saved.",
     .own = own,
-    .settings = settings,
+    .all_settings = true,
     .model_options = true,
     .rule_options = true,
     .examples = "  abar train\n"

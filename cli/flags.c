@@ -1,11 +1,12 @@
-/* Reading the command line: --name value, --name=value, --flag, --no-flag. A word that starts with "--" is always a flag,
- * never a value, so that a first look can find --model, --data and --optim before the tables they choose are known. */
+/* Reading the command line: --name value, --name=value, --flag, --no-flag; --label.name for one of several optimizers. A word
+ * that starts with "--" is always a flag, never a value, so that a first look can find --model, --data and --optim before
+ * the tables they choose are known. */
 #include "cli.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define FLAG_MAX 64   /* longest flag name we know is shorter */
+#define FLAG_MAX 96   /* longest flag name we know is shorter, its label included */
 #define NAMES_MAX 256 /* flags of one subcommand */
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-' && word[2] != '\0'; }
@@ -41,70 +42,121 @@ bool flags_ask_help(const cli *c)
     return false;
 }
 
-int flags_recipe(cli *c, abar_setup **out)
+/* ---- the setups ------------------------------------------------------------------------------------------------- */
+
+void setup_list_destroy(const cli *c, setup_list *list)
 {
-    const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data"), *optim = flags_peek(c, "optim");
+    for (int i = 0; i < list->n; i++) abar_setup_destroy(c->ctx, list->setup[i]);
+    list->n = 0;
+}
+
+static int add_recipe(cli *c, const char *label, const char *optim, setup_list *out)
+{
+    const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data");
     if (!model) model = "lenet5";
     const abar_model *known = abar_model_find(model);
     if (!data) data = known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
-    abar_status status = abar_setup_create(c->ctx, model, data, optim ? optim : "sgd", out);
-    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+    snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
+    abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
+    if (status < 0) return cli_fail_usage(c, status);
+    out->n++;
+    return EXIT_SUCCESS;
 }
 
-const abar_option *setup_option(const abar_setup *setup, const char *name, const abar_option **table, void **config)
+/* One entry of "sgd,mac,slow=mac". */
+static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
 {
-    const struct {
-        const abar_option *table;
-        const void *config;
-    } part[] = {{abar_train_options, &setup->train},
-                {setup->model->options, setup->model_config},
-                {setup->rule->options, setup->rule_config}};
-    for (int i = 0; i < 3; i++) {
-        const abar_option *row = part[i].table ? abar_options_find(part[i].table, name) : NULL;
-        if (!row) continue;
-        *table = part[i].table;
-        *config = (void *)part[i].config;
-        return row;
+    char *equals = strchr(entry, '=');
+    if (equals) *equals = '\0';
+    if (out->n == ABAR_COMPARE_METHODS_MAX)
+        return cli_fail(EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
+    if (strlen(entry) >= ABAR_COMPARE_LABEL_MAX)
+        return cli_fail(EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
+                        ABAR_COMPARE_LABEL_MAX - 1);
+    return add_recipe(c, entry, equals ? equals + 1 : entry, out);
+}
+
+int flags_recipes(cli *c, setup_list *out)
+{
+    const abar_option *several = abar_options_find(c->command->own, "optim");
+    const char *optim = flags_peek(c, "optim");
+    *out = (setup_list){0};
+    if (!several) return add_recipe(c, "", optim ? optim : "sgd", out);
+    int code = EXIT_SUCCESS;
+    for (const char *at = optim ? optim : several->fallback; at && !code;) {
+        char entry[ABAR_OPTION_TEXT_MAX];
+        size_t n = strcspn(at, ",");
+        snprintf(entry, sizeof entry, "%.*s", (int)n, at);
+        code = add_labelled_recipe(c, entry, out);
+        at = at[n] ? at + n + 1 : NULL;
     }
-    return NULL;
+    if (code) setup_list_destroy(c, out);
+    return code;
+}
+
+int flags_recipe(cli *c, abar_setup **out)
+{
+    setup_list list;
+    int code = flags_recipes(c, &list);
+    *out = code ? NULL : list.setup[0];
+    return code;
 }
 
 /* ---- which flags there are ------------------------------------------------------------------------------------ */
 
-/* A flag that this subcommand knows: where its row is, and where its value goes. */
-typedef struct target {
-    const abar_option *option, *table;
-    void *config;
-    bool own;
-} target;
-
-static bool listens(const cli *c, const abar_setup *setup, const abar_option *table, const char *name)
+bool flags_listen(const cli *c, const char *setting)
 {
-    if (table == abar_train_options) return is_listed(name, c->command->settings);
-    return table == setup->model->options ? c->command->model_options : c->command->rule_options;
+    if (abar_options_find(c->command->own, setting)) return false; /* it has its own flag of that name */
+    return c->command->all_settings || is_listed(setting, c->command->settings);
 }
 
-static bool find_target(const cli *c, const char *name, void *own, abar_setup *setup, target *out)
+bool flags_listen_to(const cli *c, const abar_setup_table *table)
 {
-    *out = (target){.table = c->command->own, .config = own, .own = true};
-    out->option = abar_options_find(c->command->own, name);
-    if (out->option) return true;
-    if (!setup) return false;
-    out->own = false;
-    out->option = setup_option(setup, name, &out->table, &out->config);
-    return out->option && listens(c, setup, out->table, name);
+    if (strcmp(table->section, "train") == 0) return true; /* row by row, as flags_listen says */
+    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
 }
 
-static int add_names(const abar_option *table, const char *const *only, const char **names, int n)
+/* The row of a setting that this subcommand takes as a flag. */
+static const abar_option *find_setting(const cli *c, const abar_setup *setup, const char *name)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n; i++) {
+        const abar_option *row = abar_options_find(tables[i].options, name);
+        if (row) return flags_listen_to(c, &tables[i]) && (i > 0 || flags_listen(c, name)) ? row : NULL;
+    }
+    return NULL;
+}
+
+/* Where a flag may go: all of the list, or the one with its label. */
+typedef struct scope {
+    const setup_list *list;
+    int only; /* index into it, -1: all */
+} scope;
+
+static bool is_inside(const scope *s, int i) { return s->only < 0 || s->only == i; }
+
+/* The row of any flag; *own: the subcommand's own. */
+static const abar_option *find_flag(const cli *c, const scope *s, const char *name, bool *own)
+{
+    const abar_option *row = s->only < 0 ? abar_options_find(c->command->own, name) : NULL;
+    *own = row != NULL;
+    for (int i = 0; i < s->list->n && !row; i++)
+        if (is_inside(s, i)) row = find_setting(c, s->list->setup[i], name);
+    return row;
+}
+
+static int add_names(const abar_option *table, const cli *listener, const char **names, int n)
 {
     for (; table && table->name && n < NAMES_MAX - 1; table++) {
-        if (!only || is_listed(table->name, only)) names[n++] = table->name;
+        if (is_listed(table->name, names) || (listener && !flags_listen(listener, table->name))) continue;
+        names[n++] = table->name;
+        names[n] = NULL;
     }
-    names[n] = NULL;
     return n;
 }
 
-static const char *nearest_flag(const cli *c, const abar_setup *setup, const char *name)
+static const char *nearest_flag(const cli *c, const scope *s, const char *name)
 {
     static const char *const synonym[][2] = {
         {"learning-rate", "lr"},     {"batch-size", "batch"},  {"batchsize", "batch"},    {"bs", "batch"},
@@ -113,12 +165,13 @@ static const char *nearest_flag(const cli *c, const abar_setup *setup, const cha
         {"jobs", "threads"},         {"wd", "weight-decay"},   {"weights", "checkpoint"}, {"arch", "model"},
         {"network", "model"},        {"continue", "resume"},   {"gpu", "device"},         {"cuda", "device"},
         {"warmup-epochs", "warmup"}, {"clip-grad", "clip"},    {"log-dir", "out"}};
-    const char *names[NAMES_MAX];
+    const char *names[NAMES_MAX] = {NULL};
     int n = add_names(c->command->own, NULL, names, 0);
-    if (setup) {
-        if (c->command->settings) n = add_names(abar_train_options, c->command->settings, names, n);
-        if (c->command->model_options) n = add_names(setup->model->options, NULL, names, n);
-        if (c->command->rule_options) add_names(setup->rule->options, NULL, names, n);
+    for (int k = 0; k < s->list->n; k++) {
+        abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+        int count = is_inside(s, k) ? abar_setup_tables(s->list->setup[k], tables) : 0;
+        for (int i = 0; i < count; i++)
+            if (flags_listen_to(c, &tables[i])) n = add_names(tables[i].options, i == 0 ? c : NULL, names, n);
     }
     for (size_t i = 0; i < sizeof synonym / sizeof *synonym; i++) {
         if (strcmp(name, synonym[i][0]) == 0 && is_listed(synonym[i][1], names)) return synonym[i][1];
@@ -137,15 +190,17 @@ static const char *other_owner(const char *name)
         const abar_option *table = abar_rule_find(*rule)->options;
         if (table && abar_options_find(table, name)) return *rule;
     }
-    return NULL;
+    for (const char *const *method = abar_method_names(); *method; method++)
+        if (abar_options_find(abar_method_find(*method)->options, name)) return *method;
+    return abar_options_find(abar_curvature_options, name) ? "mac and the other curvature methods" : NULL;
 }
 
 /* ---- what can be wrong ---------------------------------------------------------------------------------------- */
 
-static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
+static int unknown_flag(const cli *c, const scope *s, const char *name)
 {
     const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name;
-    const char *owner = other_owner(bare), *near = nearest_flag(c, setup, name), *verb = c->command->name;
+    const char *owner = other_owner(bare), *near = nearest_flag(c, s, name), *verb = c->command->name;
     if (abar_options_find(abar_train_options, bare))
         return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", name, verb, verb);
     if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", name, owner);
@@ -155,12 +210,12 @@ static int unknown_flag(const cli *c, const abar_setup *setup, const char *name)
 
 static int unexpected_word(const cli *c, const char *word)
 {
-    const char *flag = abar_model_find(word)                   ? "model"
-                       : abar_rule_find(word)                  ? "optim"
-                       : is_listed(word, abar_dataset_names()) ? "data"
-                       : path_exists(word)                     ? "checkpoint"
-                                                               : NULL;
-    bool fits = flag && (abar_options_find(c->command->own, flag) || is_listed(flag, c->command->settings));
+    const char *flag = abar_model_find(word)                            ? "model"
+                       : abar_rule_find(word) || abar_method_find(word) ? "optim"
+                       : is_listed(word, abar_dataset_names())          ? "data"
+                       : path_exists(word)                              ? "checkpoint"
+                                                                        : NULL;
+    bool fits = flag && (abar_options_find(c->command->own, flag) || flags_listen(c, flag));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
         return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
@@ -182,54 +237,88 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
     const abar_train_config *t = &setup->train;
     if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
     const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
-    return cli_fail(EXIT_USAGE, "--%s %s: %s was begun with %s and goes on with it, start a new run for another", name, value,
-                    resumed, begun);
+    return cli_fail(EXIT_USAGE,
+                    "--%s %s: %s was begun with %s and goes on with it; a new run may begin with its weights, the "
+                    "optimizer afresh: --init %s/state.safetensors",
+                    name, value, resumed, begun, resumed);
 }
 
-static int set_target(cli *c, const target *t, abar_setup *setup, const char *name, const char *value, const char *resumed)
+/* A setting goes to every setup in scope that has it. */
+static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
-    if (!t->own && is_listed(name, chosen)) return set_chosen(c, setup, name, value, resumed);
-    abar_status status =
-        t->own ? abar_options_set(c->ctx, t->table, t->config, name, value) : abar_setup_set(c->ctx, setup, name, value);
+    if (s->only >= 0 && is_listed(flag->name, chosen))
+        return cli_fail(EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", flag->name);
+    abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value) : ABAR_OK;
+    for (int i = 0; i < s->list->n && !own && status >= 0; i++) {
+        abar_setup *setup = s->list->setup[i];
+        if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
+        if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
+        status = abar_setup_set(c->ctx, setup, flag->name, value);
+    }
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
 }
 
-/* Reads the flag at *at and moves *at to its last word. */
-static int read_flag(cli *c, int *at, void *own, abar_setup *setup, const char *resumed)
+/* Narrows the scope to the label that name may begin with, and returns what follows it. */
+static const char *take_label(const char *name, scope *s)
+{
+    const char *dot = strchr(name, '.');
+    for (int i = 0; dot && i < s->list->n; i++) {
+        size_t n = strlen(s->list->label[i]);
+        if (n > 0 && n == (size_t)(dot - name) && memcmp(name, s->list->label[i], n) == 0) {
+            s->only = i;
+            return dot + 1;
+        }
+    }
+    return name;
+}
+
+/* Reads the flag at *at and moves *at to its last word. Flags with a label are set in the second pass. */
+static int read_flag(cli *c, int *at, void *own, const setup_list *list, const char *resumed, int pass)
 {
     const char *word = c->argv[*at];
     if (!is_flag(word)) return unexpected_word(c, word);
     const char *joined = strchr(word, '=');
-    char name[FLAG_MAX];
-    snprintf(name, sizeof name, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
+    char full[FLAG_MAX];
+    snprintf(full, sizeof full, "%.*s", joined ? (int)(joined - word - 2) : FLAG_MAX - 1, word + 2);
+    scope s = {list, -1};
+    const char *name = take_label(full, &s);
 
-    target t;
-    bool negated = false;
-    if (!find_target(c, name, own, setup, &t)) {
-        negated =
-            strncmp(name, "no-", 3) == 0 && find_target(c, name + 3, own, setup, &t) && t.option->type == ABAR_OPTION_BOOL;
-        if (!negated) return unknown_flag(c, setup, name);
-    }
+    bool is_own;
+    const abar_option *flag = find_flag(c, &s, name, &is_own);
+    bool negated = !flag && strncmp(name, "no-", 3) == 0;
+    if (negated) flag = find_flag(c, &s, name + 3, &is_own);
+    if (!flag && s.only < 0 && list->label[0][0] && strchr(name, '.'))
+        return cli_fail(EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name, (int)strcspn(name, "."),
+                        name);
+    if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, &s, name);
+
     const char *value = joined ? joined + 1 : NULL;
-    if (t.option->type == ABAR_OPTION_BOOL) {
-        if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
-        if (!value) value = negated ? "false" : "true";
-    } else if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(t.option);
+    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
+    if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
+    if (!value) {
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag);
         value = c->argv[++*at];
     }
-    return set_target(c, &t, setup, t.option->name, value, resumed);
+    if ((s.only >= 0) != (pass == 1)) return EXIT_SUCCESS;
+    return set_flag(c, flag, is_own ? own : NULL, &s, value, resumed);
+}
+
+int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed)
+{
+    abar_options_default(c->command->own, own);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < c->argc; i++) {
+            int code = read_flag(c, &i, own, list, resumed, pass);
+            if (code) return code;
+        }
+    }
+    return EXIT_SUCCESS;
 }
 
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)
 {
-    abar_options_default(c->command->own, own);
-    for (int i = 0; i < c->argc; i++) {
-        int code = read_flag(c, &i, own, setup, resumed);
-        if (code) return code;
-    }
-    return EXIT_SUCCESS;
+    return flags_read_list(c, own, &(setup_list){.n = setup != NULL, .setup = {setup}}, resumed);
 }
 
 int flags_setup(cli *c, void *own, abar_setup **out)

@@ -49,42 +49,53 @@ void help_options(const cli *c, const abar_option *table, const void *config)
 
 static void help_settings(const cli *c, const abar_setup *setup)
 {
-    for (const char *const *name = c->command->settings; *name; name++) {
-        const abar_option *row = abar_options_find(abar_train_options, *name);
-        if (row) print_option(c, abar_train_options, row, &setup->train);
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
     }
 }
 
-static bool has_options(const abar_option *table) { return table && table->name; }
-
-static void help_tables(const cli *c, const abar_setup *setup)
+static bool is_seen(const abar_option *const *seen, int n, const abar_option *table)
 {
-    printf("\nSettings [defaults of %s on %s with %s]:\n", setup->train.model, setup->train.data, setup->train.optim);
-    help_settings(c, setup);
-    if (c->command->model_options && has_options(setup->model->options)) {
-        printf("\nOf %s:\n", setup->model->name);
-        help_options(c, setup->model->options, setup->model_config);
-    }
-    if (c->command->rule_options && has_options(setup->rule->options)) {
-        printf("\nOf %s:\n", setup->rule->name);
-        help_options(c, setup->rule->options, setup->rule_config);
+    for (int i = 0; i < n; i++)
+        if (seen[i] == table) return true;
+    return false;
+}
+
+/* Every table once, though several optimizers may share it. */
+static void help_tables(const cli *c, const setup_list *list)
+{
+    const abar_option *seen[ABAR_COMPARE_METHODS_MAX * ABAR_SETUP_TABLES_MAX];
+    const abar_train_config *first = &list->setup[0]->train;
+    int n_seen = 0;
+    printf("\nSettings [defaults of %s on %s with %s]:\n", first->model, first->data, first->optim);
+    help_settings(c, list->setup[0]);
+    for (int k = 0; k < list->n; k++) {
+        abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+        int n = abar_setup_tables(list->setup[k], tables);
+        for (int i = 1; i < n; i++) {
+            if (!flags_listen_to(c, &tables[i]) || !tables[i].options->name || is_seen(seen, n_seen, tables[i].options))
+                continue;
+            seen[n_seen++] = tables[i].options;
+            printf("\nOf %s:\n", tables[i].owner);
+            help_options(c, tables[i].options, tables[i].config);
+        }
     }
 }
 
 int help_command(cli *c)
 {
-    abar_setup *setup = NULL;
-    if (c->command->settings) {
-        int code = flags_recipe(c, &setup);
+    setup_list list = {0};
+    if (flags_listen(c, "model")) {
+        int code = flags_recipes(c, &list);
         if (code) return code;
     }
     printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
     print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
-    if (setup) help_tables(c, setup);
+    if (list.n > 0) help_tables(c, &list);
     if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
-    abar_setup_destroy(c->ctx, setup);
+    setup_list_destroy(c, &list);
     return cli_finish_output();
 }
 

@@ -46,6 +46,13 @@ const char *print_significant(char *text, double n)
     return text;
 }
 
+void print_shell_word(char *word, size_t size, const char *text)
+{
+    bool plain = text[0] && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%")];
+    bool quotable = !strchr(text, '\''); /* rare enough to be left to the reader */
+    snprintf(word, size, plain || !quotable ? "%s" : "'%s'", text);
+}
+
 void print_json_text(FILE *out, const char *text)
 {
     fputc('"', out);

@@ -66,12 +66,12 @@ static void draw_bar(const progress *p, double done, int width)
     if (p->color) fputs("\033[0m", p->out);
 }
 
-static void draw(progress *p, const abar_progress *now)
+static void draw(progress *p, const char *lead, double done, const abar_progress *now)
 {
-    char part[5][64], number[NUMBER_MAX], head[48];
-    double done = now->steps > 0 ? (double)now->step / (double)now->steps : 0;
+    char part[5][64], number[NUMBER_MAX], head[128];
     int width = progress_width(p) - 3; /* the last column may wrap, and Ctrl-C shows itself in two */
-    int room = width - print_epoch(head, sizeof head, now);
+    int room = snprintf(head, sizeof head, "%.70s", lead);
+    room = width - room - print_epoch(head + room, sizeof head - (size_t)room, now);
     snprintf(part[0], sizeof part[0], "  %3d %%", (int)(100 * done));
     snprintf(part[1], sizeof part[1], "  loss %.4f", now->loss);
     snprintf(part[2], sizeof part[2], "  acc %.1f %%", now->accuracy);
@@ -93,6 +93,14 @@ static void draw(progress *p, const abar_progress *now)
     fputs("\033[K", p->out);
     fflush(p->out);
     p->drawn = true;
+}
+
+void progress_redraw(progress *p, const char *lead, double done, const abar_progress *now)
+{
+    double time = clock_seconds();
+    if (!p->live || (time - p->last_draw < REDRAW_SECONDS && now->step < now->steps)) return;
+    p->last_draw = time;
+    draw(p, lead, done, now);
 }
 
 /* ---- the lines that stay -------------------------------------------------------------------------------------- */
@@ -121,10 +129,7 @@ void progress_update(void *user, const abar_progress *now)
     if (now->epoch_done) {
         progress_clear(p);
         print_epoch_line(p, now);
-    } else if (p->live) {
-        double time = clock_seconds();
-        if (time - p->last_draw < REDRAW_SECONDS && now->step < now->steps) return;
-        p->last_draw = time;
-        draw(p, now);
+    } else {
+        progress_redraw(p, "", now->steps > 0 ? (double)now->step / (double)now->steps : 0.0, now);
     }
 }

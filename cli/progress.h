@@ -21,6 +21,8 @@ typedef struct progress {
 void progress_init(progress *p, FILE *out);
 /* An abar_trainer_events callback; user is the progress. */
 void progress_update(void *user, const abar_progress *now);
+/* The line alone, for watchers that keep other lines: lead stands before the epoch, done (0 to 1) is what the bar shows. */
+void progress_redraw(progress *p, const char *lead, double done, const abar_progress *now);
 /* Takes the line that is being redrawn off the screen. p may be NULL. */
 void progress_clear(progress *p);
 /* Columns for text: the window's, where there is one. */

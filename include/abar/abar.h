@@ -3,6 +3,8 @@
 #define ABAR_H
 
 #include "abar/base.h"
+#include "abar/compare.h"
+#include "abar/curvature.h"
 #include "abar/data.h"
 #include "abar/device.h"
 #include "abar/net.h"

@@ -1,8 +1,10 @@
-/* Update rules and learning-rate schedules. A rule updates all parameters in one fused pass (methods.md section 8). */
+/* Optimizers: an update rule (methods.md section 8), alone or with a curvature method in front of it, and learning-rate
+ * schedules. Usable without the rest of abar: the caller owns weights, gradients and activations, calls observe where the
+ * activations are, and step. */
 #ifndef ABAR_OPTIM_H
 #define ABAR_OPTIM_H
 
-#include "abar/device.h"
+#include "abar/curvature.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,9 +31,22 @@ typedef struct abar_rule {
 const abar_rule *abar_rule_find(const char *name);
 const char *const *abar_rule_names(void);
 
-/* Copies params; rule_config is what rule->options describe (NULL: defaults). Allocates all state. */
-abar_status abar_optim_create(abar_device *dev, const char *rule, const void *rule_config, const abar_optim_param *params,
-                              int n, abar_optim **out);
+typedef struct abar_optim_config {
+    size_t size;             /* sizeof(abar_optim_config) */
+    const char *rule;        /* "sgd" */
+    const void *rule_config; /* what its options describe; NULL: the defaults. So for the other two. */
+    const char *method;      /* "mac"; NULL: none */
+    const void *method_config;
+    const abar_curvature_config *curvature;
+    const abar_optim_param *params;
+    int n_params;
+    const abar_layer *layers; /* with a method: the linear maps; weight and bias are among params, found by address */
+    int n_layers;
+    double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
+} abar_optim_config;
+
+/* Copies everything it is given but the tensors' memory. Allocates all state. */
+abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out);
 void abar_optim_destroy(abar_optim *optim);
 
 typedef struct abar_step_config {
@@ -46,15 +61,40 @@ typedef struct abar_step_report {
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* report may be NULL. */
+/* report may be NULL. Methods that solve with dense factors (foof, kfac, lngd) leave the preconditioned gradient in grad. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
-/* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". counter tensors are host I64. */
-typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
+/* Instead of a step, when its loss was not finite: counts it and forgets its statistics. */
+void abar_optim_skip(abar_optim *optim);
+
+/* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
+bool abar_optim_observes(const abar_optim *optim);
+/* Adds the rows of layers[index] to its sums. layer brings input, output_grad and output_grad_scale; called once per
+ * micro-batch, between the gradients and the step. Input and output_grad may be F64, F32 or BF16 in any layout. */
+abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *layer);
+
+/* first-layer dataset-mean and dataset-cov: one pass over the training set before step 0. input is what layers[index] reads. */
+bool abar_optim_wants_calibration(const abar_optim *optim, int index);
+abar_status abar_optim_calibrate(abar_optim *optim, int index, const abar_tensor *input);
+abar_status abar_optim_end_calibration(abar_optim *optim);
+
+/* The maps that create would make of this configuration, with the bytes of their state; tensors need no memory. */
+abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
+
+int abar_optim_map_count(const abar_optim *optim);
+abar_map_info abar_optim_map(const abar_optim *optim, int i);
+/* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
+void abar_optim_measure(abar_optim *optim);
+
+abar_phase_times abar_optim_times(const abar_optim *optim);
+
+/* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". Counters are host I64. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
-size_t abar_optim_bytes(const abar_optim *optim); /* state held for these parameters */
-/* What create would hold for n tensors of these many elements, but for the characters of their names; 0 after an error. */
-size_t abar_optim_plan_bytes(const abar_device *dev, const char *rule, const void *rule_config, const int64_t *counts, int n);
+size_t abar_optim_bytes(const abar_optim *optim);       /* everything it holds */
+size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: moments, averages, factors, scratch */
+/* What create would hold for this configuration; tensors need shapes but no memory. Exact but for the
+ * characters of the parameters' names; 0 after an error. */
+size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 

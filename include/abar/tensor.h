@@ -54,7 +54,7 @@ int64_t abar_window_out(const abar_window *w, int axis, int64_t in);
 /* One linear map: net fills it, curvature reads it. */
 typedef struct abar_layer {
     const char *name;
-    abar_tensor weight, bias, weight_grad, bias_grad; /* bias.data NULL: none */
+    abar_tensor weight, bias, weight_grad, bias_grad; /* bias.ndim 0: none */
     abar_tensor input, output_grad;                   /* valid inside observe only */
     double output_grad_scale;                         /* turns output_grad into dL/dz of the global batch mean */
     abar_window window;

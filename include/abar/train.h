@@ -20,27 +20,48 @@ typedef struct abar_train_config {
     bool schedule_per_epoch;
     bool augment;
     char device[ABAR_OPTION_TEXT_MAX];
-    int64_t precision, threads, workers;                                 /* workers: loader threads */
-    int64_t seed, limit_train, limit_test, stop_after, checkpoint_every; /* checkpoint_every: steps, 0: each epoch only */
+    int64_t precision, threads, workers; /* workers: loader threads */
+    int64_t seed, limit_train, limit_test, stop_after;
+    int64_t checkpoint_every; /* steps, 0: each epoch only */
+    int64_t diagnose;         /* steps between diagnostics of the curvature, 0: none */
     bool deterministic;
-    char out[ABAR_OPTION_TEXT_MAX]; /* "": keep nothing on disk */
+    char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file to take the first weights from; "": draw them */
+    char out[ABAR_OPTION_TEXT_MAX];  /* "": keep nothing on disk */
 } abar_train_config;
 
 extern const abar_option abar_train_options[];
 
-/* A whole setup: the three option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
+/* A whole setup: the option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
 typedef struct abar_setup {
     abar_train_config train;
     const abar_model *model;
     void *model_config; /* model->options */
     const abar_rule *rule;
-    void *rule_config; /* rule->options */
+    void *rule_config;         /* rule->options */
+    const abar_method *method; /* NULL: the rule alone */
+    void *method_config;       /* method->options */
+    abar_curvature_config curvature;
 } abar_setup;
 
-/* Defaults for this model, data and optimizer (recipes of models.md). data is NAME or NAME:DIR. */
+/* One of the option tables of a setup. */
+typedef struct abar_setup_table {
+    const char *section;        /* of config.json: "train", "model", "optimizer", "curvature", "method" */
+    const char *owner;          /* whose options they are: "lenet5", "sgd", "mac" */
+    const abar_option *options; /* may be empty, never NULL */
+    void *config;
+} abar_setup_table;
+
+#define ABAR_SETUP_TABLES_MAX 5
+
+/* Fills out and returns how many there are: three, with a curvature method five. */
+int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
+
+/* Defaults for this model, data and optimizer. data is NAME or NAME:DIR; optim a rule (sgd), a curvature
+ * method (mac: on sgd) or both (mac+adamw). */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
-/* Sets an option of any of the three tables. */
+/* Sets an option of any of its tables. Model, optimizer and data set stay those the setup was made for, since its
+ * defaults hang on them; data may name another folder of the same set. */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
 /* Checks what no single option can: batch against accumulate, label smoothing against the loss, ... */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
@@ -48,7 +69,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
 /* What a watcher is told. */
 typedef struct abar_progress {
     int64_t epoch, epochs; /* epoch counts from 0 */
-    int64_t step, steps;   /* within the epoch */
+    int64_t step, steps;   /* of the epoch: done, and all */
     double loss, accuracy; /* training, mean over the epoch so far; accuracy in percent */
     double lr, samples_per_second, seconds, seconds_left;
     bool epoch_done; /* then also: */
@@ -63,28 +84,35 @@ typedef struct abar_trainer_events {
     void *user;
 } abar_trainer_events;
 
-/* Opens data and device, builds and compiles the net, makes optimizer and loader, locks the out folder.
- * resume: take everything from setup->train.out and go on there. */
+/* Opens data and device, builds and compiles the net, makes optimizer and loader, locks the out folder. A folder that
+ * holds a checkpoint is refused unless resume is set: then the run goes on from there, with a setup from abar_setup_load
+ * in which model, data set, optimizer, batch, limit-train and seed are unchanged. Other changes take effect and are logged. */
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out);
-/* Reads the setup a folder was made with. */
+/* Reads the setup a folder was made with; its out is dir. */
 abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
 void abar_trainer_destroy(abar_trainer *trainer);
 
-/* Trains to the end (or stop_after). ABAR_STOPPED when abar_trainer_stop was called: the step was finished and saved. */
+/* Trains to the end (or stop_after). ABAR_STOPPED when abar_trainer_stop was called: the step was finished and saved, and
+ * another call goes on. ABAR_E_NUMERIC after ten skipped steps in a row: the checkpoint holds the weights before them. */
 abar_status abar_trainer_run(abar_trainer *trainer);
 /* May be called from a signal handler or another thread. */
 void abar_trainer_stop(abar_trainer *trainer);
 /* True when resume found no checkpoint and the run starts over. */
 bool abar_trainer_started_over(const abar_trainer *trainer);
 
-/* Memory by category, as planned before anything ran: what `abar models` announces. */
+/* Memory by category, as planned before anything ran and without opening the data: what `abar models` announces. */
 typedef struct abar_memory_plan {
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
 
-/* The final report as one JSON object (design.md, "The command"); the text lives as long as the trainer. */
+/* Every map that the setup's curvature method preconditions, with the bytes of its state; none without a method. */
+abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
+
+/* The final report as one JSON object: epochs, test_acc, best_acc, test_loss, train_acc, train_loss (of the last epoch;
+ * accuracies in percent), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped,
+ * dir (null without out), history (one object per epoch, counted from 1) and config. The text lives until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
@@ -107,13 +135,15 @@ typedef struct abar_bench_config {
 
 typedef struct abar_bench_result {
     double ms_median, ms_p10, ms_p90; /* whole step */
+    double ms_mean;                   /* counts the steps that take statistics or refresh, as often as they come */
     double ms_forward, ms_backward, ms_update;
     double samples_per_second;
     double seconds_to_first_step;
     size_t peak_bytes;
 } abar_bench_result;
 
-/* With profile, net_out receives the net for per-node times; destroy with abar_bench_release. */
+/* out may be NULL; otherwise it receives the net for per-node times, to be released with abar_bench_release. The learning
+ * rate is 0: every step computes on the same numbers. */
 typedef struct abar_bench abar_bench;
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out);

@@ -39,6 +39,9 @@ abar_status abar__text_append(abar_context *ctx, abar__text *text, const void *b
 abar_status abar__text_printf(abar_context *ctx, abar__text *text, const char *format, ...) ABAR_PRINTF(3, 4);
 void abar__text_free(abar_context *ctx, abar__text *text);
 
+/* Refuses numbers outside their option's range; owner names the table in the text. */
+abar_status abar__options_check(abar_context *ctx, const char *owner, const abar_option *table, const void *config);
+
 static inline size_t abar__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 #endif

@@ -303,3 +303,39 @@ abar_status abar_options_get(abar_context *ctx, const abar_option *table, const 
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s: %zu bytes are too few for its value, give %d", name, size, n + 1);
     return ABAR_OK;
 }
+
+/* ---- checking what the caller filled by hand -------------------------------------------------------------------- */
+
+static int64_t count_choices(const char *choices)
+{
+    int64_t n = 1;
+    for (; *choices; choices++) n += *choices == '|';
+    return n;
+}
+
+/* Options set by abar_options_set are in range already; a struct that the caller filled by hand may not be. */
+static abar_status check_option(abar_context *ctx, const char *owner, const abar_option *o, const void *config)
+{
+    const void *field = (const char *)config + o->offset;
+    double number = 0.0, min = o->min, max = o->max;
+    switch (o->type) {
+    case ABAR_OPTION_REAL: number = *(const double *)field; break;
+    case ABAR_OPTION_INT: number = (double)*(const int64_t *)field; break;
+    case ABAR_OPTION_CHOICE:
+        number = (double)*(const int64_t *)field;
+        min = 0.0;
+        max = (double)(count_choices(o->choices) - 1);
+        break;
+    case ABAR_OPTION_BOOL:
+    case ABAR_OPTION_TEXT: return ABAR_OK;
+    }
+    if (number >= min && number <= max) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: %s %g is out of range, choose from %g to %g", owner, o->name, number, min,
+                      max);
+}
+
+abar_status abar__options_check(abar_context *ctx, const char *owner, const abar_option *table, const void *config)
+{
+    for (const abar_option *o = table; o->name; o++) ABAR_TRY(check_option(ctx, owner, o, config));
+    return ABAR_OK;
+}

@@ -67,3 +67,18 @@ abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const ab
     abar__tensor_copy_host(dst, src);
     return ABAR_OK;
 }
+
+abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count)
+{
+    abar__rows slice = *r;
+    abar_tensor *const tensors[2] = {&slice.input, &slice.output_grad};
+    for (int i = 0; i < 2; i++) {
+        abar_tensor *t = tensors[i];
+        if (!t->ndim) continue;
+        int64_t index[ABAR_MAX_DIM] = {first};
+        t->data = (char *)t->data + (size_t)abar__tensor_offset(t, index) * abar_dtype_size(t->dtype);
+        t->dim[0] = count;
+    }
+    slice.examples = count;
+    return slice;
+}

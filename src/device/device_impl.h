@@ -6,15 +6,19 @@
 
 #include "abar/device.h"
 #include "base/base_impl.h"
+#include "device/stats_impl.h"
 
-/* One parameter tensor as the update sees it: n dense elements of the device's dtype. */
+/* One parameter tensor as the update sees it: count dense elements of the device's dtype. Where pre is set they are a matrix of
+ * rows, each preconditioned together with its element of bias. */
 typedef struct abar__update_item {
     void *weight;
     const void *grad;
     void *state[2]; /* sgd: momentum, NULL without; adamw: first and second moment */
     int64_t count;
-    double lr_scale; /* multiplies the step's learning rate */
-    double weight_decay;
+    double lr_scale, weight_decay;
+    const abar__precondition *pre; /* NULL: the gradient as it is */
+    int64_t rows;
+    const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
 } abar__update_item;
 
 /* The scalars of one step. */
@@ -37,10 +41,11 @@ typedef struct abar_device_ops {
     void (*release)(abar_device *dev, void *memory, size_t bytes);
     /* dst and src have equal shapes; either may be on the host or blocked */
     abar_status (*copy)(abar_device *dev, const abar_tensor *dst, const abar_tensor *src);
-    /* sum of squares over all gradients in double; not finite when any element is not */
+    /* sum of squares over the items' own gradients in double; not finite when any element is not */
     double (*sum_squares)(abar_device *dev, const abar__update_item *items, int n);
     void (*sgd)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     void (*adamw)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
+    const abar__stats_ops *stats;
 } abar_device_ops;
 
 struct abar_device {

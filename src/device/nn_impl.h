@@ -84,8 +84,8 @@ typedef struct abar__op_args {
     const abar__run *run;
     const void *x[ABAR_OP_MAX_IN];
     void *y;
-    void *dy; /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
-    const void *dy2;          /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
+    void *dy;        /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
+    const void *dy2; /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
     void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
     const void *param[ABAR_OP_MAX_PARAM];
     void *dparam[ABAR_OP_MAX_PARAM];  /* added to when accumulate, else written */

@@ -1,61 +1,103 @@
 /* Statistics of one linear map and the dense algebra that curvature needs: part of a device's core.
  *
- * A map sees its layer's inputs and output gradients as *rows* (methods.md section 0): one per example for vectors, per token for
- * sequences, per output position for convolutions, where the row is the flattened patch. Patches are never built. Sums
- * are added to accumulators of the device's dtype in device memory; the caller clears them. */
+ * A map sees its layer's inputs and output gradients as *rows* (methods.md section 0): one per example for vectors, per token
+ * for sequences, per output position for convolutions, where the row is the flattened patch. Patches are never built. Sums are
+ * added to accumulators of the device's dtype in device memory; the caller clears them. */
 #ifndef ABAR_STATS_IMPL_H
 #define ABAR_STATS_IMPL_H
 
 #include "abar/tensor.h"
 
 typedef struct abar__rows {
-    abar_tensor input;       /* (N, C, H, W), (N, T, I) or (N, I); any layout; F64, F32 or BF16 */
-    abar_tensor output_grad; /* (N, O, P, Q), (N, T, O) or (N, O) */
-    double grad_scale;       /* p = grad_scale * output_grad */
-    abar_window window;      /* of a convolution; unit for a linear layer */
-    bool convolution;        /* input is (N, C, H, W) and rows are patches */
-    bool bias;               /* rows end in a 1: d = in + 1 */
-    int64_t group;           /* which of window.groups */
+    abar_tensor input;             /* (N, C, H, W), (N, T, I) or (N, I); any layout; F64, F32 or BF16 */
+    abar_tensor output_grad;       /* (N, O, P, Q), (N, T, O) or (N, O) */
+    double grad_scale;             /* p = grad_scale * output_grad */
+    abar_window window;            /* of a convolution; unit for a linear layer */
+    bool convolution;              /* input is (N, C, H, W) and rows are patches */
+    bool bias;                     /* rows end in a 1: d = in + 1 */
+    int64_t group;                 /* which of window.groups */
     int64_t examples, per_example; /* N, R */
     int64_t in, out;               /* patch length C/groups*kh*kw, outputs of this map */
 } abar__rows;
 
+/* The same over examples first .. first + count - 1; first is a multiple of 16. */
+abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count);
+
 static inline int64_t abar__rows_d(const abar__rows *r) { return r->in + (r->bias ? 1 : 0); }
 
-/* Squares (d, d) are symmetric; a sum touches the lower triangle only, diagonal included (row i, columns 0..i). */
+/* How the update turns row o of a gradient into its preconditioned form, in the same pass:
+ *     scale * row_scale[o] * (G_o - c_o * right),   c_o = <G_o, right>, or coefficient[o] where given.
+ * Vectors are of the device's dtype; right is as long as a row with its bias. */
+typedef struct abar__precondition {
+    const void *right;       /* NULL: nothing is subtracted */
+    const void *coefficient; /* (rows) */
+    const void *row_scale;   /* (rows); NULL: 1 */
+    double scale;
+} abar__precondition;
+
+/* A symmetric (d, d) statistic is kept by triangles, row-major with d columns: what is pending in the lower one of its square
+ * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
+ * of memory: average at row 0, pending at row 1. */
 typedef struct abar__stats_ops {
-    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum);                       /* (d): sum of a */
-    double (*input_square)(abar_device *dev, const abar__rows *r);                             /* sum of |a|^2 */
-    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);                        /* (out): sum of p */
-    /* (out): sum over n of weight[n] * sum over r of p*p; weight NULL: 1. weight is host memory. */
+    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (d): sum of a */
+    double (*input_square)(abar_device *dev, const abar__rows *r);       /* sum of |a|^2 */
+    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);  /* (out): sum of p */
+    /* (out): sum over n of weight[n] * (sum over r of p * p); weight is host memory, NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
-    void (*input_means)(abar_device *dev, const abar__rows *r, void *means); /* (N, d): mean over the rows of each example */
-    void (*grad_means)(abar_device *dev, const abar__rows *r, void *means);  /* (N, out) */
-    /* sum over n of weight[n] * sum over r of a a^T; scratch as input_product_scratch says */
-    void (*input_product)(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
-    size_t (*input_product_scratch)(abar_device *dev, const abar__rows *r);
-    void (*grad_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch); /* sum of p p^T */
-    size_t (*grad_product_scratch)(abar_device *dev, const abar__rows *r);
-    void (*gram)(abar_device *dev, int64_t n, int64_t d, const void *x, void *square); /* square += x^T x, x is (n, d) */
+    /* |mean over r of a|^2 of every example, and of p: host memory (N) */
+    void (*input_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
+    void (*grad_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
 
-    /* ema = beta * ema + add * pending, element by element over the lower triangle of a square (triangle true) or n
-     * elements; pending is cleared. Returns false and changes only pending (clearing it) when a pending element is not finite. */
-    bool (*commit)(abar_device *dev, int64_t n, bool triangle, void *ema, void *pending, double beta, double add);
+    /* Sums of outer products, added to the lower triangle of a square. scratch: product_scratch bytes, which depend on the
+     * map (in, out, bias, window, convolution) but not on how many examples of what size come. */
+    void (*input_product)(abar_device *dev, const abar__rows *r, const double *weight, void *square,
+                          void *scratch);                                                           /* w_n a aT */
+    void (*grad_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);       /* p pT */
+    void (*input_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch); /* of examples' means */
+    void (*grad_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+    size_t (*product_scratch)(abar_device *dev, const abar__rows *r);
 
-    /* inverse (d, d, full) of scale * square + shift * I, square given by its lower triangle. in_double: factorise in
-     * double precision. Returns false, leaving inverse undefined, when the matrix is not positive definite or the result
-     * not finite. scratch: invert_scratch bytes. */
-    bool (*invert)(abar_device *dev, int64_t d, const void *square, double scale, double shift, bool in_double, void *inverse,
+    /* Whether n elements, or the lower triangle of a square of side n, are finite, and still are times scale. */
+    bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
+    /* average = beta * average + add * pending; pending = 0. n elements, or the two triangles of a square of side n. */
+    void (*commit)(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);
+
+    void (*clear)(abar_device *dev, int64_t n, bool square, void *pending);
+
+    double (*trace)(abar_device *dev, int64_t d, const void *average);
+    /* inverse (d, d; full) of scale * average + shift * I. in_double: factorise in double precision. False, leaving inverse
+     * as it was, when the matrix is not positive definite or the result not finite. */
+    bool (*invert)(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double, void *inverse,
                    void *scratch);
     size_t (*invert_scratch)(abar_device *dev, int64_t d);
-    /* values (d) ascending and vectors (d, d; row i is eigenvector i) of scale * square. False when it does not converge. */
-    bool (*eigen)(abar_device *dev, int64_t d, const void *square, double scale, void *values, void *vectors, void *scratch);
+    /* Eigenvalues (d, ascending) and vectors (d, d; row i is the i-th) of scale * average. False, leaving
+     * both as they were, when it does not converge. */
+    bool (*eigen)(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch);
     size_t (*eigen_scratch)(abar_device *dev, int64_t d);
-    double (*trace)(abar_device *dev, int64_t d, const void *square);
 
-    /* y (m, n) = left^T? x right: left (m, m) or NULL, right (n, n) or NULL; transposes as the flags say; scratch (m, n). */
+    /* y (m, n) = L x R with L = left or its transpose (m, m), R likewise (n, n); NULL: the identity. scratch: (m, n). y may be
+     * x. */
     void (*sandwich)(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                      bool right_t, void *y, void *scratch);
+
+    /* (m, n) matrices and vectors of the device's dtype; sums in double. */
+    double (*dot)(abar_device *dev, int64_t n, const void *x, const void *y);
+    double (*bilinear)(abar_device *dev, int64_t m, int64_t n, const void *left, const void *x,
+                       const void *right); /* l^T x r */
+    void (*scale_rows)(abar_device *dev, int64_t m, int64_t n, void *x, const void *factor,
+                       double scale);                                                                /* x_i *= scale f_i */
+    void (*affine)(abar_device *dev, int64_t n, const void *x, double scale, double shift, void *y); /* y = scale x + shift */
+    void (*reciprocal)(abar_device *dev, int64_t n, const void *x, double scale, double shift,
+                       void *y); /* 1 / (scale x + shift) */
+    /* x_ij /= rows_i * columns_j + shift */
+    void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift);
+    double (*sum)(abar_device *dev, int64_t n, const void *x);
+    /* <G, G>, <G^, G> and <G^, G^> of a map (out, in) with bias (out; NULL: none), G^ as pre describes it. */
+    void (*compare)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,
+                    const abar__precondition *pre, double result[3]);
+    /* Between a map's rows in weight (out, in) and bias (out; NULL: none) and the joined matrix (out, d). */
+    void (*gather)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, void *joined);
+    void (*scatter)(abar_device *dev, int64_t out, int64_t in, const void *joined, void *weight, void *bias);
 } abar__stats_ops;
 
 #endif

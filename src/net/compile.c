@@ -135,11 +135,11 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     abar__net_fuse(net);
     ABAR_TRY(abar__net_make_steps(net));
     ABAR_TRY(abar__net_plan_memory(net));
-    if (net->config.plan_only) return ABAR_OK;
-    ABAR_TRY(take_memory(net));
-    for (int s = 0; s < net->n_steps; s++) {
-        settle_pointers(net, &net->steps[s]);
-        if (net->steps[s].layer >= 0) describe_layer(net, &net->steps[s]);
+    if (!net->config.plan_only) {
+        ABAR_TRY(take_memory(net));
+        for (int s = 0; s < net->n_steps; s++) settle_pointers(net, &net->steps[s]);
     }
-    return abar__net_init_params(net);
+    for (int s = 0; s < net->n_steps; s++)
+        if (net->steps[s].layer >= 0) describe_layer(net, &net->steps[s]);
+    return net->config.plan_only ? ABAR_OK : abar__net_init_params(net);
 }

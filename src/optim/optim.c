@@ -1,5 +1,6 @@
-/* Ties an update rule to parameters: owns the rule's state, checks the gradients, clips them by their global norm and runs
- * one fused update per step (methods.md section 8). */
+/* Ties an update rule, and a curvature method where one is wanted, to parameters: owns the rule's state, checks the gradients,
+ * clips them by their global norm, has them preconditioned and runs one fused update per step (methods.md section 8). */
+#include "curvature/curvature_impl.h"
 #include "optim/optim_impl.h"
 
 #include <math.h>
@@ -12,13 +13,17 @@ struct abar_optim {
     const abar__rule_ops *rule;
     alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
     int n, states;
-    abar_optim_param *params; /* their names point into text */
-    abar__update_item *items;
-    char *text; /* the names one after the other, then room for the longest name of a state tensor */
+    abar_optim_param *params;   /* their names point into text */
+    abar__update_item *items;   /* one per parameter: what the norm is taken of */
+    abar__update_item *updates; /* what the rule is given: maps row by row with their biases, the other parameters whole */
+    abar__update_item *biases;  /* of the maps */
+    int n_updates, n_maps;
+    abar__curvature *curvature; /* NULL: the rule alone */
+    char *text;                 /* the names one after the other, then room for the longest name of a state tensor */
     size_t text_bytes, label_bytes;
     void *state[ABAR_RULE_STATES_MAX]; /* one block per family */
     size_t state_bytes;                /* of each */
-    int64_t updates;                   /* performed, without the skipped steps */
+    int64_t performed;                 /* updates, without the skipped steps */
 };
 
 /* ---- checking ----------------------------------------------------------------------------------------------------- */
@@ -141,21 +146,111 @@ static abar_status make_state(abar_optim *o)
     return ABAR_OK;
 }
 
-abar_status abar_optim_create(abar_device *dev, const char *rule, const void *rule_config, const abar_optim_param *params,
-                              int n, abar_optim **out)
+/* The parameter whose values lie at this address. */
+static int find_param(const abar_optim *o, const void *data)
+{
+    for (int i = 0; i < o->n; i++)
+        if (o->params[i].value.data == data) return i;
+    return -1;
+}
+
+static abar_status check_layer_params(const abar_optim *o, const abar_layer *l, int *weight, int *bias)
+{
+    *weight = find_param(o, l->weight.data);
+    *bias = l->bias.ndim ? find_param(o, l->bias.data) : -1;
+    if (*weight < 0 || (l->bias.ndim && *bias < 0))
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "optim: the weight or bias of layer %s is not among the parameters",
+                          l->name);
+    if (o->params[*weight].grad.data != l->weight_grad.data || (*bias >= 0 && o->params[*bias].grad.data != l->bias_grad.data))
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "optim: layer %s has other gradients than its parameters", l->name);
+    return ABAR_OK;
+}
+
+/* count elements of an item from the given one on. */
+static abar__update_item part(const abar_optim *o, const abar__update_item *item, int64_t first, int64_t count)
+{
+    size_t skip = (size_t)first * abar_dtype_size(o->dev->ops->dtype);
+    abar__update_item p = *item;
+    p.weight = (char *)p.weight + skip;
+    p.grad = (const char *)p.grad + skip;
+    for (int k = 0; k < o->states; k++) p.state[k] = (char *)p.state[k] + skip;
+    p.count = count;
+    return p;
+}
+
+/* Maps first, each with its bias; then whatever belongs to no map. */
+static abar_status make_updates(abar_optim *o, const abar_layer *layers)
+{
+    abar_context *ctx = o->dev->ctx;
+    o->n_maps = o->curvature ? o->curvature->n_maps : 0;
+    ABAR_TRY(abar__alloc(ctx, (size_t)(o->n + o->n_maps) * sizeof *o->updates, (void **)&o->updates));
+    ABAR_TRY(abar__alloc(ctx, (size_t)o->n_maps * sizeof *o->biases, (void **)&o->biases));
+    for (int m = 0; m < o->n_maps; m++) {
+        const abar__map *map = &o->curvature->maps[m];
+        int weight, bias;
+        ABAR_TRY(check_layer_params(o, &layers[map->layer], &weight, &bias));
+        abar__update_item *item = &o->updates[o->n_updates++];
+        *item = part(o, &o->items[weight], map->group * map->out * map->in, map->out * map->in);
+        item->pre = &map->pre;
+        item->rows = map->out;
+        if (bias < 0) continue;
+        o->biases[m] = part(o, &o->items[bias], map->group * map->out, map->out);
+        item->bias = &o->biases[m];
+    }
+    for (int i = 0; i < o->n; i++) {
+        bool mapped = false;
+        for (int m = 0; m < o->n_maps && !mapped; m++) {
+            const abar_layer *l = &layers[o->curvature->maps[m].layer];
+            mapped = l->weight.data == o->params[i].value.data || (l->bias.ndim && l->bias.data == o->params[i].value.data);
+        }
+        if (!mapped) o->updates[o->n_updates++] = o->items[i];
+    }
+    return ABAR_OK;
+}
+
+static abar_status read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out)
+{
+    *out = (abar_optim_config){.size = sizeof *out};
+    if (!config || config->size < sizeof(size_t) || config->size > sizeof *out)
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: config.size is wrong, set it to sizeof(abar_optim_config)");
+    memcpy(out, config, config->size);
+    return ABAR_OK;
+}
+
+static abar__curvature_wish curvature_wish(const abar_optim_config *c)
+{
+    return (abar__curvature_wish){.method = c->method,
+                                  .method_config = c->method_config,
+                                  .common = c->curvature,
+                                  .layers = c->layers,
+                                  .n_layers = c->n_layers,
+                                  .base_lr = c->base_lr};
+}
+
+static abar_status make(abar_optim *o, const abar_optim_config *config)
+{
+    ABAR_TRY(copy_params(o, config->params));
+    ABAR_TRY(make_state(o));
+    const abar__curvature_wish wish = curvature_wish(config);
+    if (config->method) ABAR_TRY(abar__curvature_create(o->dev, &wish, &o->curvature));
+    return make_updates(o, config->layers);
+}
+
+abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
 {
     if (!dev || !out) return ABAR_E_ARGUMENT;
     *out = NULL;
-    abar_optim o = {.dev = dev, .n = n};
-    ABAR_TRY(find_rule(dev->ctx, rule, &o.rule));
-    ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, rule_config, o.config));
+    abar_optim_config c;
+    ABAR_TRY(read_config(dev, config, &c));
+    abar_optim o = {.dev = dev, .n = c.n_params};
+    ABAR_TRY(find_rule(dev->ctx, c.rule, &o.rule));
+    ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c.rule_config, o.config));
     o.states = o.rule->states(o.config);
-    ABAR_TRY(check_params(dev, params, n));
+    ABAR_TRY(check_params(dev, c.params, c.n_params));
     abar_optim *made;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *made, (void **)&made));
     *made = o;
-    abar_status status = copy_params(made, params);
-    if (status == ABAR_OK) status = make_state(made);
+    abar_status status = make(made, &c);
     if (status < 0) {
         abar_optim_destroy(made);
         return status;
@@ -169,6 +264,9 @@ void abar_optim_destroy(abar_optim *o)
     if (!o) return;
     abar_context *ctx = o->dev->ctx;
     for (int k = 0; k < o->states; k++) abar_device_free(o->dev, o->state[k], o->state_bytes);
+    abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps) * sizeof *o->updates);
+    abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
+    abar__curvature_destroy(o->curvature);
     abar__free(ctx, o->items, (size_t)o->n * sizeof *o->items);
     abar__free(ctx, o->params, (size_t)o->n * sizeof *o->params);
     abar__free(ctx, o->text, o->text_bytes);
@@ -189,6 +287,11 @@ static abar_status read_step(abar_context *ctx, const abar_step_config *step, ab
                       out->clip, out->grad_scale);
 }
 
+void abar_optim_skip(abar_optim *o)
+{
+    if (o->curvature) abar__curvature_skip(o->curvature);
+}
+
 abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
 {
     abar_step_config c;
@@ -196,12 +299,53 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->items, o->n));
     const bool skip = !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
-    if (skip) return ABAR_OK;
+    if (skip) {
+        abar_optim_skip(o);
+        return ABAR_OK;
+    }
     const double clipping = c.clip > 0.0 ? fmin(1.0, c.clip / (norm + 1e-6)) : 1.0;
-    o->updates++;
-    const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->updates};
-    o->rule->update(o->dev, o->config, o->items, o->n, scalars);
+    o->performed++;
+    const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
+    if (o->curvature) abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
+    o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
     return ABAR_OK;
+}
+
+/* ---- curvature ------------------------------------------------------------------------------------------------------ */
+
+bool abar_optim_observes(const abar_optim *o) { return o->curvature && abar__curvature_observes(o->curvature); }
+
+abar_status abar_optim_observe(abar_optim *o, int index, const abar_layer *layer)
+{
+    return o->curvature ? abar__curvature_observe(o->curvature, index, layer) : ABAR_OK;
+}
+
+bool abar_optim_wants_calibration(const abar_optim *o, int index)
+{
+    return o->curvature && abar__curvature_wants_calibration(o->curvature, index);
+}
+
+abar_status abar_optim_calibrate(abar_optim *o, int index, const abar_tensor *input)
+{
+    return o->curvature ? abar__curvature_calibrate(o->curvature, index, input) : ABAR_OK;
+}
+
+abar_status abar_optim_end_calibration(abar_optim *o)
+{
+    return o->curvature ? abar__curvature_end_calibration(o->curvature) : ABAR_OK;
+}
+
+int abar_optim_map_count(const abar_optim *o) { return o->n_maps; }
+abar_map_info abar_optim_map(const abar_optim *o, int i) { return abar__curvature_map(o->curvature, i); }
+
+void abar_optim_measure(abar_optim *o)
+{
+    if (o->curvature) o->curvature->measure = true;
+}
+
+abar_phase_times abar_optim_times(const abar_optim *o)
+{
+    return o->curvature ? o->curvature->times : (abar_phase_times){.kl_scale = 1.0};
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
@@ -218,23 +362,47 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
             if (status != ABAR_OK) return status;
         }
     }
-    const abar_tensor updates = abar_tensor_wrap(NULL, &o->updates, ABAR_I64, 0, NULL);
-    return visit(user, "updates", &updates);
+    const abar_tensor updates = abar_tensor_wrap(NULL, &o->performed, ABAR_I64, 0, NULL);
+    ABAR_TRY(visit(user, "updates", &updates));
+    return o->curvature ? abar__curvature_visit(o->curvature, visit, user) : ABAR_OK;
 }
 
-static size_t book_bytes(int n)
+static size_t book_bytes(int n, int maps)
 {
-    return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + sizeof(abar__update_item));
+    return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + 2 * sizeof(abar__update_item)) +
+           (size_t)maps * 2 * sizeof(abar__update_item);
 }
 
-size_t abar_optim_bytes(const abar_optim *o) { return book_bytes(o->n) + o->text_bytes + (size_t)o->states * o->state_bytes; }
-
-size_t abar_optim_plan_bytes(const abar_device *dev, const char *rule, const void *rule_config, const int64_t *counts, int n)
+size_t abar_optim_bytes(const abar_optim *o)
 {
-    alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
+    return book_bytes(o->n, o->n_maps) + o->text_bytes + (size_t)o->states * o->state_bytes +
+           (o->curvature ? abar__curvature_bytes(o->curvature) : 0);
+}
+
+size_t abar_optim_state_bytes(const abar_optim *o)
+{
+    return (size_t)o->states * o->state_bytes + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+}
+
+size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
+{
+    alignas(max_align_t) unsigned char rule_config[ABAR_RULE_CONFIG_MAX];
     const abar__rule_ops *ops;
-    if (find_rule(dev->ctx, rule, &ops) < 0 || abar__rule_configure(dev->ctx, ops, rule_config, config) < 0) return 0;
-    size_t state = 0;
-    for (int i = 0; i < n; i++) state += slot_bytes(dev, counts[i]);
-    return book_bytes(n) + (size_t)ops->states(config) * state;
+    abar_optim_config c;
+    if (read_config(dev, config, &c) < 0 || find_rule(dev->ctx, c.rule, &ops) < 0) return 0;
+    if (abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config) < 0) return 0;
+    size_t state = 0, curvature = 0;
+    int maps = 0;
+    for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));
+    const abar__curvature_wish wish = curvature_wish(&c);
+    if (c.method && (curvature = abar__curvature_plan_bytes(dev, &wish, &maps)) == 0) return 0;
+    return book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
+}
+
+abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
+{
+    abar_optim_config c;
+    ABAR_TRY(read_config(dev, config, &c));
+    const abar__curvature_wish wish = curvature_wish(&c);
+    return c.method ? abar__curvature_plan_maps(dev, &wish, visit, user) : ABAR_OK;
 }

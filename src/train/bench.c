@@ -98,6 +98,7 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
     for (int i = 0; i < TIMES; i++) qsort(b->times + i * n, (size_t)n, sizeof *b->times, ascending);
     const double *whole = b->times + WHOLE * n;
     out->ms_median = 1e3 * quantile(whole, n, 0.5);
+    for (int64_t i = 0; i < n; i++) out->ms_mean += 1e3 * whole[i] / (double)n;
     out->ms_p10 = 1e3 * quantile(whole, n, 0.1);
     out->ms_p90 = 1e3 * quantile(whole, n, 0.9);
     out->ms_forward = 1e3 * quantile(b->times + FORWARD * n, n, 0.5);

@@ -60,14 +60,16 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
     return ABAR_OK;
 }
 
-abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                              abar_optim **out)
+/* Parameters and layers as the optimizer wants them, in one piece of memory that the caller frees. */
+static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup, const abar_net *net, abar_optim_config *out,
+                                      void **memory, size_t *bytes)
 {
-    int n = abar_net_param_count(net);
-    size_t bytes = (size_t)n * sizeof(abar_optim_param);
-    void *memory;
-    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
-    abar_optim_param *params = memory;
+    const int n = abar_net_param_count(net), layers = setup->method ? abar_net_layer_count(net) : 0;
+    const size_t params_bytes = abar__round_up((size_t)n * sizeof(abar_optim_param), ABAR_ALIGN);
+    *bytes = params_bytes + (size_t)layers * sizeof(abar_layer);
+    ABAR_TRY(abar__alloc(ctx, *bytes, memory));
+    abar_optim_param *params = *memory;
+    abar_layer *layer = (abar_layer *)((char *)*memory + params_bytes);
     for (int i = 0; i < n; i++) {
         const abar_param *p = abar_net_param(net, i);
         bool decays = setup->train.decay_all || p->kind == ABAR_PARAM_WEIGHT;
@@ -77,9 +79,54 @@ abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_d
                                        .lr_scale = 1.0,
                                        .weight_decay = decays ? setup->train.weight_decay : 0.0};
     }
-    abar_status status = abar_optim_create(dev, setup->rule->name, setup->rule_config, params, n, out);
+    for (int i = 0; i < layers; i++) layer[i] = *abar_net_layer(net, i);
+    *out = (abar_optim_config){.size = sizeof *out,
+                               .rule = setup->rule->name,
+                               .rule_config = setup->rule_config,
+                               .method = setup->method ? setup->method->name : NULL,
+                               .method_config = setup->method_config,
+                               .curvature = &setup->curvature,
+                               .params = params,
+                               .n_params = n,
+                               .layers = layer,
+                               .n_layers = layers,
+                               .base_lr = setup->train.lr};
+    return ABAR_OK;
+}
+
+abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                              abar_optim **out)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    abar_status status = abar_optim_create(dev, &config, out);
     abar__free(ctx, memory, bytes);
     return status;
+}
+
+abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                  abar_map_visitor visit, void *user)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    abar_status status = abar_optim_plan_maps(dev, &config, visit, user);
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    *out = abar_optim_plan_bytes(dev, &config);
+    abar__free(ctx, memory, bytes);
+    return *out ? ABAR_OK : ABAR_E_ARGUMENT; /* its text is in the context */
 }
 
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)

@@ -1,8 +1,8 @@
 /* The settings of a run: their table, a setup that joins them with the model's and the rule's own, and what must hold
  * between them. */
+#include "base/json.h"
 #include "train/train_impl.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,10 +37,15 @@ const abar_option abar_train_options[] = {
     {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL, "use the first so many test samples, 0: all"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
+    {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
+     "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
+    {"init", ABAR_OPTION_TEXT, AT(init), "", 0, 0, NULL, "begin with the weights of this safetensors file"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
 };
+
+#define NAMES_MAX 128 /* that are compared with a misspelt one */
 
 static const abar_option no_options[] = {{0}};
 
@@ -63,14 +68,49 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
 }
 
-static abar_status alloc_setup(abar_context *ctx, const abar_model *model, const abar_rule *rule, abar_setup **out)
+/* Settings go into JSON files, which are UTF-8. */
+static abar_status check_text(abar_context *ctx, const char *name, const char *text)
 {
-    void *setup, *model_config = NULL, *rule_config = NULL;
+    size_t n = strlen(text);
+    if (n >= ABAR_OPTION_TEXT_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %.40s...: too long, use a shorter name", name, text);
+    if (!abar__utf8_valid(text, n)) return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s: not UTF-8 text, use another name", name);
+    return ABAR_OK;
+}
+
+/* What an optimizer's name stands for: RULE, METHOD (on sgd) or METHOD+RULE. */
+static abar_status find_optimizer(abar_context *ctx, const char *name, const abar_rule **rule, const abar_method **method)
+{
+    char part[64];
+    const char *plus = strchr(name, '+');
+    snprintf(part, sizeof part, "%.*s", (int)(plus ? plus - name : (long)strlen(name)), name);
+    *method = abar_method_find(part);
+    *rule = abar_rule_find(plus ? plus + 1 : *method ? "sgd" : part);
+    if (plus ? *rule && *method : *rule != NULL) return ABAR_OK;
+    const char *names[NAMES_MAX + 1];
+    int n = 0;
+    for (const char *const *m = abar_method_names(); *m; m++) names[n++] = *m;
+    for (const char *const *r = abar_rule_names(); *r; r++) names[n++] = *r;
+    names[n] = NULL;
+    const char *wrong = plus && *method ? plus + 1 : part, *near = abar_nearest_name(wrong, names);
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "--optim %.80s: no such optimizer%s%s, `abar optimizers` lists them", name,
+                      near ? ", did you mean " : "", near ? near : "");
+}
+
+static abar_status alloc_setup(abar_context *ctx, const abar_setup *kinds, abar_setup **out)
+{
+    void *setup, *model_config = NULL, *rule_config = NULL, *method_config = NULL;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_setup), &setup));
-    abar_status status = abar__alloc(ctx, model->config_size, &model_config);
-    if (status == ABAR_OK) status = abar__alloc(ctx, rule->config_size, &rule_config);
+    abar_status status = abar__alloc(ctx, kinds->model->config_size, &model_config);
+    if (status == ABAR_OK) status = abar__alloc(ctx, kinds->rule->config_size, &rule_config);
+    if (status == ABAR_OK && kinds->method) status = abar__alloc(ctx, kinds->method->config_size, &method_config);
     *out = setup;
-    **out = (abar_setup){.model = model, .model_config = model_config, .rule = rule, .rule_config = rule_config};
+    **out = (abar_setup){.model = kinds->model,
+                         .model_config = model_config,
+                         .rule = kinds->rule,
+                         .rule_config = rule_config,
+                         .method = kinds->method,
+                         .method_config = method_config};
     if (status == ABAR_OK) return ABAR_OK;
     abar_setup_destroy(ctx, *out);
     *out = NULL;
@@ -82,33 +122,33 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     *out = NULL;
     if (!model || !data || !optim)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "setup: a model, a data set and an optimizer are needed, name all three");
-    const abar_model *m = abar_model_find(model);
-    const abar_rule *r = abar_rule_find(optim);
-    if (!m) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
-    if (!r) return refuse_name(ctx, "optim", optim, abar_rule_names(), "abar optimizers");
+    abar_setup kinds = {.model = abar_model_find(model)};
+    if (!kinds.model) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
+    ABAR_TRY(find_optimizer(ctx, optim, &kinds.rule, &kinds.method));
     ABAR_TRY(check_data_name(ctx, data));
-    if (strlen(data) >= ABAR_OPTION_TEXT_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--data: the folder's path is too long, use a shorter one");
+    ABAR_TRY(check_text(ctx, "data", data));
     abar_setup *setup;
-    ABAR_TRY(alloc_setup(ctx, m, r, &setup));
+    ABAR_TRY(alloc_setup(ctx, &kinds, &setup));
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n; i++) abar_options_default(tables[i].options, tables[i].config);
     abar_train_config *train = &setup->train;
-    abar_options_default(abar_train_options, train);
-    if (m->options) abar_options_default(m->options, setup->model_config);
-    if (r->options) abar_options_default(r->options, setup->rule_config);
-    snprintf(train->model, sizeof train->model, "%s", m->name);
+    snprintf(train->model, sizeof train->model, "%s", kinds.model->name);
     snprintf(train->data, sizeof train->data, "%s", data);
-    snprintf(train->optim, sizeof train->optim, "%s", r->name);
-    abar__recipe_apply(train);
+    snprintf(train->optim, sizeof train->optim, "%s", optim);
+    abar__recipe_apply(setup);
     *out = setup;
     return ABAR_OK;
 }
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out)
 {
-    ABAR_TRY(alloc_setup(ctx, from->model, from->rule, out));
+    ABAR_TRY(alloc_setup(ctx, from, out));
     (*out)->train = from->train;
+    (*out)->curvature = from->curvature;
     if (from->model_config) memcpy((*out)->model_config, from->model_config, from->model->config_size);
     if (from->rule_config) memcpy((*out)->rule_config, from->rule_config, from->rule->config_size);
+    if (from->method_config) memcpy((*out)->method_config, from->method_config, from->method->config_size);
     return ABAR_OK;
 }
 
@@ -117,32 +157,30 @@ void abar_setup_destroy(abar_context *ctx, abar_setup *setup)
     if (!setup) return;
     if (setup->model_config) abar__free(ctx, setup->model_config, setup->model->config_size);
     if (setup->rule_config) abar__free(ctx, setup->rule_config, setup->rule->config_size);
+    if (setup->method_config) abar__free(ctx, setup->method_config, setup->method->config_size);
     abar__free(ctx, setup, sizeof *setup);
 }
 
 /* ---- setting -------------------------------------------------------------------------------------------------- */
 
-typedef struct table {
-    const char *section; /* of config.json */
-    const abar_option *options;
-    void *config;
-} table;
-
-static void tables_of(const abar_setup *setup, table out[3])
+int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX])
 {
-    void *train = (void *)(uintptr_t)&setup->train; /* written to only where the setup itself is not const */
-    out[0] = (table){"train", abar_train_options, train};
-    out[1] = (table){"model", setup->model->options ? setup->model->options : no_options, setup->model_config};
-    out[2] = (table){"optimizer", setup->rule->options ? setup->rule->options : no_options, setup->rule_config};
+    abar_setup *s = (abar_setup *)(uintptr_t)setup; /* written to only where the setup itself is not const */
+    const abar_option *model = s->model->options, *rule = s->rule->options;
+    out[0] = (abar_setup_table){"train", "train", abar_train_options, &s->train};
+    out[1] = (abar_setup_table){"model", s->model->name, model ? model : no_options, s->model_config};
+    out[2] = (abar_setup_table){"optimizer", s->rule->name, rule ? rule : no_options, s->rule_config};
+    if (!s->method) return 3;
+    out[3] = (abar_setup_table){"curvature", "curvature", abar_curvature_options, &s->curvature};
+    out[4] = (abar_setup_table){"method", s->method->name, s->method->options, s->method_config};
+    return 5;
 }
 
-#define NAMES_MAX 128
-
-static abar_status refuse_option(abar_context *ctx, const table tables[3], const char *name)
+static abar_status refuse_option(abar_context *ctx, const abar_setup_table *tables, int count, const char *name)
 {
     const char *names[NAMES_MAX + 1];
     int n = 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < count; i++)
         for (const abar_option *o = tables[i].options; o->name && n < NAMES_MAX; o++) names[n++] = o->name;
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
@@ -170,13 +208,16 @@ static abar_status check_fixed(abar_context *ctx, const abar_setup *setup, const
 
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text)
 {
-    table tables[3];
-    tables_of(setup, tables);
-    if (text) ABAR_TRY(check_fixed(ctx, setup, name, text));
-    for (int i = 0; i < 3; i++)
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    if (text) {
+        ABAR_TRY(check_text(ctx, name, text));
+        ABAR_TRY(check_fixed(ctx, setup, name, text));
+    }
+    for (int i = 0; i < n; i++)
         if (abar_options_find(tables[i].options, name))
             return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
-    return refuse_option(ctx, tables, name);
+    return refuse_option(ctx, tables, n, name);
 }
 
 /* ---- checking ------------------------------------------------------------------------------------------------- */
@@ -213,6 +254,9 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
                           (long long)train->limit_train, (long long)train->batch);
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
+    if (train->diagnose > 0 && !setup->method)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
+                          train->optim);
     return ABAR_OK;
 }
 
@@ -221,7 +265,8 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {"batch", "limit-train", "seed", NULL};
+    static const char *const fixed[] = {"batch",       "limit-train", "seed", "stat-decay",   "skip-layers",
+                                        "first-layer", "pgrad",       "kfac", "kfac-inverse", NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -230,21 +275,22 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",        "workers", "stop-after", "checkpoint-every",
-                                                 "limit-test", "data",    NULL};
+    static const char *const free_to_change[] = {"out",      "init",       "workers", "stop-after", "checkpoint-every",
+                                                 "diagnose", "limit-test", "data",    NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
 }
 
-static abar_status compare_table(abar_context *ctx, const table *was, const table *now, bool fixed)
+static abar_status compare_table(abar_context *ctx, const abar_setup_table *was, const abar_setup_table *now, bool fixed)
 {
     for (const abar_option *o = now->options; o->name; o++) {
         char before[ABAR_OPTION_TEXT_MAX], after[ABAR_OPTION_TEXT_MAX];
         ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
         ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
         if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
-        if (fixed || must_stay(o->name))
+        bool other_kind = strcmp(before, "adaptive") == 0 || strcmp(after, "adaptive") == 0; /* of --damping: other averages */
+        if (fixed || must_stay(o->name) || other_kind)
             return abar__fail(ctx, ABAR_E_ARGUMENT,
                               "--%s %.80s: the run to resume was made with %.80s, leave it out or start a new run", o->name,
                               after, before);
@@ -260,16 +306,18 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
         bool same;
     } named[] = {
         {"model", was->train.model, now->train.model, was->model == now->model},
-        {"optim", was->train.optim, now->train.optim, was->rule == now->rule},
+        {"optim", was->train.optim, now->train.optim, was->rule == now->rule && was->method == now->method},
         {"data", was->train.data, now->train.data, same_data_name(was->train.data, now->train.data)},
     };
     for (int i = 0; i < 3; i++)
         if (!named[i].same)
-            return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %s: the run to resume was made with %s, start a new run for another",
-                              named[i].name, named[i].after, named[i].before);
-    table before[3], after[3];
-    tables_of(was, before);
-    tables_of(now, after);
-    for (int i = 0; i < 3; i++) ABAR_TRY(compare_table(ctx, &before[i], &after[i], i == 1));
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--%s %s: the run to resume was made with %s; a new run may begin with its weights: --init "
+                              "%s/state.safetensors",
+                              named[i].name, named[i].after, named[i].before, now->train.out);
+    abar_setup_table before[ABAR_SETUP_TABLES_MAX], after[ABAR_SETUP_TABLES_MAX];
+    abar_setup_tables(was, before);
+    int n = abar_setup_tables(now, after);
+    for (int i = 0; i < n; i++) ABAR_TRY(compare_table(ctx, &before[i], &after[i], i == 1));
     return ABAR_OK;
 }

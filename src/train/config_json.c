@@ -13,14 +13,13 @@
 /* ---- writing -------------------------------------------------------------------------------------------------- */
 
 /* "name": {every option of the table} */
-static abar_status write_section(abar_context *ctx, const char *name, const abar_option *options, const void *config,
-                                 abar__text *out)
+static abar_status write_section(abar_context *ctx, const abar_setup_table *table, abar__text *out)
 {
-    ABAR_TRY(abar__text_printf(ctx, out, ", \"%s\": {", name));
-    for (const abar_option *o = options; o && o->name; o++) {
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"%s\": {", table->section));
+    for (const abar_option *o = table->options; o->name; o++) {
         char text[ABAR_OPTION_TEXT_MAX];
-        ABAR_TRY(abar_options_get(ctx, options, config, o->name, text, sizeof text));
-        ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", o == options ? "" : ", ", o->name));
+        ABAR_TRY(abar_options_get(ctx, table->options, table->config, o->name, text, sizeof text));
+        ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", o == table->options ? "" : ", ", o->name));
         if (o->type == ABAR_OPTION_TEXT || o->type == ABAR_OPTION_CHOICE)
             ABAR_TRY(abar__json_string(ctx, out, text));
         else
@@ -32,9 +31,9 @@ static abar_status write_section(abar_context *ctx, const char *name, const abar
 abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(ctx, out, "{\"abar\": \"%s\"", abar_version()));
-    ABAR_TRY(write_section(ctx, "train", abar_train_options, &setup->train, out));
-    ABAR_TRY(write_section(ctx, "model", setup->model->options, setup->model_config, out));
-    ABAR_TRY(write_section(ctx, "optimizer", setup->rule->options, setup->rule_config, out));
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n; i++) ABAR_TRY(write_section(ctx, &tables[i], out));
     return abar__text_append(ctx, out, "}", 1);
 }
 
@@ -85,25 +84,23 @@ static abar_status read_option(abar_context *ctx, const char *label, const abar_
     return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", label, abar_context_error(ctx));
 }
 
-static abar_status read_section(abar_context *ctx, const char *label, const cJSON *root, const char *name,
-                                const abar_option *options, void *config)
+static abar_status read_section(abar_context *ctx, const char *label, const cJSON *root, const abar_setup_table *table)
 {
-    static const abar_option none[] = {{0}};
-    const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, name);
+    const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, table->section);
     if (!section) return ABAR_OK;
     if (!cJSON_IsObject(section))
-        return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, name);
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, table->section);
     for (const cJSON *item = section->child; item; item = item->next) {
         if (cJSON_GetObjectItemCaseSensitive(section, item->string) != item)
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" stands there twice, remove one", label, item->string);
-        ABAR_TRY(read_option(ctx, label, options ? options : none, config, item));
+        ABAR_TRY(read_option(ctx, label, table->options, table->config, item));
     }
     return ABAR_OK;
 }
 
 static abar_status check_root(abar_context *ctx, const char *label, const cJSON *root)
 {
-    static const char *const known[] = {"abar", "train", "model", "optimizer", NULL};
+    static const char *const known[] = {"abar", "train", "model", "optimizer", "curvature", "method", NULL};
     if (!cJSON_IsObject(root))
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: must be a JSON object, is it of another program?", label);
     for (const cJSON *item = root->child; item; item = item->next) {
@@ -120,7 +117,7 @@ static const char *named(const cJSON *root, const char *name)
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "train"), name));
 }
 
-static abar_status read_setup(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
+abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out)
 {
     ABAR_TRY(check_root(ctx, label, root));
     const char *model = named(root, "model"), *data = named(root, "data"), *optim = named(root, "optim");
@@ -129,9 +126,9 @@ static abar_status read_setup(abar_context *ctx, const char *label, const cJSON 
     abar_setup *setup;
     abar_status status = abar_setup_create(ctx, model, data, optim, &setup);
     if (status < 0) return abar__fail(ctx, status, "%s: %s", label, abar_context_error(ctx));
-    status = read_section(ctx, label, root, "train", abar_train_options, &setup->train);
-    if (status == ABAR_OK) status = read_section(ctx, label, root, "model", setup->model->options, setup->model_config);
-    if (status == ABAR_OK) status = read_section(ctx, label, root, "optimizer", setup->rule->options, setup->rule_config);
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    for (int i = 0; i < n && status == ABAR_OK; i++) status = read_section(ctx, label, root, &tables[i]);
     if (status < 0) {
         abar_setup_destroy(ctx, setup);
         return status;
@@ -143,6 +140,8 @@ static abar_status read_setup(abar_context *ctx, const char *label, const cJSON 
 abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)
 {
     const char *end = NULL;
+    if (!abar__utf8_valid(json, n)) /* cJSON does not look, and what we write is */
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: not UTF-8 text, is the file damaged?", label);
     cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
     const char *rest = end;
     while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
@@ -160,7 +159,7 @@ abar_status abar__setup_parse(abar_context *ctx, const char *label, const char *
     *out = NULL;
     cJSON *root;
     ABAR_TRY(abar__json_parse(ctx, label, json, n, &root));
-    abar_status status = read_setup(ctx, label, root, out);
+    abar_status status = abar__setup_read(ctx, label, root, out);
     cJSON_Delete(root);
     return status;
 }

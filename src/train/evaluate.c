@@ -20,16 +20,6 @@ static void release(evaluator *e)
     abar_dataset_close(e->data);
 }
 
-static abar_status load_weights(abar_context *ctx, const char *path, abar_net *net)
-{
-    abar__safetensors *file;
-    ABAR_TRY(abar__safetensors_open(ctx, path, &file));
-    abar_status status = abar__weights_exact(ctx, file, path, net);
-    if (status == ABAR_OK) status = abar__weights_load(ctx, file, path, net, false);
-    abar__safetensors_close(file);
-    return status;
-}
-
 static abar_status prepare(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     ABAR_TRY(abar_setup_check(ctx, setup));
@@ -39,7 +29,7 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
     abar__net_wish shape = {.batch = wish.batch};
     ABAR_TRY(abar__device_open(ctx, setup, &e->dev));
     ABAR_TRY(abar__net_build(ctx, setup, info, e->dev, &shape, &e->net));
-    ABAR_TRY(load_weights(ctx, weights, e->net));
+    ABAR_TRY(abar__weights_read(ctx, weights, e->net));
     ABAR_TRY(abar_loader_create(ctx, e->data, &wish, &e->loader));
     e->stepper = (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1};
     return ABAR_OK;

@@ -28,22 +28,10 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     return ABAR_OK;
 }
 
-static abar_status plan_optimizer(abar_context *ctx, const abar_setup *setup, const abar_device *dev, const abar_net *net,
-                                  abar_memory_plan *plan)
-{
-    int n = abar_net_param_count(net);
-    void *memory;
-    ABAR_TRY(abar__alloc(ctx, (size_t)n * sizeof(int64_t), &memory));
-    int64_t *counts = memory;
-    for (int i = 0; i < n; i++) counts[i] = abar_tensor_count(&abar_net_param(net, i)->value);
-    plan->optimizer = abar_optim_plan_bytes(dev, setup->rule->name, setup->rule_config, counts, n);
-    abar__free(ctx, memory, (size_t)n * sizeof(int64_t));
-    return ABAR_OK;
-}
-
 static size_t plan_books(const abar_setup *setup, const abar_net *net)
 {
-    size_t books = sizeof(abar_trainer) + sizeof(abar_setup) + setup->model->config_size + setup->rule->config_size;
+    size_t books = sizeof(abar_trainer) + sizeof(abar_setup) + setup->model->config_size + setup->rule->config_size +
+                   (setup->method ? setup->method->config_size : 0);
     books += (size_t)setup->train.epochs * sizeof(abar__epoch);
     if (!setup->train.out[0]) return books;
     size_t tensors = (size_t)abar_net_tensor_count(net) + (size_t)(setup->rule->states * abar_net_param_count(net));
@@ -65,7 +53,7 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     plan->buffers = m.buffers;
     plan->activations = m.arena;
     plan->other += m.other + plan_books(setup, net);
-    abar_status status = plan_optimizer(ctx, setup, dev, net, plan);
+    abar_status status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
     abar_net_destroy(net);
     return status;
 }
@@ -87,4 +75,20 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
                  plan.other;
     *out = plan;
     return ABAR_OK;
+}
+
+abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user)
+{
+    abar_memory_plan ignored = {0};
+    abar_dataset_info info;
+    abar_device *dev;
+    abar_net *net = NULL;
+    ABAR_TRY(plan_data(ctx, setup, &info, &ignored));
+    ABAR_TRY(abar__device_open(ctx, setup, &dev));
+    abar__net_wish wish = {.batch = 1, .training = true, .plan_only = true};
+    abar_status status = abar__net_build(ctx, setup, &info, dev, &wish, &net);
+    if (status == ABAR_OK) status = abar__optim_plan_maps(ctx, setup, dev, net, visit, user);
+    abar_net_destroy(net);
+    abar_device_close(dev);
+    return status;
 }

@@ -1,11 +1,12 @@
-/* Recipes: the settings that suit a model when it meets its data (models.md, "Recipes"), per update rule. */
+/* Recipes: the settings that suit a model when it meets its data, per optimizer. CIFAR has the published ones; the others
+ * were found by trying (LeNet-5 on Fashion-MNIST: sgd 90.5 to 91.3 % over four seeds, adamw 90.8 %). */
 #include "train/train_impl.h"
 
 #include <string.h>
 
-/* model and data match by their beginning; the first row that fits wins. */
+/* model, data and rule match by their beginning, a method by its name; the first row that fits wins. */
 typedef struct recipe {
-    const char *model, *data, *rule;
+    const char *model, *data, *optim; /* optim: a rule or a method */
     int64_t epochs, batch;
     double lr, weight_decay;
     bool per_epoch; /* cosine held within each epoch, as in the paper */
@@ -13,19 +14,32 @@ typedef struct recipe {
 } recipe;
 
 static const recipe recipes[] = {
-    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true}, {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
-    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
-    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
-    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false}, {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
-    {"", "", "adamw", 10, 128, 1e-3, 0.05, false, false},         {"", "", "", 10, 128, 0.05, 5e-4, false, false},
+    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
+    {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
+    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
+    {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
+    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},
+    {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
+    /* lngd sets its own step length per layer: without batch norm the usual rate is far too large */
+    {"", "", "lngd", 10, 128, 0.005, 5e-4, false, false},
+    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false},
+    {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
+    {"", "", "adamw", 10, 128, 2e-3, 0.05, false, false},
+    {"", "", "", 10, 128, 0.05, 5e-4, false, false},
 };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-void abar__recipe_apply(abar_train_config *train)
+static bool is_for(const recipe *r, const abar_setup *setup)
 {
+    return begins(setup->rule->name, r->optim) || (setup->method && strcmp(setup->method->name, r->optim) == 0);
+}
+
+void abar__recipe_apply(abar_setup *setup)
+{
+    abar_train_config *train = &setup->train;
     const recipe *r = recipes;
-    while (!begins(train->model, r->model) || !begins(train->data, r->data) || !begins(train->optim, r->rule)) r++;
+    while (!begins(train->model, r->model) || !begins(train->data, r->data) || !is_for(r, setup)) r++;
     train->epochs = r->epochs;
     train->batch = r->batch;
     train->lr = r->lr;

@@ -99,7 +99,7 @@ static abar_status report_numbers(abar_trainer *t)
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
     return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
-                             abar_context_memory(t->ctx).peak, abar_optim_bytes(t->optim), (long long)t->at.skipped);
+                             abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
 
 abar_status abar_trainer_report(abar_trainer *t, const char **json)
@@ -113,6 +113,7 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
         ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));
     else
         ABAR_TRY(abar__text_append(ctx, out, "null", 4));
+    if (t->setup->method) ABAR_TRY(abar__report_curvature(t));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
     ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"config\": ", 12));

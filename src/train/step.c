@@ -26,10 +26,15 @@ static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t
     return abar_tensor_copy(s->ctx, &target, &labels);
 }
 
+/* Gradients carry loss_scale: with it they are those of the global batch mean already. */
+static abar_status observe(void *user, int index, const abar_layer *layer) { return abar_optim_observe(user, index, layer); }
+
 /* Forward and backward over all micro-batches; the gradients then are those of the mean over the whole batch. */
 static abar_status gradients(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
 {
     double sum = 0.0;
+    const bool observes = abar_optim_observes(s->optim);
+    const abar_observer observer = {observe, s->optim};
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (batch) ABAR_TRY(fill(s, batch, i * s->micro));
         abar_run_config run = {.size = sizeof run,
@@ -45,7 +50,7 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
         out->forward_seconds += turned - began;
         out->skipped = !isfinite(loss.loss);
         if (out->skipped) return ABAR_OK;
-        ABAR_TRY(abar_net_backward(s->net, i > 0, NULL));
+        ABAR_TRY(abar_net_backward(s->net, i > 0, observes ? &observer : NULL));
         out->backward_seconds += abar__seconds() - turned;
         sum += loss.loss * (double)loss.count;
         out->loss.correct += loss.correct;
@@ -59,7 +64,9 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
 {
     *out = (abar__step_result){0};
     ABAR_TRY(gradients(s, batch, k, out));
-    if (!out->skipped) {
+    if (out->skipped) {
+        abar_optim_skip(s->optim);
+    } else {
         abar_step_config step = {.size = sizeof step, .lr = lr, .clip = s->clip};
         abar_step_report report;
         double began = abar__seconds();
@@ -72,6 +79,36 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
     else
         abar_net_commit(s->net);
     return ABAR_OK;
+}
+
+/* The net's input as its first layer reads it: an image, or a vector. */
+static abar_tensor first_input(const abar_net *net, const abar_layer *layer)
+{
+    abar_tensor input = abar_net_input(net);
+    if (layer->weight.ndim == 4) return input;
+    int64_t dim[2] = {input.dim[0], abar_tensor_count(&input) / input.dim[0]};
+    return abar_tensor_wrap(input.dev, input.data, input.dtype, 2, dim);
+}
+
+abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
+{
+    bool wanted = false;
+    for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
+    if (!wanted) return ABAR_OK;
+    ABAR_TRY(abar_loader_seek(loader, 0, 0));
+    for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
+        abar_batch batch;
+        ABAR_TRY(abar_loader_next(loader, &batch));
+        for (int64_t i = 0; i < s->accumulate; i++) {
+            ABAR_TRY(fill(s, &batch, i * s->micro));
+            for (int l = 0; l < abar_net_layer_count(s->net); l++) {
+                if (!abar_optim_wants_calibration(s->optim, l)) continue;
+                abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
+                ABAR_TRY(abar_optim_calibrate(s->optim, l, &input));
+            }
+        }
+    }
+    return abar_optim_end_calibration(s->optim);
 }
 
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out)

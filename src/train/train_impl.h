@@ -20,7 +20,7 @@ double abar__seconds(void); /* monotonic */
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 /* Overwrites the settings that depend on which model meets which data and rule. */
-void abar__recipe_apply(abar_train_config *train);
+void abar__recipe_apply(abar_setup *setup);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
@@ -46,6 +46,10 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
                             const abar__net_wish *wish, abar_net **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
+abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                  abar_map_visitor visit, void *user);
+/* Bytes the optimizer would hold. */
+abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 
 /* ---- one step ------------------------------------------------------------------------------------------------- */
@@ -69,6 +73,8 @@ typedef struct abar__step_result {
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: what the net's input holds already. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
+/* Where the optimizer wants to see the training set before step 0: one pass over it, as the loader yields it. */
+abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
 /* Loss and hits over the whole test part. ABAR_STOPPED when stop (may be NULL) rises. */
@@ -82,6 +88,8 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
 #define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
 /* Fails when the file holds a tensor that is neither the net's nor optimizer state. */
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net);
+/* The weights of a net from a file that holds them and nothing else but optimizer state. */
+abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net);
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
@@ -149,6 +157,9 @@ double abar__best_accuracy(const abar__epoch *history, int64_t n);
 abar_status abar__record_open(abar_trainer *t); /* kept as far as t->at says */
 abar_status abar__record_step(abar_trainer *t, double loss, double lr);
 abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e);
+/* Every map's diagnostics as measured in the last step; and, for the report, what happened to it. */
+abar_status abar__record_curvature(abar_trainer *t);
+abar_status abar__report_curvature(abar_trainer *t);
 
 /* What lies in the folder. */
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)

@@ -58,7 +58,10 @@ static abar_status open_books(abar_trainer *t)
     t->history_room = t->setup->train.epochs;
     ABAR_TRY(abar__alloc(t->ctx, (size_t)t->history_room * sizeof *t->history, &memory));
     t->history = memory;
-    if (t->resumes) ABAR_TRY(abar__checkpoint_load(t));
+    if (t->resumes)
+        ABAR_TRY(abar__checkpoint_load(t));
+    else if (t->setup->train.init[0])
+        ABAR_TRY(abar__weights_read(t->ctx, t->setup->train.init, t->net));
     if (!t->setup->train.out[0]) return ABAR_OK;
     t->stage_bytes = abar__weights_stage_bytes(t->net);
     ABAR_TRY(abar__alloc(t->ctx, t->stage_bytes, &t->stage));
@@ -73,6 +76,7 @@ static abar_status build(abar_trainer *t, bool resume)
     ABAR_TRY(make_net(t));
     ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(open_books(t));
+    ABAR_TRY(abar__stepper_calibrate(&t->stepper, t->train));
     return abar_loader_seek(t->train, t->at.epoch, t->at.step);
 }
 
@@ -196,8 +200,12 @@ static abar_status train_step(abar_trainer *t)
     abar_batch batch;
     abar__step_result result;
     ABAR_TRY(abar_loader_next(t->train, &batch));
+    const int64_t diagnose = t->setup->train.diagnose;
+    const bool measure = t->log && diagnose > 0 && k % diagnose == 0;
+    if (measure) abar_optim_measure(t->optim);
     ABAR_TRY(abar__stepper_run(&t->stepper, &batch, k, lr, &result));
     count_step(t, &result);
+    if (measure && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
     abar_progress p = progress_of(t, lr);
     tell(t, &p);
@@ -215,6 +223,14 @@ static abar_status give_up(abar_trainer *t)
                       "set --warmup or --clip%s%s%s",
                       GIVE_UP_AFTER, (long long)t->at.epoch + 1, (long long)t->at.step, dir[0] ? "; " : "", dir,
                       dir[0] ? " holds the weights before them" : "");
+}
+
+/* Between steps: what the disk takes is the run's time, but not a step's. */
+static abar_status save_checkpoint(abar_trainer *t)
+{
+    abar_status status = abar__checkpoint_save(t);
+    tick(t);
+    return status;
 }
 
 static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
@@ -236,7 +252,7 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     t->at.loss_sum = t->at.epoch_seconds = t->pace_seconds = 0.0;
     t->at.correct = t->at.count = t->at.epoch_skipped = t->pace_samples = 0;
     ABAR_TRY(abar__export_save(t));
-    ABAR_TRY(abar__checkpoint_save(t));
+    ABAR_TRY(save_checkpoint(t));
     p.epoch_done = true;
     p.test_loss = e->test_loss;
     p.test_accuracy = e->test_accuracy;
@@ -255,7 +271,7 @@ static abar_status run_epoch(abar_trainer *t)
         ABAR_TRY(train_step(t));
         if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
         bool due = every > 0 && (t->at.epoch * t->steps + t->at.step) % every == 0;
-        if (due && t->at.step < t->steps) ABAR_TRY(abar__checkpoint_save(t));
+        if (due && t->at.step < t->steps) ABAR_TRY(save_checkpoint(t));
     }
     abar_loss test;
     abar_status status = abar__stepper_test(&t->stepper, t->test, &t->stop, &test);

@@ -60,6 +60,16 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
     return ABAR_OK;
 }
 
+abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net)
+{
+    abar__safetensors *file;
+    ABAR_TRY(abar__safetensors_open(ctx, path, &file));
+    abar_status status = abar__weights_exact(ctx, file, path, net);
+    if (status == ABAR_OK) status = abar__weights_load(ctx, file, path, net, false);
+    abar__safetensors_close(file);
+    return status;
+}
+
 static bool net_has(const abar_net *net, const char *wanted)
 {
     for (int i = 0; i < abar_net_tensor_count(net); i++) {

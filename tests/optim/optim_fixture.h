@@ -111,11 +111,30 @@ static inline void *fixture_config(fixture *f, const char *rule, const char *con
     return config;
 }
 
+/* An update rule alone, without a curvature method. */
+static inline abar_status create_optim(abar_device *dev, const char *rule, const void *config, const abar_optim_param *params,
+                                       int n, abar_optim **out)
+{
+    return abar_optim_create(
+        dev,
+        &(abar_optim_config){
+            .size = sizeof(abar_optim_config), .rule = rule, .rule_config = config, .params = params, .n_params = n},
+        out);
+}
+
+static inline size_t plan_optim(const fixture *f, const char *rule, const void *config)
+{
+    return abar_optim_plan_bytes(
+        f->dev,
+        &(abar_optim_config){
+            .size = sizeof(abar_optim_config), .rule = rule, .rule_config = config, .params = f->params, .n_params = f->n});
+}
+
 static inline abar_optim *fixture_optim(fixture *f, const char *rule, const char *const *settings)
 {
     void *config = fixture_config(f, rule, settings);
     abar_optim *optim;
-    assert_int_equal(abar_optim_create(f->dev, rule, config, f->params, f->n, &optim), ABAR_OK);
+    assert_int_equal(create_optim(f->dev, rule, config, f->params, f->n, &optim), ABAR_OK);
     free(config);
     return optim;
 }

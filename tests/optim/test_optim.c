@@ -316,7 +316,7 @@ static void check_bytes(const char *device, const char *rule, const char *const 
     fixture f;
     fixture_open(&f, device, 1, sizes, SIZES);
     void *config = fixture_config(&f, rule, settings);
-    size_t plan = abar_optim_plan_bytes(f.dev, rule, config, sizes, SIZES), before = abar_context_memory(f.ctx).now;
+    size_t plan = plan_optim(&f, rule, config), before = abar_context_memory(f.ctx).now;
     abar_optim *optim = fixture_optim(&f, rule, settings);
     size_t held = abar_context_memory(f.ctx).now - before;
     assert_int_equal(abar_optim_bytes(optim), held);
@@ -342,9 +342,9 @@ static void optim_plan_of_an_unknown_rule_is_zero(void **state)
     (void)state;
     fixture f;
     fixture_open(&f, "ref", 1, sizes, SIZES);
-    assert_int_equal(abar_optim_plan_bytes(f.dev, "sgdd", NULL, sizes, SIZES), 0);
+    assert_int_equal(plan_optim(&f, "sgdd", NULL), 0);
     assert_non_null(strstr(abar_context_error(f.ctx), "did you mean sgd"));
-    assert_true(abar_optim_plan_bytes(f.dev, "sgd", NULL, sizes, SIZES) > 0);
+    assert_true(plan_optim(&f, "sgd", NULL) > 0);
     fixture_close(&f);
 }
 
@@ -387,7 +387,7 @@ static void optim_create_survives_every_failing_allocation(void **state)
     int failures = 0;
     for (; !optim && failures < 100; failures++) {
         m.left = failures;
-        abar_status status = abar_optim_create(dev, "adamw", NULL, &param, 1, &optim);
+        abar_status status = create_optim(dev, "adamw", NULL, &param, 1, &optim);
         if (status == ABAR_OK) break;
         assert_int_equal(status, ABAR_E_MEMORY);
         assert_null(optim);
@@ -406,7 +406,7 @@ static void optim_create_survives_every_failing_allocation(void **state)
 static void assert_refused(fixture *f, const abar_optim_param *params, int n, const char *word)
 {
     abar_optim *optim;
-    assert_int_equal(abar_optim_create(f->dev, "sgd", NULL, params, n, &optim), ABAR_E_ARGUMENT);
+    assert_int_equal(create_optim(f->dev, "sgd", NULL, params, n, &optim), ABAR_E_ARGUMENT);
     assert_null(optim);
     if (!strstr(abar_context_error(f->ctx), word)) fail_msg("\"%s\" lacks \"%s\"", abar_context_error(f->ctx), word);
 }
@@ -458,10 +458,10 @@ static void optim_unknown_rule_is_refused_with_a_suggestion(void **state)
     fixture f;
     fixture_open(&f, "ref", 1, sizes, SIZES);
     abar_optim *optim;
-    assert_int_equal(abar_optim_create(f.dev, "adamv", NULL, f.params, f.n, &optim), ABAR_E_NOT_FOUND);
+    assert_int_equal(create_optim(f.dev, "adamv", NULL, f.params, f.n, &optim), ABAR_E_NOT_FOUND);
     assert_non_null(strstr(abar_context_error(f.ctx), "did you mean adamw"));
-    assert_int_equal(abar_optim_create(f.dev, NULL, NULL, f.params, f.n, &optim), ABAR_E_NOT_FOUND);
-    assert_int_equal(abar_optim_create(NULL, "sgd", NULL, f.params, f.n, &optim), ABAR_E_ARGUMENT);
+    assert_int_equal(create_optim(f.dev, NULL, NULL, f.params, f.n, &optim), ABAR_E_NOT_FOUND);
+    assert_int_equal(create_optim(NULL, "sgd", NULL, f.params, f.n, &optim), ABAR_E_ARGUMENT);
     abar_optim_destroy(NULL);
     fixture_close(&f);
 }

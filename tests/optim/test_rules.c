@@ -269,7 +269,7 @@ static void assert_refused(fixture *f, const char *rule, const char *option, dou
         memcpy(config + o->offset, &value, sizeof value);
     else
         memcpy(config + o->offset, &(int64_t){(int64_t)value}, sizeof(int64_t));
-    assert_int_equal(abar_optim_create(f->dev, rule, config, f->params, f->n, &optim), ABAR_E_ARGUMENT);
+    assert_int_equal(create_optim(f->dev, rule, config, f->params, f->n, &optim), ABAR_E_ARGUMENT);
     assert_null(optim);
     assert_non_null(strstr(abar_context_error(f->ctx), option));
     free(config);
@@ -288,7 +288,7 @@ static void rules_impossible_settings_are_refused_by_name(void **state)
     assert_refused(&f, "adamw", "eps", 0.0);
     void *config = fixture_config(&f, "sgd", (const char *const[]){"momentum=0", "nesterov=true", NULL});
     abar_optim *optim;
-    assert_int_equal(abar_optim_create(f.dev, "sgd", config, f.params, f.n, &optim), ABAR_E_ARGUMENT);
+    assert_int_equal(create_optim(f.dev, "sgd", config, f.params, f.n, &optim), ABAR_E_ARGUMENT);
     assert_non_null(strstr(abar_context_error(f.ctx), "nesterov"));
     free(config);
     fixture_close(&f);

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import golden_curvature
 import golden_ops
 import golden_optim
 import golden_train
@@ -55,6 +56,7 @@ def main():
     golden_train.write(out / "train_resnet8.safetensors", "resnet8", seed=3)
     golden_optim.write_optimizers(out / "optim.safetensors")
     golden_optim.write_schedules(out / "schedule.json")
+    golden_curvature.write(out)
     for name in ("mlp", "lenet5", "resnet20", "resnet110"):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)

@@ -65,6 +65,8 @@ static void set_reaches_all_three_tables(void **state)
     assert_int_equal(abar_setup_set(f->ctx, s, "lr", "-1"), ABAR_E_ARGUMENT);
     assert_int_equal(abar_setup_set(f->ctx, s, "batch", "0"), ABAR_E_ARGUMENT);
     assert_int_equal(abar_setup_set(f->ctx, s, "model", "lenet5"), ABAR_E_ARGUMENT);
+    assert_int_equal(abar_setup_set(f->ctx, s, "out", "f\xf6lder"), ABAR_E_ARGUMENT);
+    assert_error(f, "--out: not UTF-8");
     abar_setup_destroy(f->ctx, s);
 }
 
@@ -137,6 +139,7 @@ static void json_that_is_wrong_is_refused_by_name(void **state)
         const char *json, *error;
     } cases[] = {
         {"", "not valid JSON"},
+        {"{\"train\": {\"out\": \"\xe4\"}}", "not UTF-8"},
         {"{", "not valid JSON"},
         {"{} x", "not valid JSON"},
         {"[]", "JSON object"},

@@ -145,6 +145,68 @@ static void bench_times_add_up(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* ---- running out of memory ------------------------------------------------------------------------------------ */
+
+/* The C library's memory, of which one request fails. */
+typedef struct miser {
+    int64_t calls, fail_at, live;
+} miser;
+
+static void *miser_alloc(void *user, size_t bytes, size_t align)
+{
+    miser *m = user;
+    if (m->calls++ == m->fail_at) return NULL;
+    m->live++;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void miser_release(void *user, void *memory, size_t bytes)
+{
+    (void)bytes;
+    ((miser *)user)->live--;
+    free(memory);
+}
+
+static abar_status whole_run(abar_context *ctx, const char *dir)
+{
+    static const char *const options[][2] = {{"widths", "784-4-10"}, {"device", "ref"},   {"workers", "0"}, {"batch", "4"},
+                                             {"limit-train", "8"},   {"limit-test", "4"}, {"epochs", "1"}};
+    abar_setup *setup;
+    abar_trainer *t = NULL;
+    const char *json;
+    ABAR_TRY(abar_setup_create(ctx, "mlp", "synthetic", "sgd", &setup));
+    abar_status status = abar_setup_set(ctx, setup, "out", dir);
+    for (size_t i = 0; i < sizeof options / sizeof *options && status == ABAR_OK; i++)
+        status = abar_setup_set(ctx, setup, options[i][0], options[i][1]);
+    if (status == ABAR_OK) status = abar_trainer_create(ctx, setup, false, NULL, &t);
+    if (status == ABAR_OK) status = abar_trainer_run(t);
+    if (status == ABAR_OK) status = abar_trainer_report(t, &json);
+    abar_trainer_destroy(t);
+    abar_setup_destroy(ctx, setup);
+    return status;
+}
+
+static void any_allocation_may_fail_and_everything_is_released(void **state)
+{
+    fixture *f = *state;
+    abar_status status = ABAR_E_MEMORY;
+    int64_t n = 0;
+    for (; status != ABAR_OK && n < 1000; n++) {
+        miser m = {.fail_at = n + 1}; /* the first is the context itself */
+        abar_context_config config = {.size = sizeof config, .allocator = {miser_alloc, miser_release, &m}};
+        abar_context *ctx;
+        char dir[PATH_MAX_TEST];
+        snprintf(dir, sizeof dir, "%s/%d", f->dir, (int)n);
+        assert_int_equal(abar_context_create(&config, &ctx), ABAR_OK);
+        status = whole_run(ctx, dir);
+        if (status != ABAR_OK && status != ABAR_E_MEMORY) fail_msg("allocation %d: %s", (int)n, abar_context_error(ctx));
+        assert_int_equal(m.live, 1);
+        abar_context_destroy(ctx);
+    }
+    assert_int_equal(status, ABAR_OK);
+    assert_true(n > 50);
+}
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(void)
@@ -154,6 +216,7 @@ int main(void)
         with_fixture(batch_larger_than_the_data_is_refused),
         with_fixture(memory_plan_is_within_two_percent_of_the_peak),
         with_fixture(bench_times_add_up),
+        with_fixture(any_allocation_may_fail_and_everything_is_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * The pass sees the parameters as one line of elements, each padded to whole vectors, cut into pieces that do not depend on
  * the number of threads. So the threads share parameters of any sizes evenly, and every thread count gives the same bits. */
 #include "device/cpu/core_kernels.h"
+#include "device/cpu/stats.h"
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
@@ -129,13 +130,52 @@ static double cpu_sum_squares(abar_device *dev, const abar__update_item *items, 
 
 /* ---- update ------------------------------------------------------------------------------------------------------- */
 
-/* One step, and how a rule carries it out on one span. */
+/* One step, and how a rule carries it out on n consecutive elements. row NULL: the gradient as it is; otherwise these are
+ * (part of) one row of a preconditioned map. scale multiplies the gradient. */
 typedef struct update {
     const abar__core_kernels *kernels;
     const abar__update_scalars *scalars;
     double correction1, correction2; /* adamw: of the two moments' bias */
-    void (*run)(const struct update *u, const span *s);
+    void (*run)(const struct update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
+                double scale);
 } update;
+
+/* Row o of a map, then its element of the bias. */
+static void update_row(const update *u, const abar__update_item *item, int64_t o, int64_t columns)
+{
+    const abar__precondition *pre = item->pre;
+    const abar__update_item *bias = item->bias;
+    const float *right = pre->right, *grad = (const float *)item->grad + o * columns;
+    const double scale =
+        u->scalars->grad_scale * pre->scale * (pre->row_scale ? (double)((const float *)pre->row_scale)[o] : 1.0);
+    if (!right) {
+        u->run(u, item, o * columns, columns, NULL, scale);
+        if (bias) u->run(u, bias, o, 1, NULL, scale);
+        return;
+    }
+    float c;
+    if (pre->coefficient) {
+        c = ((const float *)pre->coefficient)[o];
+    } else {
+        c = u->kernels->dot(grad, right, columns);
+        if (bias) c += ((const float *)bias->grad)[o] * right[columns];
+    }
+    u->run(u, item, o * columns, columns, &(abar__row){right, c}, scale);
+    if (bias) u->run(u, bias, o, 1, &(abar__row){right + columns, c}, scale);
+}
+
+/* A span of a map stands for the rows that begin in it. */
+static void update_span(const update *u, const span *s)
+{
+    const abar__update_item *item = s->item;
+    if (!item->pre) {
+        u->run(u, item, s->first, s->count, NULL, u->scalars->grad_scale);
+        return;
+    }
+    const int64_t columns = item->count / item->rows;
+    const int64_t from = (s->first + columns - 1) / columns, to = (s->first + s->count + columns - 1) / columns;
+    for (int64_t o = from; o < to; o++) update_row(u, item, o, columns);
+}
 
 static void update_all(const abar_device *dev, const abar__update_item *items, int n, const update *u)
 {
@@ -146,60 +186,67 @@ static void update_all(const abar_device *dev, const abar__update_item *items, i
         int end = first_piece(&l, omp_get_thread_num() + 1, omp_get_num_threads());
         walk w = walk_from(&l, begin * l.piece);
         w.left = (end - begin) * l.piece;
-        for (span s; walk_next(&l, &w, &s);) u->run(u, &s);
+        for (span s; walk_next(&l, &w, &s);) update_span(u, &s);
     }
 }
 
-static float *at(void *data, const span *s) { return (float *)data + s->first; }
-
-static void sgd_span(const update *u, const span *s)
+static void sgd_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
+                    double scale)
 {
-    const abar__update_item *item = s->item;
-    const abar__update_scalars *scalars = u->scalars;
-    const double lr = scalars->lr * item->lr_scale;
+    const abar__update_scalars *k = u->scalars;
+    const double lr = k->lr * item->lr_scale;
     const bool momentum = item->state[0] != NULL;
     const abar__sgd_coefficients c = {
-        .grad_scale = (float)scalars->grad_scale,
-        .coupled = scalars->decoupled ? 0.0f : (float)item->weight_decay,
-        .decoupled = scalars->decoupled ? (float)(lr * item->weight_decay) : 0.0f,
-        .momentum = (float)scalars->momentum,
-        .lr_grad = !momentum || scalars->nesterov ? (float)lr : 0.0f,
-        .lr_velocity = (float)(scalars->nesterov ? lr * scalars->momentum : lr),
+        .grad_scale = (float)scale,
+        .coupled = k->decoupled ? 0.0f : (float)item->weight_decay,
+        .decoupled = k->decoupled ? (float)(lr * item->weight_decay) : 0.0f,
+        .momentum = (float)k->momentum,
+        .lr_grad = !momentum || k->nesterov ? (float)lr : 0.0f,
+        .lr_velocity = (float)(k->nesterov ? lr * k->momentum : lr),
     };
-    const float *grad = (const float *)item->grad + s->first;
-    if (momentum)
-        u->kernels->sgd_momentum(at(item->weight, s), grad, at(item->state[0], s), s->count, &c);
+    float *weight = (float *)item->weight + first, *velocity = momentum ? (float *)item->state[0] + first : NULL;
+    const float *grad = (const float *)item->grad + first;
+    if (momentum && row)
+        u->kernels->sgd_momentum_row(weight, grad, velocity, row, n, &c);
+    else if (momentum)
+        u->kernels->sgd_momentum(weight, grad, velocity, n, &c);
+    else if (row)
+        u->kernels->sgd_row(weight, grad, row, n, &c);
     else
-        u->kernels->sgd(at(item->weight, s), grad, s->count, &c);
+        u->kernels->sgd(weight, grad, n, &c);
 }
 
 static void cpu_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
 {
-    update_all(dev, items, n, &(update){.kernels = dev->impl, .scalars = s, .run = sgd_span});
+    update_all(dev, items, n, &(update){.kernels = dev->impl, .scalars = s, .run = sgd_run});
 }
 
-/* The betas are rounded to float before anything is derived from them: 1 - 0.999 and 1 - 0.999f differ by 1e-5 of
- * themselves, and a moment's weights must agree with its bias correction. */
+/* The betas are rounded to float before anything is derived from them: a moment's weights and its bias correction must
+ * agree, and 1 - 0.999 differs by 1e-5 from what the rounded 0.999 leaves. */
 static double rounded(double beta) { return (double)(float)beta; }
 
-static void adamw_span(const update *u, const span *s)
+static void adamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
+                      double scale)
 {
-    const abar__update_item *item = s->item;
-    const abar__update_scalars *scalars = u->scalars;
-    const double lr = scalars->lr * item->lr_scale;
+    const abar__update_scalars *k = u->scalars;
+    const double lr = k->lr * item->lr_scale;
     const abar__adamw_coefficients c = {
-        .grad_scale = (float)scalars->grad_scale,
-        .beta1 = (float)scalars->beta1,
-        .one_minus_beta1 = (float)(1.0 - rounded(scalars->beta1)),
-        .beta2 = (float)scalars->beta2,
-        .one_minus_beta2 = (float)(1.0 - rounded(scalars->beta2)),
-        .eps = (float)scalars->eps,
+        .grad_scale = (float)scale,
+        .beta1 = (float)k->beta1,
+        .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
+        .beta2 = (float)k->beta2,
+        .one_minus_beta2 = (float)(1.0 - rounded(k->beta2)),
+        .eps = (float)k->eps,
         .root = (float)(1.0 / sqrt(u->correction2)),
         .lr = (float)(lr / u->correction1),
         .decay = (float)(lr * item->weight_decay),
     };
-    u->kernels->adamw(at(item->weight, s), (const float *)item->grad + s->first, at(item->state[0], s), at(item->state[1], s),
-                      s->count, &c);
+    float *weight = (float *)item->weight + first, *m = (float *)item->state[0] + first, *v = (float *)item->state[1] + first;
+    const float *grad = (const float *)item->grad + first;
+    if (row)
+        u->kernels->adamw_row(weight, grad, m, v, row, n, &c);
+    else
+        u->kernels->adamw(weight, grad, m, v, n, &c);
 }
 
 static void cpu_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
@@ -209,7 +256,7 @@ static void cpu_adamw(abar_device *dev, const abar__update_item *items, int n, c
                          .scalars = s,
                          .correction1 = 1.0 - pow(rounded(s->beta1), (double)s->t),
                          .correction2 = 1.0 - pow(rounded(s->beta2), (double)s->t),
-                         .run = adamw_span});
+                         .run = adamw_run});
 }
 
 const abar_device_ops abar__cpu_device = {
@@ -223,4 +270,5 @@ const abar_device_ops abar__cpu_device = {
     .sum_squares = cpu_sum_squares,
     .sgd = cpu_sgd,
     .adamw = cpu_adamw,
+    .stats = &abar__cpu_stats,
 };

@@ -2,24 +2,12 @@
 #include "device/cpu/cpu_nn.h"
 
 const abar__op_impl *const abar__cpu_nn[] = {
-    &abar__cpu_reorder,
-    &abar__cpu_linear,
-    &abar__cpu_conv_lanes,
-    &abar__cpu_conv_winograd,
-    &abar__cpu_conv_onednn,
-    &abar__cpu_conv_lanes_any,
-    &abar__cpu_batch_norm,
-    &abar__cpu_layer_norm,
-    &abar__cpu_activation,
-    &abar__cpu_pool,
-    &abar__cpu_add,
-    &abar__cpu_concat,
-    &abar__cpu_flatten,
-    &abar__cpu_shortcut,
-    &abar__cpu_dropout,
-    &abar__cpu_cross_entropy,
-    &abar__cpu_squared_error,
-    NULL,
+    &abar__cpu_reorder,       &abar__cpu_linear,        &abar__cpu_conv_lanes,
+    &abar__cpu_conv_winograd, &abar__cpu_conv_onednn,   &abar__cpu_conv_lanes_any,
+    &abar__cpu_batch_norm,    &abar__cpu_layer_norm,    &abar__cpu_activation,
+    &abar__cpu_pool,          &abar__cpu_add,           &abar__cpu_concat,
+    &abar__cpu_flatten,       &abar__cpu_shortcut,      &abar__cpu_dropout,
+    &abar__cpu_cross_entropy, &abar__cpu_squared_error, NULL,
 };
 
 /* Below this many floats a part is not worth waking a thread for: a few microseconds of streaming. */

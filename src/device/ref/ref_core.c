@@ -37,52 +37,81 @@ static double ref_sum_squares(abar_device *dev, const abar__update_item *items, 
     return sum;
 }
 
-static void sgd_item(const abar__update_item *item, const abar__update_scalars *s)
+/* ---- update ------------------------------------------------------------------------------------------------------- */
+
+typedef void rule(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g);
+
+/* Element i of the item, whose gradient is g. */
+static void sgd_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
 {
     double *weight = item->weight, *velocity = item->state[0];
-    const double *grad = item->grad;
+    double lr = s->lr * item->lr_scale, w = weight[i];
+    if (s->decoupled)
+        w *= 1.0 - lr * item->weight_decay;
+    else
+        g += item->weight_decay * w;
+    double step = g;
+    if (velocity) {
+        velocity[i] = s->momentum * velocity[i] + g;
+        step = s->nesterov ? g + s->momentum * velocity[i] : velocity[i];
+    }
+    weight[i] = w - lr * step;
+}
+
+static void adamw_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *weight = item->weight, *first = item->state[0], *second = item->state[1];
     double lr = s->lr * item->lr_scale;
-    for (int64_t i = 0; i < item->count; i++) {
-        double g = s->grad_scale * grad[i], w = weight[i];
-        if (s->decoupled)
-            w *= 1.0 - lr * item->weight_decay;
+    double correction1 = 1.0 - pow(s->beta1, (double)s->t), correction2 = 1.0 - pow(s->beta2, (double)s->t);
+    first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
+    second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * g * g;
+    double step = first[i] / correction1 / (sqrt(second[i] / correction2) + s->eps);
+    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
+}
+
+/* Row o of a map: scale * row_scale * (G_o - c right), its bias as the last element. */
+static void update_row(const abar__update_item *item, const abar__update_scalars *s, int64_t o, rule *update)
+{
+    const abar__precondition *pre = item->pre;
+    int64_t columns = item->count / item->rows;
+    const double *right = pre->right, *row_scale = pre->row_scale, *coefficient = pre->coefficient;
+    const double *g = (const double *)item->grad + o * columns, *bias = item->bias ? item->bias->grad : NULL;
+    double scale = s->grad_scale * pre->scale * (row_scale ? row_scale[o] : 1.0), c = 0.0;
+    if (coefficient) {
+        c = coefficient[o];
+    } else if (right) {
+        for (int64_t i = 0; i < columns; i++) c += g[i] * right[i];
+        if (bias) c += bias[o] * right[columns];
+    }
+    for (int64_t i = 0; i < columns; i++) update(item, s, o * columns + i, scale * (g[i] - (right ? c * right[i] : 0.0)));
+    if (bias) update(item->bias, s, o, scale * (bias[o] - (right ? c * right[columns] : 0.0)));
+}
+
+static void update_all(const abar__update_item *items, int n, const abar__update_scalars *s, rule *update)
+{
+    for (int k = 0; k < n; k++) {
+        const abar__update_item *item = &items[k];
+        const double *grad = item->grad;
+        if (item->pre)
+            for (int64_t o = 0; o < item->rows; o++) update_row(item, s, o, update);
         else
-            g += item->weight_decay * w;
-        double step = g;
-        if (velocity) {
-            velocity[i] = s->momentum * velocity[i] + g;
-            step = s->nesterov ? g + s->momentum * velocity[i] : velocity[i];
-        }
-        weight[i] = w - lr * step;
+            for (int64_t i = 0; i < item->count; i++) update(item, s, i, s->grad_scale * grad[i]);
     }
 }
 
 static void ref_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
 {
     (void)dev;
-    for (int k = 0; k < n; k++) sgd_item(&items[k], s);
-}
-
-static void adamw_item(const abar__update_item *item, const abar__update_scalars *s)
-{
-    double *weight = item->weight, *first = item->state[0], *second = item->state[1];
-    const double *grad = item->grad;
-    double lr = s->lr * item->lr_scale;
-    double correction1 = 1.0 - pow(s->beta1, (double)s->t), correction2 = 1.0 - pow(s->beta2, (double)s->t);
-    for (int64_t i = 0; i < item->count; i++) {
-        double g = s->grad_scale * grad[i];
-        first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
-        second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * g * g;
-        double step = first[i] / correction1 / (sqrt(second[i] / correction2) + s->eps);
-        weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
-    }
+    update_all(items, n, s, sgd_element);
 }
 
 static void ref_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
 {
     (void)dev;
-    for (int k = 0; k < n; k++) adamw_item(&items[k], s);
+    update_all(items, n, s, adamw_element);
 }
+
+extern const abar__stats_ops abar__ref_stats;
 
 const abar_device_ops abar__ref_device = {
     .name = "ref",
@@ -95,4 +124,5 @@ const abar_device_ops abar__ref_device = {
     .sum_squares = ref_sum_squares,
     .sgd = ref_sgd,
     .adamw = ref_adamw,
+    .stats = &abar__ref_stats,
 };

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* The values of one channel: count blocks of length numbers, stride apart. A row of layer norm is a single block. */
+/* The values of one channel: blocks of length numbers each, stride apart. A row of layer norm is a single block. */
 typedef struct slice {
     int64_t first, blocks, stride, length;
 } slice;

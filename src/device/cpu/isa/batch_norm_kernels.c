@@ -1,5 +1,5 @@
 /* The inner loops of batch norm. Sums run in float over short runs and go on in double; see each kernel for why that is
- * enough. Each body is written once and specialised for full rows and the flags in use; short rows take the general form. */
+ * enough. Each body is written once and specialised for full rows and the flags in use. */
 #include "device/cpu/batch_norm_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
@@ -56,8 +56,9 @@ ABAR_SPECIALIZED float affine(const abar__norm_coef *c, int l, float x)
     return (x - c->v[ABAR_NORM_MEAN][l]) * c->v[ABAR_NORM_SCALE][l] + c->v[ABAR_NORM_SHIFT][l];
 }
 
-ABAR_SPECIALIZED void normalize_rows(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef, const float *restrict x,
-                                     const float *restrict residual, float *restrict y, bool add, bool relu)
+ABAR_SPECIALIZED void normalize_lanes(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef,
+                                      const float *restrict x, const float *restrict residual, float *restrict y, bool add,
+                                      bool relu)
 {
     const abar__norm_coef c = *coef;
     int64_t begin = at->begin, rows = at->rows, stride = at->stride;
@@ -72,19 +73,26 @@ ABAR_SPECIALIZED void normalize_rows(const abar__norm_rows *at, int lanes, const
         }
 }
 
+ABAR_SPECIALIZED void normalize_rows(const abar__norm_rows *at, const abar__norm_coef *coef, const float *x,
+                                     const float *residual, float *y, bool add, bool relu)
+{
+    if (at->lanes == ABAR_LANES)
+        normalize_lanes(at, ABAR_LANES, coef, x, residual, y, add, relu);
+    else
+        normalize_lanes(at, at->lanes, coef, x, residual, y, add, relu);
+}
+
 static void normalize(const abar__norm_rows *at, const abar__norm_coef *coef, const float *x, const float *residual, float *y,
                       bool relu)
 {
-    if (at->lanes != ABAR_LANES)
-        normalize_rows(at, at->lanes, coef, x, residual, y, residual != NULL, relu);
-    else if (residual && relu)
-        normalize_rows(at, ABAR_LANES, coef, x, residual, y, true, true);
+    if (residual && relu)
+        normalize_rows(at, coef, x, residual, y, true, true);
     else if (residual)
-        normalize_rows(at, ABAR_LANES, coef, x, residual, y, true, false);
+        normalize_rows(at, coef, x, residual, y, true, false);
     else if (relu)
-        normalize_rows(at, ABAR_LANES, coef, x, NULL, y, false, true);
+        normalize_rows(at, coef, x, NULL, y, false, true);
     else
-        normalize_rows(at, ABAR_LANES, coef, x, NULL, y, false, false);
+        normalize_rows(at, coef, x, NULL, y, false, false);
 }
 
 /* g = (dy + dy2) masked, at offset i. */
@@ -98,9 +106,9 @@ ABAR_SPECIALIZED float gradient(const abar__norm_grad *in, const abar__norm_coef
     return g;
 }
 
-ABAR_SPECIALIZED void sums_rows(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef, const abar__norm_grad *grad,
-                                float *restrict keep, double *restrict sum, double *restrict with_x, abar__norm_mask mask,
-                                bool two, bool kept)
+ABAR_SPECIALIZED void sums_lanes(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef, const abar__norm_grad *grad,
+                                 float *restrict keep, double *restrict sum, double *restrict with_x, abar__norm_mask mask,
+                                 bool two, bool kept)
 {
     const abar__norm_coef c = *coef;
     const abar__norm_grad in = *grad;
@@ -124,25 +132,32 @@ ABAR_SPECIALIZED void sums_rows(const abar__norm_rows *at, int lanes, const abar
     }
 }
 
+ABAR_SPECIALIZED void sums_rows(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad,
+                                float *keep, double *sum, double *with_x, abar__norm_mask mask, bool two, bool kept)
+{
+    if (at->lanes == ABAR_LANES)
+        sums_lanes(at, ABAR_LANES, coef, grad, keep, sum, with_x, mask, two, kept);
+    else
+        sums_lanes(at, at->lanes, coef, grad, keep, sum, with_x, mask, two, kept);
+}
+
 ABAR_SPECIALIZED void sums_masked(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad,
                                   float *keep, double *sum, double *with_x, abar__norm_mask mask)
 {
     if (grad->dy2 && keep)
-        sums_rows(at, ABAR_LANES, coef, grad, keep, sum, with_x, mask, true, true);
+        sums_rows(at, coef, grad, keep, sum, with_x, mask, true, true);
     else if (grad->dy2)
-        sums_rows(at, ABAR_LANES, coef, grad, NULL, sum, with_x, mask, true, false);
+        sums_rows(at, coef, grad, NULL, sum, with_x, mask, true, false);
     else if (keep)
-        sums_rows(at, ABAR_LANES, coef, grad, keep, sum, with_x, mask, false, true);
+        sums_rows(at, coef, grad, keep, sum, with_x, mask, false, true);
     else
-        sums_rows(at, ABAR_LANES, coef, grad, NULL, sum, with_x, mask, false, false);
+        sums_rows(at, coef, grad, NULL, sum, with_x, mask, false, false);
 }
 
 static void gradient_sums(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *keep,
                           double *sum, double *with_x)
 {
-    if (at->lanes != ABAR_LANES)
-        sums_rows(at, at->lanes, coef, grad, keep, sum, with_x, grad->mask, grad->dy2 != NULL, keep != NULL);
-    else if (grad->mask == ABAR_NORM_BY_Y)
+    if (grad->mask == ABAR_NORM_BY_Y)
         sums_masked(at, coef, grad, keep, sum, with_x, ABAR_NORM_BY_Y);
     else if (grad->mask == ABAR_NORM_BY_X)
         sums_masked(at, coef, grad, keep, sum, with_x, ABAR_NORM_BY_X);
@@ -150,8 +165,8 @@ static void gradient_sums(const abar__norm_rows *at, const abar__norm_coef *coef
         sums_masked(at, coef, grad, keep, sum, with_x, ABAR_NORM_ALL);
 }
 
-ABAR_SPECIALIZED void input_rows(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef, const abar__norm_grad *grad,
-                                 float *restrict dx, abar__norm_mask mask, bool two)
+ABAR_SPECIALIZED void input_lanes(const abar__norm_rows *at, int lanes, const abar__norm_coef *coef,
+                                  const abar__norm_grad *grad, float *restrict dx, abar__norm_mask mask, bool two)
 {
     const abar__norm_coef c = *coef;
     const abar__norm_grad in = *grad;
@@ -166,20 +181,27 @@ ABAR_SPECIALIZED void input_rows(const abar__norm_rows *at, int lanes, const aba
         }
 }
 
+ABAR_SPECIALIZED void input_rows(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx,
+                                 abar__norm_mask mask, bool two)
+{
+    if (at->lanes == ABAR_LANES)
+        input_lanes(at, ABAR_LANES, coef, grad, dx, mask, two);
+    else
+        input_lanes(at, at->lanes, coef, grad, dx, mask, two);
+}
+
 ABAR_SPECIALIZED void input_masked(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad,
                                    float *dx, abar__norm_mask mask)
 {
     if (grad->dy2)
-        input_rows(at, ABAR_LANES, coef, grad, dx, mask, true);
+        input_rows(at, coef, grad, dx, mask, true);
     else
-        input_rows(at, ABAR_LANES, coef, grad, dx, mask, false);
+        input_rows(at, coef, grad, dx, mask, false);
 }
 
 static void gradient_input(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx)
 {
-    if (at->lanes != ABAR_LANES)
-        input_rows(at, at->lanes, coef, grad, dx, grad->mask, grad->dy2 != NULL);
-    else if (grad->mask == ABAR_NORM_BY_Y)
+    if (grad->mask == ABAR_NORM_BY_Y)
         input_masked(at, coef, grad, dx, ABAR_NORM_BY_Y);
     else if (grad->mask == ABAR_NORM_BY_X)
         input_masked(at, coef, grad, dx, ABAR_NORM_BY_X);

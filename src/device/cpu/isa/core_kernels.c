@@ -59,4 +59,105 @@ static void adamw(float *restrict weight, const float *restrict grad, float *res
     }
 }
 
-const abar__core_kernels ABAR_ISA_NAME(abar__core) = {sum_squares, sgd, sgd_momentum, adamw};
+/* ---- rows of preconditioned maps ------------------------------------------------------------------------------------ */
+
+static float dot(const float *restrict x, const float *restrict y, int64_t n)
+{
+    float lane[LANES] = {0.0f};
+    int64_t whole = n - n % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+#pragma omp simd
+        for (int j = 0; j < LANES; j++) lane[j] += x[i + j] * y[i + j];
+    }
+    for (int64_t i = whole; i < n; i++) lane[i - whole] += x[i] * y[i];
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int j = 0; j < width; j++) lane[j] += lane[j + width];
+    return lane[0];
+}
+
+static void sgd_row(float *restrict weight, const float *restrict grad, const abar__row *row, int64_t n,
+                    const abar__sgd_coefficients *coefficients)
+{
+    const abar__sgd_coefficients c = *coefficients;
+    const float *restrict right = row->right;
+    const float s = row->c;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float w = weight[i], g = c.grad_scale * (grad[i] - s * right[i]) + c.coupled * w;
+        weight[i] = w - (c.decoupled * w + c.lr_grad * g);
+    }
+}
+
+static void sgd_momentum_row(float *restrict weight, const float *restrict grad, float *restrict velocity, const abar__row *row,
+                             int64_t n, const abar__sgd_coefficients *coefficients)
+{
+    const abar__sgd_coefficients c = *coefficients;
+    const float *restrict right = row->right;
+    const float s = row->c;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float w = weight[i], g = c.grad_scale * (grad[i] - s * right[i]) + c.coupled * w;
+        float v = c.momentum * velocity[i] + g;
+        velocity[i] = v;
+        weight[i] = w - (c.decoupled * w + c.lr_grad * g + c.lr_velocity * v);
+    }
+}
+
+static void adamw_row(float *restrict weight, const float *restrict grad, float *restrict first, float *restrict second,
+                      const abar__row *row, int64_t n, const abar__adamw_coefficients *coefficients)
+{
+    const abar__adamw_coefficients c = *coefficients;
+    const float *restrict right = row->right;
+    const float s = row->c;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float w = weight[i], g = c.grad_scale * (grad[i] - s * right[i]);
+        float m = c.beta1 * first[i] + c.one_minus_beta1 * g;
+        float v = c.beta2 * second[i] + c.one_minus_beta2 * g * g;
+        first[i] = m;
+        second[i] = v;
+        weight[i] = w - (c.decay * w + c.lr * m / (c.root * sqrtf(v) + c.eps));
+    }
+}
+
+/* ---- sums of statistics ------------------------------------------------------------------------------------------- */
+
+static void add(float *restrict acc, const float *restrict x, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) acc[i] += x[i];
+}
+
+/* The lanes of consecutive pixels are consecutive: sum everything modulo 64, then fold. */
+static void lane_sums(const float *restrict x, int64_t n, int64_t lanes, bool squares, float *restrict sum)
+{
+    float part[64] = {0.0f};
+    int64_t count = n * lanes, whole = count - count % 64;
+    for (int64_t i = 0; i < whole; i += 64) {
+        if (squares) {
+#pragma omp simd
+            for (int j = 0; j < 64; j++) part[j] += x[i + j] * x[i + j];
+        } else {
+#pragma omp simd
+            for (int j = 0; j < 64; j++) part[j] += x[i + j];
+        }
+    }
+    for (int64_t i = whole; i < count; i++) part[i - whole] += squares ? x[i] * x[i] : x[i];
+    for (int64_t l = 0; l < lanes; l++) {
+        sum[l] = 0.0f;
+        for (int64_t j = l; j < 64; j += lanes) sum[l] += part[j];
+    }
+}
+
+const abar__core_kernels ABAR_ISA_NAME(abar__core) = {
+    .sum_squares = sum_squares,
+    .sgd = sgd,
+    .sgd_momentum = sgd_momentum,
+    .adamw = adamw,
+    .dot = dot,
+    .sgd_row = sgd_row,
+    .sgd_momentum_row = sgd_momentum_row,
+    .adamw_row = adamw_row,
+    .add = add,
+    .lane_sums = lane_sums,
+};

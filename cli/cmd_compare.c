@@ -1,0 +1,449 @@
+/* abar compare: several optimizers on one problem under equal conditions. A line per run, and a table at the end. */
+#include "cli.h"
+#include "progress.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct compare_flags {
+    char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX];
+    int64_t seeds;
+    bool json, quiet;
+    bool own_folder; /* no flag: the folder is one we chose */
+} compare_flags;
+
+static const abar_option own[] = {
+    {.name = "optim",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(compare_flags, optim),
+     .fallback = "sgd,mac",
+     .help = "optimizers to compare, as `abar optimizers` lists them, or LABEL=NAME to have one twice"},
+    {.name = "seeds",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(compare_flags, seeds),
+     .fallback = "1",
+     .min = 1,
+     .max = ABAR_COMPARE_SEEDS_MAX,
+     .help = "runs of each optimizer, from --seed on; with --resume there may be more than before"},
+    {.name = "out",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(compare_flags, out),
+     .fallback = "",
+     .help = "folder for the results and all runs; without it, one in " RUNS "/"},
+    {.name = "resume",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(compare_flags, resume),
+     .fallback = "",
+     .help = "go on with the comparison in this folder"},
+    {.name = "json",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(compare_flags, json),
+     .fallback = "false",
+     .help = "print one JSON object at the end, and nothing else"},
+    {.name = "quiet",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(compare_flags, quiet),
+     .fallback = "false",
+     .help = "print nothing but errors"},
+    {0}};
+
+/* ---- watching --------------------------------------------------------------------------------------------------- */
+
+typedef struct watcher {
+    cli *c;
+    const abar_compare *compare;
+    progress line;
+    bool announced;
+    int first;     /* run that this command saw */
+    int run;       /* the last one, ... */
+    int64_t epoch; /* ... and its epoch, from 0 */
+    int label_width, run_width;
+} watcher;
+
+/* "lr 0.05, momentum 0.9": what drives an optimizer. */
+static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
+{
+    static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    int n = abar_setup_tables(setup, tables);
+    size_t at = 0;
+    line[0] = '\0';
+    for (const char *const *name = said; *name; name++) {
+        for (int i = 0; i < n && at < size; i++) {
+            char value[ABAR_OPTION_TEXT_MAX];
+            if (!abar_options_find(tables[i].options, *name)) continue;
+            if (abar_options_get(c->ctx, tables[i].options, tables[i].config, *name, value, sizeof value) < 0) continue;
+            at += (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", *name, value);
+            break;
+        }
+    }
+}
+
+static void announce(watcher *w)
+{
+    FILE *out = w->line.out;
+    const abar_compare *compare = w->compare;
+    const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
+    int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare), ended = 0;
+    char line[512];
+    fprintf(out, "%s on %s, %s: %d optimizer%s x %d seed%s, %" PRId64 " epoch%s each, batch %" PRId64 "\n", t->model, t->data,
+            t->device, methods, methods > 1 ? "s" : "", runs / methods, runs / methods > 1 ? "s" : "", t->epochs,
+            t->epochs > 1 ? "s" : "", t->batch);
+    for (int m = 0; m < methods; m++) {
+        describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
+        fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
+        print_wrapped(out, w->label_width + 4, PRINT_WIDTH, line);
+    }
+    for (int i = 0; i < runs; i++) ended += abar_compare_run_of(compare, i)->ended;
+    if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
+    fflush(out);
+    w->announced = true;
+}
+
+static void print_run(watcher *w, const abar_compare_progress *p)
+{
+    char ms[NUMBER_MAX], time[NUMBER_MAX];
+    const abar_compare_run *r = p->result;
+    FILE *out = w->line.out;
+    progress_clear(&w->line);
+    fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->run + 1, p->runs, w->label_width, r->label, r->seed);
+    if (r->failure)
+        fprintf(out, "failed after %" PRId64 " epoch%s: %s\n", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
+    else
+        fprintf(out, "loss %.4f  test %s%5.2f %%%s  %6s ms/step  %s\n", r->train_loss, progress_bold(&w->line),
+                r->test_accuracy, progress_plain(&w->line), print_significant(ms, r->ms_per_step),
+                print_duration(time, r->seconds));
+    fflush(out);
+}
+
+static void watch(void *user, const abar_compare_progress *p)
+{
+    watcher *w = user;
+    if (w->first < 0) w->first = p->run;
+    w->run = p->run;
+    if (p->training) w->epoch = p->training->epoch;
+    if (!w->line.out) return;
+    if (!w->announced) announce(w);
+    if (p->result) {
+        print_run(w, p);
+    } else if (!p->training->epoch_done) {
+        char lead[96];
+        abar_progress now = *p->training;
+        now.seconds_left = p->seconds_left;
+        snprintf(lead, sizeof lead, "[%*d/%d] %s seed %" PRId64 "  ", w->run_width, p->run + 1, p->runs, p->label, p->seed);
+        progress_redraw(&w->line, lead, p->done, &now);
+    }
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+enum { OPTIMIZER, ACCURACY, TEST_LOSS, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
+
+#define TABLE_WIDTH 99
+
+typedef struct cell {
+    char text[64];
+    bool best;
+} cell;
+
+typedef struct table {
+    int rows; /* the first one holds the headings */
+    cell cell[ABAR_COMPARE_METHODS_MAX + 1][COLUMNS];
+    int width[COLUMNS]; /* 0: not shown */
+} table;
+
+/* What makes a method the best of its column: more is better. NaN: nothing to compare. */
+static double merit(const abar_compare_row *r, int column)
+{
+    switch (column) {
+    case ACCURACY: return r->test_accuracy.mean;
+    case TEST_LOSS: return -r->test_loss.mean;
+    case TRAIN_LOSS: return -r->train_loss.mean;
+    case STEP: return -r->ms_per_step.mean;
+    case MEMORY: return -r->memory_bytes;
+    default: return NAN;
+    }
+}
+
+static void fill_number(cell *c, double value, int decimals, const char *unit)
+{
+    if (isnan(value))
+        snprintf(c->text, sizeof c->text, "-");
+    else
+        snprintf(c->text, sizeof c->text, "%.*f%s", decimals, value, unit);
+}
+
+static void fill_row(cell *cells, const abar_compare_row *r, bool utf8)
+{
+    char number[NUMBER_MAX];
+    snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
+    fill_number(&cells[ACCURACY], r->test_accuracy.mean, 2, "");
+    if (!isnan(r->test_accuracy.std))
+        snprintf(cells[ACCURACY].text, sizeof cells->text, "%.2f %s %.2f", r->test_accuracy.mean, utf8 ? "\xc2\xb1" : "+-",
+                 r->test_accuracy.std);
+    fill_number(&cells[TEST_LOSS], r->test_loss.mean, 4, "");
+    fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");
+    fill_number(&cells[STEP], r->ms_per_step.mean, 3, "");
+    if (!isnan(r->ms_per_step.mean))
+        snprintf(cells[STEP].text, sizeof cells->text, "%s", print_significant(number, r->ms_per_step.mean));
+    fill_number(&cells[STEP_RATIO], r->time_ratio, 2, "x");
+    fill_number(&cells[MEMORY], r->memory_bytes, 0, "");
+    if (!isnan(r->memory_bytes))
+        snprintf(cells[MEMORY].text, sizeof cells->text, "%s", print_bytes(number, (size_t)r->memory_bytes));
+    fill_number(&cells[MEMORY_RATIO], r->memory_ratio, 2, "x");
+    if (r->failures) snprintf(cells[FAILED].text, sizeof cells->text, "%" PRId64 " of %" PRId64, r->failures, r->runs);
+}
+
+static void mark_best(table *t, const abar_compare *compare)
+{
+    for (int column = 0; column < COLUMNS; column++) {
+        double best = NAN;
+        for (int m = 0; m + 1 < t->rows; m++) {
+            abar_compare_row r = abar_compare_row_of(compare, m);
+            best = fmax(best, merit(&r, column));
+        }
+        for (int m = 0; m + 1 < t->rows && t->rows > 2; m++) {
+            abar_compare_row r = abar_compare_row_of(compare, m);
+            t->cell[m + 1][column].best = merit(&r, column) == best;
+        }
+    }
+}
+
+/* Columns on the screen: bytes inside a UTF-8 character take none. */
+static int columns_of(const char *text)
+{
+    int n = 0;
+    for (; *text; text++) n += ((unsigned char)*text & 0xC0) != 0x80;
+    return n;
+}
+
+/* Columns as wide as their texts; where a line would be too long, those that say least go. */
+static void measure(table *t)
+{
+    static const int dispensable[] = {TEST_LOSS, MEMORY, STEP};
+    int total = 0;
+    for (int column = 0; column < COLUMNS; column++) {
+        bool empty = true;
+        for (int i = 0; i < t->rows; i++) {
+            int n = columns_of(t->cell[i][column].text) + (column > OPTIMIZER); /* room for the mark */
+            if (n > t->width[column]) t->width[column] = n;
+            empty = empty && (i == 0 || !t->cell[i][column].text[0]);
+        }
+        if (empty) t->width[column] = 0;
+        total += t->width[column] + 2;
+    }
+    for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > TABLE_WIDTH; i++) {
+        total -= t->width[dispensable[i]] + 2;
+        t->width[dispensable[i]] = 0;
+    }
+}
+
+/* Right-aligned but for the names; no spaces at the end of a line. */
+static void print_table(const table *t, const progress *p)
+{
+    for (int i = 0; i < t->rows; i++) {
+        int owed = 0; /* spaces before the next text */
+        for (int column = 0; column < COLUMNS; column++) {
+            const cell *c = &t->cell[i][column];
+            int pad = t->width[column] - columns_of(c->text), mark = column > OPTIMIZER;
+            if (t->width[column] == 0) continue;
+            if (c->text[0])
+                fprintf(p->out, "%*s%s%s%s%s", owed + (mark ? pad - 1 : 0), "", c->best ? progress_bold(p) : "", c->text,
+                        c->best ? "*" : "", c->best ? progress_plain(p) : "");
+            owed = 2 + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
+        }
+        fputc('\n', p->out);
+    }
+}
+
+static void say_table(const abar_compare *compare, const progress *p)
+{
+    static const char *const heading[COLUMNS] = {"optimizer", "test acc %", "test loss", "train loss", "ms/step",
+                                                 "",          "memory",     "",          "failed"};
+    table t = {.rows = abar_compare_method_count(compare) + 1};
+    const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare)).label;
+    int64_t seeds = abar_compare_run_count(compare) / abar_compare_method_count(compare);
+    for (int column = 0; column < COLUMNS; column++)
+        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s", heading[column]);
+    for (int column = STEP_RATIO; column <= MEMORY_RATIO; column += MEMORY_RATIO - STEP_RATIO)
+        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, strlen(baseline) <= 8 ? "vs %s" : "ratio", baseline);
+    for (int m = 0; m + 1 < t.rows; m++) {
+        abar_compare_row r = abar_compare_row_of(compare, m);
+        fill_row(t.cell[m + 1], &r, p->utf8);
+    }
+    mark_best(&t, compare);
+    measure(&t);
+    fputc('\n', p->out);
+    print_table(&t, p);
+    if (t.rows > 2) fprintf(p->out, "* best; ");
+    if (seeds > 1)
+        fprintf(p->out, "means over %" PRId64 " seeds, %s one standard deviation; ", seeds, p->utf8 ? "\xc2\xb1" : "+-");
+    fprintf(p->out, "memory: held while training\n");
+}
+
+/* ---- what is said ----------------------------------------------------------------------------------------------- */
+
+/* Failures of runs that ended before this command began; the others have been told. */
+static void say_old_failures(const watcher *w)
+{
+    for (int i = 0; i < (w->first < 0 ? abar_compare_run_count(w->compare) : w->first); i++) {
+        const abar_compare_run *r = abar_compare_run_of(w->compare, i);
+        if (r->failure) fprintf(w->line.out, "%s, seed %" PRId64 ", failed: %s\n", r->label, r->seed, r->failure);
+    }
+}
+
+static void say_finished(watcher *w)
+{
+    FILE *out = w->line.out;
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    const char *dir = abar_compare_dir(w->compare);
+    int seeds = abar_compare_run_count(w->compare) / abar_compare_method_count(w->compare);
+    if (!w->announced) announce(w);
+    say_table(w->compare, &w->line);
+    say_old_failures(w);
+    print_shell_word(folder, sizeof folder, dir);
+    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\n\nNext:\n", dir, dir, dir);
+    fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
+}
+
+static void say_stopped(const watcher *w)
+{
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
+    print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
+    fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
+            w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+    fprintf(w->line.out, "  %s compare --resume %s\n", w->c->program, folder);
+}
+
+/* ---- the command ------------------------------------------------------------------------------------------------ */
+
+static abar_status run_compare(void *compare) { return abar_compare_run_all(compare); }
+static void stop_compare(void *compare) { abar_compare_stop(compare); }
+
+/* A comparison that goes on has its settings already. */
+static int refuse_settings(const cli *c)
+{
+    static const char *const allowed[] = {"resume", "seeds", "json", "quiet", NULL};
+    for (int i = 0; i < c->argc; i++) {
+        const char *const *a = allowed;
+        const char *name = c->argv[i] + 2;
+        if (strncmp(c->argv[i], "--", 2) != 0) continue;
+        while (*a && (strncmp(name, *a, strlen(*a)) != 0 || (name[strlen(*a)] && name[strlen(*a)] != '='))) a++;
+        if (!*a)
+            return cli_fail(EXIT_USAGE, "--%.*s: a comparison goes on with the settings it has, only --seeds may grow",
+                            (int)strcspn(name, "="), name);
+    }
+    return EXIT_SUCCESS;
+}
+
+static int load(cli *c, compare_flags *flags, const abar_compare_events *events, abar_compare **out)
+{
+    int code = refuse_settings(c);
+    if (!code) code = flags_read(c, flags, NULL, NULL);
+    if (code) return code;
+    c->quiet = flags->quiet;
+    abar_status status = abar_compare_load(c->ctx, flags->resume, flags_peek(c, "seeds") ? flags->seeds : 0, events, out);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+static void claim_folder(compare_flags *flags, const abar_setup *setup)
+{
+    char name[ABAR_OPTION_TEXT_MAX];
+    int data = (int)strcspn(setup->train.data, ":");
+    snprintf(name, sizeof name, "compare-%.64s-%.*s", setup->train.model, data < 64 ? data : 64, setup->train.data);
+    folder_claim(flags->out, name);
+}
+
+static int create(cli *c, compare_flags *flags, const abar_compare_events *events, abar_compare **out)
+{
+    setup_list list;
+    const char *labels[ABAR_COMPARE_METHODS_MAX];
+    int code = flags_recipes(c, &list);
+    if (code) return code;
+    code = flags_read_list(c, flags, &list, NULL);
+    if (!code) {
+        c->quiet = flags->quiet;
+        flags->own_folder = !flags->out[0];
+        if (flags->own_folder) claim_folder(flags, list.setup[0]);
+        for (int i = 0; i < list.n; i++) labels[i] = list.label[i];
+        abar_compare_config config = {.size = sizeof config,
+                                      .out = flags->out,
+                                      .setups = (const abar_setup *const *)list.setup,
+                                      .labels = labels,
+                                      .methods = list.n,
+                                      .seeds = flags->seeds};
+        abar_status status = abar_compare_create(c->ctx, &config, events, out);
+        if (status < 0) code = cli_fail_usage(c, status);
+    }
+    setup_list_destroy(c, &list);
+    return code;
+}
+
+static void prepare_watcher(watcher *w, const abar_compare *compare, const compare_flags *flags)
+{
+    w->compare = compare;
+    w->first = -1;
+    progress_init(&w->line, flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL);
+    w->run_width = snprintf(NULL, 0, "%d", abar_compare_run_count(compare));
+    for (int m = 0; m < abar_compare_method_count(compare); m++) {
+        int n = (int)strlen(abar_compare_row_of(compare, m).label);
+        if (n > w->label_width) w->label_width = n;
+    }
+}
+
+static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags, watcher *w)
+{
+    prepare_watcher(w, compare, flags);
+    c->progress = &w->line;
+    abar_status status = stop_on_signal(&(stoppable){compare, run_compare, stop_compare});
+    progress_clear(&w->line);
+    c->progress = NULL;
+    if (status < 0) return cli_fail_status(c, status);
+    if (w->line.out && status == ABAR_STOPPED)
+        say_stopped(w);
+    else if (w->line.out)
+        say_finished(w);
+    const char *json;
+    if (flags->json) {
+        if (abar_compare_report(compare, &json) < 0) return cli_fail_status(c, ABAR_E_MEMORY);
+        puts(json);
+    }
+    return status == ABAR_STOPPED ? stop_exit_code() : EXIT_SUCCESS;
+}
+
+static int run(cli *c)
+{
+    compare_flags flags = {0};
+    abar_compare *compare = NULL;
+    watcher w = {.c = c};
+    abar_compare_events events = {watch, &w};
+    const char *folder = flags_peek(c, "resume");
+    int code = folder && folder[0] ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
+    if (!code) code = compare_all(c, compare, &flags, &w);
+    abar_compare_destroy(compare);
+    if (code && flags.own_folder) folder_unclaim(flags.out);
+    return code;
+}
+
+const command command_compare = {
+    .name = "compare",
+    .summary = "compare optimizers on one problem: table, curves, CSV",
+    .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--data NAME] [--flag value ...]",
+    .about = "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
+             "order, same augmentation, one run after the other, seed by seed. Every optimizer has the settings that suit it; "
+             "a flag changes them for all that know it, --LABEL.flag for one alone. Prints a table, and writes compare.svg, "
+             "compare.csv and compare.json. Ctrl-C ends it after the current step, with everything saved.",
+    .own = own,
+    .all_settings = true,
+    .model_options = true,
+    .rule_options = true,
+    .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
+                "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
+                "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
+                "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
+    .run = run,
+};

@@ -1,0 +1,108 @@
+/* Comparing optimizers: methods x seeds on one problem under equal conditions. What `abar compare` does, for programs.
+ *
+ * A comparison lives in a folder:
+ *     compare.json    its configuration, every run that has ended, the table
+ *     compare.csv     one row per run and epoch
+ *     compare.svg     training loss and test accuracy over epochs and over time
+ *     LABEL-sSEED/    every run: what an abar_trainer keeps, and report.json once the run has ended
+ * Runs go seed by seed and, within a seed, method by method, so that a machine that gets slower or faster does so for all.
+ * A comparison may be stopped or killed at any moment: it goes on where it was, with the same numbers. */
+#ifndef ABAR_COMPARE_H
+#define ABAR_COMPARE_H
+
+#include "abar/train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct abar_compare abar_compare;
+
+#define ABAR_COMPARE_METHODS_MAX 32
+#define ABAR_COMPARE_SEEDS_MAX 1000
+#define ABAR_COMPARE_LABEL_MAX 32 /* bytes, the last one zero */
+
+typedef struct abar_compare_config {
+    size_t size;                     /* sizeof(abar_compare_config) */
+    const char *out;                 /* the comparison's folder */
+    const abar_setup *const *setups; /* one per method; their out is ignored */
+    const char *const *labels;       /* what to call the methods; NULL: by their optimizers. Letters, digits, + - _ */
+    int methods;
+    int64_t seeds; /* each method runs with the setups' seed, the one after it, ... */
+} abar_compare_config;
+
+/* How one run ended. Accuracies in percent; NaN where no epoch was finished. */
+typedef struct abar_compare_run {
+    const char *label;
+    int64_t seed;
+    bool ended;
+    const char *failure;                                                        /* why it could not go on, or NULL */
+    int64_t epochs;                                                             /* finished */
+    double test_accuracy, best_accuracy, test_loss, train_accuracy, train_loss; /* after the last of them */
+    double seconds, ms_per_step;
+    int64_t memory_bytes; /* held while it trained: data, net, optimizer, loader. Saving takes a little more for a moment */
+    int64_t optimizer_bytes, skipped_steps;
+} abar_compare_run;
+
+/* Mean and sample standard deviation; NaN where there is nothing to take them of. */
+typedef struct abar_compare_spread {
+    double mean, std;
+} abar_compare_spread;
+
+/* One method in the table: over its runs that ended without failure. */
+typedef struct abar_compare_row {
+    const char *label;
+    int64_t runs, failures; /* that have ended; those of them that failed */
+    abar_compare_spread test_accuracy, best_accuracy, test_loss, train_loss, ms_per_step, seconds;
+    double memory_bytes;             /* the most that any of them held */
+    double time_ratio, memory_ratio; /* of ms_per_step and memory_bytes to those of the baseline */
+} abar_compare_row;
+
+/* What a watcher is told: after every step and epoch, and when a run has ended. */
+typedef struct abar_compare_progress {
+    int run, runs; /* run counts from 0 */
+    const char *label;
+    int64_t seed;
+    const abar_progress *training;  /* NULL when the run has ended: */
+    const abar_compare_run *result; /* then this is set */
+    double done, seconds_left;      /* of the whole comparison: 0 to 1; an estimate */
+} abar_compare_progress;
+
+typedef struct abar_compare_events {
+    void (*progress)(void *user, const abar_compare_progress *p); /* may be NULL */
+    void *user;
+} abar_compare_events;
+
+/* Refuses setups that differ in more than their optimizers and how those are driven, and folders that hold a comparison
+ * already. Copies what it is given. Nothing appears on disk before the first run is ready to train. */
+abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *config, const abar_compare_events *events,
+                                abar_compare **out);
+/* The comparison in a folder, to go on with or to look at. seeds: how many there shall be now, 0: as many as there were. */
+abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,
+                              abar_compare **out);
+void abar_compare_destroy(abar_compare *compare);
+
+/* Runs whatever has not ended and writes the files anew after every run. A run that cannot go on (numbers that are not
+ * finite, no memory, nothing its device can do) is a result like any other, not a failure of the comparison. ABAR_STOPPED
+ * after abar_compare_stop: the step was finished and saved. */
+abar_status abar_compare_run_all(abar_compare *compare);
+/* May be called from a signal handler or another thread. */
+void abar_compare_stop(abar_compare *compare);
+
+int abar_compare_method_count(const abar_compare *compare);
+const abar_setup *abar_compare_setup(const abar_compare *compare, int method);
+abar_compare_row abar_compare_row_of(const abar_compare *compare, int method);
+/* The method that ratios refer to: plain sgd where it takes part, else the first. */
+int abar_compare_baseline(const abar_compare *compare);
+/* Seed by seed, method by method: run i is of method i mod abar_compare_method_count. */
+int abar_compare_run_count(const abar_compare *compare);
+const abar_compare_run *abar_compare_run_of(const abar_compare *compare, int run);
+const char *abar_compare_dir(const abar_compare *compare);
+
+/* What compare.json holds; the text lives until the next call or destroy. */
+abar_status abar_compare_report(abar_compare *compare, const char **json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,177 @@
+/* The inside of curvature. The frame (curvature.c) keeps, for every map, the averages a method asks for: sums pending over
+ * micro-batches, checked and committed at the step (methods.md section 0); and it decides when to refresh. A method says what
+ * it keeps, adds to the sums, derives what it needs from the averages, and preconditions. mac.c is the one to read first. */
+#ifndef ABAR_CURVATURE_IMPL_H
+#define ABAR_CURVATURE_IMPL_H
+
+#include "abar/curvature.h"
+#include "device/device_impl.h"
+
+#define ABAR_AVERAGES_MAX 2
+#define ABAR_DERIVED_MAX 4
+
+typedef struct abar__curvature abar__curvature;
+typedef struct abar__map abar__map;
+
+/* What a sum is divided by at the commit. */
+typedef enum abar__per { ABAR_PER_ROW, ABAR_PER_EXAMPLE } abar__per;
+
+typedef struct abar__average_desc {
+    const char *name; /* NULL: not used */
+    int64_t n;        /* elements, or the side of a square */
+    bool square;      /* symmetric, kept by triangles (stats_impl.h) */
+    abar__per per;
+    int grad_power; /* how often p is a factor: --pgrad per-example multiplies by B to this power */
+} abar__average_desc;
+
+typedef struct abar__derived_desc {
+    const char *name; /* NULL: not used */
+    int64_t n;
+} abar__derived_desc;
+
+/* What a method keeps for one map. */
+typedef struct abar__map_shape {
+    abar__average_desc average[ABAR_AVERAGES_MAX];
+    abar__average_desc number; /* one more average: a single number, summed in double on the host; n unused */
+    abar__derived_desc derived[ABAR_DERIVED_MAX];
+    bool dense;     /* preconditioned by apply; otherwise described, and done within the update pass */
+    size_t scratch; /* bytes of device memory during observe, refresh or apply */
+} abar__map_shape;
+
+/* Whole numbers and reals of a map that a checkpoint keeps. */
+enum {
+    ABAR_COUNT_COMMITS,    /* m of methods.md */
+    ABAR_COUNT_READY,      /* 1: has had a valid refresh */
+    ABAR_COUNT_DUE,        /* 1: a refresh could not be made when it should have been */
+    ABAR_COUNT_CALIBRATED, /* 1: has seen the training set, where it wanted to */
+    ABAR_COUNT_DROPPED,    /* events of methods.md section 9: statistics dropped, dampings raised, */
+    ABAR_COUNT_RAISED,
+    ABAR_COUNT_DOUBLED, /* factorisations that needed double precision, */
+    ABAR_COUNT_KEPT,    /* refreshes that kept the previous inverse */
+    ABAR_COUNTS
+};
+enum {
+    ABAR_REAL_NUMBER,      /* the average of shape.number */
+    ABAR_REAL_DAMPING,     /* rho of the last refresh; NaN: the method has none */
+    ABAR_REAL_MEAN_SQUARE, /* |a|^2 of the last refresh, likewise */
+    ABAR_REAL_CONDITION,   /* an upper estimate for the damped factor, likewise */
+    ABAR_REAL_FACTOR,      /* the method's own */
+    ABAR_REALS
+};
+
+/* One linear map with its state. */
+struct abar__map {
+    const char *name; /* of the layer; its groups share it */
+    int layer;
+    int64_t group, in, d, out; /* d: in, and the bias */
+    bool bias, first;          /* first: reads the network's input */
+    abar_window window;
+    bool convolution;
+    void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory */
+    abar__map_shape shape;
+    void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];
+    double pending_number, rows, examples; /* of the pending sums */
+    int64_t count[ABAR_COUNTS];
+    double real[ABAR_REALS];
+    double cosine, ratio; /* measured on request */
+    abar__precondition pre;
+    double bound; /* described maps: |G^| is at most this times |G| */
+};
+
+enum { ABAR_USES_INPUT = 1, ABAR_USES_OUTPUT_GRAD = 2 };
+
+typedef struct abar__curvature_ops {
+    abar_method method; /* what the public sees */
+    unsigned uses;      /* ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD */
+    bool every_commit;  /* refresh after every commit, whatever tinv says */
+    /* Optional: what the option table cannot say. */
+    abar_status (*check)(abar_context *ctx, const void *config);
+    /* Optional: the same, once the maps are known. */
+    abar_status (*check_maps)(const abar__curvature *cv);
+    /* Required. */
+    void (*shape)(const abar__curvature *cv, const abar__map *map, abar__map_shape *out);
+    void (*observe)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
+    /* Derives from the averages, each to be multiplied by unbias = 1 / (1 - beta^m). False: the previous stays in force. */
+    bool (*refresh)(abar__curvature *cv, abar__map *map, double unbias);
+    /* Maps that are not dense: fills map->pre and, where it is not 1, map->bound. */
+    void (*describe)(abar__curvature *cv, abar__map *map);
+    /* Dense maps: out (out, d) from g (out, d). */
+    void (*apply)(abar__curvature *cv, abar__map *map, const void *g, void *out);
+    /* Optional: kappa of the KL clip (methods.md section 7); 0: off. */
+    double (*kl_clip)(const abar__curvature *cv);
+    /* Optional, all three: sums over the training set before step 0. */
+    bool (*wants_calibration)(const abar__curvature *cv, const abar__map *map);
+    void (*calibrate)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
+    bool (*end_calibration)(abar__curvature *cv, abar__map *map); /* false: could not derive */
+} abar__curvature_ops;
+
+struct abar__curvature {
+    abar_device *dev;
+    const abar__stats_ops *stats;
+    const abar__curvature_ops *ops;
+    abar_curvature_config config;
+    void *method_config;
+    size_t config_bytes;
+    abar__map *maps;
+    int n_maps, maps_capacity;
+    int64_t k;         /* optimizer steps so far, skipped ones included */
+    double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    double base_lr;
+    void *state;   /* all averages, pending sums and derived tensors */
+    void *scratch; /* the largest any map asked for */
+    void *joined;  /* twice (out, d) of the largest dense map: G and its preconditioned form */
+    size_t state_bytes, scratch_bytes, joined_bytes;
+    char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */
+    size_t names_bytes, label_bytes;
+    abar_phase_times times;
+    bool measure;
+};
+
+extern const abar__curvature_ops abar__method_mac, abar__method_smac, abar__method_foof, abar__method_kfac, abar__method_eva,
+    abar__method_lngd;
+
+const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of that name */
+
+/* What a curvature is made from. */
+typedef struct abar__curvature_wish {
+    const char *method;
+    const void *method_config;           /* NULL: the defaults */
+    const abar_curvature_config *common; /* likewise */
+    const abar_layer *layers;
+    int n_layers;
+    double base_lr;
+} abar__curvature_wish;
+
+/* Copies what it needs of the layers; their memory is the caller's. */
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out);
+void abar__curvature_destroy(abar__curvature *cv);
+size_t abar__curvature_bytes(const abar__curvature *cv);       /* everything it holds */
+size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of it */
+/* What create would hold, and how many maps; 0 after an error. */
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps);
+
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user);
+
+bool abar__curvature_observes(const abar__curvature *cv);
+abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
+/* The step was skipped: forget what is pending, keep everything else. */
+void abar__curvature_skip(abar__curvature *cv);
+/* Commit, refresh what is due, precondition (grad_norm: of all gradients as they lie in memory): afterwards every map's pre is
+ * set (and dense ones' gradients replaced). */
+void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_norm);
+bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer);
+abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar_tensor *input);
+abar_status abar__curvature_end_calibration(abar__curvature *cv);
+abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
+abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
+
+/* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
+bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
+                            void *inverse);
+/* Bytes that these calls of the stats table need for this map: the largest. */
+enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4, ABAR_SCRATCH_SANDWICH = 8 };
+size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
+
+static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
+
+#endif

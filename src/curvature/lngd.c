@@ -1,0 +1,123 @@
+/* LNGD (methods.md section 6): activations weighted by the size of their gradients, and a diagonal for the gradients.
+ *
+ *     Φ = E_n[|p̄_n|² E_r(a aᵀ)],   Ψ = E_n[|ā_n|² E_r(p ⊙ p)] / E_n[|ā_n|² |p̄_n|²]  (0 if the denominator is 0)
+ *     V = diag(Ψ + δ_Ψ)⁻¹ G (Φ + δ_Φ I)⁻¹,  dampings clip(tr Φ / d, ν1, ν2) and clip(ΣΨ / d_out, ν1, ν2)
+ *     Ĝ = c V,  c = ⟨V, G⟩ / (⟨V, G⟩² + μ), per map
+ *
+ * Averages are of Φ and of Ψ's numerator and denominator: no per-example activations are ever stored. */
+#include "curvature/curvature_impl.h"
+
+#include <math.h>
+
+typedef struct lngd_config {
+    double nu1, nu2, mu;
+} lngd_config;
+
+enum { PHI, PSI };                    /* averages; PSI: its numerator, the map's number: its denominator */
+enum { PHI_INVERSE, PSI_RECIPROCAL }; /* derived */
+
+#define CHUNK 64 /* examples whose weights are held at a time */
+
+static const abar_option options[] = {
+    {.name = "nu1",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(lngd_config, nu1),
+     .fallback = "1e-5",
+     .min = 1e-30,
+     .max = 1e30,
+     .help = "least damping"},
+    {.name = "nu2",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(lngd_config, nu2),
+     .fallback = "1e-2",
+     .min = 1e-30,
+     .max = 1e30,
+     .help = "largest damping"},
+    {.name = "mu",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(lngd_config, mu),
+     .fallback = "0.03",
+     .min = 1e-30,
+     .max = 1e30,
+     .help = "of the layer's own step length"},
+    {.name = NULL},
+};
+
+static abar_status check(abar_context *ctx, const void *config)
+{
+    const lngd_config *c = config;
+    if (c->nu1 <= c->nu2) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "lngd: nu1 %g is above nu2 %g, exchange them", c->nu1, c->nu2);
+}
+
+static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
+{
+    out->average[PHI] =
+        (abar__average_desc){.name = "Phi", .n = map->d, .square = true, .per = ABAR_PER_EXAMPLE, .grad_power = 2};
+    out->average[PSI] = (abar__average_desc){.name = "Psi", .n = map->out, .per = ABAR_PER_EXAMPLE, .grad_power = 2};
+    out->number = (abar__average_desc){.name = "Psi_denominator", .per = ABAR_PER_EXAMPLE, .grad_power = 2};
+    out->derived[PHI_INVERSE] = (abar__derived_desc){"Phi_inverse", map->d * map->d};
+    out->derived[PSI_RECIPROCAL] = (abar__derived_desc){"Psi_reciprocal", map->out};
+    out->dense = true;
+    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+}
+
+static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
+{
+    const abar__stats_ops *stats = cv->stats;
+    const double r = (double)rows->per_example;
+    double a[CHUNK], p[CHUNK]; /* |ā_n|², |p̄_n|² */
+    for (int64_t first = 0; first < rows->examples; first += CHUNK) {
+        const int64_t n = rows->examples - first < CHUNK ? rows->examples - first : CHUNK;
+        const abar__rows part = abar__rows_slice(rows, first, n);
+        stats->input_mean_squares(cv->dev, &part, a);
+        stats->grad_mean_squares(cv->dev, &part, p);
+        for (int64_t i = 0; i < n; i++) {
+            map->pending_number += a[i] * p[i];
+            a[i] /= r; /* sums over rows become means */
+            p[i] /= r;
+        }
+        stats->input_product(cv->dev, &part, p, map->pending[PHI], cv->scratch);
+        stats->grad_squares(cv->dev, &part, a, map->pending[PSI]);
+    }
+}
+
+static double within(double x, const lngd_config *c) { return fmin(fmax(x, c->nu1), c->nu2); }
+
+static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
+{
+    const lngd_config *c = cv->method_config;
+    const abar__stats_ops *stats = cv->stats;
+    const double denominator = map->real[ABAR_REAL_NUMBER]; /* the averages' bias cancels in Ψ */
+    const double psi = denominator > 0.0 ? 1.0 / denominator : 0.0;
+    const double damping_psi = within(psi * stats->sum(cv->dev, map->out, map->average[PSI]) / (double)map->out, c);
+    const double damping_phi = within(unbias * stats->trace(cv->dev, map->d, map->average[PHI]) / (double)map->d, c);
+    map->real[ABAR_REAL_DAMPING] = damping_phi;
+    stats->reciprocal(cv->dev, map->out, map->average[PSI], psi, damping_psi, map->derived[PSI_RECIPROCAL]);
+    return abar__curvature_invert(cv, map, map->d, map->average[PHI], unbias, damping_phi, map->derived[PHI_INVERSE]);
+}
+
+static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
+{
+    const lngd_config *c = cv->method_config;
+    const abar__stats_ops *stats = cv->stats;
+    const int64_t count = map->out * map->d;
+    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->scratch);
+    stats->scale_rows(cv->dev, map->out, map->d, out, map->derived[PSI_RECIPROCAL], 1.0);
+    double inner = stats->dot(cv->dev, count, out, g) * cv->grad_scale * cv->grad_scale;
+    stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);
+}
+
+const abar__curvature_ops abar__method_lngd = {
+    .method = {.name = "lngd",
+               .summary = "layer-wise natural gradient: weighted activations, diagonal gradients",
+               .keeps = "Phi and its inverse, Psi: 2 d x d, 3 vectors of d_out",
+               .options = options,
+               .config_size = sizeof(lngd_config)},
+    .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
+    .check = check,
+    .shape = shape,
+    .observe = observe,
+    .refresh = refresh,
+    .apply = apply,
+};

@@ -1,0 +1,127 @@
+/* The mean-activation side: statistics, damping, calibration of the first layer. */
+#include "curvature/mean_side.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+double abar__mean_damping(const abar__mean_config *c, bool *adaptive)
+{
+    *adaptive = strcmp(c->damping, "adaptive") == 0;
+    return *adaptive ? 0.0 : strtod(c->damping, NULL);
+}
+
+abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__mean_config *c)
+{
+    bool adaptive;
+    char *end;
+    double rho = strtod(c->damping, &end);
+    abar__mean_damping(c, &adaptive);
+    if (!adaptive && (end == c->damping || *end || !(rho >= 1e-30 && rho <= 1e30)))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number from 1e-30 to 1e30, or adaptive", c->damping,
+                          method);
+    if (adaptive && c->first_layer == ABAR_FIRST_DATASET_COV)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--damping adaptive: --first-layer dataset-cov needs a number, give both or neither");
+    return ABAR_OK;
+}
+
+abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_config *c)
+{
+    bool first = c->first_layer == ABAR_FIRST_RUNNING;
+    for (int i = 0; i < cv->n_maps; i++) first = first || cv->maps[i].first;
+    if (first) return ABAR_OK;
+    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                      "--first-layer: no preconditioned layer reads the network's input, leave it out");
+}
+
+static bool is_calibrated(const abar__mean_config *c, const abar__map *map)
+{
+    return map->first && c->first_layer != ABAR_FIRST_RUNNING;
+}
+
+static bool is_covariance(const abar__mean_config *c, const abar__map *map)
+{
+    return map->first && c->first_layer == ABAR_FIRST_DATASET_COV;
+}
+
+void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__map_shape *out)
+{
+    if (is_covariance(c, map)) {
+        out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "aa", .n = map->d, .square = true, .per = ABAR_PER_ROW};
+        out->derived[ABAR_MEAN_U] = (abar__derived_desc){"inverse", map->d * map->d};
+        out->dense = true;
+        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+        return;
+    }
+    bool adaptive;
+    abar__mean_damping(c, &adaptive);
+    out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "a", .n = map->d, .per = ABAR_PER_ROW};
+    if (adaptive) out->number = (abar__average_desc){.name = "t", .per = ABAR_PER_ROW};
+    out->derived[ABAR_MEAN_U] = (abar__derived_desc){"u", map->d};
+}
+
+static void add_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows)
+{
+    cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MEAN_AVERAGE]);
+    if (map->shape.number.name) map->pending_number += cv->stats->input_square(cv->dev, rows);
+}
+
+void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows)
+{
+    if (!is_calibrated(c, map)) add_rows(cv, map, rows);
+}
+
+/* u from scale * source, whose mean square norm per row is t. */
+static void derive(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const void *source, double scale, double t)
+{
+    bool adaptive;
+    double rho = abar__mean_damping(c, &adaptive);
+    double square = scale * scale * cv->stats->dot(cv->dev, map->d, source, source);
+    if (adaptive) rho = fmax((t - square) / (double)map->d, 1e-8 * t / (double)map->d);
+    double length = rho + square;
+    cv->stats->affine(cv->dev, map->d, source, length > 0.0 ? scale / sqrt(length) : 0.0, 0.0, map->derived[ABAR_MEAN_U]);
+    map->real[ABAR_REAL_DAMPING] = rho;
+    map->real[ABAR_REAL_MEAN_SQUARE] = square;
+    map->real[ABAR_REAL_CONDITION] = length / rho;
+}
+
+void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__map *map, double unbias)
+{
+    if (!is_calibrated(c, map))
+        derive(cv, c, map, map->average[ABAR_MEAN_AVERAGE], unbias, unbias * map->real[ABAR_REAL_NUMBER]);
+}
+
+void abar__mean_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
+{
+    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[ABAR_MEAN_U], false, out, cv->scratch);
+    cv->stats->affine(cv->dev, map->out * map->d, out, map->real[ABAR_REAL_DAMPING], 0.0, out);
+}
+
+/* ---- one pass over the training set ------------------------------------------------------------------------------- */
+
+bool abar__mean_wants_calibration(const abar__mean_config *c, const abar__map *map)
+{
+    return is_calibrated(c, map) && !map->count[ABAR_COUNT_CALIBRATED];
+}
+
+void abar__mean_calibrate(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows)
+{
+    if (is_covariance(c, map))
+        cv->stats->input_product(cv->dev, rows, NULL, map->pending[ABAR_MEAN_AVERAGE], cv->scratch);
+    else
+        add_rows(cv, map, rows);
+}
+
+bool abar__mean_end_calibration(abar__curvature *cv, const abar__mean_config *c, abar__map *map)
+{
+    bool adaptive;
+    if (!is_covariance(c, map)) {
+        derive(cv, c, map, map->pending[ABAR_MEAN_AVERAGE], 1.0 / map->rows, map->pending_number / map->rows);
+        return true;
+    }
+    double rho = map->real[ABAR_REAL_DAMPING] = abar__mean_damping(c, &adaptive);
+    cv->stats->commit(cv->dev, map->d, true, map->average[ABAR_MEAN_AVERAGE], map->pending[ABAR_MEAN_AVERAGE], 0.0,
+                      1.0 / map->rows);
+    return abar__curvature_invert(cv, map, map->d, map->average[ABAR_MEAN_AVERAGE], 1.0, rho, map->derived[ABAR_MEAN_U]);
+}

@@ -1,0 +1,15 @@
+/* The statistics of the cpu device. stats.c: the table and vectors; stats_sums.c: sums over rows; stats_dense.c:
+ * products and factorisations. */
+#ifndef ABAR_CPU_STATS_H
+#define ABAR_CPU_STATS_H
+
+#include "device/stats_impl.h"
+
+extern const abar__stats_ops abar__cpu_stats;
+
+void abar__cpu_input_sum(abar_device *dev, const abar__rows *r, void *sum);
+double abar__cpu_input_square(abar_device *dev, const abar__rows *r);
+void abar__cpu_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
+void abar__cpu_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+
+#endif

@@ -1,0 +1,220 @@
+/* Products of rows (methods.md sections 4 to 6), and the squares they are summed in: which way each goes, and what becomes of
+ * the triangles. */
+#include "device/cpu/stats_dense.h"
+
+#include "device/cpu/stats_dense_impl.h"
+#include "tensor/tensor_impl.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#define TILE 32         /* side of the tiles in which triangles are transposed */
+#define SERIAL_SIDE 128 /* squares of smaller side are not worth waking the other threads */
+
+/* ---- fields ------------------------------------------------------------------------------------------------------- */
+
+static void set_image(abar__field *f, const abar_tensor *t)
+{
+    f->t = t;
+    f->height = t->dim[2];
+    f->width = t->dim[3];
+    f->out_height = abar_window_out(&f->window, 0, f->height);
+    f->out_width = abar_window_out(&f->window, 1, f->width);
+}
+
+static abar__field input_field(const abar__rows *r)
+{
+    abar__field f = {.t = &r->input,
+                     .window = r->window,
+                     .convolution = r->convolution,
+                     .bias = r->bias,
+                     .scale = 1.0,
+                     .examples = r->examples,
+                     .per_example = r->per_example,
+                     .channels = r->in / (r->window.kernel[0] * r->window.kernel[1]),
+                     .in = r->in,
+                     .d = abar__rows_d(r)};
+    f.channel = r->group * f.channels;
+    if (r->convolution) set_image(&f, &r->input);
+    return f;
+}
+
+static abar__field grad_field(const abar__rows *r)
+{
+    abar__field f = {.t = &r->output_grad,
+                     .window = abar_window_unit(),
+                     .convolution = r->convolution,
+                     .scale = r->grad_scale,
+                     .examples = r->examples,
+                     .per_example = r->per_example,
+                     .channel = r->group * r->out,
+                     .channels = r->out,
+                     .in = r->out,
+                     .d = r->out};
+    if (r->convolution) set_image(&f, &r->output_grad);
+    return f;
+}
+
+abar__plane abar__field_plane(const abar__field *f, int64_t image, int64_t channel)
+{
+    const abar_tensor *t = f->t;
+    const int64_t c = f->channel + channel;
+    abar__plane p = {.offset = abar__tensor_offset(t, (int64_t[]){image, c, 0, 0})};
+    p.row = t->dim[2] > 1 ? abar__tensor_offset(t, (int64_t[]){image, c, 1, 0}) - p.offset : 0;
+    p.column = t->dim[3] > 1 ? abar__tensor_offset(t, (int64_t[]){image, c, 0, 1}) - p.offset : 0;
+    return p;
+}
+
+void abar__field_read(const abar__field *f, int64_t offset, int64_t step, int64_t n, float *to, int64_t to_step)
+{
+    if (f->t->dtype == ABAR_F32) {
+        const float *from = (const float *)f->t->data + offset;
+        for (int64_t i = 0; i < n; i++) to[i * to_step] = from[i * step];
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) to[i * to_step] = (float)abar__tensor_load(f->t, offset + i * step);
+}
+
+const abar__product_kernels *abar__product_pick(void)
+{
+    static const abar__product_kernels *const tables[] = ABAR_ISA_TABLE(abar__product);
+    return tables[abar__isa_best()];
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------- */
+
+static void product(const abar_device *dev, const abar__field *f, const double *weight, float *square, void *scratch)
+{
+    if (!f->convolution || !abar__shift_product(dev, f, weight, square, scratch))
+        abar__panel_product(dev, f, weight, square, scratch);
+}
+
+void abar__cpu_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch)
+{
+    const abar__field f = input_field(r);
+    product(dev, &f, weight, square, scratch);
+}
+
+void abar__cpu_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    const abar__field f = grad_field(r);
+    product(dev, &f, NULL, square, scratch);
+}
+
+/* Where there is one row per example it is its own mean. */
+static void mean_product(const abar_device *dev, const abar__field *f, float *square, void *scratch)
+{
+    if (f->per_example == 1)
+        product(dev, f, NULL, square, scratch);
+    else
+        abar__mean_product(dev, f, square, scratch);
+}
+
+void abar__cpu_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    const abar__field f = input_field(r);
+    mean_product(dev, &f, square, scratch);
+}
+
+void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    const abar__field f = grad_field(r);
+    mean_product(dev, &f, square, scratch);
+}
+
+void abar__cpu_input_mean_squares(abar_device *dev, const abar__rows *r, double *out)
+{
+    const abar__field f = input_field(r);
+    abar__mean_squares(dev, &f, out);
+}
+
+void abar__cpu_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out)
+{
+    const abar__field f = grad_field(r);
+    abar__mean_squares(dev, &f, out);
+}
+
+static size_t field_scratch(const abar_device *dev, const abar__field *f)
+{
+    size_t need[] = {abar__panel_scratch(f), abar__mean_scratch(f), f->convolution ? abar__shift_scratch(dev, f) : 0};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
+    return most;
+}
+
+size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r)
+{
+    abar__rows shape = *r;
+    shape.input = shape.output_grad = (abar_tensor){0};
+    const abar__field input = input_field(&shape), grad = grad_field(&shape);
+    const size_t a = field_scratch(dev, &input), p = field_scratch(dev, &grad);
+    return a > p ? a : p;
+}
+
+/* ---- squares -------------------------------------------------------------------------------------------------------- */
+
+/* Rows of a lower triangle with about one part in parts of its elements: the elements before row i are about i * i / 2. */
+static abar__range triangle_rows(int64_t n, int64_t parts, int64_t me)
+{
+    abar__range r = {0, 0};
+    while (r.begin < n && r.begin * r.begin * parts < n * n * me) r.begin++;
+    r.end = r.begin;
+    while (r.end < n && r.end * r.end * parts < n * n * (me + 1)) r.end++;
+    return r;
+}
+
+static int square_threads(const abar_device *dev, int64_t n) { return n < SERIAL_SIDE ? 1 : dev->threads; }
+
+bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale)
+{
+    (void)square;
+    const float *x = pending, s = (float)fmax(scale, 1.0);
+    int bad = 0; /* a number minus itself is 0 unless it is not finite */
+#pragma omp parallel num_threads(square_threads(dev, n)) reduction(| : bad)
+    {
+        const abar__range rows = triangle_rows(n, omp_get_num_threads(), omp_get_thread_num());
+        for (int64_t i = rows.begin; i < rows.end; i++) {
+#pragma omp simd reduction(| : bad)
+            for (int64_t j = 0; j <= i; j++) bad |= !(s * x[i * n + j] - s * x[i * n + j] == 0.0f);
+        }
+    }
+    return !bad && isfinite(s);
+}
+
+/* Rows of average from the columns of pending, for a tile of them. */
+static void commit_tile(int64_t n, float *average, float *pending, int64_t row, int64_t column, float beta, float add)
+{
+    for (int64_t j = row; j < abar__min(row + TILE, n); j++)
+        for (int64_t i = abar__max(column, j); i < abar__min(column + TILE, n); i++) {
+            average[j * n + i] = beta * average[j * n + i] + add * pending[i * n + j];
+            pending[i * n + j] = 0.0f;
+        }
+}
+
+void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add)
+{
+    (void)square;
+    const int64_t tiles = (n + TILE - 1) / TILE;
+#pragma omp parallel num_threads(square_threads(dev, n))
+    {
+        const abar__range columns = triangle_rows(tiles, omp_get_num_threads(), omp_get_thread_num());
+        for (int64_t i = columns.begin; i < columns.end; i++)
+            for (int64_t j = 0; j <= i; j++) commit_tile(n, average, pending, j * TILE, i * TILE, (float)beta, (float)add);
+    }
+}
+
+void abar__cpu_clear(abar_device *dev, int64_t n, bool square, void *pending)
+{
+    (void)dev;
+    (void)square;
+    for (int64_t i = 0; i < n; i++) memset((float *)pending + i * n, 0, (size_t)(i + 1) * sizeof(float));
+}
+
+double abar__cpu_trace(abar_device *dev, int64_t d, const void *average)
+{
+    (void)dev;
+    double sum = 0.0;
+    for (int64_t i = 0; i < d; i++) sum += (double)((const float *)average)[i * d + i];
+    return sum;
+}

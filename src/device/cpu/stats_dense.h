@@ -1,0 +1,30 @@
+/* Products of rows, factorisations and square statistics of the cpu device: entries of abar__stats_ops, see there.
+ * commit, clear and all_finite are for squares only. Weights of input_product are not negative. */
+#ifndef ABAR_STATS_DENSE_H
+#define ABAR_STATS_DENSE_H
+
+#include "device/stats_impl.h"
+
+void abar__cpu_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
+void abar__cpu_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cpu_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r);
+void abar__cpu_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+void abar__cpu_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+
+bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
+void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);
+void abar__cpu_clear(abar_device *dev, int64_t n, bool square, void *pending);
+double abar__cpu_trace(abar_device *dev, int64_t d, const void *average);
+
+bool abar__cpu_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
+                      void *inverse, void *scratch);
+size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d);
+bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors,
+                     void *scratch);
+size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d);
+void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
+                        bool right_t, void *y, void *scratch);
+
+#endif

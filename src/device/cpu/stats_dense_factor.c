@@ -1,0 +1,186 @@
+/* Inverses, eigenvectors and two-sided products of dense factors (methods.md sections 4 to 6, 9) by LAPACK and BLAS.
+ *
+ * The upper triangle of a row-major square is the lower triangle of LAPACK's column-major one. */
+#include "device/cpu/stats_dense.h"
+
+#include "device/cpu/stats_dense_impl.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#define TILE 32
+#define SERIAL_SIDE 256        /* smaller squares are not worth waking the other threads */
+#define SERIAL_EIGEN 1024      /* LAPACK's eigenvectors are thousands of small operations: even less so */
+#define SERIAL_FLOPS 1000000.0 /* nor are smaller products */
+
+/* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
+void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
+void spotri_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
+void dpotrf_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
+void dpotri_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
+void dsyevd_(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
+             const int *lwork, int *iwork, const int *liwork, int *info, size_t jobz_length, size_t uplo_length);
+
+/* OpenBLAS's own threads are as many as OpenMP would give the caller: returns what to set it back to. */
+static int set_blas_threads(int threads)
+{
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    return before;
+}
+
+/* ---- inverse ---------------------------------------------------------------------------------------------------------- */
+
+size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d)
+{
+    (void)dev;
+    return abar__round_up((size_t)(d * d) * sizeof(double), ABAR_ALIGN);
+}
+
+static bool invert_float(abar_device *dev, int64_t d, const float *average, double scale, double shift, float *a)
+{
+    for (int64_t i = 0; i < d; i++) {
+        for (int64_t j = i; j < d; j++) a[i * d + j] = (float)(scale * (double)average[i * d + j]);
+        a[i * d + i] = (float)(scale * (double)average[i * d + i] + shift);
+    }
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
+    int info = 0;
+    spotrf_("L", &n, a, &n, &info, 1);
+    if (info == 0) spotri_("L", &n, a, &n, &info, 1);
+    omp_set_num_threads(before);
+    return info == 0;
+}
+
+/* The result is rounded to float into the beginning of the same memory. */
+static bool invert_double(abar_device *dev, int64_t d, const float *average, double scale, double shift, double *a)
+{
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) a[i * d + j] = scale * (double)average[i * d + j] + (i == j ? shift : 0.0);
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
+    int info = 0;
+    dpotrf_("L", &n, a, &n, &info, 1);
+    if (info == 0) dpotri_("L", &n, a, &n, &info, 1);
+    omp_set_num_threads(before);
+    if (info != 0) return false;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < d; j++) {
+            const float rounded = j < i ? 0.0f : (float)a[i * d + j];
+            memcpy((float *)a + i * d + j, &rounded, sizeof rounded);
+        }
+    return true;
+}
+
+static bool upper_is_finite(int64_t d, const float *a)
+{
+    int bad = 0;
+    for (int64_t i = 0; i < d; i++) {
+#pragma omp simd reduction(| : bad)
+        for (int64_t j = i; j < d; j++) bad |= !(a[i * d + j] - a[i * d + j] == 0.0f);
+    }
+    return !bad;
+}
+
+/* Both triangles of out from the upper one of a. */
+static void mirror(const abar_device *dev, int64_t d, const float *a, float *out)
+{
+    const int64_t tiles = (d + TILE - 1) / TILE;
+#pragma omp parallel for num_threads(dev->threads) schedule(static) if (d >= SERIAL_SIDE)
+    for (int64_t row = 0; row < tiles; row++)
+        for (int64_t column = 0; column < tiles; column++)
+            for (int64_t i = row * TILE; i < abar__min((row + 1) * TILE, d); i++)
+                for (int64_t j = column * TILE; j < abar__min((column + 1) * TILE, d); j++)
+                    out[i * d + j] = i <= j ? a[i * d + j] : a[j * d + i];
+}
+
+bool abar__cpu_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
+                      void *inverse, void *scratch)
+{
+    const bool done = in_double ? invert_double(dev, d, average, scale, shift, scratch)
+                                : invert_float(dev, d, average, scale, shift, scratch);
+    if (!done || !upper_is_finite(d, scratch)) return false;
+    mirror(dev, d, scratch, inverse);
+    return true;
+}
+
+/* ---- eigenvectors ----------------------------------------------------------------------------------------------------- */
+
+/* What LAPACK asks for, in numbers. */
+static int eigen_work(int64_t d) { return (int)(1 + 6 * d + 2 * d * d); }
+static int eigen_integers(int64_t d) { return (int)(3 + 5 * d); }
+
+size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d)
+{
+    (void)dev;
+    return abar__round_up((size_t)(d * d + d + eigen_work(d)) * sizeof(double), ABAR_ALIGN) +
+           (size_t)eigen_integers(d) * sizeof(int);
+}
+
+/* In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by products of small ones. */
+bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch)
+{
+    const int n = (int)d, size = eigen_work(d), integers = eigen_integers(d);
+    double *a = scratch, *w = a + d * d, *work = w + d, sum = 0.0;
+    int *whole = (int *)((char *)scratch + abar__round_up((size_t)(d * d + d + size) * sizeof(double), ABAR_ALIGN)), info = 0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) sum += a[i * d + j] = scale * (double)((const float *)average)[i * d + j];
+    if (!isfinite(sum)) return false;
+    const int before = set_blas_threads(d < SERIAL_EIGEN ? 1 : dev->threads);
+    dsyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1);
+    omp_set_num_threads(before);
+    if (info != 0) return false;
+    float *to_values = values, *to_vectors = vectors;
+    for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
+    for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i]; /* columns of LAPACK's matrix are rows of ours */
+    return true;
+}
+
+/* ---- two-sided products ------------------------------------------------------------------------------------------------- */
+
+/* Part me of n columns, cut at multiples of a vector. */
+static abar__range columns_of(int64_t n, int64_t parts, int64_t me)
+{
+    const abar__range r = abar__share((n + 15) / 16, parts, me);
+    return (abar__range){abar__min(16 * r.begin, n), abar__min(16 * r.end, n)};
+}
+
+/* Columns of y (m, n) = a b, a (m, k) or transposed, b (k, n) or transposed. */
+static void multiply(int64_t m, int64_t n, int64_t k, const float *a, bool a_t, const float *b, bool b_t, float *y,
+                     abar__range columns)
+{
+    if (columns.begin >= columns.end) return;
+    cblas_sgemm(CblasRowMajor, a_t ? CblasTrans : CblasNoTrans, b_t ? CblasTrans : CblasNoTrans, (blasint)m,
+                (blasint)(columns.end - columns.begin), (blasint)k, 1.0f, a, (blasint)(a_t ? m : k),
+                b + columns.begin * (b_t ? k : 1), (blasint)(b_t ? k : n), 0.0f, y + columns.begin, (blasint)n);
+}
+
+static void copy_columns(int64_t m, int64_t n, const float *x, float *y, abar__range columns)
+{
+    for (int64_t i = 0; i < m; i++)
+        memcpy(y + i * n + columns.begin, x + i * n + columns.begin, (size_t)(columns.end - columns.begin) * sizeof *y);
+}
+
+void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
+                        bool right_t, void *y, void *scratch)
+{
+    const double work = 2.0 * (double)m * (double)n * (double)((left ? m : 0) + (right ? n : 0));
+    const bool through_scratch = x == y || (left && right); /* where no product can read and write in place */
+    float *half = through_scratch ? scratch : y;
+#pragma omp parallel num_threads(dev->threads) if (work > SERIAL_FLOPS)
+    {
+        const abar__range columns = columns_of(n, omp_get_num_threads(), omp_get_thread_num());
+        const float *first = x;
+        abar__keep_blas_single();
+        if (left)
+            multiply(m, n, m, left, left_t, x, false, half, columns);
+        else if (x == y)
+            copy_columns(m, n, x, half, columns);
+        if (left || x == y) first = half;
+#pragma omp barrier
+        if (right)
+            multiply(m, n, n, first, false, right, right_t, y, columns);
+        else if (first != y)
+            copy_columns(m, n, first, y, columns);
+    }
+}

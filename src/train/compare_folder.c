@@ -1,0 +1,229 @@
+/* The folder of a comparison: report.json of every run that ended, compare.json, compare.csv and compare.svg. Each is
+ * replaced whole, so that there is never half a file, and the report of a run is what says that it has ended.
+ *
+ *     {"abar": "0.1.0", "config": {"seeds": 3, "methods": [{"label": "sgd", "setup": {...}}, ...]}, "complete": true,
+ *      "runs": [...], "table": {"baseline": "sgd", "rows": [...]}} */
+#include "base/json.h"
+#include "train/compare_impl.h"
+#include "train/train_json.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define FILE_MAX ((size_t)1 << 28) /* bytes of a file worth reading */
+
+#define RUN(member) offsetof(abar_compare_run, member)
+
+static const abar__field run_fields[] = {
+    {"epochs", ABAR_FIELD_WHOLE, RUN(epochs)},
+    {"test_acc", ABAR_FIELD_REAL, RUN(test_accuracy)},
+    {"best_acc", ABAR_FIELD_REAL, RUN(best_accuracy)},
+    {"test_loss", ABAR_FIELD_REAL, RUN(test_loss)},
+    {"train_acc", ABAR_FIELD_REAL, RUN(train_accuracy)},
+    {"train_loss", ABAR_FIELD_REAL, RUN(train_loss)},
+    {"seconds", ABAR_FIELD_REAL, RUN(seconds)},
+    {"ms_per_step", ABAR_FIELD_REAL, RUN(ms_per_step)},
+    {"memory_bytes", ABAR_FIELD_WHOLE, RUN(memory_bytes)},
+    {"optimizer_bytes", ABAR_FIELD_WHOLE, RUN(optimizer_bytes)},
+    {"skipped_steps", ABAR_FIELD_WHOLE, RUN(skipped_steps)},
+    {0},
+};
+
+abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
+{
+    char name[ABAR_COMPARE_LABEL_MAX + 32];
+    snprintf(name, sizeof name, "%s-s%lld", c->record[i].run.label, (long long)c->record[i].run.seed);
+    return abar__run_path(c->ctx, c->dir, name, path);
+}
+
+static abar_status report_path(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
+{
+    char name[ABAR_COMPARE_LABEL_MAX + 48];
+    snprintf(name, sizeof name, "%s-s%lld/report.json", c->record[i].run.label, (long long)c->record[i].run.seed);
+    return abar__run_path(c->ctx, c->dir, name, path);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
+
+abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out)
+{
+    const abar__compare_record *r = &c->record[i];
+    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"label\": \"%s\", \"optim\": \"%s\", \"seed\": %lld, \"failure\": ",
+                               r->run.label, c->method[i % c->methods].setup->train.optim, (long long)r->run.seed));
+    if (r->run.failure)
+        ABAR_TRY(abar__json_string(c->ctx, out, r->run.failure));
+    else
+        ABAR_TRY(abar__text_append(c->ctx, out, "null", 4));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+    ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", \"history\": ", 13));
+    ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, out));
+    return abar__text_append(c->ctx, out, "}", 1);
+}
+
+static abar_status write_config(const abar_compare *c, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"seeds\": %lld, \"methods\": [", (long long)c->seeds));
+    for (int m = 0; m < c->methods; m++) {
+        const abar__compare_method *method = &c->method[m];
+        ABAR_TRY(abar__text_printf(c->ctx, out, "%s{\"label\": \"%s\", \"setup\": ", m ? ", " : "", method->label));
+        ABAR_TRY(abar__setup_write(c->ctx, method->setup, out));
+        ABAR_TRY(abar__text_append(c->ctx, out, "}", 1));
+    }
+    return abar__text_append(c->ctx, out, "]}", 2);
+}
+
+static abar_status write_runs(const abar_compare *c, abar__text *out)
+{
+    int written = 0, ended = 0;
+    for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
+    ABAR_TRY(abar__text_printf(c->ctx, out, "\"complete\": %s, \"runs\": [", ended == c->runs ? "true" : "false"));
+    for (int i = 0; i < c->runs; i++) {
+        if (!c->record[i].run.ended) continue;
+        if (written++) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+        ABAR_TRY(abar__compare_record_write(c, i, out));
+    }
+    return abar__text_append(c->ctx, out, "]", 1);
+}
+
+abar_status abar__compare_write(const abar_compare *c, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"abar\": \"%s\", \"config\": ", abar_version()));
+    ABAR_TRY(write_config(c, out));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+    ABAR_TRY(write_runs(c, out));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", \"table\": ", 11));
+    ABAR_TRY(abar__compare_table_write(c, out));
+    return abar__text_append(c->ctx, out, "}", 1);
+}
+
+abar_status abar__compare_record_save(abar_compare *c, int i)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    abar__text text = {0};
+    ABAR_TRY(report_path(c, i, path));
+    abar_status status = abar__compare_record_write(c, i, &text);
+    if (status >= 0) status = abar__text_append(c->ctx, &text, "\n", 1);
+    if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+static abar_status write_json_file(const abar_compare *c, abar__text *out)
+{
+    ABAR_TRY(abar__compare_write(c, out));
+    return abar__text_append(c->ctx, out, "\n", 1);
+}
+
+abar_status abar__compare_save(abar_compare *c)
+{
+    static const struct {
+        const char *name;
+        abar_status (*write)(const abar_compare *c, abar__text *out);
+    } file[] = {
+        {"compare.csv", abar__compare_csv_write}, {"compare.svg", abar__compare_svg_write}, {"compare.json", write_json_file}};
+    abar_status status = ABAR_OK;
+    for (size_t i = 0; i < sizeof file / sizeof *file && status >= 0; i++) {
+        char path[ABAR_RUN_PATH_MAX];
+        abar__text text = {0};
+        status = abar__run_path(c->ctx, c->dir, file[i].name, path);
+        if (status >= 0) status = file[i].write(c, &text);
+        if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
+        abar__text_free(c->ctx, &text);
+    }
+    return status;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+static abar_status read_json(abar_context *ctx, const char *path, cJSON **out)
+{
+    abar__text text;
+    ABAR_TRY(abar__file_read(ctx, path, FILE_MAX, &text));
+    abar_status status = abar__json_parse(ctx, path, text.data ? text.data : "", text.length, out);
+    abar__text_free(ctx, &text);
+    return status;
+}
+
+static abar_status read_record(abar_compare *c, const char *path, const cJSON *root, abar__compare_record *r)
+{
+    abar_compare_run run = r->run; /* epochs must not be there before its history is */
+    const cJSON *failure = cJSON_GetObjectItemCaseSensitive(root, "failure");
+    const cJSON *history = cJSON_GetObjectItemCaseSensitive(root, "history");
+    ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, &run));
+    if (!cJSON_IsArray(history) || cJSON_GetArraySize(history) != run.epochs)
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs, remove the file to end the run anew",
+                          path, (long long)run.epochs);
+    void *memory;
+    ABAR_TRY(abar__alloc(c->ctx, (size_t)run.epochs * sizeof *r->history, &memory));
+    r->history = memory;
+    r->run = run;
+    ABAR_TRY(abar__history_read(c->ctx, path, history, run.epochs, r->history));
+    if (cJSON_IsString(failure)) {
+        ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, failure->valuestring, strlen(failure->valuestring)));
+        r->run.failure = r->failure_text.data;
+    }
+    r->run.ended = true;
+    return ABAR_OK;
+}
+
+abar_status abar__compare_records_load(abar_compare *c)
+{
+    for (int i = 0; i < c->runs; i++) {
+        char path[ABAR_RUN_PATH_MAX];
+        struct stat info;
+        cJSON *root;
+        ABAR_TRY(report_path(c, i, path));
+        if (stat(path, &info) != 0) continue;
+        ABAR_TRY(read_json(c->ctx, path, &root));
+        abar_status status = read_record(c, path, root, &c->record[i]);
+        cJSON_Delete(root);
+        ABAR_TRY(status);
+        abar__compare_method *method = &c->method[i % c->methods];
+        if (c->record[i].run.failure) continue;
+        method->seconds += c->record[i].run.seconds;
+        method->ended++;
+    }
+    return ABAR_OK;
+}
+
+static abar_status read_method(abar_compare *c, const char *path, const cJSON *item, abar__compare_method *out)
+{
+    const char *label = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "label"));
+    const cJSON *setup = cJSON_GetObjectItemCaseSensitive(item, "setup");
+    if (!label || strlen(label) >= sizeof out->label || !setup)
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: a method must have a label and a setup, the file is damaged", path);
+    memcpy(out->label, label, strlen(label) + 1);
+    return abar__setup_read(c->ctx, path, setup, &out->setup);
+}
+
+static abar_status read_config(abar_compare *c, const char *path, const cJSON *root)
+{
+    static const abar__field seeds[] = {{"seeds", ABAR_FIELD_WHOLE, offsetof(abar_compare, seeds)}, {0}};
+    const cJSON *config = cJSON_GetObjectItemCaseSensitive(root, "config");
+    const cJSON *methods = cJSON_GetObjectItemCaseSensitive(config, "methods");
+    int n = cJSON_IsArray(methods) ? cJSON_GetArraySize(methods) : 0;
+    if (n < 1 || n > ABAR_COMPARE_METHODS_MAX)
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it of another program?", path,
+                          ABAR_COMPARE_METHODS_MAX);
+    ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, c));
+    void *memory;
+    ABAR_TRY(abar__alloc(c->ctx, (size_t)n * sizeof *c->method, &memory));
+    c->method = memory;
+    c->methods = n;
+    const cJSON *item = methods->child;
+    for (int m = 0; m < n; m++, item = item->next) ABAR_TRY(read_method(c, path, item, &c->method[m]));
+    return ABAR_OK;
+}
+
+abar_status abar__compare_config_load(abar_compare *c)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    cJSON *root;
+    ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
+    ABAR_TRY(read_json(c->ctx, path, &root));
+    abar_status status = read_config(c, path, root);
+    cJSON_Delete(root);
+    return status;
+}

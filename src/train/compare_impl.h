@@ -1,0 +1,111 @@
+/* The inside of a comparison.
+ *
+ *     compare.c           methods x seeds: making, running, stopping
+ *     compare_folder.c    compare.json and the runs' report.json: writing and reading back
+ *     compare_table.c     mean and spread per method; the table as JSON; compare.csv
+ *     compare_curves.c    the curves to draw: mean and band over the seeds, and the scales they are drawn on
+ *     compare_svg.c       compare.svg */
+#ifndef ABAR_COMPARE_IMPL_H
+#define ABAR_COMPARE_IMPL_H
+
+#include "abar/compare.h"
+#include "train/train_impl.h"
+
+typedef struct abar__compare_method {
+    char label[ABAR_COMPARE_LABEL_MAX];
+    abar_setup *setup; /* its seed is the first one */
+    double seconds;    /* of its runs that ended without failure ... */
+    int64_t ended;     /* ... and how many these are, for the time left */
+} abar__compare_method;
+
+typedef struct abar__compare_record {
+    abar_compare_run run; /* failure points into failure_text */
+    abar__epoch *history; /* run.epochs of them */
+    abar__text failure_text;
+} abar__compare_record;
+
+struct abar_compare {
+    abar_context *ctx;
+    abar_compare_events events;
+    char dir[ABAR_OPTION_TEXT_MAX];
+    int lock; /* -1: nothing on disk yet */
+    abar__compare_method *method;
+    abar__compare_record *record; /* runs of them, seed by seed */
+    int methods, runs;
+    int64_t seeds;
+    int at; /* the run in progress */
+    abar__text text;
+    atomic_bool stop;
+    atomic_int handlers;           /* calls of abar_compare_stop in progress: running must live until they return */
+    abar_trainer *_Atomic running; /* what they stop */
+};
+
+/* ---- on disk --------------------------------------------------------------------------------------------------- */
+
+/* The folder of run i. */
+abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX]);
+/* {"label": ..., "history": [...]} */
+abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out);
+abar_status abar__compare_record_save(abar_compare *c, int i); /* report.json */
+/* Reads every report.json there is. */
+abar_status abar__compare_records_load(abar_compare *c);
+/* All of compare.json. */
+abar_status abar__compare_write(const abar_compare *c, abar__text *out);
+/* Methods and seeds out of compare.json. */
+abar_status abar__compare_config_load(abar_compare *c);
+abar_status abar__compare_save(abar_compare *c); /* compare.json, compare.csv, compare.svg */
+
+/* ---- what they show -------------------------------------------------------------------------------------------- */
+
+abar_compare_spread abar__spread(const double *value, int64_t n);
+abar_status abar__compare_table_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_csv_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_svg_write(const abar_compare *c, abar__text *out);
+
+/* ---- curves ---------------------------------------------------------------------------------------------------- */
+
+enum { ABAR_CURVE_LOSS, ABAR_CURVE_ACCURACY, ABAR_CURVE_KINDS };
+
+typedef struct abar__curve_point {
+    double epoch, seconds;                                                        /* since the run began, mean over the seeds */
+    double mean[ABAR_CURVE_KINDS], low[ABAR_CURVE_KINDS], high[ABAR_CURVE_KINDS]; /* band: one std; of two runs, both */
+} abar__curve_point;
+
+/* One method's mean, or one run that failed. */
+typedef struct abar__curve {
+    int method;
+    bool failed;
+    int64_t runs, n;
+    abar__curve_point *point;
+} abar__curve;
+
+typedef struct abar__curves {
+    abar__curve *curve;
+    int count;
+    size_t curve_bytes, point_bytes;
+    abar__curve_point *points;
+} abar__curves;
+
+abar_status abar__curves_make(const abar_compare *c, abar__curves *out);
+void abar__curves_free(abar_context *ctx, abar__curves *curves);
+
+#define ABAR_TICKS_MAX 12
+
+/* From numbers to places along an axis, 0 to 1. */
+typedef struct abar__axis {
+    double low, high; /* of the numbers, or of their logarithms */
+    bool logarithmic;
+    int ticks;
+    double tick[ABAR_TICKS_MAX];
+    int decimals; /* of a tick's label; -1: as many as it needs */
+} abar__axis;
+
+double abar__axis_place(const abar__axis *axis, double value);
+abar__axis abar__axis_epochs(const abar__curves *curves);
+/* 1: seconds suit the longest curve, 2: minutes, 3: hours. */
+int abar__axis_time_unit(const abar__curves *curves);
+abar__axis abar__axis_time(const abar__curves *curves, double unit); /* unit: in seconds */
+/* Wide enough for the curves, but not for those that run away from the others. scratch: one number per point. */
+abar__axis abar__axis_values(const abar__curves *curves, int kind, double *scratch);
+
+#endif

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# abar compare as people use it: what it prints and writes, Ctrl-C and kill -9 and going on, flags for all and for one.
+# shellcheck source=lib.sh
+source "$(dirname "$0")/lib.sh"
+tiny=(--model mlp --widths 784-16-10 --data synthetic --limit-train 256 --limit-test 64 --batch 32 --epochs 2 --threads 1)
+
+# --- a pipe ---
+succeeds "compare into a pipe" compare "${tiny[@]}" --optim sgd,adamw,mac --seeds 2 --out pipe
+check "a pipe sees no control characters" no_control_characters
+check "a pipe sees a line per run" test "$(grep -cE '^\[[1-6]/6\] (sgd|adamw|mac) +seed [01]  loss ' stdout)" = 6
+check "runs go seed by seed" test "$(sed -nE 's/^\[.*\] ([a-z]+) +seed ([01]).*/\1\2/p' stdout | tr '\n' ' ')" = 'sgd0 adamw0 mac0 sgd1 adamw1 mac1 '
+check "the table has a row per optimizer" test "$(grep -cE '^(sgd|adamw|mac) .* [0-9.]+ \+- [0-9.]+.* [0-9.]+x.*iB.* [0-9.]+x' stdout)" = 3
+check "sgd is what the others are measured by" says '^sgd .* 1\.00x .* 1\.00x$'
+check "the best accuracy is marked" says '^[a-z]+ .*[0-9]\*'
+check "no line is too long" awk 'length > 99 { exit 1 }' stdout
+check "no line ends in spaces" bash -c "! grep -q ' $' stdout"
+check "the end says what to do next" says 'compare --resume pipe --seeds'
+check "the curves are a file" grep -q '<polyline' pipe/compare.svg
+check "there are four panels of three curves" test "$(grep -o '<polyline' pipe/compare.svg | wc -l)" = 12
+check "the CSV has a row per run and epoch" test "$(wc -l <pipe/compare.csv)" = $((1 + 3 * 2 * 2))
+if command -v xmllint >/dev/null; then
+    check "the picture is XML" xmllint --noout pipe/compare.svg
+else
+    skip "xmllint is not installed"
+fi
+succeeds "a run of it is a run like any other" eval --checkpoint pipe/mac-s1
+run compare --resume pipe --quiet
+check "--quiet is quiet" test "$rc" = 0 -a ! -s stdout -a ! -s stderr
+run compare --resume pipe --json
+check "--json prints one object" one_json_object
+check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
+check "--json prints what the file holds" cmp -s stdout pipe/compare.json
+
+# --- going on ---
+numbers() { sed -E 's/"(seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio)": [0-9.e+-]+//g' "$1/compare.json"; }
+going=("${tiny[@]}" --optim mac,sgd --seeds 2 --limit-train 8000 --epochs 3 --batch 16)
+begun() { for _ in {1..500}; do [[ -e $1/compare.json ]] && return 0 || sleep 0.02; done; } # its first run trains
+succeeds "left alone" compare "${going[@]}" --out alone --quiet
+"$abar" compare "${going[@]}" --out stopped >stdout 2>stderr &
+begun stopped
+kill -INT $!
+wait $!
+rc=$?
+ran="compare, then SIGINT"
+check "SIGINT gives 130" test $rc = 130
+check "SIGINT says how to go on" says 'compare --resume stopped$'
+check "SIGINT is no error" test ! -s stderr
+check "what is there can be read" grep -q '"complete": false' stopped/compare.json
+succeeds "after SIGINT it goes on" compare --resume stopped
+check "and ends in the same numbers" cmp <(numbers alone) <(numbers stopped)
+mkdir killed
+"$abar" compare "${going[@]}" --out killed/all --quiet &
+begun killed/all
+for moment in 0.05 0.3 0.2; do
+    sleep $moment
+    kill -9 $! 2>/dev/null
+    wait $! 2>/dev/null
+    "$abar" compare --resume killed/all --quiet &
+done
+kill -9 $!
+wait $! 2>/dev/null
+succeeds "after kill -9 it goes on" compare --resume killed/all --quiet
+check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(numbers killed/all)
+succeeds "more seeds" compare --resume pipe --seeds 3
+check "more seeds run only what is new" test "$(grep -cE '^\[[0-9]/9\]' stdout)" = 3
+refuses "fewer seeds" 2 'has 3 already' compare --resume pipe --seeds 2
+refuses "other settings" 2 'epochs.*only --seeds' compare --resume pipe --epochs 3
+refuses "nothing to go on with" 1 'holds no comparison' compare --resume alone/mac-s0
+refuses "a folder in use" 2 'already holds a comparison' compare "${tiny[@]}" --out pipe
+refuses "not a run to train on" 1 'holds no run' train --resume pipe
+
+# --- flags for all, and for one ---
+succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,high=mac,sgd --high.damping 7 --damping 0.5 --out labels
+check "--damping reaches those that have it" says '^  low .* damping 0\.5,'
+check "--high.damping reaches one, whatever the order" says '^  high .* damping 7,'
+succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
+check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: .*not finite'
+check "a failed run is a row" says '^bad .* - .* 1 of 1$'
+check "the others are there" says '^sgd .* 1\.00x'
+succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
+check "without sgd the first is the measure" says 'vs adamw'
+
+# --- what is refused, and leaves nothing ---
+mkdir empty && cd empty || exit 1
+refuses "unknown optimizer" 2 'mca.*mac' compare --optim sgd,mca
+refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
+refuses "unknown flag" 2 'did you mean --damping' compare --dampng 1
+refuses "a flag that none of them has" 2 'an option of' compare --optim sgd,adamw --damping 1
+refuses "another optimizer's flag" 2 'an option of' compare --sgd.damping 1
+refuses "unknown label" 2 'none of the optimizers' compare --kfac.lr 1
+refuses "unequal conditions" 2 'batch.*same for all' compare --mac.batch 64
+refuses "unequal models" 2 'model.*cannot differ' compare --mac.model mlp
+refuses "no seeds" 2 'seeds' compare --seeds 0
+refuses "no data" 1 'cifar10' compare --model resnet20 --data cifar10:nowhere --optim sgd
+check "no mistake left anything behind" test -z "$(ls -A)"
+succeeds "a folder of our own choice" compare "${tiny[@]}" --epochs 1 --quiet
+check "has a name" test -s runs/compare-mlp-synthetic/compare.svg
+cd "$work" || exit 1
+
+# --- a terminal ---
+if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    ran="compare in a terminal"
+    TERM=xterm LC_ALL=C.UTF-8 script -qec "stty cols 70; '$abar' compare ${tiny[*]} --out terminal" stdout >/dev/null </dev/null
+    check "a terminal sees a line redrawn" grep -q $'\r\\[1/2\\] sgd seed 0  epoch 1/2.*\033\\[K' stdout
+    check "the redrawn line fits the window" awk 'BEGIN { RS = "\r" } /^\[.*epoch/ && /\033\[K/ {
+        sub(/\033\[K.*/, ""); gsub(/\033\[[0-9;]*m/, ""); gsub(/\342\224\201/, "="); if (length > 69) exit 1 }' stdout
+else
+    skip "terminal output: script(1) cannot make a terminal here"
+fi
+finish

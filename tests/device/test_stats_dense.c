@@ -1,0 +1,739 @@
+/* The cpu's products of rows and factorisations against ref: every window, layout, dtype and batch, odd ones included. What the
+ * sums are added to and what lies beside them is checked as well: memory of the other triangle must stay as it is. */
+#include "device/device_impl.h"
+#include "tensor/tensor_impl.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define TOLERANCE 2e-6 /* of the largest element */
+#define MAX_THREADS 3
+
+static abar_context *ctx;
+static abar_device *ref, *cpu[MAX_THREADS + 1]; /* by number of threads */
+static uint64_t state = 1;
+
+/* ---- fixture ------------------------------------------------------------------------------------------------------ */
+
+static double uniform(void) /* -1 .. 1 */
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)state / 9223372036854775808.0;
+}
+
+static int64_t below(int64_t n)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (int64_t)(state >> 33) % n;
+}
+
+static int open_devices(void **unused)
+{
+    (void)unused;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(ctx, "ref", NULL, &ref), ABAR_OK);
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
+        abar_device_config config = {.size = sizeof config, .threads = threads};
+        assert_int_equal(abar_device_open(ctx, "cpu", &config, &cpu[threads]), ABAR_OK);
+    }
+    return 0;
+}
+
+static int close_devices(void **unused)
+{
+    (void)unused;
+    for (int threads = 1; threads <= MAX_THREADS; threads++) abar_device_close(cpu[threads]);
+    abar_device_close(ref);
+    abar_context_destroy(ctx);
+    return 0;
+}
+
+static void *take(abar_device *dev, size_t bytes)
+{
+    void *memory;
+    assert_int_equal(abar_device_alloc(dev, bytes, &memory), ABAR_OK);
+    return memory;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+
+/* How a tensor lies: blocked, dense, channels last, or with gaps. */
+typedef enum form { DENSE, LAST, GAPS, C8, C16, N16, FORMS } form;
+static const char *const form_names[] = {"dense", "channels-last", "gaps", "c8", "c16", "n16"};
+
+static void set_strides(abar_tensor *t, form f)
+{
+    int64_t gap = f == GAPS ? 3 : 0, stride = f == GAPS ? 2 : 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->stride[i] = stride;
+        stride = stride * t->dim[i] + gap;
+    }
+    if (f != LAST || t->ndim != 4) return;
+    t->stride[1] = 1;
+    t->stride[3] = t->dim[1];
+    t->stride[2] = t->dim[1] * t->dim[3];
+}
+
+/* Padding of blocked layouts and gaps hold numbers that nobody may look at. */
+static abar_tensor make_tensor(form f, abar_dtype dtype, int ndim, const int64_t *dim)
+{
+    abar_tensor t = abar_tensor_wrap(NULL, NULL, dtype, ndim, dim);
+    const abar_layout layouts[] = {[C8] = ABAR_LAYOUT_C8, [C16] = ABAR_LAYOUT_C16, [N16] = ABAR_LAYOUT_N16};
+    if (f >= C8 && ndim == 4)
+        t.layout = layouts[f];
+    else
+        set_strides(&t, f);
+    t.data = malloc(abar_tensor_bytes(&t));
+    assert_non_null(t.data);
+    memset(t.data, 0xff, abar_tensor_bytes(&t));
+    int64_t index[4] = {0};
+    for (int64_t k = 0; k < abar_tensor_count(&t); k++) {
+        for (int64_t i = ndim - 1, rest = k; i >= 0; rest /= dim[i--]) index[i] = rest % dim[i];
+        abar__tensor_store(&t, abar__tensor_offset(&t, index), uniform() + 0.3);
+    }
+    return t;
+}
+
+/* ---- cases -------------------------------------------------------------------------------------------------------- */
+
+typedef struct geometry {
+    const char *name;
+    int64_t channels, out, height, width;
+    abar_window window;
+} geometry;
+
+static const geometry geometries[] = {
+    {"same 3x3, 16 channels", 16, 4, 8, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 3x3, 3 channels", 3, 17, 6, 6, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 3x3, 40 channels", 40, 3, 4, 3, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 5x5, 1 channel", 1, 6, 9, 8, {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}},
+    {"valid 5x5, 6 channels", 6, 16, 7, 8, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"3x3 stride 2, 20 channels", 20, 5, 9, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    {"3x3 stride 2, 32 channels", 32, 33, 6, 6, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    {"3x3 dilation 2, 4 channels", 4, 2, 8, 9, {{3, 3}, {1, 1}, {2, 2}, {2, 2}, 1}},
+    {"3x3 dilation 3 stride 2, 13 channels", 13, 2, 10, 9, {{3, 3}, {2, 2}, {3, 3}, {3, 3}, 1}},
+    {"3x3 dilation 2 stride 2, 18 channels", 18, 2, 8, 9, {{3, 3}, {2, 2}, {2, 2}, {2, 2}, 1}},
+    {"3x2, everything uneven", 5, 7, 11, 10, {{3, 2}, {1, 2}, {1, 0}, {2, 1}, 1}},
+    {"2x4 stride 3x1", 17, 1, 9, 6, {{2, 4}, {3, 1}, {0, 3}, {1, 1}, 1}},
+    {"1x1, 24 channels", 24, 8, 4, 5, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"1x1, 130 channels", 130, 16, 2, 3, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"1x1 stride 2, 7 channels", 7, 8, 5, 5, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
+    {"patches 4x4", 3, 8, 12, 8, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
+    {"one position 5x5", 6, 8, 5, 5, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"one pixel, 16 channels", 16, 2, 1, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"two pixels", 2, 2, 2, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"one row", 16, 2, 1, 9, {{1, 3}, {1, 1}, {0, 1}, {1, 1}, 1}},
+    {"7x7 stride 2", 2, 4, 12, 11, {{7, 7}, {2, 2}, {3, 3}, {1, 1}, 1}},
+    {"more padding than kernel", 3, 4, 4, 5, {{2, 2}, {1, 1}, {3, 3}, {1, 1}, 1}},
+    {"4 groups of 2", 8, 8, 6, 5, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 4}},
+    {"depthwise", 5, 5, 6, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 5}},
+    {"2 groups of 16", 32, 8, 5, 4, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 2}},
+    {"2 groups of 20", 40, 40, 4, 4, {{2, 2}, {1, 1}, {1, 1}, {1, 1}, 2}},
+    {"2 groups of 24, 1x1", 48, 48, 3, 4, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}},
+};
+
+/* Too large to be worked on in one piece, or to be copied together at all. */
+static const geometry large[] = {
+    {"bands", 16, 1, 40, 60, {{2, 2}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"bands, 3 channels", 3, 1, 40, 60, {{2, 2}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"bands, lags both ways", 20, 1, 30, 150, {{2, 1}, {1, 1}, {1, 0}, {1, 1}, 1}},
+    {"very wide", 16, 1, 1, 3000, {{1, 2}, {1, 1}, {0, 0}, {1, 1}, 1}},
+};
+
+/* One map with its tensors. */
+typedef struct problem {
+    char label[200];
+    abar__rows rows;
+    double *weight;
+    abar_device *dev;
+} problem;
+
+static problem make_convolution(const geometry *g, int64_t n, form f, abar_dtype dtype, bool bias, bool weighted, int threads)
+{
+    const abar_window *w = &g->window;
+    const int64_t p = abar_window_out(w, 0, g->height), q = abar_window_out(w, 1, g->width);
+    problem x = {.dev = cpu[threads]};
+    snprintf(x.label, sizeof x.label, "%s: %lld images, %s, %s%s%s, %d threads", g->name, (long long)n, form_names[f],
+             abar_dtype_name(dtype), bias ? ", bias" : "", weighted ? ", weights" : "", threads);
+    x.rows = (abar__rows){
+        .input = make_tensor(f, dtype, 4, (int64_t[]){n, g->channels, g->height, g->width}),
+        .output_grad = make_tensor(f, dtype, 4, (int64_t[]){n, g->out, p, q}),
+        .grad_scale = 0.7,
+        .window = *w,
+        .convolution = true,
+        .bias = bias,
+        .group = below(w->groups),
+        .examples = n,
+        .per_example = p * q,
+        .in = g->channels / w->groups * w->kernel[0] * w->kernel[1],
+        .out = g->out / w->groups,
+    };
+    x.weight = malloc((size_t)n * sizeof *x.weight);
+    for (int64_t i = 0; i < n; i++) x.weight[i] = weighted ? fabs(uniform()) : 1.0;
+    return x;
+}
+
+/* tokens 0: (N, I) */
+static problem make_linear(int64_t n, int64_t tokens, int64_t in, int64_t out, form f, abar_dtype dtype, bool bias,
+                           bool weighted, int threads)
+{
+    const int ndim = tokens ? 3 : 2;
+    problem x = {.dev = cpu[threads]};
+    snprintf(x.label, sizeof x.label, "linear %lld x %lld x %lld -> %lld, %s, %s%s%s, %d threads", (long long)n,
+             (long long)tokens, (long long)in, (long long)out, form_names[f], abar_dtype_name(dtype), bias ? ", bias" : "",
+             weighted ? ", weights" : "", threads);
+    x.rows = (abar__rows){
+        .input = make_tensor(f, dtype, ndim, tokens ? (int64_t[]){n, tokens, in} : (int64_t[]){n, in}),
+        .output_grad = make_tensor(f, dtype, ndim, tokens ? (int64_t[]){n, tokens, out} : (int64_t[]){n, out}),
+        .grad_scale = -1.5,
+        .window = abar_window_unit(),
+        .bias = bias,
+        .examples = n,
+        .per_example = tokens ? tokens : 1,
+        .in = in,
+        .out = out,
+    };
+    x.weight = malloc((size_t)n * sizeof *x.weight);
+    for (int64_t i = 0; i < n; i++) x.weight[i] = weighted ? fabs(uniform()) : 1.0;
+    return x;
+}
+
+static void free_problem(problem *x)
+{
+    free(x->rows.input.data);
+    free(x->rows.output_grad.data);
+    free(x->weight);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------- */
+
+typedef enum kind { INPUT, GRAD, INPUT_MEAN, GRAD_MEAN, KINDS } kind;
+static const char *const kind_names[] = {"input", "grad", "input mean", "grad mean"};
+
+static void run_product(abar_device *dev, const problem *x, kind k, bool weighted, void *square, void *scratch)
+{
+    const abar__stats_ops *s = dev->ops->stats;
+    switch (k) {
+    case INPUT: s->input_product(dev, &x->rows, weighted ? x->weight : NULL, square, scratch); break;
+    case GRAD: s->grad_product(dev, &x->rows, square, scratch); break;
+    case INPUT_MEAN: s->input_mean_product(dev, &x->rows, square, scratch); break;
+    case GRAD_MEAN: s->grad_mean_product(dev, &x->rows, square, scratch); break;
+    case KINDS: break;
+    }
+}
+
+/* What scratch may be known by: not the tensors, nor how many examples there are. */
+static void *product_scratch(const problem *x, size_t *bytes)
+{
+    const abar__rows *r = &x->rows;
+    abar__rows map = {.window = r->window, .convolution = r->convolution, .bias = r->bias, .in = r->in, .out = r->out};
+    *bytes = x->dev->ops->stats->product_scratch(x->dev, &map);
+    void *scratch = take(x->dev, *bytes);
+    memset(scratch, 0xff, *bytes);
+    return scratch;
+}
+
+/* Sums go on top of what the lower triangle holds already; NaN in the upper one stays, to the bit. */
+static void fill_square(int64_t d, float *square)
+{
+    memset(square, 0xff, (size_t)(d * d) * sizeof *square);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++) square[i * d + j] = (float)(i % 7 + j % 5) * 0.25f;
+}
+
+static bool upper_is_untouched(int64_t d, const float *square)
+{
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i + 1; j < d; j++) {
+            uint32_t bits;
+            memcpy(&bits, &square[i * d + j], sizeof bits);
+            if (bits != 0xffffffffu) return false;
+        }
+    return true;
+}
+
+static double lower_difference(int64_t d, const float *square, const double *expected)
+{
+    double worst = 0.0, largest = 0.0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double difference = fabs((double)square[i * d + j] - expected[i * d + j]);
+            if (!(difference <= worst)) worst = difference;
+            largest = fmax(largest, fabs(expected[i * d + j]));
+        }
+    return worst / largest;
+}
+
+static void check_product(const problem *x, kind k, bool weighted)
+{
+    const int64_t d = k == INPUT || k == INPUT_MEAN ? abar__rows_d(&x->rows) : x->rows.out;
+    const size_t bytes = (size_t)(d * d) * sizeof(float);
+    size_t scratch_bytes;
+    void *scratch = product_scratch(x, &scratch_bytes);
+    float *first = malloc(bytes), *second = malloc(bytes);
+    double *expected = malloc((size_t)(d * d) * sizeof *expected);
+    fill_square(d, first);
+    fill_square(d, second);
+    for (int64_t i = 0; i < d * d; i++) expected[i] = (double)first[i];
+    run_product(ref, x, k, weighted, expected, NULL);
+    run_product(x->dev, x, k, weighted, first, scratch);
+    run_product(x->dev, x, k, weighted, second, scratch);
+    const double error = lower_difference(d, first, expected);
+    if (!(error < TOLERANCE)) fail_msg("%s, %s: error %g", x->label, kind_names[k], error);
+    if (!upper_is_untouched(d, first)) fail_msg("%s, %s: wrote to the upper triangle", x->label, kind_names[k]);
+    if (memcmp(first, second, bytes) != 0) fail_msg("%s, %s: a second run differs", x->label, kind_names[k]);
+    free(first);
+    free(second);
+    free(expected);
+    abar_device_free(x->dev, scratch, scratch_bytes);
+}
+
+static void check_mean_squares(const problem *x)
+{
+    const int64_t n = x->rows.examples;
+    double *got = calloc((size_t)(4 * n), sizeof *got), *expected = got + 2 * n;
+    ref->ops->stats->input_mean_squares(ref, &x->rows, expected);
+    ref->ops->stats->grad_mean_squares(ref, &x->rows, expected + n);
+    x->dev->ops->stats->input_mean_squares(x->dev, &x->rows, got);
+    x->dev->ops->stats->grad_mean_squares(x->dev, &x->rows, got + n);
+    double largest[2] = {0.0, 0.0}; /* means that cancel have no digits of their own */
+    for (int64_t i = 0; i < 2 * n; i++) largest[i / n] = fmax(largest[i / n], expected[i]);
+    for (int64_t i = 0; i < 2 * n; i++)
+        if (!(fabs(got[i] - expected[i]) <= 4.0 * TOLERANCE * (expected[i] + 0.01 * largest[i / n])))
+            fail_msg("%s: mean square %lld is %g, not %g", x->label, (long long)i, got[i], expected[i]);
+    free(got);
+}
+
+static void check_all(problem *x, bool weighted)
+{
+    for (kind k = 0; k < KINDS; k++) check_product(x, k, weighted);
+    check_mean_squares(x);
+    free_problem(x);
+}
+
+/* ---- tests of products ------------------------------------------------------------------------------------------------ */
+
+static const int64_t batches[] = {1, 5, 17, 33};
+
+/* The largest batch up to batches[most] that ref can do in little time. */
+static int64_t affordable(const geometry *g, int64_t most)
+{
+    const abar_window *w = &g->window;
+    const int64_t d = g->channels / w->groups * w->kernel[0] * w->kernel[1];
+    const int64_t rows = abar_window_out(w, 0, g->height) * abar_window_out(w, 1, g->width);
+    while (most > 0 && batches[most] * rows * d * d > 3000000) most--;
+    return batches[most];
+}
+
+/* Every geometry in every form; what else there is to vary takes turns. */
+static void product_every_window_in_every_layout_equals_ref(void **unused)
+{
+    (void)unused;
+    int64_t turn = 0;
+    for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++)
+        for (form f = 0; f < FORMS; f++, turn++) {
+            const bool bias = turn & 1, weighted = turn / 2 & 1;
+            problem x = make_convolution(&geometries[i], affordable(&geometries[i], turn / 3 % 3), f, ABAR_F32, bias, weighted,
+                                         1 + (int)(turn % MAX_THREADS));
+            check_all(&x, weighted);
+        }
+}
+
+static void product_every_batch_weight_bias_and_thread_count_equals_ref(void **unused)
+{
+    (void)unused;
+    static const int chosen[] = {1, 3, 7, 22};
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
+        for (int variant = 0; variant < 48; variant++) {
+            const form forms[] = {DENSE, C16, N16};
+            const bool bias = variant & 1, weighted = variant & 2;
+            problem x = make_convolution(&geometries[chosen[i]], batches[variant / 4 % 4], forms[variant % 3], ABAR_F32, bias,
+                                         weighted, 1 + variant / 16);
+            check_product(&x, INPUT, weighted);
+            free_problem(&x);
+        }
+}
+
+static void product_other_dtypes_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int chosen[] = {0, 3, 5, 12, 22};
+    const abar_dtype dtypes[] = {ABAR_F64, ABAR_BF16};
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
+        for (form f = 0; f < FORMS; f++) {
+            const geometry *g = &geometries[chosen[i]];
+            problem x = make_convolution(g, affordable(g, 1), f, dtypes[(i + f) % 2], true, true, 2);
+            check_all(&x, true);
+        }
+    for (int i = 0; i < 2; i++) {
+        problem x = make_linear(5, 3 * i, 9, 4, GAPS, dtypes[i], true, true, 2);
+        check_all(&x, true);
+    }
+}
+
+static void product_images_larger_than_the_cache_equal_ref(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+        for (int threads = 1; threads <= MAX_THREADS; threads += 2) {
+            const form forms[] = {DENSE, C16, N16};
+            problem x = make_convolution(&large[i], i == 1 ? 17 : 1, forms[(int)i % 3], ABAR_F32, true, false, threads);
+            check_product(&x, INPUT, false);
+            free_problem(&x);
+        }
+}
+
+static void product_kernels_of_every_instruction_set_equal_ref(void **unused)
+{
+    (void)unused;
+    const char *const sets[] = {"baseline", "avx2"};
+    for (size_t k = 0; k < 2; k++) {
+        setenv("ABAR_ISA", sets[k], 1);
+        for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
+            const bool weighted = i % 3 == 0;
+            problem x =
+                make_convolution(&geometries[i], affordable(&geometries[i], 2), i % 2 ? C16 : N16, ABAR_F32, true, weighted, 2);
+            check_all(&x, weighted);
+        }
+        unsetenv("ABAR_ISA");
+    }
+}
+
+static void product_rows_of_linear_layers_equal_ref(void **unused)
+{
+    (void)unused;
+    int turn = 0;
+    for (int64_t tokens = 0; tokens <= 3; tokens += 3)
+        for (size_t b = 0; b < sizeof batches / sizeof *batches; b++)
+            for (form f = DENSE; f <= GAPS; f++)
+                for (int64_t in = 1; in <= 53; in = in * 3 + 2, turn++) {
+                    const bool bias = turn & 1, weighted = turn % 3 == 0;
+                    problem x =
+                        make_linear(batches[b], tokens, in, 1 + in / 3, f, ABAR_F32, bias, weighted, 1 + turn % MAX_THREADS);
+                    check_all(&x, weighted);
+                }
+}
+
+/* Long sums in float: as many terms as a layer of ResNet-20 has. */
+static void product_of_many_rows_stays_accurate(void **unused)
+{
+    (void)unused;
+    const geometry g = {"many rows", 1, 1, 64, 64, {{1, 2}, {1, 1}, {0, 0}, {1, 1}, 1}};
+    problem x = make_convolution(&g, 33, DENSE, ABAR_F32, true, false, 1);
+    check_product(&x, INPUT, false);
+    free_problem(&x);
+    x = make_linear(1, 50000, 3, 1, DENSE, ABAR_F32, true, false, 1);
+    check_product(&x, INPUT, false);
+    free_problem(&x);
+}
+
+/* A NaN or an infinity anywhere must be seen in the sum, where it will be looked for. */
+static void product_of_bad_numbers_is_not_finite(void **unused)
+{
+    (void)unused;
+    static const int chosen[] = {0, 1, 5, 12, 13, 16};
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
+        for (form f = 0; f < FORMS; f++) {
+            problem x = make_convolution(&geometries[chosen[i]], 17, f, ABAR_F32, false, false, 2);
+            const abar_tensor *t = &x.rows.input;
+            const int64_t d = x.rows.in;
+            size_t bytes;
+            void *scratch = product_scratch(&x, &bytes);
+            float *square = calloc((size_t)(d * d), sizeof *square);
+            const int64_t index[4] = {below(17), below(t->dim[1]), t->dim[2] / 2, t->dim[3] / 2};
+            abar__tensor_store(t, abar__tensor_offset(t, index), i % 2 ? INFINITY : NAN);
+            assert_true(x.dev->ops->stats->all_finite(x.dev, d, true, square, 1.0));
+            run_product(x.dev, &x, INPUT, false, square, scratch);
+            if (x.dev->ops->stats->all_finite(x.dev, d, true, square, 1.0)) fail_msg("%s: lost a bad number", x.label);
+            free(square);
+            abar_device_free(x.dev, scratch, bytes);
+            free_problem(&x);
+        }
+}
+
+static void product_of_a_split_batch_adds_up(void **unused)
+{
+    (void)unused;
+    problem x = make_convolution(&geometries[4], 33, N16, ABAR_F32, true, false, 2);
+    const int64_t d = abar__rows_d(&x.rows);
+    size_t bytes;
+    void *scratch = product_scratch(&x, &bytes);
+    float *whole = calloc((size_t)(2 * d * d), sizeof *whole), *parts = whole + d * d;
+    run_product(x.dev, &x, INPUT, false, whole, scratch);
+    for (int64_t first = 0; first < 33; first += 16) {
+        problem part = x;
+        part.rows = abar__rows_slice(&x.rows, first, first + 16 < 33 ? 16 : 33 - first);
+        run_product(x.dev, &part, INPUT, false, parts, scratch);
+    }
+    double *expected = calloc((size_t)(d * d), sizeof *expected);
+    for (int64_t i = 0; i < d * d; i++) expected[i] = (double)whole[i];
+    assert_true(lower_difference(d, parts, expected) < TOLERANCE);
+    free(expected);
+    free(whole);
+    abar_device_free(x.dev, scratch, bytes);
+    free_problem(&x);
+}
+
+/* ---- squares and factorisations ------------------------------------------------------------------------------------------ */
+
+static const int64_t sides[] = {1, 2, 5, 31, 33, 64, 130, 290};
+
+/* Average and pending interleaved in (d + 1) rows, as the methods keep them: float, and the same in double. */
+static void fill_interleaved(int64_t d, float *x, double *same)
+{
+    for (int64_t i = 0; i < (d + 1) * d; i++) {
+        x[i] = (float)uniform();
+        same[i] = (double)x[i];
+    }
+}
+
+static void squares_commit_clear_and_trace_equal_ref(void **unused)
+{
+    (void)unused;
+    for (size_t k = 0; k < sizeof sides / sizeof *sides; k++)
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            const int64_t d = sides[k], n = (d + 1) * d;
+            const abar__stats_ops *s = cpu[threads]->ops->stats;
+            float *x = malloc((size_t)n * sizeof *x);
+            double *same = malloc((size_t)n * sizeof *same);
+            fill_interleaved(d, x, same);
+            s->commit(cpu[threads], d, true, x, x + d, 0.75, 0.5);
+            ref->ops->stats->commit(ref, d, true, same, same + d, 0.75, 0.5);
+            for (int64_t i = 0; i < n; i++) assert_true(fabs((double)x[i] - same[i]) < 1e-6);
+            assert_true(fabs(s->trace(cpu[threads], d, x) - ref->ops->stats->trace(ref, d, same)) < 1e-4);
+            fill_interleaved(d, x, same);
+            s->clear(cpu[threads], d, true, x + d);
+            ref->ops->stats->clear(ref, d, true, same + d);
+            for (int64_t i = 0; i < n; i++) assert_true((double)x[i] == same[i]);
+            free(x);
+            free(same);
+        }
+}
+
+static void squares_all_finite_sees_the_lower_triangle_alone(void **unused)
+{
+    (void)unused;
+    for (size_t k = 0; k < sizeof sides / sizeof *sides; k++) {
+        const int64_t d = sides[k];
+        abar_device *dev = cpu[1 + k % MAX_THREADS];
+        float *x = malloc((size_t)(d * d) * sizeof *x);
+        fill_square(d, x); /* NaN above the diagonal */
+        assert_true(dev->ops->stats->all_finite(dev, d, true, x, 1.0));
+        for (int trial = 0; trial < 20; trial++) {
+            const int64_t i = below(d), j = below(i + 1);
+            const float kept = x[i * d + j];
+            x[i * d + j] = trial % 2 ? INFINITY : NAN;
+            assert_false(dev->ops->stats->all_finite(dev, d, true, x, 1.0));
+            x[i * d + j] = kept;
+        }
+        free(x);
+    }
+}
+
+/* A positive definite average in the upper triangle (B Bᵀ / d of a random B, rank deficient when asked), NaN below. */
+static void make_average(int64_t d, int64_t rank, float *average)
+{
+    double *b = malloc((size_t)(d * rank) * sizeof *b);
+    for (int64_t i = 0; i < d * rank; i++) b[i] = uniform();
+    memset(average, 0xff, (size_t)(d * d) * sizeof *average);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < rank; k++) sum += b[i * rank + k] * b[j * rank + k];
+            average[i * d + j] = (float)(sum / (double)rank);
+        }
+    free(b);
+}
+
+static double entry(int64_t d, const float *average, int64_t i, int64_t j)
+{
+    return (double)(i < j ? average[i * d + j] : average[j * d + i]);
+}
+
+/* Largest element of (scale * average + shift I) x - I. */
+static double inverse_error(int64_t d, const float *average, double scale, double shift, const float *x)
+{
+    double worst = 0.0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < d; j++) {
+            double sum = shift * (double)x[i * d + j] - (i == j ? 1.0 : 0.0);
+            for (int64_t k = 0; k < d; k++) sum += scale * entry(d, average, i, k) * (double)x[k * d + j];
+            if (!(fabs(sum) <= worst)) worst = fabs(sum);
+        }
+    return worst;
+}
+
+static void invert_well_conditioned_matrices_gives_symmetric_inverses(void **unused)
+{
+    (void)unused;
+    for (size_t k = 0; k < sizeof sides / sizeof *sides; k++)
+        for (int in_double = 0; in_double < 2; in_double++) {
+            const int64_t d = sides[k];
+            abar_device *dev = cpu[1 + (k + (size_t)in_double) % MAX_THREADS];
+            const size_t bytes = dev->ops->stats->invert_scratch(dev, d);
+            void *scratch = take(dev, bytes);
+            float *average = malloc((size_t)(3 * d * d) * sizeof *average), *inverse = average + d * d,
+                  *again = inverse + d * d;
+            make_average(d, 2 * d, average);
+            assert_true(dev->ops->stats->invert(dev, d, average, 1.7, 0.5, in_double, inverse, scratch));
+            assert_true(inverse_error(d, average, 1.7, 0.5, inverse) < 1e-5);
+            assert_true(dev->ops->stats->invert(dev, d, average, 1.7, 0.5, in_double, again, scratch));
+            assert_memory_equal(inverse, again, (size_t)(d * d) * sizeof *again);
+            for (int64_t i = 0; i < d; i++)
+                for (int64_t j = 0; j < i; j++) assert_true(inverse[i * d + j] == inverse[j * d + i]);
+            free(average);
+            abar_device_free(dev, scratch, bytes);
+        }
+}
+
+static void invert_bad_matrices_fails_and_leaves_the_inverse(void **unused)
+{
+    (void)unused;
+    for (size_t k = 1; k < sizeof sides / sizeof *sides; k++)
+        for (int variant = 0; variant < 6; variant++) {
+            const int64_t d = sides[k];
+            const bool in_double = variant & 1;
+            abar_device *dev = cpu[1 + (k + (size_t)variant) % MAX_THREADS];
+            const size_t bytes = dev->ops->stats->invert_scratch(dev, d);
+            void *scratch = take(dev, bytes);
+            float *average = calloc((size_t)(2 * d * d), sizeof *average), *inverse = average + d * d;
+            double shift = 0.0;
+            if (variant / 2 == 0) /* indefinite */
+                make_average(d, d, average), shift = -0.5;
+            if (variant / 2 == 1) /* not a number */
+                make_average(d, d, average), average[below(d) * d + d - 1] = NAN;
+            for (int64_t i = 0; i < d * d; i++) inverse[i] = (float)i; /* variant / 2 == 2: zero */
+            assert_false(dev->ops->stats->invert(dev, d, average, 1.0, shift, in_double, inverse, scratch));
+            for (int64_t i = 0; i < d * d; i++) assert_true(inverse[i] == (float)i);
+            free(average);
+            abar_device_free(dev, scratch, bytes);
+        }
+}
+
+/* Singular but for rounding: the damping decides. */
+static void invert_in_double_goes_where_float_cannot(void **unused)
+{
+    (void)unused;
+    enum { D = 40 };
+    static float average[D * D], inverse[D * D];
+    const size_t bytes = cpu[1]->ops->stats->invert_scratch(cpu[1], D);
+    void *scratch = take(cpu[1], bytes);
+    for (int i = 0; i < D; i++)
+        for (int j = i; j < D; j++) average[i * D + j] = 1024.0f; /* rank 1, exactly */
+    assert_false(cpu[1]->ops->stats->invert(cpu[1], D, average, 1.0, 1e-6, false, inverse, scratch));
+    assert_true(cpu[1]->ops->stats->invert(cpu[1], D, average, 1.0, 1e-6, true, inverse, scratch));
+    /* (c 11ᵀ + s I)⁻¹ = (I − 11ᵀ / (D + s / c)) / s */
+    assert_true(fabs((double)inverse[0] * 1e-6 - (1.0 - 1.0 / D)) < 1e-4);
+    assert_true(fabs((double)inverse[1] * 1e-6 + 1.0 / D) < 1e-4);
+    abar_device_free(cpu[1], scratch, bytes);
+}
+
+static void eigen_vectors_rebuild_the_matrix(void **unused)
+{
+    (void)unused;
+    for (size_t k = 0; k < sizeof sides / sizeof *sides; k++) {
+        const int64_t d = sides[k];
+        abar_device *dev = cpu[1 + k % MAX_THREADS];
+        const size_t bytes = dev->ops->stats->eigen_scratch(dev, d);
+        void *scratch = take(dev, bytes);
+        float *average = malloc((size_t)(2 * d * d + d) * sizeof *average), *vectors = average + d * d,
+              *values = vectors + d * d;
+        make_average(d, d, average);
+        assert_true(dev->ops->stats->eigen(dev, d, average, 2.0, values, vectors, scratch));
+        for (int64_t i = 1; i < d; i++) assert_true(values[i - 1] <= values[i]);
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j < d; j++) {
+                double sum = 0.0, inner = 0.0;
+                for (int64_t v = 0; v < d; v++) {
+                    sum += (double)values[v] * (double)vectors[v * d + i] * (double)vectors[v * d + j];
+                    inner += (double)vectors[i * d + v] * (double)vectors[j * d + v];
+                }
+                assert_true(fabs(sum - 2.0 * entry(d, average, i, j)) < 2e-5);
+                assert_true(fabs(inner - (i == j ? 1.0 : 0.0)) < 2e-5);
+            }
+        free(average);
+        abar_device_free(dev, scratch, bytes);
+    }
+}
+
+static void eigen_of_bad_numbers_fails_and_leaves_the_outputs(void **unused)
+{
+    (void)unused;
+    enum { D = 20 };
+    const size_t bytes = cpu[2]->ops->stats->eigen_scratch(cpu[2], D);
+    void *scratch = take(cpu[2], bytes);
+    static float average[D * D], vectors[D * D], values[D];
+    make_average(D, D, average);
+    average[3 * D + 7] = NAN;
+    assert_false(cpu[2]->ops->stats->eigen(cpu[2], D, average, 1.0, values, vectors, scratch));
+    for (int i = 0; i < D * D; i++) assert_true(vectors[i] == 0.0f && values[i % D] == 0.0f);
+    abar_device_free(cpu[2], scratch, bytes);
+}
+
+/* ---- two-sided products ----------------------------------------------------------------------------------------------------
+ */
+
+static void check_sandwich(abar_device *dev, int64_t m, int64_t n, unsigned how)
+{
+    const bool left = how & 1, right = how & 2, left_t = how & 4, right_t = how & 8, in_place = how & 16;
+    const int64_t count[] = {m * m, m * n, n * n, m * n, m * n};
+    float *mine[5];
+    double *same[5];
+    for (int i = 0; i < 5; i++) {
+        mine[i] = take(dev, (size_t)count[i] * sizeof **mine);
+        same[i] = malloc((size_t)count[i] * sizeof **same);
+        for (int64_t k = 0; k < count[i]; k++) same[i][k] = (double)(mine[i][k] = (float)uniform());
+    }
+    const int y = in_place ? 1 : 3;
+    /* ref multiplies straight into y: give it its own */
+    ref->ops->stats->sandwich(ref, m, n, left ? same[0] : NULL, left_t, same[1], right ? same[2] : NULL, right_t, same[3],
+                              same[4]);
+    dev->ops->stats->sandwich(dev, m, n, left ? mine[0] : NULL, left_t, mine[1], right ? mine[2] : NULL, right_t, mine[y],
+                              mine[4]);
+    for (int64_t k = 0; k < m * n; k++)
+        if (!(fabs((double)mine[y][k] - same[3][k]) < 1e-6 * (double)((left ? m : 1) * (right ? n : 1))))
+            fail_msg("sandwich %lld x %lld, variant %u, %d threads: element %lld is off", (long long)m, (long long)n, how,
+                     abar_device_threads(dev), (long long)k);
+    for (int i = 0; i < 5; i++) {
+        abar_device_free(dev, mine[i], (size_t)count[i] * sizeof **mine);
+        free(same[i]);
+    }
+}
+
+static void sandwich_every_side_transpose_and_place_equals_ref(void **unused)
+{
+    (void)unused;
+    const int64_t shapes[][2] = {{1, 1}, {10, 85}, {6, 26}, {85, 10}, {70, 130}, {1, 300}, {200, 3}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned how = 0; how < 32; how++) check_sandwich(cpu[1 + how % MAX_THREADS], shapes[i][0], shapes[i][1], how);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(product_every_window_in_every_layout_equals_ref),
+        cmocka_unit_test(product_every_batch_weight_bias_and_thread_count_equals_ref),
+        cmocka_unit_test(product_other_dtypes_equal_ref),
+        cmocka_unit_test(product_images_larger_than_the_cache_equal_ref),
+        cmocka_unit_test(product_kernels_of_every_instruction_set_equal_ref),
+        cmocka_unit_test(product_rows_of_linear_layers_equal_ref),
+        cmocka_unit_test(product_of_many_rows_stays_accurate),
+        cmocka_unit_test(product_of_bad_numbers_is_not_finite),
+        cmocka_unit_test(product_of_a_split_batch_adds_up),
+        cmocka_unit_test(squares_commit_clear_and_trace_equal_ref),
+        cmocka_unit_test(squares_all_finite_sees_the_lower_triangle_alone),
+        cmocka_unit_test(invert_well_conditioned_matrices_gives_symmetric_inverses),
+        cmocka_unit_test(invert_bad_matrices_fails_and_leaves_the_inverse),
+        cmocka_unit_test(invert_in_double_goes_where_float_cannot),
+        cmocka_unit_test(eigen_vectors_rebuild_the_matrix),
+        cmocka_unit_test(eigen_of_bad_numbers_fails_and_leaves_the_outputs),
+        cmocka_unit_test(sandwich_every_side_transpose_and_place_equals_ref),
+    };
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
+}

@@ -1,0 +1,346 @@
+"""The curvature methods of methods.md (sections 0, 1, 3 to 7 and 9), dense and slow.
+
+Written from that page alone: every matrix is formed, every inverse is numpy's. A method holds
+maps; `observe` takes a layer's batch (or part of it), `step` takes the gradients and gives what
+replaces them. Choices where the page leaves one are marked CHOICE and listed in README.md.
+"""
+
+import math
+
+import numpy as np
+
+RAISES = 5
+
+
+class Map:
+    """One linear map: a layer, or one group of a grouped convolution."""
+
+    def __init__(self, layer, group):
+        self.layer, self.group = layer, group
+        self.pending = []  # (a, p) of the parts of this step's batch
+        self.average, self.commits = {}, 0
+        self.dataset = None  # statistics of the calibration pass, where the first layer uses them
+        self.derived, self.due = None, False
+        self.dropped = self.raised = self.failed = 0
+
+    def read(self, decay):
+        """The averages, freed of their start from zero."""
+        return {key: value / (1 - decay**self.commits) for key, value in self.average.items()}
+
+
+def damped_inverse(matrix, damping):
+    """(matrix + damping I)^-1, the damping raised tenfold up to five times (section 9).
+
+    Returns the inverse (None when that was not enough), the damping it has, and the number of raises.
+    CHOICE: each factorisation starts from the damping asked for, not from one raised before.
+    """
+    d = matrix.shape[0]
+    for attempt in range(RAISES + 1):
+        damped = matrix + np.asarray(damping, matrix.dtype) * np.eye(d, dtype=matrix.dtype)
+        try:
+            np.linalg.cholesky(damped)
+            inverse = np.linalg.inv(damped)
+            if np.isfinite(inverse).all():
+                return inverse, damping, attempt
+        except np.linalg.LinAlgError:
+            pass
+        damping = max(10 * damping, 1e-8 * np.trace(matrix) / d)
+    return None, None, RAISES
+
+
+class Method:
+    """What all methods share: when statistics are taken, committed, dropped and refreshed."""
+
+    def __init__(self, layers, options, lr=None, dtype=np.float64):
+        self.layers = {layer.name: layer for layer in layers}
+        self.maps = [Map(layer, g) for layer in layers if layer.kind != "parameter" for g in range(layer.groups)]
+        self.options, self.lr, self.dtype = options, lr, dtype
+        self.decay = float(options["stat-decay"])
+        self.tcov, self.tinv = int(options["tcov"]), int(options["tinv"])
+        self.k = 0
+
+    # ---- of each method
+
+    def statistics(self, a, p):
+        """New values of this batch: name -> array, from a (N, R, d) and p (N, R, d_out)."""
+        raise NotImplementedError
+
+    def derive(self, m, averages):
+        """What `precondition` needs; None when it cannot be made."""
+        raise NotImplementedError
+
+    def precondition(self, m, grad):
+        raise NotImplementedError
+
+    # ---- shared
+
+    def damping(self):
+        return float(self.options["damping"])
+
+    def map_of(self, name, group=0):
+        return next(m for m in self.maps if m.layer.name == name and m.group == group)
+
+    def rows(self, m, x, p, scale):
+        a = m.layer.input_rows(np.asarray(x, self.dtype), m.group)
+        return a, scale * m.layer.grad_rows(np.asarray(p, self.dtype), m.group)
+
+    def observe(self, name, x, p, scale=1.0):
+        """x: the layer's input, p: its output gradient, scale: what turns p into dL/dz of the global batch mean."""
+        if self.k % self.tcov == 0:
+            for m in self.maps:
+                if m.layer.name == name:
+                    m.pending.append(self.rows(m, x, p, scale))
+
+    def commit(self, m):
+        """Adds the pending batch to the averages, or drops all of it when a statistic is not finite."""
+        if not m.pending:
+            return False
+        a, p = (np.concatenate(parts) for parts in zip(*m.pending))
+        m.pending = []
+        if self.options.get("pgrad") == "per-example":
+            p = p * a.shape[0]
+        with np.errstate(all="ignore"):
+            new = self.statistics(a, p)
+        if not all(np.isfinite(value).all() for value in new.values()):
+            m.dropped += 1
+            return False
+        for key, value in new.items():
+            m.average[key] = self.decay * m.average.get(key, 0.0) + (1 - self.decay) * value
+        m.commits += 1
+        return True
+
+    def scheduled(self, index, k):
+        if self.options.get("refresh") == "spread" and k > 0:
+            k = k - index * self.tinv // len(self.maps)
+        return k % self.tinv == 0
+
+    def can_refresh(self, m):
+        return m.commits > 0
+
+    def refresh(self, m):
+        """CHOICE: a refresh whose factorisation failed is over; the next is made when next scheduled."""
+        derived = self.derive(m, m.read(self.decay))
+        if derived is None:
+            m.failed += 1  # the previous one, if any, stays
+        else:
+            m.derived = derived
+        m.due = False
+
+    def inverse(self, m, matrix, damping):
+        inverse, _, raises = damped_inverse(matrix, damping)
+        m.raised += raises
+        return inverse
+
+    def step(self, grads):
+        """grads: layer -> (weight gradient, bias gradient or None). What replaces them; None: the step is skipped."""
+        k, self.k = self.k, self.k + 1
+        for index, m in enumerate(self.maps):
+            m.due = m.due or self.scheduled(index, k)
+        if not all(np.isfinite(g).all() for pair in grads.values() for g in pair if g is not None):
+            for m in self.maps:
+                m.pending = []
+            return None
+        for m in self.maps:
+            committed = self.commit(m)
+            if self.must_refresh(m, committed):
+                self.refresh(m)
+        return self.apply(grads)
+
+    def must_refresh(self, m, committed):
+        return m.due and self.can_refresh(m)
+
+    def apply(self, grads):
+        before, after = {}, {}
+        for m in self.maps:
+            weight, bias = grads[m.layer.name]
+            before[m] = m.layer.matrix(np.asarray(weight, self.dtype), bias, m.group)
+            after[m] = before[m] if m.derived is None else self.precondition(m, before[m])
+        self.finish(before, after)
+        out = {}
+        for name, (weight, bias) in grads.items():
+            parts = [after[m] for m in self.maps if m.layer.name == name]
+            out[name] = self.layers[name].unmatrix(parts, weight.shape) if parts else (weight, bias)
+        return out
+
+    def finish(self, before, after):
+        """Scaling over all maps together; nothing for most methods."""
+
+
+class Mac(Method):
+    """Section 1."""
+
+    def statistics(self, a, p):
+        return {"mean": a.mean(axis=(0, 1)), "square": (a.astype(np.float64) ** 2).sum(axis=2).mean()}
+
+    def calibrate(self, batches):
+        """batches: of the network's input, one pass over the training set before step 0."""
+        for m in self.maps:
+            if m.layer.first and self.options["first-layer"] != "running":
+                a = np.concatenate([m.layer.input_rows(np.asarray(x, self.dtype), m.group) for x in batches])
+                flat = a.reshape(-1, a.shape[2])
+                # CHOICE: adaptive damping of such a map takes E|a|^2 of the same pass.
+                m.dataset = {**Mac.statistics(self, a, None), "square_matrix": flat.T @ flat / flat.shape[0]}
+
+    def can_refresh(self, m):
+        return m.commits > 0 or (m.dataset is not None and type(self) is Mac)
+
+    def activation_side(self, m, averages):
+        """The d x d matrix that G is multiplied with from the right, and its damping."""
+        source = m.dataset or averages
+        mean, square = source["mean"], float(source["square"])
+        d = mean.shape[0]
+        eye = np.eye(d, dtype=self.dtype)
+        if self.options["damping"] == "adaptive":
+            if square == 0:
+                return eye, None
+            rho = max((square - float(mean @ mean)) / d, 1e-8 * square / d)
+        else:
+            rho = self.damping()
+        if m.dataset and self.options["first-layer"] == "dataset-cov":
+            inverse = self.inverse(m, m.dataset["square_matrix"], rho)
+            return (None if inverse is None else rho * inverse), rho
+        return eye - np.outer(mean, mean) / (rho + mean @ mean), rho
+
+    def derive(self, m, averages):
+        right, rho = self.activation_side(m, averages)
+        if self.options.get("damping-form") == "coupled" and right is not None and rho is not None:
+            right = right / rho
+        return right
+
+    def precondition(self, m, grad):
+        return grad @ m.derived
+
+
+class Smac(Mac):
+    """Section 3."""
+
+    fixed_damping = 1.0  # under the diagonal when --damping is `adaptive`. CHOICE: the default of --damping
+
+    def statistics(self, a, p):
+        return {**super().statistics(a, p), "grad_square": (p * p).mean(axis=(0, 1))}
+
+    def derive(self, m, averages):
+        right, _ = self.activation_side(m, averages)
+        rho = self.fixed_damping if self.options["damping"] == "adaptive" else self.damping()
+        return None if right is None else (np.diag(1 / (averages["grad_square"] + rho)), right)
+
+    def precondition(self, m, grad):
+        left, right = m.derived
+        return left @ grad @ right
+
+
+class Foof(Method):
+    """Section 4."""
+
+    def statistics(self, a, p):
+        return {"A": second_moment(a)}
+
+    def derive(self, m, averages):
+        return self.inverse(m, averages["A"], self.damping())
+
+    def precondition(self, m, grad):
+        return grad @ m.derived
+
+
+def second_moment(rows):
+    """E[v v^T] over all n and r of (N, R, d)."""
+    flat = rows.reshape(-1, rows.shape[2])
+    return flat.T @ flat / flat.shape[0]
+
+
+class KlClipped(Method):
+    """Section 7: one scale for all maps, from the gradients before and after."""
+
+    def finish(self, before, after):
+        kappa = float(self.options["kl-clip"])
+        if kappa == 0:
+            return
+        # CHOICE: a map without a valid refresh is not preconditioned: not in the sum, not scaled.
+        maps = [m for m in self.maps if m.derived is not None]
+        total = sum(float((after[m] * before[m]).sum()) for m in maps)
+        self.nu = min(1.0, math.sqrt(kappa / (self.lr**2 * total))) if total > 0 else 1.0
+        for m in maps:
+            after[m] = self.nu * after[m]
+
+
+class Kfac(KlClipped):
+    """Section 5."""
+
+    def statistics(self, a, p):
+        rows = a.shape[1]
+        if self.options["kfac"] == "expand":
+            return {"A": second_moment(a), "P": rows * second_moment(p)}
+        factor = rows**2 if self.options["pgrad"] == "per-example" else 1
+        return {
+            "A": second_moment(a.mean(axis=1, keepdims=True)),
+            "P": factor * second_moment(p.mean(axis=1, keepdims=True)),
+        }
+
+    def derive(self, m, averages):
+        A, P = averages["A"], averages["P"]
+        if self.options["kfac-inverse"] == "eigen":
+            return np.linalg.eigh(P), np.linalg.eigh(A)
+        mean_a, mean_p = np.trace(A) / A.shape[0], np.trace(P) / P.shape[0]
+        pi = 1.0
+        if mean_a > 0 and mean_p > 0:
+            pi = min(max(math.sqrt(mean_a / mean_p), 1e-5), 1e5)
+        root = math.sqrt(self.damping())
+        left, right = self.inverse(m, P, root / pi), self.inverse(m, A, root * pi)
+        # CHOICE: both factors are renewed, or neither.
+        return None if left is None or right is None else (left, right)
+
+    def precondition(self, m, grad):
+        if self.options["kfac-inverse"] == "eigen":
+            (lambda_p, U_p), (lambda_a, U_a) = m.derived
+            return U_p @ ((U_p.T @ grad @ U_a) / (np.outer(lambda_p, lambda_a) + self.damping())) @ U_a.T
+        left, right = m.derived
+        return left @ grad @ right
+
+
+class Eva(KlClipped):
+    """Section 6. Refreshed at every commit, whatever --tinv says."""
+
+    def statistics(self, a, p):
+        return {"a": a.mean(axis=(0, 1)), "p": p.mean(axis=(0, 1))}
+
+    def must_refresh(self, m, committed):
+        return committed
+
+    def derive(self, m, averages):
+        return averages["p"], averages["a"]
+
+    def precondition(self, m, grad):
+        p, a = m.derived
+        rho = self.damping()
+        return (grad - (p @ grad @ a) * np.outer(p, a) / (rho + (a @ a) * (p @ p))) / rho
+
+
+class Lngd(Method):
+    """Section 6."""
+
+    def statistics(self, a, p):
+        norm_a = (a.mean(axis=1) ** 2).sum(axis=1)  # (N): squared norms of each example's mean row
+        norm_p = (p.mean(axis=1) ** 2).sum(axis=1)
+        rows = a.shape[1]
+        return {
+            "Phi": np.mean([w * v.T @ v / rows for w, v in zip(norm_p, a)], axis=0),
+            "numerator": np.mean([w * (v * v).mean(axis=0) for w, v in zip(norm_a, p)], axis=0),
+            "denominator": (norm_a * norm_p).mean(),
+        }
+
+    def derive(self, m, averages):
+        low, high = float(self.options["nu1"]), float(self.options["nu2"])
+        phi, numerator, denominator = averages["Phi"], averages["numerator"], averages["denominator"]
+        psi = numerator / denominator if denominator != 0 else np.zeros_like(numerator)
+        right = self.inverse(m, phi, min(max(float(np.trace(phi)) / phi.shape[0], low), high))
+        left = np.diag(1 / (psi + min(max(float(psi.sum()) / psi.shape[0], low), high)))
+        return None if right is None else (left, right)
+
+    def precondition(self, m, grad):
+        left, right = m.derived
+        v = left @ grad @ right
+        inner = float((v * grad).sum())
+        return inner / (inner**2 + float(self.options["mu"])) * v
+
+
+METHODS = {"mac": Mac, "smac": Smac, "foof": Foof, "kfac": Kfac, "eva": Eva, "lngd": Lngd}
