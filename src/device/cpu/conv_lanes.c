@@ -32,7 +32,7 @@ typedef struct lanes {
 
 /* What one thread sums up during backward, in floats. */
 typedef struct workspace {
-    int64_t bias, total; /* weights come first */
+    int64_t bias, stage, total; /* weights come first */
 } workspace;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -131,10 +131,17 @@ static int64_t choose_strips(int64_t blocks, int64_t rows, int64_t threads)
     return rows;
 }
 
+/* Floats of all the source rows that one output row needs. */
+static int64_t stage_floats(const abar__lanes_map *map) { return map->inputs * map->v.taps * (map->src_row + ABAR_LANES); }
+
 static workspace workspace_of(const lanes *l, const abar__op_desc *d)
 {
-    int64_t weights = d->window.groups * l->weights * ABAR_LANES;
-    return (workspace){.bias = weights, .total = weights + d->out.dim[1] * ABAR_LANES};
+    workspace s = {.bias = d->window.groups * l->weights * ABAR_LANES};
+    s.stage = s.bias + d->out.dim[1] * ABAR_LANES;
+    int64_t stage = stage_floats(&l->forward);
+    for (int i = 0; i < l->phases; i++) stage = max64(stage, stage_floats(&l->phase[i].map));
+    s.total = s.stage + stage;
+    return s;
 }
 
 /* Packed weights come first in scratch, then the threads' workspaces. */
@@ -189,20 +196,49 @@ static void clear_lanes(const abar__op *op, float *y, int64_t row0, int64_t row1
             memset(y + p * ABAR_LANES + used, 0, (size_t)(ABAR_LANES - used) * sizeof(float));
 }
 
-static void forward_unit(const abar__op *op, const abar__op_args *a, const float *packed, int64_t unit)
+/* Output rows that belong to a unit. */
+static void rows_of(const abar__op *op, int64_t unit, int64_t *begin, int64_t *end)
+{
+    const lanes *l = op->priv;
+    *begin = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips);
+    *end = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips + 1);
+}
+
+/* Output row i. */
+static void run_row(const lanes *l, const abar__lanes_map *map, const float *packed, const float *bias, const float *src,
+                    float *dst, int64_t i, float *stage)
+{
+    if (stage_floats(map) == 0) {
+        l->kernels->row(map, packed, bias, src, dst, i);
+        return;
+    }
+    int64_t v0, v1;
+    abar__lanes_clip(&map->v, i, &v0, &v1);
+    abar__lanes_map near = *map;
+    near.src_row = map->src_row + ABAR_LANES;
+    near.src_channel = map->v.taps * near.src_row;
+    near.v = (abar__lanes_axis){.out = 1, .in = v1 - v0, .taps = map->v.taps, .first = -v0, .tap = 1};
+    for (int64_t c = 0; c < map->inputs; c++)
+        for (int64_t v = v0; v < v1; v++)
+            memcpy(stage + c * near.src_channel + (v - v0) * near.src_row,
+                   src + c * map->src_channel + (i * map->v.step + map->v.first + v * map->v.tap) * map->src_row,
+                   (size_t)map->src_row * sizeof(float));
+    l->kernels->row(&near, packed, bias, stage, dst + i * map->dst_row, 0);
+}
+
+static void forward_unit(const abar__op *op, const abar__op_args *a, const float *packed, float *stage, int64_t unit)
 {
     const lanes *l = op->priv;
     const abar__op_desc *d = &op->desc;
-    int64_t block = unit / l->strips, strip = unit % l->strips, groups = d->window.groups;
-    int64_t begin = abar__lanes_share(d->out.dim[2], l->strips, strip);
-    int64_t end = abar__lanes_share(d->out.dim[2], l->strips, strip + 1);
+    int64_t block = unit / l->strips, begin, end;
     const float *x = (const float *)a->x[0] + block * d->in[0].dim[1] * l->in_plane;
     const float *bias = d->bias ? a->param[1] : NULL;
     float *y = (float *)a->y + block * d->out.dim[1] * l->out_plane;
-    for (int64_t g = 0; g < groups; g++)
+    rows_of(op, unit, &begin, &end);
+    for (int64_t g = 0; g < d->window.groups; g++)
         for (int64_t i = begin; i < end; i++)
-            l->kernels->row(&l->forward, packed + g * l->weights, bias ? bias + g * l->out_channels : NULL,
-                            x + g * l->in_channels * l->in_plane, y + g * l->out_channels * l->out_plane, i);
+            run_row(l, &l->forward, packed + g * l->weights, bias ? bias + g * l->out_channels : NULL,
+                    x + g * l->in_channels * l->in_plane, y + g * l->out_channels * l->out_plane, i, stage);
     if ((block + 1) * ABAR_LANES > d->out.dim[0]) clear_lanes(op, y, begin, end);
 }
 
@@ -218,17 +254,10 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 #pragma omp parallel num_threads(op->dev->threads)
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num(), end = abar__lanes_share(l->units, threads, me + 1);
-        for (int64_t u = abar__lanes_share(l->units, threads, me); u < end; u++) forward_unit(op, a, packed, u);
+        float *stage = packed + packed_floats(l, &op->desc) + me * workspace_of(l, &op->desc).total;
+        for (int64_t u = abar__lanes_share(l->units, threads, me); u < end; u++) forward_unit(op, a, packed, stage, u);
     }
     return ABAR_OK;
-}
-
-/* Rows of dy that belong to a unit. */
-static void rows_of(const abar__op *op, int64_t unit, int64_t *begin, int64_t *end)
-{
-    const lanes *l = op->priv;
-    *begin = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips);
-    *end = abar__lanes_share(op->desc.out.dim[2], l->strips, unit % l->strips + 1);
 }
 
 /* Turns the unit's rows of dy into those before the ReLU, and adds them to the bias's gradient. */
@@ -247,7 +276,7 @@ static void mask_unit(const abar__op *op, const abar__op_args *a, float *bias, i
     }
 }
 
-static void input_gradient(const abar__op *op, const float *packed, const float *dy, float *dx, int64_t strip)
+static void input_gradient(const abar__op *op, const float *packed, const float *dy, float *dx, int64_t strip, float *stage)
 {
     const lanes *l = op->priv;
     const abar__op_desc *d = &op->desc;
@@ -259,8 +288,8 @@ static void input_gradient(const abar__op *op, const float *packed, const float 
         int64_t last = min64(p->map.v.out, ceil_div(end - p->row, stride));
         for (int64_t g = 0; g < d->window.groups; g++)
             for (int64_t i = max64(0, ceil_div(first - p->row, stride)); i < last; i++)
-                l->kernels->row(&p->map, packed + g * l->weights + p->packed, NULL, dy + g * l->out_channels * l->out_plane,
-                                to + g * l->in_channels * l->in_plane, i);
+                run_row(l, &p->map, packed + g * l->weights + p->packed, NULL, dy + g * l->out_channels * l->out_plane,
+                        to + g * l->in_channels * l->in_plane, i, stage);
     }
 }
 
@@ -276,7 +305,8 @@ static void backward_unit(const abar__op *op, const abar__op_args *a, float *wei
         l->kernels->slope(&l->slope, dy + g * l->out_channels * l->out_plane, x + g * l->in_channels * l->in_plane,
                           weights + g * l->weights * ABAR_LANES, begin, end);
     if (d->need_dx[0])
-        input_gradient(op, a->scratch, dy, (float *)a->dx[0] + block * d->in[0].dim[1] * l->in_plane, unit % l->strips);
+        input_gradient(op, a->scratch, dy, (float *)a->dx[0] + block * d->in[0].dim[1] * l->in_plane, unit % l->strips,
+                       weights + workspace_of(l, d).stage);
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
@@ -295,7 +325,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
         int threads = omp_get_num_threads(), me = omp_get_thread_num();
         float *own = sums + me * s.total;
         int64_t begin = abar__lanes_share(l->units, threads, me), end = abar__lanes_share(l->units, threads, me + 1);
-        memset(own, 0, (size_t)s.total * sizeof(float));
+        memset(own, 0, (size_t)s.stage * sizeof(float));
         if (l->strips > 1) { /* a strip of dx reads rows of the strips around it */
             for (int64_t u = begin; u < end; u++) mask_unit(op, a, own + s.bias, u);
 #pragma omp barrier

@@ -258,14 +258,14 @@ INLINE void product(const abar__winograd *w, const float *u, const float *v, flo
     UNROLL for (int n = 0; n < tiles * width; n++) * (vec *)(m + (n % width * w->chunk + n / width) * LANES) = acc[n];
 }
 
-/* One of so many parts of what lies ahead. */
+/* Fetches one of so many parts of what lies ahead. */
 INLINE void fetch(abar__winograd_ahead *ahead, int64_t parts)
 {
     const int64_t line = 16;
     for (int i = 0; i < 2; i++) {
-        int64_t lines = ahead->floats[i] / line / parts + 1;
-        for (int64_t n = 0; n < lines; n++) __builtin_prefetch(ahead->memory[i] + n * line, 0, 2);
-        ahead->memory[i] += lines * line;
+        int64_t floats = (ahead->floats[i] / parts + line - 1) / line * line;
+        for (int64_t n = 0; n < floats; n += line) __builtin_prefetch(ahead->memory[i] + n, 0, 2);
+        ahead->memory[i] += floats;
     }
 }
 
