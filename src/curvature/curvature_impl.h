@@ -128,9 +128,6 @@ struct abar__curvature {
     bool measure;
 };
 
-extern const abar__curvature_ops abar__method_mac, abar__method_smac, abar__method_foof, abar__method_kfac, abar__method_eva,
-    abar__method_lngd;
-
 const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of that name */
 
 /* What a curvature is made from. */
