@@ -37,7 +37,7 @@ static abar_status make_rows(const abar__curvature *cv, const abar__map *map, co
                         .examples = input->dim[0]};
     if (map->convolution) {
         int64_t kernel = map->window.kernel[0] * map->window.kernel[1];
-        if (input->ndim != 4 || input->dim[1] / groups * kernel != map->in) return bad_shape(cv, map, "input");
+        if (input->ndim != 4 || input->dim[1] * kernel != groups * map->in) return bad_shape(cv, map, "input");
         int64_t h = abar_window_out(&map->window, 0, input->dim[2]), w = abar_window_out(&map->window, 1, input->dim[3]);
         if (h < 1 || w < 1) return bad_shape(cv, map, "input");
         out->per_example = h * w;
@@ -58,6 +58,9 @@ bool abar__curvature_observes(const abar__curvature *cv) { return cv->k % cv->co
 
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors)
 {
+    if (layer < 0 || layer >= cv->n_layers)
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe: there is no layer %d, they are numbered 0 to %d", layer,
+                          cv->n_layers - 1);
     if (!abar__curvature_observes(cv)) return ABAR_OK;
     static const abar_tensor none = {0};
     const bool needs_grad = cv->ops->uses & ABAR_USES_OUTPUT_GRAD;

@@ -114,7 +114,7 @@ struct abar__curvature {
     void *method_config;
     size_t config_bytes;
     abar__map *maps;
-    int n_maps, maps_capacity;
+    int n_maps, maps_capacity, n_layers;
     int64_t k;         /* optimizer steps so far, skipped ones included */
     double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
     double base_lr;

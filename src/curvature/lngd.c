@@ -92,9 +92,11 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     const double psi = denominator > 0.0 ? 1.0 / denominator : 0.0;
     const double damping_psi = within(psi * stats->sum(cv->dev, map->out, map->average[PSI]) / (double)map->out, c);
     const double damping_phi = within(unbias * stats->trace(cv->dev, map->d, map->average[PHI]) / (double)map->d, c);
+    if (!abar__curvature_invert(cv, map, map->d, map->average[PHI], unbias, damping_phi, map->derived[PHI_INVERSE]))
+        return false;
     map->real[ABAR_REAL_DAMPING] = damping_phi;
     stats->reciprocal(cv->dev, map->out, map->average[PSI], psi, damping_psi, map->derived[PSI_RECIPROCAL]);
-    return abar__curvature_invert(cv, map, map->d, map->average[PHI], unbias, damping_phi, map->derived[PHI_INVERSE]);
+    return true;
 }
 
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)

@@ -248,7 +248,12 @@ static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, a
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", wish->method);
     abar__curvature *cv;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
-    *cv = (abar__curvature){.dev = dev, .stats = dev->ops->stats, .ops = ops, .base_lr = wish->base_lr, .grad_scale = 1.0};
+    *cv = (abar__curvature){.dev = dev,
+                            .stats = dev->ops->stats,
+                            .ops = ops,
+                            .n_layers = wish->n_layers,
+                            .base_lr = wish->base_lr,
+                            .grad_scale = 1.0};
     cv->times.kl_scale = 1.0;
     abar_status status = configure(cv, wish);
     if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);

@@ -277,7 +277,7 @@ static double *average_of(lab *l, int64_t group, const char *name)
     lab_state s;
     lab_state_take(l, &s);
     const lab_layer *y = &l->layer[0];
-    const abar_tensor *t = y->groups > 1 ? lab_state_find(&s, "curvature.map.%d.average.%s", (int)group, name)
+    const abar_tensor *t = y->groups > 1 ? lab_state_find(&s, "curvature.map#%d.average.%s", (int)group, name)
                                          : lab_state_find(&s, "curvature.map.average.%s", name);
     assert_non_null(t);
     const int64_t d = t->dim[1];

@@ -98,7 +98,8 @@ static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const
     const float *a = rows, *b = columns;
     for (int64_t i = 0; i < m; i++) {
         float *x = (float *)px + i * n;
-        for (int64_t j = 0; j < n; j++) x[j] = (float)((double)x[j] / ((double)a[i] * (double)b[j] + shift));
+        for (int64_t j = 0; j < n; j++)
+            x[j] = (float)((double)x[j] / (fmax((double)a[i], 0.0) * fmax((double)b[j], 0.0) + shift));
     }
 }
 
