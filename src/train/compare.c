@@ -223,20 +223,20 @@ void abar_compare_destroy(abar_compare *c)
 
 /* ---- watching --------------------------------------------------------------------------------------------------- */
 
-/* What is left of this run, and for every other what its method's runs took; where none has ended yet, what the others'
- * took. */
-static double seconds_left(const abar_compare *c, double so_far, double left)
+/* What is left of this run (NULL: it has ended), and for every other what its method's runs took; where none of these has
+ * ended yet, what all others took. */
+static double seconds_left(const abar_compare *c, const abar_progress *p)
 {
-    double sum = so_far + left, total = left;
-    int64_t ended = 1;
+    double sum = p ? p->seconds + p->seconds_left : 0.0, total = p ? p->seconds_left : 0.0;
+    int64_t known = p ? 1 : 0;
     for (int m = 0; m < c->methods; m++) {
         sum += c->method[m].seconds;
-        ended += c->method[m].ended;
+        known += c->method[m].ended;
     }
+    double usual = known > 0 ? sum / (double)known : 0.0;
     for (int i = c->at + 1; i < c->runs; i++) {
         const abar__compare_method *method = &c->method[i % c->methods];
-        if (c->record[i].run.ended) continue;
-        total += method->ended ? method->seconds / (double)method->ended : sum / (double)ended;
+        if (!c->record[i].run.ended) total += method->ended > 0 ? method->seconds / (double)method->ended : usual;
     }
     return total;
 }
@@ -262,8 +262,8 @@ static void tell(const abar_compare *c, const abar_progress *training, const aba
                                .seed = run->seed,
                                .training = training,
                                .result = result,
-                               .done = share_done(c, training)};
-    p.seconds_left = training ? seconds_left(c, training->seconds, training->seconds_left) : seconds_left(c, 0.0, 0.0);
+                               .done = share_done(c, training),
+                               .seconds_left = seconds_left(c, training)};
     c->events.progress(c->events.user, &p);
 }
 
