@@ -305,7 +305,8 @@ static void say_finished(watcher *w)
     say_table(w->compare, &w->line);
     say_old_failures(w);
     print_shell_word(folder, sizeof folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\n\nNext:\n", dir, dir, dir);
+    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\nCheckpoints: %s/OPTIM-sSEED/\n\nNext:\n",
+            dir, dir, dir, dir);
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 

@@ -74,12 +74,12 @@ static bool invert_double(abar_device *dev, int64_t d, const float *average, dou
 
 static bool upper_is_finite(int64_t d, const float *a)
 {
-    int bad = 0;
+    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
     for (int64_t i = 0; i < d; i++) {
-#pragma omp simd reduction(| : bad)
-        for (int64_t j = i; j < d; j++) bad |= !(a[i * d + j] - a[i * d + j] == 0.0f);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = i; j < d; j++) sum += a[i * d + j] - a[i * d + j];
     }
-    return !bad;
+    return sum == 0.0f;
 }
 
 /* Both triangles of out from the upper one of a. */
