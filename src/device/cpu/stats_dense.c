@@ -170,16 +170,16 @@ bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *
 {
     (void)square;
     const float *x = pending, s = (float)fmax(scale, 1.0);
-    int bad = 0; /* a number minus itself is 0 unless it is not finite */
-#pragma omp parallel num_threads(square_threads(dev, n)) reduction(| : bad)
+    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
+#pragma omp parallel num_threads(square_threads(dev, n)) reduction(+ : sum)
     {
         const abar__range rows = abar__triangle_share(n, 1, omp_get_num_threads(), omp_get_thread_num());
         for (int64_t i = rows.begin; i < rows.end; i++) {
-#pragma omp simd reduction(| : bad)
-            for (int64_t j = 0; j <= i; j++) bad |= !(s * x[i * n + j] - s * x[i * n + j] == 0.0f);
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j <= i; j++) sum += s * x[i * n + j] - s * x[i * n + j];
         }
     }
-    return !bad && isfinite(s);
+    return sum == 0.0f && isfinite(s);
 }
 
 /* Rows of average from the columns of pending, for a tile of them. */
