@@ -25,6 +25,25 @@ static bool may_differ(const char *name)
     return false;
 }
 
+abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_setup *setup)
+{
+    abar_setup_table from[ABAR_SETUP_TABLES_MAX], to[ABAR_SETUP_TABLES_MAX];
+    abar_setup_tables(with, from);
+    abar_setup_tables(setup, to);
+    if (with->model != setup->model)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "compare: %s and %s are two models, compare optimizers on one",
+                          with->model->name, setup->model->name);
+    for (int i = 0; i < 2; i++) { /* the run's own settings, and the model's */
+        for (const abar_option *o = from[i].options; o->name; o++) {
+            char value[ABAR_OPTION_TEXT_MAX];
+            if (may_differ(o->name)) continue;
+            ABAR_TRY(abar_options_get(ctx, from[i].options, from[i].config, o->name, value, sizeof value));
+            ABAR_TRY(abar_options_set(ctx, to[i].options, to[i].config, o->name, value));
+        }
+    }
+    return ABAR_OK;
+}
+
 static abar_status check_same_table(const abar_compare *c, int m, const abar_setup_table *first, const abar_setup_table *other)
 {
     for (const abar_option *o = first->options; o->name; o++) {
