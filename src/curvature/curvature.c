@@ -212,7 +212,8 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
 {
     const abar__stats_ops *stats = cv->stats;
     const int64_t count = map->out * map->d;
-    void *g = cv->joined, *result = (char *)cv->joined + abar__vector_bytes(cv, count);
+    void *g = cv->scratch, *result = (char *)g + abar__vector_bytes(cv, count);
+    cv->spare = (char *)result + abar__vector_bytes(cv, count);
     stats->gather(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, g);
     cv->ops->apply(cv, map, g, result);
     if (!stats->all_finite(cv->dev, count, false, result, 1.0)) {

@@ -36,7 +36,7 @@ typedef struct abar__map_shape {
     abar__average_desc number; /* one more average: a single number, summed in double on the host; n unused */
     abar__derived_desc derived[ABAR_DERIVED_MAX];
     bool dense;     /* preconditioned by apply; otherwise described, and done within the update pass */
-    size_t scratch; /* bytes of device memory during observe, refresh or apply */
+    size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
 /* Whole numbers and reals of a map that a checkpoint keeps. */
@@ -120,8 +120,8 @@ struct abar__curvature {
     double base_lr;
     void *state;   /* all averages, pending sums and derived tensors */
     void *scratch; /* the largest any map asked for */
-    void *joined;  /* twice (out, d) of the largest dense map: G and its preconditioned form */
-    size_t state_bytes, scratch_bytes, joined_bytes;
+    void *spare;   /* what of it is free during apply */
+    size_t state_bytes, scratch_bytes;
     char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */
     size_t names_bytes, label_bytes;
     abar_phase_times times;
@@ -167,7 +167,7 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse);
 /* Bytes that these calls of the stats table need for this map: the largest. */
-enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4, ABAR_SCRATCH_SANDWICH = 8 };
+enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4 };
 size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }

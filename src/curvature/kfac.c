@@ -49,7 +49,7 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-#define SCRATCH (ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_SANDWICH | ABAR_SCRATCH_EIGEN | ABAR_SCRATCH_INVERT)
+#define SCRATCH (ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_EIGEN | ABAR_SCRATCH_INVERT)
 
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
@@ -131,13 +131,13 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     const abar__stats_ops *stats = cv->stats;
     const int64_t m = map->out, n = map->d;
     if (c->inverse == CHOLESKY) {
-        stats->sandwich(cv->dev, m, n, map->derived[P_INVERSE], false, g, map->derived[A_INVERSE], false, out, cv->scratch);
+        stats->sandwich(cv->dev, m, n, map->derived[P_INVERSE], false, g, map->derived[A_INVERSE], false, out, cv->spare);
         return;
     }
     /* rows of the vectors are eigenvectors: V_P G V_Aᵀ is G in the eigenbasis */
-    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], false, g, map->derived[A_VECTORS], true, out, cv->scratch);
+    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], false, g, map->derived[A_VECTORS], true, out, cv->spare);
     stats->divide_outer(cv->dev, m, n, out, map->derived[P_VALUES], map->derived[A_VALUES], c->damping);
-    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->scratch);
+    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->spare);
 }
 
 static double kl_clip(const abar__curvature *cv)

@@ -59,7 +59,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     out->derived[PHI_INVERSE] = (abar__derived_desc){"Phi_inverse", map->d * map->d};
     out->derived[PSI_RECIPROCAL] = (abar__derived_desc){"Psi_reciprocal", map->out};
     out->dense = true;
-    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
 }
 
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
@@ -104,7 +104,7 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     const lngd_config *c = cv->method_config;
     const abar__stats_ops *stats = cv->stats;
     const int64_t count = map->out * map->d;
-    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->scratch);
+    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->spare);
     stats->scale_rows(cv->dev, map->out, map->d, out, map->derived[PSI_RECIPROCAL], 1.0);
     double inner = stats->dot(cv->dev, count, out, g) * cv->grad_scale * cv->grad_scale;
     stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);

@@ -146,8 +146,7 @@ size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsi
         .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
     size_t need[] = {calls & ABAR_SCRATCH_PRODUCT ? stats->product_scratch(cv->dev, &rows) : 0,
                      calls & ABAR_SCRATCH_INVERT ? stats->invert_scratch(cv->dev, side) : 0,
-                     calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0,
-                     calls & ABAR_SCRATCH_SANDWICH ? abar__vector_bytes(cv, map->out * map->d) : 0};
+                     calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0};
     size_t most = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
     return most;
@@ -158,9 +157,9 @@ static void count_memory(abar__curvature *cv)
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
         cv->state_bytes += place_state(cv, map, NULL);
-        size_t joined = map->shape.dense ? 2 * abar__vector_bytes(cv, map->out * map->d) : 0;
-        if (joined > cv->joined_bytes) cv->joined_bytes = joined;
-        if (map->shape.scratch > cv->scratch_bytes) cv->scratch_bytes = map->shape.scratch;
+        size_t apply = map->shape.dense ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
+        size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
+        if (need > cv->scratch_bytes) cv->scratch_bytes = need;
     }
 }
 
@@ -168,7 +167,6 @@ static abar_status take_memory(abar__curvature *cv)
 {
     ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
     ABAR_TRY(abar_device_alloc(cv->dev, cv->scratch_bytes, &cv->scratch));
-    ABAR_TRY(abar_device_alloc(cv->dev, cv->joined_bytes, &cv->joined));
     char *at = cv->state;
     for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
     return ABAR_OK;
@@ -287,14 +285,13 @@ void abar__curvature_destroy(abar__curvature *cv)
     abar_context *ctx = cv->dev->ctx;
     abar_device_free(cv->dev, cv->state, cv->state_bytes);
     abar_device_free(cv->dev, cv->scratch, cv->scratch_bytes);
-    abar_device_free(cv->dev, cv->joined, cv->joined_bytes);
     abar__free(ctx, cv->maps, (size_t)cv->maps_capacity * sizeof *cv->maps);
     abar__free(ctx, cv->names, cv->names_bytes);
     abar__free(ctx, cv->method_config, cv->config_bytes);
     abar__free(ctx, cv, sizeof *cv);
 }
 
-size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state_bytes + cv->scratch_bytes + cv->joined_bytes; }
+size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state_bytes + cv->scratch_bytes; }
 
 size_t abar__curvature_bytes(const abar__curvature *cv)
 {
