@@ -4,7 +4,7 @@
 #ifndef ABAR_OPTIM_H
 #define ABAR_OPTIM_H
 
-#include "abar/device.h"
+#include "abar/curvature.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,28 +30,6 @@ typedef struct abar_rule {
 
 const abar_rule *abar_rule_find(const char *name);
 const char *const *abar_rule_names(void);
-
-/* A curvature method as the registry knows it. It preconditions the gradients of linear maps before the rule runs. */
-typedef struct abar_method {
-    const char *name, *summary;
-    const char *keeps; /* its state per map, as a person would say it */
-    const abar_option *options;
-    size_t config_size;
-} abar_method;
-
-const abar_method *abar_method_find(const char *name);
-const char *const *abar_method_names(void);
-
-/* What all methods share (methods.md section 0). */
-typedef struct abar_curvature_config {
-    double stat_decay;  /* beta, the weight of the old value */
-    int64_t tcov, tinv; /* steps between statistics, between refreshes */
-    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
-    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
-    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
-} abar_curvature_config;
-
-extern const abar_option abar_curvature_options[];
 
 typedef struct abar_optim_config {
     size_t size;             /* sizeof(abar_optim_config) */
@@ -100,19 +78,7 @@ bool abar_optim_wants_calibration(const abar_optim *optim, int index);
 abar_status abar_optim_calibrate(abar_optim *optim, int index, const abar_tensor *input);
 abar_status abar_optim_end_calibration(abar_optim *optim);
 
-/* One row per map, for `abar models --optim`, logs and reports. */
-typedef struct abar_map_info {
-    const char *layer;
-    int64_t group, rows, columns; /* of the preconditioned matrix, bias column included */
-    size_t state_bytes;
-    int64_t commits;                        /* statistics taken so far */
-    int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
-    double damping, mean_square, condition; /* rho in use, |a|^2, upper estimate; NaN: the method has none */
-    double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
-} abar_map_info;
-
 /* The maps that create would make of this configuration, with the bytes of their state; tensors need no memory. */
-typedef void (*abar_map_visitor)(void *user, const abar_map_info *map);
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
 
 int abar_optim_map_count(const abar_optim *optim);
@@ -120,14 +86,9 @@ abar_map_info abar_optim_map(const abar_optim *optim, int i);
 /* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 
-typedef struct abar_phase_times {
-    double observe, refresh, apply; /* seconds since creation */
-    double kl_scale;                /* of the last step; 1 without a KL clip */
-} abar_phase_times;
 abar_phase_times abar_optim_times(const abar_optim *optim);
 
-/* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". counter tensors are host I64. */
-typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
+/* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". Counters are host I64. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
 size_t abar_optim_bytes(const abar_optim *optim);       /* everything it holds */
 size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: moments, averages, factors, scratch */

@@ -196,19 +196,19 @@ static abar_status find_method(abar_context *ctx, const char *name, const abar__
                       near ? near : "");
 }
 
-static abar_status configure(abar__curvature *cv, const abar_optim_config *config)
+static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wish)
 {
     abar_context *ctx = cv->dev->ctx;
     const abar_method *method = &cv->ops->method;
-    if (config->curvature)
-        cv->config = *config->curvature;
+    if (wish->common)
+        cv->config = *wish->common;
     else
         abar_options_default(abar_curvature_options, &cv->config);
     ABAR_TRY(abar__options_check(ctx, method->name, abar_curvature_options, &cv->config));
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
-    if (config->method_config)
-        memcpy(cv->method_config, config->method_config, cv->config_bytes);
+    if (wish->method_config)
+        memcpy(cv->method_config, wish->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
     ABAR_TRY(abar__options_check(ctx, method->name, method->options, cv->method_config));
@@ -243,18 +243,18 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
 }
 
 /* Everything but the device's memory. */
-static abar_status prepare(abar_device *dev, const abar_optim_config *config, abar__curvature **out)
+static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
 {
     const abar__curvature_ops *ops;
-    ABAR_TRY(find_method(dev->ctx, config->method, &ops));
-    if (config->n_layers < 0 || (config->n_layers > 0 && !config->layers))
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", config->method);
+    ABAR_TRY(find_method(dev->ctx, wish->method, &ops));
+    if (wish->n_layers < 0 || (wish->n_layers > 0 && !wish->layers))
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", wish->method);
     abar__curvature *cv;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
-    *cv = (abar__curvature){.dev = dev, .stats = dev->ops->stats, .ops = ops, .base_lr = config->base_lr, .grad_scale = 1.0};
+    *cv = (abar__curvature){.dev = dev, .stats = dev->ops->stats, .ops = ops, .base_lr = wish->base_lr, .grad_scale = 1.0};
     cv->times.kl_scale = 1.0;
-    abar_status status = configure(cv, config);
-    if (status == ABAR_OK) status = make_maps(cv, config->layers, config->n_layers);
+    abar_status status = configure(cv, wish);
+    if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);
     if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
@@ -265,11 +265,11 @@ static abar_status prepare(abar_device *dev, const abar_optim_config *config, ab
     return ABAR_OK;
 }
 
-abar_status abar__curvature_create(abar_device *dev, const abar_optim_config *config, abar__curvature **out)
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
 {
     *out = NULL;
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, config, &cv));
+    ABAR_TRY(prepare(dev, wish, &cv));
     abar_status status = take_memory(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
@@ -300,10 +300,10 @@ size_t abar__curvature_bytes(const abar__curvature *cv)
            cv->config_bytes;
 }
 
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps)
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps)
 {
     abar__curvature *cv;
-    if (prepare(dev, config, &cv) < 0) return 0;
+    if (prepare(dev, wish, &cv) < 0) return 0;
     size_t bytes = abar__curvature_bytes(cv);
     *maps = cv->n_maps;
     abar__curvature_destroy(cv);
@@ -665,10 +665,10 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .ratio = copy.ratio};
 }
 
-abar_status abar__curvature_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user)
 {
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, config, &cv));
+    ABAR_TRY(prepare(dev, wish, &cv));
     for (int i = 0; i < cv->n_maps; i++) {
         const abar_map_info info = abar__curvature_map(cv, i);
         visit(user, &info);

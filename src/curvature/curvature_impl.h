@@ -4,7 +4,7 @@
 #ifndef ABAR_CURVATURE_IMPL_H
 #define ABAR_CURVATURE_IMPL_H
 
-#include "abar/optim.h"
+#include "abar/curvature.h"
 #include "device/device_impl.h"
 
 #define ABAR_AVERAGES_MAX 2
@@ -131,15 +131,25 @@ extern const abar__curvature_ops abar__method_mac, abar__method_smac, abar__meth
 
 const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of that name */
 
-/* config->method is set. Copies what it needs of the layers; their memory is the caller's. */
-abar_status abar__curvature_create(abar_device *dev, const abar_optim_config *config, abar__curvature **out);
+/* What a curvature is made from. */
+typedef struct abar__curvature_wish {
+    const char *method;
+    const void *method_config;           /* NULL: the defaults */
+    const abar_curvature_config *common; /* likewise */
+    const abar_layer *layers;
+    int n_layers;
+    double base_lr;
+} abar__curvature_wish;
+
+/* Copies what it needs of the layers; their memory is the caller's. */
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out);
 void abar__curvature_destroy(abar__curvature *cv);
 size_t abar__curvature_bytes(const abar__curvature *cv);       /* everything it holds */
 size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of it */
 /* What create would hold, and how many maps; 0 after an error. */
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar_optim_config *config, int *maps);
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps);
 
-abar_status abar__curvature_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user);
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);

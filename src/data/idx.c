@@ -49,16 +49,22 @@ static abar_status parse(abar__source *source, int ndim, int64_t limit, abar__id
     return abar__source_end(source);
 }
 
+/* Takes what opening the source came to, and closes it in any case. */
+static abar_status parse_and_close(abar__source *source, abar_status opened, int ndim, int64_t limit, abar__idx *out)
+{
+    *out = (abar__idx){0};
+    abar_status status = opened == ABAR_OK ? parse(source, ndim, limit, out) : opened;
+    abar__source_close(source);
+    if (status != ABAR_OK) abar__idx_free(source->ctx, out);
+    return status;
+}
+
 abar_status abar__idx_parse(abar_context *ctx, const char *label, const uint8_t *bytes, size_t n, int ndim, int64_t limit,
                             abar__idx *out)
 {
-    *out = (abar__idx){0};
     abar__source source;
-    abar_status status = abar__source_open(&source, ctx, label, bytes, n);
-    if (status == ABAR_OK) status = parse(&source, ndim, limit, out);
-    abar__source_close(&source);
-    if (status != ABAR_OK) abar__idx_free(ctx, out);
-    return status;
+    abar_status opened = abar__source_open(&source, ctx, label, bytes, n);
+    return parse_and_close(&source, opened, ndim, limit, out);
 }
 
 void abar__idx_free(abar_context *ctx, abar__idx *idx)
@@ -70,14 +76,10 @@ void abar__idx_free(abar_context *ctx, abar__idx *idx)
 static abar_status load(abar_dataset *data, const char *file, int ndim, int64_t limit, abar__idx *out)
 {
     char path[ABAR_PATH_MAX];
-    uint8_t *bytes;
-    size_t n;
-    *out = (abar__idx){0};
     abar__data_path(data, file, path);
-    ABAR_TRY(abar__source_load(data->ctx, path, &bytes, &n));
-    abar_status status = abar__idx_parse(data->ctx, path, bytes, n, ndim, limit, out);
-    abar__free(data->ctx, bytes, n);
-    return status;
+    abar__source source;
+    abar_status opened = abar__source_open_file(&source, data->ctx, path);
+    return parse_and_close(&source, opened, ndim, limit, out);
 }
 
 /* Hands the images over to the part: they are laid out as it wants them. */

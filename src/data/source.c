@@ -1,5 +1,5 @@
-/* Files read whole, and a forward reader over bytes in memory that sees through gzip. zlib's own memory comes from the
- * context too. */
+/* Files read whole, and a forward reader over a file or bytes in memory that sees through gzip. zlib's own memory comes from
+ * the context too. */
 #include "data/source.h"
 
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define WINDOW ((size_t)1 << 16)         /* of a file that is in memory at a time */
 #define FILE_MAX ((off_t)1 << 32)        /* no data set that is held in memory has a larger file */
 #define CHUNK_MAX ((size_t)1 << 30)      /* zlib counts in unsigned int */
 #define DEFLATE_RATIO_MAX 1032           /* deflate cannot shrink further than this */
@@ -96,6 +97,18 @@ static void zlib_free(void *ctx, void *memory)
     abar__free(ctx, block, bytes);
 }
 
+/* Fills the window when it is used up and there is more. */
+static abar_status refill(abar__source *source)
+{
+    if (source->left > 0 || source->unread == 0) return ABAR_OK;
+    size_t n = source->unread < WINDOW ? source->unread : WINDOW;
+    ABAR_TRY(read_all(source->ctx, source->label, source->fd, source->window, n));
+    source->bytes = source->window;
+    source->left = n;
+    source->unread -= n;
+    return ABAR_OK;
+}
+
 /* Unpacks up to n bytes (more than 0); fewer only at the end of the stream, which zlib reports after checking the
  * checksum. */
 static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, size_t *made)
@@ -103,6 +116,7 @@ static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, s
     z_stream *z = &source->z;
     for (*made = 0; *made < n;) {
         if (z->avail_in == 0) {
+            ABAR_TRY(refill(source));
             z->next_in = source->bytes;
             z->avail_in = (unsigned)(source->left < CHUNK_MAX ? source->left : CHUNK_MAX);
             source->bytes += z->avail_in;
@@ -115,7 +129,7 @@ static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, s
         *made += room - z->avail_out;
         if (code == Z_STREAM_END) return ABAR_OK;
         if (code == Z_MEM_ERROR) return ABAR_E_MEMORY; /* abar__alloc has set the text */
-        if (code == Z_BUF_ERROR && source->left == 0 && z->avail_in == 0)
+        if (code == Z_BUF_ERROR && source->left == 0 && source->unread == 0 && z->avail_in == 0)
             return abar__fail(source->ctx, ABAR_E_FORMAT, "%s: the compressed data stops short, replace it with a fresh copy",
                               source->label);
         if (code != Z_OK && code != Z_BUF_ERROR)
@@ -128,10 +142,11 @@ static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, s
 
 /* ---- the reader ----------------------------------------------------------------------------------------------- */
 
-abar_status abar__source_open(abar__source *source, abar_context *ctx, const char *label, const uint8_t *bytes, size_t n)
+static abar_status begin(abar__source *source)
 {
-    *source = (abar__source){.ctx = ctx, .label = label, .bytes = bytes, .left = n};
-    if (n < 2 || bytes[0] != 0x1f || bytes[1] != 0x8b) return ABAR_OK;
+    abar_context *ctx = source->ctx;
+    const char *label = source->label;
+    if (source->left < 2 || source->bytes[0] != 0x1f || source->bytes[1] != 0x8b) return ABAR_OK;
     source->z.zalloc = zlib_alloc;
     source->z.zfree = zlib_free;
     source->z.opaque = ctx;
@@ -140,6 +155,23 @@ abar_status abar__source_open(abar__source *source, abar_context *ctx, const cha
     if (code != Z_OK) return abar__fail(ctx, ABAR_E_BACKEND, "%s: zlib refuses to start, unpack it with gunzip", label);
     source->gzip = true;
     return ABAR_OK;
+}
+
+abar_status abar__source_open(abar__source *source, abar_context *ctx, const char *label, const uint8_t *bytes, size_t n)
+{
+    *source = (abar__source){.ctx = ctx, .label = label, .bytes = bytes, .left = n, .fd = -1};
+    return begin(source);
+}
+
+abar_status abar__source_open_file(abar__source *source, abar_context *ctx, const char *path)
+{
+    *source = (abar__source){.ctx = ctx, .label = path, .fd = -1};
+    void *window;
+    ABAR_TRY(open_file(ctx, path, &source->fd, &source->unread));
+    ABAR_TRY(abar__alloc(ctx, WINDOW, &window));
+    source->window = window;
+    ABAR_TRY(refill(source));
+    return begin(source);
 }
 
 static abar_status too_short(const abar__source *source, size_t missing)
@@ -151,10 +183,16 @@ static abar_status too_short(const abar__source *source, size_t missing)
 abar_status abar__source_read(abar__source *source, uint8_t *out, size_t n)
 {
     if (!source->gzip) {
-        if (n > source->left) return too_short(source, n - source->left);
-        if (out && n > 0) memcpy(out, source->bytes, n);
-        source->bytes += n;
-        source->left -= n;
+        if (n > source->left + source->unread) return too_short(source, n - source->left - source->unread);
+        while (n > 0) {
+            ABAR_TRY(refill(source));
+            size_t part = n < source->left ? n : source->left;
+            if (out) memcpy(out, source->bytes, part);
+            if (out) out += part;
+            source->bytes += part;
+            source->left -= part;
+            n -= part;
+        }
         return ABAR_OK;
     }
     uint8_t dropped[8192];
@@ -170,18 +208,18 @@ abar_status abar__source_read(abar__source *source, uint8_t *out, size_t n)
 
 bool abar__source_could_hold(const abar__source *source, uint64_t n)
 {
-    uint64_t left = source->left;
+    uint64_t left = source->left + source->unread;
     if (!source->gzip) return n <= left;
     return n <= (left + source->z.avail_in) * DEFLATE_RATIO_MAX + INFLATE_PENDING;
 }
 
 abar_status abar__source_end(abar__source *source)
 {
-    size_t after = source->left, unpacked = 0;
+    size_t after = source->left + source->unread, unpacked = 0;
     if (source->gzip) {
         uint8_t byte;
         ABAR_TRY(inflate_up_to(source, &byte, 1, &unpacked));
-        after = source->left + source->z.avail_in;
+        after = source->left + source->unread + source->z.avail_in;
     }
     if (unpacked == 0 && after == 0) return ABAR_OK;
     return abar__fail(source->ctx, ABAR_E_FORMAT, "%s: goes on after what its header declares, replace it with a fresh copy",
@@ -191,5 +229,9 @@ abar_status abar__source_end(abar__source *source)
 void abar__source_close(abar__source *source)
 {
     if (source->gzip) inflateEnd(&source->z);
+    if (source->fd >= 0) close(source->fd);
+    abar__free(source->ctx, source->window, WINDOW);
     source->gzip = false;
+    source->fd = -1;
+    source->window = NULL;
 }

@@ -1,4 +1,5 @@
-/* A file's bytes, and reading them from first to last with gzip seen through. Every failure names the file. */
+/* A file's bytes, and reading them from first to last with gzip seen through, a window at a time. Every failure names the
+ * file. */
 #ifndef ABAR_SOURCE_H
 #define ABAR_SOURCE_H
 
@@ -17,12 +18,17 @@ typedef struct abar__source {
     const char *label;
     const uint8_t *bytes; /* input not yet handed to zlib, or not yet read */
     size_t left;
+    int fd;          /* where more comes from; -1: nowhere */
+    size_t unread;   /* bytes of the file behind those */
+    uint8_t *window; /* ours to fill from fd */
     bool gzip;
     z_stream z;
 } abar__source;
 
 /* bytes and label stay the caller's and must outlive the source. Close it in any case, failed or not. */
 abar_status abar__source_open(abar__source *source, abar_context *ctx, const char *label, const uint8_t *bytes, size_t n);
+/* The same from a file; label is its path. */
+abar_status abar__source_open_file(abar__source *source, abar_context *ctx, const char *path);
 /* Exactly n bytes; out NULL drops them. */
 abar_status abar__source_read(abar__source *source, uint8_t *out, size_t n);
 /* Whether n more bytes could possibly come: ask before allocating what a header declares. */

@@ -217,11 +217,22 @@ static abar_status read_config(abar_device *dev, const abar_optim_config *config
     return ABAR_OK;
 }
 
+static abar__curvature_wish curvature_wish(const abar_optim_config *c)
+{
+    return (abar__curvature_wish){.method = c->method,
+                                  .method_config = c->method_config,
+                                  .common = c->curvature,
+                                  .layers = c->layers,
+                                  .n_layers = c->n_layers,
+                                  .base_lr = c->base_lr};
+}
+
 static abar_status make(abar_optim *o, const abar_optim_config *config)
 {
     ABAR_TRY(copy_params(o, config->params));
     ABAR_TRY(make_state(o));
-    if (config->method) ABAR_TRY(abar__curvature_create(o->dev, config, &o->curvature));
+    const abar__curvature_wish wish = curvature_wish(config);
+    if (config->method) ABAR_TRY(abar__curvature_create(o->dev, &wish, &o->curvature));
     return make_updates(o, config->layers);
 }
 
@@ -383,7 +394,8 @@ size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
     size_t state = 0, curvature = 0;
     int maps = 0;
     for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));
-    if (c.method && (curvature = abar__curvature_plan_bytes(dev, &c, &maps)) == 0) return 0;
+    const abar__curvature_wish wish = curvature_wish(&c);
+    if (c.method && (curvature = abar__curvature_plan_bytes(dev, &wish, &maps)) == 0) return 0;
     return book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
 }
 
@@ -391,5 +403,6 @@ abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *conf
 {
     abar_optim_config c;
     ABAR_TRY(read_config(dev, config, &c));
-    return c.method ? abar__curvature_plan_maps(dev, &c, visit, user) : ABAR_OK;
+    const abar__curvature_wish wish = curvature_wish(&c);
+    return c.method ? abar__curvature_plan_maps(dev, &wish, visit, user) : ABAR_OK;
 }

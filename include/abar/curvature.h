@@ -1,0 +1,57 @@
+/* Curvature methods: what there is, their settings, and what can be seen of them. They work inside an optimizer (optim.h). */
+#ifndef ABAR_CURVATURE_H
+#define ABAR_CURVATURE_H
+
+#include "abar/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A curvature method as the registry knows it. It preconditions the gradients of linear maps before the rule runs. */
+typedef struct abar_method {
+    const char *name, *summary;
+    const char *keeps; /* its state per map, as a person would say it */
+    const abar_option *options;
+    size_t config_size;
+} abar_method;
+
+const abar_method *abar_method_find(const char *name);
+const char *const *abar_method_names(void);
+
+/* What all methods share (methods.md section 0). */
+typedef struct abar_curvature_config {
+    double stat_decay;  /* beta, the weight of the old value */
+    int64_t tcov, tinv; /* steps between statistics, between refreshes */
+    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
+    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
+    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
+} abar_curvature_config;
+
+extern const abar_option abar_curvature_options[];
+
+/* One row per map, for `abar models --optim`, logs and reports. */
+typedef struct abar_map_info {
+    const char *layer;
+    int64_t group, rows, columns; /* of the preconditioned matrix, bias column included */
+    size_t state_bytes;
+    int64_t commits;                        /* statistics taken so far */
+    int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
+    double damping, mean_square, condition; /* rho in use, |a|^2, upper estimate; NaN: the method has none */
+    double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
+} abar_map_info;
+
+typedef void (*abar_map_visitor)(void *user, const abar_map_info *map);
+
+typedef struct abar_phase_times {
+    double observe, refresh, apply; /* seconds since creation */
+    double kl_scale;                /* of the last step; 1 without a KL clip */
+} abar_phase_times;
+
+/* Called with every state tensor of an optimizer. */
+typedef abar_status (*abar_state_visitor)(void *user, const char *name, const abar_tensor *tensor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
