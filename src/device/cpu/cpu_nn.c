@@ -2,8 +2,8 @@
 #include "device/cpu/cpu_nn.h"
 
 const abar__op_impl *const abar__cpu_nn[] = {
-    &abar__cpu_reorder,       &abar__cpu_linear,        &abar__cpu_conv_lanes,
-    &abar__cpu_conv_winograd, &abar__cpu_conv_onednn,   &abar__cpu_conv_lanes_any,
+    &abar__cpu_reorder,       &abar__cpu_linear,        &abar__cpu_conv_winograd,
+    &abar__cpu_conv_lanes,    &abar__cpu_conv_onednn,   &abar__cpu_conv_lanes_any,
     &abar__cpu_batch_norm,    &abar__cpu_layer_norm,    &abar__cpu_activation,
     &abar__cpu_pool,          &abar__cpu_add,           &abar__cpu_concat,
     &abar__cpu_flatten,       &abar__cpu_shortcut,      &abar__cpu_dropout,
