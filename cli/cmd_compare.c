@@ -305,7 +305,8 @@ static void say_finished(watcher *w)
     say_table(w->compare, &w->line);
     say_old_failures(w);
     print_shell_word(folder, sizeof folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\n\nNext:\n", dir, dir, dir);
+    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\nCheckpoints: %s/OPTIM-sSEED/\n\nNext:\n",
+            dir, dir, dir, dir);
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 
@@ -364,7 +365,9 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
     const char *labels[ABAR_COMPARE_METHODS_MAX];
     int code = flags_recipes(c, &list);
     if (code) return code;
-    code = flags_read_list(c, flags, &list, NULL);
+    abar_status status = ABAR_OK;
+    for (int i = 1; i < list.n && status >= 0; i++) status = abar_compare_align(c->ctx, list.setup[0], list.setup[i]);
+    code = status < 0 ? cli_fail_usage(c, status) : flags_read_list(c, flags, &list, NULL);
     if (!code) {
         c->quiet = flags->quiet;
         flags->own_folder = !flags->out[0];
@@ -376,7 +379,7 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
                                       .labels = labels,
                                       .methods = list.n,
                                       .seeds = flags->seeds};
-        abar_status status = abar_compare_create(c->ctx, &config, events, out);
+        status = abar_compare_create(c->ctx, &config, events, out);
         if (status < 0) code = cli_fail_usage(c, status);
     }
     setup_list_destroy(c, &list);

@@ -73,6 +73,10 @@ typedef struct abar_compare_events {
     void *user;
 } abar_compare_events;
 
+/* Gives a setup every setting of another's that must be equal in a comparison: recipes may want fewer epochs for one
+ * optimizer than for the next. */
+abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_setup *setup);
+
 /* Refuses setups that differ in more than their optimizers and how those are driven, and folders that hold a comparison
  * already. Copies what it is given. Nothing appears on disk before the first run is ready to train. */
 abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *config, const abar_compare_events *events,

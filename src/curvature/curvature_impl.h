@@ -1,6 +1,7 @@
-/* The inside of curvature. The frame (curvature.c) keeps, for every map, the averages a method asks for: sums pending over
- * micro-batches, checked and committed at the step (methods.md section 0); and it decides when to refresh. A method says what
- * it keeps, adds to the sums, derives what it needs from the averages, and preconditions. mac.c is the one to read first. */
+/* The inside of curvature. The frame (maps.c, curvature.c) keeps, for every map, the averages a method asks for: sums pending
+ * over micro-batches, checked and committed at the step (methods.md section 0); and it decides when to refresh. A method says
+ * what it keeps, adds to the sums, derives what it needs from the averages, and preconditions. mac.c is the one to read first.
+ */
 #ifndef ABAR_CURVATURE_IMPL_H
 #define ABAR_CURVATURE_IMPL_H
 
@@ -35,7 +36,7 @@ typedef struct abar__map_shape {
     abar__average_desc number; /* one more average: a single number, summed in double on the host; n unused */
     abar__derived_desc derived[ABAR_DERIVED_MAX];
     bool dense;     /* preconditioned by apply; otherwise described, and done within the update pass */
-    size_t scratch; /* bytes of device memory during observe, refresh or apply */
+    size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
 /* Whole numbers and reals of a map that a checkpoint keeps. */
@@ -113,22 +114,19 @@ struct abar__curvature {
     void *method_config;
     size_t config_bytes;
     abar__map *maps;
-    int n_maps, maps_capacity;
+    int n_maps, maps_capacity, n_layers;
     int64_t k;         /* optimizer steps so far, skipped ones included */
     double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
     double base_lr;
     void *state;   /* all averages, pending sums and derived tensors */
     void *scratch; /* the largest any map asked for */
-    void *joined;  /* twice (out, d) of the largest dense map: G and its preconditioned form */
-    size_t state_bytes, scratch_bytes, joined_bytes;
+    void *spare;   /* what of it is free during apply */
+    size_t state_bytes, scratch_bytes;
     char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */
     size_t names_bytes, label_bytes;
     abar_phase_times times;
     bool measure;
 };
-
-extern const abar__curvature_ops abar__method_mac, abar__method_smac, abar__method_foof, abar__method_kfac, abar__method_eva,
-    abar__method_lngd;
 
 const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of that name */
 
@@ -169,9 +167,15 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse);
 /* Bytes that these calls of the stats table need for this map: the largest. */
-enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4, ABAR_SCRATCH_SANDWICH = 8 };
+enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4 };
 size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
+
+/* Of n elements in a piece of state, rounded up to whole cache lines. */
+static inline size_t abar__vector_bytes(const abar__curvature *cv, int64_t n)
+{
+    return abar__round_up((size_t)n * abar__element(cv), ABAR_ALIGN);
+}
 
 #endif

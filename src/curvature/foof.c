@@ -23,7 +23,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     out->average[A] = (abar__average_desc){.name = "A", .n = map->d, .square = true, .per = ABAR_PER_ROW};
     out->derived[A_INVERSE] = (abar__derived_desc){"A_inverse", map->d * map->d};
     out->dense = true;
-    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
 }
 
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
@@ -40,7 +40,7 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
 
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 {
-    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[A_INVERSE], false, out, cv->scratch);
+    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[A_INVERSE], false, out, cv->spare);
 }
 
 const abar__curvature_ops abar__method_foof = {

@@ -49,7 +49,7 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-#define SCRATCH (ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_SANDWICH | ABAR_SCRATCH_EIGEN | ABAR_SCRATCH_INVERT)
+#define SCRATCH (ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_EIGEN | ABAR_SCRATCH_INVERT)
 
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
@@ -67,7 +67,8 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     }
     out->dense = true;
     out->scratch = abar__scratch_bytes(cv, map, SCRATCH);
-    if (!eigen) out->scratch += (size_t)(map->out * map->out) * abar__element(cv); /* P's new inverse, until A's is there */
+    out->scratch +=
+        abar__vector_bytes(cv, map->out * map->out) + abar__vector_bytes(cv, map->out); /* P's new, until A's is there */
 }
 
 /* Sums of P are divided by N at the commit. expand wants R E[p pᵀ] = (1/N) Σ p pᵀ as it is; reduce wants E_n[p̄_n p̄_nᵀ], and
@@ -86,13 +87,18 @@ static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
     cv->stats->grad_mean_product(cv->dev, &summed, map->pending[P], cv->scratch);
 }
 
+/* Both factors are renewed, or neither: where P's waits until A's is there. */
+static void *new_p(const abar__curvature *cv, const abar__map *map)
+{
+    return (char *)cv->scratch + abar__scratch_bytes(cv, map, SCRATCH);
+}
+
 static bool refresh_cholesky(abar__curvature *cv, abar__map *map, double unbias, double rho)
 {
     double trace_a = unbias * cv->stats->trace(cv->dev, map->d, map->average[A]) / (double)map->d;
     double trace_p = unbias * cv->stats->trace(cv->dev, map->out, map->average[P]) / (double)map->out;
     double pi = trace_a > 0.0 && trace_p > 0.0 ? fmin(fmax(sqrt(trace_a / trace_p), 1e-5), 1e5) : 1.0;
-    /* both factors are renewed, or neither */
-    void *p_inverse = (char *)cv->scratch + abar__scratch_bytes(cv, map, SCRATCH);
+    void *p_inverse = new_p(cv, map);
     if (!abar__curvature_invert(cv, map, map->out, map->average[P], unbias, sqrt(rho) / pi, p_inverse)) return false;
     if (!abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE]))
         return false;
@@ -102,10 +108,14 @@ static bool refresh_cholesky(abar__curvature *cv, abar__map *map, double unbias,
 
 static bool refresh_eigen(abar__curvature *cv, abar__map *map, double unbias)
 {
-    return cv->stats->eigen(cv->dev, map->d, map->average[A], unbias, map->derived[A_VALUES], map->derived[A_VECTORS],
-                            cv->scratch) &&
-           cv->stats->eigen(cv->dev, map->out, map->average[P], unbias, map->derived[P_VALUES], map->derived[P_VECTORS],
-                            cv->scratch);
+    const abar__stats_ops *stats = cv->stats;
+    void *vectors = new_p(cv, map), *values = (char *)vectors + abar__vector_bytes(cv, map->out * map->out);
+    if (!stats->eigen(cv->dev, map->out, map->average[P], unbias, values, vectors, cv->scratch)) return false;
+    if (!stats->eigen(cv->dev, map->d, map->average[A], unbias, map->derived[A_VALUES], map->derived[A_VECTORS], cv->scratch))
+        return false;
+    stats->affine(cv->dev, map->out, values, 1.0, 0.0, map->derived[P_VALUES]);
+    stats->affine(cv->dev, map->out * map->out, vectors, 1.0, 0.0, map->derived[P_VECTORS]);
+    return true;
 }
 
 static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
@@ -121,13 +131,13 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     const abar__stats_ops *stats = cv->stats;
     const int64_t m = map->out, n = map->d;
     if (c->inverse == CHOLESKY) {
-        stats->sandwich(cv->dev, m, n, map->derived[P_INVERSE], false, g, map->derived[A_INVERSE], false, out, cv->scratch);
+        stats->sandwich(cv->dev, m, n, map->derived[P_INVERSE], false, g, map->derived[A_INVERSE], false, out, cv->spare);
         return;
     }
     /* rows of the vectors are eigenvectors: V_P G V_Aᵀ is G in the eigenbasis */
-    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], false, g, map->derived[A_VECTORS], true, out, cv->scratch);
+    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], false, g, map->derived[A_VECTORS], true, out, cv->spare);
     stats->divide_outer(cv->dev, m, n, out, map->derived[P_VALUES], map->derived[A_VALUES], c->damping);
-    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->scratch);
+    stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->spare);
 }
 
 static double kl_clip(const abar__curvature *cv)

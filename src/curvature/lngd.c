@@ -59,7 +59,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     out->derived[PHI_INVERSE] = (abar__derived_desc){"Phi_inverse", map->d * map->d};
     out->derived[PSI_RECIPROCAL] = (abar__derived_desc){"Psi_reciprocal", map->out};
     out->dense = true;
-    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
 }
 
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
@@ -92,9 +92,11 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     const double psi = denominator > 0.0 ? 1.0 / denominator : 0.0;
     const double damping_psi = within(psi * stats->sum(cv->dev, map->out, map->average[PSI]) / (double)map->out, c);
     const double damping_phi = within(unbias * stats->trace(cv->dev, map->d, map->average[PHI]) / (double)map->d, c);
+    if (!abar__curvature_invert(cv, map, map->d, map->average[PHI], unbias, damping_phi, map->derived[PHI_INVERSE]))
+        return false;
     map->real[ABAR_REAL_DAMPING] = damping_phi;
     stats->reciprocal(cv->dev, map->out, map->average[PSI], psi, damping_psi, map->derived[PSI_RECIPROCAL]);
-    return abar__curvature_invert(cv, map, map->d, map->average[PHI], unbias, damping_phi, map->derived[PHI_INVERSE]);
+    return true;
 }
 
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
@@ -102,7 +104,7 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     const lngd_config *c = cv->method_config;
     const abar__stats_ops *stats = cv->stats;
     const int64_t count = map->out * map->d;
-    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->scratch);
+    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->spare);
     stats->scale_rows(cv->dev, map->out, map->d, out, map->derived[PSI_RECIPROCAL], 1.0);
     double inner = stats->dot(cv->dev, count, out, g) * cv->grad_scale * cv->grad_scale;
     stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);

@@ -51,7 +51,7 @@ void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, con
         out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "aa", .n = map->d, .square = true, .per = ABAR_PER_ROW};
         out->derived[ABAR_MEAN_U] = (abar__derived_desc){"inverse", map->d * map->d};
         out->dense = true;
-        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT | ABAR_SCRATCH_SANDWICH);
+        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
         return;
     }
     bool adaptive;
@@ -94,7 +94,7 @@ void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__m
 
 void abar__mean_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 {
-    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[ABAR_MEAN_U], false, out, cv->scratch);
+    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[ABAR_MEAN_U], false, out, cv->spare);
     cv->stats->affine(cv->dev, map->out * map->d, out, map->real[ABAR_REAL_DAMPING], 0.0, out);
 }
 

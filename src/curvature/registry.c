@@ -1,11 +1,24 @@
-/* The curvature methods of this build. A new one is a file and a line in each of the two lists. */
+/* The curvature methods of this build. A new one is a file and a line here. */
 #include "curvature/curvature_impl.h"
 
 #include <string.h>
 
-static const abar__curvature_ops *const methods[] = {&abar__method_mac,  &abar__method_smac, &abar__method_foof,
-                                                     &abar__method_kfac, &abar__method_eva,  &abar__method_lngd};
-static const char *const names[] = {"mac", "smac", "foof", "kfac", "eva", "lngd", NULL};
+#define EACH_METHOD(USE) \
+    USE(mac)             \
+    USE(smac)            \
+    USE(foof)            \
+    USE(kfac)            \
+    USE(eva)             \
+    USE(lngd)
+
+#define DECLARED(method) extern const abar__curvature_ops abar__method_##method;
+#define LISTED(method) &abar__method_##method,
+#define NAMED(method) #method,
+
+EACH_METHOD(DECLARED)
+
+static const abar__curvature_ops *const methods[] = {EACH_METHOD(LISTED)};
+static const char *const names[] = {EACH_METHOD(NAMED) NULL};
 
 const char *const *abar_method_names(void) { return names; }
 

@@ -89,7 +89,7 @@ typedef struct abar__stats_ops {
     void (*affine)(abar_device *dev, int64_t n, const void *x, double scale, double shift, void *y); /* y = scale x + shift */
     void (*reciprocal)(abar_device *dev, int64_t n, const void *x, double scale, double shift,
                        void *y); /* 1 / (scale x + shift) */
-    /* x_ij /= rows_i * columns_j + shift */
+    /* x_ij /= rows_i * columns_j + shift, negative rows and columns (rounding) taken as 0 */
     void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift);
     double (*sum)(abar_device *dev, int64_t n, const void *x);
     /* <G, G>, <G^, G> and <G^, G^> of a map (out, in) with bias (out; NULL: none), G^ as pre describes it. */

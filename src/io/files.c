@@ -3,6 +3,7 @@
 #include "io/io.h"
 #include "io/files_impl.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -235,6 +236,23 @@ abar_status abar__folder_make(abar_context *ctx, const char *path)
     return status;
 }
 
+/* "state.safetensors.tmp-4711" */
+static bool is_temporary(const char *name)
+{
+    const char *mark = strstr(name, ".tmp-");
+    return mark && mark[5] && strspn(mark + 5, "0123456789") == strlen(mark + 5);
+}
+
+/* Removes what killed processes left half written; the lock says that nobody is writing now. */
+static void sweep(const char *dir)
+{
+    DIR *folder = opendir(dir);
+    if (!folder) return;
+    for (struct dirent *entry; (entry = readdir(folder));)
+        if (is_temporary(entry->d_name)) unlinkat(dirfd(folder), entry->d_name, 0);
+    closedir(folder);
+}
+
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd)
 {
     *out_fd = -1;
@@ -249,8 +267,10 @@ abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd)
         status = abar__fail_errno(ctx, path.data, error);
     abar__text_free(ctx, &path);
     if (status < 0 && fd >= 0) close(fd);
-    if (status == ABAR_OK) *out_fd = fd;
-    return status;
+    if (status < 0) return status;
+    sweep(dir);
+    *out_fd = fd;
+    return ABAR_OK;
 }
 
 void abar__folder_unlock(int fd)

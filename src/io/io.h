@@ -41,7 +41,8 @@ abar_status abar__file_replace(abar_context *ctx, const char *path, const void *
 abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, abar__text *out);
 /* mkdir -p. */
 abar_status abar__folder_make(abar_context *ctx, const char *path);
-/* An exclusive lock on DIR/.lock that dies with the process. ABAR_E_BUSY when another process holds it. */
+/* An exclusive lock on DIR/.lock that dies with the process. ABAR_E_BUSY when another process holds it. Temporary files that a
+ * killed process left in DIR are removed. */
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd);
 void abar__folder_unlock(int fd);
 

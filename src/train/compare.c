@@ -25,6 +25,25 @@ static bool may_differ(const char *name)
     return false;
 }
 
+abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_setup *setup)
+{
+    abar_setup_table from[ABAR_SETUP_TABLES_MAX], to[ABAR_SETUP_TABLES_MAX];
+    abar_setup_tables(with, from);
+    abar_setup_tables(setup, to);
+    if (with->model != setup->model)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "compare: %s and %s are two models, compare optimizers on one",
+                          with->model->name, setup->model->name);
+    for (int i = 0; i < 2; i++) { /* the run's own settings, and the model's */
+        for (const abar_option *o = from[i].options; o->name; o++) {
+            char value[ABAR_OPTION_TEXT_MAX];
+            if (may_differ(o->name)) continue;
+            ABAR_TRY(abar_options_get(ctx, from[i].options, from[i].config, o->name, value, sizeof value));
+            ABAR_TRY(abar_options_set(ctx, to[i].options, to[i].config, o->name, value));
+        }
+    }
+    return ABAR_OK;
+}
+
 static abar_status check_same_table(const abar_compare *c, int m, const abar_setup_table *first, const abar_setup_table *other)
 {
     for (const abar_option *o = first->options; o->name; o++) {
@@ -223,20 +242,20 @@ void abar_compare_destroy(abar_compare *c)
 
 /* ---- watching --------------------------------------------------------------------------------------------------- */
 
-/* What is left of this run, and for every other what its method's runs took; where none has ended yet, what the others'
- * took. */
-static double seconds_left(const abar_compare *c, double so_far, double left)
+/* What is left of this run (NULL: it has ended), and for every other what its method's runs took; where none of these has
+ * ended yet, what all others took. */
+static double seconds_left(const abar_compare *c, const abar_progress *p)
 {
-    double sum = so_far + left, total = left;
-    int64_t ended = 1;
+    double sum = p ? p->seconds + p->seconds_left : 0.0, total = p ? p->seconds_left : 0.0;
+    int64_t known = p ? 1 : 0;
     for (int m = 0; m < c->methods; m++) {
         sum += c->method[m].seconds;
-        ended += c->method[m].ended;
+        known += c->method[m].ended;
     }
+    double usual = known > 0 ? sum / (double)known : 0.0;
     for (int i = c->at + 1; i < c->runs; i++) {
         const abar__compare_method *method = &c->method[i % c->methods];
-        if (c->record[i].run.ended) continue;
-        total += method->ended ? method->seconds / (double)method->ended : sum / (double)ended;
+        if (!c->record[i].run.ended) total += method->ended > 0 ? method->seconds / (double)method->ended : usual;
     }
     return total;
 }
@@ -262,8 +281,8 @@ static void tell(const abar_compare *c, const abar_progress *training, const aba
                                .seed = run->seed,
                                .training = training,
                                .result = result,
-                               .done = share_done(c, training)};
-    p.seconds_left = training ? seconds_left(c, training->seconds, training->seconds_left) : seconds_left(c, 0.0, 0.0);
+                               .done = share_done(c, training),
+                               .seconds_left = seconds_left(c, training)};
     c->events.progress(c->events.user, &p);
 }
 

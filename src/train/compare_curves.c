@@ -39,7 +39,7 @@ static int64_t common_epochs(const abar_compare *c, int method, int64_t *runs)
 /* After epoch e (from 0), over the runs i, i + stride, ... of a comparison that count. */
 static abar__curve_point point_at(const abar_compare *c, const abar__curve *curve, int first, int stride, int64_t e)
 {
-    double value[ABAR_CURVE_KINDS][ABAR_COMPARE_SEEDS_MAX], seconds = 0.0;
+    double value[ABAR_CURVE_KINDS][ABAR_COMPARE_SEEDS_MAX] = {{0.0}}, seconds = 0.0;
     int64_t n = 0;
     for (int i = first; i < c->runs; i += stride) {
         const abar__compare_record *r = &c->record[i];
@@ -218,7 +218,7 @@ static int64_t collect(const abar__curves *curves, int kind, double *out)
                 double value = curves->curve[i].point[k].mean[kind];
                 if (isfinite(value)) out[n++] = value;
             }
-    qsort(out, (size_t)n, sizeof *out, ascending);
+    if (n > 1) qsort(out, (size_t)n, sizeof *out, ascending);
     return n;
 }
 

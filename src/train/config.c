@@ -282,6 +282,13 @@ static bool is_harmless(const char *name)
     return false;
 }
 
+/* --damping between a number and adaptive, --momentum between none and some: other state is kept. */
+static bool changes_kind(const char *name, const char *before, const char *after)
+{
+    if (strcmp(name, "damping") == 0) return strcmp(before, "adaptive") == 0 || strcmp(after, "adaptive") == 0;
+    return strcmp(name, "momentum") == 0 && (strcmp(before, "0") == 0 || strcmp(after, "0") == 0);
+}
+
 static abar_status compare_table(abar_context *ctx, const abar_setup_table *was, const abar_setup_table *now, bool fixed)
 {
     for (const abar_option *o = now->options; o->name; o++) {
@@ -289,7 +296,7 @@ static abar_status compare_table(abar_context *ctx, const abar_setup_table *was,
         ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
         ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
         if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
-        bool other_kind = strcmp(before, "adaptive") == 0 || strcmp(after, "adaptive") == 0; /* of --damping: other averages */
+        bool other_kind = changes_kind(o->name, before, after);
         if (fixed || must_stay(o->name) || other_kind)
             return abar__fail(ctx, ABAR_E_ARGUMENT,
                               "--%s %.80s: the run to resume was made with %.80s, leave it out or start a new run", o->name,

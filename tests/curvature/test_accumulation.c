@@ -364,7 +364,7 @@ static unsigned refreshed(const lab *l, const lab_state *a, const lab_state *b)
         abar_map_info info = abar_optim_map(l->optim, i);
         char prefix[64];
         if (strcmp(info.layer, "block.1.conv") == 0)
-            snprintf(prefix, sizeof prefix, "curvature.%s.%d.", info.layer, (int)info.group);
+            snprintf(prefix, sizeof prefix, "curvature.%s#%d.", info.layer, (int)info.group);
         else
             snprintf(prefix, sizeof prefix, "curvature.%s.", info.layer);
         for (int k = 0; k < a->n; k++) {

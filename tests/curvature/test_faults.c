@@ -464,6 +464,11 @@ static void calibration_that_fails_can_be_made_again(void **state)
         lab_calibrate(&l);
         assert_false(abar_optim_wants_calibration(l.optim, 0));
         clean_step(&l);
+        lab_draw_batch(&l);
+        lab_set(&l.layer[0].x, 3, NAN); /* nobody looks at it any more */
+        lab_observe(&l);
+        lab_step(&l, 0.05);
+        assert_int_equal(lab_map(&l, "fc", 0).dropped, 0);
         assert_recovers(&l, options[i % 2]);
         lab_close(&l);
     }

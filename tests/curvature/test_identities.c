@@ -1,5 +1,5 @@
-/* The identities of methods.md section 10, on random shapes: what must hold whatever the numbers are. Those of convolutions are
- * in test_patches.c. */
+/* The identities of methods.md section 10, on random shapes: what must hold whatever the numbers are. Dense solvers:
+ * test_definitions.c; convolutions: test_patches.c. */
 #include "curvature_lab.h"
 
 #define EVERY_STEP "tcov=1 tinv=1 "
@@ -12,69 +12,6 @@ static void scale(double *m, int64_t n, double factor)
 }
 
 static int64_t size_of(const lab_layer *y) { return y->outputs * y->columns; }
-
-/* mean += weight * the mean row of a map. */
-static void add_mean_row(const lab *l, int64_t group, double weight, double *mean)
-{
-    const lab_layer *y = &l->layer[0];
-    const int64_t rows = l->examples * y->rows;
-    double *m = lab_rows(l, 0, group);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t k = 0; k < y->columns; k++) mean[k] += weight * m[r * y->columns + k] / (double)rows;
-    free(m);
-}
-
-/* ---- MAC against a dense solver --------------------------------------------------------------------------------------- */
-
-/* G (a aT + rho I)^-1, a = mean times unbias. */
-static double *solved(const lab *l, int64_t group, const double *mean, double unbias, double rho)
-{
-    const lab_layer *y = &l->layer[0];
-    const int64_t d = y->columns, out = y->outputs;
-    double *m = calloc((size_t)(d * d), sizeof *m), *b = calloc((size_t)(d * out), sizeof *b), *g = lab_gradient(l, 0, group);
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < d; j++) m[i * d + j] = unbias * unbias * mean[i] * mean[j] + (i == j ? rho : 0.0);
-    for (int64_t o = 0; o < out; o++)
-        for (int64_t k = 0; k < d; k++) b[k * out + o] = g[o * d + k];
-    lab_solve(d, m, out, b);
-    for (int64_t o = 0; o < out; o++)
-        for (int64_t k = 0; k < d; k++) g[o * d + k] = b[k * out + o];
-    free(m);
-    free(b);
-    return g;
-}
-
-static void check_against_solver(const char *device, uint64_t seed)
-{
-    lab l;
-    const double beta = 0.7, rho = 0.05;
-    uint64_t noise = seed;
-    lab_shape shape = lab_random_shape(&noise, "map", seed % 2);
-    lab_open(&l, device, NULL, &shape, 1, lab_pick(&noise, 1, 5), seed);
-    lab_optimizer(&l, "mac", EVERY_STEP "damping=0.05 damping-form=coupled stat-decay=0.7");
-    const lab_layer *y = &l.layer[0];
-    double *mean = calloc((size_t)(y->groups * y->columns), sizeof *mean);
-    for (int k = 0; k < 3; k++) {
-        lab_new_batch(&l);
-        lab_observed_step(&l);
-        scale(mean, y->groups * y->columns, beta);
-        for (int64_t g = 0; g < y->groups; g++) {
-            add_mean_row(&l, g, 1.0 - beta, mean + g * y->columns);
-            double *expected = solved(&l, g, mean + g * y->columns, 1.0 / (1.0 - pow(beta, k + 1)), rho);
-            double *found = lab_taken(&l, 0, g);
-            lab_check(&l, "mac coupled against the solver", found, expected, size_of(y), 1e-11, 3e-5);
-            free(expected);
-            free(found);
-        }
-    }
-    free(mean);
-    lab_close(&l);
-}
-
-static void mac_coupled_is_a_dense_solve(void **state)
-{
-    for (uint64_t seed = 1; seed <= 24; seed++) check_against_solver(*state, seed);
-}
 
 /* ---- MAC and FOOF ------------------------------------------------------------------------------------------------------- */
 
@@ -277,7 +214,7 @@ static double *average_of(lab *l, int64_t group, const char *name)
     lab_state s;
     lab_state_take(l, &s);
     const lab_layer *y = &l->layer[0];
-    const abar_tensor *t = y->groups > 1 ? lab_state_find(&s, "curvature.map.%d.average.%s", (int)group, name)
+    const abar_tensor *t = y->groups > 1 ? lab_state_find(&s, "curvature.map#%d.average.%s", (int)group, name)
                                          : lab_state_find(&s, "curvature.map.average.%s", name);
     assert_non_null(t);
     const int64_t d = t->dim[1];
@@ -445,7 +382,6 @@ static void kfac_expand_is_the_exact_fisher_block_of_a_linear_net(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON_BOTH(mac_coupled_is_a_dense_solve),
         ON_BOTH(mac_with_equal_rows_is_rho_times_foof),
         ON_BOTH(methods_with_great_damping_are_gradient_descent),
         ON_BOTH(methods_without_mean_activation_are_gradient_descent),

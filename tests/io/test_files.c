@@ -183,6 +183,21 @@ static void folder_lock_dies_with_its_holder(void **state)
     close(ready[1]);
 }
 
+static void folder_lock_sweeps_what_a_killed_process_left(void **state)
+{
+    char half[TEST_PATH], kept[TEST_PATH];
+    int fd;
+    test_path(state, "state.safetensors.tmp-4711", half);
+    test_path(state, "notes.tmp-later", kept);
+    assert_int_equal(abar__file_replace(ctx, half, "x", 1), ABAR_OK);
+    assert_int_equal(abar__file_replace(ctx, kept, "x", 1), ABAR_OK);
+    assert_int_equal(abar__folder_lock(ctx, *state, &fd), ABAR_OK);
+    assert_int_not_equal(access(half, F_OK), 0);
+    assert_int_equal(access(kept, F_OK), 0);
+    abar__folder_unlock(fd);
+    unlink(kept);
+}
+
 static void folder_lock_of_no_folder_fails(void **state)
 {
     char path[TEST_PATH];
@@ -309,6 +324,7 @@ int main(void)
         TEST(folder_make_makes_all_of_a_path),
         TEST(folder_lock_keeps_others_out),
         TEST(folder_lock_dies_with_its_holder),
+        TEST(folder_lock_sweeps_what_a_killed_process_left),
         TEST(folder_lock_of_no_folder_fails),
         TEST(jsonl_lines_are_there_at_once),
         TEST(jsonl_resumed_is_cut_to_the_checkpoint),

@@ -484,6 +484,24 @@ static void comparison_of_unequal_things_is_refused(void **state)
     drop_plan(f, &p);
 }
 
+static void aligned_setups_can_be_compared(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    abar_compare *c;
+    make_plan(f, &p, "aligned", "sgd mac", 1, TINY);
+    set(f, p.setup[1], "epochs", "7");
+    set(f, p.setup[1], "widths", "784-9-10");
+    set(f, p.setup[1], "lr", "0.25");
+    need(f, abar_compare_align(f->ctx, p.setup[0], p.setup[1]));
+    assert_int_equal(p.setup[1]->train.epochs, 2);
+    assert_near(p.setup[1]->train.lr, 0.25, 0.0); /* the optimizer's own */
+    assert_string_equal(p.setup[1]->train.optim, "mac");
+    need(f, abar_compare_create(f->ctx, &p.config, NULL, &c));
+    abar_compare_destroy(c);
+    drop_plan(f, &p);
+}
+
 static void comparison_that_cannot_begin_leaves_nothing_behind(void **state)
 {
     fixture *f = *state;
@@ -606,6 +624,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(more_seeds_leave_the_runs_there_are, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(run_that_fails_is_a_row_and_the_others_go_on, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(comparison_of_unequal_things_is_refused, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(aligned_setups_can_be_compared, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(comparison_that_cannot_begin_leaves_nothing_behind, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(folder_with_or_without_a_comparison_is_told_apart, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_fixture, drop_fixture),

@@ -298,6 +298,18 @@ static void spoil(void *user, const abar_progress *p)
     }
 }
 
+/* How many steps the curvature has counted. */
+static int64_t optimizer_steps(abar_trainer *t)
+{
+    snapshot s;
+    int64_t steps = 0;
+    take(t, &s);
+    for (int i = 0; i < s.n; i++)
+        if (strcmp(s.name[i], "curvature.steps") == 0) steps = *(int64_t *)s.bytes[i];
+    drop(&s);
+    return steps;
+}
+
 static void make_vandal(fixture *f, const abar_setup *setup, vandal *v)
 {
     abar_trainer_events events = {spoil, v};
@@ -323,6 +335,7 @@ static void steps_that_go_wrong_are_skipped_counted_and_change_nothing(void **st
         make_vandal(f, setup, &v);
         need(f, abar_trainer_run(v.trainer));
         assert_int_equal(v.trainer->at.skipped, 3);
+        assert_int_equal(optimizer_steps(v.trainer), has_method(optimizers[i]) ? 48 : 0); /* skipped ones included */
         const char *changed = difference(&v.before, &v.after, false);
         if (changed) fail_msg("%s: the skipped steps changed %s", optimizers[i], changed);
         need(f, abar_trainer_report(v.trainer, &report));

@@ -12,10 +12,10 @@ static bool all_finite(abar_device *dev, int64_t n, bool square, const void *pen
     if (square) return abar__cpu_all_finite(dev, n, square, pending, scale);
     const float *x = pending;
     const float s = (float)fmax(scale, 1.0);
-    int bad = 0; /* a number minus itself is 0 unless it is not finite */
-#pragma omp simd reduction(| : bad)
-    for (int64_t i = 0; i < n; i++) bad |= !(s * x[i] - s * x[i] == 0.0f);
-    return !bad && isfinite(s);
+    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) sum += s * x[i] - s * x[i];
+    return sum == 0.0f && isfinite(s);
 }
 
 static void commit(abar_device *dev, int64_t n, bool square, void *out, void *in, double beta, double add)
@@ -98,7 +98,8 @@ static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const
     const float *a = rows, *b = columns;
     for (int64_t i = 0; i < m; i++) {
         float *x = (float *)px + i * n;
-        for (int64_t j = 0; j < n; j++) x[j] = (float)((double)x[j] / ((double)a[i] * (double)b[j] + shift));
+        for (int64_t j = 0; j < n; j++)
+            x[j] = (float)((double)x[j] / (fmax((double)a[i], 0.0) * fmax((double)b[j], 0.0) + shift));
     }
 }
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define TILE 32         /* side of the tiles in which triangles are transposed */
-#define SERIAL_SIDE 128 /* squares of smaller side are not worth waking the other threads */
+#define SERIAL_SIDE 512 /* squares of smaller side are not worth waking the other threads */
 
 /* ---- fields ------------------------------------------------------------------------------------------------------- */
 
@@ -154,14 +154,14 @@ size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r)
 
 /* ---- squares -------------------------------------------------------------------------------------------------------- */
 
-/* Rows of a lower triangle with about one part in parts of its elements: the elements before row i are about i * i / 2. */
-static abar__range triangle_rows(int64_t n, int64_t parts, int64_t me)
+static int64_t triangle_cut(int64_t n, int64_t unit, int64_t parts, int64_t me)
 {
-    abar__range r = {0, 0};
-    while (r.begin < n && r.begin * r.begin * parts < n * n * me) r.begin++;
-    r.end = r.begin;
-    while (r.end < n && r.end * r.end * parts < n * n * (me + 1)) r.end++;
-    return r;
+    return me == parts ? n : (int64_t)((double)n * sqrt((double)me / (double)parts)) / unit * unit;
+}
+
+abar__range abar__triangle_share(int64_t n, int64_t unit, int64_t parts, int64_t me)
+{
+    return (abar__range){triangle_cut(n, unit, parts, me), triangle_cut(n, unit, parts, me + 1)};
 }
 
 static int square_threads(const abar_device *dev, int64_t n) { return n < SERIAL_SIDE ? 1 : dev->threads; }
@@ -170,16 +170,16 @@ bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *
 {
     (void)square;
     const float *x = pending, s = (float)fmax(scale, 1.0);
-    int bad = 0; /* a number minus itself is 0 unless it is not finite */
-#pragma omp parallel num_threads(square_threads(dev, n)) reduction(| : bad)
+    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
+#pragma omp parallel num_threads(square_threads(dev, n)) reduction(+ : sum)
     {
-        const abar__range rows = triangle_rows(n, omp_get_num_threads(), omp_get_thread_num());
+        const abar__range rows = abar__triangle_share(n, 1, omp_get_num_threads(), omp_get_thread_num());
         for (int64_t i = rows.begin; i < rows.end; i++) {
-#pragma omp simd reduction(| : bad)
-            for (int64_t j = 0; j <= i; j++) bad |= !(s * x[i * n + j] - s * x[i * n + j] == 0.0f);
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j <= i; j++) sum += s * x[i * n + j] - s * x[i * n + j];
         }
     }
-    return !bad && isfinite(s);
+    return sum == 0.0f && isfinite(s);
 }
 
 /* Rows of average from the columns of pending, for a tile of them. */
@@ -198,7 +198,7 @@ void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, v
     const int64_t tiles = (n + TILE - 1) / TILE;
 #pragma omp parallel num_threads(square_threads(dev, n))
     {
-        const abar__range columns = triangle_rows(tiles, omp_get_num_threads(), omp_get_thread_num());
+        const abar__range columns = abar__triangle_share(tiles, 1, omp_get_num_threads(), omp_get_thread_num());
         for (int64_t i = columns.begin; i < columns.end; i++)
             for (int64_t j = 0; j <= i; j++) commit_tile(n, average, pending, j * TILE, i * TILE, (float)beta, (float)add);
     }

@@ -18,8 +18,8 @@
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
 void spotri_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
-void dpotrf_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
-void dpotri_(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t uplo_length);
+void dpptrf_(const char *uplo, const int *n, double *packed, int *info, size_t uplo_length);
+void dpptri_(const char *uplo, const int *n, double *packed, int *info, size_t uplo_length);
 void dsyevd_(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
              const int *lwork, int *iwork, const int *liwork, int *info, size_t jobz_length, size_t uplo_length);
 
@@ -36,7 +36,7 @@ static int set_blas_threads(int threads)
 size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d)
 {
     (void)dev;
-    return abar__round_up((size_t)(d * d) * sizeof(double), ABAR_ALIGN);
+    return abar__round_up((size_t)(d * (d + 1)) * sizeof(float), ABAR_ALIGN); /* a square of floats, a triangle of doubles */
 }
 
 static bool invert_float(abar_device *dev, int64_t d, const float *average, double scale, double shift, float *a)
@@ -53,33 +53,14 @@ static bool invert_float(abar_device *dev, int64_t d, const float *average, doub
     return info == 0;
 }
 
-/* The result is rounded to float into the beginning of the same memory. */
-static bool invert_double(abar_device *dev, int64_t d, const float *average, double scale, double shift, double *a)
-{
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = i; j < d; j++) a[i * d + j] = scale * (double)average[i * d + j] + (i == j ? shift : 0.0);
-    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
-    int info = 0;
-    dpotrf_("L", &n, a, &n, &info, 1);
-    if (info == 0) dpotri_("L", &n, a, &n, &info, 1);
-    omp_set_num_threads(before);
-    if (info != 0) return false;
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < d; j++) {
-            const float rounded = j < i ? 0.0f : (float)a[i * d + j];
-            memcpy((float *)a + i * d + j, &rounded, sizeof rounded);
-        }
-    return true;
-}
-
 static bool upper_is_finite(int64_t d, const float *a)
 {
-    int bad = 0;
+    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
     for (int64_t i = 0; i < d; i++) {
-#pragma omp simd reduction(| : bad)
-        for (int64_t j = i; j < d; j++) bad |= !(a[i * d + j] - a[i * d + j] == 0.0f);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = i; j < d; j++) sum += a[i * d + j] - a[i * d + j];
     }
-    return !bad;
+    return sum == 0.0f;
 }
 
 /* Both triangles of out from the upper one of a. */
@@ -94,12 +75,29 @@ static void mirror(const abar_device *dev, int64_t d, const float *a, float *out
                     out[i * d + j] = i <= j ? a[i * d + j] : a[j * d + i];
 }
 
+/* The last resort of the ladder: in double, packed, so that it needs no more memory than float did. */
+static bool invert_double(int64_t d, const float *average, double scale, double shift, double *packed, float *inverse)
+{
+    const int n = (int)d;
+    int info = 0;
+    double *at = packed, sum = 0.0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) *at++ = scale * (double)average[i * d + j] + (i == j ? shift : 0.0);
+    dpptrf_("L", &n, packed, &info, 1);
+    if (info == 0) dpptri_("L", &n, packed, &info, 1);
+    for (const double *x = packed; x < at; x++) sum += (double)(float)*x - (double)(float)*x;
+    if (info != 0 || sum != 0.0) return false;
+    at = packed;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = i; j < d; j++) inverse[i * d + j] = inverse[j * d + i] = (float)*at++;
+    return true;
+}
+
 bool abar__cpu_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
                       void *inverse, void *scratch)
 {
-    const bool done = in_double ? invert_double(dev, d, average, scale, shift, scratch)
-                                : invert_float(dev, d, average, scale, shift, scratch);
-    if (!done || !upper_is_finite(d, scratch)) return false;
+    if (in_double) return invert_double(d, average, scale, shift, scratch, inverse);
+    if (!invert_float(dev, d, average, scale, shift, scratch) || !upper_is_finite(d, scratch)) return false;
     mirror(dev, d, scratch, inverse);
     return true;
 }

@@ -31,6 +31,10 @@ static inline abar__range abar__share(int64_t n, int64_t parts, int64_t me)
     return (abar__range){n * me / parts, n * (me + 1) / parts};
 }
 
+/* Rows of a lower triangle of side n, cut at multiples of unit, with about one part in parts of its elements: there are about
+ * i * i / 2 before row i. */
+abar__range abar__triangle_share(int64_t n, int64_t unit, int64_t parts, int64_t me);
+
 static inline int64_t abar__field_taps(const abar__field *f) { return f->window.kernel[0] * f->window.kernel[1]; }
 
 /* Element (y, x) of one channel of one image is element offset + y * row + x * column of the tensor. */

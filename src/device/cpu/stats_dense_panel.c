@@ -19,17 +19,10 @@ void abar__keep_blas_single(void)
     if (omp_get_num_threads() == 1) omp_set_num_threads(1); /* lasts until the end of the parallel region */
 }
 
-/* Row me of parts in a triangle of side d cut into equal areas, at multiples of a vector. */
-static int64_t triangle_cut(int64_t d, int64_t parts, int64_t me)
-{
-    int64_t row = me == parts ? d : (int64_t)((double)d * sqrt((double)me / (double)parts)) / 16 * 16;
-    return row;
-}
-
 void abar__triangle_add(int64_t d, int64_t rows, const float *x, int64_t x_pitch, float scale, float *square, int64_t pitch)
 {
-    const int64_t parts = omp_get_num_threads(), me = omp_get_thread_num();
-    const int64_t begin = triangle_cut(d, parts, me), n = triangle_cut(d, parts, me + 1) - begin;
+    const abar__range mine = abar__triangle_share(d, 16, omp_get_num_threads(), omp_get_thread_num());
+    const int64_t begin = mine.begin, n = mine.end - mine.begin;
     if (n <= 0 || rows <= 0) return;
     if (begin > 0)
         cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (blasint)n, (blasint)begin, (blasint)rows, scale, x + begin,

@@ -385,14 +385,15 @@ static void put_item(const shift *s, const item *i, float *cells, float *windows
     }
 }
 
-/* The calling thread's items. */
+/* The calling thread's items: consecutive ones, for they have the same blocks of channels, and those the same cache lines. */
 static void put_part(const shift *s, const pass *p)
 {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    const int64_t me = omp_get_thread_num();
+    const abar__range mine = abar__share(p->items, omp_get_num_threads(), me);
     float *cells = s->cells;
     item i = p->first;
     for (int64_t n = 0; n < p->items; n++, advance(s, &i)) {
-        if (n % team == me) put_item(s, &i, cells, s->windows + me * s->windows_size);
+        if (n >= mine.begin && n < mine.end) put_item(s, &i, cells, s->windows + me * s->windows_size);
         cells += cells_of(s, &i) * s->cell;
     }
 }

@@ -402,7 +402,7 @@ static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const
     double *x = px;
     const double *a = rows, *b = columns;
     for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) x[i * n + j] /= a[i] * b[j] + shift;
+        for (int64_t j = 0; j < n; j++) x[i * n + j] /= fmax(a[i], 0.0) * fmax(b[j], 0.0) + shift;
 }
 
 static void compare(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,

@@ -1,0 +1,382 @@
+/* Which maps there are, what is kept for each and where, and how to look at it: everything about a curvature but its running.
+ */
+#include "curvature/curvature_impl.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LABEL_EXTRA 64 /* what a state tensor's name has beside its layer's */
+
+const abar_option abar_curvature_options[] = {
+    {.name = "stat-decay",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(abar_curvature_config, stat_decay),
+     .fallback = "0.95",
+     .min = 0.0,
+     .max = 0.999999,
+     .help = "weight of the old value in the averages of statistics"},
+    {.name = "tcov",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(abar_curvature_config, tcov),
+     .fallback = "5",
+     .min = 1,
+     .max = 1e9,
+     .help = "steps from one taking of statistics to the next"},
+    {.name = "tinv",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(abar_curvature_config, tinv),
+     .fallback = "50",
+     .min = 1,
+     .max = 1e9,
+     .help = "steps from one refresh of what is derived from them to the next"},
+    {.name = "refresh",
+     .type = ABAR_OPTION_CHOICE,
+     .offset = offsetof(abar_curvature_config, refresh),
+     .fallback = "together",
+     .choices = "together|spread",
+     .help = "refresh all layers in one step, or spread them over the steps"},
+    {.name = "pgrad",
+     .type = ABAR_OPTION_CHOICE,
+     .offset = offsetof(abar_curvature_config, pgrad),
+     .fallback = "batch-mean",
+     .choices = "batch-mean|per-example",
+     .help = "scale of the output gradients that statistics see"},
+    {.name = "skip-layers",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(abar_curvature_config, skip_layers),
+     .fallback = "",
+     .help = "layers left alone: names with * and ?, joined by commas"},
+    {.name = NULL},
+};
+
+/* ---- maps ------------------------------------------------------------------------------------------------------- */
+
+/* Does the pattern (up to its end or a comma) fit the whole name? */
+static bool fits(const char *pattern, const char *name)
+{
+    if (*pattern == '\0' || *pattern == ',') return *name == '\0';
+    if (*pattern == '*') return fits(pattern + 1, name) || (*name && fits(pattern, name + 1));
+    return *name && (*pattern == '?' || *pattern == *name) && fits(pattern + 1, name + 1);
+}
+
+static bool is_skipped(const char *patterns, const char *name)
+{
+    for (const char *at = patterns; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (fits(at, name)) return true;
+    return false;
+}
+
+static bool has_bias(const abar_layer *l) { return l->bias.ndim > 0; }
+
+static abar_status check_layer(abar_context *ctx, const abar_layer *l)
+{
+    bool conv = l->weight.ndim == 4;
+    if (!l->name || !*l->name) return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: a layer has no name");
+    if (!conv && l->weight.ndim != 2)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "curvature: the weight of %s has %d dimensions, give 2 (linear) or 4 (convolution)", l->name,
+                          l->weight.ndim);
+    int64_t out = l->weight.dim[0], groups = conv ? l->window.groups : 1;
+    if (groups < 1 || out % groups)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s: %lld groups do not divide %lld outputs", l->name,
+                          (long long)groups, (long long)out);
+    if (conv && (l->window.kernel[0] != l->weight.dim[2] || l->window.kernel[1] != l->weight.dim[3]))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s: the window's kernel is not the weight's", l->name);
+    if (has_bias(l) && abar_tensor_count(&l->bias) != out)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: the bias of %s does not fit its weight", l->name);
+    return ABAR_OK;
+}
+
+static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, int64_t group, abar__map *map)
+{
+    bool conv = l->weight.ndim == 4;
+    int64_t groups = conv ? l->window.groups : 1, out = l->weight.dim[0] / groups;
+    int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0];
+    size_t element = abar__element(cv);
+    *map = (abar__map){.layer = layer,
+                       .group = group,
+                       .in = in,
+                       .d = in + (has_bias(l) ? 1 : 0),
+                       .out = out,
+                       .bias = has_bias(l),
+                       .first = l->reads_network_input,
+                       .window = conv ? l->window : abar_window_unit(),
+                       .convolution = conv,
+                       .cosine = NAN,
+                       .ratio = NAN};
+    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;
+    if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(group * out * in) * element;
+    if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)(group * out) * element;
+    cv->ops->shape(cv, map, &map->shape);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Hands out a map's tensors from state, or only counts where state is NULL. Returns the bytes used. */
+static size_t place_state(const abar__curvature *cv, abar__map *map, char *state)
+{
+    size_t at = 0, element = abar__element(cv);
+    for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
+        const abar__average_desc *a = &map->shape.average[i];
+        if (!a->name) continue;
+        map->average[i] = state + at;
+        if (a->square) { /* pending interleaves one row further */
+            map->pending[i] = state + at + (size_t)a->n * element;
+            at += abar__vector_bytes(cv, (a->n + 1) * a->n);
+        } else {
+            at += abar__vector_bytes(cv, a->n);
+            map->pending[i] = state + at;
+            at += abar__vector_bytes(cv, a->n);
+        }
+    }
+    for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
+        if (!map->shape.derived[i].name) continue;
+        map->derived[i] = state + at;
+        at += abar__vector_bytes(cv, map->shape.derived[i].n);
+    }
+    return at;
+}
+
+size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls)
+{
+    const abar__stats_ops *stats = cv->stats;
+    const int64_t side = map->d > map->out ? map->d : map->out;
+    const abar__rows rows = {
+        .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
+    size_t need[] = {calls & ABAR_SCRATCH_PRODUCT ? stats->product_scratch(cv->dev, &rows) : 0,
+                     calls & ABAR_SCRATCH_INVERT ? stats->invert_scratch(cv->dev, side) : 0,
+                     calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
+    return most;
+}
+
+static void count_memory(abar__curvature *cv)
+{
+    for (int i = 0; i < cv->n_maps; i++) {
+        abar__map *map = &cv->maps[i];
+        cv->state_bytes += place_state(cv, map, NULL);
+        size_t apply = map->shape.dense ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
+        size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
+        if (need > cv->scratch_bytes) cv->scratch_bytes = need;
+    }
+}
+
+static abar_status take_memory(abar__curvature *cv)
+{
+    ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
+    ABAR_TRY(abar_device_alloc(cv->dev, cv->scratch_bytes, &cv->scratch));
+    char *at = cv->state;
+    for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
+    return ABAR_OK;
+}
+
+/* ---- creating ----------------------------------------------------------------------------------------------------- */
+
+static abar_status find_method(abar_context *ctx, const char *name, const abar__curvature_ops **out)
+{
+    *out = abar__method_find(name);
+    if (*out) return ABAR_OK;
+    const char *near = abar_nearest_name(name, abar_method_names());
+    return abar__fail(ctx, ABAR_E_NOT_FOUND, "optimizer %s: no such curvature method%s%s", name, near ? ", did you mean " : "",
+                      near ? near : "");
+}
+
+static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wish)
+{
+    abar_context *ctx = cv->dev->ctx;
+    const abar_method *method = &cv->ops->method;
+    if (wish->common)
+        cv->config = *wish->common;
+    else
+        abar_options_default(abar_curvature_options, &cv->config);
+    ABAR_TRY(abar__options_check(ctx, method->name, abar_curvature_options, &cv->config));
+    cv->config_bytes = method->config_size;
+    ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
+    if (wish->method_config)
+        memcpy(cv->method_config, wish->method_config, cv->config_bytes);
+    else
+        abar_options_default(method->options, cv->method_config);
+    ABAR_TRY(abar__options_check(ctx, method->name, method->options, cv->method_config));
+    return cv->ops->check ? cv->ops->check(ctx, cv->method_config) : ABAR_OK;
+}
+
+static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
+{
+    abar_context *ctx = cv->dev->ctx;
+    size_t longest = 0;
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        ABAR_TRY(check_layer(ctx, &layers[i]));
+        for (int j = 0; j < i; j++)
+            if (strcmp(layers[i].name, layers[j].name) == 0)
+                return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: two layers are called %s, rename one", layers[i].name);
+        size_t length = strlen(layers[i].name) + 1;
+        cv->names_bytes += length;
+        longest = length > longest ? length : longest;
+        count += layers[i].weight.ndim == 4 ? (int)layers[i].window.groups : 1;
+    }
+    cv->label_bytes = longest + LABEL_EXTRA;
+    cv->names_bytes += cv->label_bytes;
+    ABAR_TRY(abar__alloc(ctx, cv->names_bytes, (void **)&cv->names));
+    ABAR_TRY(abar__alloc(ctx, (size_t)count * sizeof *cv->maps, (void **)&cv->maps));
+    cv->maps_capacity = count;
+    char *name = cv->names;
+    for (int i = 0; i < n; i++) {
+        if (is_skipped(cv->config.skip_layers, layers[i].name)) continue;
+        int64_t groups = layers[i].weight.ndim == 4 ? layers[i].window.groups : 1;
+        strcpy(name, layers[i].name);
+        for (int64_t g = 0; g < groups; g++) {
+            abar__map *map = &cv->maps[cv->n_maps++];
+            describe_map(cv, &layers[i], i, g, map);
+            map->name = name;
+        }
+        name += strlen(name) + 1;
+    }
+    return ABAR_OK;
+}
+
+/* Everything but the device's memory. */
+static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
+{
+    const abar__curvature_ops *ops;
+    ABAR_TRY(find_method(dev->ctx, wish->method, &ops));
+    if (wish->n_layers < 0 || (wish->n_layers > 0 && !wish->layers))
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", wish->method);
+    abar__curvature *cv;
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
+    *cv = (abar__curvature){.dev = dev,
+                            .stats = dev->ops->stats,
+                            .ops = ops,
+                            .n_layers = wish->n_layers,
+                            .base_lr = wish->base_lr,
+                            .grad_scale = 1.0};
+    cv->times.kl_scale = 1.0;
+    abar_status status = configure(cv, wish);
+    if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);
+    if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
+    if (status < 0) {
+        abar__curvature_destroy(cv);
+        return status;
+    }
+    count_memory(cv);
+    *out = cv;
+    return ABAR_OK;
+}
+
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
+{
+    *out = NULL;
+    abar__curvature *cv;
+    ABAR_TRY(prepare(dev, wish, &cv));
+    abar_status status = take_memory(cv);
+    if (status < 0) {
+        abar__curvature_destroy(cv);
+        return status;
+    }
+    *out = cv;
+    return ABAR_OK;
+}
+
+void abar__curvature_destroy(abar__curvature *cv)
+{
+    if (!cv) return;
+    abar_context *ctx = cv->dev->ctx;
+    abar_device_free(cv->dev, cv->state, cv->state_bytes);
+    abar_device_free(cv->dev, cv->scratch, cv->scratch_bytes);
+    abar__free(ctx, cv->maps, (size_t)cv->maps_capacity * sizeof *cv->maps);
+    abar__free(ctx, cv->names, cv->names_bytes);
+    abar__free(ctx, cv->method_config, cv->config_bytes);
+    abar__free(ctx, cv, sizeof *cv);
+}
+
+size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state_bytes + cv->scratch_bytes; }
+
+size_t abar__curvature_bytes(const abar__curvature *cv)
+{
+    return sizeof *cv + abar__curvature_state_bytes(cv) + (size_t)cv->maps_capacity * sizeof *cv->maps + cv->names_bytes +
+           cv->config_bytes;
+}
+
+size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps)
+{
+    abar__curvature *cv;
+    if (prepare(dev, wish, &cv) < 0) return 0;
+    size_t bytes = abar__curvature_bytes(cv);
+    *maps = cv->n_maps;
+    abar__curvature_destroy(cv);
+    return bytes;
+}
+
+/* ---- looking inside ----------------------------------------------------------------------------------------------- */
+
+/* "curvature.LAYER.PART", or with groups "curvature.LAYER#GROUP.PART". Good until the next call. */
+static const char *label(const abar__curvature *cv, const abar__map *map, const char *kind, const char *part)
+{
+    char group[24] = "", *text = cv->names + cv->names_bytes - cv->label_bytes;
+    if (map->window.groups > 1) snprintf(group, sizeof group, "#%lld", (long long)map->group);
+    snprintf(text, cv->label_bytes, "curvature.%s%s.%s%s", map->name, group, kind, part);
+    return text;
+}
+
+static abar_status visit_map(abar__curvature *cv, abar__map *map, abar_state_visitor visit, void *user)
+{
+    const abar_dtype dtype = cv->dev->ops->dtype;
+    for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
+        const abar__average_desc *a = &map->shape.average[i];
+        if (!a->name) continue;
+        int64_t dim[2] = {a->square ? a->n + 1 : a->n, a->n}; /* a square with the triangle of its pending sum */
+        abar_tensor t = abar_tensor_wrap(cv->dev, map->average[i], dtype, a->square ? 2 : 1, dim);
+        ABAR_TRY(visit(user, label(cv, map, "average.", a->name), &t));
+    }
+    for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
+        const abar__derived_desc *d = &map->shape.derived[i];
+        if (!d->name) continue;
+        abar_tensor t = abar_tensor_wrap(cv->dev, map->derived[i], dtype, 1, &d->n);
+        ABAR_TRY(visit(user, label(cv, map, "", d->name), &t));
+    }
+    abar_tensor counts = abar_tensor_wrap(NULL, map->count, ABAR_I64, 1, (int64_t[]){ABAR_COUNTS});
+    abar_tensor reals = abar_tensor_wrap(NULL, map->real, ABAR_F64, 1, (int64_t[]){ABAR_REALS});
+    ABAR_TRY(visit(user, label(cv, map, "", "counts"), &counts));
+    return visit(user, label(cv, map, "", "numbers"), &reals);
+}
+
+abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user)
+{
+    for (int i = 0; i < cv->n_maps; i++) ABAR_TRY(visit_map(cv, &cv->maps[i], visit, user));
+    abar_tensor k = abar_tensor_wrap(NULL, &cv->k, ABAR_I64, 0, NULL);
+    return visit(user, "curvature.steps", &k);
+}
+
+abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
+{
+    abar__map copy = cv->maps[i];
+    return (abar_map_info){.layer = copy.name,
+                           .group = copy.group,
+                           .rows = copy.out,
+                           .columns = copy.d,
+                           .state_bytes = place_state(cv, &copy, NULL),
+                           .commits = copy.count[ABAR_COUNT_COMMITS],
+                           .dropped = copy.count[ABAR_COUNT_DROPPED],
+                           .raised = copy.count[ABAR_COUNT_RAISED],
+                           .doubled = copy.count[ABAR_COUNT_DOUBLED],
+                           .kept = copy.count[ABAR_COUNT_KEPT],
+                           .damping = copy.real[ABAR_REAL_DAMPING],
+                           .mean_square = copy.real[ABAR_REAL_MEAN_SQUARE],
+                           .condition = copy.real[ABAR_REAL_CONDITION],
+                           .cosine = copy.cosine,
+                           .ratio = copy.ratio};
+}
+
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user)
+{
+    abar__curvature *cv;
+    ABAR_TRY(prepare(dev, wish, &cv));
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar_map_info info = abar__curvature_map(cv, i);
+        visit(user, &info);
+    }
+    abar__curvature_destroy(cv);
+    return ABAR_OK;
+}

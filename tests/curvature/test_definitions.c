@@ -1,0 +1,383 @@
+/* The methods by their definitions: inverses of explicit matrices against a dense solver, dampings and scales against their
+ * formulas (methods.md sections 1, 4 to 7), on random shapes. */
+#include "curvature_lab.h"
+
+#define EVERY_STEP "tcov=1 tinv=1 "
+
+static int64_t size_of(const lab_layer *y) { return y->outputs * y->columns; }
+
+/* ---- averages by hand ----------------------------------------------------------------------------------------------- */
+
+enum { MEAN_A, MEAN_P, A, T, MOMENTS };
+
+/* Averages of a map over the batches so far: E[a], E[p], E[a aT] and E|a|^2, biased towards their beginning from 0. */
+typedef struct moments {
+    double *m[MOMENTS];
+    int64_t n[MOMENTS];
+} moments;
+
+static moments make_moments(const lab_layer *y)
+{
+    moments s = {.n = {y->columns, y->outputs, y->columns * y->columns, 1}};
+    for (int i = 0; i < MOMENTS; i++) s.m[i] = calloc((size_t)s.n[i], sizeof(double));
+    return s;
+}
+
+static void drop_moments(moments *s)
+{
+    for (int i = 0; i < MOMENTS; i++) free(s->m[i]);
+}
+
+static void add_row(moments *s, const double *a, const double *p, double weight)
+{
+    for (int64_t i = 0; i < s->n[MEAN_A]; i++) {
+        s->m[MEAN_A][i] += weight * a[i];
+        s->m[T][0] += weight * a[i] * a[i];
+        for (int64_t j = 0; j < s->n[MEAN_A]; j++) s->m[A][i * s->n[MEAN_A] + j] += weight * a[i] * a[j];
+    }
+    for (int64_t o = 0; o < s->n[MEAN_P]; o++) s->m[MEAN_P][o] += weight * p[o];
+}
+
+static void add_batch(const lab *l, int64_t group, double beta, moments *s)
+{
+    const lab_layer *y = &l->layer[0];
+    const int64_t rows = l->examples * y->rows;
+    double *a = lab_rows(l, 0, group), *p = lab_row_grads(l, 0, group);
+    for (int i = 0; i < MOMENTS; i++)
+        for (int64_t k = 0; k < s->n[i]; k++) s->m[i][k] *= beta;
+    for (int64_t r = 0; r < rows; r++) add_row(s, a + r * y->columns, p + r * y->outputs, (1.0 - beta) / (double)rows);
+    free(a);
+    free(p);
+}
+
+static double square_norm(const double *x, int64_t n, double scale)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += scale * scale * x[i] * x[i];
+    return sum;
+}
+
+/* ---- inverses ------------------------------------------------------------------------------------------------------------ */
+
+/* G M^-1 for M (d, d). Takes M. */
+static double *divided(const lab *l, int64_t group, double *m)
+{
+    const lab_layer *y = &l->layer[0];
+    const int64_t d = y->columns, out = y->outputs;
+    double *b = calloc((size_t)(d * out), sizeof *b), *g = lab_gradient(l, 0, group);
+    for (int64_t i = 0; i < d * out; i++) b[i % d * out + i / d] = g[i];
+    lab_solve(d, m, out, b);
+    for (int64_t i = 0; i < d * out; i++) g[i] = b[i % d * out + i / d];
+    free(m);
+    free(b);
+    return g;
+}
+
+/* MAC, coupled: M = a aT + rho I. FOOF: M = A + rho I. */
+static double *by_rows(const lab *l, int64_t group, const moments *s, double unbias, double rho, bool full)
+{
+    const int64_t d = s->n[MEAN_A];
+    double *m = calloc((size_t)(d * d), sizeof *m);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < d; j++)
+            m[i * d + j] = (full ? unbias * s->m[A][i * d + j] : unbias * unbias * s->m[MEAN_A][i] * s->m[MEAN_A][j]) +
+                           (i == j ? rho : 0.0);
+    return divided(l, group, m);
+}
+
+/* Eva: (v vT + rho I)^-1 vec(G), v = vec(p aT). */
+static double *by_outer_product(const lab *l, int64_t group, const moments *s, double unbias, double rho)
+{
+    const int64_t d = s->n[MEAN_A], n = d * s->n[MEAN_P];
+    double *m = calloc((size_t)(n * n), sizeof *m), *g = lab_gradient(l, 0, group);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++)
+            m[i * n + j] =
+                pow(unbias, 4.0) * s->m[MEAN_P][i / d] * s->m[MEAN_A][i % d] * s->m[MEAN_P][j / d] * s->m[MEAN_A][j % d] +
+                (i == j ? rho : 0.0);
+    lab_solve(n, m, 1, g);
+    free(m);
+    return g;
+}
+
+static double *expected(const char *method, const lab *l, int64_t group, const moments *s, double unbias, double rho)
+{
+    if (strcmp(method, "eva") == 0) return by_outer_product(l, group, s, unbias, rho);
+    return by_rows(l, group, s, unbias, rho, strcmp(method, "foof") == 0);
+}
+
+static void check_inverse(const char *device, const char *method, const char *options, uint64_t seed)
+{
+    lab l;
+    const double beta = 0.7, rho = 0.05;
+    char all[256];
+    uint64_t noise = seed;
+    lab_shape shape = lab_random_shape(&noise, "map", seed % 2);
+    lab_open(&l, device, NULL, &shape, 1, lab_pick(&noise, 1, 5), seed);
+    lab_optimizer(&l, method, lab_with(all, options, EVERY_STEP "damping=0.05 stat-decay=0.7"));
+    const lab_layer *y = &l.layer[0];
+    moments s[2];
+    for (int64_t g = 0; g < y->groups; g++) s[g] = make_moments(y);
+    for (int k = 0; k < 3; k++) {
+        lab_new_batch(&l);
+        lab_observed_step(&l);
+        for (int64_t g = 0; g < y->groups; g++) {
+            add_batch(&l, g, beta, &s[g]);
+            double *right = expected(method, &l, g, &s[g], 1.0 / (1.0 - pow(beta, k + 1)), rho), *found = lab_taken(&l, 0, g);
+            lab_check(&l, method, found, right, size_of(y), 1e-11, 1e-4);
+            free(right);
+            free(found);
+        }
+    }
+    for (int64_t g = 0; g < y->groups; g++) drop_moments(&s[g]);
+    lab_close(&l);
+}
+
+static void mac_coupled_is_a_dense_solve(void **state)
+{
+    for (uint64_t seed = 1; seed <= 24; seed++) check_inverse(*state, "mac", "damping-form=coupled", seed);
+}
+
+static void foof_is_a_dense_solve(void **state)
+{
+    for (uint64_t seed = 1; seed <= 24; seed++) check_inverse(*state, "foof", "", seed);
+}
+
+static void eva_is_a_dense_solve(void **state)
+{
+    for (uint64_t seed = 1; seed <= 24; seed++) check_inverse(*state, "eva", "kl-clip=0", seed);
+}
+
+/* ---- adaptive damping -------------------------------------------------------------------------------------------------------
+ */
+
+static bool is_near(const lab *l, double a, double b)
+{
+    return fabs(a - b) <= (abar_device_dtype(l->dev) == ABAR_F64 ? 1e-12 : 1e-5) * fabs(b);
+}
+
+/* rho d + |a|^2 = E|a|^2; and no less than 1e-8 of it, where all rows are equal. */
+static void mac_adaptive_damping_matches_the_trace(void **state)
+{
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        lab l;
+        uint64_t noise = seed;
+        lab_shape shape = lab_random_shape(&noise, "map", seed % 2);
+        const bool equal = seed % 4 == 0;
+        if (equal) shape.image[0] = shape.image[1] = 0;
+        lab_open(&l, *state, NULL, &shape, 1, equal ? 1 : 4, seed);
+        lab_optimizer(&l, seed % 3 ? "mac" : "smac", EVERY_STEP "damping=adaptive stat-decay=0.7");
+        const lab_layer *y = &l.layer[0];
+        moments s[2];
+        for (int64_t g = 0; g < y->groups; g++) s[g] = make_moments(y);
+        for (int k = 0; k < 3; k++) {
+            lab_new_batch(&l);
+            if (equal) lab_fill(&l, &y->x, 0.0);
+            for (int64_t i = 0; equal && i < abar_tensor_count(&y->x); i++)
+                lab_set(&y->x, i, 0.5 + 0.25 * (double)(i % shape.in % 3));
+            lab_observed_step(&l);
+            for (int64_t g = 0; g < y->groups; g++) {
+                add_batch(&l, g, 0.7, &s[g]);
+                const double unbias = 1.0 / (1.0 - pow(0.7, k + 1)), t = unbias * s[g].m[T][0];
+                const double square = square_norm(s[g].m[MEAN_A], y->columns, unbias), d = (double)y->columns;
+                const abar_map_info info = lab_map(&l, "map", g);
+                assert_true(is_near(&l, info.mean_square, square));
+                if (equal) /* rounding alone is left of the difference */
+                    assert_true(info.damping >= 0.999e-8 * t / d && info.damping <= 1e-5 * t / d);
+                else
+                    assert_true(is_near(&l, d * info.damping + square, t) && info.damping > 0.0);
+            }
+        }
+        for (int64_t g = 0; g < y->groups; g++) drop_moments(&s[g]);
+        lab_close(&l);
+    }
+}
+
+/* ---- KFAC's rows
+ * -------------------------------------------------------------------------------------------------------------- */
+
+/* reduce: every example's mean row, and its mean p (under per-example scale their sum), of a layer on vectors. */
+static void to_means(const lab *rows, lab *vectors, bool per_example)
+{
+    const lab_layer *y = &rows->layer[0], *v = &vectors->layer[0];
+    const int64_t r = y->rows, in = y->shape.in, out = y->shape.out;
+    for (int64_t i = 0; i < vectors->examples * in; i++) {
+        double sum = 0.0;
+        for (int64_t t = 0; t < r; t++) sum += lab_get(&y->x, (i / in * r + t) * in + i % in);
+        lab_set(&v->x, i, sum / (double)r);
+    }
+    for (int64_t i = 0; i < vectors->examples * out; i++) {
+        double sum = 0.0;
+        for (int64_t t = 0; t < r; t++) sum += lab_get(&y->p, (i / out * r + t) * out + i % out);
+        lab_set(&v->p, i, per_example ? sum : sum / (double)r);
+    }
+}
+
+/* expand: every row an example, P = R E[p pT]; there are R times as many examples then for per-example scale to multiply by. */
+static void to_examples(const lab *rows, lab *vectors, bool per_example)
+{
+    const lab_layer *y = &rows->layer[0], *v = &vectors->layer[0];
+    const double r = (double)y->rows;
+    memcpy(v->x.data, y->x.data, abar_tensor_bytes(&y->x));
+    for (int64_t i = 0; i < abar_tensor_count(&y->p); i++)
+        lab_set(&v->p, i, lab_get(&y->p, i) * (per_example ? 1.0 / sqrt(r) : sqrt(r)));
+}
+
+static void check_rows(const char *device, bool expand, bool per_example, const char *inverse)
+{
+    lab rows, vectors;
+    char options[128];
+    lab_shape shape = {.name = "map", .in = 5, .out = 4, .bias = true, .tokens = 3};
+    lab_open(&rows, device, NULL, &shape, 1, 6, 8);
+    shape.tokens = 0;
+    lab_open(&vectors, device, NULL, &shape, 1, expand ? 18 : 6, 8);
+    snprintf(options, sizeof options, EVERY_STEP "damping=0.05 kl-clip=0 kfac=%s pgrad=%s kfac-inverse=%s",
+             expand ? "expand" : "reduce", per_example ? "per-example" : "batch-mean", inverse);
+    lab_optimizer(&rows, "kfac", options);
+    lab_optimizer(&vectors, "kfac", options);
+    for (int k = 0; k < 2; k++) {
+        lab_new_batch(&rows);
+        lab_new_batch(&vectors);
+        (expand ? to_examples : to_means)(&rows, &vectors, per_example);
+        memcpy(vectors.layer[0].gw.data, rows.layer[0].gw.data, abar_tensor_bytes(&rows.layer[0].gw));
+        memcpy(vectors.layer[0].gb.data, rows.layer[0].gb.data, abar_tensor_bytes(&rows.layer[0].gb));
+        lab_observed_step(&rows);
+        lab_observed_step(&vectors);
+        lab_check_same(&rows, &vectors, options, 1e-11, 1e-4);
+    }
+    lab_close(&rows);
+    lab_close(&vectors);
+}
+
+static void kfac_reduce_sees_the_means_of_examples(void **state)
+{
+    for (int i = 0; i < 4; i++) check_rows(*state, false, i % 2, i / 2 ? "eigen" : "cholesky");
+}
+
+static void kfac_expand_sees_every_row(void **state)
+{
+    for (int i = 0; i < 4; i++) check_rows(*state, true, i % 2, i / 2 ? "eigen" : "cholesky");
+}
+
+/* ---- LNGD ------------------------------------------------------------------------------------------------------------------
+ */
+
+/* With one row per example the elements of Psi add up to 1: its numerator's do to its denominator. */
+static void lngd_diagonal_adds_up_to_one(void **state)
+{
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        lab l;
+        lab_state s;
+        const lab_shape shape = {.name = "map", .in = 3 + (int64_t)seed, .out = 4, .bias = seed % 2};
+        lab_open(&l, *state, NULL, &shape, 1, 5, seed);
+        lab_optimizer(&l, "lngd", seed % 3 ? EVERY_STEP : EVERY_STEP "pgrad=per-example");
+        for (int k = 0; k < 3; k++) {
+            lab_new_batch(&l);
+            lab_observed_step(&l);
+        }
+        lab_state_take(&l, &s);
+        const abar_tensor *psi = lab_state_find(&s, "curvature.map.average.Psi");
+        double sum = 0.0, denominator = lab_get(lab_state_find(&s, "curvature.map.numbers"), 0);
+        for (int64_t o = 0; o < 4; o++) sum += lab_get(psi, o);
+        assert_true(sum > 0.0 && is_near(&l, sum, denominator));
+        lab_state_drop(&s);
+        lab_close(&l);
+    }
+}
+
+/* Ĝ = c V with c = <V, G> / (<V, G>^2 + mu): so <Ĝ, G> = q / (q + mu), q = <V, G>^2. With mu from tiny to great it goes from 1
+ * to 0. */
+static void lngd_step_has_unit_length_in_its_metric(void **state)
+{
+    static const char *const mus[] = {"1e-20", "1e20"};
+    for (int i = 0; i < 2; i++) {
+        lab l;
+        const lab_shape shape = {.name = "map", .in = 4, .out = 3, .bias = true, .tokens = 2};
+        char options[64];
+        lab_open(&l, *state, NULL, &shape, 1, 5, 3);
+        snprintf(options, sizeof options, EVERY_STEP "mu=%s", mus[i]);
+        lab_optimizer(&l, "lngd", options);
+        lab_new_batch(&l);
+        lab_observed_step(&l);
+        double *a = lab_taken(&l, 0, 0), *g = lab_gradient(&l, 0, 0), inner = 0.0;
+        for (int64_t k = 0; k < size_of(&l.layer[0]); k++) inner += a[k] * g[k];
+        assert_true(i == 0 ? fabs(inner - 1.0) <= 1e-5 : fabs(inner) <= 1e-5);
+        free(a);
+        free(g);
+        lab_close(&l);
+    }
+}
+
+/* ---- the KL clip
+ * ------------------------------------------------------------------------------------------------------------- */
+
+static const lab_shape several[] = {{.name = "a", .in = 4, .out = 3, .bias = true},
+                                    {.name = "b", .in = 3, .out = 2, .tokens = 2}};
+
+/* <Ĝ, G> over all maps, as they were taken off. */
+static double total_inner(const lab *l)
+{
+    double sum = 0.0;
+    for (int i = 0; i < l->n; i++) {
+        double *a = lab_taken(l, i, 0), *g = lab_gradient(l, i, 0);
+        for (int64_t k = 0; k < size_of(&l->layer[i]); k++) sum += a[k] * g[k];
+        free(a);
+        free(g);
+    }
+    return sum;
+}
+
+static void check_clip(const char *device, const char *method, double size)
+{
+    lab free_lab, clipped;
+    const double kappa = 0.01, lr = 0.5;
+    lab_open(&free_lab, device, NULL, several, 2, 6, 4);
+    lab_open(&clipped, device, NULL, several, 2, 6, 4);
+    lab_optimizer(&free_lab, method, EVERY_STEP "damping=0.1 kl-clip=0 base-lr=0.5");
+    lab_optimizer(&clipped, method, EVERY_STEP "damping=0.1 kl-clip=0.01 base-lr=0.5");
+    lab_new_batch(&free_lab);
+    for (int i = 0; i < 2; i++) {
+        lab_fill(&free_lab, &free_lab.layer[i].gw, size);
+        if (several[i].bias) lab_fill(&free_lab, &free_lab.layer[i].gb, size);
+    }
+    lab_copy_batch(&free_lab, &clipped);
+    lab_observed_step(&free_lab);
+    lab_observed_step(&clipped);
+    const double sum = lr * lr * total_inner(&free_lab), scale = sum > 0.0 ? fmin(1.0, sqrt(kappa / sum)) : 1.0;
+    assert_true(fabs(abar_optim_times(clipped.optim).kl_scale - scale) <= 1e-4 * scale);
+    assert_true(abar_optim_times(free_lab.optim).kl_scale == 1.0);
+    for (int i = 0; i < 2; i++) {
+        double *a = lab_taken(&clipped, i, 0), *b = lab_taken(&free_lab, i, 0);
+        for (int64_t k = 0; k < size_of(&clipped.layer[i]); k++) b[k] *= scale;
+        lab_check(&clipped, method, a, b, size_of(&clipped.layer[i]), 1e-11, 1e-4);
+        free(a);
+        free(b);
+    }
+    lab_close(&free_lab);
+    lab_close(&clipped);
+}
+
+static void kl_clip_bounds_long_steps_and_leaves_short_ones(void **state)
+{
+    static const double sizes[] = {100.0, 1.0, 1e-3, 0.0};
+    for (int i = 0; i < 4; i++) {
+        check_clip(*state, "kfac", sizes[i]);
+        check_clip(*state, "eva", sizes[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        ON_BOTH(mac_coupled_is_a_dense_solve),
+        ON_BOTH(foof_is_a_dense_solve),
+        ON_BOTH(eva_is_a_dense_solve),
+        ON_BOTH(mac_adaptive_damping_matches_the_trace),
+        ON_BOTH(kfac_reduce_sees_the_means_of_examples),
+        ON_BOTH(kfac_expand_sees_every_row),
+        ON_BOTH(lngd_diagonal_adds_up_to_one),
+        ON_BOTH(lngd_step_has_unit_length_in_its_metric),
+        ON_BOTH(kl_clip_bounds_long_steps_and_leaves_short_ones),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
