@@ -175,13 +175,17 @@ static abar_status create_any(abar__op *op)
     return ABAR_OK;
 }
 
-/* oneDNN pads channels to its block; lanes do not. With few images the lanes are the ones that stay empty. */
+/* oneDNN pads channels to its block; lanes do not. With few images the lanes are the ones that stay empty, and with very
+ * many weights the threads' sums, sixteen floats for each, would take too much memory. */
 static abar_status create_preferred(abar__op *op)
 {
     const abar__op_desc *d = &op->desc;
-    int64_t block = abar__isa_best() == ABAR_ISA_AVX512 ? 16 : 8;
-    bool narrow = d->out.dim[1] / d->window.groups % block != 0 && d->in[0].dim[0] >= ABAR_LANES / 2;
-    return narrow || d->in_layout[0] == ABAR_LAYOUT_N16 ? create_any(op) : ABAR_E_UNSUPPORTED;
+    const abar_window *w = &d->window;
+    int64_t block = abar__isa_best() == ABAR_ISA_AVX512 ? 16 : 8, images = d->in[0].dim[0];
+    int64_t weights = d->in[0].dim[1] / w->groups * d->out.dim[1] * w->kernel[0] * w->kernel[1];
+    bool small = weights * op->dev->threads <= 1 << 20;
+    bool narrow = d->out.dim[1] / w->groups % block != 0 && images >= ABAR_LANES / 2;
+    return small && (narrow || d->in_layout[0] == ABAR_LAYOUT_N16) ? create_any(op) : ABAR_E_UNSUPPORTED;
 }
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */

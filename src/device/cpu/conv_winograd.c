@@ -38,10 +38,11 @@ static abar__winograd geometry(const abar__shape *in, const abar__shape *out, in
     };
 }
 
-/* Whether it is a 3x3 convolution that gains: padding of channels and tiles must not eat the quarter, and there must be tiles
- * enough to pay for transforming the weights, which should not outgrow the cache. */
-static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lanes)
+/* Whether it is a 3x3 convolution that gains: padding of channels and tiles must not eat the quarter, there must be tiles
+ * enough to pay for transforming the weights, and these should not outgrow the cache, nor each thread's sums the memory. */
+static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lanes, int threads)
 {
+    const int64_t most_bytes = 16 << 20, most_bytes_of_all = 64 << 20;
     const abar_window *k = &d->window;
     for (int i = 0; i < 2; i++)
         if (k->kernel[i] != 3 || k->stride[i] != 1 || k->dilation[i] != 1 || k->pad[i] > 2) return false;
@@ -49,8 +50,8 @@ static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lane
     int64_t weights = w->in_blocks * w->out_blocks * lanes * lanes, tiles = w->tiles_h * w->tiles_w;
     int64_t pixels = tiles * ABAR_WINOGRAD_TILE * ABAR_WINOGRAD_TILE;
     double used = (double)(w->inputs * w->outputs) / (double)weights * (double)(w->out_h * w->out_w) / (double)pixels;
-    return used > 0.6 && tiles * d->in[0].dim[0] >= 32 &&
-           weights * ABAR_WINOGRAD_PLACES * (int64_t)sizeof(float) <= 16 * 1024 * 1024;
+    int64_t bytes = weights * ABAR_WINOGRAD_PLACES * (int64_t)sizeof(float);
+    return used > 0.6 && tiles * d->in[0].dim[0] >= 32 && bytes <= most_bytes && bytes * threads <= most_bytes_of_all;
 }
 
 /* Tiles for which V and M take about half a second-level cache. */
@@ -85,7 +86,7 @@ static abar_status create(abar__op *op)
     const int64_t *pad = d->window.pad, images = d->in[0].dim[0];
     if (kernels->lanes == 0) return ABAR_E_UNSUPPORTED;
     abar__winograd w = geometry(&d->in[0], &d->out, pad[0], pad[1], kernels->lanes);
-    if (!worthwhile(d, &w, kernels->lanes)) return ABAR_E_UNSUPPORTED;
+    if (!worthwhile(d, &w, kernels->lanes, op->dev->threads)) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__op_priv(op, sizeof(conv)));
     conv *c = op->priv;
     c->kernels = kernels;
