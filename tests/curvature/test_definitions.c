@@ -259,6 +259,32 @@ static void kfac_expand_sees_every_row(void **state)
     for (int i = 0; i < 4; i++) check_rows(*state, true, i % 2, i / 2 ? "eigen" : "cholesky");
 }
 
+/* pi shares the damping out: activations s times as large with gradients s times as small are the same step. */
+static void kfac_does_not_depend_on_which_factor_is_large(void **state)
+{
+    const lab_shape shape = {.name = "map", .in = 5, .out = 4, .tokens = 2};
+    for (int i = 0; i < 4; i++) {
+        lab even, odd;
+        char options[128];
+        snprintf(options, sizeof options, EVERY_STEP "damping=0.05 kl-clip=0 kfac=%s kfac-inverse=%s",
+                 i % 2 ? "expand" : "reduce", i / 2 ? "eigen" : "cholesky");
+        lab_open(&even, *state, NULL, &shape, 1, 6, 8);
+        lab_open(&odd, *state, NULL, &shape, 1, 6, 8);
+        lab_optimizer(&even, "kfac", options);
+        lab_optimizer(&odd, "kfac", options);
+        lab_new_batch(&even);
+        lab_copy_batch(&even, &odd);
+        const lab_layer *y = &odd.layer[0];
+        for (int64_t k = 0; k < abar_tensor_count(&y->x); k++) lab_set(&y->x, k, 16.0 * lab_get(&y->x, k));
+        for (int64_t k = 0; k < abar_tensor_count(&y->p); k++) lab_set(&y->p, k, lab_get(&y->p, k) / 16.0);
+        lab_observed_step(&even);
+        lab_observed_step(&odd);
+        lab_check_same(&odd, &even, options, 1e-11, 1e-4);
+        lab_close(&even);
+        lab_close(&odd);
+    }
+}
+
 /* ---- LNGD ------------------------------------------------------------------------------------------------------------------
  */
 
@@ -375,6 +401,7 @@ int main(void)
         ON_BOTH(mac_adaptive_damping_matches_the_trace),
         ON_BOTH(kfac_reduce_sees_the_means_of_examples),
         ON_BOTH(kfac_expand_sees_every_row),
+        ON_BOTH(kfac_does_not_depend_on_which_factor_is_large),
         ON_BOTH(lngd_diagonal_adds_up_to_one),
         ON_BOTH(lngd_step_has_unit_length_in_its_metric),
         ON_BOTH(kl_clip_bounds_long_steps_and_leaves_short_ones),
