@@ -39,27 +39,6 @@ typedef struct abar__map_shape {
     size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
-/* Whole numbers and reals of a map that a checkpoint keeps. */
-enum {
-    ABAR_COUNT_COMMITS,    /* m of methods.md */
-    ABAR_COUNT_READY,      /* 1: has had a valid refresh */
-    ABAR_COUNT_DUE,        /* 1: a refresh could not be made when it should have been */
-    ABAR_COUNT_CALIBRATED, /* 1: has seen the training set, where it wanted to */
-    ABAR_COUNT_DROPPED,    /* events of methods.md section 9: statistics dropped, dampings raised, */
-    ABAR_COUNT_RAISED,
-    ABAR_COUNT_DOUBLED, /* factorisations that needed double precision, */
-    ABAR_COUNT_KEPT,    /* refreshes that kept the previous inverse */
-    ABAR_COUNTS
-};
-enum {
-    ABAR_REAL_NUMBER,      /* the average of shape.number */
-    ABAR_REAL_DAMPING,     /* rho of the last refresh; NaN: the method has none */
-    ABAR_REAL_MEAN_SQUARE, /* |a|^2 of the last refresh, likewise */
-    ABAR_REAL_CONDITION,   /* an upper estimate for the damped factor, likewise */
-    ABAR_REAL_FACTOR,      /* the method's own */
-    ABAR_REALS
-};
-
 /* One linear map with its state. */
 struct abar__map {
     const char *name; /* of the layer; its groups share it */
