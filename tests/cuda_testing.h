@@ -6,10 +6,15 @@
 #define CUDA_TESTING_H
 
 #include "device/device_impl.h"
+#include "tensor/tensor_impl.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 enum { CUDA_SKIPPED = 77 };
 
@@ -47,6 +52,57 @@ static const char *const cuda_precisions[] = {"fp32", "tf32", "bf16"}; /* by aba
 static inline abar_device_config cuda_config(abar_precision precision, bool deterministic)
 {
     return (abar_device_config){.size = sizeof(abar_device_config), .precision = precision, .deterministic = deterministic};
+}
+
+/* ---- memory of a queued device; all of it is done when it returns ------------------------------------------------------- */
+
+static inline void cuda_wait(abar_device *dev, const char *what)
+{
+    if (abar_device_wait(dev) != ABAR_OK) fail_msg("%s: %s", what, abar_context_error(dev->ctx));
+}
+
+static inline void cuda_move(abar_device *dev, void *to, const void *from, size_t bytes)
+{
+    if (dev->ops->queue->copy_bytes(dev, to, from, bytes) != ABAR_OK) fail_msg("copy: %s", abar_context_error(dev->ctx));
+    cuda_wait(dev, "copy");
+}
+
+static inline void *cuda_alloc(abar_device *dev, size_t bytes)
+{
+    void *memory;
+    if (abar_device_alloc(dev, bytes, &memory) != ABAR_OK) fail_msg("%s", abar_context_error(dev->ctx));
+    return memory;
+}
+
+/* A copy of host memory on the device. */
+static inline void *cuda_upload(abar_device *dev, const void *host, size_t bytes)
+{
+    void *memory = cuda_alloc(dev, bytes);
+    if (bytes) cuda_move(dev, memory, host, bytes);
+    return memory;
+}
+
+/* Doubles in row-major order to and from device memory that view describes (its data does not count). */
+static inline void cuda_put(abar_device *dev, void *to, const double *from, abar_tensor view)
+{
+    const abar_tensor src = abar_tensor_wrap(NULL, (void *)(uintptr_t)from, ABAR_F64, view.ndim, view.dim);
+    view.dev = NULL;
+    view.data = calloc(1, abar_tensor_bytes(&view) + 1);
+    assert_non_null(view.data);
+    abar__tensor_copy_host(&view, &src);
+    cuda_move(dev, to, view.data, abar_tensor_bytes(&view));
+    free(view.data);
+}
+
+static inline void cuda_get(abar_device *dev, double *to, const void *from, abar_tensor view)
+{
+    const abar_tensor dst = abar_tensor_wrap(NULL, to, ABAR_F64, view.ndim, view.dim);
+    view.dev = NULL;
+    view.data = calloc(1, abar_tensor_bytes(&view) + 1);
+    assert_non_null(view.data);
+    cuda_move(dev, view.data, from, abar_tensor_bytes(&view));
+    abar__tensor_copy_host(&dst, &view);
+    free(view.data);
 }
 
 #endif

@@ -137,6 +137,7 @@ void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *
     for (int i = 0; i < d->n_in; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
     round_to_bf16(in->dy, abar__shape_count(&d->out));
     round_to_bf16(in->dy2, abar__shape_count(&d->out));
+    round_to_bf16(in->target, abar__shape_count(&d->in[0]));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++)
         if (has_shadow(dev, d, i)) round_to_bf16(in->param[i], op_param_count(d, i));
 }
@@ -236,16 +237,9 @@ static abar_tensor param_of(const op_instance *t, int i)
     return abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), shape.ndim, shape.dim);
 }
 
-/* Running statistics and targets: dense, of the device's dtype. */
-static abar_tensor dense_of(const op_instance *t, const abar__shape *shape)
-{
-    return abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), shape->ndim, shape->dim);
-}
-
 static abar_tensor buffer_of(const op_instance *t, int i)
 {
-    abar__shape shape = {1, {op_buffer_count(&t->op->desc, i)}};
-    return dense_of(t, &shape);
+    return abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), 1, (int64_t[]){op_buffer_count(&t->op->desc, i)});
 }
 
 /* Bytes between host and device, done when it returns. */
@@ -325,7 +319,7 @@ void op_instance_load(op_instance *t, const op_inputs *in)
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) put(t, t->buffer[i], in->buffer[i], buffer_of(t, i));
     put(t, t->dy, in->dy, value_of(t, &d->out, op->out_layout));
     put(t, t->dy2, in->dy2, value_of(t, &d->out, op->out_layout));
-    put(t, t->target, in->target, dense_of(t, &d->in[0]));
+    put(t, t->target, in->target, value_of(t, &d->in[0], ABAR_LAYOUT_STRIDED));
     if (in->labels) move(t, t->target, in->labels, (size_t)d->in[0].dim[0] * sizeof *in->labels);
 }
 

@@ -5,10 +5,6 @@
 #include "op_instance.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define MAX_TESTS 1500
 
