@@ -42,7 +42,7 @@ extern "C" abar_status abar__cuda_status(abar_device *dev)
 
 /* ---- opening ------------------------------------------------------------------------------------------------------ */
 
-__global__ void probe(int *out) { *out = 1; }
+static __global__ void probe(int *out) { *out = 1; }
 
 static abar_status find_gpu(abar_device *dev)
 {
@@ -255,7 +255,7 @@ static bool has_gaps(const abar_tensor *t)
 }
 
 /* One thread per element, in the order of dst's dimensions. */
-__global__ void copy_elements(view dst, view src, int64_t count)
+static __global__ void copy_elements(view dst, view src, int64_t count)
 {
     for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < count; n += (int64_t)gridDim.x * blockDim.x) {
         int64_t rest = n, to = 0, from = 0;
@@ -464,7 +464,7 @@ static double mark_elapsed(abar_device *dev, void *from, void *to)
 }
 
 /* One thread per 16 bytes; the last few bytes one by one. */
-__global__ void settle_bytes(char *dst, char *src, size_t bytes, const int32_t *skipped)
+static __global__ void settle_bytes(char *dst, char *src, size_t bytes, const int32_t *skipped)
 {
     const bool back = *skipped != 0;
     char *to = back ? src : dst;

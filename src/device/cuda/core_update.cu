@@ -195,7 +195,7 @@ __device__ static void update_unit(const abar__cuda_item &it, int64_t first, con
 
 /* Block b does unit b of the table. */
 template <class Rule>
-__global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
+static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
     update_table(const abar__cuda_item *items, const abar__cuda_unit *units, const abar__cuda_numbers *numbers,
                  abar__cuda_rule k)
 {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
 
 /* Block b does unit b of one item. */
 template <class Rule>
-__global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
+static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
     update_item(const __grid_constant__ abar__cuda_item item, abar__cuda_numbers n, abar__cuda_rule k)
 {
     update_unit<Rule>(item, blockIdx.x, n, k);
@@ -322,7 +322,7 @@ extern "C" void abar__cuda_adamw(abar_device *dev, const abar__update_item *item
 /* ---- gradient norm ------------------------------------------------------------------------------------------------ */
 
 /* Block b adds up every gridDim-th run of 256 elements into out[b]. */
-__global__ void sum_of_squares(const float *x, int64_t n, double *out)
+static __global__ void sum_of_squares(const float *x, int64_t n, double *out)
 {
     __shared__ double shared[32];
     double sum = 0.0;
