@@ -193,7 +193,7 @@ static __global__ void multiply_inverse(const abar__cuda_map *maps, int at, cons
 
 /* A product that is not finite: the gradient stays as it is. */
 static __global__ void judge_inverse(int at, abar__map_state *states, abar__cuda_form *forms, int32_t *broken,
-                              const abar__cuda_live *now)
+                                     const abar__cuda_live *now)
 {
     if (broken[at] && !now->numbers.skip) {
         forms[at].kind = ABAR_FORM_PLAIN;
