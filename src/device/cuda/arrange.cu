@@ -8,7 +8,7 @@
 
 /* (images, height, width) -> (images, width, height), image by image. A block owns a tile of TILE x TILE; blockIdx.x counts the
  * tiles of all images, across first. */
-template <typename T> __global__ void transpose_kernel(int64_t height, int64_t width, const T *from, T *to)
+template <typename T> static __global__ void transpose_kernel(int64_t height, int64_t width, const T *from, T *to)
 {
     __shared__ T tile[TILE][TILE + 1];
     const int64_t across = (width + TILE - 1) / TILE, down = (height + TILE - 1) / TILE, image = blockIdx.x / (across * down);
@@ -118,7 +118,7 @@ typedef struct joint {
 } joint;
 
 /* Parts to whole, or whole (+ whole2) back to the parts. blockIdx.x is the sample; a thread owns V neighbours of the whole. */
-template <typename T, int V> __global__ void concat_kernel(joint j, T *whole, const T *whole2, bool back)
+template <typename T, int V> static __global__ void concat_kernel(joint j, T *whole, const T *whole2, bool back)
 {
     const int units = j.rows * (j.total / V);
     const int64_t sample = (int64_t)blockIdx.x * j.rows * j.total;
@@ -191,7 +191,7 @@ typedef struct shortcut {
 } shortcut;
 
 /* blockIdx.x is the image; a thread owns V neighbouring channels of one pixel of y. */
-template <typename T, int V> __global__ void shortcut_kernel(shortcut s, const T *x, T *y)
+template <typename T, int V> static __global__ void shortcut_kernel(shortcut s, const T *x, T *y)
 {
     const int groups = s.y_channels / V, units = s.y_height * s.y_width * groups;
     x += (int64_t)blockIdx.x * s.x_height * s.x_width * s.x_channels;
@@ -206,7 +206,7 @@ template <typename T, int V> __global__ void shortcut_kernel(shortcut s, const T
 }
 
 /* The same with a thread for V neighbouring channels of one pixel of dx. */
-template <typename T, int V> __global__ void shortcut_grad_kernel(shortcut s, const T *dy, T *dx)
+template <typename T, int V> static __global__ void shortcut_grad_kernel(shortcut s, const T *dy, T *dx)
 {
     const int groups = s.x_channels / V, units = s.x_height * s.x_width * groups;
     dx += (int64_t)blockIdx.x * s.x_height * s.x_width * s.x_channels;

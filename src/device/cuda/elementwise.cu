@@ -98,7 +98,7 @@ __device__ static inline float slope(abar__activation kind, float v)
 }
 
 /* A thread owns a pack of the n elements. */
-template <typename T> __global__ void activation_kernel(int64_t n, abar__activation kind, const T *x, T *y)
+template <typename T> static __global__ void activation_kernel(int64_t n, abar__activation kind, const T *x, T *y)
 {
     const int64_t i = pack_begin<T>();
     if (i >= n) return;
@@ -110,7 +110,8 @@ template <typename T> __global__ void activation_kernel(int64_t n, abar__activat
 
 /* dx = (dy + dy2) slope; value is y or x, whichever the slope is made from. */
 template <typename T>
-__global__ void activation_grad_kernel(int64_t n, abar__activation kind, const T *dy, const T *dy2, const T *value, T *dx)
+static __global__ void activation_grad_kernel(int64_t n, abar__activation kind, const T *dy, const T *dy2, const T *value,
+                                              T *dx)
 {
     const int64_t i = pack_begin<T>();
     if (i >= n) return;
@@ -164,7 +165,7 @@ static abar_status add_create(abar__op *op)
 }
 
 /* to0 = to1 = from + from2; either target and from2 may be NULL. A thread owns a pack of the n elements. */
-template <typename T> __global__ void add_kernel(int64_t n, const T *from, const T *from2, T *to0, T *to1)
+template <typename T> static __global__ void add_kernel(int64_t n, const T *from, const T *from2, T *to0, T *to1)
 {
     const int64_t i = pack_begin<T>();
     if (i >= n) return;
@@ -236,7 +237,7 @@ __device__ static inline uint32_t word_of(const uint4 &draw, uint64_t g)
 
 /* x and y lie (images, pixels, channels). blockIdx.x is the image; a thread owns up to four neighbouring pixels of one channel,
  * which take one draw, or two where they straddle a boundary. */
-template <typename T> __global__ void dropout_kernel(dropout_key key, int channels, int pixels, const T *x, T *y)
+template <typename T> static __global__ void dropout_kernel(dropout_key key, int channels, int pixels, const T *x, T *y)
 {
     const int64_t image = (int64_t)blockIdx.x * channels * pixels;
     const int units = (pixels + 3) / 4 * channels;

@@ -11,8 +11,8 @@
 
 /* A warp owns a row, a lane every 32nd V-vector of it. */
 template <typename T, int V>
-__global__ void forward_kernel(int64_t rows, int width, float eps, const T *x, const float *scale, const float *shift, T *y,
-                               float *saved)
+static __global__ void forward_kernel(int64_t rows, int width, float eps, const T *x, const float *scale, const float *shift,
+                                      T *y, float *saved)
 {
     const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32;
     const int first = threadIdx.x % 32 * V;
@@ -52,8 +52,8 @@ template <typename T, int V> static void forward_launch(abar__op *op, const abar
 
 /* dx. A warp owns a row, a lane every 32nd V-vector of it. */
 template <typename T, int V>
-__global__ void input_grad_kernel(int64_t rows, int width, const T *dy, const T *x, const float *scale, const float *saved,
-                                  T *dx)
+static __global__ void input_grad_kernel(int64_t rows, int width, const T *dy, const T *x, const float *scale,
+                                         const float *saved, T *dx)
 {
     const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32;
     const int first = threadIdx.x % 32 * V;
@@ -85,7 +85,7 @@ __global__ void input_grad_kernel(int64_t rows, int width, const T *dy, const T 
 /* partial (slabs, 2, width): sums of dy xh and of dy over a slab of rows. Threads (32, COLUMN_LANES): blockIdx.x and
  * threadIdx.x choose a column, blockIdx.y the slab, threadIdx.y every COLUMN_LANES-th row of it. */
 template <typename T>
-__global__ void column_sums_kernel(int64_t rows, int width, const T *dy, const T *x, const float *saved, float *partial)
+static __global__ void column_sums_kernel(int64_t rows, int width, const T *dy, const T *x, const float *saved, float *partial)
 {
     __shared__ float2 part[COLUMN_LANES][32];
     const int c = blockIdx.x * 32 + threadIdx.x;
@@ -108,7 +108,7 @@ __global__ void column_sums_kernel(int64_t rows, int width, const T *dy, const T
 }
 
 /* A thread owns one element of dscale (the first width) or dshift, and adds its slabs in order. */
-__global__ void join_kernel(int slabs, int width, const float *partial, float *dscale, float *dshift, bool accumulate)
+static __global__ void join_kernel(int slabs, int width, const float *partial, float *dscale, float *dshift, bool accumulate)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= 2 * width) return;

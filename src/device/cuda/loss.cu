@@ -33,7 +33,7 @@ __device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t
 }
 
 /* One thread adds the parts in order. */
-__global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar__loss_result *result)
+static __global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar__loss_result *result)
 {
     part_sum sum = {};
     for (int i = 0; i < n; i++) {
@@ -132,7 +132,7 @@ __device__ static float entropy_row(const entropy &e, const T *x, const void *ta
 
 /* A warp owns a row, then the one WARPS * gridDim.x further. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     entropy_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar__loss_result *result)
 {
     part_sum mine = {};
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* dx = (softmax(x) - q) share. blockIdx.x is the row; a thread owns every blockDim.x-th class. */
 template <typename T>
-__global__ void entropy_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
+static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
 {
     const int64_t row = blockIdx.x;
     x += row * e.width;
@@ -215,7 +215,7 @@ const abar__op_impl abar__cuda_softmax_cross_entropy = {
 
 /* A thread owns every (THREADS * gridDim.x)-th of the n elements that count. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     square_kernel(int64_t n, int64_t valid, const T *x, const float *target, part_sum *parts, abar__loss_result *result)
 {
     part_sum mine = {};
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* A thread owns one of all elements, of which n count. */
 template <typename T>
-__global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const float *target, T *dx)
+static __global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const float *target, T *dx)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < all) store(dx, i, i < n ? (load(x, i) - target[i]) * factor : 0.0f);

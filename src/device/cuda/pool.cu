@@ -46,7 +46,7 @@ __device__ static inline int first_window(int at, int kernel, int stride, int di
 /* ---- maximum ----------------------------------------------------------------------------------------------------- */
 
 /* The largest of a window, and its tap; a NaN is larger than anything. Index(-1): the window covers padding alone. */
-template <typename T, int V, typename Index> __global__ void max_kernel(pool p, const T *x, T *y, Index *saved)
+template <typename T, int V, typename Index> static __global__ void max_kernel(pool p, const T *x, T *y, Index *saved)
 {
     const int units = p.out_h * p.out_w * (p.channels / V);
     const int64_t image = (int64_t)blockIdx.x * p.out_h * p.out_w * p.channels;
@@ -77,7 +77,8 @@ template <typename T, int V, typename Index> __global__ void max_kernel(pool p, 
 }
 
 /* dx = the sum of dy over the windows whose maximum stood here. */
-template <typename T, int V, typename Index> __global__ void max_grad_kernel(pool p, const T *dy, const Index *saved, T *dx)
+template <typename T, int V, typename Index>
+static __global__ void max_grad_kernel(pool p, const T *dy, const Index *saved, T *dx)
 {
     const int units = p.in_h * p.in_w * (p.channels / V);
     const int64_t image = (int64_t)blockIdx.x * p.out_h * p.out_w * p.channels;
@@ -159,7 +160,7 @@ const abar__op_impl abar__cuda_max_pool = {"cuda-max-pool", ABAR_OP_POOL2D, max_
 
 /* ---- average ----------------------------------------------------------------------------------------------------- */
 
-template <typename T, int V> __global__ void average_kernel(pool p, const T *x, T *y)
+template <typename T, int V> static __global__ void average_kernel(pool p, const T *x, T *y)
 {
     const int units = p.out_h * p.out_w * (p.channels / V);
     x += (int64_t)blockIdx.x * p.in_h * p.in_w * p.channels;
@@ -185,7 +186,7 @@ template <typename T, int V> __global__ void average_kernel(pool p, const T *x, 
 
 /* One window over the whole plane. blockIdx.x is the image; threads (32, PLANE_LANES): threadIdx.x owns V channels, threadIdx.y
  * every PLANE_LANES-th pixel. The lanes are added in order. */
-template <typename T, int V> __global__ void plane_average_kernel(pool p, const T *x, T *y)
+template <typename T, int V> static __global__ void plane_average_kernel(pool p, const T *x, T *y)
 {
     __shared__ lanes<V> part[PLANE_LANES][32];
     const int pixels = p.in_h * p.in_w, groups = p.channels / V;
@@ -216,7 +217,7 @@ template <typename T, int V> __global__ void plane_average_kernel(pool p, const 
 }
 
 /* dx = the sum of dy over the windows that cover this place, over the taps. */
-template <typename T, int V> __global__ void average_grad_kernel(pool p, const T *dy, T *dx)
+template <typename T, int V> static __global__ void average_grad_kernel(pool p, const T *dy, T *dx)
 {
     const int units = p.in_h * p.in_w * (p.channels / V);
     dy += (int64_t)blockIdx.x * p.out_h * p.out_w * p.channels;
