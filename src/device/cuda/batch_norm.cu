@@ -13,11 +13,12 @@
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define MAX_TILE 64              /* channels of a block, at most */
-#define BATCH 2                  /* rows a thread has on their way from memory */
+#define ROWS_AHEAD 4             /* of x (and the residual) a thread has on their way from memory in forward, */
+#define GRADS_AHEAD 2            /* and of up to four values in backward */
 #define SMALL ((size_t)16 << 20) /* bytes: what is left of it in the L2 cache need not be read in long lines */
 
-/* A slab has `share` rows, the first `rest` of them one more. A thread owns V channels, of which `across` (a power of two, at
- * most 32) such groups make a tile, and every (THREADS / across)-th row of the slab. Grid: (tiles, slabs). */
+/* A slab has `share` rows, each of the first `rest` slabs one more. A thread owns V channels, of which `across` (a power of
+ * two, at most 32) such groups make a tile, and every (THREADS / across)-th row of the slab. Grid: (tiles, slabs). */
 typedef struct cut {
     int64_t share, rest;
     int channels, slabs, across;
@@ -74,13 +75,19 @@ template <typename T, int V> __device__ static inline raw<T, V> compress(const l
     return word;
 }
 
-/* What turns x into the output before its residual: (x - mean) scale + shift, scale with the reciprocal deviation in it. */
+/* What turns x into the output before its residual: scale x + shift, mean and deviation folded in. Both are made and used in
+ * one way only, for forward's value and backward's mask must not differ in a bit. */
 typedef struct affine {
-    float mean, scale, shift;
+    float scale, shift;
 } affine;
 
-/* Written once, for forward's value and backward's mask must not differ in a bit. */
-__device__ static inline float normal(const affine &c, float x) { return fmaf(x - c.mean, c.scale, c.shift); }
+__device__ static inline affine affine_of(float mean, float rstd, float scale, float shift)
+{
+    const float folded = __fmul_rn(scale, rstd);
+    return {folded, fmaf(-mean, folded, shift)};
+}
+
+__device__ static inline float normal(const affine &c, float x) { return fmaf(x, c.scale, c.shift); }
 
 /* ---- forward: the moments of a slab ---------------------------------------------------------------------------------- */
 
@@ -184,6 +191,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const st
     for (int i = threadIdx.x / 32; i < width; i += WARPS) {
         const int c = blockIdx.x * width + i;
         if (c >= k.channels) break;
+        const float scale = s.scale[c], shift = s.shift[c];
         double mean, variance;
         if (s.training)
             join_moments(k, s.partial, c, mean, variance);
@@ -191,7 +199,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const st
             mean = (double)s.running_mean[c], variance = (double)s.running_variance[c];
         if (threadIdx.x % 32 != 0) continue;
         const float rstd = 1.0f / sqrtf((float)(variance + s.eps));
-        tile[i] = {(float)mean, s.scale[c] * rstd, s.shift[c]};
+        tile[i] = affine_of((float)mean, rstd, scale, shift);
         if (blockIdx.y != 0) continue;
         if (s.saved) s.saved[c] = (float)mean, s.saved[k.channels + c] = rstd;
         if (!s.training) continue;
@@ -216,17 +224,17 @@ __device__ static void normalise(const cut &k, const affine *tile, bool relu, co
     const own o = own_of<V>(k);
     affine c[V];
     own_coefficients<V>(k, tile, c);
-    for (int last = o.count - 1; last >= 0; last -= BATCH) {
-        raw<T, V> value[BATCH], added[BATCH];
+    for (int last = o.count - 1; last >= 0; last -= ROWS_AHEAD) {
+        raw<T, V> value[ROWS_AHEAD], added[ROWS_AHEAD];
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < ROWS_AHEAD; b++)
             if (last >= b) value[b] = KEPT ? kept[(last - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place(k, o, last - b));
         if (residual)
 #pragma unroll
-            for (int b = 0; b < BATCH; b++)
+            for (int b = 0; b < ROWS_AHEAD; b++)
                 if (last >= b) added[b] = fetch<T, V>(residual + place(k, o, last - b));
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
+        for (int b = 0; b < ROWS_AHEAD; b++) {
             if (last < b) break;
             lanes<V> v = expand<T, V>(value[b]), r = {};
             if (residual) r = expand<T, V>(added[b]);
@@ -241,13 +249,13 @@ __device__ static void normalise(const cut &k, const affine *tile, bool relu, co
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS) moments_kernel(cut k, const T *x, float2 *partial)
+static __global__ void __launch_bounds__(THREADS, 1) moments_kernel(cut k, const T *x, float2 *partial)
 {
     take_moments<T, V, false>(k, x, NULL, partial);
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     normalise_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, T *y)
 {
     __shared__ affine tile[MAX_TILE];
@@ -258,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS)
 extern __shared__ uint4 kept_words[];
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     whole_forward_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, float2 *partial, T *y)
 {
     __shared__ affine tile[MAX_TILE];
@@ -282,23 +290,23 @@ template <typename T, int V> struct words {
     raw<T, V> x, dy, dy2, y;
 };
 
-/* BATCH rows of the thread, from the n-th downwards. */
+/* GRADS_AHEAD rows of the thread, from the n-th downwards. */
 template <typename T, int V>
 __device__ static inline void fetch_rows(const cut &k, const own &o, const streams<T> &s, int n, words<T, V> *w)
 {
 #pragma unroll
-    for (int b = 0; b < BATCH; b++)
+    for (int b = 0; b < GRADS_AHEAD; b++)
         if (n >= b) {
             w[b].x = fetch<T, V>(s.x + place(k, o, n - b));
             w[b].dy = fetch<T, V>(s.dy + place(k, o, n - b));
         }
     if (s.dy2)
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < GRADS_AHEAD; b++)
             if (n >= b) w[b].dy2 = fetch<T, V>(s.dy2 + place(k, o, n - b));
     if (s.by == MASK_BY_Y)
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < GRADS_AHEAD; b++)
             if (n >= b) w[b].y = fetch<T, V>(s.y + place(k, o, n - b));
 }
 
@@ -324,13 +332,15 @@ typedef struct coefficients {
     const float *scale, *shift, *saved; /* of forward: (2, channels) */
 } coefficients;
 
-template <int V> __device__ static inline void saved_coefficients(const cut &k, const own &o, const coefficients &f, affine *c)
+template <int V>
+__device__ static inline void saved_coefficients(const cut &k, const own &o, const coefficients &f, affine *c, lanes<V> &mean)
 {
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        if (o.count > 0)
-            c[i] = {f.saved[o.channel + i], f.scale[o.channel + i] * f.saved[k.channels + o.channel + i],
-                    f.shift[o.channel + i]};
+    for (int i = 0; i < V; i++) {
+        if (o.count == 0) continue;
+        mean.v[i] = f.saved[o.channel + i];
+        c[i] = affine_of(mean.v[i], f.saved[k.channels + o.channel + i], f.scale[o.channel + i], f.shift[o.channel + i]);
+    }
 }
 
 /* partial[channel * slabs + slab] = sums of g and of g (x - mean). Where the residual wants g it is written here, and the sums
@@ -342,13 +352,13 @@ __device__ static void sum_gradients(const cut &k, const streams<T> &s, const co
     __shared__ float2 part[WARPS][MAX_TILE];
     const own o = own_of<V>(k);
     affine c[V];
-    lanes<V> sum = {}, dot = {};
-    saved_coefficients<V>(k, o, f, c);
-    for (int n = o.count - 1; n >= 0; n -= BATCH) {
-        words<T, V> w[BATCH];
+    lanes<V> sum = {}, dot = {}, mean = {};
+    saved_coefficients<V>(k, o, f, c, mean);
+    for (int n = o.count - 1; n >= 0; n -= GRADS_AHEAD) {
+        words<T, V> w[GRADS_AHEAD];
         fetch_rows(k, o, s, n, w);
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
+        for (int b = 0; b < GRADS_AHEAD; b++) {
             if (n < b) break;
             const lanes<V> x = expand<T, V>(w[b].x);
             lanes<V> g = gradient(s, w[b], x, c);
@@ -361,7 +371,7 @@ __device__ static void sum_gradients(const cut &k, const streams<T> &s, const co
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 sum.v[i] += g.v[i];
-                dot.v[i] += g.v[i] * (x.v[i] - c[i].mean);
+                dot.v[i] += g.v[i] * (x.v[i] - mean.v[i]);
             }
         }
     }
@@ -393,7 +403,7 @@ typedef struct gradients {
     bool training; /* else mean and variance were constants */
 } gradients;
 
-/* dx = scale g + from_x (x - mean) + offset. */
+/* dx = scale g + from_x x + offset. */
 typedef struct slopes {
     float from_x, offset;
 } slopes;
@@ -406,6 +416,7 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
     for (int i = threadIdx.x / 32; i < width; i += WARPS) {
         const int c = blockIdx.x * width + i;
         if (c >= k.channels) break;
+        const float mean = f.saved[c], rstd = f.saved[k.channels + c], scale = f.scale[c], shift = f.shift[c];
         double sum = 0.0, dot = 0.0;
         for (int slab = threadIdx.x % 32; slab < k.slabs; slab += 32) {
             const float2 part = __ldcg(p.partial + (int64_t)c * k.slabs + slab);
@@ -413,14 +424,14 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
             dot += (double)part.y;
         }
         sum = warp_sum(sum);
-        dot = warp_sum(dot);
+        dot = warp_sum(dot) * (double)rstd;
         if (threadIdx.x % 32 != 0) continue;
-        const float rstd = f.saved[k.channels + c], scale = f.scale[c] * rstd;
-        dot *= (double)rstd;
-        tile[i] = {f.saved[c], scale, f.shift[c]};
+        tile[i] = affine_of(mean, rstd, scale, shift);
         slope[i] = {0.0f, 0.0f};
-        if (p.training)
-            slope[i] = {(float)(-(double)scale * (double)rstd * dot * k.per), (float)(-(double)scale * sum * k.per)};
+        if (p.training) {
+            const double folded = (double)tile[i].scale * k.per, from_x = -folded * (double)rstd * dot;
+            slope[i] = {(float)from_x, (float)(-folded * sum - from_x * (double)mean)};
+        }
         if (blockIdx.y != 0) continue;
         if (p.dscale) p.dscale[c] = (float)(dot + (p.accumulate ? (double)p.dscale[c] : 0.0));
         if (p.dshift) p.dshift[c] = (float)(sum + (p.accumulate ? (double)p.dshift[c] : 0.0));
@@ -438,24 +449,24 @@ __device__ static void input_gradient(const cut &k, const affine *tile, const sl
     own_coefficients<V>(k, tile, c);
 #pragma unroll
     for (int i = 0; i < V; i++) d[i] = slope[threadIdx.x % k.across * V + i];
-    for (int n = o.count - 1; n >= 0; n -= BATCH) {
-        words<T, V> w[BATCH];
+    for (int n = o.count - 1; n >= 0; n -= GRADS_AHEAD) {
+        words<T, V> w[GRADS_AHEAD];
         if (!KEPT) fetch_rows(k, o, s, n, w);
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
+        for (int b = 0; b < GRADS_AHEAD; b++) {
             if (n < b) break;
             if (KEPT) w[b].x = kept_x[(n - b) * THREADS + threadIdx.x];
             const lanes<V> x = expand<T, V>(w[b].x);
             lanes<V> g = KEPT ? expand<T, V>(kept_g[(n - b) * THREADS + threadIdx.x]) : gradient(s, w[b], x, c);
 #pragma unroll
-            for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i] - c[i].mean, d[i].offset));
+            for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i], d[i].offset));
             store_lanes<V>(dx + place(k, o, n - b), g);
         }
     }
 }
 
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     sums_kernel(cut k, streams<T> s, coefficients f, T *dresidual, float2 *partial)
 {
     sum_gradients<T, V, false>(k, s, f, dresidual, NULL, NULL, partial);
@@ -463,7 +474,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* dx NULL: only the parameters' gradients. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS) input_kernel(cut k, streams<T> s, coefficients f, gradients p, T *dx)
+static __global__ void __launch_bounds__(THREADS, 1) input_kernel(cut k, streams<T> s, coefficients f, gradients p, T *dx)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
@@ -473,7 +484,7 @@ static __global__ void __launch_bounds__(THREADS) input_kernel(cut k, streams<T>
 
 /* slots: rows that a thread keeps, at most. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     whole_backward_kernel(cut k, int slots, streams<T> s, coefficients f, gradients p, float2 *partial, T *dresidual, T *dx)
 {
     __shared__ affine tile[MAX_TILE];
@@ -494,30 +505,45 @@ typedef struct batch_norm {
     size_t forward_shared, backward_shared; /* bytes of the single kernel; 0: two kernels */
 } batch_norm;
 
+/* One block for each multiprocessor, as far as tiles and slabs allow: the tile that keeps most of them busy. Among equals a
+ * value that is small gets narrow tiles, whose few sums are joined quickly, and a large one wide ones, read in long lines. */
+static void choose_tiles(int64_t groups, bool small, int processors, batch_norm *b)
+{
+    int64_t most = 0;
+    for (int i = 1; i <= 3; i++) {
+        const int across = small ? 1 << i : 16 >> i;
+        if (across > 2 && groups % across != 0) continue;
+        const int64_t tiles = abar__cuda_blocks(groups, across), slabs = tiles < processors ? processors / tiles : 1;
+        if (tiles * slabs <= most) continue;
+        most = tiles * slabs;
+        b->k.across = across;
+    }
+    if (groups == 1) b->k.across = 1;
+}
+
 static batch_norm plan(const abar__op *op)
 {
     const abar__shape *s = &op->desc.in[0];
     const int64_t channels = s->dim[1], rows = abar__shape_count(s) / channels;
     const int processors = abar__cuda_of(op->dev)->processors, pack_size = (int)(16 / abar_dtype_size(op->dev->activation));
-    const bool small = abar__shape_bytes(op->dev, s, op->in_layout[0]) <= SMALL;
     batch_norm b = {};
     b.vectors = channels % pack_size == 0;
     const int64_t groups = b.vectors ? channels / pack_size : channels;
-    int across = b.vectors ? (small ? 2 : 8) : 32;
-    while (across > 2 && groups % across != 0) across /= 2;
-    if (groups == 1) across = 1;
-    b.tiles = (int)abar__cuda_blocks(groups, across);
-    int64_t slabs = (small ? 1 : 2) * processors / b.tiles, most = abar__cuda_blocks(rows, THREADS / across);
+    if (b.vectors)
+        choose_tiles(groups, abar__shape_bytes(op->dev, s, op->in_layout[0]) <= SMALL, processors, &b);
+    else
+        b.k.across = 8; /* single elements: some of the last tile's columns lie idle */
+    b.tiles = (int)abar__cuda_blocks(groups, b.k.across);
+    const int64_t most = abar__cuda_blocks(rows, THREADS / b.k.across);
+    int64_t slabs = b.tiles < processors ? processors / b.tiles : 1;
     if (slabs > most) slabs = most;
-    if (slabs < 1) slabs = 1;
-    b.k = {rows / slabs,
-           rows % slabs,
-           (int)channels,
-           (int)slabs,
-           across,
-           1.0 / (double)rows,
-           rows > 1 ? (double)rows / (double)(rows - 1) : 0.0};
-    b.slots = (int)abar__cuda_blocks(abar__cuda_blocks(rows, slabs), THREADS / across);
+    b.k.share = rows / slabs;
+    b.k.rest = rows % slabs;
+    b.k.channels = (int)channels;
+    b.k.slabs = (int)slabs;
+    b.k.per = 1.0 / (double)rows;
+    b.k.unbias = rows > 1 ? (double)rows / (double)(rows - 1) : 0.0;
+    b.slots = (int)abar__cuda_blocks(abar__cuda_blocks(rows, slabs), THREADS / b.k.across);
     return b;
 }
 
