@@ -1,8 +1,8 @@
 /* Softmax cross entropy and squared error: the mean over the first run->valid samples, and its gradient, zero for the others.
  * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q.
  *
- * Logits are dev->activation; soft targets and those of the squared error float32, labels int32. A label outside the classes
- * makes the loss a NaN: nobody waits here to be told more. */
+ * Logits, soft targets and those of the squared error are dev->activation, labels int32. A label outside the classes makes the
+ * loss a NaN: nobody waits here to be told more. */
 #include "device/cuda/cuda_nn.h"
 
 #include <math.h>
@@ -106,13 +106,13 @@ __device__ static float entropy_row(const entropy &e, const T *x, const void *ta
     int guess, truth;
     const float top = row_maximum(x, e.width, guess);
     float sum = 0.0f, distance = 0.0f, surprise = 0.0f; /* of e^(x - top), of x - top, of target (x - top) */
-    const float *soft = e.soft ? (const float *)target + row * e.width : NULL;
+    const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
     float mass = 0.0f; /* of the target: 1, but for rounding */
     for (int k = lane; k < e.width; k += 32) {
         const float d = load(x, k) - top;
         sum += expf(d);
         distance += d;
-        if (soft) surprise += soft[k] * d, mass += soft[k];
+        if (soft) surprise += load(soft, k) * d, mass += load(soft, k);
     }
     sum = warp_sum(sum);
     const float log_sum = logf(sum);
@@ -156,7 +156,7 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
     for (int k = threadIdx.x; k < e.width; k += blockDim.x) {
         float g = 0.0f;
         if (counts) {
-            const float wanted = e.soft                                ? ((const float *)target)[row * e.width + k]
+            const float wanted = e.soft                                ? load((const T *)target, row * e.width + k)
                                  : ((const int32_t *)target)[row] == k ? 1.0f
                                                                        : 0.0f;
             const float q = (1.0f - e.smoothing) * wanted + e.smoothing / (float)e.width;
@@ -216,11 +216,11 @@ const abar__op_impl abar__cuda_softmax_cross_entropy = {
 /* A thread owns every (THREADS * gridDim.x)-th of the n elements that count. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    square_kernel(int64_t n, int64_t valid, const T *x, const float *target, part_sum *parts, abar__loss_result *result)
+    square_kernel(int64_t n, int64_t valid, const T *x, const T *target, part_sum *parts, abar__loss_result *result)
 {
     part_sum mine = {};
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * THREADS) {
-        const double d = (double)(load(x, i) - target[i]);
+        const double d = (double)(load(x, i) - load(target, i));
         mine.loss += d * d;
     }
     leave(mine, parts, (double)n, valid, result);
@@ -228,10 +228,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* A thread owns one of all elements, of which n count. */
 template <typename T>
-static __global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const float *target, T *dx)
+static __global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const T *target, T *dx)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < all) store(dx, i, i < n ? (load(x, i) - target[i]) * factor : 0.0f);
+    if (i < all) store(dx, i, i < n ? (load(x, i) - load(target, i)) * factor : 0.0f);
 }
 
 static int64_t elements_that_count(const abar__op *op, const abar__op_args *a)
@@ -245,7 +245,7 @@ static abar_status square_forward(abar__op *op, const abar__op_args *a)
     const int parts = parts_for(n, 32 * THREADS);
     if (abar__cuda_is_bf16(op->dev))
         abar__cuda_launch(op->dev, square_kernel<bf16>, dim3((unsigned)parts), dim3(THREADS), 0, n, a->run->valid,
-                          (const bf16 *)a->x[0], (const float *)a->target, (part_sum *)a->scratch, a->result);
+                          (const bf16 *)a->x[0], (const bf16 *)a->target, (part_sum *)a->scratch, a->result);
     else
         abar__cuda_launch(op->dev, square_kernel<float>, dim3((unsigned)parts), dim3(THREADS), 0, n, a->run->valid,
                           (const float *)a->x[0], (const float *)a->target, (part_sum *)a->scratch, a->result);
@@ -260,7 +260,7 @@ static abar_status square_backward(abar__op *op, const abar__op_args *a)
     const dim3 grid((unsigned)abar__cuda_blocks(all, ABAR_CUDA_THREADS));
     if (abar__cuda_is_bf16(op->dev))
         abar__cuda_launch(op->dev, square_grad_kernel<bf16>, grid, dim3(ABAR_CUDA_THREADS), 0, all, n, factor,
-                          (const bf16 *)a->x[0], (const float *)a->target, (bf16 *)a->dx[0]);
+                          (const bf16 *)a->x[0], (const bf16 *)a->target, (bf16 *)a->dx[0]);
     else
         abar__cuda_launch(op->dev, square_grad_kernel<float>, grid, dim3(ABAR_CUDA_THREADS), 0, all, n, factor,
                           (const float *)a->x[0], (const float *)a->target, (float *)a->dx[0]);
