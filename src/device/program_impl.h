@@ -95,14 +95,15 @@ typedef struct abar__program_ops {
      * p and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by
      * every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
-    /* cosine and ratio between G and G^ of every map as the coming step will apply it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^>
-     * in host memory. Waits. Call between the gradients and the step. */
+    /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
+     * host memory. Waits. Call after a step, while the gradients are still those it was given (the update leaves them). */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
     const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
     const int64_t *(*step_now)(const abar__program *p); /* device memory: k */
     /* The note of step k, in shared memory: one of the last ABAR_PROGRAM_NOTES. */
     const abar__step_note *(*note)(const abar__program *p, int64_t k);
-    /* Between device and host, waiting: k, t (updates performed) and the maps' state. */
+    /* Between device and host, waiting: k, t (updates performed) and the maps' state. Push also after u or r of a map were
+     * written from outside (a checkpoint, calibration): the program keeps a copy of u in the order of the weight's memory. */
     abar_status (*pull)(abar_device *dev, abar__program *p, int64_t *k, int64_t *t, abar__map_state *maps);
     abar_status (*push)(abar_device *dev, abar__program *p, int64_t k, int64_t t, const abar__map_state *maps);
 } abar__program_ops;
