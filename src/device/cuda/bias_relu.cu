@@ -100,14 +100,19 @@ static __global__ void mask_and_sum(T *dy, const T *y, float *sums, bool add, in
     *to = add ? *to + part[lane] : part[lane];
 }
 
-/* A thread owns a column: the slices in order. */
-static __global__ void join_slices(const float *sums, float *db, bool add, int64_t slices, int64_t width)
+/* A thread owns an element: its slices in order. */
+static __global__ void join_slices(const float *sums, int64_t slices, int64_t count, float *to, bool add)
 {
-    const int64_t column = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= width) return;
-    float sum = add ? db[column] : 0.0f;
-    for (int64_t s = 0; s < slices; s++) sum += sums[s * width + column];
-    db[column] = sum;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float sum = 0.0f;
+    for (int64_t s = 0; s < slices; s++) sum += sums[s * count + i];
+    to[i] = add ? to[i] + sum : sum;
+}
+
+void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices, int64_t count, float *to, bool add)
+{
+    abar__cuda_launch(dev, join_slices, dim3((unsigned)abar__cuda_blocks(count, 64)), 64, 0, sums, slices, count, to, add);
 }
 
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
@@ -124,9 +129,7 @@ static void run_gradient(abar_device *dev, T *dy, const T *y, float *db, bool ac
     const bool two = db && c.slices > 1;
     abar__cuda_launch(dev, mask_and_sum<T>, dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, y, two ? partials : db,
                       accumulate && !two, rows, width, c.slice_rows, c.lanes);
-    if (two)
-        abar__cuda_launch(dev, join_slices, dim3((unsigned)abar__cuda_blocks(width, 64)), 64, 0, partials, db, accumulate,
-                          c.slices, width);
+    if (two) abar__cuda_join_slices(dev, partials, c.slices, width, db, accumulate);
 }
 
 void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, float *db, bool accumulate, int64_t rows,

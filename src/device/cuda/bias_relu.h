@@ -13,4 +13,7 @@ void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, fl
                                    int64_t width, float *partials);
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width);
 
+/* to (count) is written or added to with sums (slices, count), the slices in order. */
+void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices, int64_t count, float *to, bool add);
+
 #endif
