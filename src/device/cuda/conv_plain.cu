@@ -1,4 +1,5 @@
-/* Convolution for every window, stride, padding, dilation and group count, in float32 arithmetic: what nobody else takes.
+/* Convolution for every window, stride, padding, dilation and group count, in float32 arithmetic: what nobody else takes. A
+ * linear layer is one on images of a single pixel.
  *
  * Forward and both gradients are matrix products whose left or right side is read through the window (nothing is built in
  * memory), for each group of cg input and og output channels, K = (kh, kw, cg) the columns of the weight:
@@ -215,6 +216,20 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- on the host ------------------------------------------------------------------------------------------------ */
 
+/* A linear layer reads and writes images of one pixel. */
+static abar__op_desc as_convolution(const abar__op_desc *desc)
+{
+    abar__op_desc d = *desc;
+    if (d.kind == ABAR_OP_CONV2D) return d;
+    abar__shape *shapes[2] = {&d.in[0], &d.out};
+    for (int i = 0; i < 2; i++) {
+        const int64_t width = shapes[i]->dim[shapes[i]->ndim - 1];
+        *shapes[i] = {4, {abar__shape_count(shapes[i]) / width, width, 1, 1}};
+    }
+    d.window = abar_window_unit();
+    return d;
+}
+
 static geometry describe(const abar__op_desc *d)
 {
     const int64_t *in = d->in[0].dim, *out = d->out.dim;
@@ -264,18 +279,18 @@ static void cut_pixels(const abar_device *dev, plain *c)
 
 static abar_status create(abar__op *op)
 {
-    const abar__op_desc *d = &op->desc;
-    const bool relu = d->activation == ABAR_ACT_RELU;
-    if ((!relu && d->activation != ABAR_ACT_NONE) || !fits(d)) return ABAR_E_UNSUPPORTED;
+    const abar__op_desc d = as_convolution(&op->desc);
+    const bool relu = d.activation == ABAR_ACT_RELU;
+    if ((!relu && d.activation != ABAR_ACT_NONE) || !fits(&d)) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(plain), &op->priv));
     op->priv_bytes = sizeof(plain);
     plain *c = (plain *)op->priv;
-    c->g = describe(d);
+    c->g = describe(&d);
     cut_pixels(op->dev, c);
-    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
+    op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.out);
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
-    const int64_t pixels = d->out.dim[0] * d->out.dim[2] * d->out.dim[3];
-    op->scratch_bytes = c->partials + (d->bias ? abar__cuda_bias_partials(op->dev, pixels, d->out.dim[1]) : 0);
+    const int64_t pixels = d.out.dim[0] * d.out.dim[2] * d.out.dim[3];
+    op->scratch_bytes = c->partials + (d.bias ? abar__cuda_bias_partials(op->dev, pixels, d.out.dim[1]) : 0);
     return ABAR_OK;
 }
 
@@ -325,3 +340,4 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
 }
 
 const abar__op_impl abar__cuda_conv_plain = {"cuda-conv-plain", ABAR_OP_CONV2D, create, forward, backward, NULL};
+const abar__op_impl abar__cuda_linear_plain = {"cuda-linear-plain", ABAR_OP_LINEAR, create, forward, backward, NULL};

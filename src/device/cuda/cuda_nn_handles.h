@@ -27,6 +27,14 @@ abar_status abar__cuda_dnn(abar_device *dev, abar__cuda_nn_state **out);
 abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what);
 }
 
+/* Both libraries want workspaces aligned further than the arena is: ask for ABAR_CUDA_WORKSPACE more, and begin here. */
+#define ABAR_CUDA_WORKSPACE ((size_t)256)
+
+static inline char *abar__cuda_workspace(void *scratch)
+{
+    return (char *)(((uintptr_t)scratch + ABAR_CUDA_WORKSPACE - 1) / ABAR_CUDA_WORKSPACE * ABAR_CUDA_WORKSPACE);
+}
+
 #define DNN_TRY(dev, call)                                                                            \
     do {                                                                                              \
         cudnnStatus_t dnn_status = (call);                                                            \
