@@ -41,6 +41,12 @@ const char *const *abar_device_names(void);
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
 void abar_device_free(abar_device *dev, void *memory, size_t bytes);
 
+/* What a forward pass tells of its batch. */
+typedef struct abar_loss {
+    double loss; /* mean over the valid samples */
+    int64_t correct, count;
+} abar_loss;
+
 /* Copies between tensors of equal shape: host or device, any floating dtype, any layout. Integers need equal dtypes. */
 abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
 

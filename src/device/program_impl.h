@@ -47,7 +47,8 @@ typedef struct abar__kept_map {
     double rho, diagonal;
     bool coupled;   /* divide the whole by rho */
     bool fixed;     /* calibrated before step 0: a is never committed, u never refreshed; only p is */
-    int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) has u[c * kernel + k]; else 1 */
+    int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) has u[c * kernel + k];
+                       else 1 */
     double bound;   /* |G^| is at most this times |G|, but for 1 / rho where that is adaptive */
     /* calibrated with dataset-cov: (d, d) float32, G^ = rho * G * inverse in place of the rank-1 form; NULL: rank 1 */
     void *inverse;
@@ -87,16 +88,18 @@ typedef struct abar__program_ops {
     abar_status (*rates)(abar_device *dev, abar__program *p, int64_t first, const double *lr, int64_t n);
     /* Forgets the losses of the step begun: call at its beginning (recorded with it). */
     abar_status (*begin)(abar_device *dev, abar__program *p);
-    /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it. */
+    /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it.
+     */
     abar_status (*add_loss)(abar_device *dev, abar__program *p, const void *result);
-    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of a, p
-     * and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by every
-     * replay of a recording. */
+    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of a,
+     * p and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by
+     * every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
-    /* cosine and ratio between G and G^ of every map as the coming step will apply it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
-     * host memory. Waits. Call between the gradients and the step. */
+    /* cosine and ratio between G and G^ of every map as the coming step will apply it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^>
+     * in host memory. Waits. Call between the gradients and the step. */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
-    const int32_t *(*skipped)(const abar__program *p); /* device memory: the last step was skipped */
+    const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
+    const int64_t *(*step_now)(const abar__program *p); /* device memory: k */
     /* The note of step k, in shared memory: one of the last ABAR_PROGRAM_NOTES. */
     const abar__step_note *(*note)(const abar__program *p, int64_t k);
     /* Between device and host, waiting: k, t (updates performed) and the maps' state. */
@@ -114,9 +117,9 @@ typedef struct abar__feed_desc {
     const uint8_t *images; /* (count, C, H, W), host; NULL: batches are streamed */
     const int32_t *labels; /* (count) */
     int64_t count, channels, height, width;
-    int64_t batch;         /* samples of one fill: the micro-batch */
-    int64_t step_batch;    /* samples of one step */
-    const float *table;    /* (channels, 256): normalised value of each byte */
+    int64_t batch;      /* samples of one fill: the micro-batch */
+    int64_t step_batch; /* samples of one step */
+    const float *table; /* (channels, 256): normalised value of each byte */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;

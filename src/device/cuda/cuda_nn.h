@@ -1,8 +1,9 @@
 /* The CUDA back end's nn operations, in the order in which they are tried (list in cuda_nn.cu), and what they share.
  *
- * 4-dimensional values are NHWC, 2-dimensional ones (rows, width) dense; elements are dev->activation (float or bf16). Parameters
- * and their gradients are float32, convolution weights (O, kh, kw, I/groups) in memory; in bf16 an operation reads its weight's bf16
- * copy, args->shadow. dy comes in the layout of y, dx in that of x. Sums over a batch accumulate in float32. */
+ * 4-dimensional values are NHWC, 2-dimensional ones (rows, width) dense; elements are dev->activation (float or bf16).
+ * Parameters and their gradients are float32, convolution weights (O, kh, kw, I/groups) in memory; in bf16 an operation reads
+ * its weight's bf16 copy, args->shadow. dy comes in the layout of y, dx in that of x. Sums over a batch accumulate in float32.
+ */
 #ifndef ABAR_CUDA_NN_H
 #define ABAR_CUDA_NN_H
 
