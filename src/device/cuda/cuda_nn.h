@@ -15,6 +15,7 @@ extern const abar__op_impl abar__cuda_reorder, abar__cuda_flatten, abar__cuda_ac
     abar__cuda_shortcut, abar__cuda_dropout, abar__cuda_max_pool, abar__cuda_average_pool, abar__cuda_batch_norm,
     abar__cuda_layer_norm, abar__cuda_softmax_cross_entropy, abar__cuda_squared_error; /* own kernels */
 extern const abar__op_impl abar__cuda_linear;                                          /* cuBLASLt */
+extern const abar__op_impl abar__cuda_conv_tiles; /* own kernels for few channels, bf16, tried first */
 extern const abar__op_impl abar__cuda_conv_cudnn;                                      /* cuDNN's engines */
 extern const abar__op_impl abar__cuda_conv_plain; /* own loops for every window, last in the list */
 }
