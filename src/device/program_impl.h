@@ -98,7 +98,8 @@ typedef struct abar__program_ops {
     /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
      * host memory. Waits. Call after a step, while the gradients are still those it was given (the update leaves them). */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
-    const int32_t *(*skipped)(const abar__program *p); /* device memory: the last step was skipped */
+    const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
+    const int64_t *(*step_now)(const abar__program *p); /* device memory: k */
     /* The note of step k, in shared memory: one of the last ABAR_PROGRAM_NOTES. */
     const abar__step_note *(*note)(const abar__program *p, int64_t k);
     /* Between device and host, waiting: k, t (updates performed) and the maps' state. Push also after u or r of a map were

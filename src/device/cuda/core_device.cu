@@ -506,10 +506,17 @@ static const abar__queue_ops queue = {
     .memory_free = cuda_memory_free,
 };
 
+static int cuda_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+
 static const abar_device_ops device = {
     .name = "cuda",
     .dtype = ABAR_F32,
     .channels_last = true,
+    .count = cuda_count,
     .open = cuda_open,
     .close = cuda_close,
     .alloc = cuda_alloc,

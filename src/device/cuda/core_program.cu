@@ -355,6 +355,8 @@ static abar_status measure(abar_device *dev, abar__program *p, double *products)
 
 static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
 
+static const int64_t *step_now(const abar__program *p) { return &p->m.now->k; }
+
 static const abar__step_note *note(const abar__program *p, int64_t k) { return &p->notes[k % ABAR_PROGRAM_NOTES]; }
 
 static abar_status pull(abar_device *dev, abar__program *p, int64_t *k, int64_t *t, abar__map_state *maps)
@@ -388,6 +390,7 @@ extern "C" const abar__program_ops abar__cuda_program = {
     .step = step,
     .measure = measure,
     .skipped = skipped,
+    .step_now = step_now,
     .note = note,
     .pull = pull,
     .push = push,
