@@ -82,7 +82,8 @@ typedef struct abar__program_ops {
     abar_status (*create)(abar_device *dev, const abar__program_desc *desc, abar__program **out);
     void (*destroy)(abar_device *dev, abar__program *p);
     size_t (*bytes)(const abar__program *p); /* device memory it holds */
-    /* New addresses and factors of items and updates, as many as before. */
+    /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
+     * another size than the one in its place had: then a new program is needed. */
     abar_status (*rebind)(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates);
     /* Step k = first + i of what follows runs at rate lr[i]; n at most ABAR_PROGRAM_RATES. Waits for nothing. */
     abar_status (*rates)(abar_device *dev, abar__program *p, int64_t first, const double *lr, int64_t n);
@@ -136,7 +137,8 @@ typedef struct abar__feed_ops {
      * (I32). Recordable. */
     abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target);
     abar_status (*advance)(abar_device *dev, abar__feed *f); /* to the next step. Recordable. */
-    /* Streaming: one step's batch, bytes as the loader yields them, for the fills that follow. Copies before it returns. */
+    /* Streaming: one step's batch, bytes as the loader yields them, for the fills that follow (of a resident set too, until its
+     * next epoch). Copies before it returns. */
     abar_status (*stage)(abar_device *dev, abar__feed *f, const uint8_t *images, const int32_t *labels);
 } abar__feed_ops;
 

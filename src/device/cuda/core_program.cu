@@ -228,9 +228,20 @@ static abar_status send_tables(abar_device *dev, abar__program *p)
     return ABAR_OK;
 }
 
-static abar_status rebind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+/* The tables of units fit these alone. */
+static bool same_sizes(const abar__program *p, const abar__update_item *items, const abar__update_item *updates)
 {
-    CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
+    bool same = true;
+    for (int i = 0; i < p->n_items; i++) same = same && host_side(p, p->norm_items)[i].count == items[i].count;
+    for (int i = 0; i < p->n_updates; i++) {
+        const abar__cuda_item *item = host_side(p, p->items) + i;
+        same = same && item->count == updates[i].count && item->rows == (is_map(&updates[i]) ? updates[i].rows : 0);
+    }
+    return same;
+}
+
+static abar_status bind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+{
     for (int i = 0; i < p->n_items; i++) {
         norm_item *to = host_side(p, p->norm_items) + i;
         to->grad = (const float *)items[i].grad;
@@ -243,6 +254,14 @@ static abar_status rebind(abar_device *dev, abar__program *p, const abar__update
     }
     for (int i = 0; i < p->n_updates; i++) fill_item(p, i, &updates[i]);
     return send_tables(dev, p);
+}
+
+static abar_status rebind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+{
+    if (!same_sizes(p, items, updates))
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another program");
+    CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
+    return bind(dev, p, items, updates);
 }
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
@@ -277,7 +296,7 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
     ABAR_TRY(take_memory(dev, p, desc));
     fill_tables(p, desc);
-    return rebind(dev, p, desc->items, desc->updates);
+    return bind(dev, p, desc->items, desc->updates);
 }
 
 static abar_status create(abar_device *dev, const abar__program_desc *desc, abar__program **out)
