@@ -34,6 +34,9 @@ abar_status abar_device_wait(abar_device *dev);
 /* cuda: from now on work in this cudaStream_t. */
 abar_status abar_device_set_stream(abar_device *dev, void *stream);
 
+/* How many devices of this name there are: 1 for ref and cpu, GPUs for cuda (0: none, or a build without it). */
+int abar_device_count(const char *name);
+
 /* The names of all back ends in this build, NULL-terminated. */
 const char *const *abar_device_names(void);
 

@@ -7,7 +7,7 @@
 
 abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
 {
-    if (!cv->ops->keep)
+    if (!cv->ops->method.queued)
         return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
                           "optimizer %s: does not run on device %s, use mac, smac, sgd or adamw there, or device cpu",
                           cv->ops->method.name, cv->dev->ops->name);

@@ -185,7 +185,8 @@ void abar_optim_replayed(abar_optim *o) { advance(o); }
 abar_step_note abar_optim_note(const abar_optim *o, int64_t k)
 {
     const abar__step_note *n = ops_of(o)->note(o->program, k);
-    return (abar_step_note){.skipped = n->skipped != 0,
-                            .grad_norm = n->grad_norm,
-                            .loss = {.loss = n->count > 0 ? n->loss / (double)n->count : NAN, .correct = n->correct, .count = n->count}};
+    return (abar_step_note){
+        .skipped = n->skipped != 0,
+        .grad_norm = n->grad_norm,
+        .loss = {.loss = n->count > 0 ? n->loss / (double)n->count : NAN, .correct = n->correct, .count = n->count}};
 }

@@ -33,9 +33,17 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
 
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out)
 {
-    abar_device_config config = {
-        .size = sizeof config, .threads = (int)setup->train.threads, .deterministic = setup->train.deterministic};
-    return abar_device_open(ctx, setup->train.device, &config, out);
+    static const abar_precision precisions[] = {[ABAR_CHOICE_FP32] = ABAR_PRECISION_FP32,
+                                                [ABAR_CHOICE_TF32] = ABAR_PRECISION_TF32,
+                                                [ABAR_CHOICE_BF16] = ABAR_PRECISION_BF16};
+    const abar_train_config *train = &setup->train;
+    int64_t choice = train->precision;
+    if (choice == ABAR_CHOICE_AUTO) choice = abar__is_cuda(train) ? ABAR_CHOICE_BF16 : ABAR_CHOICE_FP32;
+    abar_device_config config = {.size = sizeof config,
+                                 .threads = (int)train->threads,
+                                 .deterministic = train->deterministic,
+                                 .precision = precisions[choice]};
+    return abar_device_open(ctx, train->device, &config, out);
 }
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,

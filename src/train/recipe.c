@@ -50,4 +50,5 @@ void abar__recipe_apply(abar_setup *setup)
     train->weight_decay = r->weight_decay;
     train->schedule_per_epoch = r->per_epoch;
     train->augment = r->augment;
+    if (abar_device_count("cuda") > 0 && (!setup->method || setup->method->queued)) strcpy(train->device, "cuda");
 }
