@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { MAX_PLANS = 12, MAX_FIRST = 8, MAX_COMPILED = 2, REPEAT = 8, LAUNCHES = 3 };
+enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2, REPEAT = 8, LAUNCHES = 3 };
 enum { MAX_WORKSPACE = 256 << 20 };
 #define LONG_ENOUGH 1.0f /* milliseconds after which a measurement needs no second */
 
@@ -33,18 +33,19 @@ static void ask(abar_device *dev, cudnnHandle_t handle, offer *o, int g, cudnnBa
     o->plans[g] += abar__dnn_plans(handle, &o->graph[g], &wish, max < room ? max : room, &o->plan[g][o->plans[g]]);
 }
 
-/* Plans with ready-made kernels; where compiled is set, whatever there is. */
+/* Plans with ready-made kernels; where compiled is set, whatever there is. Mode B thinks longer (30 ms) and orders otherwise;
+ * the few engines of exact float32 are found among the fallbacks too. */
 static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, bool compiled, offer *o)
 {
-    const bool bf16_data = abar__cuda_is_bf16(dev);
+    const bool bf16_data = abar__cuda_is_bf16(dev), exact = dev->config.precision == ABAR_PRECISION_FP32;
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16};
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
     for (int g = 0; g < o->graphs; g++) {
         if (abar__dnn_graph_make(handle, shape, pass, data, results[g], &o->graph[g]) != CUDNN_STATUS_SUCCESS) continue;
         ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, compiled, compiled ? MAX_COMPILED : MAX_FIRST);
-        if (compiled)
-            ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, true, MAX_PLANS);
+        if (compiled || exact || !o->plans[g])
+            ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, compiled, MAX_PLANS);
         else if (!dev->config.deterministic)
             ask(dev, handle, o, g, CUDNN_HEUR_MODE_B, false, MAX_PLANS);
     }

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { MAX_ENGINES = 24 }; /* looked at for one graph and mode */
+enum { MAX_ENGINES = 128 }; /* looked at for one graph and mode */
 
 /* The attributes of one direction. */
 typedef struct direction {

@@ -137,7 +137,9 @@ static abar_status create(abar__op *op)
     linear *l = (linear *)op->priv;
     l->tail = op->desc.bias && abar__cuda_is_bf16(op->dev); /* cuBLASLt adds a bias of the output's type, ours is float32 */
     const cublasStatus_t made = make_products(op, nn->blas, l);
-    abar_status status = made == CUBLAS_STATUS_NOT_SUPPORTED ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
+    const bool refused =
+        made == CUBLAS_STATUS_NOT_SUPPORTED || made == CUBLAS_STATUS_INVALID_VALUE; /* widths it cannot align */
+    abar_status status = refused ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
     if (status < 0) {
         destroy(op);
         abar__free(op->dev->ctx, op->priv, op->priv_bytes);
