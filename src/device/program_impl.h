@@ -97,7 +97,7 @@ typedef struct abar__program_ops {
      * every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
     /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
-     * host memory. Waits. Call after a step, while the gradients are still those it was given (the update leaves them). */
+     * host memory. Waits. Call after the step, before the gradients change. */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
     const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
     const int64_t *(*step_now)(const abar__program *p); /* device memory: k */

@@ -100,11 +100,10 @@ static abar_status measure(abar_optim *o)
 
 static abar_status queue(abar_optim *o, const abar_step_config *c)
 {
-    if (o->curvature && o->curvature->measure) ABAR_TRY(measure(o));
     const bool observed = o->curvature && abar__curvature_to_mean(o->curvature, c->observed_scale, o->to_mean);
     ABAR_TRY(ops_of(o)->step(o->dev, o->program, c->grad_scale, c->clip, observed ? o->to_mean : NULL));
     advance(o);
-    return ABAR_OK;
+    return o->curvature && o->curvature->measure ? measure(o) : ABAR_OK; /* of what the step has just applied */
 }
 
 abar_status abar__optim_queued_step(abar_optim *o, const abar_step_config *c, abar_step_report *report)
