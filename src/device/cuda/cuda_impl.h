@@ -27,7 +27,14 @@ typedef struct abar__cuda {
     void *nn;                           /* handles of cuDNN and cuBLASLt, made by the first operation that needs them ... */
     void (*nn_close)(abar_device *dev); /* ... and how to release them; NULL: none were made */
     size_t held, peak;                  /* bytes of device memory taken through alloc */
+    void *workspace;   /* ABAR_CUDA_WORKSPACE bytes that a core operation may use while it runs: partial sums */
+    unsigned *tickets; /* ABAR_CUDA_TICKETS counters of finished blocks, all zero between kernels */
+    void *staging;     /* pinned, grows with the largest copy that had to be rearranged */
+    size_t staging_bytes;
 } abar__cuda;
+
+#define ABAR_CUDA_WORKSPACE ((size_t)8 << 20)
+#define ABAR_CUDA_TICKETS 32768
 
 static inline abar__cuda *abar__cuda_of(const abar_device *dev) { return (abar__cuda *)dev->impl; }
 
@@ -128,6 +135,18 @@ template <typename T> __device__ static inline T block_sum(T v, T *shared)
     __syncthreads();
     v = lane < warps ? shared[lane] : T(0);
     return warp_sum(v);
+}
+
+/* Whether this is the last of `blocks` blocks to come here: it sees what the others wrote before. Resets the ticket. */
+__device__ static inline bool last_block(unsigned *ticket, unsigned blocks)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
 }
 
 #endif
