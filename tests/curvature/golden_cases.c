@@ -75,11 +75,11 @@ static abar_tensor step_of(const abar_tensor *t, int64_t k)
     return s;
 }
 
-/* A parameter or its gradient, in the order the device wants. */
+/* A parameter or its gradient; convolution weights with channels last where the images are. */
 static abar_tensor on_device(bench *b, const abar_tensor *shape)
 {
     abar_tensor t = abar_tensor_wrap(b->dev, NULL, abar_device_dtype(b->dev), shape->ndim, shape->dim);
-    if (shape->ndim == 4 && b->dev->ops->channels_last)
+    if (shape->ndim == 4 && b->layout == ABAR_LAYOUT_NHWC)
         t = abar_tensor_wrap_channels_last(b->dev, NULL, abar_device_dtype(b->dev), shape->dim);
     NEED(b, abar_device_alloc(b->dev, abar_tensor_bytes(&t), &t.data));
     return t;

@@ -25,11 +25,11 @@ static void plan_scratch(abar__op *op)
     const size_t bias = op->desc.bias ? abar__cuda_bias_partials(op->dev, c->pixels, c->channels) : 0;
     const size_t data = op->desc.need_dx[0] ? pass[ABAR_DNN_DATA].plan.workspace : 0;
     const size_t forward = pass[ABAR_DNN_FORWARD].plan.workspace;
-    c->partials = abar__round_up((size_t)c->weights * element, ABAR_CUDA_WORKSPACE);
-    c->data = c->partials + abar__round_up(bias, ABAR_CUDA_WORKSPACE);
-    c->slope = c->data + abar__round_up(data, ABAR_CUDA_WORKSPACE);
+    c->partials = abar__round_up((size_t)c->weights * element, ABAR_CUDA_ALIGN);
+    c->data = c->partials + abar__round_up(bias, ABAR_CUDA_ALIGN);
+    c->slope = c->data + abar__round_up(data, ABAR_CUDA_ALIGN);
     const size_t backward = c->slope + pass[ABAR_DNN_WEIGHTS].plan.workspace;
-    op->scratch_bytes = (forward > backward ? forward : backward) + ABAR_CUDA_WORKSPACE;
+    op->scratch_bytes = (forward > backward ? forward : backward) + ABAR_CUDA_ALIGN;
 }
 
 static abar_status create(abar__op *op)

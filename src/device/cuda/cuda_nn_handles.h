@@ -27,12 +27,12 @@ abar_status abar__cuda_dnn(abar_device *dev, abar__cuda_nn_state **out);
 abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what);
 }
 
-/* Both libraries want workspaces aligned further than the arena is: ask for ABAR_CUDA_WORKSPACE more, and begin here. */
-#define ABAR_CUDA_WORKSPACE ((size_t)256)
+/* Both libraries want workspaces aligned further than the arena is: ask for ABAR_CUDA_ALIGN more, and begin here. */
+#define ABAR_CUDA_ALIGN ((size_t)256)
 
 static inline char *abar__cuda_workspace(void *scratch)
 {
-    return (char *)(((uintptr_t)scratch + ABAR_CUDA_WORKSPACE - 1) / ABAR_CUDA_WORKSPACE * ABAR_CUDA_WORKSPACE);
+    return (char *)(((uintptr_t)scratch + ABAR_CUDA_ALIGN - 1) / ABAR_CUDA_ALIGN * ABAR_CUDA_ALIGN);
 }
 
 #define DNN_TRY(dev, call)                                                                            \

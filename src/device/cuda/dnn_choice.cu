@@ -62,7 +62,7 @@ static void decline(offer *o)
 
 static size_t bytes_of(const int64_t dim[4], size_t element)
 {
-    return abar__round_up((size_t)(dim[0] * dim[1] * dim[2] * dim[3]) * element, ABAR_CUDA_WORKSPACE);
+    return abar__round_up((size_t)(dim[0] * dim[1] * dim[2] * dim[3]) * element, ABAR_CUDA_ALIGN);
 }
 
 static void trial_close(abar_device *dev, trial *t)
@@ -82,7 +82,7 @@ static abar_status trial_open(abar_device *dev, const abar__dnn_shape *shape, co
     for (int g = 0; g < o->graphs; g++)
         for (int i = 0; i < o->plans[g]; i++)
             if (o->plan[g][i].workspace > part[3]) part[3] = o->plan[g][i].workspace;
-    t->bytes = part[0] + part[1] + part[2] + part[3] + ABAR_CUDA_WORKSPACE;
+    t->bytes = part[0] + part[1] + part[2] + part[3] + ABAR_CUDA_ALIGN;
     ABAR_TRY(abar_device_alloc(dev, t->bytes, &t->memory));
     char *at = abar__cuda_workspace(t->memory);
     for (int i = 0; i < 4; at += part[i++]) t->address[i] = at;

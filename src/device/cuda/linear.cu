@@ -147,7 +147,7 @@ static abar_status create(abar__op *op)
     size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
     const size_t workspaces[] = {l->y.workspace, l->dx.workspace, l->dw.workspace};
     for (int i = 0; i < 3; i++) scratch = workspaces[i] > scratch ? workspaces[i] : scratch;
-    op->scratch_bytes = scratch ? scratch + ABAR_CUDA_WORKSPACE : 0;
+    op->scratch_bytes = scratch ? scratch + ABAR_CUDA_ALIGN : 0;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
     return ABAR_OK;
