@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(256) conv_slope_join(const float *parti
     const int element = (int)(blockIdx.x * 32 + threadIdx.x);
     float sum = 0.0f;
     if (element < count) {
-#pragma unroll 8
+#pragma unroll 16 /* as many loads on their way */
         for (int k = (int)threadIdx.y; k < parts; k += 8) sum += partials[(int64_t)k * count + element];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
