@@ -34,12 +34,21 @@ abar_status abar_device_wait(abar_device *dev);
 /* cuda: from now on work in this cudaStream_t. */
 abar_status abar_device_set_stream(abar_device *dev, void *stream);
 
+/* How many devices of this name there are: 1 for ref and cpu, GPUs for cuda (0: none, or a build without it). */
+int abar_device_count(const char *name);
+
 /* The names of all back ends in this build, NULL-terminated. */
 const char *const *abar_device_names(void);
 
 /* Zeroed memory of the device, aligned for its widest vector. */
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
 void abar_device_free(abar_device *dev, void *memory, size_t bytes);
+
+/* What a forward pass tells of its batch. */
+typedef struct abar_loss {
+    double loss; /* mean over the valid samples */
+    int64_t correct, count;
+} abar_loss;
 
 /* Copies between tensors of equal shape: host or device, any floating dtype, any layout. Integers need equal dtypes. */
 abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);

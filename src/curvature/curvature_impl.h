@@ -47,10 +47,11 @@ struct abar__map {
     bool bias, first;          /* first: reads the network's input */
     abar_window window;
     bool convolution;
-    void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory */
+    void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory; NULL: no gradient now */
     abar__map_shape shape;
     void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];
     double pending_number, rows, examples; /* of the pending sums */
+    double *queued_number;                 /* pending_number on a queued device, in its memory; NULL: not needed */
     int64_t count[ABAR_COUNTS];
     double real[ABAR_REALS];
     double cosine, ratio; /* measured on request */
@@ -83,6 +84,8 @@ typedef struct abar__curvature_ops {
     bool (*wants_calibration)(const abar__curvature *cv, const abar__map *map);
     void (*calibrate)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
     bool (*end_calibration)(abar__curvature *cv, abar__map *map); /* false: could not derive */
+    /* Optional: tells a queued device how to keep the map up by itself. rho, bound, form; the frame fills in the tensors. */
+    void (*keep)(const abar__curvature *cv, const abar__map *map, abar__kept_map *out);
 } abar__curvature_ops;
 
 struct abar__curvature {
@@ -94,8 +97,9 @@ struct abar__curvature {
     size_t config_bytes;
     abar__map *maps;
     int n_maps, maps_capacity, n_layers;
-    int64_t k;         /* optimizer steps so far, skipped ones included */
-    double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    int64_t k;             /* optimizer steps so far, skipped ones included */
+    double grad_scale;     /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    double observed_scale; /* of the step: p is this times what observe was told */
     double base_lr;
     void *state;   /* all averages, pending sums and derived tensors */
     void *scratch; /* the largest any map asked for */
@@ -131,6 +135,12 @@ abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wi
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
+/* Forget what is pending. */
+void abar__curvature_forget(abar__curvature *cv);
+/* What is pending of all maps as one host vector (pending.c). */
+int64_t abar__curvature_pending_count(const abar__curvature *cv);
+abar_status abar__curvature_pending_read(abar__curvature *cv, double *out);
+abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in);
 /* The step was skipped: forget what is pending, keep everything else. */
 void abar__curvature_skip(abar__curvature *cv);
 /* Commit, refresh what is due, precondition (grad_norm: of all gradients as they lie in memory): afterwards every map's pre is
@@ -141,6 +151,16 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
 abar_status abar__curvature_end_calibration(abar__curvature *cv);
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
 abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
+
+/* ---- on a queued device (queued.c): the program keeps the averages, the frame counts rows and lends its names ---- */
+
+/* Describes all maps; fails where the method cannot be kept by a device. */
+abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out);
+/* (n_maps, 3) factors that turn what was observed since the last call into means; false: nothing was observed. */
+bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out);
+void abar__curvature_load(abar__curvature *cv, int64_t k, const abar__map_state *states);
+void abar__curvature_unload(const abar__curvature *cv, abar__map_state *states);
+void abar__curvature_set_products(abar__curvature *cv, const double *products); /* (n_maps, 3): cosine and ratio from sums */
 
 /* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,

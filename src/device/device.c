@@ -62,6 +62,13 @@ void abar_device_close(abar_device *dev)
     abar__free(dev->ctx, dev, sizeof *dev);
 }
 
+int abar_device_count(const char *name)
+{
+    const abar_device_ops *ops = abar__device_find(name);
+    if (!ops) return 0;
+    return ops->count ? ops->count() : 1;
+}
+
 const char *abar_device_name(const abar_device *dev) { return dev->ops->name; }
 const char *abar_device_describe(const abar_device *dev) { return dev->description; }
 abar_dtype abar_device_dtype(const abar_device *dev) { return dev->ops->dtype; }

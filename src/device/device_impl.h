@@ -65,6 +65,7 @@ typedef struct abar_device_ops {
     const char *name;
     abar_dtype dtype;   /* of parameters, gradients and state */
     bool channels_last; /* images and activations are NHWC, convolution weights (O, kh, kw, I) in memory */
+    int (*count)(void); /* of a queued device; NULL: one */
     /* required */
     abar_status (*open)(abar_device *dev);
     void (*close)(abar_device *dev);

@@ -75,10 +75,7 @@ typedef struct abar__run {
 } abar__run;
 
 /* What a loss leaves behind, in memory that the host can read: at once, or for a queued device after a wait. */
-typedef struct abar__loss_result {
-    double loss; /* mean over the valid samples */
-    int64_t correct, count;
-} abar__loss_result;
+typedef abar_loss abar__loss_result;
 
 /* The buffers of one run. Those an operation did not ask for may be NULL. */
 typedef struct abar__op_args {

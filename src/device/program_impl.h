@@ -47,7 +47,8 @@ typedef struct abar__kept_map {
     double rho, diagonal;
     bool coupled;   /* divide the whole by rho */
     bool fixed;     /* calibrated before step 0: a is never committed, u never refreshed; only p is */
-    int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) has u[c * kernel + k]; else 1 */
+    int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) has u[c * kernel + k];
+                       else 1 */
     double bound;   /* |G^| is at most this times |G|, but for 1 / rho where that is adaptive */
     /* calibrated with dataset-cov: (d, d) float32, G^ = rho * G * inverse in place of the rank-1 form; NULL: rank 1 */
     void *inverse;
@@ -81,25 +82,29 @@ typedef struct abar__program_ops {
     abar_status (*create)(abar_device *dev, const abar__program_desc *desc, abar__program **out);
     void (*destroy)(abar_device *dev, abar__program *p);
     size_t (*bytes)(const abar__program *p); /* device memory it holds */
-    /* New addresses and factors of items and updates, as many as before. */
+    /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
+     * another size than the one in its place had: then a new program is needed. */
     abar_status (*rebind)(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates);
     /* Step k = first + i of what follows runs at rate lr[i]; n at most ABAR_PROGRAM_RATES. Waits for nothing. */
     abar_status (*rates)(abar_device *dev, abar__program *p, int64_t first, const double *lr, int64_t n);
     /* Forgets the losses of the step begun: call at its beginning (recorded with it). */
     abar_status (*begin)(abar_device *dev, abar__program *p);
-    /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it. */
+    /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it.
+     */
     abar_status (*add_loss)(abar_device *dev, abar__program *p, const void *result);
-    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of a, p
-     * and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by every
-     * replay of a recording. */
+    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of a,
+     * p and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by
+     * every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
-    /* cosine and ratio between G and G^ of every map as the coming step will apply it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
-     * host memory. Waits. Call between the gradients and the step. */
+    /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
+     * host memory. Waits. Call after a step, while the gradients are still those it was given (the update leaves them). */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
-    const int32_t *(*skipped)(const abar__program *p); /* device memory: the last step was skipped */
+    const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
+    const int64_t *(*step_now)(const abar__program *p); /* device memory: k */
     /* The note of step k, in shared memory: one of the last ABAR_PROGRAM_NOTES. */
     const abar__step_note *(*note)(const abar__program *p, int64_t k);
-    /* Between device and host, waiting: k, t (updates performed) and the maps' state. */
+    /* Between device and host, waiting: k, t (updates performed) and the maps' state. Push also after u or r of a map were
+     * written from outside (a checkpoint, calibration): the program keeps a copy of u in the order of the weight's memory. */
     abar_status (*pull)(abar_device *dev, abar__program *p, int64_t *k, int64_t *t, abar__map_state *maps);
     abar_status (*push)(abar_device *dev, abar__program *p, int64_t k, int64_t t, const abar__map_state *maps);
 } abar__program_ops;
@@ -114,9 +119,9 @@ typedef struct abar__feed_desc {
     const uint8_t *images; /* (count, C, H, W), host; NULL: batches are streamed */
     const int32_t *labels; /* (count) */
     int64_t count, channels, height, width;
-    int64_t batch;         /* samples of one fill: the micro-batch */
-    int64_t step_batch;    /* samples of one step */
-    const float *table;    /* (channels, 256): normalised value of each byte */
+    int64_t batch;      /* samples of one fill: the micro-batch */
+    int64_t step_batch; /* samples of one step */
+    const float *table; /* (channels, 256): normalised value of each byte */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;
@@ -132,7 +137,8 @@ typedef struct abar__feed_ops {
      * (I32). Recordable. */
     abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target);
     abar_status (*advance)(abar_device *dev, abar__feed *f); /* to the next step. Recordable. */
-    /* Streaming: one step's batch, bytes as the loader yields them, for the fills that follow. Copies before it returns. */
+    /* Streaming: one step's batch, bytes as the loader yields them, for the fills that follow (of a resident set too, until its
+     * next epoch). Copies before it returns. */
     abar_status (*stage)(abar_device *dev, abar__feed *f, const uint8_t *images, const int32_t *labels);
 } abar__feed_ops;
 

@@ -1,7 +1,8 @@
 /* What the files of the CUDA back end share: the device's insides, errors, launches, and the two element types.
  *
- * Host code checks every call through CUDA_TRY; kernels are launched with launch(), which remembers a failure until the next wait
- * or status. All work goes into dev's stream, in order. Reductions have a fixed order: the same numbers come out every time. */
+ * Host code checks every call through CUDA_TRY; kernels are launched with launch(), which remembers a failure until the next
+ * wait or status. All work goes into dev's stream, in order. Reductions have a fixed order: the same numbers come out every
+ * time. */
 #ifndef ABAR_CUDA_IMPL_H
 #define ABAR_CUDA_IMPL_H
 
@@ -19,24 +20,31 @@ typedef struct abar__cuda {
     cudaStream_t stream, own_stream; /* the one in use; the one made here, NULL where the caller gave its own */
     cudaStream_t side_stream;        /* for what may run beside the main stream within one operation */
     cudaEvent_t fork, join;
-    int processors; /* streaming multiprocessors */
+    int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* a block may have, opted in */
     bool recording;
-    cudaError_t failure; /* the first launch that failed since the last wait */
-    void *nn;            /* handles of cuDNN and cuBLASLt, made by the first operation that needs them ... */
+    cudaError_t failure;                /* the first launch that failed since the last wait */
+    void *nn;                           /* handles of cuDNN and cuBLASLt, made by the first operation that needs them ... */
     void (*nn_close)(abar_device *dev); /* ... and how to release them; NULL: none were made */
-    size_t held, peak; /* bytes of device memory taken through alloc */
+    size_t held, peak;                  /* bytes of device memory taken through alloc */
+    void *workspace;   /* ABAR_CUDA_WORKSPACE bytes that a core operation may use while it runs: partial sums */
+    unsigned *tickets; /* ABAR_CUDA_TICKETS counters of finished blocks, all zero between kernels */
+    void *staging;     /* pinned, grows with the largest copy that had to be rearranged */
+    size_t staging_bytes;
 } abar__cuda;
+
+#define ABAR_CUDA_WORKSPACE ((size_t)8 << 20)
+#define ABAR_CUDA_TICKETS 32768
 
 static inline abar__cuda *abar__cuda_of(const abar_device *dev) { return (abar__cuda *)dev->impl; }
 
 /* "device cuda: REASON (what)"; ABAR_E_MEMORY for an allocation that failed, else ABAR_E_BACKEND. */
 extern "C" abar_status abar__cuda_fail(abar_device *dev, cudaError_t error, const char *what);
 
-#define CUDA_TRY(dev, call)                                                                \
-    do {                                                                                   \
-        cudaError_t cuda_error = (call);                                                   \
-        if (cuda_error != cudaSuccess) return abar__cuda_fail((dev), cuda_error, #call);    \
+#define CUDA_TRY(dev, call)                                                              \
+    do {                                                                                 \
+        cudaError_t cuda_error = (call);                                                 \
+        if (cuda_error != cudaSuccess) return abar__cuda_fail((dev), cuda_error, #call); \
     } while (0)
 
 /* kernel<<<blocks, threads, shared, stream>>>(arguments...), remembering the first failure in the device. */
@@ -127,6 +135,18 @@ template <typename T> __device__ static inline T block_sum(T v, T *shared)
     __syncthreads();
     v = lane < warps ? shared[lane] : T(0);
     return warp_sum(v);
+}
+
+/* Whether this is the last of `blocks` blocks to come here: it sees what the others wrote before. Resets the ticket. */
+__device__ static inline bool last_block(unsigned *ticket, unsigned blocks)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(ticket, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
 }
 
 #endif
