@@ -1,10 +1,10 @@
 /* Convolutions of few channels on tensor cores, bf16: what the host and the kernels of conv_tiles agree on.
  *
  * A block takes a tile of window positions: take rows of positions in each of group images. It loads the band of source pixels
- * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: pixel (y, x)
- * of the band lies at pixel_at(y, x) * pitch, and every product of a 16-pixel fragment with a tap of the kernel is one ldmatrix
- * whose lanes point to 16 pixels. The pitch is an odd number of 16-byte units, so that eight neighbouring pixels lie in
- * different banks; for stride 2 the even columns stand before the odd ones, for the same reason. */
+ * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: the lanes of
+ * an ldmatrix point to 16 pixels wherever they are, and from tap to tap of the kernel all of them move by the same offset. The
+ * distance of neighbouring pixels, pitch, is an odd number of 16-byte units, so that eight of them lie in different banks; for
+ * stride 2 the even columns of a line stand before the odd ones, for the same reason. */
 #ifndef ABAR_CONV_TILES_H
 #define ABAR_CONV_TILES_H
 
@@ -52,8 +52,9 @@ typedef void (*conv_product_kernel)(conv_product);
 typedef void (*conv_slope_kernel)(conv_slope);
 typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, int parts, bool add);
 
-/* The kernel for square windows k = 1, 3, 5 of stride s, blocks of wide (4) or narrow (2) tiles of 8 result channels, and what
- * a warp of it makes: positions. few: fewer than 16 input channels, held as 8. NULL: there is none. */
+/* The kernel for square windows k = 1, 3, 5 of stride s, whose blocks make channel_tiles (2 or 4) times 8 channels of the
+ * result, and how many positions a warp of it takes at a time. few: at most 8 input channels, held as 8. NULL: there is none.
+ */
 typedef struct conv_product_choice {
     conv_product_kernel kernel;
     int positions;
