@@ -454,6 +454,8 @@ static void refresh_without_a_commit_waits_for_one(void **state)
 
 int main(void)
 {
+    const int missing = lab_begin();
+    if (missing) return missing;
     const struct CMUnitTest tests[] = {
         ON_BOTH(micro_batches_join_to_the_whole_batch),
         ON_BOTH(large_batches_are_seen_to_their_end),
