@@ -426,7 +426,12 @@ abar_status abar_optim_end_calibration(abar_optim *o)
 }
 
 int abar_optim_map_count(const abar_optim *o) { return o->n_maps; }
-abar_map_info abar_optim_map(const abar_optim *o, int i) { return abar__curvature_map(o->curvature, i); }
+
+abar_map_info abar_optim_map(abar_optim *o, int i)
+{
+    (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
+    return abar__curvature_map(o->curvature, i);
+}
 
 void abar_optim_measure(abar_optim *o)
 {
