@@ -81,7 +81,7 @@ typedef struct abar__step_note {
 typedef struct abar__program_ops {
     abar_status (*create)(abar_device *dev, const abar__program_desc *desc, abar__program **out);
     void (*destroy)(abar_device *dev, abar__program *p);
-    size_t (*bytes)(const abar__program *p); /* device memory it holds */
+    size_t (*bytes)(const abar__program *p); /* that it holds, on both sides */
     /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
      * another size than the one in its place had: then a new program is needed. */
     abar_status (*rebind)(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates);

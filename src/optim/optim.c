@@ -473,12 +473,23 @@ static size_t book_bytes(int n, int maps)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o->n, o->n_maps) + o->text_bytes + (size_t)o->states * o->state_bytes +
-           (o->curvature ? abar__curvature_bytes(o->curvature) : 0);
+           (o->curvature ? abar__curvature_bytes(o->curvature) : 0) + abar__optim_program_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
     return (size_t)o->states * o->state_bytes + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+}
+
+/* A queued device's program is planned by making it: its tables depend on every size. */
+static size_t plan_by_making(abar_optim *o, const abar_optim_config *config)
+{
+    abar_optim *made;
+    if (abar__alloc(o->dev->ctx, sizeof *made, (void **)&made) < 0) return 0;
+    *made = *o;
+    const size_t bytes = make(made, config) < 0 ? 0 : abar_optim_bytes(made) - made->text_bytes;
+    abar_optim_destroy(made);
+    return bytes;
 }
 
 size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
@@ -488,6 +499,11 @@ size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
     abar_optim_config c;
     if (read_config(dev, config, &c) < 0 || find_rule(dev->ctx, c.rule, &ops) < 0) return 0;
     if (abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config) < 0) return 0;
+    if (dev->ops->queue) {
+        abar_optim o = {.dev = dev, .n = c.n_params, .rule = ops, .states = ops->states(rule_config)};
+        memcpy(o.config, rule_config, sizeof rule_config);
+        return plan_by_making(&o, &c);
+    }
     size_t state = 0, curvature = 0;
     int maps = 0;
     for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));

@@ -47,6 +47,12 @@ void abar__optim_free_program(abar_optim *o)
     abar__free(o->dev->ctx, o->map_states, o->map_states ? (size_t)o->n_maps * sizeof *o->map_states : 0);
 }
 
+size_t abar__optim_program_bytes(const abar_optim *o)
+{
+    if (!o->program) return 0;
+    return ops_of(o)->bytes(o->program) + (size_t)o->n_maps * (3 * sizeof *o->to_mean + sizeof *o->map_states);
+}
+
 abar_status abar__optim_pull(abar_optim *o)
 {
     if (!o->program || !o->stale) return ABAR_OK;

@@ -88,6 +88,10 @@ static abar_status describe(abar_device *dev)
 static abar_status cuda_alloc(abar_device *dev, size_t bytes, void **out);
 static void cuda_release(abar_device *dev, void *memory, size_t bytes);
 
+static abar_status reserve_staging(abar_device *dev, size_t bytes);
+
+#define STAGING ((size_t)1 << 20) /* bytes for copies that change order or type; more only for larger tensors */
+
 static abar_status make_queue(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
@@ -103,6 +107,7 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_join, cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
+    ABAR_TRY(reserve_staging(dev, STAGING));
     return cuda_alloc(dev, ABAR_CUDA_TICKETS * sizeof(unsigned), (void **)&cuda->tickets);
 }
 
