@@ -481,14 +481,55 @@ size_t abar_optim_state_bytes(const abar_optim *o)
     return (size_t)o->states * o->state_bytes + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
 }
 
-/* A queued device's program is planned by making it: its tables depend on every size. */
-static size_t plan_by_making(abar_optim *o, const abar_optim_config *config)
+static bool same_shape(const abar_tensor *a, const abar_tensor *b)
 {
+    return a->ndim == b->ndim && memcmp(a->dim, b->dim, (size_t)a->ndim * sizeof *a->dim) == 0;
+}
+
+/* Tensors without memory get addresses nobody looks at, the same for a layer and the next parameter of its shape. */
+static void *imagine(const abar_tensor *t, abar_optim_param *params, bool *used, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (used[i] || !same_shape(&params[i].value, t)) continue;
+        used[i] = true;
+        return params[i].value.data;
+    }
+    return NULL;
+}
+
+static void imagine_memory(abar_optim_param *params, int n, abar_layer *layers, int n_layers, bool *used)
+{
+    for (int i = 0; i < n; i++) params[i].value.data = params[i].grad.data = (void *)((uintptr_t)(i + 1) * ABAR_ALIGN);
+    for (int i = 0; i < n_layers; i++) {
+        abar_layer *l = &layers[i];
+        l->weight.data = l->weight_grad.data = imagine(&l->weight, params, used, n);
+        if (l->bias.ndim) l->bias.data = l->bias_grad.data = imagine(&l->bias, params, used, n);
+    }
+}
+
+/* A queued device's program is planned by making it: its tables depend on every size. */
+static size_t plan_by_making(const abar_optim *o, abar_optim_config c)
+{
+    abar_context *ctx = o->dev->ctx;
+    const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
+    const size_t flags = (size_t)c.n_params * sizeof(bool);
+    char *memory;
     abar_optim *made;
-    if (abar__alloc(o->dev->ctx, sizeof *made, (void **)&made) < 0) return 0;
-    *made = *o;
-    const size_t bytes = make(made, config) < 0 ? 0 : abar_optim_bytes(made) - made->text_bytes;
-    abar_optim_destroy(made);
+    if (abar__alloc(ctx, params + layers + flags, (void **)&memory) < 0) return 0;
+    abar_optim_param *p = (abar_optim_param *)(void *)memory;
+    abar_layer *l = (abar_layer *)(void *)(memory + params);
+    memcpy(p, c.params, params);
+    if (layers) memcpy(l, c.layers, layers);
+    imagine_memory(p, c.n_params, l, c.n_layers, (bool *)(memory + params + layers));
+    c.params = p;
+    c.layers = l;
+    size_t bytes = 0;
+    if (abar__alloc(ctx, sizeof *made, (void **)&made) == ABAR_OK) {
+        *made = *o;
+        if (make(made, &c) == ABAR_OK) bytes = abar_optim_bytes(made) - made->text_bytes;
+        abar_optim_destroy(made);
+    }
+    abar__free(ctx, memory, params + layers + flags);
     return bytes;
 }
 
@@ -502,7 +543,7 @@ size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
     if (dev->ops->queue) {
         abar_optim o = {.dev = dev, .n = c.n_params, .rule = ops, .states = ops->states(rule_config)};
         memcpy(o.config, rule_config, sizeof rule_config);
-        return plan_by_making(&o, &c);
+        return plan_by_making(&o, c);
     }
     size_t state = 0, curvature = 0;
     int maps = 0;
