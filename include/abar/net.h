@@ -34,15 +34,19 @@ void abar_scope_pop(abar_net *net);
 
 /* How a weight is initialised. fan-in counts inputs of one output, fan-out outputs of one input (channels x kernel). */
 typedef enum abar_init {
-    ABAR_INIT_TORCH,       /* uniform(+-1/sqrt(fan in)), weight and bias: PyTorch's default for linear and conv */
-    ABAR_INIT_KAIMING_IN,  /* normal, variance 2 / fan in; bias 0 */
-    ABAR_INIT_KAIMING_OUT, /* normal, variance 2 / fan out; bias 0 */
+    ABAR_INIT_TORCH,        /* uniform(+-1/sqrt(fan in)), weight and bias: PyTorch's default for linear and conv */
+    ABAR_INIT_KAIMING_IN,   /* normal, variance 2 / fan in; bias 0 */
+    ABAR_INIT_KAIMING_OUT,  /* normal, variance 2 / fan out; bias 0 */
+    ABAR_INIT_TRUNCATED,    /* normal 0.02, cut at 2 (not at 2 deviations: as timm does it); bias 0 */
+    ABAR_INIT_GPT,          /* normal 0.02; bias 0 */
+    ABAR_INIT_GPT_RESIDUAL, /* normal 0.02 / sqrt(2 layers): set abar_linear_config.layers; bias 0 */
 } abar_init;
 
 typedef struct abar_linear_config {
     int64_t out;
     bool bias;
     abar_init init;
+    int64_t layers; /* ABAR_INIT_GPT_RESIDUAL */
 } abar_linear_config;
 
 /* Square values; the *2 forms, where set, override them per axis (vertical, horizontal). 0 means the usual value. */
@@ -76,6 +80,28 @@ abar_value abar_concat(abar_net *net, int n, const abar_value *x); /* along chan
 abar_value abar_flatten(abar_net *net, abar_value x);
 abar_value abar_shortcut(abar_net *net, abar_value x, int64_t channels, int64_t stride); /* option A of models.md */
 abar_value abar_dropout(abar_net *net, abar_value x, double probability);
+
+/* Sequences: values (T, D), batch in front. */
+typedef struct abar_attention_config {
+    int64_t heads;
+    bool causal;
+    double drop;                  /* of the probabilities */
+    int64_t grid[2], side, shift; /* windows of side x side on a grid of tokens, rolled by shift; side 0: all tokens */
+} abar_attention_config;
+
+abar_value abar_input_tokens(abar_net *net, int64_t length); /* in place of abar_input: I32 (T) */
+/* Parameters wte.weight (vocabulary, width) and wpe.weight (length, width), named in the current scope. */
+abar_value abar_embedding(abar_net *net, abar_value tokens, int64_t vocabulary, int64_t length, int64_t width);
+/* A linear layer without bias whose weight is the table of the net's embedding; the state dict has it under both names. */
+abar_value abar_linear_tied(abar_net *net, abar_value x, const char *name);
+abar_value abar_tokens(abar_net *net, abar_value x);      /* (C, H, W) -> (H*W, C) */
+abar_value abar_class_token(abar_net *net, abar_value x); /* (T, D) -> (T+1, D); parameters cls_token, pos_embed */
+/* qkv (T, 3D) -> (T, D); windowed: parameter NAME.relative_position_bias_table. */
+abar_value abar_attention_heads(abar_net *net, abar_value qkv, const char *name, const abar_attention_config *config);
+abar_value abar_patch_merge(abar_net *net, abar_value x, int64_t height, int64_t width); /* (H*W, C) -> (H/2*W/2, 4C) */
+abar_value abar_token_mean(abar_net *net, abar_value x);                                 /* (T, D) -> (D) */
+abar_value abar_token_first(abar_net *net, abar_value x);                                /* (T, D) -> (D) */
+abar_value abar_drop_path(abar_net *net, abar_value x, double probability);              /* stochastic depth */
 
 /* A net ends in one loss. x is also the net's output. */
 void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);

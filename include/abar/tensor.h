@@ -55,6 +55,15 @@ abar_window abar_window_unit(void);
 /* Output extent along one axis (methods.md section 0); <= 0 when the window does not fit. */
 int64_t abar_window_out(const abar_window *w, int axis, int64_t in);
 
+/* Which outputs of a linear map feed attention, and what its probabilities were (methods.md section 2). heads 0: none. */
+typedef struct abar_attention {
+    int64_t heads;
+    int64_t value_row; /* rows value_row .. value_row + heads * d_head of the weight make v; the others q and k, or nothing */
+    int64_t value_rows;
+    int64_t grid[2], side, shift; /* windows of side x side tokens on a rolled grid; side 0: all tokens are one sequence */
+    abar_tensor columns;          /* (N, heads, T): column means of the probabilities; valid inside observe only */
+} abar_attention;
+
 /* One linear map: net fills it, curvature reads it. */
 typedef struct abar_layer {
     const char *name;
@@ -63,6 +72,7 @@ typedef struct abar_layer {
     double output_grad_scale;                         /* turns output_grad into dL/dz of the global batch mean */
     abar_window window;
     bool reads_network_input; /* "first layer" of methods.md section 1 */
+    abar_attention attention;
 } abar_layer;
 
 #ifdef __cplusplus

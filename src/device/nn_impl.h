@@ -21,7 +21,15 @@ typedef enum abar__op_kind {
     ABAR_OP_FLATTEN,  /* (N, C, H, W) -> (N, C*H*W) */
     ABAR_OP_SHORTCUT, /* option A: every stride-th pixel, zero channels on both sides */
     ABAR_OP_DROPOUT,
-    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (N, K), target labels (N) I32 or soft (N, K) -> mean loss */
+    ABAR_OP_EMBEDDING, /* tokens (N, T) I32 -> (N, T, D): table[token] + positions[t]; params: table (V, D), positions (S, D) */
+    ABAR_OP_TOKENS,    /* (N, C, H, W) -> (N, H*W, C) */
+    ABAR_OP_CLASS_TOKEN, /* (N, T, D) -> (N, T+1, D): [token; x] + positions; params: token (1, 1, D), positions (1, T+1, D) */
+    ABAR_OP_ATTENTION,   /* qkv (N, T, 3D) -> (N, T, D); params: relative position bias ((2w-1)^2, heads) where windowed */
+    ABAR_OP_PATCH_MERGE, /* (N, H*W, C) -> (N, H/2*W/2, 4C): channel (2x + y)*C + c of a pixel is its part at row y, column x */
+    ABAR_OP_TOKEN_MEAN,  /* (N, T, D) -> (N, D) */
+    ABAR_OP_TOKEN_FIRST, /* (N, T, D) -> (N, D): token 0, the class token */
+    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (R, K), target labels (R) I32 or soft (R, K) -> mean loss; R = N, or N*T of texts
+                                    */
     ABAR_OP_SQUARED_ERROR,         /* x and target of one shape -> mean over all elements */
     ABAR_OP_KINDS
 } abar__op_kind;
@@ -60,7 +68,15 @@ typedef struct abar__op_desc {
     double eps, momentum;                  /* norms */
     double smoothing;                      /* SOFTMAX_CROSS_ENTROPY */
     double drop;                           /* DROPOUT: probability of zero */
-    uint32_t number;                       /* DROPOUT: which of the net's dropouts, part of the random key */
+    bool per_sample;                       /* DROPOUT: whole samples are dropped (stochastic depth) */
+    uint32_t number;                       /* DROPOUT, ATTENTION: which of the net's dropouts, part of the random key */
+    /* ATTENTION; head h has columns h*D/heads .. of each of q, k, v, which lie one after the other (timm, nanoGPT) */
+    int64_t heads;
+    bool causal;     /* token i sees tokens 0 .. i */
+    int64_t grid[2]; /* PATCH_MERGE, windowed ATTENTION: the tokens are an image of so many rows and columns */
+    int64_t side;    /* windowed: tokens attend within windows of side x side; 0: to all. T is the grid's area then */
+    int64_t shift; /* windowed: the grid is rolled by -shift along both axes first, and parts that did not touch before the roll
+                    * do not see each other (mask -infinity) */
 } abar__op_desc;
 
 /* Which way the net is being run. */
@@ -72,6 +88,7 @@ typedef struct abar__run {
     const int64_t *step_now;
     int64_t sample0;   /* ... global number of the batch's first sample */
     double loss_scale; /* the loss's gradient is multiplied by this: 1 / micro-batches */
+    bool observing;    /* curvature looks on in the backward pass: attention leaves its column means */
 } abar__run;
 
 /* What a loss leaves behind, in memory that the host can read: at once, or for a queued device after a wait. */
@@ -92,7 +109,10 @@ typedef struct abar__op_args {
     bool accumulate;
     const void *target; /* losses */
     abar__loss_result *result;
-    void *saved;   /* op->saved_bytes, lives from forward to backward */
+    void *
+        columns; /* ATTENTION, written by backward where run->observing: (N, heads, T) of the device's dtype, in the tokens' own
+                  * order: mean over the queries of its window of the probability (before dropout) that they give this token */
+    void *saved; /* op->saved_bytes, lives from forward to backward */
     void *scratch; /* op->scratch_bytes, lives during one call */
 } abar__op_args;
 
