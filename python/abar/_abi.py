@@ -160,10 +160,6 @@ class StepConfig(ctypes.Structure):
     ]
 
 
-class StepReport(ctypes.Structure):
-    _fields_ = [("skipped", c_bool), ("grad_norm", c_double)]
-
-
 StateVisitor = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Tensor))
 
 #: name: (result, arguments)
@@ -190,7 +186,7 @@ FUNCTIONS = {
     "abar_optim_destroy": (None, [c_void_p]),
     "abar_optim_set_param": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_double, c_double]),
     "abar_optim_set_rule": (c_int, [c_void_p, c_void_p]),
-    "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), POINTER(StepReport)]),
+    "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), c_void_p]),
     "abar_optim_skip": (None, [c_void_p]),
     "abar_optim_forget": (None, [c_void_p]),
     "abar_optim_observes": (c_bool, [c_void_p]),

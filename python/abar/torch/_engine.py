@@ -123,7 +123,6 @@ class Engine:
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
-        self._report = _abi.StepReport()
         self.optim = self._create(names, settings)
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
@@ -275,17 +274,15 @@ class Engine:
     def set_rule(self, options: _library.Options) -> None:
         self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))
 
-    def step(self, clip: float, grad_scale: float, observed_scale: float) -> bool:
-        """One update. False: a gradient was not finite, and nothing changed."""
+    def step(self, clip: float, grad_scale: float, observed_scale: float) -> None:
+        """One update, or none where a gradient is not finite: a GPU finds out later, so nobody waits for it here."""
         self._follow_stream()
         self._step.clip, self._step.grad_scale, self._step.observed_scale = clip, grad_scale, observed_scale
-        status = self.library.abar_optim_step(self.optim, ctypes.byref(self._step), ctypes.byref(self._report))
-        self.context.check(status)
+        self.context.check(self.library.abar_optim_step(self.optim, ctypes.byref(self._step), None))
         for index, shadow in self._shadows.items():
             if self.params[index].grad is not None:
                 self.params[index].detach().copy_(shadow)
         self._kept.clear()
-        return not self._report.skipped
 
     def skip(self) -> None:
         self.library.abar_optim_skip(self.optim)
@@ -296,6 +293,17 @@ class Engine:
         self._visit(lambda _index, _view: None)  # a GPU's counters come to the host when its state is visited
         count = self.library.abar_optim_map_count(self.optim)
         return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
+
+    def counters(self) -> dict[str, int]:
+        """ "steps" given so far, skipped ones included, and "updates" made."""
+        found: dict[str, int] = {}
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            if self.state_tensors[index].param is None:
+                found[self.state_tensors[index].key] = ctypes.c_int64.from_address(view.data).value
+
+        self._visit(see)
+        return found
 
     def measure(self) -> None:
         self.library.abar_optim_measure(self.optim)

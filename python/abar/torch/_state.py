@@ -9,7 +9,7 @@ import torch
 from ._engine import Engine
 
 #: What the groups of a state dict say about the optimizer as a whole; the same in all of them.
-SHARED = ("method", "rule", "options", "base_lr", "skipped_steps", "steps", "updates")
+SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
 
 
 def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, int]:
