@@ -295,7 +295,7 @@ class Engine:
         return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
 
     def counters(self) -> dict[str, int]:
-        """ "steps" given so far, skipped ones included, and "updates" made."""
+        """The steps given so far, skipped ones included, and the updates made."""
         found: dict[str, int] = {}
 
         def see(index: int, view: _abi.Tensor) -> None:
