@@ -58,7 +58,7 @@ class Branches(nn.Module):
 
 
 class PreconditionedGradients(Case):
-    def check(self, method, model, loss_at, steps=STEPS, **options):
+    def check(self, method, model, loss_at, steps=STEPS, tolerance=TOLERANCE, **options):
         """loss_at(model, k). The weights move a little between steps, in both alike."""
         options = telling(method, **options)
         twin = Twin(model, method, PLAIN["lr"], **options)
@@ -69,7 +69,7 @@ class PreconditionedGradients(Case):
             loss_at(model, k).backward()
             twin.backward(lambda other: loss_at(other, k))
             found, expected = taken_step(model, optimizer), twin.step()
-            self.assert_all_close(found, expected, TOLERANCE, f"{method} step {k}")
+            self.assert_all_close(found, expected, tolerance, f"{method} step {k}")
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     p -= 0.02 * torch.as_tensor(expected[name]).to(p.dtype)
@@ -103,6 +103,12 @@ class PreconditionedGradients(Case):
         for method in support.CLASSES:
             with self.subTest(method):
                 self.check(method, make_net(), lambda model, k: loss_of(model, batch(k)))
+
+    def test_in_float64_are_the_oracles_to_the_last_digits(self):
+        names = [name for group in KINDS.values() for name in group]
+        for method in support.CLASSES:
+            with self.subTest(method):
+                self.check(method, Branches(names).double(), lambda model, k: model.loss(k), tolerance=1e-9)
 
     def test_with_options_are_the_oracles(self):
         cases = [
