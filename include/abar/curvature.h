@@ -18,6 +18,8 @@ typedef struct abar_method {
 
 const abar_method *abar_method_find(const char *name);
 const char *const *abar_method_names(void);
+/* Whether observe must bring the output gradients too; false for an unknown name. */
+bool abar_method_reads_output_grad(const char *name);
 
 /* What all methods share (methods.md section 0). */
 typedef struct abar_curvature_config {

@@ -12,7 +12,8 @@ extern "C" {
 
 typedef struct abar_optim abar_optim;
 
-/* One parameter, owned by the caller; value and grad are dense, of the device's dtype. */
+/* One parameter, owned by the caller; value and grad are dense, of the device's dtype. grad.data NULL: it has no gradient
+ * until abar_optim_set_param brings one. */
 typedef struct abar_optim_param {
     const char *name;
     abar_tensor value, grad;
@@ -52,8 +53,10 @@ void abar_optim_destroy(abar_optim *optim);
 typedef struct abar_step_config {
     size_t size; /* sizeof(abar_step_config) */
     double lr;
-    double clip;       /* global gradient norm, 0: off */
-    double grad_scale; /* multiplies every gradient first, 0: 1 */
+    double clip;           /* global gradient norm, 0: off */
+    double grad_scale;     /* multiplies every gradient first, 0: 1 */
+    double observed_scale; /* multiplies every output gradient observed since the last step, 0: 1. For a loss scale that is
+                            * known only now; the same as giving it to every observe. */
 } abar_step_config;
 
 typedef struct abar_step_report {
@@ -64,14 +67,33 @@ typedef struct abar_step_report {
 /* report may be NULL. Methods that solve with dense factors (foof, kfac, lngd) leave the preconditioned gradient in grad. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
+/* For callers whose tensors move and whose factors change: new ones for params[index], in force until the next call.
+ * grad NULL: the parameter has no gradient now, and steps leave its value, its state and its decay alone. A map without a
+ * gradient of its weight is not preconditioned, and its bias goes to the rule as it is; one without a gradient of its bias is
+ * preconditioned with zeros in its place. Adam's t counts the optimizer's updates, not the parameter's: one that joins
+ * late gets the bias correction of the others. */
+abar_status abar_optim_set_param(abar_optim *optim, int index, void *value, void *grad, double lr_scale, double weight_decay);
+/* New settings for the rule from the next step on; refused where they need other state (momentum from or to 0). */
+abar_status abar_optim_set_rule(abar_optim *optim, const void *rule_config);
+
 /* Instead of a step, when its loss was not finite: counts it and forgets its statistics. */
 void abar_optim_skip(abar_optim *optim);
 
 /* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
 bool abar_optim_observes(const abar_optim *optim);
 /* Adds the rows of layers[index] to its sums. layer brings input, output_grad and output_grad_scale; called once per
- * micro-batch, between the gradients and the step. Input and output_grad may be F64, F32 or BF16 in any layout. */
+ * micro-batch, between the gradients and the step. Input and output_grad may be F64, F32, BF16 or F16 in any layout and
+ * with any strides. */
 abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *layer);
+
+/* Drops what was observed since the last step, as when its gradients are thrown away. */
+void abar_optim_forget(abar_optim *optim);
+
+/* To join statistics over ranks, between the last observe and the step: all pending sums and their counts as one host vector
+ * that may be added element by element. The count is 0 on a step that takes none, and otherwise the same on all ranks. */
+int64_t abar_optim_pending_count(const abar_optim *optim);
+abar_status abar_optim_pending_read(abar_optim *optim, double *out);
+abar_status abar_optim_pending_write(abar_optim *optim, const double *in);
 
 /* first-layer dataset-mean and dataset-cov: one pass over the training set before step 0. input is what layers[index] reads. */
 bool abar_optim_wants_calibration(const abar_optim *optim, int index);

@@ -92,10 +92,16 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
     map->pending_number = map->rows = map->examples = 0.0;
 }
 
+void abar__curvature_forget(abar__curvature *cv)
+{
+    for (int i = 0; i < cv->n_maps; i++) forget_pending(cv, &cv->maps[i]);
+}
+
 /* What a pending sum is multiplied by to become the new value. */
 static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
 {
-    double scale = cv->config.pgrad && a->grad_power ? pow(map->examples, a->grad_power) : 1.0;
+    double p = cv->observed_scale * (cv->config.pgrad ? map->examples : 1.0);
+    double scale = a->grad_power ? pow(p, a->grad_power) : 1.0;
     return scale / (a->per == ABAR_PER_ROW ? map->rows : map->examples);
 }
 
@@ -207,14 +213,16 @@ static void set_comparison(abar__map *map, const double products[3])
     map->ratio = sqrt(products[2] / products[0]);
 }
 
-/* Replaces a dense map's gradient; returns <G^, G>, 0 where it stays as it is. */
+/* Replaces a dense map's gradient; returns <G^, G>, 0 where it stays as it is. A bias without one counts as zeros. */
 static double apply_dense(abar__curvature *cv, abar__map *map)
 {
     const abar__stats_ops *stats = cv->stats;
     const int64_t count = map->out * map->d;
     void *g = cv->scratch, *result = (char *)g + abar__vector_bytes(cv, count);
     cv->spare = (char *)result + abar__vector_bytes(cv, count);
-    stats->gather(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, g);
+    void *bias_grad = map->bias && !map->bias_grad ? cv->spare : map->bias_grad;
+    if (bias_grad == cv->spare) stats->clear(cv->dev, map->out, false, cv->spare);
+    stats->gather(cv->dev, map->out, map->in, map->weight_grad, bias_grad, g);
     cv->ops->apply(cv, map, g, result);
     if (!stats->all_finite(cv->dev, count, false, result, 1.0)) {
         map->count[ABAR_COUNT_KEPT]++;
@@ -224,7 +232,7 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
         set_comparison(map, (double[]){stats->dot(cv->dev, count, g, g), stats->dot(cv->dev, count, g, result),
                                        stats->dot(cv->dev, count, result, result)});
     double inner = cv->ops->kl_clip ? stats->dot(cv->dev, count, g, result) : 0.0;
-    stats->scatter(cv->dev, map->out, map->in, result, map->weight_grad, map->bias_grad);
+    stats->scatter(cv->dev, map->out, map->in, result, map->weight_grad, bias_grad);
     return inner;
 }
 
@@ -273,7 +281,7 @@ void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_no
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
         map->pre = identity;
-        if (!map->count[ABAR_COUNT_READY]) continue;
+        if (!map->count[ABAR_COUNT_READY] || !map->weight_grad) continue;
         sum += map->shape.dense ? apply_dense(cv, map) : apply_described(cv, map, grad_norm);
     }
     double kappa = cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0;

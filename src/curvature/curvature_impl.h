@@ -68,7 +68,7 @@ struct abar__map {
     bool bias, first;          /* first: reads the network's input */
     abar_window window;
     bool convolution;
-    void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory */
+    void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory; NULL: no gradient now */
     abar__map_shape shape;
     void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];
     double pending_number, rows, examples; /* of the pending sums */
@@ -115,8 +115,9 @@ struct abar__curvature {
     size_t config_bytes;
     abar__map *maps;
     int n_maps, maps_capacity, n_layers;
-    int64_t k;         /* optimizer steps so far, skipped ones included */
-    double grad_scale; /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    int64_t k;             /* optimizer steps so far, skipped ones included */
+    double grad_scale;     /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    double observed_scale; /* of the step: p is this times what observe was told */
     double base_lr;
     void *state;   /* all averages, pending sums and derived tensors */
     void *scratch; /* the largest any map asked for */
@@ -152,6 +153,12 @@ abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wi
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
+/* Forget what is pending. */
+void abar__curvature_forget(abar__curvature *cv);
+/* What is pending of all maps as one host vector (pending.c). */
+int64_t abar__curvature_pending_count(const abar__curvature *cv);
+abar_status abar__curvature_pending_read(abar__curvature *cv, double *out);
+abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in);
 /* The step was skipped: forget what is pending, keep everything else. */
 void abar__curvature_skip(abar__curvature *cv);
 /* Commit, refresh what is due, precondition (grad_norm: of all gradients as they lie in memory): afterwards every map's pre is

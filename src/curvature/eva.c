@@ -68,7 +68,7 @@ static void describe(abar__curvature *cv, abar__map *map)
     const eva_config *c = cv->method_config;
     const abar__stats_ops *stats = cv->stats;
     double inner = stats->bilinear(cv->dev, map->out, map->in, map->derived[UNIT_P], map->weight_grad, map->derived[UNIT_A]);
-    if (map->bias) {
+    if (map->bias_grad) {
         const char *last = (const char *)map->derived[UNIT_A] + (size_t)map->in * abar__element(cv);
         inner += stats->bilinear(cv->dev, map->out, 1, map->derived[UNIT_P], map->bias_grad, last);
     }

@@ -251,7 +251,8 @@ static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, a
                             .ops = ops,
                             .n_layers = wish->n_layers,
                             .base_lr = wish->base_lr,
-                            .grad_scale = 1.0};
+                            .grad_scale = 1.0,
+                            .observed_scale = 1.0};
     cv->times.kl_scale = 1.0;
     abar_status status = configure(cv, wish);
     if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);

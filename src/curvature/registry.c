@@ -34,3 +34,9 @@ const abar_method *abar_method_find(const char *name)
     const abar__curvature_ops *ops = abar__method_find(name);
     return ops ? &ops->method : NULL;
 }
+
+bool abar_method_reads_output_grad(const char *name)
+{
+    const abar__curvature_ops *ops = abar__method_find(name);
+    return ops && (ops->uses & ABAR_USES_OUTPUT_GRAD);
+}

@@ -8,16 +8,25 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The parameters of a map; bias -1: none. */
+typedef struct owner {
+    int weight, bias;
+} owner;
+
 struct abar_optim {
     abar_device *dev;
     const abar__rule_ops *rule;
     alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
     int n, states;
     abar_optim_param *params;   /* their names point into text */
-    abar__update_item *items;   /* one per parameter: what the norm is taken of */
+    abar__update_item *items;   /* one per parameter */
+    abar__update_item *active;  /* those with a gradient: what the norm is taken of */
     abar__update_item *updates; /* what the rule is given: maps row by row with their biases, the other parameters whole */
     abar__update_item *biases;  /* of the maps */
-    int n_updates, n_maps;
+    owner *owners;              /* of the maps */
+    bool *mapped;               /* parameters that belong to a map */
+    int n_active, n_updates, n_maps;
+    bool moved;                 /* a parameter or gradient has a new place since the updates were laid out */
     abar__curvature *curvature; /* NULL: the rule alone */
     char *text;                 /* the names one after the other, then room for the longest name of a state tensor */
     size_t text_bytes, label_bytes;
@@ -49,19 +58,22 @@ static abar_status check_tensor(abar_device *dev, const char *param, const char 
 
 static bool is_factor(double x) { return isfinite(x) && x >= 0.0; }
 
+static abar_status check_factors(abar_device *dev, const abar_optim_param *p)
+{
+    if (is_factor(p->lr_scale) && is_factor(p->weight_decay)) return ABAR_OK;
+    return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: lr_scale %g and weight_decay %g of %s must be finite and not negative",
+                      p->lr_scale, p->weight_decay, p->name);
+}
+
 static abar_status check_param(abar_device *dev, const abar_optim_param *p)
 {
     ABAR_TRY(check_tensor(dev, p->name, "value", &p->value));
-    ABAR_TRY(check_tensor(dev, p->name, "gradient", &p->grad));
-    int64_t count = abar_tensor_count(&p->value), grads = abar_tensor_count(&p->grad);
+    if (p->grad.data) ABAR_TRY(check_tensor(dev, p->name, "gradient", &p->grad));
+    int64_t count = abar_tensor_count(&p->value), grads = p->grad.data ? abar_tensor_count(&p->grad) : count;
     if (count != grads)
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s has %lld elements, but its gradient %lld", p->name,
                           (long long)count, (long long)grads);
-    if (!is_factor(p->lr_scale) || !is_factor(p->weight_decay))
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT,
-                          "optim: lr_scale %g and weight_decay %g of %s must be finite and not negative", p->lr_scale,
-                          p->weight_decay, p->name);
-    return ABAR_OK;
+    return check_factors(dev, p);
 }
 
 static abar_status check_params(abar_device *dev, const abar_optim_param *params, int n)
@@ -154,15 +166,15 @@ static int find_param(const abar_optim *o, const void *data)
     return -1;
 }
 
-static abar_status check_layer_params(const abar_optim *o, const abar_layer *l, int *weight, int *bias)
+static abar_status find_owner(const abar_optim *o, const abar_layer *l, owner *out)
 {
-    *weight = find_param(o, l->weight.data);
-    *bias = l->bias.ndim ? find_param(o, l->bias.data) : -1;
-    if (*weight < 0 || (l->bias.ndim && *bias < 0))
+    const int weight = find_param(o, l->weight.data), bias = l->bias.ndim ? find_param(o, l->bias.data) : -1;
+    if (weight < 0 || (l->bias.ndim && bias < 0))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "optim: the weight or bias of layer %s is not among the parameters",
                           l->name);
-    if (o->params[*weight].grad.data != l->weight_grad.data || (*bias >= 0 && o->params[*bias].grad.data != l->bias_grad.data))
+    if (o->params[weight].grad.data != l->weight_grad.data || (bias >= 0 && o->params[bias].grad.data != l->bias_grad.data))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "optim: layer %s has other gradients than its parameters", l->name);
+    *out = (owner){weight, bias};
     return ABAR_OK;
 }
 
@@ -178,33 +190,61 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     return p;
 }
 
-/* Maps first, each with its bias; then whatever belongs to no map. */
+/* Where this map's rows of a gradient lie; NULL: it has none. */
+static void *rows_of(const abar_optim *o, int param, int64_t first)
+{
+    if (param < 0 || !o->params[param].grad.data) return NULL;
+    return (char *)o->params[param].grad.data + (size_t)first * abar_dtype_size(o->dev->ops->dtype);
+}
+
+static void lay_out_map(abar_optim *o, int m)
+{
+    abar__map *map = &o->curvature->maps[m];
+    const owner own = o->owners[m];
+    const int64_t row = map->group * map->out;
+    map->weight_grad = rows_of(o, own.weight, row * map->in);
+    map->bias_grad = rows_of(o, own.bias, row);
+    if (map->bias_grad) o->biases[m] = part(o, &o->items[own.bias], row, map->out);
+    if (map->weight_grad) {
+        abar__update_item *item = &o->updates[o->n_updates++];
+        *item = part(o, &o->items[own.weight], row * map->in, map->out * map->in);
+        item->pre = &map->pre;
+        item->rows = map->out;
+        item->bias = map->bias_grad ? &o->biases[m] : NULL;
+    } else if (map->bias_grad) {
+        o->updates[o->n_updates++] = o->biases[m];
+    }
+}
+
+/* Maps first, each with its bias; then whatever belongs to no map. What has no gradient is left out. */
+static void lay_out(abar_optim *o)
+{
+    o->n_active = o->n_updates = 0;
+    for (int m = 0; m < o->n_maps; m++) lay_out_map(o, m);
+    for (int i = 0; i < o->n; i++) {
+        if (!o->items[i].grad) continue;
+        o->active[o->n_active++] = o->items[i];
+        if (!o->mapped[i]) o->updates[o->n_updates++] = o->items[i];
+    }
+    o->moved = false;
+}
+
 static abar_status make_updates(abar_optim *o, const abar_layer *layers)
 {
     abar_context *ctx = o->dev->ctx;
-    o->n_maps = o->curvature ? o->curvature->n_maps : 0;
-    ABAR_TRY(abar__alloc(ctx, (size_t)(o->n + o->n_maps) * sizeof *o->updates, (void **)&o->updates));
-    ABAR_TRY(abar__alloc(ctx, (size_t)o->n_maps * sizeof *o->biases, (void **)&o->biases));
+    const size_t n = (size_t)o->n, maps = o->curvature ? (size_t)o->curvature->n_maps : 0;
+    o->n_maps = (int)maps;
+    ABAR_TRY(abar__alloc(ctx, n * sizeof *o->active, (void **)&o->active));
+    ABAR_TRY(abar__alloc(ctx, (n + maps) * sizeof *o->updates, (void **)&o->updates));
+    ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->biases, (void **)&o->biases));
+    ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->owners, (void **)&o->owners));
+    ABAR_TRY(abar__alloc(ctx, n * sizeof *o->mapped, (void **)&o->mapped));
     for (int m = 0; m < o->n_maps; m++) {
-        const abar__map *map = &o->curvature->maps[m];
-        int weight, bias;
-        ABAR_TRY(check_layer_params(o, &layers[map->layer], &weight, &bias));
-        abar__update_item *item = &o->updates[o->n_updates++];
-        *item = part(o, &o->items[weight], map->group * map->out * map->in, map->out * map->in);
-        item->pre = &map->pre;
-        item->rows = map->out;
-        if (bias < 0) continue;
-        o->biases[m] = part(o, &o->items[bias], map->group * map->out, map->out);
-        item->bias = &o->biases[m];
+        ABAR_TRY(find_owner(o, &layers[o->curvature->maps[m].layer], &o->owners[m]));
+        o->mapped[o->owners[m].weight] = true;
+        if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
     }
-    for (int i = 0; i < o->n; i++) {
-        bool mapped = false;
-        for (int m = 0; m < o->n_maps && !mapped; m++) {
-            const abar_layer *l = &layers[o->curvature->maps[m].layer];
-            mapped = l->weight.data == o->params[i].value.data || (l->bias.ndim && l->bias.data == o->params[i].value.data);
-        }
-        if (!mapped) o->updates[o->n_updates++] = o->items[i];
-    }
+    lay_out(o);
     return ABAR_OK;
 }
 
@@ -264,8 +304,11 @@ void abar_optim_destroy(abar_optim *o)
     if (!o) return;
     abar_context *ctx = o->dev->ctx;
     for (int k = 0; k < o->states; k++) abar_device_free(o->dev, o->state[k], o->state_bytes);
+    abar__free(ctx, o->active, (size_t)o->n * sizeof *o->active);
     abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps) * sizeof *o->updates);
     abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
+    abar__free(ctx, o->owners, (size_t)o->n_maps * sizeof *o->owners);
+    abar__free(ctx, o->mapped, (size_t)o->n * sizeof *o->mapped);
     abar__curvature_destroy(o->curvature);
     abar__free(ctx, o->items, (size_t)o->n * sizeof *o->items);
     abar__free(ctx, o->params, (size_t)o->n * sizeof *o->params);
@@ -282,9 +325,46 @@ static abar_status read_step(abar_context *ctx, const abar_step_config *step, ab
         return abar__fail(ctx, ABAR_E_ARGUMENT, "step: config.size is wrong, set it to sizeof(abar_step_config)");
     memcpy(out, step, step->size);
     if (out->grad_scale == 0.0) out->grad_scale = 1.0;
-    if (is_factor(out->lr) && is_factor(out->clip) && is_factor(out->grad_scale)) return ABAR_OK;
-    return abar__fail(ctx, ABAR_E_ARGUMENT, "step: lr %g, clip %g and grad_scale %g must be finite and not negative", out->lr,
-                      out->clip, out->grad_scale);
+    if (out->observed_scale == 0.0) out->observed_scale = 1.0;
+    if (is_factor(out->lr) && is_factor(out->clip) && is_factor(out->grad_scale) && is_factor(out->observed_scale))
+        return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      "step: lr %g, clip %g, grad_scale %g and observed_scale %g must be finite and not negative", out->lr,
+                      out->clip, out->grad_scale, out->observed_scale);
+}
+
+abar_status abar_optim_set_param(abar_optim *o, int index, void *value, void *grad, double lr_scale, double weight_decay)
+{
+    abar_context *ctx = o->dev->ctx;
+    if (index < 0 || index >= o->n)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "set_param: there is no parameter %d, they are numbered 0 to %d", index,
+                          o->n - 1);
+    abar__update_item *item = &o->items[index];
+    abar_optim_param p = o->params[index];
+    if (!value && item->count > 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "set_param: %s has no memory", p.name);
+    p.lr_scale = lr_scale;
+    p.weight_decay = weight_decay;
+    p.value.data = value;
+    p.grad.data = grad;
+    ABAR_TRY(check_factors(o->dev, &p));
+    o->params[index] = p;
+    item->weight = value;
+    item->grad = grad;
+    item->lr_scale = lr_scale;
+    item->weight_decay = weight_decay;
+    o->moved = true;
+    return ABAR_OK;
+}
+
+abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
+{
+    alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
+    ABAR_TRY(abar__rule_configure(o->dev->ctx, o->rule, rule_config, config));
+    if (o->rule->states(config) != o->states)
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
+                          "set_rule: %s with these settings keeps other state, create a new optimizer", o->rule->rule.name);
+    memcpy(o->config, config, sizeof config);
+    return ABAR_OK;
 }
 
 void abar_optim_skip(abar_optim *o)
@@ -296,7 +376,8 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
 {
     abar_step_config c;
     ABAR_TRY(read_step(o->dev->ctx, step, &c));
-    const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->items, o->n));
+    if (o->moved) lay_out(o);
+    const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->active, o->n_active));
     const bool skip = !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
     if (skip) {
@@ -306,7 +387,10 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     const double clipping = c.clip > 0.0 ? fmin(1.0, c.clip / (norm + 1e-6)) : 1.0;
     o->performed++;
     const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
-    if (o->curvature) abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
+    if (o->curvature) {
+        o->curvature->observed_scale = c.observed_scale;
+        abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
+    }
     o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
     return ABAR_OK;
 }
@@ -318,6 +402,26 @@ bool abar_optim_observes(const abar_optim *o) { return o->curvature && abar__cur
 abar_status abar_optim_observe(abar_optim *o, int index, const abar_layer *layer)
 {
     return o->curvature ? abar__curvature_observe(o->curvature, index, layer) : ABAR_OK;
+}
+
+void abar_optim_forget(abar_optim *o)
+{
+    if (o->curvature) abar__curvature_forget(o->curvature);
+}
+
+int64_t abar_optim_pending_count(const abar_optim *o)
+{
+    return o->curvature && abar__curvature_observes(o->curvature) ? abar__curvature_pending_count(o->curvature) : 0;
+}
+
+abar_status abar_optim_pending_read(abar_optim *o, double *out)
+{
+    return abar_optim_pending_count(o) ? abar__curvature_pending_read(o->curvature, out) : ABAR_OK;
+}
+
+abar_status abar_optim_pending_write(abar_optim *o, const double *in)
+{
+    return abar_optim_pending_count(o) ? abar__curvature_pending_write(o->curvature, in) : ABAR_OK;
 }
 
 bool abar_optim_wants_calibration(const abar_optim *o, int index)
@@ -369,8 +473,8 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
 
 static size_t book_bytes(int n, int maps)
 {
-    return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + 2 * sizeof(abar__update_item)) +
-           (size_t)maps * 2 * sizeof(abar__update_item);
+    return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + 3 * sizeof(abar__update_item) + sizeof(bool)) +
+           (size_t)maps * (2 * sizeof(abar__update_item) + sizeof(owner));
 }
 
 size_t abar_optim_bytes(const abar_optim *o)

@@ -1,0 +1,327 @@
+"""An abar_optim behind torch tensors: addresses and numbers go in, exceptions come out."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import _abi, _library
+from ._layers import Layer, prepare_grad, prepare_input
+
+DTYPES = {
+    torch.float64: _abi.F64,
+    torch.float32: _abi.F32,
+    torch.bfloat16: _abi.BF16,
+    torch.float16: _abi.F16,
+    torch.int64: _abi.I64,
+}
+TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+
+
+def describe(t: Tensor, device: Any) -> _abi.Tensor:
+    """A view of t for the library; t must live as long."""
+    view = _abi.Tensor(device, t.data_ptr(), DTYPES[t.dtype], 0, t.dim())
+    view.dim[: t.dim()] = t.shape
+    view.stride[: t.dim()] = t.stride()
+    return view
+
+
+@dataclass
+class StateTensor:
+    """A tensor of the library's state, by the parameter it belongs to (None: the optimizer) and its name there."""
+
+    param: int | None
+    key: str
+    view: _abi.Tensor
+
+
+@dataclass
+class Place:
+    """Where a parameter is and how it learns, as the library was last told."""
+
+    value: int
+    grad: int | None
+    lr: float
+    weight_decay: float
+
+
+def _release(library: Any, optim: Any, device: Any, context: _library.Context) -> None:
+    library.abar_optim_destroy(optim)
+    library.abar_device_close(device)
+    del context  # kept until now: both hang on it
+
+
+def _pick_device(context: _library.Context, params: Sequence[Tensor]) -> tuple[str, torch.device]:
+    """The library's device for these parameters: float32 on "cpu" or "cuda", float64 on "ref"."""
+    kinds = {(p.device, p.dtype) for p in params}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
+        raise ValueError(f"abar: all parameters must be of one dtype on one device, here are {found}")
+    device, dtype = next(iter(kinds))
+    name = {torch.float32: device.type, torch.float64: "ref"}.get(dtype)
+    if name is None:
+        raise ValueError(f"abar: parameters are {dtype}; keep them in float32 and use torch.autocast for {dtype}")
+    if device.type not in ("cpu", "cuda") or (name == "ref" and device.type != "cpu"):
+        raise ValueError(f"abar: {dtype} parameters on {device} are not supported, move the model to the CPU")
+    if name not in _library.device_names(context):
+        raise RuntimeError(
+            f"abar: the parameters are on {device}, but {_library.library_path()} was built without CUDA; "
+            f"move the model to the CPU, or build the library with -DABAR_CUDA=ON"
+        )
+    return name, device
+
+
+class Engine:
+    """One abar_optim with its context and device."""
+
+    def __init__(
+        self,
+        context: _library.Context,
+        params: Sequence[nn.Parameter],
+        names: Sequence[str],
+        layers: Sequence[Layer],
+        *,
+        rule: str,
+        rule_options: _library.Options,
+        method: str,
+        method_options: _library.Options,
+        curvature_options: _library.Options,
+        base_lr: float,
+    ) -> None:
+        self.context, self.library = context, context.library
+        self.params, self.layers = list(params), list(layers)
+        name, self.torch_device = _pick_device(context, self.params)
+        self.dtype = self.params[0].dtype
+        self.device = self._open_device(name)
+        self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
+        self._kept: list[Tensor] = []  # gradients made row-major for this step
+        self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
+        self._report = _abi.StepReport()
+        optim = ctypes.c_void_p()
+        c_params, c_layers = self._describe_params(names), self._describe_layers()
+        config = _abi.OptimConfig(
+            size=ctypes.sizeof(_abi.OptimConfig),
+            rule=rule.encode(),
+            rule_config=rule_options.pointer,
+            method=method.encode(),
+            method_config=method_options.pointer,
+            curvature=curvature_options.pointer,
+            params=c_params,
+            n_params=len(c_params),
+            layers=c_layers,
+            n_layers=len(c_layers),
+            base_lr=base_lr,
+        )
+        status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
+        if status < 0:
+            try:
+                context.check(status)
+            finally:
+                self.library.abar_device_close(self.device)
+        self.optim = optim
+        self.close = weakref.finalize(self, _release, self.library, optim, self.device, context)
+        self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(method.encode()))
+        self.state_tensors = self._list_state()
+
+    def _open_device(self, name: str) -> ctypes.c_void_p:
+        config, device = _abi.DeviceConfig(), ctypes.c_void_p()
+        config.size = _abi.DeviceConfig.ordinal.offset
+        config.threads = torch.get_num_threads()
+        if name == "cuda":
+            config.size = ctypes.sizeof(config)
+            config.ordinal = self.torch_device.index or 0
+            config.stream = torch.cuda.current_stream(self.torch_device).cuda_stream
+        status = self.library.abar_device_open(
+            self.context.handle, name.encode(), ctypes.byref(config), ctypes.byref(device)
+        )
+        self.context.check(status)
+        return device
+
+    def _describe_params(self, names: Sequence[str]) -> Any:
+        array = (_abi.Param * len(self.params))()
+        self.places: list[Place | None] = [None] * len(self.params)
+        for i, (name, p) in enumerate(zip(names, self.params)):
+            array[i].name = name.encode()
+            array[i].value = describe(self._dense(i, p), self.device)
+            array[i].lr_scale = 1.0
+        return array
+
+    def _dense(self, index: int, p: Tensor) -> Tensor:
+        """The parameter itself, or a row-major copy that stands for it."""
+        if p.is_contiguous():
+            self._shadows.pop(index, None)
+            return p.detach()
+        if index not in self._shadows:
+            self._shadows[index] = torch.empty_like(p, memory_format=torch.contiguous_format, requires_grad=False)
+            self._shadows[index].copy_(p.detach())
+        return self._shadows[index]
+
+    def _describe_layers(self) -> Any:
+        index = {id(p): i for i, p in enumerate(self.params)}
+        array = (_abi.Layer * max(len(self.layers), 1))()
+        for c, layer in zip(array, self.layers):
+            c.name = layer.name.encode()
+            c.weight = describe(self._dense(index[id(layer.weight)], layer.weight), self.device)
+            if layer.bias is not None:
+                c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
+            c.window = layer.window
+        return (_abi.Layer * len(self.layers)).from_buffer(array)
+
+    # ---- statistics ------------------------------------------------------------------------------------------------
+
+    def observes(self) -> bool:
+        return self.library.abar_optim_observes(self.optim)
+
+    def _readable(self, t: Tensor) -> Tensor:
+        """On the CPU widened and row-major: torch does it faster than the library would read anything else."""
+        return (t if self.torch_device.type == "cuda" else t.to(self.dtype)).contiguous()
+
+    def observe(self, layer: Layer, x: Tensor, g: Tensor, scale: float) -> None:
+        """Adds one layer's rows of one micro-batch to its pending sums."""
+        x = self._readable(prepare_input(layer, x))
+        view = _abi.Layer(output_grad_scale=scale)
+        view.input = describe(x, self.device)
+        if self.reads_output_grad:
+            g = self._readable(prepare_grad(layer, g))
+            view.output_grad = describe(g, self.device)
+        self.context.check(self.library.abar_optim_observe(self.optim, layer.index, ctypes.byref(view)))
+
+    def forget(self) -> None:
+        self.library.abar_optim_forget(self.optim)
+
+    def read_pending(self) -> Tensor | None:
+        """What is pending as one vector that adds up over ranks; None on a step without statistics."""
+        count = self.library.abar_optim_pending_count(self.optim)
+        if count == 0:
+            return None
+        pending = torch.empty(count, dtype=torch.float64)
+        self.context.check(self.library.abar_optim_pending_read(self.optim, pending.data_ptr()))
+        return pending
+
+    def write_pending(self, pending: Tensor) -> None:
+        self.context.check(self.library.abar_optim_pending_write(self.optim, pending.data_ptr()))
+
+    # ---- stepping --------------------------------------------------------------------------------------------------
+
+    def _check_moved(self, p: Tensor) -> None:
+        if p.device != self.torch_device or p.dtype != self.dtype:
+            raise RuntimeError(
+                f"abar: a parameter went from {self.dtype} on {self.torch_device} to {p.dtype} on {p.device}; "
+                f"make a new optimizer after moving the model"
+            )
+
+    def _dense_grad(self, g: Tensor, p: Tensor) -> Tensor:
+        if g.layout != torch.strided:
+            raise RuntimeError("abar: sparse gradients are not supported, use sparse=False in the embedding")
+        if g.dtype == p.dtype and g.device == p.device and g.is_contiguous():
+            return g
+        self._kept.append(g.to(p).contiguous())
+        return self._kept[-1]
+
+    def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
+        """Tells the library where parameter and gradient are now, if anything has changed."""
+        value = p
+        if not p.is_contiguous():
+            value = self._dense(index, p)
+            value.copy_(p.detach())
+        grad = p.grad
+        if grad is not None:
+            grad = self._dense_grad(grad, p)
+        now = Place(value.data_ptr(), None if grad is None else grad.data_ptr(), lr, weight_decay)
+        before = self.places[index]
+        if now == before:
+            return
+        if before is None or before.value != now.value:
+            self._check_moved(p)
+        status = self.library.abar_optim_set_param(self.optim, index, now.value, now.grad, lr, weight_decay)
+        self.context.check(status)
+        self.places[index] = now
+
+    def set_rule(self, options: _library.Options) -> None:
+        self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))
+
+    def step(self, clip: float, grad_scale: float, observed_scale: float) -> bool:
+        """One update. False: a gradient was not finite, and nothing changed."""
+        self._step.clip, self._step.grad_scale, self._step.observed_scale = clip, grad_scale, observed_scale
+        status = self.library.abar_optim_step(self.optim, ctypes.byref(self._step), ctypes.byref(self._report))
+        self.context.check(status)
+        for index, shadow in self._shadows.items():
+            if self.params[index].grad is not None:
+                self.params[index].detach().copy_(shadow)
+        self._kept.clear()
+        return not self._report.skipped
+
+    def skip(self) -> None:
+        self.library.abar_optim_skip(self.optim)
+
+    # ---- looking inside --------------------------------------------------------------------------------------------
+
+    def maps(self) -> list[_abi.MapInfo]:
+        return [self.library.abar_optim_map(self.optim, i) for i in range(self.library.abar_optim_map_count(self.optim))]
+
+    def measure(self) -> None:
+        self.library.abar_optim_measure(self.optim)
+
+    def state_bytes(self) -> int:
+        return self.library.abar_optim_state_bytes(self.optim)
+
+    def _visit(self) -> list[tuple[str, _abi.Tensor]]:
+        found: list[tuple[str, _abi.Tensor]] = []
+
+        @_abi.StateVisitor
+        def visit(_user: Any, name: bytes, tensor: Any) -> int:
+            found.append((name.decode(), _abi.Tensor.from_buffer_copy(tensor.contents)))
+            return 0
+
+        self.context.check(self.library.abar_optim_visit(self.optim, visit, None))
+        return found
+
+    def _list_state(self) -> list[StateTensor]:
+        """The library names state by layer and group; here it belongs to parameters, in the order of the visit: the
+        rule's per parameter, "updates", then map by map, each ending in "numbers", and the count of steps."""
+        index = {id(p): i for i, p in enumerate(self.params)}
+        found = self._visit()
+        rule = next(i for i, (name, _) in enumerate(found) if name == "updates")
+        tensors = [
+            StateTensor(i % len(self.params), name.split(".", 1)[0], view) for i, (name, view) in enumerate(found[:rule])
+        ]
+        tensors.append(StateTensor(None, "updates", found[rule][1]))
+        maps = ((layer, group) for layer in self.layers for group in range(layer.groups))
+        at: tuple[Layer, int] | None = None
+        for name, view in found[rule + 1 : -1]:
+            at = at or next(maps)
+            layer, group = at
+            mark = f"#{group}" if layer.groups > 1 else ""
+            part = name[len(f"curvature.{layer.name}{mark}.") :]
+            tensors.append(StateTensor(index[id(layer.weight)], part + mark, view))
+            if part == "numbers":
+                at = None
+        tensors.append(StateTensor(None, "steps", found[-1][1]))
+        return tensors
+
+    def _host(self, view: _abi.Tensor) -> bool:
+        return view.dev is None
+
+    def read(self, state: StateTensor) -> Tensor:
+        """A copy, where torch would keep it: beside the parameter, counters on the host."""
+        device = torch.device("cpu") if self._host(state.view) else self.torch_device
+        shape = list(state.view.dim[: state.view.ndim])
+        copy = torch.empty(shape, dtype=TORCH_DTYPES[state.view.dtype], device=device)
+        target = describe(copy, state.view.dev)
+        self.context.check(
+            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(target), ctypes.byref(state.view))
+        )
+        return copy
+
+    def write(self, state: StateTensor, value: Tensor) -> None:
+        device = torch.device("cpu") if self._host(state.view) else self.torch_device
+        value = value.detach().to(device=device, dtype=TORCH_DTYPES[state.view.dtype]).contiguous()
+        source = describe(value, state.view.dev)
+        self.context.check(
+            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(state.view), ctypes.byref(source))
+        )

@@ -1,0 +1,350 @@
+"""The optimizer that all methods share: torch's interface on one side, the library on the other."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import _library
+from ._engine import Engine
+from ._hooks import Observer
+from ._layers import Layer, check_model, find_layers
+from ._report import LayerReport, format_report, report_layers
+from ._scaling import Scaling, find_scaling
+from ._state import SHARED, check_state, load_state, read_shared, save_state
+
+
+class CurvatureOptimizer(torch.optim.Optimizer):
+    """Preconditions the gradients of Linear and Conv2d layers, then updates all parameters by a rule.
+
+    Use one of its subclasses. Arguments that are ``None`` take the library's default, the published setting.
+
+    Args:
+        model: the module whose layers are preconditioned; DistributedDataParallel is seen through.
+        lr: learning rate.
+        momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD) or "decoupled".
+        betas, eps: of rule "adamw".
+        weight_decay: of the rule.
+        rule: "sgd" or "adamw".
+        stat_decay: weight of the old value in the averages of statistics (0.95).
+        tcov, tinv: steps between statistics (5), between refreshes of what is derived from them (50).
+        skip: patterns (``*``, ``?``) of layers that go to the rule as they are: names of modules or parameters.
+        params: parameters, or groups as for torch.optim with their own lr and weight_decay; default all of the model.
+        grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
+        process_group: over which statistics are joined; default that of DistributedDataParallel.
+        clip: limit for the global norm of the gradient, before preconditioning; 0: none.
+        options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
+    """
+
+    method = ""
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        momentum: float | None = None,
+        weight_decay: float = 0.0,
+        nesterov: bool | None = None,
+        decay: str | None = None,
+        rule: str = "sgd",
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        stat_decay: float | None = None,
+        tcov: int | None = None,
+        tinv: int | None = None,
+        skip: str | Sequence[str] = (),
+        params: Iterable[Any] | None = None,
+        grad_scaler: Any = None,
+        process_group: Any = None,
+        clip: float = 0.0,
+        **options: Any,
+    ) -> None:
+        if not self.method:
+            raise TypeError("abar: CurvatureOptimizer is the base of MAC, SMAC, FOOF, KFAC, Eva and LNGD; use one of them")
+        self._ready = False
+        self._model, group = check_model(model)
+        self._process_group = process_group if process_group is not None else group
+        self._grad_scaler, self._clip = grad_scaler, float(clip)
+        self._warned, self.skipped_steps = False, 0
+        named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps, stat_decay=stat_decay, tcov=tcov, tinv=tinv)
+        if betas is not None:
+            named.update(beta1=betas[0], beta2=betas[1])
+        settings = {k: v for k, v in {**named, **options}.items() if v is not None}
+        self._skip = ([skip] if isinstance(skip, str) else list(skip)) + _split(settings.pop("skip_layers", ""))
+        self._context = _library.Context()
+        self._open(rule, settings)
+        defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._rule_options))
+        super().__init__(self._model.parameters() if params is None else params, defaults)
+        self._base_lr = float(lr)
+        self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
+        self._require_layers()
+        self._engine = self._make_engine()
+        self._rule_in_force = _group_settings(self._rule_options)
+        self._observer = Observer(self._model, self._layers, self._observe, self._engine.reads_output_grad)
+        self._watch()
+        self._ready = True
+
+    # ---- making ----------------------------------------------------------------------------------------------------
+
+    def _open(self, rule: str, settings: dict[str, Any]) -> None:
+        """The three configurations of the library, from keywords."""
+        self._rule = rule
+        self._rule_options = _library.rule_options(self._context, rule)
+        self._method_options = _library.method_options(self._context, self.method)
+        self._curvature_options = _library.curvature_options(self._context)
+        tables = (self._method_options, self._curvature_options, self._rule_options)
+        for name, value in settings.items():
+            table = next((t for t in tables if name in t), None)
+            if table is None:
+                known = [keyword for t in tables for keyword in t.keywords()]
+                raise TypeError(
+                    f"{type(self).__name__}() with rule {rule!r} has no option {name!r}{_library.nearest(name, known)}"
+                )
+            table.set(name, value)
+
+    def _all_params(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _require_layers(self) -> None:
+        if self._layers:
+            return
+        left = [f"{m.name} ({type(m.module).__name__}: {m.reason})" for m in self._left]
+        raise ValueError(
+            f"abar: {type(self).__name__} preconditions Linear and Conv2d layers, and found none among "
+            f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
+        )
+
+    def _make_engine(self) -> Engine:
+        """The library's optimizer for the options there are now."""
+        params = self._all_params()
+        known = {id(p): name for name, p in self._model.named_parameters()}
+        return Engine(
+            self._context,
+            params,
+            [known.get(id(p), f"params.{i}") for i, p in enumerate(params)],
+            self._layers,
+            rule=self._rule,
+            rule_options=self._rule_options,
+            method=self.method,
+            method_options=self._method_options,
+            curvature_options=self._curvature_options,
+            base_lr=self._base_lr,
+        )
+
+    def _watch(self) -> None:
+        self._observer.set_active(self._engine.observes())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are given at construction; the library allocates everything there."""
+        if getattr(self, "_ready", False):
+            raise RuntimeError("abar: groups cannot be added later; make a new optimizer with params= holding all of them")
+        super().add_param_group(param_group)
+
+    # ---- statistics ------------------------------------------------------------------------------------------------
+
+    def _world(self) -> int:
+        return torch.distributed.get_world_size(self._process_group) if self._process_group is not None else 1
+
+    def _observe(self, layer: Layer, x: Tensor, grad: Tensor) -> None:
+        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
+        self._engine.observe(layer, x, grad, 1.0 / self._world())
+
+    def _join_ranks(self) -> None:
+        if self._process_group is None or self._world() == 1:
+            return
+        pending = self._engine.read_pending()
+        if pending is None:
+            return
+        device = self._engine.torch_device
+        joined = pending.to(device) if torch.distributed.get_backend(self._process_group) == "nccl" else pending
+        torch.distributed.all_reduce(joined, group=self._process_group)
+        self._engine.write_pending(joined.cpu())
+
+    def _warn_if_blind(self) -> None:
+        if self._warned or self._observer.count or self._observer.closed or not self._engine.observes():
+            return
+        if not any(layer.weight.grad is not None for layer in self._layers):
+            return
+        self._warned = True
+        warnings.warn(
+            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: is the "
+            f"model compiled or in eval mode? Gradients stay as they are until one is seen.",
+            stacklevel=4,
+        )
+
+    # ---- stepping --------------------------------------------------------------------------------------------------
+
+    def _place_params(self) -> None:
+        index = 0
+        for group in self.param_groups:
+            lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+            for p in group["params"]:
+                self._engine.place(index, p, lr, weight_decay)
+                index += 1
+
+    def _follow_rule(self) -> None:
+        """Schedulers change momentum and betas in the groups; they hold for all parameters."""
+        wanted = {k: self.param_groups[0][k] for k in self._rule_in_force}
+        if any({k: group[k] for k in wanted} != wanted for group in self.param_groups[1:]):
+            raise ValueError(f"abar: {', '.join(wanted)} must be the same in all parameter groups; lr and weight_decay may differ")
+        if wanted == self._rule_in_force:
+            return
+        _set_group_settings(self._rule_options, wanted)
+        self._engine.set_rule(self._rule_options)
+        self._rule_in_force = dict(wanted)
+
+    def _observed_scale(self, scaling: Scaling) -> float:
+        if scaling.outputs is not None:
+            return 1.0 / scaling.outputs
+        if self._engine.reads_output_grad and self._engine.observes():
+            raise RuntimeError(
+                f"abar: after GradScaler.unscale_() the scale of the output gradients that {type(self).__name__} reads is "
+                f"unknown; make it with grad_scaler=your scaler"
+            )
+        return 1.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
+
+        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``.
+
+        Args:
+            closure: reevaluates the model and returns the loss.
+        """
+        passed = kwargs.pop("grad_scaler", None)  # given by the GradScaler of torch 1.13
+        if kwargs:
+            raise TypeError(f"step() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scaling = find_scaling(self, self._grad_scaler, passed)
+        if scaling.found_inf:
+            self._engine.skip()
+            self.skipped_steps += 1
+        else:
+            self._update(scaling)
+        self._watch()
+        return loss
+
+    def _update(self, scaling: Scaling) -> None:
+        self._follow_rule()
+        self._place_params()
+        observed_scale = self._observed_scale(scaling)
+        self._warn_if_blind()
+        self._join_ranks()
+        if not self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale):
+            self.skipped_steps += 1
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's; statistics of the gradients that are thrown away go with them."""
+        super().zero_grad(*args, **kwargs)
+        if self._observer.count:
+            self._engine.forget()
+            self._observer.count = 0
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def _shared(self) -> dict[str, Any]:
+        """What the groups of a state dict say about the optimizer as a whole."""
+        options = {**self._curvature_options.values(), **self._method_options.values()}
+        return dict(
+            method=self.method, rule=self._rule, options=options, base_lr=self._base_lr, skipped_steps=self.skipped_steps
+        )
+
+    def _drop_shared(self) -> None:
+        for group in self.param_groups:
+            for key in SHARED:
+                group.pop(key, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Complete: moments and curvature per parameter, counters and settings in the groups."""
+        counters = save_state(self._engine, self.state)
+        for group in self.param_groups:
+            group.update(self._shared(), **counters)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = type(self.state)(dict)
+            self._drop_shared()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
+        shared = read_shared(state_dict, self.param_groups, self.method, self._rule)
+        settings = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
+        before = (self._rule_options, self._method_options, self._curvature_options, self._base_lr)
+        try:
+            self._open(self._rule, shared["options"])
+            _set_group_settings(self._rule_options, settings)
+            self._base_lr = float(shared["base_lr"])
+            engine = self._make_engine()
+            check_state(engine, state_dict)
+        except Exception:
+            self._rule_options, self._method_options, self._curvature_options, self._base_lr = before
+            raise
+        super().load_state_dict({**state_dict, "state": {}})
+        self._drop_shared()
+        load_state(engine, state_dict, shared)
+        self._engine.close()
+        self._engine, self._rule_in_force = engine, settings
+        self.skipped_steps = int(shared["skipped_steps"])
+        self._watch()
+
+    # ---- looking inside --------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> list[LayerReport]:
+        """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
+        return report_layers(self._layers, self._left, self._engine.maps())
+
+    def measure(self) -> None:
+        """Asks the next step for cosine and ratio between gradients and their preconditioned form."""
+        self._engine.measure()
+
+    def report(self) -> str:
+        """The layers as a table."""
+        device = self._context.library.abar_device_describe(self._engine.device).decode()
+        title = (
+            f"{type(self).__name__} on {self._rule}, {device}, state {self._engine.state_bytes()} bytes, "
+            f"{self.skipped_steps} skipped steps"
+        )
+        return format_report(title, self.layers)
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks off the model for good: steps go on with the averages there are."""
+        self._observer.close()
+
+    def close(self) -> None:
+        """Takes the hooks off the model and frees the library's memory. The optimizer cannot be used afterwards."""
+        self._observer.close()
+        self._engine.close()
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
+
+
+def _split(patterns: str) -> list[str]:
+    return [p for p in patterns.split(",") if p]
+
+
+def _group_settings(options: _library.Options) -> dict[str, Any]:
+    """A rule's settings as torch's schedulers expect to find them: beta1 and beta2 are betas."""
+    values = options.values()
+    if "beta1" in values:
+        values = {"betas": (values.pop("beta1"), values.pop("beta2")), **values}
+    return values
+
+
+def _set_group_settings(options: _library.Options, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        if name == "betas":
+            options.set("beta1", float(value[0]))
+            options.set("beta2", float(value[1]))
+        else:
+            options.set(name, value if isinstance(value, (bool, str)) else float(value))

@@ -1,0 +1,71 @@
+/* What observe has added up since the last step, as one vector of doubles on the host: to be joined over ranks, whose sums and
+ * counts simply add (methods.md section 0). Per map: examples, rows, the single number, then its sums; of a square statistic
+ * the triangle that is in use, row by row. */
+#include "curvature/curvature_impl.h"
+
+enum { NUMBERS = 3 };
+
+static int64_t average_count(const abar__average_desc *a)
+{
+    if (!a->name) return 0;
+    return a->square ? a->n * (a->n + 1) / 2 : a->n;
+}
+
+int64_t abar__curvature_pending_count(const abar__curvature *cv)
+{
+    int64_t count = 0;
+    for (int m = 0; m < cv->n_maps; m++) {
+        count += NUMBERS;
+        for (int i = 0; i < ABAR_AVERAGES_MAX; i++) count += average_count(&cv->maps[m].shape.average[i]);
+    }
+    return count;
+}
+
+typedef enum direction { READ, WRITE } direction;
+
+/* n consecutive elements of device memory to or from the host. */
+static abar_status move(const abar__curvature *cv, void *device, double *host, int64_t n, direction way)
+{
+    const abar_tensor there = abar_tensor_wrap(cv->dev, device, cv->dev->ops->dtype, 1, &n);
+    const abar_tensor here = abar_tensor_wrap(NULL, host, ABAR_F64, 1, &n);
+    return way == READ ? abar_tensor_copy(cv->dev->ctx, &here, &there) : abar_tensor_copy(cv->dev->ctx, &there, &here);
+}
+
+static abar_status move_average(const abar__curvature *cv, const abar__average_desc *a, void *pending, double *host,
+                                direction way)
+{
+    if (!a->square) return move(cv, pending, host, a->n, way);
+    for (int64_t row = 0; row < a->n; row++) {
+        void *at = (char *)pending + (size_t)(row * a->n) * abar__element(cv);
+        ABAR_TRY(move(cv, at, host + row * (row + 1) / 2, row + 1, way));
+    }
+    return ABAR_OK;
+}
+
+static abar_status move_all(abar__curvature *cv, double *host, direction way)
+{
+    for (int m = 0; m < cv->n_maps; m++) {
+        abar__map *map = &cv->maps[m];
+        double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
+        for (int i = 0; i < NUMBERS; i++, host++) {
+            if (way == READ)
+                *host = *numbers[i];
+            else
+                *numbers[i] = *host;
+        }
+        for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
+            const abar__average_desc *a = &map->shape.average[i];
+            if (!a->name) continue;
+            ABAR_TRY(move_average(cv, a, map->pending[i], host, way));
+            host += average_count(a);
+        }
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__curvature_pending_read(abar__curvature *cv, double *out) { return move_all(cv, out, READ); }
+
+abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in)
+{
+    return move_all(cv, (double *)in, WRITE); /* only read from */
+}
