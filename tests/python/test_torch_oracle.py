@@ -5,7 +5,7 @@ gradients come out of autograd.
 """
 
 import support
-from support import Case, batch, loss_of, make, make_net, taken_step, torch, weights_of
+from support import Case, batch, loss_of, make, make_net, np, taken_step, torch, weights_of
 
 import curvature_rules
 import golden_curvature
@@ -57,6 +57,15 @@ class Branches(nn.Module):
         return total
 
 
+def by_layer(grads):
+    """The matrix of each layer, bias column included (methods.md section 0), as one vector: by cancellation the bias alone can
+    be so small that float32 knows few of its digits."""
+    layers = {}
+    for name, grad in grads.items():
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(np.asarray(grad, np.float64).ravel())
+    return {name: np.concatenate(parts) for name, parts in layers.items()}
+
+
 class PreconditionedGradients(Case):
     def check(self, method, model, loss_at, steps=STEPS, tolerance=TOLERANCE, **options):
         """loss_at(model, k). The weights move a little between steps, in both alike."""
@@ -69,7 +78,7 @@ class PreconditionedGradients(Case):
             loss_at(model, k).backward()
             twin.backward(lambda other: loss_at(other, k))
             found, expected = taken_step(model, optimizer), twin.step()
-            self.assert_all_close(found, expected, tolerance, f"{method} step {k}")
+            self.assert_all_close(by_layer(found), by_layer(expected), tolerance, f"{method} step {k}")
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     p -= 0.02 * torch.as_tensor(expected[name]).to(p.dtype)
@@ -119,7 +128,7 @@ class PreconditionedGradients(Case):
             ("kfac", {"kfac": "expand", "kfac_inverse": "eigen", "kl_clip": 0}),
             ("kfac", {"pgrad": "batch-mean", "tcov": 1, "tinv": 2}),
             ("eva", {"pgrad": "batch-mean", "damping": 0.001}),
-            ("lngd", {"nu1": 1e-6, "nu2": 1e3, "mu": 0.5}),
+            ("lngd", {"nu1": 1e-6, "nu2": 1e3, "mu": 0.5, "pgrad": "per-example"}),
         ]
         for method, options in cases:
             with self.subTest(method, **options):
@@ -191,13 +200,13 @@ class Weights(Case):
         support.train(model, optimizer, 6)
         expected = {name: r.weight for name, r in rules.items()}
         moved = {name: torch.as_tensor(value) for name, value in expected.items()}
-        self.assert_differ(moved, {n: p.double() for n, p in make_net().named_parameters()}, 0.01, "nothing moved")
+        self.assert_differ(moved, {n: p.double() for n, p in make_net().named_parameters()}, 0.005, "nothing moved")
         self.assert_all_close(weights_of(model), expected, TOLERANCE, method)
 
     def test_under_momentum_and_decay_are_the_oracles(self):
         for method in support.CLASSES:
             with self.subTest(method):
-                keywords = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+                keywords = {"lr": support.rate(method), "momentum": 0.9, "weight_decay": 0.1}
                 self.check(method, curvature_rules.Sgd, keywords, **keywords)
 
     def test_under_nesterov_are_the_oracles(self):

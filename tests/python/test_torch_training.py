@@ -120,9 +120,14 @@ class EveryMethod(Case):
                 self.assert_all_close(moved(model), plain_run(method), ROUNDING, method)
 
     def test_gradients_unscaled_by_hand_are_refused_where_output_gradients_count(self):
+        """Their scale cannot be known; but the scaler of PyTorch 1.13 comes along and can be asked."""
         for method in ("smac", "kfac", "eva", "lngd"):
             with self.subTest(method):
                 model, scaler = make_net(), make_scaler(init_scale=1024.0)
+                if support.TORCH < (2, 0):
+                    self.unscaled_by_hand(model, make(method, model), scaler)
+                    self.assert_all_close(moved(model), plain_run(method), ROUNDING, method)
+                    continue
                 with self.assertRaisesRegex(RuntimeError, "grad_scaler="):
                     self.unscaled_by_hand(model, make(method, model), scaler)
 
@@ -144,7 +149,7 @@ class EveryMethod(Case):
 
                 with torch.no_grad():
                     expected = loss_of(model, batch(k)).item()
-                self.assertEqual(float(optimizer.step(closure)), expected)
+                self.assertEqual(optimizer.step(closure).item(), expected)
 
         self.check(run, tolerance=0.0)
 
@@ -205,7 +210,7 @@ class Precision(Case):
 
 
 class Clipping(Case):
-    limit = 0.3
+    limit = 0.1
 
     def test_before_the_step_is_the_oracles(self):
         """The gradients are clipped, what the statistics see is not."""
