@@ -132,11 +132,24 @@ class Observer:
             )
 
 
-class _Begin:
-    """The hook before the model's forward pass."""
+def _nothing(*_: Any) -> None:
+    """What a copied or pickled hook becomes: a copy of the model is not the model that is optimized."""
 
+
+def _dead_hook() -> Callable[..., None]:
+    return _nothing
+
+
+class _Hook:
     def __init__(self, observer: "weakref.ref[Observer]") -> None:
         self.observer = observer
+
+    def __reduce__(self) -> Any:
+        return _dead_hook, ()
+
+
+class _Begin(_Hook):
+    """The hook before the model's forward pass."""
 
     def __call__(self, _module: nn.Module, _inputs: Any) -> None:
         observer = self.observer()
@@ -144,11 +157,12 @@ class _Begin:
             observer.begin()
 
 
-class _Forward:
+class _Forward(_Hook):
     """The hook after a layer's forward pass."""
 
     def __init__(self, observer: "weakref.ref[Observer]", layer: Layer) -> None:
-        self.observer, self.layer = observer, layer
+        super().__init__(observer)
+        self.layer = layer
 
     def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
         observer = self.observer()
