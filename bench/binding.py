@@ -1,11 +1,11 @@
 """What abar.torch.MAC costs in a PyTorch training step, beside torch.optim.SGD and a MAC written in plain PyTorch.
 
-    python3 binding.py [--model resnet20] [--batch 128] [--threads 2] [--steps 50] [--rounds 5]
+    python3 binding.py [--model resnet20] [--batch 128] [--threads 2] [--rounds 5]
 
 A step is forward, cross-entropy, backward and update on one fixed batch; MAC takes statistics every 5th step and refreshes
-every 50th, as published. Each round runs a block of steps with each optimizer, so that noise on the machine meets all;
-a block's time is its mean, which counts the steps with statistics as often as they come. Ratios are to the SGD of the
-same round. Without PyTorch or the library it says so and exits with 0.
+every 50th, as published. The optimizers take turns of five steps, so that noise on the machine meets all alike; a round is one
+cycle of 50 steps each, and its time a step their mean, which counts the steps with statistics as often as they come. Ratios
+are to the SGD of the same round. Without PyTorch it says so and exits with 0.
 """
 
 import argparse
@@ -96,23 +96,22 @@ class Run:
         self.x = torch.randn(args.batch, *SHAPES[args.model])
         self.labels = torch.randint(10, (args.batch,))
         self.optimizer = make_optimizer(name, self.model)
-        self.times, self.updates = [], []
+        self.times, self.updates = [0.0], [0.0]  # ms a step, of every round
 
     def step(self):
-        """Returns the seconds of the update alone."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(self.model(self.x), self.labels)
         loss.backward()
         start = time.perf_counter()
         self.optimizer.step()
-        self.loss = loss
-        return time.perf_counter() - start
+        self.updates[-1] += 1e3 * (time.perf_counter() - start) / TINV
+        self.loss = loss.detach()
 
-    def block(self, steps):
+    def turn(self):
         start = time.perf_counter()
-        updates = sum(self.step() for _ in range(steps))
-        self.times.append(1e3 * (time.perf_counter() - start) / steps)
-        self.updates.append(1e3 * updates / steps)
+        for _ in range(TCOV):
+            self.step()
+        self.times[-1] += 1e3 * (time.perf_counter() - start) / TINV
 
 
 def parse_arguments():
@@ -120,10 +119,9 @@ def parse_arguments():
     parser.add_argument("--model", choices=SHAPES, default="resnet20")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--steps", type=int, default=TINV, help="steps in a block; one whole cycle is 50")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of each optimizer")
+    parser.add_argument("--rounds", type=int, default=5, help="cycles of 50 steps with each optimizer")
     args = parser.parse_args()
-    if min(args.batch, args.threads, args.steps, args.rounds) < 1:
+    if min(args.batch, args.threads, args.rounds) < 1:
         parser.error("numbers must be positive")
     return args
 
@@ -137,24 +135,28 @@ def main():
     torch.set_num_threads(args.threads)
     runs = {name: Run(name, args) for name in ("torch SGD", "abar.torch.MAC", "plain MAC")}
     for run in runs.values():
-        for _ in range(3):
-            run.step()
+        run.turn()  # warms up; not counted
     for _ in range(args.rounds):
         for run in runs.values():
-            run.block(args.steps)
+            run.times.append(0.0)
+            run.updates.append(0.0)
+        for _ in range(TINV // TCOV):
+            for run in runs.values():
+                run.turn()
     mac, plain = (float(runs[name].loss) for name in ("abar.torch.MAC", "plain MAC"))
     assert abs(mac - plain) <= 0.02 * abs(plain) + 0.01, f"the two MACs do not agree: loss {mac} and {plain}"
     print(
         f"one training step of {args.model} in PyTorch {torch.__version__}, batch {args.batch}, {args.threads} threads, "
-        f"tcov {TCOV}, tinv {TINV}; {args.rounds} rounds of {args.steps} steps; median (range)"
+        f"tcov {TCOV}, tinv {TINV}; {args.rounds} rounds of {TINV} steps; median (range)"
     )
     print(f"{'optimizer':<16} {'ms a step':>26} {'of it the update':>24} {'time / torch SGD':>24}")
-    base = runs["torch SGD"].times
+    base = runs["torch SGD"].times[1:]
     for name, run in runs.items():
-        ratios = [mine / other for mine, other in zip(run.times, base)]
+        times, updates = run.times[1:], run.updates[1:]
+        ratios = [mine / other for mine, other in zip(times, base)]
         print(
-            f"{name:<16} {show(run.times, '{:9.2f} ({:6.2f}-{:6.2f})'):>26} "
-            f"{show(run.updates, '{:8.3f} ({:5.2f}-{:5.2f})'):>24} {show(ratios, '{:.3f} ({:.3f}-{:.3f})'):>24}"
+            f"{name:<16} {show(times, '{:9.2f} ({:6.2f}-{:6.2f})'):>26} "
+            f"{show(updates, '{:8.3f} ({:5.2f}-{:5.2f})'):>24} {show(ratios, '{:.3f} ({:.3f}-{:.3f})'):>24}"
         )
 
 
