@@ -18,8 +18,11 @@ CHECKOUT = HERE.parent
 
 def find() -> Path | None:
     """$ABAR_LIBRARY, or a finished build of the checkout."""
-    places = [os.environ.get("ABAR_LIBRARY"), CHECKOUT / "build" / NAME]
-    return next((Path(p).resolve() for p in places if p and Path(p).exists()), None)
+    chosen = os.environ.get("ABAR_LIBRARY")
+    if chosen and not Path(chosen).exists():
+        raise SystemExit(f"abar: ABAR_LIBRARY={chosen} does not exist; correct it or unset it")
+    library = Path(chosen) if chosen else CHECKOUT / "build" / NAME
+    return library.resolve() if library.exists() else None
 
 
 def build(folder: Path) -> Path:

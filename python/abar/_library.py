@@ -8,8 +8,9 @@ import difflib
 import functools
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from . import _abi
 from ._version import __version__
@@ -30,7 +31,7 @@ def _candidates() -> Iterator[str]:
         yield system
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load() -> ctypes.CDLL:
     """The library, opened once. $ABAR_LIBRARY decides; otherwise the package, the checkout around it, the system."""
     chosen = os.environ.get("ABAR_LIBRARY")
@@ -158,13 +159,13 @@ def rule_options(context: Context, rule: str) -> Options:
 
 
 def _names(array: Any) -> list[str]:
-    names = []
+    names: list[str] = []
     while array[len(names)]:
         names.append(array[len(names)].decode())
     return names
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """", did you mean ..." or nothing."""
+    """ ", did you mean ..." or nothing."""
     close = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,33 @@ def describe(t: Tensor, device: Any) -> _abi.Tensor:
 
 
 @dataclass
+class Settings:
+    """What the library's optimizer is made from, beside parameters and layers."""
+
+    method: str
+    rule: str
+    base_lr: float  # of the KL clip
+    method_options: _library.Options
+    curvature_options: _library.Options
+    rule_options: _library.Options
+
+    def tables(self) -> tuple[_library.Options, ...]:
+        return self.method_options, self.curvature_options, self.rule_options
+
+
+def make_settings(context: _library.Context, method: str, rule: str, base_lr: float) -> Settings:
+    """The library's defaults."""
+    return Settings(
+        method,
+        rule,
+        base_lr,
+        _library.method_options(context, method),
+        _library.curvature_options(context),
+        _library.rule_options(context, rule),
+    )
+
+
+@dataclass
 class StateTensor:
     """A tensor of the library's state, by the parameter it belongs to (None: the optimizer) and its name there."""
 
@@ -40,8 +68,7 @@ class StateTensor:
     view: _abi.Tensor
 
 
-@dataclass
-class Place:
+class Place(NamedTuple):
     """Where a parameter is and how it learns, as the library was last told."""
 
     value: int
@@ -85,13 +112,7 @@ class Engine:
         params: Sequence[nn.Parameter],
         names: Sequence[str],
         layers: Sequence[Layer],
-        *,
-        rule: str,
-        rule_options: _library.Options,
-        method: str,
-        method_options: _library.Options,
-        curvature_options: _library.Options,
-        base_lr: float,
+        settings: Settings,
     ) -> None:
         self.context, self.library = context, context.library
         self.params, self.layers = list(params), list(layers)
@@ -102,30 +123,9 @@ class Engine:
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
         self._report = _abi.StepReport()
-        optim = ctypes.c_void_p()
-        c_params, c_layers = self._describe_params(names), self._describe_layers()
-        config = _abi.OptimConfig(
-            size=ctypes.sizeof(_abi.OptimConfig),
-            rule=rule.encode(),
-            rule_config=rule_options.pointer,
-            method=method.encode(),
-            method_config=method_options.pointer,
-            curvature=curvature_options.pointer,
-            params=c_params,
-            n_params=len(c_params),
-            layers=c_layers,
-            n_layers=len(c_layers),
-            base_lr=base_lr,
-        )
-        status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
-        if status < 0:
-            try:
-                context.check(status)
-            finally:
-                self.library.abar_device_close(self.device)
-        self.optim = optim
-        self.close = weakref.finalize(self, _release, self.library, optim, self.device, context)
-        self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(method.encode()))
+        self.optim = self._create(names, settings)
+        self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
+        self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
         self.state_tensors = self._list_state()
 
     def _open_device(self, name: str) -> ctypes.c_void_p:
@@ -142,6 +142,28 @@ class Engine:
         self.context.check(status)
         return device
 
+    def _create(self, names: Sequence[str], settings: Settings) -> ctypes.c_void_p:
+        params, layers = self._describe_params(names), self._describe_layers()
+        config = _abi.OptimConfig(
+            size=ctypes.sizeof(_abi.OptimConfig),
+            rule=settings.rule.encode(),
+            rule_config=settings.rule_options.pointer,
+            method=settings.method.encode(),
+            method_config=settings.method_options.pointer,
+            curvature=settings.curvature_options.pointer,
+            params=params,
+            n_params=len(params),
+            layers=layers,
+            n_layers=len(layers),
+            base_lr=settings.base_lr,
+        )
+        optim = ctypes.c_void_p()
+        status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
+        if status < 0:
+            self.library.abar_device_close(self.device)
+            self.context.check(status)
+        return optim
+
     def _describe_params(self, names: Sequence[str]) -> Any:
         array = (_abi.Param * len(self.params))()
         self.places: list[Place | None] = [None] * len(self.params)
@@ -152,25 +174,27 @@ class Engine:
         return array
 
     def _dense(self, index: int, p: Tensor) -> Tensor:
-        """The parameter itself, or a row-major copy that stands for it."""
+        """The parameter itself, or a row-major copy that stands for it until the step is done."""
         if p.is_contiguous():
             self._shadows.pop(index, None)
-            return p.detach()
-        if index not in self._shadows:
-            self._shadows[index] = torch.empty_like(p, memory_format=torch.contiguous_format, requires_grad=False)
-            self._shadows[index].copy_(p.detach())
-        return self._shadows[index]
+            return p
+        shadow = self._shadows.get(index)
+        if shadow is None:
+            shadow = self._shadows[index] = torch.empty_like(
+                p, memory_format=torch.contiguous_format, requires_grad=False
+            )
+        return shadow.copy_(p.detach())
 
     def _describe_layers(self) -> Any:
         index = {id(p): i for i, p in enumerate(self.params)}
-        array = (_abi.Layer * max(len(self.layers), 1))()
+        array = (_abi.Layer * len(self.layers))()
         for c, layer in zip(array, self.layers):
             c.name = layer.name.encode()
             c.weight = describe(self._dense(index[id(layer.weight)], layer.weight), self.device)
             if layer.bias is not None:
                 c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
             c.window = layer.window
-        return (_abi.Layer * len(self.layers)).from_buffer(array)
+        return array
 
     # ---- statistics ------------------------------------------------------------------------------------------------
 
@@ -225,14 +249,11 @@ class Engine:
 
     def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
         """Tells the library where parameter and gradient are now, if anything has changed."""
-        value = p
-        if not p.is_contiguous():
-            value = self._dense(index, p)
-            value.copy_(p.detach())
         grad = p.grad
         if grad is not None:
             grad = self._dense_grad(grad, p)
-        now = Place(value.data_ptr(), None if grad is None else grad.data_ptr(), lr, weight_decay)
+        value = self._dense(index, p).data_ptr()
+        now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
         before = self.places[index]
         if now == before:
             return
@@ -262,7 +283,8 @@ class Engine:
     # ---- looking inside --------------------------------------------------------------------------------------------
 
     def maps(self) -> list[_abi.MapInfo]:
-        return [self.library.abar_optim_map(self.optim, i) for i in range(self.library.abar_optim_map_count(self.optim))]
+        count = self.library.abar_optim_map_count(self.optim)
+        return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
 
     def measure(self) -> None:
         self.library.abar_optim_measure(self.optim)
@@ -288,7 +310,8 @@ class Engine:
         found = self._visit()
         rule = next(i for i, (name, _) in enumerate(found) if name == "updates")
         tensors = [
-            StateTensor(i % len(self.params), name.split(".", 1)[0], view) for i, (name, view) in enumerate(found[:rule])
+            StateTensor(i % len(self.params), name.split(".", 1)[0], view)
+            for i, (name, view) in enumerate(found[:rule])
         ]
         tensors.append(StateTensor(None, "updates", found[rule][1]))
         maps = ((layer, group) for layer in self.layers for group in range(layer.groups))
@@ -325,3 +348,10 @@ class Engine:
         self.context.check(
             self.library.abar_tensor_copy(self.context.handle, ctypes.byref(state.view), ctypes.byref(source))
         )
+
+
+class Closed:
+    """Stands for an engine that is gone."""
+
+    def __getattr__(self, _name: str) -> Any:
+        raise RuntimeError("abar: this optimizer was closed")

@@ -1,4 +1,4 @@
-"""Sees the layers' inputs and output gradients on the steps that take statistics; on the others there is no hook at all.
+"""Sees the layers' inputs and output gradients on the steps that take statistics; on the others there is no hook.
 
 A forward hook keeps the input by reference and hangs a hook on the output's node in the autograd graph. Backward hands
 that one the gradient of the output as the layer left it, whatever happened to the output in place afterwards.
@@ -7,7 +7,8 @@ that one the gradient of the output as the layer left it, whatever happened to t
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def _in_backward() -> bool:
 class _Call:
     """One call of one layer, from forward to backward."""
 
-    def __init__(self, observer: "weakref.ref[Observer]", layer: Layer, x: Tensor, output_nr: int) -> None:
+    def __init__(self, observer: weakref.ref[Observer], layer: Layer, x: Tensor, output_nr: int) -> None:
         self.observer, self.layer, self.output_nr = observer, layer, output_nr
         self.x: Tensor | None = x.detach()
         self.version = x._version
@@ -93,7 +94,7 @@ class Observer:
     def begin(self) -> None:
         self._forward += 1
 
-    def called(self, me: "weakref.ref[Observer]", layer: Layer, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+    def called(self, me: weakref.ref[Observer], layer: Layer, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
         if not (layer.module.training and torch.is_grad_enabled() and layer.weight.requires_grad):
             return None
         if not isinstance(output, Tensor) or not output.requires_grad or output.grad_fn is None:
@@ -141,7 +142,7 @@ def _dead_hook() -> Callable[..., None]:
 
 
 class _Hook:
-    def __init__(self, observer: "weakref.ref[Observer]") -> None:
+    def __init__(self, observer: weakref.ref[Observer]) -> None:
         self.observer = observer
 
     def __reduce__(self) -> Any:
@@ -160,7 +161,7 @@ class _Begin(_Hook):
 class _Forward(_Hook):
     """The hook after a layer's forward pass."""
 
-    def __init__(self, observer: "weakref.ref[Observer]", layer: Layer) -> None:
+    def __init__(self, observer: weakref.ref[Observer], layer: Layer) -> None:
         super().__init__(observer)
         self.layer = layer
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Iterable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import _abi
@@ -32,8 +32,8 @@ class Layer:
 
     name: str
     module: nn.Module
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
     index: int = 0  # among the layers that the library knows
     pads: tuple[int, ...] | None = None  # what F.pad does to the input before the window sees it
     pad_mode: str = "constant"
@@ -73,7 +73,7 @@ def _set_geometry(layer: Layer) -> None:
         for axis, (kernel, dilation) in enumerate(zip(m.kernel_size, m.dilation)):
             total = dilation * (kernel - 1)
             sides[axis] = (total // 2, total - total // 2)
-    elif m.padding != "valid":
+    elif not isinstance(m.padding, str):
         sides = [(p, p) for p in m.padding]
     w.pad = _pair([before for before, _ in sides])
     if m.padding_mode != "zeros" or any(before != after for before, after in sides):
@@ -184,8 +184,8 @@ def find_layers(
         if reason is not None:
             left.append(Left(name, module, reason))
             continue
-        bias = module._parameters.get("bias")
-        layer = Layer(name, module, module._parameters["weight"], bias if bias is not None and id(bias) in known else None)
+        weight, bias = module.weight, module._parameters.get("bias")
+        layer = Layer(name, module, weight, bias if bias is not None and id(bias) in known else None)
         layers.append(layer)
     tied = _check_ties(layers, owners, supported)
     left += [Left(layer.name, layer.module, tied[layer.name]) for layer in layers if layer.name in tied]
@@ -196,7 +196,7 @@ def find_layers(
     return layers, left
 
 
-def check_model(model: object) -> tuple[nn.Module, object | None]:
+def check_model(model: nn.Module) -> tuple[nn.Module, Any]:
     """The module itself and, for DistributedDataParallel, its process group. Wrappers that hide layers are refused."""
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -222,6 +222,8 @@ def check_model(model: object) -> tuple[nn.Module, object | None]:
         if kind in ("FullyShardedDataParallel", "FSDPModule"):
             raise TypeError(f"abar: {name or 'the model'} is sharded (FSDP); use DistributedDataParallel")
     for name, p in model.named_parameters():
+        if type(p.data).__name__ == "DTensor":
+            raise TypeError(f"abar: {name} is sharded; use DistributedDataParallel")
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ValueError(f"abar: {name} has no shape yet; run one forward pass before making the optimizer")
     return model, group

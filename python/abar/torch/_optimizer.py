@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import _library
-from ._engine import Engine
+from ._engine import Closed, Engine, Settings, make_settings
 from ._hooks import Observer
 from ._layers import Layer, check_model, find_layers
 from ._report import LayerReport, format_report, report_layers
@@ -65,47 +66,46 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if not self.method:
-            raise TypeError("abar: CurvatureOptimizer is the base of MAC, SMAC, FOOF, KFAC, Eva and LNGD; use one of them")
+            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva or LNGD")
         self._ready = False
+        if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
+            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
         self._model, group = check_model(model)
         self._process_group = process_group if process_group is not None else group
+        self._warn_if_alone()
         self._grad_scaler, self._clip = grad_scaler, float(clip)
         self._warned, self.skipped_steps = False, 0
-        named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps, stat_decay=stat_decay, tcov=tcov, tinv=tinv)
+        named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps)
+        named.update(stat_decay=stat_decay, tcov=tcov, tinv=tinv)
         if betas is not None:
             named.update(beta1=betas[0], beta2=betas[1])
         settings = {k: v for k, v in {**named, **options}.items() if v is not None}
         self._skip = ([skip] if isinstance(skip, str) else list(skip)) + _split(settings.pop("skip_layers", ""))
         self._context = _library.Context()
-        self._open(rule, settings)
-        defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._rule_options))
+        self._settings = self._configure(rule, float(lr), settings)
+        defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
         super().__init__(self._model.parameters() if params is None else params, defaults)
-        self._base_lr = float(lr)
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
         self._require_layers()
-        self._engine = self._make_engine()
-        self._rule_in_force = _group_settings(self._rule_options)
+        self._engine: Any = self._make_engine(self._settings)
+        self._rule_in_force = _group_settings(self._settings.rule_options)
         self._observer = Observer(self._model, self._layers, self._observe, self._engine.reads_output_grad)
         self._watch()
         self._ready = True
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
-    def _open(self, rule: str, settings: dict[str, Any]) -> None:
-        """The three configurations of the library, from keywords."""
-        self._rule = rule
-        self._rule_options = _library.rule_options(self._context, rule)
-        self._method_options = _library.method_options(self._context, self.method)
-        self._curvature_options = _library.curvature_options(self._context)
-        tables = (self._method_options, self._curvature_options, self._rule_options)
-        for name, value in settings.items():
-            table = next((t for t in tables if name in t), None)
+    def _configure(self, rule: str, base_lr: float, keywords: dict[str, Any]) -> Settings:
+        settings = make_settings(self._context, self.method, rule, base_lr)
+        for name, value in keywords.items():
+            table = next((t for t in settings.tables() if name in t), None)
             if table is None:
-                known = [keyword for t in tables for keyword in t.keywords()]
+                known = [keyword for t in settings.tables() for keyword in t.keywords()]
                 raise TypeError(
                     f"{type(self).__name__}() with rule {rule!r} has no option {name!r}{_library.nearest(name, known)}"
                 )
             table.set(name, value)
+        return settings
 
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -119,22 +119,11 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
         )
 
-    def _make_engine(self) -> Engine:
-        """The library's optimizer for the options there are now."""
+    def _make_engine(self, settings: Settings) -> Engine:
         params = self._all_params()
         known = {id(p): name for name, p in self._model.named_parameters()}
-        return Engine(
-            self._context,
-            params,
-            [known.get(id(p), f"params.{i}") for i, p in enumerate(params)],
-            self._layers,
-            rule=self._rule,
-            rule_options=self._rule_options,
-            method=self.method,
-            method_options=self._method_options,
-            curvature_options=self._curvature_options,
-            base_lr=self._base_lr,
-        )
+        names = [known.get(id(p), f"params.{i}") for i, p in enumerate(params)]
+        return Engine(self._context, params, names, self._layers, settings)
 
     def _watch(self) -> None:
         self._observer.set_active(self._engine.observes())
@@ -142,7 +131,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction; the library allocates everything there."""
         if getattr(self, "_ready", False):
-            raise RuntimeError("abar: groups cannot be added later; make a new optimizer with params= holding all of them")
+            raise RuntimeError("abar: groups cannot be added later; make a new optimizer, with all of them in params=")
         super().add_param_group(param_group)
 
     # ---- statistics ------------------------------------------------------------------------------------------------
@@ -165,6 +154,15 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         torch.distributed.all_reduce(joined, group=self._process_group)
         self._engine.write_pending(joined.cpu())
 
+    def _warn_if_alone(self) -> None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if self._process_group is None and distributed and torch.distributed.get_world_size() > 1:
+            warnings.warn(
+                f"abar: {type(self).__name__} was given a model outside DistributedDataParallel: its statistics are of "
+                f"this rank alone. Wrap the model first, or pass process_group= where you average gradients yourself.",
+                stacklevel=5,
+            )
+
     def _warn_if_blind(self) -> None:
         if self._warned or self._observer.count or self._observer.closed or not self._engine.observes():
             return
@@ -172,8 +170,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             return
         self._warned = True
         warnings.warn(
-            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: is the "
-            f"model compiled or in eval mode? Gradients stay as they are until one is seen.",
+            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: "
+            f"is the model compiled or in eval mode? Gradients stay as they are until one is seen.",
             stacklevel=4,
         )
 
@@ -191,11 +189,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         """Schedulers change momentum and betas in the groups; they hold for all parameters."""
         wanted = {k: self.param_groups[0][k] for k in self._rule_in_force}
         if any({k: group[k] for k in wanted} != wanted for group in self.param_groups[1:]):
-            raise ValueError(f"abar: {', '.join(wanted)} must be the same in all parameter groups; lr and weight_decay may differ")
+            names = ", ".join(wanted)
+            raise ValueError(f"abar: {names} must be the same in all parameter groups; lr and weight_decay may differ")
         if wanted == self._rule_in_force:
             return
-        _set_group_settings(self._rule_options, wanted)
-        self._engine.set_rule(self._rule_options)
+        _set_group_settings(self._settings.rule_options, wanted)
+        self._engine.set_rule(self._settings.rule_options)
         self._rule_in_force = dict(wanted)
 
     def _observed_scale(self, scaling: Scaling) -> float:
@@ -203,8 +202,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             return 1.0 / scaling.outputs
         if self._engine.reads_output_grad and self._engine.observes():
             raise RuntimeError(
-                f"abar: after GradScaler.unscale_() the scale of the output gradients that {type(self).__name__} reads is "
-                f"unknown; make it with grad_scaler=your scaler"
+                f"abar: after GradScaler.unscale_() the scale of the output gradients that {type(self).__name__} reads "
+                f"is unknown; make it with grad_scaler=your scaler"
             )
         return 1.0
 
@@ -253,9 +252,13 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _shared(self) -> dict[str, Any]:
         """What the groups of a state dict say about the optimizer as a whole."""
-        options = {**self._curvature_options.values(), **self._method_options.values()}
+        settings = self._settings
         return dict(
-            method=self.method, rule=self._rule, options=options, base_lr=self._base_lr, skipped_steps=self.skipped_steps
+            method=settings.method,
+            rule=settings.rule,
+            base_lr=settings.base_lr,
+            options={**settings.curvature_options.values(), **settings.method_options.values()},
+            skipped_steps=self.skipped_steps,
         )
 
     def _drop_shared(self) -> None:
@@ -276,23 +279,18 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
-        shared = read_shared(state_dict, self.param_groups, self.method, self._rule)
-        settings = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
-        before = (self._rule_options, self._method_options, self._curvature_options, self._base_lr)
-        try:
-            self._open(self._rule, shared["options"])
-            _set_group_settings(self._rule_options, settings)
-            self._base_lr = float(shared["base_lr"])
-            engine = self._make_engine()
-            check_state(engine, state_dict)
-        except Exception:
-            self._rule_options, self._method_options, self._curvature_options, self._base_lr = before
-            raise
+        rule = self._settings.rule
+        shared = read_shared(state_dict, self.param_groups, self.method, rule)
+        wanted = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
+        settings = self._configure(rule, float(shared["base_lr"]), shared["options"])
+        _set_group_settings(settings.rule_options, wanted)
+        engine = self._make_engine(settings)
+        check_state(engine, state_dict)
         super().load_state_dict({**state_dict, "state": {}})
         self._drop_shared()
         load_state(engine, state_dict, shared)
         self._engine.close()
-        self._engine, self._rule_in_force = engine, settings
+        self._engine, self._settings, self._rule_in_force = engine, settings, wanted
         self.skipped_steps = int(shared["skipped_steps"])
         self._watch()
 
@@ -311,7 +309,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         """The layers as a table."""
         device = self._context.library.abar_device_describe(self._engine.device).decode()
         title = (
-            f"{type(self).__name__} on {self._rule}, {device}, state {self._engine.state_bytes()} bytes, "
+            f"{type(self).__name__} on {self._settings.rule}, {device}, state {self._engine.state_bytes()} bytes, "
             f"{self.skipped_steps} skipped steps"
         )
         return format_report(title, self.layers)
@@ -324,6 +322,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         """Takes the hooks off the model and frees the library's memory. The optimizer cannot be used afterwards."""
         self._observer.close()
         self._engine.close()
+        self._engine = Closed()
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")

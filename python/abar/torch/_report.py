@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Iterable, Sequence
+from typing import Any
 
 from .. import _abi
 from ._layers import Layer, Left
@@ -39,8 +40,12 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo]) -> LayerReport:
-    sums = {k: int(sum(getattr(m, k) for m in maps)) for k in ("state_bytes", "dropped", "raised", "doubled", "kept")}
-    means = {k: _mean(getattr(m, k) for m in maps) for k in ("damping", "mean_square", "condition", "cosine", "ratio")}
+    sums: dict[str, Any] = {
+        k: int(sum(getattr(m, k) for m in maps)) for k in ("state_bytes", "dropped", "raised", "doubled", "kept")
+    }
+    means: dict[str, Any] = {
+        k: _mean(getattr(m, k) for m in maps) for k in ("damping", "mean_square", "condition", "cosine", "ratio")
+    }
     commits = int(min(m.commits for m in maps))
     shape = tuple(layer.weight.shape)
     return LayerReport(layer.name, layer.kind, shape, layer.groups, True, "", commits=commits, **sums, **means)
@@ -72,10 +77,11 @@ def _cells(row: LayerReport) -> list[str]:
         return [row.name, row.kind, shape, str(row.groups), f"as it is: {row.reason}"] + [""] * 7
     events = ", ".join(f"{getattr(row, k)} {k}" for k in ("dropped", "raised", "doubled", "kept") if getattr(row, k))
     numbers = [_number(x) for x in (row.damping, row.mean_square, row.cosine, row.ratio)]
-    return [row.name, row.kind, shape, str(row.groups), "preconditioned", str(row.state_bytes), str(row.commits), *numbers, events]
+    counts = [str(row.state_bytes), str(row.commits)]
+    return [row.name, row.kind, shape, str(row.groups), "preconditioned", *counts, *numbers, events]
 
 
-HEADER = ["layer", "kind", "weight", "groups", "gradient", "bytes", "statistics", "damping", "|a|^2", "cosine", "ratio", "events"]
+HEADER = "layer kind weight groups gradient bytes statistics damping |a|^2 cosine ratio events".split()
 
 
 def format_report(title: str, rows: Sequence[LayerReport]) -> str:

@@ -10,7 +10,7 @@ from ._optimizer import CurvatureOptimizer
 
 
 class MAC(CurvatureOptimizer):
-    """Mean activation: subtracts from each gradient its part along the mean input of the layer. Costs about as much as SGD.
+    """Mean activation: damps each gradient along the mean input of its layer. Costs about as much as SGD.
 
     Args:
         damping: rho, or "adaptive" (1).
@@ -93,9 +93,7 @@ class KFAC(CurvatureOptimizer):
         kfac_inverse: str | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(
-            model, lr, damping=damping, kl_clip=kl_clip, kfac=kfac, kfac_inverse=kfac_inverse, **settings
-        )
+        super().__init__(model, lr, damping=damping, kl_clip=kl_clip, kfac=kfac, kfac_inverse=kfac_inverse, **settings)
 
 
 class Eva(CurvatureOptimizer):
