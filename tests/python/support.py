@@ -89,7 +89,7 @@ class Net(nn.Module):
         x = F.relu_(self.stem(x))
         x = F.relu(self.grouped(x))
         x = self.gain * self.depthwise(x)  # (N, width, 3, 4)
-        x = F.relu(self.token(x.flatten(2).transpose(1, 2)))  # (N, 12, width)
+        x = F.relu_(self.token(x.flatten(2).transpose(1, 2)))  # (N, 12, width)
         return self.head(x.flatten(1))
 
 

@@ -4,6 +4,7 @@ machine alone. Every method; replicas stay equal bit for bit.
     test_torch_ranks.py --rank R FILE    is one of the two
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -15,7 +16,8 @@ STEPS, BATCH, WORLD = 7, 16, 2
 # Lines of the comparison: method, options, how the batches reach the optimizer.
 RUNS = {method: (method, {}) for method in CLASSES}
 RUNS["mac adaptive"] = ("mac", {"damping": "adaptive"})
-RUNS["kfac micro"] = ("kfac", {})
+RUNS["kfac micro"] = ("kfac", {})  # two micro-batches, the first without talking to the other rank
+RUNS["smac by hand"] = ("smac", {})  # without DistributedDataParallel: gradients averaged here, the group given
 RUNS["smac nan"] = ("smac", {})
 
 
@@ -28,14 +30,22 @@ def part(k, rank, piece, pieces):
 
 def run_rank(run, rank):
     method, options = RUNS[run]
-    model = make_net(seed=rank)  # the ranks start apart: DDP gives all the weights of rank 0
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = make(method, wrapped, **options)
-    pieces = 2 if run.endswith("micro") else 1
+    by_hand, pieces = run.endswith("by hand"), 2 if run.endswith("micro") else 1
+    if by_hand:
+        model = wrapped = make_net()
+        optimizer = make(method, model, process_group=torch.distributed.group.WORLD, **options)
+    else:
+        model = make_net(seed=rank)  # the ranks start apart: DDP gives all the weights of rank 0
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = make(method, wrapped, **options)
     for k in range(STEPS):
         optimizer.zero_grad()
         for piece in range(pieces):
-            (loss_of(wrapped, part(k, rank, piece, pieces)) / pieces).backward()
+            with wrapped.no_sync() if piece + 1 < pieces else contextlib.nullcontext():
+                (loss_of(wrapped, part(k, rank, piece, pieces)) / pieces).backward()
+        for p in model.parameters() if by_hand else ():
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= WORLD
         if run.endswith("nan") and k == 4:
             model.gain.grad[0] = float("nan")
         optimizer.step()

@@ -165,6 +165,18 @@ class Form(Case):
         other.load_state_dict(optimizer.state_dict())
         self.assertEqual(other.param_groups[0]["lr"], 0.0125)
 
+    def test_brings_the_settings_with_it(self):
+        """Loaded into an optimizer made with others, it goes on with its own."""
+        model, optimizer = self.trained("kfac", 4)
+        state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        train(model, optimizer, 4, first=4)
+        other = make_net()
+        second = make("kfac", other, lr=1.5, damping=7.0, momentum=0.5, weight_decay=0.3)
+        other.load_state_dict(weights)
+        second.load_state_dict(state)
+        train(other, second, 4, first=4)
+        self.assert_same(weights_of(other), weights_of(model))
+
     def refuses(self, optimizer, state, pattern):
         """One clear ValueError; and the optimizer goes on as if nothing had been tried."""
         with self.assertRaisesRegex(ValueError, pattern):

@@ -162,6 +162,16 @@ class EveryMethod(Case):
 
         self.check(run, tolerance=0.0)
 
+    def test_a_backward_whose_gradients_are_thrown_away_changes_nothing(self):
+        def run(model, optimizer):
+            for k in range(STEPS):
+                loss_of(model, batch(100 + k)).backward()
+                optimizer.zero_grad()
+                loss_of(model, batch(k)).backward()
+                optimizer.step()
+
+        self.check(run, tolerance=0.0)
+
     def test_evaluation_in_between_changes_nothing(self):
         """Without gradients, with them, and with a backward pass; and a training forward that nobody follows back."""
 
@@ -316,22 +326,49 @@ class BadNumbers(Case):
                     self.assert_differ(weights_of(model), before, 1e-4, "training did not go on")
                     self.assertTrue(all(torch.isfinite(p).all() for p in model.parameters()))
 
+    def overflowing_run(self, method, scaler):
+        """Step 4, which would take statistics, overflows. Returns what all steps moved, and the optimizer."""
+        model = make_net()
+        optimizer = make(method, model)
+        for k in range(STEPS):
+            before = weights_of(model)
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(k))
+            loss = scaler.scale(loss) if scaler else loss
+            (loss * float("inf") if k == 4 else loss).backward()
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if k == 4:
+                self.assert_same(weights_of(model), before)
+        return moved(model), optimizer
+
     def test_a_loss_that_overflows_under_a_scaler_skips_the_step_and_lowers_the_scale(self):
+        """And what follows is what follows without a scaler."""
         for method in CLASSES:
             with self.subTest(method):
-                model, scaler = make_net(), make_scaler(init_scale=1024.0)
-                optimizer = make(method, model)
-                for k in range(STEPS):
-                    before = weights_of(model)
-                    optimizer.zero_grad()
-                    loss = scaler.scale(loss_of(model, batch(k)))
-                    (loss * float("inf") if k == 4 else loss).backward()
-                    scaler.step(optimizer)
-                    scaler.update()
-                    if k == 4:
-                        self.assert_same(weights_of(model), before)
+                scaler = make_scaler(init_scale=1024.0)
+                found, optimizer = self.overflowing_run(method, scaler)
                 self.assertEqual(optimizer.skipped_steps, 1)
                 self.assertEqual(scaler.get_scale(), 512.0)
+                expected, _ = self.overflowing_run(method, None)
+                self.assert_all_close(found, expected, ROUNDING, method)
+
+    def test_a_step_that_the_scaler_skips_is_skipped_though_all_gradients_are_finite(self):
+        """It has seen an infinity that is no longer there."""
+        model, scaler = make_net(), make_scaler(init_scale=1024.0)
+        optimizer = make("mac", model)
+        before = weights_of(model)
+        scaler.scale(loss_of(model, batch(0))).backward()
+        model.gain.grad[0] = float("inf")
+        scaler.unscale_(optimizer)
+        model.gain.grad.zero_()
+        scaler.step(optimizer)
+        scaler.update()
+        self.assert_same(weights_of(model), before)
+        self.assertEqual(optimizer.skipped_steps, 1)
 
     def test_a_skipped_step_is_as_if_its_batch_had_not_been(self):
         """Step 2 takes statistics; skipped, it leaves none: step 4 onwards is the oracle's, which skips too."""

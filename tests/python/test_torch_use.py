@@ -185,7 +185,7 @@ class Wrappers(Case):
                 x = F.relu_(self.stem(x))
                 x = checkpoint(lambda y: F.relu(self.grouped(y)), x, use_reentrant=self.reentrant)
                 x = self.gain * self.depthwise(x)
-                x = F.relu(self.token(x.flatten(2).transpose(1, 2)))
+                x = F.relu_(self.token(x.flatten(2).transpose(1, 2)))
                 return self.head(x.flatten(1))
 
         for reentrant in (False, True):
