@@ -145,6 +145,16 @@ class PreconditionedGradients(Case):
                     model = nn.Sequential(nn.Linear(4, 6))
                     self.check(method, model, lambda m, k: (m(like(m, inputs[k])) * like(m, p[k])).sum())
 
+    def test_of_outputs_changed_in_place_are_the_oracles(self):
+        """Also where the output is a view, as that of a linear layer on a sequence may be."""
+        torch.manual_seed(3)
+        for shape in ((7, 6, 5), (7, 6, 3, 5)):
+            for method in ("smac", "kfac"):
+                with self.subTest(method, shape=shape):
+                    x = torch.randn(*shape) + 0.5
+                    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+                    self.check(method, model, lambda m, k: (m(like(m, x[k])).exp_() ** 2).sum() / 6)
+
     def test_of_layers_in_other_memory_formats_are_the_oracles(self):
         """channels_last images and weights; an output gradient that is one number spread out."""
         torch.manual_seed(2)
