@@ -19,6 +19,10 @@ from ._layers import Layer
 Observe = Callable[[Layer, Tensor, Tensor], None]
 
 
+#: Keeps a hook out of what torch.compile makes of a model; torch 1.13 has no such thing.
+_eager: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
+
+
 def _in_backward() -> bool:
     """Whether this runs inside a backward pass: then it recomputes a forward one (checkpointing)."""
     task = getattr(torch._C, "_current_graph_task_id", None)
@@ -152,6 +156,7 @@ class _Hook:
 class _Begin(_Hook):
     """The hook before the model's forward pass."""
 
+    @_eager
     def __call__(self, _module: nn.Module, _inputs: Any) -> None:
         observer = self.observer()
         if observer is not None:
@@ -165,6 +170,7 @@ class _Forward(_Hook):
         super().__init__(observer)
         self.layer = layer
 
+    @_eager
     def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
         observer = self.observer()
         return None if observer is None else observer.called(self.observer, self.layer, inputs, output)

@@ -197,29 +197,30 @@ def find_layers(
 
 
 def check_model(model: nn.Module) -> tuple[nn.Module, Any]:
-    """The module itself and, for DistributedDataParallel, its process group. Wrappers that hide layers are refused."""
+    """The module inside its wrappers and, for DistributedDataParallel, the process group."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"abar: pass the model, an nn.Module, not {type(model).__name__}: layers are found in it. "
             f"Parameter groups go to params=."
         )
     group = None
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model, group = model.module, model.process_group
-    elif isinstance(model, nn.DataParallel):
-        if len(model.device_ids or []) > 1:
-            raise TypeError(
-                "abar: DataParallel copies the layers at every forward pass; use DistributedDataParallel, or one device"
-            )
-        model = model.module
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model, group = model.module, model.process_group
+        elif isinstance(model, nn.DataParallel):
+            if len(model.device_ids or []) > 1:
+                raise TypeError(
+                    "abar: DataParallel copies the layers at every forward pass; use DistributedDataParallel"
+                )
+            model = model.module
+        elif (
+            type(model).__name__ == "OptimizedModule"
+        ):  # torch.compile: hooks interrupt its graphs where they are needed
+            model = model._orig_mod
+        else:
+            break
     for name, module in model.named_modules():
-        kind = type(module).__name__
-        if kind == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise TypeError(
-                f"abar: {name or 'the model'} is compiled by torch.compile, where layers cannot be observed; "
-                f"pass the model before compiling it and train it uncompiled"
-            )
-        if kind in ("FullyShardedDataParallel", "FSDPModule"):
+        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
             raise TypeError(f"abar: {name or 'the model'} is sharded (FSDP); use DistributedDataParallel")
     for name, p in model.named_parameters():
         if type(p.data).__name__ == "DTensor":

@@ -321,7 +321,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Takes the hooks off the model and frees the library's memory. The optimizer cannot be used afterwards."""
         self._observer.close()
-        self._engine.close()
+        if not isinstance(self._engine, Closed):
+            self._engine.close()
         self._engine = Closed()
 
     def __reduce_ex__(self, _protocol: Any) -> Any:

@@ -48,7 +48,8 @@ def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo]) -> LayerReport:
     }
     commits = int(min(m.commits for m in maps))
     shape = tuple(layer.weight.shape)
-    return LayerReport(layer.name, layer.kind, shape, layer.groups, True, "", commits=commits, **sums, **means)
+    trained, reason = (True, "") if layer.weight.requires_grad else (False, "frozen")
+    return LayerReport(layer.name, layer.kind, shape, layer.groups, trained, reason, commits=commits, **sums, **means)
 
 
 def _of_left(left: Left) -> LayerReport:
