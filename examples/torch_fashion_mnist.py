@@ -52,12 +52,18 @@ def load(folder, part):
 # ---- training
 
 
-def lenet5():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(400, 120), nn.ReLU(inplace=True), nn.Linear(120, 84), nn.ReLU(inplace=True), nn.Linear(84, 10)),
-    )
+class LeNet5(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x):  # (N, 1, 28, 28)
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
 
 
 @torch.no_grad()
@@ -71,7 +77,7 @@ def accuracy(model, images, labels):
 def train(name, data, test, epochs, seed):
     """Returns (seconds, loss) of every step; seconds are of training alone."""
     torch.manual_seed(seed)
-    model = lenet5()
+    model = LeNet5()
     optimizer = OPTIMIZERS[name](model)
     steps = len(data[0]) // BATCH
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
@@ -111,11 +117,10 @@ def panel(curves, axis, title, left, width=380, height=260):
     y = lambda loss: 40 + height * (high - loss) / (high - low)  # noqa: E731
     out = [f'<rect x="{left}" y="40" width="{width}" height="{height}" fill="none" stroke="#ccc"/>']
     out.append(f'<text x="{left + width / 2}" y="{height + 74}" text-anchor="middle">{title}</text>')
-    for i in range(5):
-        share = i / 4
+    for share in (0, 0.25, 0.5, 0.75, 1):
         loss = low + share * (high - low)
         out.append(f'<text x="{left - 6}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
-        out.append(f'<text x="{left + share * width:.1f}" y="{height + 56}" text-anchor="middle">{share * right:.4g}</text>')
+        out.append(f'<text x="{left + share * width:.1f}" y="{height + 56}" text-anchor="middle">{share * right:.3g}</text>')
     for i, (name, curve) in enumerate(curves.items()):
         line = " ".join(f"{x(p):.1f},{y(p[2]):.1f}" for p in curve)
         out.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[name]}" stroke-width="1.5"/>')

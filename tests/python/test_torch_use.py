@@ -2,6 +2,7 @@
 clear exception."""
 
 import copy
+import gzip
 import importlib.util
 import io
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from xml.etree import ElementTree
 
 import support
 from support import CLASSES, Case, F, abar, batch, loss_of, make, make_net, torch, train, weights_of
@@ -441,6 +443,34 @@ class Installing(Case):
             for path in used.stdout.split():
                 self.assertTrue(os.path.realpath(path).startswith(os.path.realpath(target)), path)
             self.assertTrue(os.path.exists(os.path.join(target, "abar", "py.typed")))
+
+
+class Example(Case):
+    def write_idx(self, path, *shape):
+        """Random bytes, or labels that the images' brightness gives away."""
+        values = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+        if len(shape) == 1:
+            values = torch.arange(shape[0]) % 10
+        else:
+            values = (values // 8 + 20 * (torch.arange(shape[0]) % 10)[:, None, None]).clamp(max=255)
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+        with gzip.open(path, "wb") as file:
+            file.write(head + bytes(values.to(torch.uint8).flatten().tolist()))
+
+    def test_trains_with_both_and_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for part, count in (("train", 512), ("t10k", 100)):
+                self.write_idx(os.path.join(folder, f"{part}-images-idx3-ubyte.gz"), count, 28, 28)
+                self.write_idx(os.path.join(folder, f"{part}-labels-idx1-ubyte.gz"), count)
+            out = os.path.join(folder, "curves.svg")
+            script = support.ROOT / "examples" / "torch_fashion_mnist.py"
+            text = support.finish_python(
+                support.start_python(script, "--epochs", 2, "--data", folder, "--out", out)
+            )
+            self.assertEqual(text.count("test accuracy"), 4, text)
+            self.assertIn("conv1", text)
+            names = [element.text for element in ElementTree.parse(out).iter() if element.tag.endswith("text")]
+            self.assertTrue({"SGD", "MAC", "steps", "seconds"} <= set(names), names)
 
 
 if __name__ == "__main__":
