@@ -2,10 +2,10 @@
 
     python3 binding.py [--model resnet20] [--batch 128] [--threads 2] [--rounds 5]
 
-A step is forward, cross-entropy, backward and update on one fixed batch; MAC takes statistics every 5th step and refreshes
-every 50th, as published. The optimizers take turns of five steps, so that noise on the machine meets all alike; a round is one
-cycle of 50 steps each, and its time a step their mean, which counts the steps with statistics as often as they come. Ratios
-are to the SGD of the same round. Without PyTorch it says so and exits with 0.
+A step is forward, cross-entropy, backward and update on one fixed batch; MAC takes statistics every 5th step and
+refreshes every 50th, as published. The optimizers take turns of five steps, so that noise on the machine meets all
+alike; a round is one cycle of 50 steps each, and its time a step their mean, which counts the steps with statistics as
+often as they come. Ratios are to the SGD of the same round. Without PyTorch it says so and exits with 0.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TCOV, TINV = 5, 50
 
 
 class PlainMac(torch.optim.SGD):
-    """MAC as one writes it down from the paper: patches unfolded, the damped matrix formed and inverted, and multiplied."""
+    """MAC as one writes it down from the paper: patches unfolded, the damped matrix formed, inverted, multiplied."""
 
     def __init__(self, model, lr, momentum):
         super().__init__(model.parameters(), lr, momentum, foreach=True)

@@ -1,9 +1,10 @@
 """MAC against SGD in PyTorch: LeNet-5 on Fashion-MNIST, from the same weights, over the same batches.
 
-    python3 examples/torch_fashion_mnist.py [--epochs 3] [--data /usr/share/datasets/fashion-mnist] [--out torch_fashion_mnist.svg]
+    python3 examples/torch_fashion_mnist.py [--epochs 3] [--data FOLDER] [--out torch_fashion_mnist.svg]
 
-Changing the optimizer is the one line in OPTIMIZERS. Prints the test accuracy of every epoch, and draws the training loss over
-steps and over seconds into an SVG. The data set's four .gz files are Debian's dataset-fashion-mnist, or from its home page.
+Changing the optimizer is the one line in OPTIMIZERS. Prints the test accuracy of every epoch, and draws the training
+loss over steps and over seconds into an SVG. The data set's four .gz files are Debian's dataset-fashion-mnist, or from
+its home page.
 """
 
 import argparse
@@ -105,8 +106,11 @@ def train(name, data, test, epochs, seed):
 def smooth(history, window=20):
     """Running means of the loss: (step, seconds, loss)."""
     losses = [loss for _, loss in history]
-    means = [sum(losses[max(0, i - window) : i + 1]) / len(losses[max(0, i - window) : i + 1]) for i in range(len(losses))]
-    return [(i, seconds, mean) for i, ((seconds, _), mean) in enumerate(zip(history, means))]
+    points = []
+    for i, (seconds, _) in enumerate(history):
+        recent = losses[max(0, i + 1 - window) : i + 1]
+        points.append((i + 1, seconds, sum(recent) / len(recent)))
+    return points
 
 
 def panel(curves, axis, title, left, width=380, height=260):
@@ -120,18 +124,24 @@ def panel(curves, axis, title, left, width=380, height=260):
     for share in (0, 0.25, 0.5, 0.75, 1):
         loss = low + share * (high - low)
         out.append(f'<text x="{left - 6}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
-        out.append(f'<text x="{left + share * width:.1f}" y="{height + 56}" text-anchor="middle">{share * right:.3g}</text>')
+        out.append(
+            f'<text x="{left + share * width:.1f}" y="{height + 56}" text-anchor="middle">{share * right:.3g}</text>'
+        )
     for i, (name, curve) in enumerate(curves.items()):
         line = " ".join(f"{x(p):.1f},{y(p[2]):.1f}" for p in curve)
         out.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[name]}" stroke-width="1.5"/>')
-        out.append(f'<text x="{left + width - 10}" y="{60 + 18 * i}" text-anchor="end" fill="{COLOURS[name]}">{name}</text>')
+        out.append(
+            f'<text x="{left + width - 10}" y="{60 + 18 * i}" text-anchor="end" fill="{COLOURS[name]}">{name}</text>'
+        )
     return out
 
 
 def plot(histories, path):
     curves = {name: smooth(history) for name, history in histories.items()}
     body = [*panel(curves, 0, "steps", 60), *panel(curves, 1, "seconds", 520)]
-    body.append('<text x="480" y="22" text-anchor="middle" font-size="15">LeNet-5 on Fashion-MNIST: training loss</text>')
+    body.append(
+        '<text x="480" y="22" text-anchor="middle" font-size="15">LeNet-5 on Fashion-MNIST: training loss</text>'
+    )
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="930" height="350" font-family="sans-serif" font-size="12">'
     Path(path).write_text("\n".join([head, '<rect width="930" height="350" fill="white"/>', *body, "</svg>\n"]))
     print(f"curves: {path}")

@@ -1,5 +1,5 @@
-"""A GradScaler for the CPU. PyTorch has one from 2.3 on; older ones scale on CUDA alone, so that what theirs leaves to CUDA
-kernels is written out here. How it talks to the optimizer is PyTorch's own code in either case."""
+"""A GradScaler for the CPU. PyTorch has one from 2.3 on; older ones scale on CUDA alone, so that what theirs leaves to
+CUDA kernels is written out here. How it talks to the optimizer is PyTorch's own code in either case."""
 
 from unittest import mock
 

@@ -5,7 +5,6 @@ binding cannot be tried at all: no PyTorch, no numpy for the oracle, or no share
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import unittest

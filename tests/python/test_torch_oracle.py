@@ -1,4 +1,4 @@
-"""Every optimizer, through PyTorch, against the float64 oracle: preconditioned gradients and weights in float32 to 1e-4.
+"""Every optimizer, through PyTorch, against the float64 oracle: preconditioned gradients and weights to 1e-4.
 
 Branches has the oracle's own layers side by side, whose output gradients are given; Net is a network, whose output
 gradients come out of autograd.
@@ -58,8 +58,8 @@ class Branches(nn.Module):
 
 
 def by_layer(grads):
-    """The matrix of each layer, bias column included (methods.md section 0), as one vector: by cancellation the bias alone can
-    be so small that float32 knows few of its digits."""
+    """The matrix of each layer, bias column included (methods.md section 0), as one vector: by cancellation the bias
+    alone can be so small that float32 knows few of its digits."""
     layers = {}
     for name, grad in grads.items():
         layers.setdefault(name.rpartition(".")[0] or name, []).append(np.asarray(grad, np.float64).ravel())

@@ -1,7 +1,5 @@
-"""Two processes with half of each batch are one process with the whole of it: DistributedDataParallel over gloo, on this
-machine alone. Every method; replicas stay equal bit for bit.
-
-    test_torch_ranks.py --rank R FILE    is one of the two
+"""Two processes with half of each batch are one process with the whole of it: DistributedDataParallel over gloo, on
+this machine alone. Every method; replicas stay equal bit for bit. Each of the two is test_torch_ranks.py --rank R FILE.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """State dicts: what is saved at step 57 and loaded in a new process goes on bit for bit; wrong ones are refused.
 
-    test_torch_state.py --go-on FILE    is that new process
+The new process is test_torch_state.py --go-on FILE.
 """
 
 import copy
@@ -10,12 +10,12 @@ import sys
 import tempfile
 
 import support
-from support import CLASSES, Case, batch, finish_python, make, make_net, start_python, torch, train, weights_of
+from support import CLASSES, Case, finish_python, make, make_net, start_python, torch, train, weights_of
 
 from torch import nn
 
 SAVED, STEPS = 57, 64
-# Averages and refreshes at their published periods: step 57 lies between, 60 takes statistics, spread refreshes come and go.
+# Statistics and refreshes at their published periods: step 57 lies between two of each.
 PUBLISHED = {"tcov": 5, "tinv": 50, "stat_decay": 0.95}
 RUNS = {method: PUBLISHED for method in CLASSES}
 RUNS = {method: (method, {**options, "weight_decay": 0.01}) for method, options in RUNS.items()}
@@ -43,7 +43,7 @@ def go_on(model, optimizer, scheduler, first, last):
 
 
 def load(file):
-    """As people should: nothing but tensors and plain values is unpickled. 1.13 refuses every float, torch.optim's too."""
+    """As people should: nothing but tensors and plain values. 1.13 refuses every float, those of torch.optim too."""
     return torch.load(file, weights_only=support.TORCH >= (2, 0))
 
 
@@ -118,7 +118,7 @@ class Form(Case):
         return model, optimizer
 
     def test_is_torchs(self):
-        """{"state": {index: {...}}, "param_groups": [...]}, indices as torch counts them, tensors and plain values only."""
+        """{"state": {index: {...}}, "param_groups": [...]}, counted as torch does; tensors and plain values only."""
         for method in CLASSES:
             with self.subTest(method):
                 model, optimizer = self.trained(method)
@@ -126,7 +126,8 @@ class Form(Case):
                 count = len(list(model.parameters()))
                 self.assertEqual({"state", "param_groups"}, set(state))
                 self.assertLessEqual(set(state["state"]), set(range(count)))
-                self.assertEqual(sorted(i for group in state["param_groups"] for i in group["params"]), list(range(count)))
+                indices = [i for group in state["param_groups"] for i in group["params"]]
+                self.assertEqual(sorted(indices), list(range(count)))
                 self.assertGreaterEqual(len(state["state"]), count, "momentum of every parameter")
                 buffer = io.BytesIO()
                 torch.save(state, buffer)

@@ -1,5 +1,6 @@
-"""However a batch reaches the optimizer, the step is the same: micro-batches, scaled losses, autocast, clipping, closures,
-frozen parameters, evaluation in between, parameter groups and schedulers. For every method where methods can differ."""
+"""However a batch reaches the optimizer, the step is the same: micro-batches, scaled losses, autocast, clipping,
+closures, frozen parameters, evaluation in between, parameter groups and schedulers. For every method where methods can
+differ."""
 
 import copy
 

@@ -1,11 +1,12 @@
-"""Using abar.torch, rightly and wrongly: hooks come and go, reports tell, wrappers work or are refused, mistakes get one
-clear exception."""
+"""Using abar.torch, rightly and wrongly: hooks come and go, reports tell, wrappers work or are refused, mistakes get
+one clear exception."""
 
 import copy
 import gzip
 import importlib.util
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,8 @@ class Hooks(Case):
         self.assertEqual(len(seen), 4)
 
     def test_survive_copies_of_the_model(self):
-        """An average of the weights is kept by a deep copy; whole models are pickled. Neither drags the optimizer along."""
+        """An average of the weights is kept by a deep copy; whole models are pickled. Neither drags the optimizer
+        along."""
         model = make_net()
         optimizer = make("mac", model)
         twin = copy.deepcopy(model)
@@ -136,7 +138,8 @@ class Report(Case):
 
 
 class Wrappers(Case):
-    """Around the model: they work, which is to give the very same steps, or are refused in words that say what to do."""
+    """Around the model: they work, which is to give the very same steps, or are refused in words that say what to
+    do."""
 
     def check(self, wrap, word, tolerance=0.0):
         model, plain = make_net(), make_net()
@@ -295,7 +298,13 @@ class Mistakes(Case):
             abar.torch.MAC(make_net(), lr=0.1, kl_clip=0.1)
 
     def test_values_out_of_range(self):
-        for options in ({"damping": -1.0}, {"tcov": 0}, {"stat_decay": 1.5}, {"damping_form": "tight"}, {"momentum": -0.5}):
+        for options in (
+            {"damping": -1.0},
+            {"tcov": 0},
+            {"stat_decay": 1.5},
+            {"damping_form": "tight"},
+            {"momentum": -0.5},
+        ):
             with self.subTest(**options):
                 with self.assertRaises(ValueError) as caught:
                     abar.torch.MAC(make_net(), **{"lr": 0.1, **options})
@@ -422,8 +431,8 @@ class Installing(Case):
             self.skipTest(f"this interpreter has no {' and no '.join(missing)}")
         with tempfile.TemporaryDirectory() as folder:
             source = os.path.join(folder, "source")
-            ignore = lambda _, names: [n for n in names if n in ("build", "__pycache__") or n.endswith(".egg-info")]
-            support.shutil.copytree(support.ROOT / "python", os.path.join(source, "python"), ignore=ignore)
+            ignore = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
+            shutil.copytree(support.ROOT / "python", os.path.join(source, "python"), ignore=ignore)
             target = os.path.join(folder, "site")
             command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index"]
             command += ["--target", target, os.path.join(source, "python")]
@@ -438,7 +447,9 @@ class Installing(Case):
             )
             environment.pop("ABAR_LIBRARY")
             environment["PYTHONPATH"] = target
-            used = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/")
+            used = subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/"
+            )
             self.assertEqual(used.returncode, 0, used.stderr)
             for path in used.stdout.split():
                 self.assertTrue(os.path.realpath(path).startswith(os.path.realpath(target)), path)
@@ -464,9 +475,7 @@ class Example(Case):
                 self.write_idx(os.path.join(folder, f"{part}-labels-idx1-ubyte.gz"), count)
             out = os.path.join(folder, "curves.svg")
             script = support.ROOT / "examples" / "torch_fashion_mnist.py"
-            text = support.finish_python(
-                support.start_python(script, "--epochs", 2, "--data", folder, "--out", out)
-            )
+            text = support.finish_python(support.start_python(script, "--epochs", 2, "--data", folder, "--out", out))
             self.assertEqual(text.count("test accuracy"), 4, text)
             self.assertIn("conv1", text)
             names = [element.text for element in ElementTree.parse(out).iter() if element.tag.endswith("text")]
