@@ -43,10 +43,12 @@ static const char *const settings[] = {
 static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {
     char number[NUMBER_MAX];
-    printf("%s, batch %" PRId64 ", %s\n\n", setup->train.model, setup->train.batch, setup->train.optim);
+    printf("%s, batch %" PRId64 ", %s, on %s\n\n", setup->train.model, setup->train.batch, setup->train.optim, r->device);
     printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f, mean %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90, r->ms_mean);
     printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
            r->ms_update);
+    if (setup->method)
+        printf("  observe    %9.3f ms   of backward\n  refresh    %9.3f ms   of update\n", r->ms_observe, r->ms_refresh);
     printf("  rate       %9s images/s\n", print_count(number, (int64_t)r->samples_per_second));
     printf("  first step %9.3f s after the command\n", r->seconds_to_first_step);
     printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
@@ -80,6 +82,8 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
                  {"ms_forward", r->ms_forward},
                  {"ms_backward", r->ms_backward},
                  {"ms_update", r->ms_update},
+                 {"ms_observe", r->ms_observe},
+                 {"ms_refresh", r->ms_refresh},
                  {"samples_per_second", r->samples_per_second},
                  {"seconds_to_first_step", r->seconds_to_first_step}};
     printf("{\"model\": ");

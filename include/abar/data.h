@@ -81,6 +81,7 @@ abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, cons
                                abar_loader **out);
 void abar_loader_destroy(abar_loader *loader);                                                  /* at any moment */
 int64_t abar_loader_batches(const abar_loader *loader);                                         /* per epoch */
+int64_t abar_loader_samples(const abar_loader *loader);                                         /* of its part */
 size_t abar_loader_bytes(const abar_loader *loader);                                            /* memory it holds */
 size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_config *config); /* what create would hold */
 /* Batches follow one another without end, epoch after epoch. */
@@ -88,6 +89,11 @@ abar_status abar_loader_next(abar_loader *loader, abar_batch *out);
 /* Goes on at the given batch of the given epoch, as if all before had been taken. index abar_loader_batches: the first
  * batch of the epoch after. */
 abar_status abar_loader_seek(abar_loader *loader, int64_t epoch, int64_t index);
+
+/* The samples of an epoch in the order in which the batches take them; a partial last batch repeats its first sample. out has
+ * room for abar_loader_order_count of them. */
+void abar_loader_order(const abar_loader *loader, int64_t epoch, int32_t *out);
+int64_t abar_loader_order_count(const abar_loader *loader);
 
 /* The first rows images of a batch as a net wants them, (value/255 - mean)/std. input: dense F32 or F64 in memory the
  * host can write, (rows, C, H, W) or (rows, C*H*W); rows is at most the loader's batch. */

@@ -117,11 +117,14 @@ typedef enum abar_param_kind { ABAR_PARAM_WEIGHT, ABAR_PARAM_BIAS, ABAR_PARAM_NO
 typedef struct abar_param {
     const char *name; /* "layer1.0.conv1.weight" */
     abar_param_kind kind;
-    abar_tensor value, grad; /* dense, in PyTorch's layout */
+    abar_tensor value, grad; /* dense, in PyTorch's layout; cuda: convolution weights with channels last in memory */
+    abar_tensor shadow;      /* the bf16 copy that operations read where activations are bf16; ndim 0: none */
 } abar_param;
 
 int abar_net_param_count(const abar_net *net);
 const abar_param *abar_net_param(const abar_net *net, int i);
+/* Whoever writes to parameters calls this before the next forward: it renews their shadows. An optimizer does so itself. */
+abar_status abar_net_weights_changed(abar_net *net);
 
 /* Everything a state dict holds, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). */
 int abar_net_tensor_count(const abar_net *net);
@@ -153,27 +156,26 @@ void abar_net_profile(abar_net *net, bool on);
 
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
-/* The input (batch first, device dtype, dense) and the targets: fill them, then run. */
+/* The input (batch first; the device's layout and activation dtype: fill it by abar_tensor_copy) and the targets. */
 abar_tensor abar_net_input(const abar_net *net);
 abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N), or as the loss says */
 abar_tensor abar_net_output(const abar_net *net); /* what the loss reads; valid after forward */
 
 typedef struct abar_run_config {
-    size_t size;       /* sizeof(abar_run_config) */
-    bool training;     /* batch statistics and dropout */
-    int64_t valid;     /* samples that count, 0: all; the others must be finite but change nothing in evaluation */
-    uint64_t seed;     /* dropout: seed, ... */
-    int64_t step;      /* ... optimizer step ... */
-    int64_t sample0;   /* ... and the place of the batch's first sample in the global batch */
-    double loss_scale; /* of the gradient, 0: 1 */
+    size_t size;             /* sizeof(abar_run_config) */
+    bool training;           /* batch statistics and dropout */
+    int64_t valid;           /* samples that count, 0: all; the others must be finite but change nothing in evaluation */
+    uint64_t seed;           /* dropout: seed, ... */
+    int64_t step;            /* ... optimizer step ... */
+    int64_t sample0;         /* ... and the place of the batch's first sample in the global batch */
+    double loss_scale;       /* of the gradient, 0: 1 */
+    const int64_t *step_now; /* queued devices: device memory that holds the step instead, for recordings; NULL: step */
 } abar_run_config;
 
-typedef struct abar_loss {
-    double loss; /* mean over the valid samples */
-    int64_t correct, count;
-} abar_loss;
-
+/* On a queued device it returns at once where out is NULL; otherwise it waits. */
 abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_loss *out);
+/* Where every forward leaves its loss; on a queued device once it has run. The device can read it too. */
+const abar_loss *abar_net_loss(const abar_net *net);
 
 /* Called in the backward pass for each linear map, when its input and output gradient are both there. */
 typedef struct abar_observer {
@@ -187,6 +189,10 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
 /* Running statistics move with every training forward, provisionally: commit keeps them, rollback forgets them. */
 void abar_net_commit(abar_net *net);
 void abar_net_rollback(abar_net *net);
+/* Queued devices: commits, or rolls back where *skipped (device memory, abar_optim_skip_flag) is not 0. num_batches_tracked
+ * moves when the caller knows: abar_net_count_batches. */
+abar_status abar_net_settle(abar_net *net, const int32_t *skipped);
+void abar_net_count_batches(abar_net *net, int64_t batches);
 
 #ifdef __cplusplus
 }

@@ -44,6 +44,8 @@ typedef struct abar_optim_config {
     const abar_layer *layers; /* with a method: the linear maps; weight and bias are among params, found by address */
     int n_layers;
     double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
+    void *const
+        *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
 } abar_optim_config;
 
 /* Copies everything it is given but the tensors' memory. Allocates all state. */
@@ -117,6 +119,35 @@ size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: mo
 /* What create would hold for this configuration; tensors need shapes but no memory. Exact but for the
  * characters of the parameters' names; 0 after an error. */
 size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
+
+/* ---- queued devices ---------------------------------------------------------------------------------------------
+ *
+ * On cuda a step is given and runs later. abar_optim_step works as everywhere (with a report it waits); a loop that records a
+ * whole training step and replays it uses these instead:
+ *
+ *     rates for the coming steps; then per step  begin, { forward, add_loss, backward }, queue
+ *     notes of steps that have run, once the device has been waited for (or a mark after them has passed) */
+
+bool abar_optim_is_queued(const abar_optim *optim);
+/* Steps first, first + 1, ... run at lr[0], lr[1], ...; n at most 65536. */
+abar_status abar_optim_rates(abar_optim *optim, int64_t first, const double *lr, int64_t n);
+abar_status abar_optim_begin(abar_optim *optim);
+/* loss: where a forward left it (abar_net_loss). One that is not finite skips the step. */
+abar_status abar_optim_add_loss(abar_optim *optim, const abar_loss *loss);
+/* The step itself; step->lr is not used, the rates are. */
+abar_status abar_optim_queue(abar_optim *optim, const abar_step_config *step);
+/* A recording of all that was replayed once more: counts the step on the host's side. */
+void abar_optim_replayed(abar_optim *optim);
+/* What step k told: loss, hits and norm; k is one of the last 256. */
+typedef struct abar_step_note {
+    bool skipped;
+    double grad_norm;
+    abar_loss loss; /* mean over all samples of the step */
+} abar_step_note;
+abar_step_note abar_optim_note(const abar_optim *optim, int64_t k);
+int64_t abar_optim_steps(const abar_optim *optim);            /* given so far: k of the coming one */
+const int32_t *abar_optim_skip_flag(const abar_optim *optim); /* device memory: 1 after a skipped step, else 0 */
+const int64_t *abar_optim_step_now(const abar_optim *optim);  /* device memory: k of the step that is running */
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 

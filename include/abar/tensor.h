@@ -21,6 +21,7 @@ typedef enum abar_layout {
     ABAR_LAYOUT_C8,      /* (N, C/8, H, W, 8): oneDNN's nChw8c */
     ABAR_LAYOUT_C16,     /* (N, C/16, H, W, 16): oneDNN's nChw16c */
     ABAR_LAYOUT_N16,     /* (N/16, C, H, W, 16): sixteen images in the vector lanes */
+    ABAR_LAYOUT_NHWC,    /* (N, H, W, C): channels last, what tensor cores want */
 } abar_layout;
 
 typedef struct abar_tensor {
@@ -40,6 +41,9 @@ abar_tensor abar_tensor_wrap(abar_device *dev, void *data, abar_dtype dtype, int
 int64_t abar_tensor_count(const abar_tensor *t); /* elements, without padding */
 size_t abar_tensor_bytes(const abar_tensor *t);  /* memory spanned, padding of blocked layouts included */
 bool abar_tensor_is_dense(const abar_tensor *t); /* strided, row-major, no gaps */
+/* A view of a weight (O, I, kh, kw) whose memory is (O, kh, kw, I), without gaps. */
+abar_tensor abar_tensor_wrap_channels_last(abar_device *dev, void *data, abar_dtype dtype, const int64_t dim[4]);
+bool abar_tensor_is_channels_last(const abar_tensor *t); /* such a view, where the order differs from row-major */
 
 /* The window of a convolution; a linear layer is the 1x1 case. Index 0 is vertical, 1 horizontal. */
 typedef struct abar_window {

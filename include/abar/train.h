@@ -134,12 +134,14 @@ typedef struct abar_bench_config {
 } abar_bench_config;
 
 typedef struct abar_bench_result {
-    double ms_median, ms_p10, ms_p90; /* whole step */
-    double ms_mean;                   /* counts the steps that take statistics or refresh, as often as they come */
-    double ms_forward, ms_backward, ms_update;
+    double ms_median, ms_p10, ms_p90;          /* whole step */
+    double ms_mean;                            /* counts the steps that take statistics or refresh, as often as they come */
+    double ms_forward, ms_backward, ms_update; /* medians of the phases */
+    double ms_observe, ms_refresh; /* means per step: statistics (within backward), averages and factors (within update) */
     double samples_per_second;
     double seconds_to_first_step;
     size_t peak_bytes;
+    char device[128]; /* what computed: abar_device_describe */
 } abar_bench_result;
 
 /* out may be NULL; otherwise it receives the net for per-node times, to be released with abar_bench_release. The learning

@@ -28,6 +28,9 @@ void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...)
 /* Zeroed memory, ABAR_ALIGN-aligned. The caller remembers the size. Thread-safe. bytes 0 yields NULL and ABAR_OK. */
 abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out);
 void abar__free(abar_context *ctx, void *memory, size_t bytes);
+/* For memory that comes from elsewhere (a GPU's): lets abar_context_memory tell of it too. Thread-safe. */
+void abar__count_memory(abar_context *ctx, size_t bytes);
+void abar__uncount_memory(abar_context *ctx, size_t bytes);
 
 /* A growing byte string, always zero-terminated once something was appended. Start from {0}; free with abar__text_free. */
 typedef struct abar__text {

@@ -106,6 +106,16 @@ void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...)
     ctx->config.log(ctx->config.log_user, level, text);
 }
 
+void abar__count_memory(abar_context *ctx, size_t bytes)
+{
+    atomic_fetch_add(&ctx->allocations, 1);
+    size_t now = atomic_fetch_add(&ctx->now, bytes) + bytes;
+    size_t peak = atomic_load(&ctx->peak);
+    while (now > peak && !atomic_compare_exchange_weak(&ctx->peak, &peak, now)) {}
+}
+
+void abar__uncount_memory(abar_context *ctx, size_t bytes) { atomic_fetch_sub(&ctx->now, bytes); }
+
 abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
 {
     *out = NULL;
@@ -114,10 +124,7 @@ abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
     if (!memory)
         return abar__fail(ctx, ABAR_E_MEMORY, "memory: could not get %zu more bytes, use a smaller batch or model", bytes);
     memset(memory, 0, bytes);
-    atomic_fetch_add(&ctx->allocations, 1);
-    size_t now = atomic_fetch_add(&ctx->now, bytes) + bytes;
-    size_t peak = atomic_load(&ctx->peak);
-    while (now > peak && !atomic_compare_exchange_weak(&ctx->peak, &peak, now)) {}
+    abar__count_memory(ctx, bytes);
     *out = memory;
     return ABAR_OK;
 }
@@ -125,7 +132,7 @@ abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
 void abar__free(abar_context *ctx, void *memory, size_t bytes)
 {
     if (!memory) return;
-    atomic_fetch_sub(&ctx->now, bytes);
+    abar__uncount_memory(ctx, bytes);
     ctx->config.allocator.release(ctx->config.allocator.user, memory, bytes);
 }
 

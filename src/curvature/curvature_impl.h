@@ -39,27 +39,6 @@ typedef struct abar__map_shape {
     size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
-/* Whole numbers and reals of a map that a checkpoint keeps. */
-enum {
-    ABAR_COUNT_COMMITS,    /* m of methods.md */
-    ABAR_COUNT_READY,      /* 1: has had a valid refresh */
-    ABAR_COUNT_DUE,        /* 1: a refresh could not be made when it should have been */
-    ABAR_COUNT_CALIBRATED, /* 1: has seen the training set, where it wanted to */
-    ABAR_COUNT_DROPPED,    /* events of methods.md section 9: statistics dropped, dampings raised, */
-    ABAR_COUNT_RAISED,
-    ABAR_COUNT_DOUBLED, /* factorisations that needed double precision, */
-    ABAR_COUNT_KEPT,    /* refreshes that kept the previous inverse */
-    ABAR_COUNTS
-};
-enum {
-    ABAR_REAL_NUMBER,      /* the average of shape.number */
-    ABAR_REAL_DAMPING,     /* rho of the last refresh; NaN: the method has none */
-    ABAR_REAL_MEAN_SQUARE, /* |a|^2 of the last refresh, likewise */
-    ABAR_REAL_CONDITION,   /* an upper estimate for the damped factor, likewise */
-    ABAR_REAL_FACTOR,      /* the method's own */
-    ABAR_REALS
-};
-
 /* One linear map with its state. */
 struct abar__map {
     const char *name; /* of the layer; its groups share it */
@@ -72,6 +51,7 @@ struct abar__map {
     abar__map_shape shape;
     void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];
     double pending_number, rows, examples; /* of the pending sums */
+    double *queued_number;                 /* pending_number on a queued device, in its memory; NULL: not needed */
     int64_t count[ABAR_COUNTS];
     double real[ABAR_REALS];
     double cosine, ratio; /* measured on request */
@@ -104,6 +84,8 @@ typedef struct abar__curvature_ops {
     bool (*wants_calibration)(const abar__curvature *cv, const abar__map *map);
     void (*calibrate)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
     bool (*end_calibration)(abar__curvature *cv, abar__map *map); /* false: could not derive */
+    /* Optional: tells a queued device how to keep the map up by itself. rho, bound, form; the frame fills in the tensors. */
+    void (*keep)(const abar__curvature *cv, const abar__map *map, abar__kept_map *out);
 } abar__curvature_ops;
 
 struct abar__curvature {
@@ -169,6 +151,16 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
 abar_status abar__curvature_end_calibration(abar__curvature *cv);
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
 abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
+
+/* ---- on a queued device (queued.c): the program keeps the averages, the frame counts rows and lends its names ---- */
+
+/* Describes all maps; fails where the method cannot be kept by a device. */
+abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out);
+/* (n_maps, 3) factors that turn what was observed since the last call into means; false: nothing was observed. */
+bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out);
+void abar__curvature_load(abar__curvature *cv, int64_t k, const abar__map_state *states);
+void abar__curvature_unload(const abar__curvature *cv, abar__map_state *states);
+void abar__curvature_set_products(abar__curvature *cv, const double *products); /* (n_maps, 3): cosine and ratio from sums */
 
 /* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,

@@ -77,6 +77,14 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     cv->stats->affine(cv->dev, map->out * map->d, out, outer_scale(cv->method_config, map), 0.0, out);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const mac_config *c = cv->method_config;
+    abar__mean_keep(cv, &c->mean, map, out);
+    out->coupled = c->form == FORM_COUPLED;
+    if (out->coupled && out->rho > 0.0) out->bound = 1.0 / out->rho;
+}
+
 static bool wants_calibration(const abar__curvature *cv, const abar__map *map)
 {
     const mac_config *c = cv->method_config;
@@ -100,7 +108,8 @@ const abar__curvature_ops abar__method_mac = {
                .summary = "mean-activation approximated curvature",
                .keeps = "the mean activation: 3 vectors of d",
                .options = options,
-               .config_size = sizeof(mac_config)},
+               .config_size = sizeof(mac_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT,
     .check = check,
     .check_maps = check_maps,
@@ -112,4 +121,5 @@ const abar__curvature_ops abar__method_mac = {
     .wants_calibration = wants_calibration,
     .calibrate = calibrate,
     .end_calibration = end_calibration,
+    .keep = keep,
 };

@@ -135,6 +135,10 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
         map->derived[i] = state + at;
         at += abar__vector_bytes(cv, map->shape.derived[i].n);
     }
+    if (map->shape.number.name && cv->dev->ops->queue) {
+        map->queued_number = (double *)(void *)(state + at);
+        at += ABAR_ALIGN;
+    }
     return at;
 }
 

@@ -64,7 +64,11 @@ void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, con
 static void add_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows)
 {
     cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MEAN_AVERAGE]);
-    if (map->shape.number.name) map->pending_number += cv->stats->input_square(cv->dev, rows);
+    if (!map->shape.number.name) return;
+    if (map->queued_number)
+        cv->stats->input_square_add(cv->dev, rows, map->queued_number);
+    else
+        map->pending_number += cv->stats->input_square(cv->dev, rows);
 }
 
 void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows)
@@ -92,6 +96,23 @@ void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__m
         derive(cv, c, map, map->average[ABAR_MEAN_AVERAGE], unbias, unbias * map->real[ABAR_REAL_NUMBER]);
 }
 
+void abar__mean_keep(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__kept_map *out)
+{
+    (void)cv;
+    bool adaptive;
+    out->rho = abar__mean_damping(c, &adaptive);
+    out->fixed = is_calibrated(c, map);
+    out->bound = 1.0;
+    if (is_covariance(c, map))
+        out->inverse = map->derived[ABAR_MEAN_U];
+    else
+        out->u = map->derived[ABAR_MEAN_U];
+    if (out->fixed) return;
+    out->average_a = map->average[ABAR_MEAN_AVERAGE];
+    out->pending_a = map->pending[ABAR_MEAN_AVERAGE];
+    out->pending_t = map->queued_number;
+}
+
 void abar__mean_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 {
     cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[ABAR_MEAN_U], false, out, cv->spare);
@@ -116,6 +137,7 @@ void abar__mean_calibrate(abar__curvature *cv, const abar__mean_config *c, abar_
 bool abar__mean_end_calibration(abar__curvature *cv, const abar__mean_config *c, abar__map *map)
 {
     bool adaptive;
+    if (map->queued_number) cv->dev->ops->queue->copy_bytes(cv->dev, &map->pending_number, map->queued_number, sizeof(double));
     if (!is_covariance(c, map)) {
         derive(cv, c, map, map->pending[ABAR_MEAN_AVERAGE], 1.0 / map->rows, map->pending_number / map->rows);
         return true;

@@ -79,6 +79,17 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     cv->stats->scale_rows(cv->dev, map->out, map->d, out, map->derived[RECIPROCAL], 1.0);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const smac_config *c = cv->method_config;
+    abar__mean_keep(cv, &c->mean, map, out);
+    out->average_p = map->average[SQUARES];
+    out->pending_p = map->pending[SQUARES];
+    out->r = map->derived[RECIPROCAL];
+    out->diagonal = diagonal_damping(c);
+    out->bound = 1.0 / out->diagonal;
+}
+
 static bool wants_calibration(const abar__curvature *cv, const abar__map *map)
 {
     const smac_config *c = cv->method_config;
@@ -102,7 +113,8 @@ const abar__curvature_ops abar__method_smac = {
                .summary = "MAC with the diagonal second moment of the output gradients",
                .keeps = "mean activation and squared output gradients: 3 vectors of d, 3 of d_out",
                .options = options,
-               .config_size = sizeof(smac_config)},
+               .config_size = sizeof(smac_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
     .check_maps = check_maps,
@@ -114,4 +126,5 @@ const abar__curvature_ops abar__method_smac = {
     .wants_calibration = wants_calibration,
     .calibrate = calibrate,
     .end_calibration = end_calibration,
+    .keep = keep,
 };

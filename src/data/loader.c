@@ -106,25 +106,36 @@ size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_c
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
 
+/* The places that come before every shuffle. */
+static void in_order(int32_t *order, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) order[i] = (int32_t)i;
+}
+
+/* Fisher-Yates over n samples, steps from .. to of it. */
+static void shuffle(uint64_t seed, int64_t epoch, int32_t *order, int64_t n, int64_t from, int64_t to)
+{
+    for (int64_t p = from; p < to; p++) {
+        uint32_t u = abar__random(seed, ABAR_DRAW_ORDER, (uint32_t)epoch, (uint64_t)p).u[0];
+        int64_t q = p + abar__below(u, (uint32_t)(n - p));
+        int32_t moved = order[p];
+        order[p] = order[q];
+        order[q] = moved;
+    }
+}
+
 static void begin_epoch(abar_loader *l)
 {
     l->shuffled = 0;
-    if (l->config.test) return;
-    for (int64_t i = 0; i < l->part->count; i++) l->order[i] = (int32_t)i;
+    if (!l->config.test) in_order(l->order, l->part->count);
 }
 
 /* Makes places 0 .. end of the order final. */
 static void shuffle_to(abar_loader *l, int64_t end)
 {
-    if (l->config.test) return;
-    for (int64_t p = l->shuffled; p < end; p++) {
-        uint32_t u = abar__random(l->config.seed, ABAR_DRAW_ORDER, (uint32_t)l->epoch, (uint64_t)p).u[0];
-        int64_t q = p + abar__below(u, (uint32_t)(l->part->count - p));
-        int32_t moved = l->order[p];
-        l->order[p] = l->order[q];
-        l->order[q] = moved;
-    }
-    if (end > l->shuffled) l->shuffled = end;
+    if (l->config.test || end <= l->shuffled) return;
+    shuffle(l->config.seed, l->epoch, l->order, l->part->count, l->shuffled, end);
+    l->shuffled = end;
 }
 
 /* Gives the next batch its place and its samples. */
@@ -289,7 +300,22 @@ void abar_loader_destroy(abar_loader *l)
     abar__free(l->ctx, l, l->bytes);
 }
 
+int64_t abar_loader_order_count(const abar_loader *l)
+{
+    const int64_t taken = l->batches * l->config.batch;
+    return taken > l->part->count ? taken : l->part->count;
+}
+
+void abar_loader_order(const abar_loader *l, int64_t epoch, int32_t *out)
+{
+    const int64_t n = l->part->count, batch = l->config.batch, taken = l->batches * batch;
+    in_order(out, n);
+    if (!l->config.test) shuffle(l->config.seed, epoch, out, n, 0, taken);
+    for (int64_t i = n; i < taken; i++) out[i] = out[n / batch * batch];
+}
+
 int64_t abar_loader_batches(const abar_loader *l) { return l->batches; }
+int64_t abar_loader_samples(const abar_loader *l) { return l->part->count; }
 size_t abar_loader_bytes(const abar_loader *l) { return l->bytes; }
 
 /* ---- use ------------------------------------------------------------------------------------------------------ */

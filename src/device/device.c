@@ -2,12 +2,32 @@
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* "cuda:1" is back end cuda, ordinal 1. */
+static const abar_device_ops *find(const char *name, int *ordinal)
+{
+    *ordinal = 0;
+    const char *colon = strchr(name, ':');
+    if (!colon) return abar__device_find(name);
+    char backend[16], *end;
+    long n = strtol(colon + 1, &end, 10);
+    if (end == colon + 1 || *end || n < 0 || n > 255 || (size_t)(colon - name) >= sizeof backend) return NULL;
+    memcpy(backend, name, (size_t)(colon - name));
+    backend[colon - name] = 0;
+    *ordinal = (int)n;
+    const abar_device_ops *ops = abar__device_find(backend);
+    return ops && ops->queue ? ops : NULL; /* only GPUs are numbered */
+}
 
 abar_status abar_device_open(abar_context *ctx, const char *name, const abar_device_config *config, abar_device **out)
 {
     *out = NULL;
-    const abar_device_ops *ops = abar__device_find(name);
+    int ordinal;
+    const abar_device_ops *ops = find(name, &ordinal);
+    if (!ops && strncmp(name, "cuda", 4) == 0 && !abar__device_find("cuda"))
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "device %s: this build has no CUDA, build with ABAR_CUDA=ON or use cpu", name);
     if (!ops) {
         const char *near = abar_nearest_name(name, abar_device_names());
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "device %s: no such device in this build%s%s", name,
@@ -20,10 +40,12 @@ abar_status abar_device_open(abar_context *ctx, const char *name, const abar_dev
                               name);
         memcpy(&c, config, config->size);
     }
+    if (!ops->queue && (c.precision != ABAR_PRECISION_FP32 || c.stream))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: computes in one precision and has no streams, use fp32", name);
     if (c.threads < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few", name, c.threads);
     abar_device *dev;
     ABAR_TRY(abar__alloc(ctx, sizeof *dev, (void **)&dev));
-    *dev = (abar_device){.ctx = ctx, .ops = ops, .config = c, .threads = 1};
+    *dev = (abar_device){.ctx = ctx, .ops = ops, .config = c, .ordinal = ordinal, .activation = ops->dtype, .threads = 1};
     abar_status status = ops->open(dev);
     if (status < 0) {
         abar__free(ctx, dev, sizeof *dev);
@@ -40,10 +62,25 @@ void abar_device_close(abar_device *dev)
     abar__free(dev->ctx, dev, sizeof *dev);
 }
 
+int abar_device_count(const char *name)
+{
+    const abar_device_ops *ops = abar__device_find(name);
+    if (!ops) return 0;
+    return ops->count ? ops->count() : 1;
+}
+
 const char *abar_device_name(const abar_device *dev) { return dev->ops->name; }
 const char *abar_device_describe(const abar_device *dev) { return dev->description; }
 abar_dtype abar_device_dtype(const abar_device *dev) { return dev->ops->dtype; }
 int abar_device_threads(const abar_device *dev) { return dev->threads; }
+
+abar_status abar_device_wait(abar_device *dev) { return dev->ops->queue ? dev->ops->queue->wait(dev) : ABAR_OK; }
+
+abar_status abar_device_set_stream(abar_device *dev, void *stream)
+{
+    if (dev->ops->queue) return dev->ops->queue->set_stream(dev, stream);
+    return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device %s: has no streams", dev->ops->name);
+}
 
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out) { return dev->ops->alloc(dev, bytes, out); }
 

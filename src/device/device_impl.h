@@ -6,11 +6,12 @@
 
 #include "abar/device.h"
 #include "base/base_impl.h"
+#include "device/program_impl.h"
 #include "device/stats_impl.h"
 
 /* One parameter tensor as the update sees it: count dense elements of the device's dtype. Where pre is set they are a matrix of
  * rows, each preconditioned together with its element of bias. */
-typedef struct abar__update_item {
+struct abar__update_item {
     void *weight;
     const void *grad;
     void *state[2]; /* sgd: momentum, NULL without; adamw: first and second moment */
@@ -19,21 +20,52 @@ typedef struct abar__update_item {
     const abar__precondition *pre; /* NULL: the gradient as it is */
     int64_t rows;
     const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
-} abar__update_item;
+    void *shadow;                         /* bf16 copy of weight that the update writes too, in its order; NULL: none */
+    int map;                              /* in a program: index of its abar__kept_map, -1: none */
+};
 
 /* The scalars of one step. */
-typedef struct abar__update_scalars {
+struct abar__update_scalars {
     double lr;
     double grad_scale; /* multiplies every gradient first: clipping, mean over micro-batches */
     double momentum;   /* sgd */
     bool nesterov, decoupled;
     double beta1, beta2, eps; /* adamw */
     int64_t t;                /* adamw: this is its t-th update, from 1 */
-} abar__update_scalars;
+};
+
+/* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
+typedef struct abar__queue_ops {
+    abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
+    abar_status (*set_stream)(abar_device *dev, void *stream);
+    /* Zeroed memory that host and device both address, for what comes back (losses, reports) and goes in (batches). */
+    abar_status (*shared_alloc)(abar_device *dev, size_t bytes, void **out);
+    void (*shared_free)(abar_device *dev, void *memory, size_t bytes);
+    /* Between begin and end work is written down instead of run. Nothing in between may wait or allocate. */
+    abar_status (*record_begin)(abar_device *dev);
+    abar_status (*record_end)(abar_device *dev, void **graph);
+    abar_status (*replay)(abar_device *dev, void *graph);
+    void (*forget)(abar_device *dev, void *graph); /* NULL: nothing */
+    /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
+    abar_status (*mark_create)(abar_device *dev, void **mark);
+    void (*mark_destroy)(abar_device *dev, void *mark);
+    abar_status (*mark_set)(abar_device *dev, void *mark);
+    abar_status (*mark_wait)(abar_device *dev, void *mark);
+    bool (*mark_passed)(abar_device *dev, void *mark);
+    double (*mark_elapsed)(abar_device *dev, void *from, void *to);
+    /* dst = src for bytes of device memory unless *skipped, else src = dst: keeps or forgets provisional state. */
+    void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
+    abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
+    const abar__program_ops *program;
+    const abar__feed_ops *feed;
+    size_t (*memory_free)(abar_device *dev);
+} abar__queue_ops;
 
 typedef struct abar_device_ops {
     const char *name;
-    abar_dtype dtype;
+    abar_dtype dtype;   /* of parameters, gradients and state */
+    bool channels_last; /* images and activations are NHWC, convolution weights (O, kh, kw, I) in memory */
+    int (*count)(void); /* of a queued device; NULL: one */
     /* required */
     abar_status (*open)(abar_device *dev);
     void (*close)(abar_device *dev);
@@ -46,18 +78,21 @@ typedef struct abar_device_ops {
     void (*sgd)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     void (*adamw)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;
+    const abar__queue_ops *queue; /* NULL: work is done when a call returns */
 } abar_device_ops;
 
 struct abar_device {
     abar_context *ctx;
     const abar_device_ops *ops;
     abar_device_config config;
+    int ordinal;           /* the N of "cuda:N" */
+    abar_dtype activation; /* of values and their gradients between operations */
     int threads;
     char description[128];
     void *impl; /* the back end's own */
 };
 
-extern const abar_device_ops abar__ref_device, abar__cpu_device;
+extern const abar_device_ops *const abar__ref_device, *const abar__cpu_device, *const abar__cuda_device;
 
 const abar_device_ops *abar__device_find(const char *name); /* NULL: not in this build */
 

@@ -13,14 +13,15 @@ int64_t abar__shape_count(const abar__shape *shape)
 
 size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
 {
-    abar_tensor t = abar_tensor_wrap(NULL, NULL, dev->ops->dtype, shape->ndim, shape->dim);
+    abar_tensor t = abar_tensor_wrap(NULL, NULL, dev->activation, shape->ndim, shape->dim);
     t.layout = layout;
     return abar_tensor_bytes(&t);
 }
 
 static const abar__op_impl *const *implementations(const abar_device *dev)
 {
-    return strcmp(dev->ops->name, "ref") == 0 ? abar__ref_nn : abar__cpu_nn;
+    if (strcmp(dev->ops->name, "ref") == 0) return abar__ref_nn;
+    return strcmp(dev->ops->name, "cuda") == 0 ? abar__cuda_nn : abar__cpu_nn;
 }
 
 abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__op **out)

@@ -65,19 +65,17 @@ typedef struct abar__op_desc {
 
 /* Which way the net is being run. */
 typedef struct abar__run {
-    bool training;     /* batch statistics, dropout */
-    int64_t valid;     /* losses count only the first valid samples of the batch */
-    uint64_t seed;     /* dropout's key ... */
-    uint32_t step;     /* ... */
+    bool training; /* batch statistics, dropout */
+    int64_t valid; /* losses count only the first valid samples of the batch */
+    uint64_t seed; /* dropout's key ... */
+    uint32_t step; /* ... (a queued device reads it at step_now, device memory, where that is set: recordings outlive a step) */
+    const int64_t *step_now;
     int64_t sample0;   /* ... global number of the batch's first sample */
     double loss_scale; /* the loss's gradient is multiplied by this: 1 / micro-batches */
 } abar__run;
 
-/* What a loss leaves behind, in host memory. */
-typedef struct abar__loss_result {
-    double loss; /* mean over the valid samples */
-    int64_t correct, count;
-} abar__loss_result;
+/* What a loss leaves behind, in memory that the host can read: at once, or for a queued device after a wait. */
+typedef abar_loss abar__loss_result;
 
 /* The buffers of one run. Those an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
@@ -88,8 +86,9 @@ typedef struct abar__op_args {
     const void *dy2; /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
     void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
     const void *param[ABAR_OP_MAX_PARAM];
-    void *dparam[ABAR_OP_MAX_PARAM];  /* added to when accumulate, else written */
-    void *buffer[ABAR_OP_MAX_BUFFER]; /* running statistics, updated by a training forward */
+    const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
+    void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
+    void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
     const void *target; /* losses */
     abar__loss_result *result;
@@ -137,6 +136,6 @@ size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_
 int64_t abar__shape_count(const abar__shape *shape);
 
 /* Ordered implementation lists, NULL-terminated, one per back end. */
-extern const abar__op_impl *const abar__ref_nn[], *const abar__cpu_nn[];
+extern const abar__op_impl *const abar__ref_nn[], *const abar__cpu_nn[], *const abar__cuda_nn[];
 
 #endif

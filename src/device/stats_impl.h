@@ -39,9 +39,10 @@ typedef struct abar__precondition {
  * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
  * of memory: average at row 0, pending at row 1. */
 typedef struct abar__stats_ops {
-    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (d): sum of a */
-    double (*input_square)(abar_device *dev, const abar__rows *r);       /* sum of |a|^2 */
-    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);  /* (out): sum of p */
+    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum);          /* (d): sum of a */
+    double (*input_square)(abar_device *dev, const abar__rows *r);                /* sum of |a|^2 */
+    void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum); /* queued devices: added in their memory */
+    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);           /* (out): sum of p */
     /* (out): sum over n of weight[n] * (sum over r of p * p); weight is host memory, NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
     /* |mean over r of a|^2 of every example, and of p: host memory (N) */

@@ -26,19 +26,33 @@ static void put_batch_in_front(abar_net *net)
         s->dim[0] = net->config.batch;
         s->ndim++;
     }
+    abar__value *input = &net->values[net->input];
+    if (net->dev->ops->channels_last && input->shape.ndim == 4) input->layout = ABAR_LAYOUT_NHWC;
+}
+
+/* In PyTorch's order, or with channels last where the device wants convolutions so. */
+static abar_tensor param_view(abar_device *dev, const abar__param_info *p, abar_dtype dtype)
+{
+    if (dev->ops->channels_last && p->ndim == 4) return abar_tensor_wrap_channels_last(dev, NULL, dtype, p->dim);
+    return abar_tensor_wrap(dev, NULL, dtype, p->ndim, p->dim);
 }
 
 /* Offsets in the blocks of parameters and running statistics. */
 static void lay_out_parameters(abar_net *net)
 {
-    size_t element = abar_dtype_size(net->dev->ops->dtype);
+    const size_t element = abar_dtype_size(net->dev->ops->dtype);
+    const bool shadows = net->dev->activation == ABAR_BF16;
     for (int i = 0; i < net->n_params; i++) {
         abar__param_info *p = &net->params[i];
         p->public.name = p->name;
-        p->public.value = abar_tensor_wrap(net->dev, NULL, net->dev->ops->dtype, p->ndim, p->dim);
+        p->public.value = param_view(net->dev, p, net->dev->ops->dtype);
         p->public.grad = p->public.value;
         p->offset = net->param_bytes;
         net->param_bytes += abar__round_up(abar_tensor_bytes(&p->public.value), ABAR_ALIGN);
+        if (!shadows || p->public.kind != ABAR_PARAM_WEIGHT) continue;
+        p->public.shadow = param_view(net->dev, p, ABAR_BF16);
+        p->shadow_offset = net->shadow_bytes;
+        net->shadow_bytes += abar__round_up(abar_tensor_bytes(&p->public.shadow), ABAR_ALIGN);
     }
     for (int i = 0; i < net->n_norms; i++)
         for (int k = 0; k < 2; k++) {
@@ -49,18 +63,31 @@ static void lay_out_parameters(abar_net *net)
     net->target_bytes = abar_tensor_bytes(&target);
 }
 
+static abar_status take_result(abar_net *net)
+{
+    void *memory;
+    const abar__queue_ops *queue = net->dev->ops->queue;
+    ABAR_TRY(queue ? queue->shared_alloc(net->dev, sizeof *net->result, &memory)
+                   : abar__alloc(net->ctx, sizeof *net->result, &memory));
+    net->result = memory;
+    return ABAR_OK;
+}
+
 static abar_status take_memory(abar_net *net)
 {
     ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->param_block));
     if (net->config.training) ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->grad_block));
+    ABAR_TRY(abar_device_alloc(net->dev, net->shadow_bytes, &net->shadow_block));
     ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->running));
     ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->pending));
     ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
     ABAR_TRY(abar_device_alloc(net->dev, net->target_bytes, &net->target));
+    ABAR_TRY(take_result(net));
     for (int i = 0; i < net->n_params; i++) {
         abar__param_info *p = &net->params[i];
         p->public.value.data = (char *)net->param_block + p->offset;
         p->public.grad.data = net->grad_block ? (char *)net->grad_block + p->offset : NULL;
+        if (p->public.shadow.ndim) p->public.shadow.data = (char *)net->shadow_block + p->shadow_offset;
     }
     return ABAR_OK;
 }
@@ -75,7 +102,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     abar__op_args *a = &step->args;
     a->run = &net->run;
     a->target = net->target;
-    a->result = &net->result;
+    a->result = net->result;
     a->saved = address(net, step->saved);
     for (int i = 0; i < step->op->desc.n_in; i++) {
         a->x[i] = address(net, net->values[step->in[i]].buffer);
@@ -92,6 +119,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     for (int k = 0; k < ABAR_OP_MAX_PARAM; k++) {
         if (node->param[k] < 0) continue;
         a->param[k] = net->params[node->param[k]].public.value.data;
+        a->shadow[k] = net->params[node->param[k]].public.shadow.data;
         a->dparam[k] = net->params[node->param[k]].public.grad.data;
     }
     for (int k = 0; node->norm >= 0 && k < 2; k++) a->buffer[k] = (char *)net->pending + net->norms[node->norm].offset[k];

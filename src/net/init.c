@@ -35,24 +35,46 @@ static double draw(const abar__param_info *p, uint64_t seed, uint32_t number, in
     return p->constant;
 }
 
-#define CHUNK 1024 /* elements moved to the device at a time */
+/* Draws and moves as many rows at a time as fit into chunk, at least one. */
+static abar_status draw_rows(abar_net *net, int i, double *chunk, int64_t room)
+{
+    const abar__param_info *p = &net->params[i];
+    const int64_t all = abar_tensor_count(&p->public.value);
+    const bool dense = abar_tensor_is_dense(&p->public.value);
+    const abar_tensor flat = abar_tensor_wrap(net->dev, p->public.value.data, p->public.value.dtype, 1, &all);
+    const abar_tensor *value = dense ? &flat : &p->public.value;
+    const int64_t rows = value->dim[0], row = abar_tensor_count(value) / rows, step = room / row > 0 ? room / row : 1;
+    for (int64_t at = 0; at < rows; at += step) {
+        abar_tensor to = *value;
+        to.dim[0] = rows - at < step ? rows - at : step;
+        to.data = (char *)value->data + (size_t)(at * value->stride[0]) * abar_dtype_size(value->dtype);
+        const int64_t count = to.dim[0] * row;
+#pragma omp parallel for if (count > 4096)
+        for (int64_t k = 0; k < count; k++) chunk[k] = draw(p, net->config.seed, (uint32_t)i, at * row + k);
+        abar_tensor from = abar_tensor_wrap(NULL, chunk, ABAR_F64, to.ndim, to.dim);
+        ABAR_TRY(abar_tensor_copy(net->ctx, &to, &from));
+    }
+    return ABAR_OK;
+}
+
+#define CHUNK 8192 /* elements moved to the device at a time */
+
+static abar_status draw_param(abar_net *net, int i)
+{
+    const abar_tensor *value = &net->params[i].public.value;
+    const int64_t row = abar_tensor_count(value) / value->dim[0];
+    double chunk[CHUNK];
+    if (row <= CHUNK || abar_tensor_is_dense(value)) return draw_rows(net, i, chunk, CHUNK);
+    void *longer; /* a row with channels last moves as a whole */
+    ABAR_TRY(abar__alloc(net->ctx, (size_t)row * sizeof(double), &longer));
+    abar_status status = draw_rows(net, i, longer, row);
+    abar__free(net->ctx, longer, (size_t)row * sizeof(double));
+    return status;
+}
 
 abar_status abar__net_init_params(abar_net *net)
 {
-    double chunk[CHUNK];
-    for (int i = 0; i < net->n_params; i++) {
-        const abar__param_info *p = &net->params[i];
-        const abar_tensor *value = &p->public.value;
-        int64_t count = abar_tensor_count(value);
-        for (int64_t at = 0; at < count; at += CHUNK) {
-            int64_t n = count - at < CHUNK ? count - at : CHUNK;
-            for (int64_t k = 0; k < n; k++) chunk[k] = draw(p, net->config.seed, (uint32_t)i, at + k);
-            abar_tensor from = abar_tensor_wrap(NULL, chunk, ABAR_F64, 1, &n);
-            abar_tensor to = abar_tensor_wrap(net->dev, (char *)value->data + (size_t)at * abar_dtype_size(value->dtype),
-                                              value->dtype, 1, &n);
-            ABAR_TRY(abar_tensor_copy(net->ctx, &to, &from));
-        }
-    }
+    for (int i = 0; i < net->n_params; i++) ABAR_TRY(draw_param(net, i));
     double one = 1.0;
     for (int i = 0; i < net->n_norms; i++) { /* running variance starts at 1, the mean at 0 */
         const abar__norm_state *s = &net->norms[i];
@@ -62,5 +84,5 @@ abar_status abar__net_init_params(abar_net *net)
         ABAR_TRY(abar_tensor_copy(net->ctx, &to, &from));
     }
     abar_net_rollback(net);
-    return ABAR_OK;
+    return abar_net_weights_changed(net);
 }

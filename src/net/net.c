@@ -16,6 +16,13 @@ abar_status abar_net_create(abar_context *ctx, abar_net **out)
     return ABAR_OK;
 }
 
+static void free_result(abar_net *net)
+{
+    const abar__queue_ops *queue = net->dev->ops->queue;
+    if (queue && net->result) queue->shared_free(net->dev, net->result, sizeof *net->result);
+    if (!queue) abar__free(net->ctx, net->result, sizeof *net->result);
+}
+
 void abar_net_destroy(abar_net *net)
 {
     if (!net) return;
@@ -25,10 +32,12 @@ void abar_net_destroy(abar_net *net)
     if (net->dev) {
         abar_device_free(net->dev, net->param_block, net->param_bytes);
         abar_device_free(net->dev, net->grad_block, net->param_bytes);
+        abar_device_free(net->dev, net->shadow_block, net->shadow_bytes);
         abar_device_free(net->dev, net->running, net->running_bytes);
         abar_device_free(net->dev, net->pending, net->running_bytes);
         abar_device_free(net->dev, net->arena, net->arena_bytes);
         abar_device_free(net->dev, net->target, net->target_bytes);
+        free_result(net);
     }
     abar__free(ctx, net->values, (size_t)net->cap_values * sizeof *net->values);
     abar__free(ctx, net->nodes, (size_t)net->cap_nodes * sizeof *net->nodes);
@@ -202,6 +211,17 @@ const char *abar__shape_text(const abar__shape *shape, char text[64])
 
 int abar_net_param_count(const abar_net *net) { return net->n_params; }
 const abar_param *abar_net_param(const abar_net *net, int i) { return &net->params[i].public; }
+const abar_loss *abar_net_loss(const abar_net *net) { return net->result; }
+
+abar_status abar_net_weights_changed(abar_net *net)
+{
+    for (int i = 0; i < net->n_params; i++) {
+        const abar_param *p = &net->params[i].public;
+        if (p->shadow.ndim) ABAR_TRY(abar_tensor_copy(net->ctx, &p->shadow, &p->value));
+    }
+    return ABAR_OK;
+}
+
 int abar_net_layer_count(const abar_net *net) { return net->n_layers; }
 const abar_layer *abar_net_layer(const abar_net *net, int i) { return &net->layers[i]; }
 
@@ -306,7 +326,7 @@ abar_net_memory abar_net_memory_plan(const abar_net *net)
                          .gradients = net->config.training ? net->param_bytes : 0,
                          .buffers = 2 * net->running_bytes,
                          .arena = net->arena_bytes,
-                         .other = net->target_bytes};
+                         .other = net->target_bytes + net->shadow_bytes};
     for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
     return m;
 }
@@ -320,7 +340,7 @@ void abar_net_profile(abar_net *net, bool on)
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)
 {
     const abar__value *v = &net->values[value];
-    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, net->dev->ops->dtype, v->shape.ndim, v->shape.dim);
+    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, net->dev->activation, v->shape.ndim, v->shape.dim);
     t.layout = v->layout;
     return t;
 }
@@ -339,5 +359,5 @@ abar_tensor abar_net_target(const abar_net *net)
     const abar__shape *shape = &net->values[net->output].shape;
     if (loss->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY && !loss->soft_targets)
         return abar_tensor_wrap(net->dev, net->target, ABAR_I32, 1, shape->dim);
-    return abar_tensor_wrap(net->dev, net->target, net->dev->ops->dtype, shape->ndim, shape->dim);
+    return abar_tensor_wrap(net->dev, net->target, net->dev->activation, shape->ndim, shape->dim);
 }

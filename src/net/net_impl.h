@@ -28,6 +28,7 @@ typedef struct abar__param_info {
     int ndim;
     int64_t dim[4];
     size_t offset;          /* in the parameter block, and in the gradient block */
+    size_t shadow_offset;   /* in the block of bf16 copies, where public.shadow.ndim is not 0 */
     double uniform, normal; /* initial spread: uniform(+-) or normal; both 0: constant */
     double constant;
 } abar__param_info;
@@ -87,11 +88,11 @@ struct abar_net {
     int dropouts;
 
     /* memory, all of the device */
-    void *param_block, *grad_block, *running, *pending, *arena, *target;
-    size_t param_bytes, running_bytes, arena_bytes, target_bytes;
+    void *param_block, *grad_block, *shadow_block, *running, *pending, *arena, *target;
+    size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes;
 
     abar__run run;
-    abar__loss_result result;
+    abar_loss *result;       /* memory that host and device both address */
     int64_t pending_batches; /* training forwards since the last commit */
     bool ran_forward;
     bool profile;

@@ -32,6 +32,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
                            .valid = r.valid ? r.valid : net->config.batch,
                            .seed = r.seed,
                            .step = (uint32_t)r.step,
+                           .step_now = r.step_now,
                            .sample0 = r.sample0,
                            .loss_scale = r.loss_scale != 0.0 ? r.loss_scale : 1.0};
     net->ran_forward = false;
@@ -45,7 +46,9 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
     }
     if (r.training) net->pending_batches++;
     net->ran_forward = r.training && net->config.training;
-    if (out) *out = (abar_loss){net->result.loss, net->result.correct, net->result.count};
+    if (!out) return ABAR_OK;
+    ABAR_TRY(abar_device_wait(net->dev));
+    *out = *net->result;
     return ABAR_OK;
 }
 
@@ -100,8 +103,23 @@ static void copy_statistics(abar_net *net, void *to, void *from)
 void abar_net_commit(abar_net *net)
 {
     copy_statistics(net, net->running, net->pending);
-    for (int i = 0; i < net->n_norms; i++) net->norms[i].batches += net->pending_batches;
+    abar_net_count_batches(net, net->pending_batches);
+}
+
+void abar_net_count_batches(abar_net *net, int64_t batches)
+{
+    for (int i = 0; i < net->n_norms; i++) net->norms[i].batches += batches;
     net->pending_batches = 0;
+}
+
+abar_status abar_net_settle(abar_net *net, const int32_t *skipped)
+{
+    const abar__queue_ops *queue = net->dev->ops->queue;
+    if (!queue)
+        return abar__fail(net->ctx, ABAR_E_STATE, "net: device %s is not queued, commit or roll back", net->dev->ops->name);
+    if (net->running_bytes) queue->settle(net->dev, net->running, net->pending, net->running_bytes, skipped);
+    net->pending_batches = 0;
+    return ABAR_OK;
 }
 
 void abar_net_rollback(abar_net *net)

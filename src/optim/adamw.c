@@ -41,12 +41,17 @@ static int states(const void *settings)
     return 2;
 }
 
-static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+static void scalars(const void *settings, abar__update_scalars *s)
 {
     const config *c = settings;
-    s.beta1 = c->beta1;
-    s.beta2 = c->beta2;
-    s.eps = c->eps;
+    s->beta1 = c->beta1;
+    s->beta2 = c->beta2;
+    s->eps = c->eps;
+}
+
+static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+{
+    scalars(settings, &s);
     dev->ops->adamw(dev, items, n, &s);
 }
 
@@ -59,4 +64,6 @@ const abar__rule_ops abar__rule_adamw = {
     .state_names = {"exp_avg", "exp_avg_sq"},
     .states = states,
     .update = update,
+    .program = ABAR_PROGRAM_ADAMW,
+    .scalars = scalars,
 };

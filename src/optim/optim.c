@@ -1,39 +1,10 @@
 /* Ties an update rule, and a curvature method where one is wanted, to parameters: owns the rule's state, checks the gradients,
  * clips them by their global norm, has them preconditioned and runs one fused update per step (methods.md section 8). */
-#include "curvature/curvature_impl.h"
 #include "optim/optim_impl.h"
 
 #include <math.h>
-#include <stdalign.h>
 #include <stdio.h>
 #include <string.h>
-
-/* The parameters of a map; bias -1: none. */
-typedef struct owner {
-    int weight, bias;
-} owner;
-
-struct abar_optim {
-    abar_device *dev;
-    const abar__rule_ops *rule;
-    alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
-    int n, states;
-    abar_optim_param *params;   /* their names point into text */
-    abar__update_item *items;   /* one per parameter */
-    abar__update_item *active;  /* those with a gradient: what the norm is taken of */
-    abar__update_item *updates; /* what the rule is given: maps row by row with their biases, the other parameters whole */
-    abar__update_item *biases;  /* of the maps */
-    owner *owners;              /* of the maps */
-    bool *mapped;               /* parameters that belong to a map */
-    int n_active, n_updates, n_maps;
-    bool moved;                 /* a parameter or gradient has a new place since the updates were laid out */
-    abar__curvature *curvature; /* NULL: the rule alone */
-    char *text;                 /* the names one after the other, then room for the longest name of a state tensor */
-    size_t text_bytes, label_bytes;
-    void *state[ABAR_RULE_STATES_MAX]; /* one block per family */
-    size_t state_bytes;                /* of each */
-    int64_t performed;                 /* updates, without the skipped steps */
-};
 
 /* ---- checking ----------------------------------------------------------------------------------------------------- */
 
@@ -46,7 +17,8 @@ static abar_status check_tensor(abar_device *dev, const char *param, const char 
     if (t->dtype != dev->ops->dtype)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "optim: the %s of %s is %s, device %s computes in %s", what, param,
                           abar_dtype_name(t->dtype), dev->ops->name, abar_dtype_name(dev->ops->dtype));
-    if (t->ndim < 0 || t->ndim > ABAR_MAX_DIM || !abar_tensor_is_dense(t))
+    const bool usable = abar_tensor_is_dense(t) || (dev->ops->channels_last && abar_tensor_is_channels_last(t));
+    if (t->ndim < 0 || t->ndim > ABAR_MAX_DIM || !usable)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "optim: the %s of %s is not dense, make it row-major without gaps", what,
                           param);
     for (int i = 0; i < t->ndim; i++)
@@ -73,6 +45,8 @@ static abar_status check_param(abar_device *dev, const abar_optim_param *p)
     if (count != grads)
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s has %lld elements, but its gradient %lld", p->name,
                           (long long)count, (long long)grads);
+    if (p->grad.data && abar_tensor_is_channels_last(&p->value) != abar_tensor_is_channels_last(&p->grad))
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s and its gradient lie in different orders", p->name);
     return check_factors(dev, p);
 }
 
@@ -137,7 +111,7 @@ static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
     return ABAR_OK;
 }
 
-static abar_status make_state(abar_optim *o)
+static abar_status make_state(abar_optim *o, void *const *shadows)
 {
     abar_device *dev = o->dev;
     ABAR_TRY(abar__alloc(dev->ctx, (size_t)o->n * sizeof *o->items, (void **)&o->items));
@@ -151,7 +125,9 @@ static abar_status make_state(abar_optim *o)
                                     .grad = p->grad.data,
                                     .count = abar_tensor_count(&p->value),
                                     .lr_scale = p->lr_scale,
-                                    .weight_decay = p->weight_decay};
+                                    .weight_decay = p->weight_decay,
+                                    .shadow = shadows ? shadows[i] : NULL,
+                                    .map = -1};
         for (int k = 0; k < o->states; k++) item->state[k] = (char *)o->state[k] + offset;
         offset += slot_bytes(dev, item->count);
     }
@@ -166,7 +142,7 @@ static int find_param(const abar_optim *o, const void *data)
     return -1;
 }
 
-static abar_status find_owner(const abar_optim *o, const abar_layer *l, owner *out)
+static abar_status find_owner(const abar_optim *o, const abar_layer *l, abar__owner *out)
 {
     const int weight = find_param(o, l->weight.data), bias = l->bias.ndim ? find_param(o, l->bias.data) : -1;
     if (weight < 0 || (l->bias.ndim && bias < 0))
@@ -174,7 +150,7 @@ static abar_status find_owner(const abar_optim *o, const abar_layer *l, owner *o
                           l->name);
     if (o->params[weight].grad.data != l->weight_grad.data || (bias >= 0 && o->params[bias].grad.data != l->bias_grad.data))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "optim: layer %s has other gradients than its parameters", l->name);
-    *out = (owner){weight, bias};
+    *out = (abar__owner){weight, bias};
     return ABAR_OK;
 }
 
@@ -186,6 +162,7 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     p.weight = (char *)p.weight + skip;
     p.grad = (const char *)p.grad + skip;
     for (int k = 0; k < o->states; k++) p.state[k] = (char *)p.state[k] + skip;
+    if (p.shadow) p.shadow = (char *)p.shadow + (size_t)first * abar_dtype_size(ABAR_BF16);
     p.count = count;
     return p;
 }
@@ -200,7 +177,7 @@ static void *rows_of(const abar_optim *o, int param, int64_t first)
 static void lay_out_map(abar_optim *o, int m)
 {
     abar__map *map = &o->curvature->maps[m];
-    const owner own = o->owners[m];
+    const abar__owner own = o->owners[m];
     const int64_t row = map->group * map->out;
     map->weight_grad = rows_of(o, own.weight, row * map->in);
     map->bias_grad = rows_of(o, own.bias, row);
@@ -209,6 +186,7 @@ static void lay_out_map(abar_optim *o, int m)
         abar__update_item *item = &o->updates[o->n_updates++];
         *item = part(o, &o->items[own.weight], row * map->in, map->out * map->in);
         item->pre = &map->pre;
+        item->map = m;
         item->rows = map->out;
         item->bias = map->bias_grad ? &o->biases[m] : NULL;
     } else if (map->bias_grad) {
@@ -217,7 +195,7 @@ static void lay_out_map(abar_optim *o, int m)
 }
 
 /* Maps first, each with its bias; then whatever belongs to no map. What has no gradient is left out. */
-static void lay_out(abar_optim *o)
+void abar__optim_lay_out(abar_optim *o)
 {
     o->n_active = o->n_updates = 0;
     for (int m = 0; m < o->n_maps; m++) lay_out_map(o, m);
@@ -244,7 +222,7 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
         o->mapped[o->owners[m].weight] = true;
         if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
     }
-    lay_out(o);
+    abar__optim_lay_out(o);
     return ABAR_OK;
 }
 
@@ -270,10 +248,11 @@ static abar__curvature_wish curvature_wish(const abar_optim_config *c)
 static abar_status make(abar_optim *o, const abar_optim_config *config)
 {
     ABAR_TRY(copy_params(o, config->params));
-    ABAR_TRY(make_state(o));
+    ABAR_TRY(make_state(o, config->shadows));
     const abar__curvature_wish wish = curvature_wish(config);
     if (config->method) ABAR_TRY(abar__curvature_create(o->dev, &wish, &o->curvature));
-    return make_updates(o, config->layers);
+    ABAR_TRY(make_updates(o, config->layers));
+    return o->dev->ops->queue ? abar__optim_make_program(o) : ABAR_OK;
 }
 
 abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
@@ -303,6 +282,7 @@ void abar_optim_destroy(abar_optim *o)
 {
     if (!o) return;
     abar_context *ctx = o->dev->ctx;
+    abar__optim_free_program(o);
     for (int k = 0; k < o->states; k++) abar_device_free(o->dev, o->state[k], o->state_bytes);
     abar__free(ctx, o->active, (size_t)o->n * sizeof *o->active);
     abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps) * sizeof *o->updates);
@@ -318,7 +298,7 @@ void abar_optim_destroy(abar_optim *o)
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
 
-static abar_status read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out)
+abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out)
 {
     *out = (abar_step_config){.size = sizeof *out};
     if (!step || step->size < sizeof(size_t) || step->size > sizeof *out)
@@ -364,19 +344,24 @@ abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
                           "set_rule: %s with these settings keeps other state, create a new optimizer", o->rule->rule.name);
     memcpy(o->config, config, sizeof config);
+    o->moved = o->reruled = true;
     return ABAR_OK;
 }
 
 void abar_optim_skip(abar_optim *o)
 {
-    if (o->curvature) abar__curvature_skip(o->curvature);
+    if (o->program)
+        abar__optim_queued_skip(o);
+    else if (o->curvature)
+        abar__curvature_skip(o->curvature);
 }
 
 abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
 {
     abar_step_config c;
-    ABAR_TRY(read_step(o->dev->ctx, step, &c));
-    if (o->moved) lay_out(o);
+    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
+    if (o->program) return abar__optim_queued_step(o, &c, report);
+    if (o->moved) abar__optim_lay_out(o);
     const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->active, o->n_active));
     const bool skip = !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
@@ -436,7 +421,8 @@ abar_status abar_optim_calibrate(abar_optim *o, int index, const abar_tensor *in
 
 abar_status abar_optim_end_calibration(abar_optim *o)
 {
-    return o->curvature ? abar__curvature_end_calibration(o->curvature) : ABAR_OK;
+    if (o->curvature) ABAR_TRY(abar__curvature_end_calibration(o->curvature));
+    return abar__optim_push(o);
 }
 
 int abar_optim_map_count(const abar_optim *o) { return o->n_maps; }
@@ -457,10 +443,11 @@ abar_phase_times abar_optim_times(const abar_optim *o)
 abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user)
 {
     char *label = o->text + o->text_bytes - o->label_bytes;
+    ABAR_TRY(abar__optim_pull(o));
     for (int k = 0; k < o->states; k++) {
         for (int i = 0; i < o->n; i++) {
-            const abar_tensor *value = &o->params[i].value;
-            const abar_tensor t = abar_tensor_wrap(o->dev, o->items[i].state[k], value->dtype, value->ndim, value->dim);
+            abar_tensor t = o->params[i].value; /* in its order */
+            t.data = o->items[i].state[k];
             snprintf(label, o->label_bytes, "%s.%s", o->rule->state_names[k], o->params[i].name);
             abar_status status = visit(user, label, &t);
             if (status != ABAR_OK) return status;
@@ -468,13 +455,14 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
     }
     const abar_tensor updates = abar_tensor_wrap(NULL, &o->performed, ABAR_I64, 0, NULL);
     ABAR_TRY(visit(user, "updates", &updates));
-    return o->curvature ? abar__curvature_visit(o->curvature, visit, user) : ABAR_OK;
+    if (o->curvature) ABAR_TRY(abar__curvature_visit(o->curvature, visit, user));
+    return abar__optim_push(o); /* the visitor may have come to write */
 }
 
 static size_t book_bytes(int n, int maps)
 {
     return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + 3 * sizeof(abar__update_item) + sizeof(bool)) +
-           (size_t)maps * (2 * sizeof(abar__update_item) + sizeof(owner));
+           (size_t)maps * (2 * sizeof(abar__update_item) + sizeof(abar__owner));
 }
 
 size_t abar_optim_bytes(const abar_optim *o)

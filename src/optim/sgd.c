@@ -49,12 +49,17 @@ static abar_status check(abar_context *ctx, const void *settings)
     return ABAR_OK;
 }
 
-static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+static void scalars(const void *settings, abar__update_scalars *s)
 {
     const config *c = settings;
-    s.momentum = c->momentum;
-    s.nesterov = c->nesterov;
-    s.decoupled = c->decay == DECAY_DECOUPLED;
+    s->momentum = c->momentum;
+    s->nesterov = c->nesterov;
+    s->decoupled = c->decay == DECAY_DECOUPLED;
+}
+
+static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+{
+    scalars(settings, &s);
     dev->ops->sgd(dev, items, n, &s);
 }
 
@@ -68,4 +73,6 @@ const abar__rule_ops abar__rule_sgd = {
     .states = states,
     .check = check,
     .update = update,
+    .program = ABAR_PROGRAM_SGD,
+    .scalars = scalars,
 };

@@ -53,6 +53,7 @@ size_t abar_tensor_bytes(const abar_tensor *t)
     case ABAR_LAYOUT_C8: return element * (size_t)(d[0] * blocks(d[1], 8) * d[2] * d[3] * 8);
     case ABAR_LAYOUT_C16: return element * (size_t)(d[0] * blocks(d[1], 16) * d[2] * d[3] * 16);
     case ABAR_LAYOUT_N16: return element * (size_t)(blocks(d[0], 16) * d[1] * d[2] * d[3] * 16);
+    case ABAR_LAYOUT_NHWC: return element * (size_t)abar_tensor_count(t);
     case ABAR_LAYOUT_STRIDED: break;
     }
     int64_t last = 0;
@@ -71,6 +72,24 @@ bool abar_tensor_is_dense(const abar_tensor *t)
         if (t->dim[i] != 1 && t->stride[i] != stride) return false;
         stride *= t->dim[i];
     }
+    return true;
+}
+
+abar_tensor abar_tensor_wrap_channels_last(abar_device *dev, void *data, abar_dtype dtype, const int64_t dim[4])
+{
+    abar_tensor t = abar_tensor_wrap(dev, data, dtype, 4, dim);
+    t.stride[1] = 1;
+    t.stride[3] = dim[1];
+    t.stride[2] = dim[1] * dim[3];
+    return t;
+}
+
+bool abar_tensor_is_channels_last(const abar_tensor *t)
+{
+    if (t->layout != ABAR_LAYOUT_STRIDED || t->ndim != 4 || abar_tensor_is_dense(t)) return false;
+    const abar_tensor like = abar_tensor_wrap_channels_last(t->dev, t->data, t->dtype, t->dim);
+    for (int i = 0; i < 4; i++)
+        if (t->dim[i] != 1 && t->stride[i] != like.stride[i]) return false;
     return true;
 }
 
@@ -101,6 +120,7 @@ int64_t abar__tensor_offset(const abar_tensor *t, const int64_t *index)
     case ABAR_LAYOUT_C8: block = 8; break;
     case ABAR_LAYOUT_C16: block = 16; break;
     case ABAR_LAYOUT_N16: return (((index[0] / 16 * d[1] + index[1]) * d[2] + index[2]) * d[3] + index[3]) * 16 + index[0] % 16;
+    case ABAR_LAYOUT_NHWC: return ((index[0] * d[2] + index[2]) * d[3] + index[3]) * d[1] + index[1];
     case ABAR_LAYOUT_STRIDED: break;
     }
     if (block) {

@@ -1,7 +1,8 @@
 /* Times training steps on a batch that lies in place: what the engine costs without reading data. */
 #include "base/rng.h"
-#include "train/train_impl.h"
+#include "train/bench_impl.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,6 +93,12 @@ static double quantile(const double *sorted, int64_t n, double p)
     return sorted[below] + (place - (double)below) * (sorted[above] - sorted[below]);
 }
 
+double abar__median(double *values, int64_t n)
+{
+    qsort(values, (size_t)n, sizeof *values, ascending);
+    return quantile(values, n, 0.5);
+}
+
 static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
 {
     int64_t n = b->steps;
@@ -101,11 +108,14 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
     for (int64_t i = 0; i < n; i++) out->ms_mean += 1e3 * whole[i] / (double)n;
     out->ms_p10 = 1e3 * quantile(whole, n, 0.1);
     out->ms_p90 = 1e3 * quantile(whole, n, 0.9);
-    out->ms_forward = 1e3 * quantile(b->times + FORWARD * n, n, 0.5);
-    out->ms_backward = 1e3 * quantile(b->times + BACKWARD * n, n, 0.5);
-    out->ms_update = 1e3 * quantile(b->times + UPDATE * n, n, 0.5);
+    if (!b->dev->ops->queue) {
+        out->ms_forward = 1e3 * quantile(b->times + FORWARD * n, n, 0.5);
+        out->ms_backward = 1e3 * quantile(b->times + BACKWARD * n, n, 0.5);
+        out->ms_update = 1e3 * quantile(b->times + UPDATE * n, n, 0.5);
+    }
     out->samples_per_second = 1e3 * (double)batch / out->ms_median;
     out->peak_bytes = abar_context_memory(b->ctx).peak;
+    snprintf(out->device, sizeof out->device, "%s", abar_device_describe(b->dev));
 }
 
 static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_bench_config *config, abar_bench_result *result)
@@ -117,9 +127,20 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
     b->times = memory;
     result->seconds_to_first_step = abar__seconds() - began;
-    ABAR_TRY(run(b, config->warmup, NULL));
-    abar_net_profile(b->net, config->profile);
-    ABAR_TRY(run(b, config->steps, b->times));
+    if (b->dev->ops->queue) {
+        if (config->profile)
+            return abar__fail(b->ctx, ABAR_E_UNSUPPORTED, "--profile: operations are timed on the host alone, leave it out");
+        const int64_t period = setup->method ? setup->curvature.tcov : 1;
+        ABAR_TRY(abar__bench_queued(b->dev, &b->stepper, period, config->warmup, config->steps, b->times, result));
+    } else {
+        ABAR_TRY(run(b, config->warmup, NULL));
+        abar_net_profile(b->net, config->profile);
+        const abar_phase_times before = abar_optim_times(b->optim);
+        ABAR_TRY(run(b, config->steps, b->times));
+        const abar_phase_times after = abar_optim_times(b->optim);
+        result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
+        result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
+    }
     summarise(b, setup->train.batch, result);
     return ABAR_OK;
 }

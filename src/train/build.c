@@ -33,9 +33,17 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
 
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out)
 {
-    abar_device_config config = {
-        .size = sizeof config, .threads = (int)setup->train.threads, .deterministic = setup->train.deterministic};
-    return abar_device_open(ctx, setup->train.device, &config, out);
+    static const abar_precision precisions[] = {[ABAR_CHOICE_FP32] = ABAR_PRECISION_FP32,
+                                                [ABAR_CHOICE_TF32] = ABAR_PRECISION_TF32,
+                                                [ABAR_CHOICE_BF16] = ABAR_PRECISION_BF16};
+    const abar_train_config *train = &setup->train;
+    int64_t choice = train->precision;
+    if (choice == ABAR_CHOICE_AUTO) choice = abar__is_cuda(train) ? ABAR_CHOICE_BF16 : ABAR_CHOICE_FP32;
+    abar_device_config config = {.size = sizeof config,
+                                 .threads = (int)train->threads,
+                                 .deterministic = train->deterministic,
+                                 .precision = precisions[choice]};
+    return abar_device_open(ctx, train->device, &config, out);
 }
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
@@ -66,10 +74,12 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
 {
     const int n = abar_net_param_count(net), layers = setup->method ? abar_net_layer_count(net) : 0;
     const size_t params_bytes = abar__round_up((size_t)n * sizeof(abar_optim_param), ABAR_ALIGN);
-    *bytes = params_bytes + (size_t)layers * sizeof(abar_layer);
+    const size_t shadows_bytes = abar__round_up((size_t)n * sizeof(void *), ABAR_ALIGN);
+    *bytes = params_bytes + shadows_bytes + (size_t)layers * sizeof(abar_layer);
     ABAR_TRY(abar__alloc(ctx, *bytes, memory));
     abar_optim_param *params = *memory;
-    abar_layer *layer = (abar_layer *)((char *)*memory + params_bytes);
+    void **shadows = (void **)((char *)*memory + params_bytes);
+    abar_layer *layer = (abar_layer *)((char *)*memory + params_bytes + shadows_bytes);
     for (int i = 0; i < n; i++) {
         const abar_param *p = abar_net_param(net, i);
         bool decays = setup->train.decay_all || p->kind == ABAR_PARAM_WEIGHT;
@@ -78,6 +88,7 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                        .grad = p->grad,
                                        .lr_scale = 1.0,
                                        .weight_decay = decays ? setup->train.weight_decay : 0.0};
+        shadows[i] = p->shadow.ndim ? p->shadow.data : NULL;
     }
     for (int i = 0; i < layers; i++) layer[i] = *abar_net_layer(net, i);
     *out = (abar_optim_config){.size = sizeof *out,
@@ -90,7 +101,8 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                .n_params = n,
                                .layers = layer,
                                .n_layers = layers,
-                               .base_lr = setup->train.lr};
+                               .base_lr = setup->train.lr,
+                               .shadows = shadows};
     return ABAR_OK;
 }
 

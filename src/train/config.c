@@ -28,8 +28,10 @@ const abar_option abar_train_options[] = {
      "hold the rate within each epoch instead of moving it every step"},
     {"warmup", ABAR_OPTION_INT, AT(warmup), "0", 0, 1e6, NULL, "epochs in which the rate rises from 0"},
     {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL, "pad by 4, crop at random, mirror every second image"},
-    {"device", ABAR_OPTION_TEXT, AT(device), "cpu", 0, 0, NULL, "where to compute: cpu, or ref in double precision"},
-    {"precision", ABAR_OPTION_CHOICE, AT(precision), "fp32", 0, 0, "fp32|tf32|bf16", "of products; the cpu has fp32"},
+    {"device", ABAR_OPTION_TEXT, AT(device), "cpu", 0, 0, NULL,
+     "where to compute: cpu, cuda, cuda:N, or ref in double precision"},
+    {"precision", ABAR_OPTION_CHOICE, AT(precision), "auto", 0, 0, "auto|fp32|tf32|bf16",
+     "of activations and products; auto: bf16 on cuda, fp32 elsewhere"},
     {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 4096, NULL, "threads that compute, 0: all cores"},
     {"workers", ABAR_OPTION_INT, AT(workers), "1", 0, 256, NULL, "threads that prepare batches ahead, 0: none"},
     {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, SEED_MAX, NULL, "of weights, order and augmentation"},
@@ -222,17 +224,20 @@ abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *nam
 
 /* ---- checking ------------------------------------------------------------------------------------------------- */
 
+bool abar__is_cuda(const abar_train_config *train) { return strncmp(train->device, "cuda", 4) == 0; }
+
 static abar_status check_device(abar_context *ctx, const abar_train_config *train)
 {
-    static const char *const precisions[] = {"fp32", "tf32", "bf16"};
+    static const char *const precisions[] = {"auto", "fp32", "tf32", "bf16"};
+    const size_t length = strcspn(train->device, ":");
     const char *const *name = abar_device_names();
-    while (*name && strcmp(*name, train->device) != 0) name++;
+    while (*name && (strlen(*name) != length || strncmp(*name, train->device, length) != 0)) name++;
     if (!*name) {
         const char *near = abar_nearest_name(train->device, abar_device_names());
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "--device %.80s: not in this build%s%s", train->device,
                           near ? ", did you mean " : ", use cpu", near ? near : "");
     }
-    if (train->precision == 0) return ABAR_OK;
+    if (abar__is_cuda(train) || train->precision <= ABAR_CHOICE_FP32) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--precision %s: device %s computes in %s only, use --precision fp32",
                       precisions[train->precision], train->device,
                       strcmp(train->device, "ref") == 0 ? "double precision" : "fp32");

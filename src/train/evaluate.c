@@ -9,11 +9,13 @@ typedef struct evaluator {
     abar_device *dev;
     abar_net *net;
     abar_loader *loader;
+    abar__feeder feeder;
     abar__stepper stepper;
 } evaluator;
 
-static void release(evaluator *e)
+static void release(abar_context *ctx, evaluator *e)
 {
+    abar__feeder_release(ctx, &e->feeder);
     abar_loader_destroy(e->loader);
     abar_net_destroy(e->net);
     abar_device_close(e->dev);
@@ -31,7 +33,9 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
     ABAR_TRY(abar__net_build(ctx, setup, info, e->dev, &shape, &e->net));
     ABAR_TRY(abar__weights_read(ctx, weights, e->net));
     ABAR_TRY(abar_loader_create(ctx, e->data, &wish, &e->loader));
-    e->stepper = (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1};
+    ABAR_TRY(abar__feeder_create(ctx, e->dev, e->data, e->loader, &wish, wish.batch, true, &e->feeder));
+    e->stepper =
+        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1, .feeder = &e->feeder};
     return ABAR_OK;
 }
 
@@ -41,13 +45,13 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
     abar_loss loss = {0};
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
-    if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, NULL, &loss);
+    if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feeder, NULL, &loss);
     if (status == ABAR_OK)
         *out = (abar_evaluation){.loss = loss.loss,
                                  .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
                                  .samples = loss.count,
                                  .seconds = abar__seconds() - began};
-    release(&e);
+    release(ctx, &e);
     return status;
 }
 
@@ -144,6 +148,6 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
         if (status == ABAR_OK) status = write_sheet(ctx, &s, info, path);
         free_sheet(ctx, &s);
     }
-    release(&e);
+    release(ctx, &e);
     return status;
 }

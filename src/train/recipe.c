@@ -18,6 +18,10 @@ static const recipe recipes[] = {
     {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
     {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
+    {"wrn", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
+    {"wrn", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
+    {"wrn", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
+    {"wrn", "", "", 5, 128, 0.1, 5e-4, false, false},
     {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},
     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
     /* lngd sets its own step length per layer: without batch norm the usual rate is far too large */
@@ -46,4 +50,5 @@ void abar__recipe_apply(abar_setup *setup)
     train->weight_decay = r->weight_decay;
     train->schedule_per_epoch = r->per_epoch;
     train->augment = r->augment;
+    if (abar_device_count("cuda") > 0 && (!setup->method || setup->method->queued)) strcpy(train->device, "cuda");
 }

@@ -13,9 +13,23 @@ double abar__seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static bool is_queued(const abar__stepper *s) { return s->feeder && s->feeder->feed; }
+
+/* A queued device takes the samples from its feeder, where a step's batch was staged before, or which holds them all. */
+static abar_status fill_queued(const abar__stepper *s, const abar__feeder *f, int64_t first)
+{
+    const abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
+    return f->dev->ops->queue->feed->fill(f->dev, f->feed, first, &input, &target);
+}
+
 /* Samples first .. first + micro of the batch into the net's input and target. */
 static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t first)
 {
+    if (is_queued(s)) {
+        const abar__feed_ops *feed = s->feeder->dev->ops->queue->feed;
+        if (first == 0) ABAR_TRY(feed->stage(s->feeder->dev, s->feeder->feed, batch->images, batch->labels));
+        return fill_queued(s, s->feeder, first);
+    }
     int64_t image = s->info->channels * s->info->height * s->info->width;
     abar_batch part = *batch;
     part.images += first * image;
@@ -60,9 +74,74 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
     return ABAR_OK;
 }
 
+/* ---- on a queued device ------------------------------------------------------------------------------------------ */
+
+static abar_status queue_forward(const abar__stepper *s, int64_t micro)
+{
+    const abar_run_config run = {.size = sizeof run,
+                                 .training = true,
+                                 .seed = s->seed,
+                                 .sample0 = micro * s->micro,
+                                 .loss_scale = 1.0 / (double)s->accumulate,
+                                 .step_now = abar_optim_step_now(s->optim)};
+    ABAR_TRY(abar_net_forward(s->net, &run, NULL));
+    return abar_optim_add_loss(s->optim, abar_net_loss(s->net));
+}
+
+static abar_status queue_backward(const abar__stepper *s, int64_t micro, bool observes)
+{
+    const abar_observer observer = {observe, s->optim};
+    return abar_net_backward(s->net, micro > 0, observes ? &observer : NULL);
+}
+
+abar_status abar__stepper_queue_forward(const abar__stepper *s)
+{
+    ABAR_TRY(abar_optim_begin(s->optim));
+    return queue_forward(s, 0);
+}
+
+abar_status abar__stepper_queue_backward(const abar__stepper *s, bool observes) { return queue_backward(s, 0, observes); }
+
+abar_status abar__stepper_queue_update(const abar__stepper *s)
+{
+    const abar_step_config step = {.size = sizeof step, .clip = s->clip};
+    ABAR_TRY(abar_optim_queue(s->optim, &step));
+    return abar_net_settle(s->net, abar_optim_skip_flag(s->optim));
+}
+
+abar_status abar__stepper_queue(const abar__stepper *s)
+{
+    const bool observes = abar_optim_observes(s->optim);
+    const abar__feeder *f = s->feeder;
+    ABAR_TRY(abar_optim_begin(s->optim));
+    for (int64_t i = 0; i < s->accumulate; i++) {
+        if (f) ABAR_TRY(fill_queued(s, f, i * s->micro));
+        ABAR_TRY(queue_forward(s, i));
+        ABAR_TRY(queue_backward(s, i, observes));
+    }
+    ABAR_TRY(abar__stepper_queue_update(s));
+    return f && f->resident ? f->dev->ops->queue->feed->advance(f->dev, f->feed) : ABAR_OK;
+}
+
+static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out)
+{
+    ABAR_TRY(abar_optim_rates(s->optim, k, &lr, 1));
+    if (batch) ABAR_TRY(fill(s, batch, 0));
+    abar__stepper filled = *s;
+    if (!batch) filled.feeder = NULL;
+    ABAR_TRY(abar__stepper_queue(&filled));
+    ABAR_TRY(abar_device_wait(abar_net_input(s->net).dev));
+    const abar_step_note note = abar_optim_note(s->optim, k);
+    out->skipped = note.skipped;
+    out->loss = note.loss;
+    abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
+    return ABAR_OK;
+}
+
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out)
 {
     *out = (abar__step_result){0};
+    if (abar_optim_is_queued(s->optim)) return run_queued(s, batch, k, lr, out);
     ABAR_TRY(gradients(s, batch, k, out));
     if (out->skipped) {
         abar_optim_skip(s->optim);
@@ -95,18 +174,21 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     bool wanted = false;
     for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
     if (!wanted) return ABAR_OK;
+    const bool resident = is_queued(s) && s->feeder->resident;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
+    if (resident) ABAR_TRY(abar__feeder_seek(s->feeder, loader, 0, 0));
     for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
         abar_batch batch;
-        ABAR_TRY(abar_loader_next(loader, &batch));
+        if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
         for (int64_t i = 0; i < s->accumulate; i++) {
-            ABAR_TRY(fill(s, &batch, i * s->micro));
+            ABAR_TRY(resident ? fill_queued(s, s->feeder, i * s->micro) : fill(s, &batch, i * s->micro));
             for (int l = 0; l < abar_net_layer_count(s->net); l++) {
                 if (!abar_optim_wants_calibration(s->optim, l)) continue;
                 abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
                 ABAR_TRY(abar_optim_calibrate(s->optim, l, &input));
             }
         }
+        if (resident) ABAR_TRY(s->feeder->dev->ops->queue->feed->advance(s->feeder->dev, s->feeder->feed));
     }
     return abar_optim_end_calibration(s->optim);
 }
@@ -118,17 +200,32 @@ abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch,
     return abar_net_forward(s->net, &run, out);
 }
 
-abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, const atomic_bool *stop, abar_loss *out)
+/* Batch i of the test part, from its feeder or its loader. */
+static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, int64_t i, abar_loss *out)
+{
+    abar_batch batch;
+    if (!feeder || !feeder->resident) {
+        ABAR_TRY(abar_loader_next(loader, &batch));
+        return abar__stepper_infer(s, &batch, out);
+    }
+    const int64_t left = abar_loader_samples(loader) - i * s->micro;
+    abar_run_config run = {.size = sizeof run, .valid = left < s->micro ? left : s->micro};
+    ABAR_TRY(fill_queued(s, feeder, 0));
+    ABAR_TRY(feeder->dev->ops->queue->feed->advance(feeder->dev, feeder->feed));
+    return abar_net_forward(s->net, &run, out);
+}
+
+abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, const atomic_bool *stop,
+                               abar_loss *out)
 {
     *out = (abar_loss){0};
     double sum = 0.0;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
+    if (feeder) ABAR_TRY(abar__feeder_seek(feeder, loader, 0, 0));
     for (int64_t i = 0; i < abar_loader_batches(loader); i++) {
         if (stop && atomic_load(stop)) return ABAR_STOPPED;
-        abar_batch batch;
         abar_loss loss;
-        ABAR_TRY(abar_loader_next(loader, &batch));
-        ABAR_TRY(abar__stepper_infer(s, &batch, &loss));
+        ABAR_TRY(test_batch(s, loader, feeder, i, &loss));
         sum += loss.loss * (double)loss.count;
         out->correct += loss.correct;
         out->count += loss.count;

@@ -3,6 +3,7 @@
  *     config.c  config_json.c  recipe.c     the settings: tables, defaults, config.json
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
+ *     feeder.c  pipeline.c                  batches and steps on a queued device
  *     trainer.c  place.c                    a whole run; where it stands
  *     record.c  checkpoint.c                its logs and report; what lies on disk
  *     weights.c  evaluate.c  bench.c  memory_plan.c */
@@ -11,6 +12,7 @@
 
 #include "abar/train.h"
 #include "base/base_impl.h"
+#include "device/device_impl.h"
 #include "io/io.h"
 
 #include <stdatomic.h>
@@ -21,6 +23,9 @@ double abar__seconds(void); /* monotonic */
 
 /* Overwrites the settings that depend on which model meets which data and rule. */
 void abar__recipe_apply(abar_setup *setup);
+
+enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
+bool abar__is_cuda(const abar_train_config *train);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
@@ -52,6 +57,25 @@ abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, ab
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 
+/* ---- batches on a queued device ---------------------------------------------------------------------------------- */
+
+/* Images that lie on the device in the loader's order, or are sent there step by step. */
+typedef struct abar__feeder {
+    abar_device *dev;
+    abar__feed *feed; /* NULL: the device is not queued, and there is nothing here */
+    bool resident;    /* the set lies on the device: steps need no batch from the host */
+    int32_t *order;   /* resident: of one epoch */
+    size_t order_bytes;
+} abar__feeder;
+
+/* For the part of data that the loader yields; micro samples a fill. A set that takes more than a quarter of the device's free
+ * memory is streamed, as is everything where stream is set. */
+abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
+                                const abar_loader_config *wish, int64_t micro, bool stream, abar__feeder *out);
+void abar__feeder_release(abar_context *ctx, abar__feeder *f);
+/* Resident: the fills that follow are those of this step of this epoch, and of the steps after it. */
+abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step);
+
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 
 /* What a step needs; it owns nothing and allocates nothing. */
@@ -63,6 +87,7 @@ typedef struct abar__stepper {
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
     double clip;                   /* of the gradient's norm, 0: off */
     uint64_t seed;                 /* of dropout */
+    abar__feeder *feeder;          /* on a queued device: where its batches come from */
 } abar__stepper;
 
 typedef struct abar__step_result {
@@ -73,12 +98,47 @@ typedef struct abar__step_result {
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: what the net's input holds already. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
+/* The same on a queued device, without waiting and from what its feeder holds: what a recording is made of. */
+abar_status abar__stepper_queue(const abar__stepper *s);
+/* Its parts, where a step is one forward pass: for timing them. */
+abar_status abar__stepper_queue_forward(const abar__stepper *s);
+abar_status abar__stepper_queue_backward(const abar__stepper *s, bool observe);
+abar_status abar__stepper_queue_update(const abar__stepper *s);
 /* Where the optimizer wants to see the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
-/* Loss and hits over the whole test part. ABAR_STOPPED when stop (may be NULL) rises. */
-abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, const atomic_bool *stop, abar_loss *out);
+/* Loss and hits over the whole test part; feeder: that of the test part where there is one. ABAR_STOPPED when stop (may be
+ * NULL) rises. */
+abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, const atomic_bool *stop,
+                               abar_loss *out);
+
+/* Steps on their way. On the host a step is done when it is given; a queued device runs up to ABAR_STEPS_AHEAD behind, each
+ * step a replay of a recording. */
+#define ABAR_STEPS_AHEAD 32
+
+typedef struct abar__pipeline {
+    const abar__stepper *stepper;
+    abar_loader *loader;
+    const abar__queue_ops *queue; /* NULL: the host */
+    abar_device *dev;
+    void *recording[2]; /* of a plain step, of one that takes statistics */
+    bool warm[2];       /* has run once without: libraries load what they need then */
+    void *mark[ABAR_STEPS_AHEAD];
+    int64_t given, taken;     /* k of the step to be given, to be taken */
+    abar__step_result result; /* host: of the step given last */
+    double *rates;            /* of the steps of an epoch */
+    int64_t steps;            /* of an epoch */
+} abar__pipeline;
+
+abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);
+void abar__pipeline_release(abar_context *ctx, abar__pipeline *p);
+/* Begins at this step of this epoch; nothing may be on its way. */
+abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule, int64_t epoch, int64_t step);
+/* The next step, at rate lr. alone: run it without a recording, because somebody looks inside. */
+abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone);
+/* The oldest step that was given and not taken yet; false where there is none that is done (wait: none at all). */
+abar_status abar__pipeline_take(abar__pipeline *p, bool wait, abar__step_result *out, bool *got);
 
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
@@ -124,7 +184,9 @@ struct abar_trainer {
     abar_net *net;
     abar_optim *optim;
     abar_loader *train, *test;
+    abar__feeder feeder, test_feeder;
     abar__stepper stepper;
+    abar__pipeline pipeline;
     abar_schedule schedule;
     int64_t steps; /* per epoch */
     abar__place at;

@@ -26,6 +26,13 @@ static abar_status open_data(abar_trainer *t)
     return ABAR_OK;
 }
 
+static abar_status make_feeders(abar_trainer *t, int64_t micro)
+{
+    const abar_loader_config wish = abar__loader_wish(t->setup, false), test = abar__loader_wish(t->setup, true);
+    ABAR_TRY(abar__feeder_create(t->ctx, t->dev, t->data, t->train, &wish, micro, false, &t->feeder));
+    return abar__feeder_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feeder);
+}
+
 static abar_status make_net(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
@@ -34,6 +41,7 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &wish, &t->net));
     ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
+    ABAR_TRY(make_feeders(t, wish.batch));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .optim = t->optim,
@@ -41,7 +49,9 @@ static abar_status make_net(abar_trainer *t)
                                  .micro = wish.batch,
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
-                                 .seed = (uint64_t)train->seed};
+                                 .seed = (uint64_t)train->seed,
+                                 .feeder = &t->feeder};
+    ABAR_TRY(abar__pipeline_create(&t->stepper, t->dev, t->train, &t->pipeline));
     t->schedule = (abar_schedule){.kind = (abar_schedule_kind)train->schedule,
                                   .lr = train->lr,
                                   .epochs = train->epochs,
@@ -109,6 +119,9 @@ void abar_trainer_destroy(abar_trainer *t)
     abar__tfevents_close(t->scalars);
     abar_loader_destroy(t->train);
     abar_loader_destroy(t->test);
+    abar__pipeline_release(t->ctx, &t->pipeline);
+    abar__feeder_release(t->ctx, &t->feeder);
+    abar__feeder_release(t->ctx, &t->test_feeder);
     abar_optim_destroy(t->optim);
     abar_net_destroy(t->net);
     abar_device_close(t->dev);
@@ -193,22 +206,43 @@ static void count_step(abar_trainer *t, const abar__step_result *r)
     t->at.count += r->loss.count;
 }
 
-static abar_status train_step(abar_trainer *t)
+static bool is_measured(const abar_trainer *t, int64_t k)
 {
-    int64_t k = t->at.epoch * t->steps + t->at.step;
-    double lr = abar_schedule_lr(&t->schedule, k);
-    abar_batch batch;
-    abar__step_result result;
-    ABAR_TRY(abar_loader_next(t->train, &batch));
     const int64_t diagnose = t->setup->train.diagnose;
-    const bool measure = t->log && diagnose > 0 && k % diagnose == 0;
-    if (measure) abar_optim_measure(t->optim);
-    ABAR_TRY(abar__stepper_run(&t->stepper, &batch, k, lr, &result));
+    return t->log && diagnose > 0 && k % diagnose == 0;
+}
+
+/* Takes a step that is done, if there is one. */
+static abar_status take_step(abar_trainer *t, bool wait, bool *got)
+{
+    const int64_t k = t->pipeline.taken;
+    const double lr = abar_schedule_lr(&t->schedule, k);
+    abar__step_result result;
+    ABAR_TRY(abar__pipeline_take(&t->pipeline, wait, &result, got));
+    if (!*got) return ABAR_OK;
     count_step(t, &result);
-    if (measure && !result.skipped) ABAR_TRY(abar__record_curvature(t));
+    if (is_measured(t, k) && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
     abar_progress p = progress_of(t, lr);
     tell(t, &p);
+    return ABAR_OK;
+}
+
+static abar_status take_all(abar_trainer *t)
+{
+    for (bool got = true; got;) ABAR_TRY(take_step(t, true, &got));
+    return ABAR_OK;
+}
+
+/* Gives one step and takes what is done. Where somebody wants to look at the state after step k, nothing is given beyond it. */
+static abar_status train_step(abar_trainer *t)
+{
+    const int64_t k = t->pipeline.given;
+    const bool measure = is_measured(t, k);
+    if (measure) abar_optim_measure(t->optim);
+    ABAR_TRY(abar__pipeline_give(&t->pipeline, abar_schedule_lr(&t->schedule, k), measure));
+    if (measure) return take_all(t);
+    for (bool got = true; got;) ABAR_TRY(take_step(t, false, &got));
     return ABAR_OK;
 }
 
@@ -265,16 +299,22 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
 /* Goes on from wherever t->at is, through the end of that epoch. */
 static abar_status run_epoch(abar_trainer *t)
 {
-    int64_t every = t->setup->train.checkpoint_every;
-    while (t->at.step < t->steps) {
-        if (atomic_load(&t->stop)) return ABAR_STOPPED;
-        ABAR_TRY(train_step(t));
-        if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
-        bool due = every > 0 && (t->at.epoch * t->steps + t->at.step) % every == 0;
-        if (due && t->at.step < t->steps) ABAR_TRY(save_checkpoint(t));
+    const int64_t every = t->setup->train.checkpoint_every, end = (t->at.epoch + 1) * t->steps;
+    ABAR_TRY(abar__pipeline_seek(&t->pipeline, &t->schedule, t->at.epoch, t->at.step));
+    while (t->pipeline.given < end) {
+        const bool stop = atomic_load(&t->stop);
+        if (!stop) ABAR_TRY(train_step(t));
+        const bool hopeless = t->at.skipped_in_a_row >= GIVE_UP_AFTER;
+        const bool due = every > 0 && t->pipeline.given % every == 0;
+        if (stop || hopeless || due) ABAR_TRY(take_all(t));
+        if (stop) return ABAR_STOPPED;
+        if (hopeless) return give_up(t);
+        if (due && t->pipeline.given < end) ABAR_TRY(save_checkpoint(t));
     }
+    ABAR_TRY(take_all(t));
+    if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
     abar_loss test;
-    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->stop, &test);
+    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->test_feeder, &t->stop, &test);
     t->at.test_seconds += tick(t);
     return status == ABAR_OK ? finish_epoch(t, &test) : status;
 }

@@ -57,7 +57,7 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
         }
     }
     abar_net_rollback(net); /* what a forward pass may have left in the running statistics is void now */
-    return ABAR_OK;
+    return abar_net_weights_changed(net);
 }
 
 abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net)

@@ -140,6 +140,15 @@ const op_case op_cases[] = {
     {"conv_resnet_32_to_64", CONV, .x = {32, 32, 16, 16}, .width = 64, .kernel = {3, 3}, .stride = {2, 2}, .pad = {1, 1}},
     {"conv_resnet_64", CONV, .x = {32, 64, 8, 8}, .width = 64, .kernel = {3, 3}, .pad = {1, 1}, .accumulate = true},
 
+    {"conv_resnet_16_odd", CONV, .x = {5, 16, 30, 34}, .width = 16, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_resnet_32_odd", CONV, .x = {7, 32, 16, 16}, .width = 32, .kernel = {3, 3}, .pad = {1, 1}, .accumulate = true},
+    {"conv_resnet_64_odd", CONV, .x = {3, 64, 8, 8}, .width = 64, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_resnet_64_one", CONV, .x = {1, 64, 8, 8}, .width = 64, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_k3_p1_c24_to_40", CONV, .x = {3, 24, 9, 7}, .width = 40, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_wrn_16_to_160", CONV, .x = {2, 16, 8, 8}, .width = 160, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_wrn_160", CONV, .x = {2, 160, 8, 8}, .width = 160, .kernel = {3, 3}, .pad = {1, 1}},
+    {"conv_wrn_shortcut", CONV, .x = {2, 160, 8, 8}, .width = 320, .stride = {2, 2}},
+
     {"batch_norm_c4", BATCH_NORM, .x = {3, 4, 3, 5}},
     {"batch_norm_c1", BATCH_NORM, .x = {5, 1, 4, 3}},
     {"batch_norm_c3_batch1", BATCH_NORM, .x = {1, 3, 5, 3}},
@@ -189,6 +198,9 @@ const op_case op_cases[] = {
      .second_dy = true},
     {"batch_norm_resnet_64_residual", BATCH_NORM, .x = {32, 64, 8, 8}, .residual = true, .activation = RELU,
      .accumulate = true},
+    {"batch_norm_wrn_160", BATCH_NORM, .x = {3, 160, 8, 8}, .activation = RELU, .second_dy = true},
+    {"batch_norm_c24_residual_relu_dy2", BATCH_NORM, .x = {5, 24, 7, 6}, .residual = true, .activation = RELU,
+     .second_dy = true},
 
     {"layer_norm_2d", LAYER_NORM, .x = {5, 7}},
     {"layer_norm_3d", LAYER_NORM, .x = {2, 3, 9}},

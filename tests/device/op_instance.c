@@ -39,6 +39,12 @@ int64_t op_param_count(const abar__op_desc *d, int i)
     return abar__shape_count(&shape);
 }
 
+/* Only weights have a bf16 copy: biases and the parameters of norms are read as they are. */
+static bool has_shadow(const abar_device *dev, const abar__op_desc *d, int i)
+{
+    return dev->activation == ABAR_BF16 && i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D);
+}
+
 int64_t op_buffer_count(const abar__op_desc *d, int i)
 {
     (void)i; /* mean and variance are equally long */
@@ -120,6 +126,22 @@ void op_inputs_create(const op_case *c, op_inputs *out)
     if (op_is_loss(&d)) make_target(c, &d, out);
 }
 
+static void round_to_bf16(double *values, int64_t count)
+{
+    for (int64_t i = 0; values && i < count; i++) values[i] = (double)abar__bf16_load(abar__bf16_round((float)values[i]));
+}
+
+void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *in)
+{
+    if (dev->activation != ABAR_BF16) return;
+    for (int i = 0; i < d->n_in; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
+    round_to_bf16(in->dy, abar__shape_count(&d->out));
+    round_to_bf16(in->dy2, abar__shape_count(&d->out));
+    round_to_bf16(in->target, abar__shape_count(&d->in[0]));
+    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++)
+        if (has_shadow(dev, d, i)) round_to_bf16(in->param[i], op_param_count(d, i));
+}
+
 void op_inputs_free(op_inputs *in)
 {
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) free(in->x[i]);
@@ -150,7 +172,7 @@ void op_outputs_free(op_outputs *out)
 static void *take(op_instance *t, size_t bytes)
 {
     void *memory = NULL;
-    assert_int_equal(abar_device_alloc(t->dev, bytes, &memory), ABAR_OK);
+    if (abar_device_alloc(t->dev, bytes, &memory) != ABAR_OK) fail_msg("%s", abar_context_error(t->dev->ctx));
     assert_in_range(t->n_blocks, 0, OP_MAX_BLOCK - 1);
     t->blocks[t->n_blocks].memory = memory;
     t->blocks[t->n_blocks++].bytes = bytes;
@@ -163,6 +185,11 @@ void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__ru
     if (abar__op_create(dev, d, &out->op) != ABAR_OK) fail_msg("%s", abar_context_error(dev->ctx));
     const abar__op *op = out->op;
     size_t element = abar_dtype_size(abar_device_dtype(dev)), y_bytes = abar__shape_bytes(dev, &d->out, op->out_layout);
+    if (dev->ops->queue) { /* a queued device writes its loss into memory that both sides address */
+        void *shared;
+        assert_int_equal(dev->ops->queue->shared_alloc(dev, sizeof *out->shared, &shared), ABAR_OK);
+        out->shared = shared;
+    }
     for (int i = 0; i < d->n_in; i++) out->x[i] = take(out, abar__shape_bytes(dev, &d->in[i], op->in_layout[i]));
     if (!op_is_loss(d)) {
         out->y = op->y_is_x ? out->x[0] : take(out, y_bytes);
@@ -175,6 +202,7 @@ void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__ru
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
         out->param[i] = take(out, element * (size_t)op_param_count(d, i));
         out->dparam[i] = take(out, element * (size_t)op_param_count(d, i));
+        if (has_shadow(dev, d, i)) out->shadow[i] = take(out, abar_dtype_size(ABAR_BF16) * (size_t)op_param_count(d, i));
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) out->buffer[i] = take(out, element * (size_t)op_buffer_count(d, i));
     if (op_is_loss(d)) out->target = take(out, element * (size_t)abar__shape_count(&d->in[0]));
@@ -185,76 +213,141 @@ void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__ru
 void op_instance_destroy(op_instance *t)
 {
     abar__op_destroy(t->op);
+    if (t->shared) t->dev->ops->queue->shared_free(t->dev, t->shared, sizeof *t->shared);
     for (int i = 0; i < t->n_blocks; i++) abar_device_free(t->dev, t->blocks[i].memory, t->blocks[i].bytes);
     *t = (op_instance){0};
 }
 
-/* Both back ends keep their memory on the host, so a device's values can be described as host tensors. */
-static abar_tensor view(const op_instance *t, void *data, const abar__shape *shape, abar_layout layout)
+/* ---- to the device and back ------------------------------------------------------------------------------------ */
+
+/* A value between operations: of the activations' dtype. No memory yet. */
+static abar_tensor value_of(const op_instance *t, const abar__shape *shape, abar_layout layout)
 {
-    abar_tensor v = abar_tensor_wrap(NULL, data, abar_device_dtype(t->dev), shape->ndim, shape->dim);
+    abar_tensor v = abar_tensor_wrap(NULL, NULL, t->dev->activation, shape->ndim, shape->dim);
     v.layout = layout;
     return v;
 }
 
-static void put(const op_instance *t, void *to, const double *from, const abar__shape *shape, abar_layout layout)
+/* A parameter or its gradient: of the device's dtype, convolution weights in the device's order. */
+static abar_tensor param_of(const op_instance *t, int i)
 {
-    if (!to || !from) return;
-    abar_tensor dst = view(t, to, shape, layout);
-    abar_tensor src = abar_tensor_wrap(NULL, (void *)from, ABAR_F64, shape->ndim, shape->dim);
-    abar__tensor_copy_host(&dst, &src);
+    abar__shape shape = op_param_shape(&t->op->desc, i);
+    if (shape.ndim == 4 && t->dev->ops->channels_last)
+        return abar_tensor_wrap_channels_last(NULL, NULL, abar_device_dtype(t->dev), shape.dim);
+    return abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), shape.ndim, shape.dim);
 }
 
-static double *get(const op_instance *t, void *from, const abar__shape *shape, abar_layout layout)
+static abar_tensor buffer_of(const op_instance *t, int i)
 {
-    if (!from || abar__shape_count(shape) == 0) return NULL;
-    double *to = calloc((size_t)abar__shape_count(shape), sizeof *to);
+    return abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), 1, (int64_t[]){op_buffer_count(&t->op->desc, i)});
+}
+
+/* Bytes between host and device, done when it returns. */
+static void move(const op_instance *t, void *to, const void *from, size_t bytes)
+{
+    const abar__queue_ops *queue = t->dev->ops->queue;
+    if (!queue) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    if (queue->copy_bytes(t->dev, to, from, bytes) != ABAR_OK || abar_device_wait(t->dev) != ABAR_OK)
+        fail_msg("copy: %s", abar_context_error(t->dev->ctx));
+}
+
+/* NaN in every float, -1 as a number. */
+static void spoil(const op_instance *t, void *memory, size_t bytes)
+{
+    enum { PIECE = 1 << 16 };
+    static unsigned char ones[PIECE];
+    memset(ones, 0xff, sizeof ones);
+    size_t done = bytes < PIECE ? bytes : PIECE;
+    if (done) move(t, memory, ones, done);
+    for (; done < bytes; done *= 2) /* the rest from what is spoilt already: large workspaces never cross the bus */
+        move(t, (char *)memory + done, memory, bytes - done < done ? bytes - done : done);
+}
+
+/* view: what the device holds, with data unset. */
+static void put(const op_instance *t, void *to, const double *from, abar_tensor view)
+{
+    if (!to || !from || abar_tensor_count(&view) == 0) return;
+    abar_tensor src = abar_tensor_wrap(NULL, (void *)(uintptr_t)from, ABAR_F64, view.ndim, view.dim);
+    view.data = calloc(1, abar_tensor_bytes(&view));
+    assert_non_null(view.data);
+    abar__tensor_copy_host(&view, &src);
+    move(t, to, view.data, abar_tensor_bytes(&view));
+    free(view.data);
+}
+
+/* The device's bytes in host memory that the caller frees. */
+static abar_tensor fetch(const op_instance *t, const void *from, abar_tensor view)
+{
+    view.data = malloc(abar_tensor_bytes(&view));
+    assert_non_null(view.data);
+    move(t, view.data, from, abar_tensor_bytes(&view));
+    return view;
+}
+
+static double *get(const op_instance *t, const void *from, abar_tensor view)
+{
+    if (!from || abar_tensor_count(&view) == 0) return NULL;
+    double *to = calloc((size_t)abar_tensor_count(&view), sizeof *to);
     assert_non_null(to);
-    abar_tensor src = view(t, from, shape, layout);
-    abar_tensor dst = abar_tensor_wrap(NULL, to, ABAR_F64, shape->ndim, shape->dim);
+    abar_tensor src = fetch(t, from, view), dst = abar_tensor_wrap(NULL, to, ABAR_F64, view.ndim, view.dim);
     abar__tensor_copy_host(&dst, &src);
+    free(src.data);
     return to;
 }
 
-static abar__shape row(int64_t count) { return (abar__shape){1, {count}}; }
+static void load_param(op_instance *t, const op_inputs *in, int i)
+{
+    abar_tensor view = param_of(t, i);
+    put(t, t->param[i], in->param[i], view);
+    put(t, t->dparam[i], in->dparam[i], view);
+    view.dtype = ABAR_BF16;
+    put(t, t->shadow[i], in->param[i], view);
+}
 
 void op_instance_load(op_instance *t, const op_inputs *in)
 {
     const abar__op *op = t->op;
     const abar__op_desc *d = &op->desc;
-    for (int i = 0; i < t->n_blocks; i++)
-        if (t->blocks[i].memory) memset(t->blocks[i].memory, 0xff, t->blocks[i].bytes); /* NaN in every float, -1 as a number */
+    for (int i = 0; i < t->n_blocks; i++) spoil(t, t->blocks[i].memory, t->blocks[i].bytes);
     memset(&t->result, 0xff, sizeof t->result);
-    for (int i = 0; i < d->n_in; i++) put(t, t->x[i], in->x[i], &d->in[i], op->in_layout[i]);
-    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
-        abar__shape shape = row(op_param_count(d, i));
-        put(t, t->param[i], in->param[i], &shape, ABAR_LAYOUT_STRIDED);
-        put(t, t->dparam[i], in->dparam[i], &shape, ABAR_LAYOUT_STRIDED);
-    }
-    for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) {
-        abar__shape shape = row(op_buffer_count(d, i));
-        put(t, t->buffer[i], in->buffer[i], &shape, ABAR_LAYOUT_STRIDED);
-    }
-    put(t, t->dy, in->dy, &d->out, op->out_layout);
-    put(t, t->dy2, in->dy2, &d->out, op->out_layout);
-    put(t, t->target, in->target, &d->in[0], ABAR_LAYOUT_STRIDED);
-    if (in->labels) memcpy(t->target, in->labels, (size_t)d->in[0].dim[0] * sizeof *in->labels);
+    if (t->shared) *t->shared = t->result;
+    for (int i = 0; i < d->n_in; i++) put(t, t->x[i], in->x[i], value_of(t, &d->in[i], op->in_layout[i]));
+    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) load_param(t, in, i);
+    for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) put(t, t->buffer[i], in->buffer[i], buffer_of(t, i));
+    put(t, t->dy, in->dy, value_of(t, &d->out, op->out_layout));
+    put(t, t->dy2, in->dy2, value_of(t, &d->out, op->out_layout));
+    put(t, t->target, in->target, value_of(t, &d->in[0], ABAR_LAYOUT_STRIDED));
+    if (in->labels) move(t, t->target, in->labels, (size_t)d->in[0].dim[0] * sizeof *in->labels);
 }
 
 static abar__op_args arguments(op_instance *t)
 {
     abar__op_args a = {.run = &t->run, .y = t->y, .target = t->target, .saved = t->saved, .scratch = t->scratch};
-    if (op_is_loss(&t->op->desc)) a.result = &t->result;
+    if (op_is_loss(&t->op->desc)) a.result = t->shared ? t->shared : &t->result;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) a.x[i] = t->x[i];
-    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) a.param[i] = t->param[i];
+    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
+        a.param[i] = t->param[i];
+        a.shadow[i] = t->shadow[i];
+    }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) a.buffer[i] = t->buffer[i];
     return a;
+}
+
+/* What a queued device was given runs to its end, and may still fail. */
+static void finish(op_instance *t, abar_status status, const char *what)
+{
+    if (status == ABAR_OK) status = abar_device_wait(t->dev);
+    if (status != ABAR_OK) fail_msg("%s of %s: %s", what, t->op->impl->name, abar_context_error(t->dev->ctx));
+    if (t->shared) t->result = *t->shared;
 }
 
 void op_instance_forward(op_instance *t)
 {
     abar__op_args a = arguments(t);
-    if (abar__op_forward(t->op, &a) != ABAR_OK) fail_msg("forward: %s", abar_context_error(t->dev->ctx));
+    finish(t, abar__op_forward(t->op, &a), "forward");
 }
 
 void op_instance_backward(op_instance *t, const op_inputs *in)
@@ -272,37 +365,34 @@ void op_instance_backward(op_instance *t, const op_inputs *in)
         a.dy2 = t->dy2;
     }
     a.accumulate = in->dparam[0] != NULL;
-    if (t->op->scratch_bytes) memset(t->scratch, 0xff, t->op->scratch_bytes);
-    if (abar__op_backward(t->op, &a) != ABAR_OK) fail_msg("backward: %s", abar_context_error(t->dev->ctx));
+    spoil(t, t->scratch, t->op->scratch_bytes);
+    finish(t, abar__op_backward(t->op, &a), "backward");
 }
 
 /* ---- reading back ---------------------------------------------------------------------------------------------- */
 
 /* The padding of a blocked value holds zeros (abar/tensor.h): what a value with the same elements and clean padding has. */
-static void assert_padding_zero(const op_instance *t, const char *what, void *data, const abar__shape *shape,
-                                abar_layout layout)
+static void assert_padding_zero(const op_instance *t, const char *what, const void *data, abar_tensor view)
 {
-    if (!data || layout == ABAR_LAYOUT_STRIDED) return;
-    double *values = get(t, data, shape, layout);
-    abar_tensor v = view(t, data, shape, layout), clean = v;
+    if (!data || view.layout == ABAR_LAYOUT_STRIDED) return;
+    abar_tensor v = fetch(t, data, view), clean = v;
     int64_t count = (int64_t)(abar_tensor_bytes(&v) / abar_dtype_size(v.dtype));
     clean.data = calloc(1, abar_tensor_bytes(&v));
     assert_non_null(clean.data);
-    put(t, clean.data, values, shape, layout);
+    abar__tensor_copy_host(&clean, &v);
     for (int64_t i = 0; i < count; i++)
         if (abar__tensor_load(&v, i) != abar__tensor_load(&clean, i))
             fail_msg("%s: element %lld of memory is %g: padding, or never written", what, (long long)i,
                      abar__tensor_load(&v, i));
     free(clean.data);
-    free(values);
+    free(v.data);
 }
 
-static void assert_unchanged(const op_instance *t, const char *what, void *data, const double *was, const abar__shape *shape,
-                             abar_layout layout)
+static void assert_unchanged(const op_instance *t, const char *what, const void *data, const double *was, abar_tensor view)
 {
     if (!was) return;
-    double *now = get(t, data, shape, layout);
-    if (memcmp(now, was, (size_t)abar__shape_count(shape) * sizeof *now) != 0) fail_msg("the operation changed its %s", what);
+    double *now = get(t, data, view);
+    if (memcmp(now, was, (size_t)abar_tensor_count(&view) * sizeof *now) != 0) fail_msg("the operation changed its %s", what);
     free(now);
 }
 
@@ -310,40 +400,39 @@ static void assert_inputs_unchanged(const op_instance *t, const op_inputs *in)
 {
     const abar__op *op = t->op;
     const abar__op_desc *d = &op->desc;
-    for (int i = 0; i < d->n_in; i++) assert_unchanged(t, "input", t->x[i], in->x[i], &d->in[i], op->in_layout[i]);
+    for (int i = 0; i < d->n_in; i++) assert_unchanged(t, "input", t->x[i], in->x[i], value_of(t, &d->in[i], op->in_layout[i]));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
-        abar__shape shape = row(op_param_count(d, i));
-        assert_unchanged(t, "parameter", t->param[i], in->param[i], &shape, ABAR_LAYOUT_STRIDED);
+        abar_tensor view = param_of(t, i);
+        assert_unchanged(t, "parameter", t->param[i], in->param[i], view);
+        view.dtype = ABAR_BF16;
+        if (t->shadow[i]) assert_unchanged(t, "parameter's copy", t->shadow[i], in->param[i], view);
     }
     if (!t->dy) return;
     bool masks_dy = d->activation == ABAR_ACT_RELU && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D);
-    if (!masks_dy) assert_unchanged(t, "output gradient", t->dy, in->dy, &d->out, op->out_layout);
-    assert_unchanged(t, "output gradient", t->dy2, in->dy2, &d->out, op->out_layout);
+    abar_tensor view = value_of(t, &d->out, op->out_layout);
+    if (!masks_dy) assert_unchanged(t, "output gradient", t->dy, in->dy, view);
+    assert_unchanged(t, "output gradient", t->dy2, in->dy2, view);
 }
 
 void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
 {
     const abar__op *op = t->op;
     const abar__op_desc *d = &op->desc;
+    abar_tensor y = value_of(t, &d->out, op->out_layout);
     *out = (op_outputs){.result = t->result};
-    assert_padding_zero(t, "y", t->y, &d->out, op->out_layout);
-    out->y = get(t, t->y, &d->out, op->out_layout);
-    for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) {
-        abar__shape shape = row(op_buffer_count(d, i));
-        out->buffer[i] = get(t, t->buffer[i], &shape, ABAR_LAYOUT_STRIDED);
-    }
+    assert_padding_zero(t, "y", t->y, y);
+    out->y = get(t, t->y, y);
+    for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) out->buffer[i] = get(t, t->buffer[i], buffer_of(t, i));
     assert_inputs_unchanged(t, in);
     if (!in->dy) return;
-    assert_padding_zero(t, "dz", t->dy, &d->out, op->out_layout);
-    out->dz = get(t, t->dy, &d->out, op->out_layout);
+    assert_padding_zero(t, "dz", t->dy, y);
+    out->dz = get(t, t->dy, y);
     for (int i = 0; i < d->n_in; i++) {
-        assert_padding_zero(t, "dx", t->dx[i], &d->in[i], op->in_layout[i]);
-        out->dx[i] = get(t, t->dx[i], &d->in[i], op->in_layout[i]);
+        abar_tensor x = value_of(t, &d->in[i], op->in_layout[i]);
+        assert_padding_zero(t, "dx", t->dx[i], x);
+        out->dx[i] = get(t, t->dx[i], x);
     }
-    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
-        abar__shape shape = row(op_param_count(d, i));
-        out->dparam[i] = get(t, t->dparam[i], &shape, ABAR_LAYOUT_STRIDED);
-    }
+    for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) out->dparam[i] = get(t, t->dparam[i], param_of(t, i));
 }
 
 void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, const op_inputs *in, op_outputs *out)

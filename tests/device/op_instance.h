@@ -28,6 +28,8 @@ bool op_is_loss(const abar__op_desc *d);
 
 /* Random inputs for a case, exact in float32. Free with op_inputs_free. */
 void op_inputs_create(const op_case *c, op_inputs *out);
+/* Where dev computes in bfloat16: to what that can hold, so that a comparison with ref is one of the arithmetic alone. */
+void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *in);
 void op_inputs_free(op_inputs *in);
 void op_outputs_free(op_outputs *out);
 
@@ -40,8 +42,10 @@ typedef struct op_instance {
     /* device memory */
     void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
     void *y, *dy, *dy2, *target, *saved, *scratch;
     abar__loss_result result;
+    abar__loss_result *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {
         void *memory;
         size_t bytes;

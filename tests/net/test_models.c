@@ -20,8 +20,8 @@ static void models_have_exact_parameter_counts(void **state)
     const struct {
         const char *name;
         int64_t parameters;
-    } table[] = {{"mlp", 669706},      {"lenet5", 61706},    {"resnet20", 269722},  {"resnet32", 464154},
-                 {"resnet44", 658586}, {"resnet56", 853018}, {"resnet110", 1727962}};
+    } table[] = {{"mlp", 669706},      {"lenet5", 61706},    {"resnet20", 269722},   {"resnet32", 464154},
+                 {"resnet44", 658586}, {"resnet56", 853018}, {"resnet110", 1727962}, {"wrn28-10", 36479194}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         fixture f = fixture_open("ref", 1);
         build_named(&f, table[i].name);
@@ -38,11 +38,12 @@ static void models_have_exact_parameter_counts(void **state)
 static void models_tensors_are_those_of_pytorch(void **state)
 {
     (void)state;
-    const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet110"};
-    for (int m = 0; m < 4; m++) {
+    const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet110", "wrn28-10"};
+    for (int m = 0; m < 5; m++) {
         fixture f = fixture_open("cpu", 1);
         build_named(&f, names[m]);
-        OK(f.ctx, compile(&f, 1, false));
+        OK(f.ctx, abar_net_compile(f.net, f.dev,
+                                   &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
         char path[512], line[512], ours[512];
         snprintf(path, sizeof path, "%s/golden/state_dict_%s.txt", ABAR_TEST_DATA, names[m]);
         FILE *file = fopen(path, "r");
@@ -97,6 +98,13 @@ static void models_gradients_match_differences_in_ref(void **state)
     fixture f = fixture_open("ref", 1);
     abar_value x = abar_input(f.net, 3, (int64_t[]){3, 8, 8});
     abar_softmax_cross_entropy(f.net, abar__resnet_cifar(f.net, x, 1, 4, 5), 0.1);
+    OK(f.ctx, compile(&f, 3, true));
+    check_gradients(&f, 5);
+    fixture_close(&f);
+
+    f = fixture_open("ref", 1);
+    x = abar_input(f.net, 3, (int64_t[]){3, 8, 8});
+    abar_softmax_cross_entropy(f.net, abar__wrn(f.net, x, 2, 3, 2, 5), 0.0);
     OK(f.ctx, compile(&f, 3, true));
     check_gradients(&f, 5);
     fixture_close(&f);

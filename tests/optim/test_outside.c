@@ -475,6 +475,50 @@ static void pending_count_is_zero_on_steps_without_statistics(void **state)
     fixture_close(&f);
 }
 
+/* The same numbers in another dtype, and with the dimensions from the second on in the opposite order in memory. */
+static abar_tensor rearranged(const outside *o, const abar_tensor *t, abar_dtype dtype)
+{
+    abar_tensor r = abar_tensor_wrap(o->dev, NULL, dtype, t->ndim, t->dim);
+    r.data = calloc((size_t)abar_tensor_count(t), abar_dtype_size(dtype));
+    assert_non_null(r.data);
+    int64_t stride = 1;
+    for (int i = 1; i < t->ndim; stride *= t->dim[i++]) r.stride[i] = stride;
+    assert_int_equal(abar_tensor_copy(o->ctx, &r, t), ABAR_OK);
+    return r;
+}
+
+static void observe_takes_any_floating_dtype_and_strides(void **state)
+{
+    (void)state;
+    static const abar_dtype dtypes[] = {ABAR_F64, ABAR_F32, ABAR_BF16, ABAR_F16};
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < CASES * 4; i++) {
+            outside plain, odd;
+            open_one(&plain, devices[d], cases[i / 4], "sgd");
+            open_one(&odd, devices[d], cases[i / 4], "sgd");
+            draw_batch(&plain);
+            draw_batch(&odd);
+            for (int k = 0; k < 2; k++) { /* the rounding of the dtype belongs to both */
+                const abar_tensor x = rearranged(&odd, &odd.input[k], dtypes[i % 4]);
+                const abar_tensor p = rearranged(&odd, &odd.output_grad[k], dtypes[i % 4]);
+                const abar_layer l = {.input = x, .output_grad = p, .output_grad_scale = 1.0};
+                assert_int_equal(abar_optim_observe(odd.optim, k, &l), ABAR_OK);
+                abar_tensor rounded_x = x, rounded_p = p;
+                rounded_x.dev = rounded_p.dev = plain.dev;
+                assert_int_equal(abar_tensor_copy(plain.ctx, &plain.input[k], &rounded_x), ABAR_OK);
+                assert_int_equal(abar_tensor_copy(plain.ctx, &plain.output_grad[k], &rounded_p), ABAR_OK);
+                free(x.data);
+                free(p.data);
+            }
+            observe(&plain, 0, EXAMPLES, 1.0);
+            step_scaled(&plain, 0.0);
+            step_scaled(&odd, 0.0);
+            for (int p = 0; p < PARAMS; p++) assert_close(&odd, &plain, p, tolerance(devices[d]), cases[i / 4][0]);
+            close_one(&plain);
+            close_one(&odd);
+        }
+}
+
 /* ---- the rule's settings, and refusals ------------------------------------------------------------------------------ */
 
 static void set_rule_changes_the_next_step(void **state)
@@ -546,6 +590,7 @@ int main(void)
         cmocka_unit_test(forget_drops_what_was_observed_and_nothing_else),
         cmocka_unit_test(pending_sums_of_two_ranks_join_to_the_whole_batch),
         cmocka_unit_test(pending_count_is_zero_on_steps_without_statistics),
+        cmocka_unit_test(observe_takes_any_floating_dtype_and_strides),
         cmocka_unit_test(set_rule_changes_the_next_step),
         cmocka_unit_test(set_param_impossible_arguments_are_refused_and_change_nothing),
         cmocka_unit_test(method_says_whether_it_reads_output_gradients),

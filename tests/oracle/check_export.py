@@ -28,7 +28,7 @@ def mlp_widths(state):
 
 
 def class_count(state, name):
-    last = {"lenet5": "fc3.bias"}.get(name, "linear.bias")
+    last = {"lenet5": "fc3.bias", "wrn28-10": "fc.bias"}.get(name, "linear.bias")
     if last not in state:
         raise ValueError(f"no tensor {last}")
     return state[last].shape[0]

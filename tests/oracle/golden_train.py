@@ -46,6 +46,14 @@ TASKS = {
         "lr": 0.1,
         "adamw_decay": 0.5,
     },
+    "wrn16": {
+        "build": lambda: networks.wide_resnet(2, 2, stem=4),
+        "model": {"name": "wide_resnet", "n": 2, "widen": 2, "stem": 4},
+        "data": "cifar10",
+        "shape": (4, 16, 3, 16, 16),
+        "lr": 0.1,
+        "adamw_decay": 0.5,
+    },
 }
 
 

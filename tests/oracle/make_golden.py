@@ -54,10 +54,11 @@ def main():
     golden_train.write(out / "train_mlp.safetensors", "mlp", seed=1)
     lenet5 = golden_train.write(out / "train_lenet5.safetensors", "lenet5", seed=2)
     golden_train.write(out / "train_resnet8.safetensors", "resnet8", seed=3)
+    golden_train.write(out / "train_wrn16.safetensors", "wrn16", seed=4)
     golden_optim.write_optimizers(out / "optim.safetensors")
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
-    for name in ("mlp", "lenet5", "resnet20", "resnet110"):
+    for name in ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10"):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)
     philox.write(out / "philox.json")

@@ -19,6 +19,7 @@ COUNTS = {
     "resnet44": 658_586,
     "resnet56": 853_018,
     "resnet110": 1_727_962,
+    "wrn28-10": 36_479_194,
 }
 
 MLP_WIDTHS = (784, 512, 512, 10)
@@ -123,6 +124,56 @@ class ResNetCifar(nn.Module):
         return self.linear(x.mean(dim=(2, 3)))
 
 
+class WideBlock(nn.Module):
+    """a = relu(bn1 x); y = conv2(relu(bn2(conv1 a))) + (x, or convShortcut a where the shape changes)."""
+
+    def __init__(self, c_in, c_out, stride):
+        super().__init__()
+        self.bn1 = batch_norm(c_in)
+        self.conv1 = conv3x3(c_in, c_out, stride)
+        self.bn2 = batch_norm(c_out)
+        self.conv2 = conv3x3(c_out, c_out, 1)
+        self.convShortcut = None
+        if c_in != c_out or stride != 1:
+            self.convShortcut = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False)
+
+    def forward(self, x):
+        a = F.relu(self.bn1(x))
+        y = self.conv2(F.relu(self.bn2(self.conv1(a))))
+        return y + (x if self.convShortcut is None else self.convShortcut(a))
+
+
+class WideStage(nn.Module):
+    def __init__(self, n, c_in, c_out, stride):
+        super().__init__()
+        first = WideBlock(c_in, c_out, stride)
+        self.layer = nn.Sequential(first, *(WideBlock(c_out, c_out, 1) for _ in range(n - 1)))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class WideResNet(nn.Module):
+    """Pre-activation ResNet of 6n+4 layers: stages of widen stem, 2 widen stem, 4 widen stem."""
+
+    def __init__(self, n, widen, stem=16, classes=10):
+        super().__init__()
+        width = stem * widen
+        self.conv1 = conv3x3(3, stem, 1)
+        self.block1 = WideStage(n, stem, width, 1)
+        self.block2 = WideStage(n, width, 2 * width, 2)
+        self.block3 = WideStage(n, 2 * width, 4 * width, 2)
+        self.bn1 = batch_norm(4 * width)
+        self.fc = nn.Linear(4 * width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x):
+        x = self.block3(self.block2(self.block1(self.conv1(x))))
+        return self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))
+
+
 def kaiming_fan_in(module):
     """Weights normal with variance 2 / fan-in. Biases and norms keep PyTorch's default."""
     if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -141,6 +192,10 @@ def resnet_cifar(n, width=16, classes=10):
     return ResNetCifar(n, width, classes)
 
 
+def wide_resnet(n, widen, stem=16, classes=10):
+    return WideResNet(n, widen, stem, classes)
+
+
 def build(name, classes=10, widths=MLP_WIDTHS, activation="relu"):
     """A network by its abar name; raises ValueError for a name that is not known here."""
     if name == "mlp":
@@ -150,6 +205,9 @@ def build(name, classes=10, widths=MLP_WIDTHS, activation="relu"):
     match = re.fullmatch(r"resnet(\d+)", name)
     if match and name in COUNTS:
         return resnet_cifar((int(match[1]) - 2) // 6, classes=classes)
+    match = re.fullmatch(r"wrn(\d+)-(\d+)", name)
+    if match and name in COUNTS:
+        return wide_resnet((int(match[1]) - 4) // 6, int(match[2]), classes=classes)
     raise ValueError(f"unknown model {name}; known: {' '.join(COUNTS)}")
 
 

@@ -1,102 +1,7 @@
 /* One step: micro-batches join to the whole batch, steps that go wrong change nothing, and nothing allocates. */
-#include "train_support.h"
+#include "train_engine.h"
 
 #include <math.h>
-
-/* ---- a small engine ------------------------------------------------------------------------------------------- */
-
-typedef struct engine {
-    fixture *f;
-    abar_setup *setup;
-    abar_device *dev;
-    abar_dataset *data;
-    abar_loader *loader;
-    abar_net *net;
-    abar_optim *optim;
-    abar__stepper stepper;
-} engine;
-
-static engine make_engine(fixture *f, abar_setup *setup)
-{
-    engine e = {.f = f, .setup = setup};
-    const abar_train_config *train = &setup->train;
-    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
-    need(f, abar__data_open(f->ctx, setup, false, &e.data));
-    abar_loader_config loader = abar__loader_wish(setup, false);
-    need(f, abar_loader_create(f->ctx, e.data, &loader, &e.loader));
-    need(f, abar__device_open(f->ctx, setup, &e.dev));
-    need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e.data), e.dev, &wish, &e.net));
-    need(f, abar__optim_build(f->ctx, setup, e.dev, e.net, &e.optim));
-    e.stepper = (abar__stepper){.ctx = f->ctx,
-                                .net = e.net,
-                                .optim = e.optim,
-                                .info = abar_dataset_info_of(e.data),
-                                .micro = wish.batch,
-                                .accumulate = train->accumulate};
-    return e;
-}
-
-static void drop_engine(engine *e)
-{
-    abar_optim_destroy(e->optim);
-    abar_net_destroy(e->net);
-    abar_device_close(e->dev);
-    abar_loader_destroy(e->loader);
-    abar_dataset_close(e->data);
-    abar_setup_destroy(e->f->ctx, e->setup);
-}
-
-static abar__step_result train_on(engine *e, int64_t k)
-{
-    abar_batch batch;
-    abar__step_result r;
-    need(e->f, abar_loader_next(e->loader, &batch));
-    need(e->f, abar__stepper_run(&e->stepper, &batch, k, e->setup->train.lr, &r));
-    return r;
-}
-
-/* ---- all state of an engine, to compare ----------------------------------------------------------------------- */
-
-typedef struct snapshot {
-    char *bytes;
-    size_t used;
-} snapshot;
-
-static void keep(snapshot *s, const abar_tensor *t)
-{
-    size_t n = abar_tensor_bytes(t);
-    s->bytes = realloc(s->bytes, s->used + n);
-    memcpy(s->bytes + s->used, t->data, n);
-    s->used += n;
-}
-
-static abar_status keep_state(void *user, const char *name, const abar_tensor *t)
-{
-    (void)name;
-    keep(user, t);
-    return ABAR_OK;
-}
-
-static snapshot take(engine *e)
-{
-    snapshot s = {0};
-    for (int i = 0; i < abar_net_tensor_count(e->net); i++) {
-        const char *name;
-        abar_tensor t;
-        abar_net_tensor(e->net, i, &name, &t);
-        keep(&s, &t);
-    }
-    need(e->f, abar_optim_visit(e->optim, keep_state, &s));
-    return s;
-}
-
-static void assert_unchanged(engine *e, snapshot *before)
-{
-    snapshot now = take(e);
-    assert_int_equal(now.used, before->used);
-    assert_memory_equal(now.bytes, before->bytes, now.used);
-    free(now.bytes);
-}
 
 /* ---- tests ---------------------------------------------------------------------------------------------------- */
 
@@ -104,83 +9,83 @@ static void micro_batches_join_to_the_whole_batch(void **state)
 {
     fixture *f = *state;
     const char *common = "device=ref workers=0 limit-train=64 limit-test=8 batch=32";
-    engine whole = make_engine(f, make_setup(f, "lenet5", "sgd", common));
+    engine *whole = make_engine(f, make_setup(f, "lenet5", "sgd", common));
     abar_setup *split = make_setup(f, "lenet5", "sgd", common);
     set(f, split, "accumulate", "4");
-    engine parts = make_engine(f, split);
+    engine *parts = make_engine(f, split);
     for (int k = 0; k < 3; k++) {
-        abar__step_result a = train_on(&whole, k), b = train_on(&parts, k);
+        abar__step_result a = train_on(whole, k), b = train_on(parts, k);
         assert_int_equal(a.loss.count, 32);
         assert_int_equal(b.loss.count, 32);
         assert_int_equal(a.loss.correct, b.loss.correct);
         assert_true(fabs(a.loss.loss - b.loss.loss) <= 1e-12 * fabs(a.loss.loss));
     }
-    for (int i = 0; i < abar_net_param_count(whole.net); i++) {
-        const abar_tensor *a = &abar_net_param(whole.net, i)->value, *b = &abar_net_param(parts.net, i)->value;
+    for (int i = 0; i < abar_net_param_count(whole->net); i++) {
+        const abar_tensor *a = &abar_net_param(whole->net, i)->value, *b = &abar_net_param(parts->net, i)->value;
         for (int64_t j = 0; j < abar_tensor_count(a); j++)
             assert_true(fabs(((double *)a->data)[j] - ((double *)b->data)[j]) <= 1e-12);
     }
-    drop_engine(&whole);
-    drop_engine(&parts);
+    drop_engine(whole);
+    drop_engine(parts);
 }
 
 /* A net with batch norm that has already taken a step, so that every kind of state is there. */
-static engine warm_engine(fixture *f, const char *optim, const char *accumulate)
+static engine *warm_engine(fixture *f, const char *optim, const char *accumulate)
 {
     abar_setup *setup = make_setup(f, "resnet20", optim, "device=ref workers=0 limit-train=8 limit-test=2 batch=2");
     set(f, setup, "accumulate", accumulate);
-    engine e = make_engine(f, setup);
-    assert_false(train_on(&e, 0).skipped);
+    engine *e = make_engine(f, setup);
+    assert_false(train_on(e, 0).skipped);
     return e;
 }
 
 static void step_with_a_loss_that_is_not_finite_changes_nothing(void **state)
 {
     fixture *f = *state;
-    engine e = warm_engine(f, "adamw", "2");
-    snapshot before = take(&e);
-    abar_tensor input = abar_net_input(e.net);
+    engine *e = warm_engine(f, "adamw", "2");
+    snapshot before = take(e);
+    abar_tensor input = abar_net_input(e->net);
     ((double *)input.data)[0] = NAN;
     abar__step_result r;
-    need(f, abar__stepper_run(&e.stepper, NULL, 1, 0.1, &r));
+    need(f, abar__stepper_run(&e->stepper, NULL, 1, 0.1, &r));
     assert_true(r.skipped);
-    assert_unchanged(&e, &before);
-    assert_false(train_on(&e, 2).skipped);
+    assert_unchanged(e, &before);
+    assert_false(train_on(e, 2).skipped);
     free(before.bytes);
-    drop_engine(&e);
+    drop_engine(e);
 }
 
 /* Input 0 is infinite and reaches only units that it switches off: the loss is finite, 0 x infinity in the gradient is not. */
 static void step_with_a_gradient_that_is_not_finite_changes_nothing(void **state)
 {
     fixture *f = *state;
-    engine e =
+    engine *e =
         make_engine(f, make_setup(f, "mlp", "sgd", "device=ref workers=0 limit-train=8 limit-test=2 batch=4 widths=784-8-10"));
-    assert_false(train_on(&e, 0).skipped);
-    const abar_tensor *w = &abar_net_param(e.net, 0)->value; /* (8, 784) */
+    assert_false(train_on(e, 0).skipped);
+    const abar_tensor *w = &abar_net_param(e->net, 0)->value; /* (8, 784) */
     for (int64_t o = 0; o < 8; o++) ((double *)w->data)[o * 784] = -1.0;
-    snapshot before = take(&e);
-    abar_tensor input = abar_net_input(e.net);
+    snapshot before = take(e);
+    abar_tensor input = abar_net_input(e->net);
     ((double *)input.data)[0] = INFINITY;
     abar__step_result r;
-    need(f, abar__stepper_run(&e.stepper, NULL, 1, 0.1, &r));
+    need(f, abar__stepper_run(&e->stepper, NULL, 1, 0.1, &r));
     assert_true(isfinite(r.loss.loss));
     assert_true(r.skipped);
-    assert_unchanged(&e, &before);
+    assert_unchanged(e, &before);
     free(before.bytes);
-    drop_engine(&e);
+    drop_engine(e);
 }
 
 static void step_updates_running_statistics_once_per_micro_batch(void **state)
 {
-    engine e = warm_engine(*state, "sgd", "2");
-    for (int i = 0; i < abar_net_tensor_count(e.net); i++) {
+    engine *e = warm_engine(*state, "sgd", "2");
+    for (int i = 0; i < abar_net_tensor_count(e->net); i++) {
         const char *name;
         abar_tensor t;
-        abar_net_tensor(e.net, i, &name, &t);
+        abar_net_tensor(e->net, i, &name, &t);
         if (strstr(name, "num_batches_tracked")) assert_int_equal(*(int64_t *)t.data, 2);
     }
-    drop_engine(&e);
+    drop_engine(e);
 }
 
 static void training_allocates_nothing(void **state)

@@ -196,7 +196,7 @@ def find_layers(
     return layers, left
 
 
-def check_model(model: nn.Module) -> tuple[nn.Module, Any]:
+def check_model(model: Any) -> tuple[nn.Module, Any]:
     """The module inside its wrappers and, for DistributedDataParallel, the process group."""
     if not isinstance(model, nn.Module):
         raise TypeError(

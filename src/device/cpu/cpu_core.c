@@ -259,7 +259,7 @@ static void cpu_adamw(abar_device *dev, const abar__update_item *items, int n, c
                          .run = adamw_run});
 }
 
-const abar_device_ops abar__cpu_device = {
+static const abar_device_ops device = {
     .name = "cpu",
     .dtype = ABAR_F32,
     .open = cpu_open,
@@ -272,3 +272,5 @@ const abar_device_ops abar__cpu_device = {
     .adamw = cpu_adamw,
     .stats = &abar__cpu_stats,
 };
+
+const abar_device_ops *const abar__cpu_device = &device;

@@ -113,7 +113,7 @@ static void ref_adamw(abar_device *dev, const abar__update_item *items, int n, c
 
 extern const abar__stats_ops abar__ref_stats;
 
-const abar_device_ops abar__ref_device = {
+static const abar_device_ops device = {
     .name = "ref",
     .dtype = ABAR_F64,
     .open = ref_open,
@@ -126,3 +126,5 @@ const abar_device_ops abar__ref_device = {
     .adamw = ref_adamw,
     .stats = &abar__ref_stats,
 };
+
+const abar_device_ops *const abar__ref_device = &device;

@@ -5,9 +5,10 @@
 
 static const abar_model *const models[] = {
     &abar__model_mlp,      &abar__model_lenet5,   &abar__model_resnet20,  &abar__model_resnet32,
-    &abar__model_resnet44, &abar__model_resnet56, &abar__model_resnet110,
+    &abar__model_resnet44, &abar__model_resnet56, &abar__model_resnet110, &abar__model_wrn28_10,
 };
-static const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110", NULL};
+static const char *const names[] = {"mlp",      "lenet5",    "resnet20", "resnet32", "resnet44",
+                                    "resnet56", "resnet110", "wrn28-10", NULL};
 
 const char *const *abar_model_names(void) { return names; }
 

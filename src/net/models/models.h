@@ -5,9 +5,13 @@
 #include "abar/net.h"
 
 extern const abar_model abar__model_mlp, abar__model_lenet5, abar__model_resnet20, abar__model_resnet32, abar__model_resnet44,
-    abar__model_resnet56, abar__model_resnet110;
+    abar__model_resnet56, abar__model_resnet110, abar__model_wrn28_10;
 
 /* CIFAR ResNet with n basic blocks in each of its three stages of width, 2 width and 4 width channels: depth 6n+2. */
 abar_value abar__resnet_cifar(abar_net *net, abar_value x, int n, int64_t width, int64_t classes);
+
+/* Wide ResNet with n pre-activation blocks in each of its three stages of stem * widen, twice and four times as many channels:
+ * depth 6n+4, stem 16. */
+abar_value abar__wrn(abar_net *net, abar_value x, int n, int64_t stem, int64_t widen, int64_t classes);
 
 #endif

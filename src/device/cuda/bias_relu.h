@@ -1,0 +1,19 @@
+/* What stands around a product in a linear layer or convolution: bias and ReLU behind it, and their gradients. */
+#ifndef ABAR_BIAS_RELU_H
+#define ABAR_BIAS_RELU_H
+
+#include "device/cuda/cuda_nn.h"
+
+/* y = act(y + bias) in place; bias (width) may be NULL. y: (rows, width), the device's activation dtype. */
+void abar__cuda_bias_relu(abar_device *dev, void *y, const float *bias, bool relu, int64_t rows, int64_t width);
+
+/* dy turned into dL/dz in place where y is not NULL (masked by y > 0); db (width), where not NULL, is written or added to with
+ * the column sums of dL/dz. partials: abar__cuda_bias_partials(dev, rows, width) bytes. */
+void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, float *db, bool accumulate, int64_t rows,
+                                   int64_t width, float *partials);
+size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width);
+
+/* to (count) is written or added to with sums (slices, count), the slices in order. */
+void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices, int64_t count, float *to, bool add);
+
+#endif

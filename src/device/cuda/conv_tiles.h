@@ -1,0 +1,154 @@
+/* Convolutions of few channels on tensor cores, bf16: what the host and the kernels of conv_tiles agree on.
+ *
+ * A block takes a tile of window positions: take rows of positions in each of group images. It loads the band of source pixels
+ * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: pixel (y, x)
+ * of the band lies at pixel_at(y, x) * pitch, and every product of a 16-pixel fragment with a tap of the kernel is one ldmatrix
+ * whose lanes point to 16 pixels. The pitch is an odd number of 16-byte units, so that eight neighbouring pixels lie in
+ * different banks; for stride 2 the even columns stand before the odd ones, for the same reason. */
+#ifndef ABAR_CONV_TILES_H
+#define ABAR_CONV_TILES_H
+
+#include "device/cuda/conv_tiles_mma.h"
+
+/* The tiles of a window sliding over the images (N, H, W, C) of a source. */
+typedef struct conv_band {
+    int images, height, width, channels;
+    int rows, columns; /* window positions in an image */
+    int pad;           /* position (r, q) begins at pixel (r stride - pad, q stride - pad) */
+    int group, take;   /* a tile: images, rows of positions in each */
+    int bands;         /* tiles that one group of images has: ceil(rows / take) */
+    int tiles;
+    int high, wide;       /* pixels of a band, in each image of the group: under take rows and all columns */
+    int chunks, pitch;    /* per pixel in shared memory: 16-byte pieces that are loaded, and bytes from one to the next */
+    unsigned chunks_part; /* ceil(65536 / chunks): k / chunks is k chunks_part >> 16 for k < 32768 */
+} conv_band;
+
+/* y = act(x * w + bias), or dx = dz * w turned around: a product of a band with all taps of a kernel. */
+typedef struct conv_product {
+    conv_band band;     /* of x, or of dz */
+    const bf16 *source; /* x (N, H, W, C), or dz (N, P, Q, O) */
+    const bf16 *weight; /* (O, K, K, C) */
+    const float *bias;  /* (O) or NULL */
+    bf16 *result;       /* y (N, P, Q, O), or dx (N, H, W, C) */
+    int result_height, result_width, result_channels;
+    int inputs, outputs; /* C, O */
+    int weight_pitch;    /* bytes of a row of the weights in shared memory */
+    int weight_bytes;    /* of all its rows; the band follows */
+    bool relu;
+} conv_product;
+
+/* dw (O, K, K, C) = sum over positions of dz (O) and x under the window (K, K, C), in partial sums, one for each block. */
+typedef struct conv_slope {
+    conv_band x, dz; /* the same tiles; dz's window is one pixel */
+    const bf16 *x_data, *dz_data;
+    float *partials;            /* (blocks, O, K, K, C) */
+    int inputs, outputs;        /* C, O */
+    int dz_offset, stage_bytes; /* in shared memory: of dz behind x; of both, twice there where a block has several tiles */
+} conv_slope;
+
+enum conv_way { CONV_FORWARD, CONV_DX };
+
+typedef void (*conv_product_kernel)(conv_product);
+typedef void (*conv_slope_kernel)(conv_slope);
+typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, int parts, bool add);
+
+/* The kernel for square windows k = 1, 3, 5 of stride s, blocks of wide (4) or narrow (2) tiles of 8 result channels, and what
+ * a warp of it makes: positions. few: fewer than 16 input channels, held as 8. NULL: there is none. */
+typedef struct conv_product_choice {
+    conv_product_kernel kernel;
+    int positions;
+} conv_product_choice;
+conv_product_choice abar__conv_product_pick(enum conv_way way, int k, int s, int channel_tiles, bool few);
+
+/* Likewise for dw: a block makes 16 output_tiles x 8 input_tiles channels with threads, and joins its warps' sums in
+ * reduce_bytes of shared memory. */
+typedef struct conv_slope_choice {
+    conv_slope_kernel kernel;
+    int threads, reduce_bytes;
+} conv_slope_choice;
+conv_slope_choice abar__conv_slope_pick(int k, int s, int output_tiles, int input_tiles);
+
+/* dw = (or +=) the sum of parts partials (count), in order; blocks of (32, 8) threads, 32 elements each. */
+extern const conv_join_kernel abar__conv_join;
+
+/* ---- inside kernels --------------------------------------------------------------------------------------------- */
+
+/* Where column x of a band stands in its line of shared memory. */
+template <int S> __device__ static inline int band_column(const conv_band &b, int x)
+{
+    return S == 2 ? (x & 1) * ((b.wide + 1) / 2) + x / 2 : x;
+}
+
+/* Bytes from a window's first pixel to the pixel under its tap (i, j). */
+template <int S> __device__ static inline int band_tap(const conv_band &b, int i, int j)
+{
+    return (i * b.wide + band_column<S>(b, j)) * b.pitch;
+}
+
+/* A position of a tile, counted image by image, row by row. */
+typedef struct conv_place {
+    int image, row, column; /* image and row within the tile */
+} conv_place;
+
+__device__ static inline conv_place band_place(const conv_band &b, int position)
+{
+    const int line = position / b.columns;
+    return {line / b.take, line % b.take, position % b.columns};
+}
+
+/* Bytes from the band's beginning to the first pixel under the window at a position. (Column S q of the band stands at q.) */
+template <int S> __device__ static inline int band_window(const conv_band &b, int position)
+{
+    const conv_place at = band_place(b, position);
+    return ((at.image * b.high + at.row * S) * b.wide + at.column) * b.pitch;
+}
+
+__device__ static inline int band_positions(const conv_band &b) { return b.group * b.take * b.columns; }
+
+/* Asks for the band of a tile: chunks 16-byte pieces of every pixel, from channel first on. A warp takes lines. */
+template <int S>
+__device__ static inline void band_load(const conv_band &b, uint32_t to, const bf16 *source, int tile, int first)
+{
+    const int image0 = tile / b.bands * b.group, y0 = tile % b.bands * b.take * S - b.pad;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    for (int line = warp; line < b.group * b.high; line += warps) {
+        const int image = image0 + line / b.high, y = y0 + line % b.high;
+        const bool inside = image < b.images && y >= 0 && y < b.height;
+        const bf16 *from = source + (int64_t)(inside ? (image * b.height + y) * b.width : 0) * b.channels + first;
+        for (int k = lane; k < b.wide * b.chunks; k += 32) {
+            const int x = (int)((unsigned)k * b.chunks_part >> 16), chunk = k - x * b.chunks;
+            const bool valid = inside && x >= b.pad && x < b.pad + b.width;
+            copy16_async(to + (uint32_t)((line * b.wide + band_column<S>(b, x)) * b.pitch + chunk * 16),
+                         from + (valid ? (x - b.pad) * b.channels + chunk * 8 : 0), valid);
+        }
+    }
+}
+
+/* Up to 8 numbers, zeros behind them, as bf16 in one 16-byte piece. */
+__device__ static inline uint4 gather8(const bf16 *from, int n)
+{
+    const uint16_t *bits = reinterpret_cast<const uint16_t *>(from);
+    uint32_t v[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++) v[c] = c < n ? bits[c] : 0u;
+    return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+}
+
+/* band_load for at most 8 channels, stride 1: they become 8 in shared memory. Stored at once. */
+__device__ static inline void band_load_few(const conv_band &b, uint32_t to, const bf16 *source, int tile)
+{
+    const int image0 = tile / b.bands * b.group, y0 = tile % b.bands * b.take - b.pad;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    for (int line = warp; line < b.group * b.high; line += warps) {
+        const int image = image0 + line / b.high, y = y0 + line % b.high;
+        const bool inside = image < b.images && y >= 0 && y < b.height;
+        const bf16 *from = source + (int64_t)(inside ? (image * b.height + y) * b.width : 0) * b.channels;
+        for (int x = lane; x < b.wide; x += 32) {
+            const bool valid = inside && x >= b.pad && x < b.pad + b.width;
+            store16(to + (uint32_t)((line * b.wide + x) * b.pitch),
+                    gather8(from + (valid ? (x - b.pad) * b.channels : 0), valid ? b.channels : 0));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,246 @@
+/* y and dx of conv_tiles: positions of a tile (rows of a, from the band) times channels (columns of b, from the weights),
+ * summed over taps and channels of the source, 16 at a time.
+ *
+ *   y[p, q, o] = sum over i, j, c of x[p S - pad + i, q S - pad + j, c] w[o, i, j, c]
+ *   dx[h, w, c] = sum over i, j, o of dz[p, q, o] w[o, i, j, c] where h = p S - pad + i, w = q S - pad + j
+ *
+ * For stride 1 dx is a convolution of dz with the taps in reverse order. For stride 2 a tile's positions are pairs (r, q), each
+ * with the four pixels (2 r + odd, 2 q + odd) of dx, one set of sums per parity. Along one axis, K = 3, pad = 1: the even pixel
+ * 2 r gets tap 1 of dz[r]; the odd one gets tap 2 of dz[r] and tap 0 of dz[r + 1]. K = 1, pad = 0: the even one gets dz[r]. */
+#ifndef ABAR_CONV_TILES_PRODUCT_H
+#define ABAR_CONV_TILES_PRODUCT_H
+
+#include "device/cuda/conv_tiles.h"
+
+/* What the comment above says, for one axis. */
+template <int WAY, int K, int S> struct conv_axis {
+    static const bool split = WAY == CONV_DX && S == 2; /* by parity */
+    static const int stride = WAY == CONV_DX ? 1 : S;   /* of the window over the band */
+    static const int window = split ? (K + 1) / 2 : K;
+    static const int parities = split ? 2 : 1;
+    /* Where in the window tap i reads, and which parity it serves. */
+    __device__ static constexpr int reads(int i) { return split ? (K == 3 && i == 0 ? 1 : 0) : WAY == CONV_DX ? K - 1 - i : i; }
+    __device__ static constexpr int parity(int i) { return split && K == 3 && i != 1 ? 1 : 0; }
+};
+
+/* A warp's sums: for each parity, MT fragments of 16 positions by NT fragments of 8 channels. */
+template <int WAY, int K, int S, int NT> struct conv_sums {
+    static const int sets = conv_axis<WAY, K, S>::parities * conv_axis<WAY, K, S>::parities;
+    static const int MT = (sets == 4 ? 4 : 8) / NT;
+    static const int positions = 16 * MT;
+    float v[sets][MT][NT][4];
+};
+
+/* The weights of channels n0 .. n0 + 8 NT of the result: forward in rows (o) of K K C, dx in rows (o) of K K 8 NT (all o). */
+template <int WAY, int K, int NT> __device__ static inline void weights_load(const conv_product &p, uint32_t to, int n0)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const int rows = WAY == CONV_FORWARD ? 8 * NT : p.outputs, first = WAY == CONV_FORWARD ? n0 : 0;
+    const int chunks = WAY == CONV_FORWARD ? K * K * p.inputs / 8 : K * K * NT;
+    for (int row = warp; row < rows; row += warps) {
+        const bf16 *from = p.weight + (first + row) * K * K * p.inputs;
+        for (int k = lane; k < chunks; k += 32)
+            copy16_async(to + (uint32_t)(row * p.weight_pitch + k * 16),
+                         WAY == CONV_FORWARD ? from + k * 8 : from + k / NT * p.inputs + n0 + k % NT * 8, true);
+    }
+}
+
+/* The same for at most 8 input channels: forward, rows (o) of taps by 8, an even number of taps. */
+template <int K, int NT> __device__ static inline void weights_load_few(const conv_product &p, uint32_t to, int n0)
+{
+    const int taps = K * K, even = (taps + 1) / 2 * 2;
+    for (int k = (int)threadIdx.x; k < 8 * NT * even; k += (int)blockDim.x) {
+        const int row = k / even, tap = k % even;
+        const bf16 *from = p.weight + ((n0 + row) * taps + (tap < taps ? tap : 0)) * p.inputs;
+        store16(to + (uint32_t)(row * p.weight_pitch + tap * 16), gather8(from, tap < taps ? p.inputs : 0));
+    }
+}
+
+/* Fragments of b, 16 source channels by 8 NT result channels: b[n][0], b[n][1]. weights: the lane's own address, see below. */
+template <int WAY, int NT>
+__device__ static inline void weights_fragments(uint32_t (&b)[NT][2], uint32_t weights, int weight_pitch)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t r[4];
+        if (WAY == CONV_FORWARD)
+            load_matrices(r, weights + (uint32_t)(n * 8 * weight_pitch));
+        else
+            load_matrices_transposed(r, weights + (uint32_t)(n * 16));
+        b[n][0] = r[0], b[n][1] = r[1], b[n + 1][0] = r[2], b[n + 1][1] = r[3];
+    }
+}
+
+/* The lane's address for weights_fragments, at tap 0 and channel 0: four matrices in the order (channels of the result 0-7; of
+ * the source 0-7, 8-15), (result 8-15; source likewise). Forward, a matrix's rows are result channels; for dx they are source
+ * channels (o), and it is transposed on the way. */
+template <int WAY> __device__ static inline uint32_t weights_lane(uint32_t weights, int weight_pitch)
+{
+    const int lane = (int)threadIdx.x % 32;
+    if (WAY == CONV_FORWARD) return weights + (uint32_t)((lane / 16 * 8 + lane % 8) * weight_pitch + lane / 8 % 2 * 16);
+    return weights + (uint32_t)(lane % 16 * weight_pitch + lane / 16 * 16);
+}
+
+/* All taps, all channels of the source. at: the lane's address of each fragment of positions: row lane % 16 of the fragment,
+ * source channels 0-7 for lanes 0 to 15, 8-15 for the others. */
+template <int WAY, int K, int S, int NT>
+__device__ static inline void conv_accumulate(const conv_product &p, uint32_t weights,
+                                              const uint32_t (&at)[conv_sums<WAY, K, S, NT>::MT],
+                                              conv_sums<WAY, K, S, NT> &sums)
+{
+    typedef conv_axis<WAY, K, S> axis;
+    const int MT = conv_sums<WAY, K, S, NT>::MT;
+    const int per_tap = WAY == CONV_FORWARD ? p.inputs * 2 : NT * 16;    /* bytes from tap to tap, */
+    const int per_step = WAY == CONV_FORWARD ? 32 : 16 * p.weight_pitch; /* and from 16 source channels to the next */
+    const int steps = (WAY == CONV_FORWARD ? p.inputs : p.outputs) / 16;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+#pragma unroll
+        for (int window = 0; window < axis::window * axis::window; window++) {
+            const int u = window / axis::window, v = window % axis::window;
+            uint32_t a[MT][4];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+                load_matrices(a[m], at[m] + (uint32_t)(band_tap<axis::stride>(p.band, u, v) + step * 32));
+#pragma unroll
+            for (int tap = 0; tap < K * K; tap++) {
+                const int i = tap / K, j = tap % K;
+                if (axis::reads(i) != u || axis::reads(j) != v) continue;
+                const int set = axis::parity(i) * axis::parities + axis::parity(j);
+                uint32_t b[NT][2];
+                weights_fragments<WAY, NT>(b, weights + (uint32_t)(tap * per_tap + step * per_step), p.weight_pitch);
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int n = 0; n < NT; n++) multiply_add(sums.v[set][m][n], a[m], b[n][0], b[n][1]);
+            }
+        }
+    }
+}
+
+/* The same for 8 input channels, two taps at a time: lanes 0 to 15 point under the even one, the others under the odd one. The
+ * last odd tap has no weights: any numbers of the band do. */
+template <int K, int NT>
+__device__ static inline void conv_accumulate_few(const conv_product &p, uint32_t weights,
+                                                  const uint32_t (&at)[conv_sums<CONV_FORWARD, K, 1, NT>::MT],
+                                                  conv_sums<CONV_FORWARD, K, 1, NT> &sums)
+{
+    const int MT = conv_sums<CONV_FORWARD, K, 1, NT>::MT;
+    const bool odd = threadIdx.x % 32 >= 16;
+#pragma unroll
+    for (int tap = 0; tap < K * K; tap += 2) {
+        const int next = tap + 1 < K * K ? tap + 1 : tap;
+        const int offset = odd ? band_tap<1>(p.band, next / K, next % K) : band_tap<1>(p.band, tap / K, tap % K);
+        uint32_t b[NT][2];
+        weights_fragments<CONV_FORWARD, NT>(b, weights + (uint32_t)(tap * 16), p.weight_pitch);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            uint32_t a[4];
+            load_matrices(a, at[m] + (uint32_t)offset);
+#pragma unroll
+            for (int n = 0; n < NT; n++) multiply_add(sums.v[0][m][n], a, b[n][0], b[n][1]);
+        }
+    }
+}
+
+/* Among four neighbouring lanes: lane t gives word c of its v to lane c, and receives lane k's word t as v[k]. */
+__device__ static inline void transpose_quad(uint32_t (&v)[4])
+{
+#pragma unroll
+    for (int bit = 2; bit; bit /= 2) {
+        const bool high = threadIdx.x & (unsigned)bit;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if (c & bit) continue;
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[c] : v[c + bit], bit);
+            if (high)
+                v[c] = got;
+            else
+                v[c + bit] = got;
+        }
+    }
+}
+
+/* Writes fragments (16 positions, 16 channels: two of 8) of the result, 16 bytes a lane: after the transposition lane t of a
+ * quad has position group + 8 (t / 2), channels 8 (t % 2) + 0..7. to: that piece's address, NULL: outside. */
+__device__ static inline void conv_store(bf16 *to, const float (&lo)[4], const float (&hi)[4], const float (&bias)[4],
+                                         bool relu)
+{
+    uint32_t v[4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float z[4] = {lo[2 * half] + bias[0], lo[2 * half + 1] + bias[1], hi[2 * half] + bias[2], hi[2 * half + 1] + bias[3]};
+#pragma unroll
+        for (int k = 0; k < 4; k++) z[k] = relu && z[k] < 0.0f ? 0.0f : z[k];
+        v[2 * half] = pair_bits(z[0], z[1]);
+        v[2 * half + 1] = pair_bits(z[2], z[3]);
+    }
+    transpose_quad(v);
+    if (to) *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+/* All sums of a warp whose first position in the tile is first; n0: the block's first channel. */
+template <int WAY, int K, int S, int NT>
+__device__ static inline void conv_finish(const conv_product &p, int first, int n0, const conv_sums<WAY, K, S, NT> &sums)
+{
+    typedef conv_axis<WAY, K, S> axis;
+    const int lane = (int)threadIdx.x % 32, pair = lane % 4, tile = (int)blockIdx.x;
+    const int count = band_positions(p.band);
+#pragma unroll
+    for (int m = 0; m < conv_sums<WAY, K, S, NT>::MT; m++) {
+        const int position = first + 16 * m + lane / 4 + pair / 2 * 8;
+        const conv_place at = band_place(p.band, position);
+        const int image = tile / p.band.bands * p.band.group + at.image, row = tile % p.band.bands * p.band.take + at.row;
+        const bool inside = position < count && image < p.band.images && row < p.band.rows;
+#pragma unroll
+        for (int set = 0; set < conv_sums<WAY, K, S, NT>::sets; set++) {
+            const int h = row * axis::parities + set / axis::parities, w = at.column * axis::parities + set % axis::parities;
+            const bool valid = inside && h < p.result_height && w < p.result_width;
+            bf16 *to = p.result + (int64_t)((image * p.result_height + h) * p.result_width + w) * p.result_channels + n0;
+#pragma unroll
+            for (int n = 0; n < NT; n += 2) {
+                const float *b = p.bias ? p.bias + n0 + n * 8 + pair * 2 : NULL;
+                const float bias[4] = {b ? b[0] : 0.0f, b ? b[1] : 0.0f, b ? b[8] : 0.0f, b ? b[9] : 0.0f};
+                conv_store(valid ? to + (n + pair % 2) * 8 : NULL, sums.v[set][m][n], sums.v[set][m][n + 1], bias, p.relu);
+            }
+        }
+    }
+}
+
+/* A block: tile blockIdx.x, channels 8 NT blockIdx.y ... of the result. A warp: every warps-th lot of positions of the tile. */
+template <int WAY, int K, int S, int NT, bool FEW>
+static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_constant__ conv_product p)
+{
+    extern __shared__ __align__(16) unsigned char conv_memory[];
+    typedef conv_sums<WAY, K, S, NT> warp_sums;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const int n0 = (int)blockIdx.y * 8 * NT, count = band_positions(p.band);
+    const uint32_t weights = shared_address(conv_memory), band = weights + (uint32_t)p.weight_bytes;
+    if constexpr (FEW) {
+        weights_load_few<K, NT>(p, weights, n0);
+        band_load_few(p.band, band, p.source, (int)blockIdx.x);
+    } else {
+        weights_load<WAY, K, NT>(p, weights, n0);
+        band_load<conv_axis<WAY, K, S>::stride>(p.band, band, p.source, (int)blockIdx.x, 0);
+        copies_commit();
+        copies_wait<0>();
+    }
+    __syncthreads();
+    for (int first = warp * warp_sums::positions; first < count; first += warps * warp_sums::positions) {
+        warp_sums sums = {};
+        uint32_t at[warp_sums::MT];
+#pragma unroll
+        for (int m = 0; m < warp_sums::MT; m++) { /* positions behind the last are taken for it, and not stored */
+            const int position = min(first + 16 * m + lane % 16, count - 1);
+            at[m] = band + (uint32_t)(band_window<conv_axis<WAY, K, S>::stride>(p.band, position) + (FEW ? 0 : lane / 16 * 16));
+        }
+        const uint32_t lane_weights = weights_lane<WAY>(weights, p.weight_pitch);
+        if constexpr (FEW)
+            conv_accumulate_few<K, NT>(p, lane_weights, at, sums);
+        else
+            conv_accumulate<WAY, K, S, NT>(p, lane_weights, at, sums);
+        conv_finish<WAY, K, S, NT>(p, first, n0, sums);
+    }
+}
+
+#endif

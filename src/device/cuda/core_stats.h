@@ -1,0 +1,76 @@
+/* The statistics of the CUDA back end: sums over rows (core_sums.cu), products and factorisations (core_dense.cu), vectors and
+ * the table (core_stats.cu). Their partial sums lie in the lower half of the device's workspace, what comes from the host in
+ * the upper half. */
+#ifndef ABAR_CUDA_CORE_STATS_H
+#define ABAR_CUDA_CORE_STATS_H
+
+#include "device/cuda/core_impl.h"
+
+#define ABAR_STATS_HALF (ABAR_CUDA_WORKSPACE / 2)
+#define ABAR_STATS_EXAMPLES ((int64_t)(ABAR_STATS_HALF / sizeof(double))) /* whose weights find room there */
+
+static inline double *abar__cuda_upper(const abar_device *dev)
+{
+    return (double *)((char *)abar__cuda_of(dev)->workspace + ABAR_STATS_HALF);
+}
+
+/* The tensor with NHWC told by its strides: all that kernels know. */
+static inline abar_tensor abar__cuda_strided(const abar_tensor *tensor)
+{
+    abar_tensor t = *tensor;
+    if (t.layout != ABAR_LAYOUT_NHWC) return t;
+    t.layout = ABAR_LAYOUT_STRIDED;
+    t.stride[1] = 1;
+    t.stride[3] = t.dim[1];
+    t.stride[2] = t.dim[1] * t.dim[3];
+    t.stride[0] = t.dim[1] * t.dim[3] * t.dim[2];
+    return t;
+}
+
+/* Remembers the failure of a call that cannot return one: the next wait tells it. */
+static inline bool abar__cuda_remember(const abar_device *dev, cudaError_t error)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
+    return error == cudaSuccess;
+}
+
+/* Between the host's memory and the device's, waiting. */
+static inline bool abar__cuda_carry(const abar_device *dev, void *to, const void *from, size_t bytes)
+{
+    const cudaStream_t stream = abar__cuda_of(dev)->stream;
+    return abar__cuda_remember(dev, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream)) &&
+           abar__cuda_remember(dev, cudaStreamSynchronize(stream));
+}
+
+static inline unsigned abar__cuda_grid(const abar_device *dev, int64_t n, int64_t per_block)
+{
+    const int64_t blocks = abar__cuda_blocks(n, per_block), most = (int64_t)abar__cuda_of(dev)->processors * 16;
+    return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
+}
+
+extern "C" {
+void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum);
+double abar__cuda_input_square(abar_device *dev, const abar__rows *r);
+void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum);
+void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
+void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+
+void abar__cuda_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+void abar__cuda_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
+void abar__cuda_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r);
+bool abar__cuda_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
+                       void *inverse, void *scratch);
+size_t abar__cuda_invert_scratch(abar_device *dev, int64_t d);
+bool abar__cuda_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors,
+                      void *scratch);
+size_t abar__cuda_eigen_scratch(abar_device *dev, int64_t d);
+void abar__cuda_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x,
+                         const void *right, bool right_t, void *y, void *scratch);
+}
+
+#endif

@@ -1,0 +1,369 @@
+/* Sums over the rows of a map without ever building a row (methods.md section 1), one launch and one read of the tensor each.
+ *
+ * The mean patch of a convolution comes from the batch-sum image S[c, y, x] = sum over n of x[n, c, y, x]: entry (c, i, j) is a
+ * strided window sum of S. Sums of output gradients are the same with a window of one tap, and so are rows of vectors, which
+ * are one image of as many pixels. */
+#include "device/cuda/core_stats.h"
+
+#define THREADS 256
+#define CHANNELS 64 /* of a block, at most: whole cache lines of a pixel */
+#define SPLITS 64   /* blocks that share channels, at most: the last of them adds up what they leave */
+#define MASK 64     /* taps of a window that fit a mask */
+
+/* The channels to be summed, how they lie, and how the blocks share them. */
+typedef struct stack {
+    const void *data;
+    int64_t images, channels, height, width;
+    int64_t stride[4]; /* of n, c, y, x in elements */
+    int kernel[2], step[2], pad[2], dilation[2];
+    int64_t extent[2];    /* window positions along each axis */
+    const double *weight; /* of every image, device memory; NULL: 1 */
+    float *out;           /* (channels, kernel[0], kernel[1]), added to */
+    double scale;         /* of the sums */
+    double last;          /* where not 0: added behind the channels */
+    int lanes, pixels;    /* a block's threads: so many at a pixel (of vectors), so many pixels */
+    int64_t tiles;        /* of pixels */
+    int slices, groups;   /* blocks that share the images, the tiles */
+    int64_t first;        /* channel of the launch */
+} stack;
+
+/* Does tap k of some window position lie on this row (axis 0) or column (axis 1)? */
+__device__ static inline bool sees(const stack &s, int axis, int64_t place, int k)
+{
+    const int64_t from = place + s.pad[axis] - (int64_t)k * s.dilation[axis];
+    return from >= 0 && from % s.step[axis] == 0 && from / s.step[axis] < s.extent[axis];
+}
+
+/* Bit k: tap k of some window position lies on this pixel. */
+__device__ static uint64_t mask_of(const stack &s, int64_t y, int64_t x)
+{
+    uint64_t row = 0, mask = 0;
+    for (int j = 0; j < s.kernel[1]; j++) row |= (uint64_t)sees(s, 1, x, j) << j;
+    for (int i = 0; i < s.kernel[0]; i++)
+        if (sees(s, 0, y, i)) mask |= row << (i * s.kernel[1]);
+    return mask;
+}
+
+template <typename T> __device__ static inline float element(const T *p) { return (float)*p; }
+template <> __device__ inline float element<bf16>(const bf16 *p) { return __bfloat162float(*p); }
+template <> __device__ inline float element<__half>(const __half *p) { return __half2float(*p); }
+
+/* sum += the vector at p, or its squares, times w */
+template <typename T, int N> __device__ static inline void add_vector(const T *p, bool squares, float w, float sum[N])
+{
+    if constexpr (N == 1) {
+        const float v = element(p);
+        sum[0] += w * (squares ? v * v : v);
+    } else {
+        const pack<T> a = load_pack(p);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += w * (squares ? a.v[i] * a.v[i] : a.v[i]);
+    }
+}
+
+/* S of this thread's vector at one pixel, over the block's images. */
+template <typename T, int N>
+__device__ static void sum_images(const stack &s, const T *p, int64_t from, int64_t to, bool squares, float sum[N])
+{
+    if (s.weight) {
+        for (int64_t n = from; n < to; n++) add_vector<T, N>(p + n * s.stride[0], squares, (float)s.weight[n], sum);
+        return;
+    }
+#pragma unroll 8
+    for (int64_t n = from; n < to; n++) add_vector<T, N>(p + n * s.stride[0], squares, 1.0f, sum);
+}
+
+/* The window sums of one tile of S, added to taps: output o of the block by thread o modulo the threads. */
+__device__ static void add_taps(const stack &s, int64_t tile, int width, const float *image, const uint64_t *masks, float *taps)
+{
+    const int kernel = s.kernel[0] * s.kernel[1];
+    const int64_t first = tile * s.pixels, left = s.height * s.width - first;
+    const int n = left < s.pixels ? (int)left : s.pixels;
+    for (int o = threadIdx.x; o < width * kernel; o += THREADS) {
+        const int c = o / kernel, k = o % kernel;
+        float sum = 0.0f;
+        if (kernel <= MASK) {
+#pragma unroll 4
+            for (int q = 0; q < n; q++) sum += masks[q] >> k & 1 ? image[q * width + c] : 0.0f;
+        } else {
+            for (int q = 0; q < n; q++)
+                if (sees(s, 0, (first + q) / s.width, k / s.kernel[1]) && sees(s, 1, (first + q) % s.width, k % s.kernel[1]))
+                    sum += image[q * width + c];
+        }
+        taps[o] += sum;
+    }
+}
+
+/* Block (split, y): channels from first + y * width on, every groups-th tile of pixels, one slice of the images. Thread:
+ * `lane`-th vector of N channels at the `place`-th pixel of the tile. The last split to finish adds up all of them, in order.
+ * Shared: masks (pixels), the tile's S (pixels, width), taps (width, kernel). */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    sum_windows(const __grid_constant__ stack s, bool squares, float *partial, unsigned *tickets)
+{
+    extern __shared__ uint64_t shared[];
+    const int width = s.lanes * N, outputs = width * s.kernel[0] * s.kernel[1];
+    uint64_t *masks = shared;
+    float *image = (float *)(masks + s.pixels), *taps = image + s.pixels * width;
+    const int lane = threadIdx.x % s.lanes, place = threadIdx.x / s.lanes, splits = s.slices * s.groups;
+    const int slice = (int)blockIdx.x % s.slices, group = (int)blockIdx.x / s.slices;
+    const int64_t first = s.first + (int64_t)blockIdx.y * width, channel = first + lane * N;
+    const int64_t from = s.images * slice / s.slices, to = s.images * (slice + 1) / s.slices;
+    for (int o = threadIdx.x; o < outputs; o += THREADS) taps[o] = 0.0f;
+    for (int64_t tile = group; tile < s.tiles; tile += s.groups) {
+        const int64_t pixel = tile * s.pixels + place, y = pixel / s.width, x = pixel % s.width;
+        const bool inside = place < s.pixels && pixel < s.height * s.width;
+        float sum[N] = {};
+        if (inside && channel < s.channels)
+            sum_images<T, N>(s, (const T *)s.data + channel * s.stride[1] + y * s.stride[2] + x * s.stride[3], from, to,
+                             squares, sum);
+        __syncthreads(); /* the tile before has been used */
+        if (place < s.pixels)
+            for (int i = 0; i < N; i++) image[place * width + lane * N + i] = sum[i];
+        if (inside && lane == 0 && s.kernel[0] * s.kernel[1] <= MASK) masks[place] = mask_of(s, y, x);
+        __syncthreads();
+        add_taps(s, tile, width, image, masks, taps);
+    }
+    float *own = partial + (int64_t)blockIdx.y * splits * outputs;
+    for (int o = threadIdx.x; o < outputs; o += THREADS) own[(int64_t)blockIdx.x * outputs + o] = taps[o];
+    if (!last_block(tickets + blockIdx.y, (unsigned)splits)) return;
+    const int kernel = s.kernel[0] * s.kernel[1];
+    for (int o = threadIdx.x; o < outputs; o += THREADS) {
+        double total = 0.0;
+#pragma unroll 8
+        for (int i = 0; i < splits; i++) total += (double)__ldcg(own + (int64_t)i * outputs + o);
+        if (first + o / kernel < s.channels) s.out[first * kernel + o] += (float)(s.scale * total);
+    }
+    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) s.out[s.channels * kernel] += (float)s.last;
+}
+
+/* ---- how the blocks share a stack --------------------------------------------------------------------------------- */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static size_t shared_bytes(const stack *s, int n)
+{
+    const size_t width = (size_t)s->lanes * (size_t)n, kernel = (size_t)s->kernel[0] * (size_t)s->kernel[1];
+    return (width * (size_t)s->pixels + width * kernel) * sizeof(float) + (size_t)s->pixels * sizeof(uint64_t);
+}
+
+/* Lanes and pixels: neighbours in memory to neighbouring threads. */
+static void share_block(stack *s, int n)
+{
+    const int64_t vectors = s->channels / n, area = s->height * s->width;
+    if (s->stride[1] == 1) {
+        const int64_t most = CHANNELS / n, blocks = (vectors + most - 1) / most;
+        s->lanes = (int)((vectors + blocks - 1) / blocks);
+    } else {
+        s->lanes = (int)(area >= THREADS ? 1 : least(least(s->channels, CHANNELS), THREADS / area));
+    }
+    s->pixels = THREADS / s->lanes;
+    while (s->lanes > 1 && shared_bytes(s, n) > 48 * 1024) {
+        s->lanes = (s->lanes + 1) / 2;
+        s->pixels = THREADS / s->lanes;
+    }
+    s->tiles = (area + s->pixels - 1) / s->pixels;
+}
+
+/* Slices and groups: about two blocks per processor, eight images in flight per thread. */
+static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t outputs)
+{
+    const int64_t room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / outputs; /* partial sums of so many blocks */
+    int64_t limit = 2 * (int64_t)abar__cuda_of(dev)->processors / blocks;
+    limit = limit < 1 ? 1 : least(limit, SPLITS);
+    limit = least(limit, room < 1 ? 1 : room);
+    s->groups = (int)least(s->tiles, limit);
+    const int64_t deep = s->images / 8 < 1 ? 1 : s->images / 8;
+    s->slices = (int)least(deep, limit / s->groups);
+}
+
+template <typename T, int N> static void launch_sums(abar_device *dev, stack s, bool squares)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    share_block(&s, N);
+    const int64_t width = (int64_t)s.lanes * N, outputs = width * s.kernel[0] * s.kernel[1];
+    const int64_t blocks = (s.channels + width - 1) / width;
+    share_grid(dev, &s, blocks, outputs);
+    const int64_t splits = (int64_t)s.slices * s.groups, room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
+    const int64_t at_once = least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
+    const size_t bytes = shared_bytes(&s, N);
+    if (bytes > 48 * 1024)
+        abar__cuda_remember(dev,
+                            cudaFuncSetAttribute(sum_windows<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    for (int64_t done = 0; done < blocks; done += at_once) {
+        s.first = done * width;
+        const dim3 grid((unsigned)splits, (unsigned)least(at_once, blocks - done));
+        abar__cuda_launch(dev, sum_windows<T, N>, grid, dim3(THREADS), bytes, s, squares, (float *)cuda->workspace,
+                          cuda->tickets);
+    }
+}
+
+/* Vectors of n elements of this size can be read at once. */
+static bool fits_vectors(const stack *s, int n, int64_t size)
+{
+    return s->stride[1] == 1 && s->channels % n == 0 && s->stride[0] % n == 0 && s->stride[2] % n == 0 &&
+           s->stride[3] % n == 0 && (uintptr_t)s->data % (uintptr_t)(n * size) == 0;
+}
+
+static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool squares)
+{
+    if (s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0) return;
+    switch (dtype) {
+    case ABAR_F32:
+        if (fits_vectors(s, 4, 4))
+            launch_sums<float, 4>(dev, *s, squares);
+        else
+            launch_sums<float, 1>(dev, *s, squares);
+        break;
+    case ABAR_BF16:
+        if (fits_vectors(s, 8, 2))
+            launch_sums<bf16, 8>(dev, *s, squares);
+        else
+            launch_sums<bf16, 1>(dev, *s, squares);
+        break;
+    case ABAR_F16: launch_sums<__half, 1>(dev, *s, squares); break;
+    case ABAR_F64: launch_sums<double, 1>(dev, *s, squares); break;
+    default: break; /* observe takes no others */
+    }
+}
+
+/* ---- rows as stacks ----------------------------------------------------------------------------------------------- */
+
+static const char *channel_at(const abar_tensor *t, int64_t channel)
+{
+    return (const char *)t->data + (size_t)(channel * t->stride[1]) * abar_dtype_size(t->dtype);
+}
+
+/* Images of the group's channels, or rows of vectors as pixels of one image (of N where their examples have weights or do not
+ * follow one another). Taps: one. */
+static stack stack_of(const abar__rows *r, const abar_tensor *tensor, int64_t channels, bool by_example)
+{
+    const abar_tensor t = abar__cuda_strided(tensor);
+    stack s = {};
+    s.channels = channels;
+    s.scale = 1.0;
+    for (int i = 0; i < 2; i++) s.kernel[i] = s.step[i] = s.dilation[i] = 1;
+    if (t.ndim == 4) {
+        s.data = channel_at(&t, r->group * channels);
+        s.images = t.dim[0];
+        s.height = t.dim[2];
+        s.width = t.dim[3];
+        for (int i = 0; i < 4; i++) s.stride[i] = t.stride[i];
+    } else {
+        const int64_t rows = t.ndim == 3 ? t.dim[1] : 1, step = t.ndim == 3 ? t.stride[1] : 0;
+        const bool joined = !by_example && (rows == 1 || t.stride[0] == rows * step);
+        s.data = t.data;
+        s.images = joined ? 1 : t.dim[0];
+        s.height = 1;
+        s.width = joined ? t.dim[0] * rows : rows;
+        s.stride[0] = joined ? 0 : t.stride[0];
+        s.stride[1] = t.stride[t.ndim - 1];
+        s.stride[3] = rows == 1 ? (joined ? t.stride[0] : 0) : step;
+    }
+    if (channels == 1) s.stride[1] = 1;
+    s.extent[0] = s.height;
+    s.extent[1] = s.width;
+    return s;
+}
+
+/* The inputs under their windows, and the homogeneous ones behind them. */
+static stack input_stack(const abar__rows *r)
+{
+    const abar_window *w = &r->window;
+    stack s = stack_of(r, &r->input, r->convolution ? r->input.dim[1] / w->groups : r->in, false);
+    for (int i = 0; i < 2 && r->convolution; i++) {
+        s.kernel[i] = (int)w->kernel[i];
+        s.step[i] = (int)w->stride[i];
+        s.pad[i] = (int)w->pad[i];
+        s.dilation[i] = (int)w->dilation[i];
+        s.extent[i] = abar_window_out(w, i, r->input.dim[2 + i]);
+    }
+    s.last = r->bias ? (double)(r->examples * r->per_example) : 0.0;
+    return s;
+}
+
+extern "C" void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum)
+{
+    stack s = input_stack(r);
+    s.out = (float *)sum;
+    sum_stack(dev, &s, r->input.dtype, false);
+}
+
+extern "C" void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum)
+{
+    stack s = stack_of(r, &r->output_grad, r->out, false);
+    s.out = (float *)sum;
+    s.scale = r->grad_scale;
+    sum_stack(dev, &s, r->output_grad.dtype, false);
+}
+
+extern "C" void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum)
+{
+    for (int64_t first = 0; first < r->examples; first += ABAR_STATS_EXAMPLES) {
+        const int64_t left = r->examples - first, n = weight ? least(left, ABAR_STATS_EXAMPLES) : left;
+        const abar__rows part = abar__rows_slice(r, first, n);
+        stack s = stack_of(&part, &part.output_grad, r->out, weight != NULL);
+        s.out = (float *)sum;
+        s.scale = r->grad_scale * r->grad_scale;
+        if (weight) {
+            if (!abar__cuda_carry(dev, abar__cuda_upper(dev), weight + first, (size_t)n * sizeof *weight)) return;
+            s.weight = abar__cuda_upper(dev);
+        }
+        sum_stack(dev, &s, r->output_grad.dtype, true);
+        if (!weight) return;
+    }
+}
+
+/* ---- sum of squares ----------------------------------------------------------------------------------------------- */
+
+/* How many taps of all window positions lie on this row or column. */
+__device__ static inline int64_t times_seen(const stack &s, int axis, int64_t place)
+{
+    int64_t times = 0;
+    for (int k = 0; k < s.kernel[axis]; k++) times += sees(s, axis, place, k);
+    return times;
+}
+
+/* Every element's square as often as windows see it. Thread: elements gridDim * THREADS apart, channels or pixels next to each
+ * other, whichever are so in memory. */
+static __global__ void __launch_bounds__(THREADS) sum_squares(const __grid_constant__ stack s, abar_dtype dtype, int64_t count,
+                                                              double *partial, unsigned *ticket, double *out)
+{
+    __shared__ double shared[32];
+    const int64_t area = s.height * s.width;
+    double sum = 0.0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
+        const bool channels_first = s.stride[1] != 1;
+        const int64_t c = channels_first ? i / area % s.channels : i % s.channels;
+        const int64_t pixel = channels_first ? i % area : i / s.channels % area, n = i / (area * s.channels);
+        const int64_t y = pixel / s.width, x = pixel % s.width;
+        const double v = load_any(s.data, dtype, n * s.stride[0] + c * s.stride[1] + y * s.stride[2] + x * s.stride[3]);
+        sum += (double)(times_seen(s, 0, y) * times_seen(s, 1, x)) * v * v;
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    if (!last_block(ticket, gridDim.x)) return;
+    sum = 0.0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += THREADS) sum += __ldcg(partial + i);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) *out += sum + s.last;
+}
+
+extern "C" void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    stack s = input_stack(r);
+    const int64_t count = s.images * s.channels * s.height * s.width;
+    if (count == 0) return;
+    const int64_t wish = (count + THREADS * 8 - 1) / (THREADS * 8), most = 4 * (int64_t)cuda->processors;
+    abar__cuda_launch(dev, sum_squares, dim3((unsigned)least(wish, most)), dim3(THREADS), 0, s, r->input.dtype, count,
+                      (double *)cuda->workspace, cuda->tickets, sum);
+}
+
+extern "C" double abar__cuda_input_square(abar_device *dev, const abar__rows *r)
+{
+    double *sum = abar__cuda_upper(dev), result = 0.0;
+    abar__cuda_remember(dev, cudaMemsetAsync(sum, 0, sizeof *sum, abar__cuda_of(dev)->stream));
+    abar__cuda_input_square_add(dev, r, sum);
+    return abar__cuda_carry(dev, &result, sum, sizeof result) ? result : 0.0;
+}

@@ -1,0 +1,44 @@
+/* cuBLASLt and cuDNN: opened by the first operation that needs one of them, hung on the device, closed with it. */
+#ifndef ABAR_CUDA_NN_HANDLES_H
+#define ABAR_CUDA_NN_HANDLES_H
+
+#include "device/cuda/cuda_nn.h"
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+/* What a library keeps for one device; the rest of this file fills it. */
+typedef struct abar__cuda_nn_state {
+    cublasLtHandle_t blas;
+    cudnnHandle_t main, side; /* cuDNN, one for each of the device's streams */
+    cudaStream_t main_stream; /* the one main was told last */
+    void *convolutions;       /* what conv_cudnn.cu has chosen so far, and how to release it */
+    void (*forget_convolutions)(abar_device *dev, void *convolutions);
+} abar__cuda_nn_state;
+
+extern "C" {
+/* The device's state with blas open. */
+abar_status abar__cuda_blas(abar_device *dev, abar__cuda_nn_state **out);
+
+/* The device's state with main and side open, told to work in the device's present streams. */
+abar_status abar__cuda_dnn(abar_device *dev, abar__cuda_nn_state **out);
+
+/* "device cuda: cuDNN: REASON (what)" */
+abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what);
+}
+
+/* Both libraries want workspaces aligned further than the arena is: ask for ABAR_CUDA_ALIGN more, and begin here. */
+#define ABAR_CUDA_ALIGN ((size_t)256)
+
+static inline char *abar__cuda_workspace(void *scratch)
+{
+    return (char *)(((uintptr_t)scratch + ABAR_CUDA_ALIGN - 1) / ABAR_CUDA_ALIGN * ABAR_CUDA_ALIGN);
+}
+
+#define DNN_TRY(dev, call)                                                                            \
+    do {                                                                                              \
+        cudnnStatus_t dnn_status = (call);                                                            \
+        if (dnn_status != CUDNN_STATUS_SUCCESS) return abar__cuda_dnn_fail((dev), dnn_status, #call); \
+    } while (0)
+
+#endif

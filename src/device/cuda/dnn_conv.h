@@ -1,0 +1,76 @@
+/* Convolutions as cuDNN sees them: graphs of one operation, the engines that can run them, and the one chosen.
+ *
+ * A pass has three tensors, in this order: x (or dx) (N, C, H, W), w (or dw) (O, C / groups, kh, kw), y (or dy) (N, O, P, Q),
+ * all with their channels last in memory. */
+#ifndef ABAR_DNN_CONV_H
+#define ABAR_DNN_CONV_H
+
+#include "device/cuda/cuda_nn_handles.h"
+
+enum { ABAR_DNN_FORWARD, ABAR_DNN_DATA, ABAR_DNN_WEIGHTS, ABAR_DNN_PASSES };
+
+typedef cudnnBackendDescriptor_t abar__dnn_node;
+
+/* Everything that tells one convolution from another; compared byte by byte. */
+typedef struct abar__dnn_shape {
+    int64_t in[4], out[4]; /* (N, C, H, W), (N, O, P, Q) */
+    abar_window window;
+} abar__dnn_shape;
+
+/* ---- dnn_plan.cu: what cuDNN offers ------------------------------------------------------------------------------ */
+
+typedef struct abar__dnn_graph {
+    abar__dnn_node tensor[3], window, operation, graph;
+    bool bf16_result; /* of the gradient of the weight: rounded, to be turned into float32 */
+} abar__dnn_graph;
+
+/* data: of the activations and, but for the gradient of the weight, of the weight; result: of that gradient. */
+cudnnStatus_t abar__dnn_graph_make(cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, cudnnDataType_t data,
+                                   cudnnDataType_t result, abar__dnn_graph *out);
+void abar__dnn_graph_release(abar__dnn_graph *graph);
+
+typedef struct abar__dnn_plan {
+    abar__dnn_node config, plan;
+    size_t workspace;
+} abar__dnn_plan;
+
+typedef struct abar__dnn_wish {
+    cudnnBackendHeurMode_t mode;
+    bool exact;       /* float32 arithmetic: no tensor cores, no rounding of inputs */
+    bool compiled;    /* engines that are compiled when a plan is made will do too */
+    size_t workspace; /* at most */
+} abar__dnn_wish;
+
+/* Up to max plans for graph, the most promising first; returns how many. Never one whose results may differ between runs. */
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_wish *wish, int max,
+                    abar__dnn_plan *out);
+void abar__dnn_plan_release(abar__dnn_plan *plan);
+
+/* Memory bound to a plan; kept from one run to the next, as a net's addresses do not change. */
+typedef struct abar__dnn_pack {
+    abar__dnn_node pack;
+    void *address[4]; /* x, w, y, workspace */
+} abar__dnn_pack;
+
+cudnnStatus_t abar__dnn_run(cudnnHandle_t handle, const abar__dnn_plan *plan, void *const address[4], abar__dnn_pack *pack);
+void abar__dnn_pack_release(abar__dnn_pack *pack);
+
+/* ---- dnn_choice.cu: which of it is taken ------------------------------------------------------------------------- */
+
+typedef struct abar__dnn_choice {
+    bool tried, found;
+    abar__dnn_graph graph;
+    abar__dnn_plan plan;
+} abar__dnn_choice;
+
+/* The device keeps one for every convolution it has met: nets repeat their shapes, and plans can be shared. */
+typedef struct abar__dnn_conv {
+    abar__dnn_shape shape;
+    abar__dnn_choice pass[ABAR_DNN_PASSES];
+    struct abar__dnn_conv *next;
+} abar__dnn_conv;
+
+/* ABAR_E_UNSUPPORTED where cuDNN has nothing for a pass that desc needs. */
+abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, const abar__dnn_conv **out);
+
+#endif

@@ -1,0 +1,269 @@
+/* cuDNN's graph interface, for graphs of one convolution: descriptors, engines and their notes, plans, and running them. The
+ * only file that knows its attributes. */
+#include "device/cuda/dnn_conv.h"
+
+#include <string.h>
+
+enum { MAX_ENGINES = 128 }; /* looked at for one graph and mode */
+
+/* The attributes of one direction. */
+typedef struct direction {
+    cudnnBackendDescriptorType_t operation;
+    cudnnBackendAttributeName_t tensor[3], window, alpha, beta; /* tensors: x, w, y */
+} direction;
+
+static const direction directions[ABAR_DNN_PASSES] = {
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
+};
+
+/* ---- descriptors: opened, filled and finished; the first failure stays in status, and later calls do nothing ------ */
+
+static abar__dnn_node open_node(cudnnBackendDescriptorType_t type, cudnnStatus_t *status)
+{
+    abar__dnn_node node = NULL;
+    if (*status == CUDNN_STATUS_SUCCESS) *status = cudnnBackendCreateDescriptor(type, &node);
+    return *status == CUDNN_STATUS_SUCCESS ? node : NULL;
+}
+
+static void put(abar__dnn_node node, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n,
+                const void *values, cudnnStatus_t *status)
+{
+    if (*status == CUDNN_STATUS_SUCCESS) *status = cudnnBackendSetAttribute(node, name, type, n, values);
+}
+
+static void finish(abar__dnn_node node, cudnnStatus_t *status)
+{
+    if (*status == CUDNN_STATUS_SUCCESS) *status = cudnnBackendFinalize(node);
+}
+
+static void drop(abar__dnn_node *node)
+{
+    if (*node) cudnnBackendDestroyDescriptor(*node);
+    *node = NULL;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* dim: (N, C, H, W), in memory (N, H, W, C). */
+static abar__dnn_node make_tensor(int64_t id, cudnnDataType_t type, const int64_t dim[4], cudnnStatus_t *status)
+{
+    const int64_t stride[4] = {dim[1] * dim[2] * dim[3], 1, dim[1] * dim[3], dim[1]}, alignment = 16;
+    abar__dnn_node t = open_node(CUDNN_BACKEND_TENSOR_DESCRIPTOR, status);
+    put(t, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id, status);
+    put(t, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, status);
+    put(t, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dim, status);
+    put(t, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride, status);
+    put(t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment, status);
+    finish(t, status);
+    return t;
+}
+
+static abar__dnn_node make_window(const abar_window *w, cudnnStatus_t *status)
+{
+    const cudnnDataType_t arithmetic = CUDNN_DATA_FLOAT;
+    const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+    const int64_t axes = 2;
+    abar__dnn_node c = open_node(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &arithmetic, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &axes, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, w->pad, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, w->pad, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, w->stride, status);
+    put(c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, w->dilation, status);
+    finish(c, status);
+    return c;
+}
+
+static abar__dnn_node make_operation(const abar__dnn_graph *g, int pass, cudnnStatus_t *status)
+{
+    const direction *d = &directions[pass];
+    const float one = 1.0f, zero = 0.0f;
+    abar__dnn_node o = open_node(d->operation, status);
+    for (int i = 0; i < 3; i++) put(o, d->tensor[i], CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &g->tensor[i], status);
+    put(o, d->window, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &g->window, status);
+    put(o, d->alpha, CUDNN_TYPE_FLOAT, 1, &one, status);
+    put(o, d->beta, CUDNN_TYPE_FLOAT, 1, &zero, status);
+    finish(o, status);
+    return o;
+}
+
+cudnnStatus_t abar__dnn_graph_make(cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, cudnnDataType_t data,
+                                   cudnnDataType_t result, abar__dnn_graph *out)
+{
+    const abar_window *w = &shape->window;
+    const int64_t weight[4] = {shape->out[1], shape->in[1] / w->groups, w->kernel[0], w->kernel[1]};
+    const cudnnDataType_t weight_type = pass == ABAR_DNN_WEIGHTS ? result : data;
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    abar__dnn_graph g = {};
+    g.bf16_result = pass == ABAR_DNN_WEIGHTS && result == CUDNN_DATA_BFLOAT16;
+    g.tensor[0] = make_tensor('x', data, shape->in, &status);
+    g.tensor[1] = make_tensor('w', weight_type, weight, &status);
+    g.tensor[2] = make_tensor('y', data, shape->out, &status);
+    g.window = make_window(w, &status);
+    g.operation = make_operation(&g, pass, &status);
+    g.graph = open_node(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &status);
+    put(g.graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle, &status);
+    put(g.graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &g.operation, &status);
+    finish(g.graph, &status);
+    if (status != CUDNN_STATUS_SUCCESS) abar__dnn_graph_release(&g);
+    *out = g;
+    return status;
+}
+
+void abar__dnn_graph_release(abar__dnn_graph *g)
+{
+    drop(&g->graph);
+    drop(&g->operation);
+    drop(&g->window);
+    for (int i = 0; i < 3; i++) drop(&g->tensor[i]);
+}
+
+/* ---- engines ----------------------------------------------------------------------------------------------------- */
+
+/* Whether the engine carries the note; one that does not say is taken to carry it. */
+static bool has_numerical(abar__dnn_node engine, cudnnBackendNumericalNote_t note)
+{
+    cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    int64_t n = 0;
+    if (cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                 CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes) != CUDNN_STATUS_SUCCESS)
+        return true;
+    for (int64_t i = 0; i < n && i < CUDNN_NUMERICAL_NOTE_TYPE_COUNT; i++)
+        if (notes[i] == note) return true;
+    return false;
+}
+
+static bool has_behaviour(abar__dnn_node engine, cudnnBackendBehaviorNote_t note)
+{
+    cudnnBackendBehaviorNote_t notes[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
+    int64_t n = 0;
+    if (cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+                                 CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &n, notes) != CUDNN_STATUS_SUCCESS)
+        return true;
+    for (int64_t i = 0; i < n && i < CUDNN_BEHAVIOR_NOTE_TYPE_COUNT; i++)
+        if (notes[i] == note) return true;
+    return false;
+}
+
+static bool acceptable(abar__dnn_node config, const abar__dnn_wish *wish)
+{
+    static const cudnnBackendNumericalNote_t never[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
+                                                        CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+                                                        CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD};
+    static const cudnnBackendNumericalNote_t inexact[] = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
+                                                          CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    abar__dnn_node engine = open_node(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &status);
+    int64_t n = 0;
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine);
+    bool good = status == CUDNN_STATUS_SUCCESS && n == 1;
+    for (size_t i = 0; i < sizeof never / sizeof *never && good; i++) good = !has_numerical(engine, never[i]);
+    for (size_t i = 0; i < sizeof inexact / sizeof *inexact && good && wish->exact; i++)
+        good = !has_numerical(engine, inexact[i]);
+    if (good && !wish->compiled) good = !has_behaviour(engine, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
+    drop(&engine);
+    return good;
+}
+
+/* Configurations for graph, the most promising first; returns how many. */
+static int ask(const abar__dnn_graph *graph, cudnnBackendHeurMode_t mode, abar__dnn_node config[MAX_ENGINES])
+{
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    abar__dnn_node heuristic = open_node(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &status);
+    put(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph->graph, &status);
+    put(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode, &status);
+    finish(heuristic, &status);
+    int64_t n = 0;
+    for (int i = 0; i < MAX_ENGINES; i++) config[i] = open_node(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &status);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES,
+                                          &n, config);
+    if (status != CUDNN_STATUS_SUCCESS) n = 0;
+    if (n > MAX_ENGINES) n = MAX_ENGINES;
+    for (int64_t i = n; i < MAX_ENGINES; i++) drop(&config[i]);
+    drop(&heuristic);
+    return (int)n;
+}
+
+/* Takes over config, whether it succeeds or not. */
+static bool make_plan(cudnnHandle_t handle, abar__dnn_node config, size_t most, abar__dnn_plan *out)
+{
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    int64_t workspace = 0, n = 0;
+    abar__dnn_plan p = {config, NULL, 0};
+    p.plan = open_node(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &status);
+    put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle, &status);
+    put(p.plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config, &status);
+    finish(p.plan, &status);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status =
+            cudnnBackendGetAttribute(p.plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &workspace);
+    p.workspace = (size_t)workspace;
+    if (status != CUDNN_STATUS_SUCCESS || workspace < 0 || p.workspace > most) {
+        abar__dnn_plan_release(&p);
+        return false;
+    }
+    *out = p;
+    return true;
+}
+
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_wish *wish, int max,
+                    abar__dnn_plan *out)
+{
+    abar__dnn_node config[MAX_ENGINES];
+    const int n = ask(graph, wish->mode, config);
+    int made = 0;
+    for (int i = 0; i < n; i++) {
+        if (made == max || !acceptable(config[i], wish))
+            drop(&config[i]);
+        else if (make_plan(handle, config[i], wish->workspace, &out[made]))
+            made++;
+    }
+    return made;
+}
+
+void abar__dnn_plan_release(abar__dnn_plan *p)
+{
+    drop(&p->plan);
+    drop(&p->config);
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+cudnnStatus_t abar__dnn_run(cudnnHandle_t handle, const abar__dnn_plan *plan, void *const address[4], abar__dnn_pack *pack)
+{
+    static const int64_t ids[3] = {'x', 'w', 'y'};
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    if (!pack->pack || memcmp(pack->address, address, sizeof pack->address) != 0) {
+        abar__dnn_pack_release(pack);
+        memcpy(pack->address, address, sizeof pack->address);
+        pack->pack = open_node(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &status);
+        put(pack->pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids, &status);
+        put(pack->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, address, &status);
+        put(pack->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &address[3], &status);
+        finish(pack->pack, &status);
+        if (status != CUDNN_STATUS_SUCCESS) abar__dnn_pack_release(pack);
+    }
+    return status == CUDNN_STATUS_SUCCESS ? cudnnBackendExecute(handle, plan->plan, pack->pack) : status;
+}
+
+void abar__dnn_pack_release(abar__dnn_pack *pack) { drop(&pack->pack); }

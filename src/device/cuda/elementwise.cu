@@ -1,0 +1,310 @@
+/* Operations on one element at a time, in the layout of their input: activation, sum, dropout. */
+#include "device/cuda/cuda_nn.h"
+
+extern "C" {
+#include "base/rng.h"
+}
+
+#include <math.h>
+
+/* A pack from element i on; past the end of n elements: zeros, and nothing is stored. Values begin on a multiple of 16 bytes.
+ */
+template <typename T> __device__ static inline pack<T> load_upto(const T *p, int64_t i, int64_t n)
+{
+    if (i + pack<T>::n <= n) return load_pack(p + i);
+    pack<T> a;
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++) a.v[k] = i + k < n ? load(p, i + k) : 0.0f;
+    return a;
+}
+
+template <typename T> __device__ static inline void store_upto(T *p, int64_t i, int64_t n, const pack<T> &a)
+{
+    if (i + pack<T>::n <= n) {
+        store_pack(p + i, a);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++)
+        if (i + k < n) store(p, i + k, a.v[k]);
+}
+
+/* from, or from + from2 where there is a second. */
+template <typename T> __device__ static inline pack<T> sum_upto(const T *from, const T *from2, int64_t i, int64_t n)
+{
+    pack<T> a = load_upto(from, i, n);
+    if (!from2) return a;
+    pack<T> b = load_upto(from2, i, n);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++) a.v[k] += b.v[k];
+    return a;
+}
+
+/* First element of this thread's pack. */
+template <typename T> __device__ static inline int64_t pack_begin(void)
+{
+    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * pack<T>::n;
+}
+
+template <typename T> static dim3 pack_grid(int64_t n)
+{
+    return dim3((unsigned)abar__cuda_blocks(n, (int64_t)ABAR_CUDA_THREADS * pack<T>::n));
+}
+
+/* ---- activation ------------------------------------------------------------------------------------------------ */
+
+#define SQRT_HALF 0.70710678f
+#define INV_SQRT_2PI 0.39894228f
+#define SQRT_2_OVER_PI 0.79788456f
+#define GELU_CUBIC 0.044715f
+
+static abar_status activation_create(abar__op *op)
+{
+    if (op->desc.activation == ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
+    op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
+    op->takes_dy2 = true;
+    bool from_y = op->desc.activation == ABAR_ACT_RELU || op->desc.activation == ABAR_ACT_TANH;
+    op->backward_needs = from_y ? ABAR_NEEDS_Y : ABAR_NEEDS_X;
+    return ABAR_OK;
+}
+
+__device__ static inline float activate(abar__activation kind, float x)
+{
+    switch (kind) {
+    case ABAR_ACT_NONE: break;
+    case ABAR_ACT_RELU: return x < 0.0f ? 0.0f : x; /* keeps a NaN, which fmaxf would hide */
+    case ABAR_ACT_TANH: return tanhf(x);
+    case ABAR_ACT_GELU_ERF: return 0.5f * x * (1.0f + erff(x * SQRT_HALF));
+    case ABAR_ACT_GELU_TANH: return 0.5f * x * (1.0f + tanhf(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)));
+    }
+    return x;
+}
+
+/* The derivative, from the output for ReLU and tanh, from the input for GELU. */
+__device__ static inline float slope(abar__activation kind, float v)
+{
+    switch (kind) {
+    case ABAR_ACT_NONE: break;
+    case ABAR_ACT_RELU: return v > 0.0f ? 1.0f : 0.0f;
+    case ABAR_ACT_TANH: return 1.0f - v * v;
+    case ABAR_ACT_GELU_ERF: /* the normal distribution function, plus x times its density */
+        return 0.5f * (1.0f + erff(v * SQRT_HALF)) + v * INV_SQRT_2PI * expf(-0.5f * v * v);
+    case ABAR_ACT_GELU_TANH: {
+        float square = v * v, t = tanhf(SQRT_2_OVER_PI * v * (1.0f + GELU_CUBIC * square));
+        return 0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBIC * square);
+    }
+    }
+    return 1.0f;
+}
+
+/* A thread owns a pack of the n elements. */
+template <typename T> static __global__ void activation_kernel(int64_t n, abar__activation kind, const T *x, T *y)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    pack<T> a = load_upto(x, i, n);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++) a.v[k] = activate(kind, a.v[k]);
+    store_upto(y, i, n, a);
+}
+
+/* dx = (dy + dy2) slope; value is y or x, whichever the slope is made from. */
+template <typename T>
+static __global__ void activation_grad_kernel(int64_t n, abar__activation kind, const T *dy, const T *dy2, const T *value,
+                                              T *dx)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    pack<T> g = sum_upto(dy, dy2, i, n), v = load_upto(value, i, n);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++) g.v[k] *= slope(kind, v.v[k]);
+    store_upto(dx, i, n, g);
+}
+
+template <typename T> static void activation_run(abar__op *op, const abar__op_args *a, bool back)
+{
+    const int64_t n = abar__shape_count(&op->desc.out);
+    const void *value = op->backward_needs == ABAR_NEEDS_Y ? a->y : a->x[0];
+    if (back)
+        abar__cuda_launch(op->dev, activation_grad_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, op->desc.activation,
+                          (const T *)a->dy, (const T *)a->dy2, (const T *)value, (T *)a->dx[0]);
+    else
+        abar__cuda_launch(op->dev, activation_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, op->desc.activation,
+                          (const T *)a->x[0], (T *)a->y);
+}
+
+static abar_status activation_forward(abar__op *op, const abar__op_args *a)
+{
+    if (abar__cuda_is_bf16(op->dev))
+        activation_run<bf16>(op, a, false);
+    else
+        activation_run<float>(op, a, false);
+    return abar__cuda_status(op->dev);
+}
+
+static abar_status activation_backward(abar__op *op, const abar__op_args *a)
+{
+    if (!a->dx[0]) return ABAR_OK;
+    if (abar__cuda_is_bf16(op->dev))
+        activation_run<bf16>(op, a, true);
+    else
+        activation_run<float>(op, a, true);
+    return abar__cuda_status(op->dev);
+}
+
+const abar__op_impl abar__cuda_activation = {"cuda-activation",  ABAR_OP_ACTIVATION,  activation_create,
+                                             activation_forward, activation_backward, NULL};
+
+/* ---- add: y = x0 + x1 ------------------------------------------------------------------------------------------ */
+
+static abar_status add_create(abar__op *op)
+{
+    op->in_layout[0] = op->in_layout[1] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
+    op->takes_dy2 = true;
+    return ABAR_OK;
+}
+
+/* to0 = to1 = from + from2; either target and from2 may be NULL. A thread owns a pack of the n elements. */
+template <typename T> static __global__ void add_kernel(int64_t n, const T *from, const T *from2, T *to0, T *to1)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    pack<T> a = sum_upto(from, from2, i, n);
+    if (to0) store_upto(to0, i, n, a);
+    if (to1) store_upto(to1, i, n, a);
+}
+
+template <typename T> static void add_run(abar__op *op, const void *from, const void *from2, void *to0, void *to1)
+{
+    const int64_t n = abar__shape_count(&op->desc.out);
+    abar__cuda_launch(op->dev, add_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, (const T *)from, (const T *)from2,
+                      (T *)to0, (T *)to1);
+}
+
+static abar_status add_forward(abar__op *op, const abar__op_args *a)
+{
+    if (abar__cuda_is_bf16(op->dev))
+        add_run<bf16>(op, a->x[0], a->x[1], a->y, NULL);
+    else
+        add_run<float>(op, a->x[0], a->x[1], a->y, NULL);
+    return abar__cuda_status(op->dev);
+}
+
+static abar_status add_backward(abar__op *op, const abar__op_args *a)
+{
+    if (!a->dx[0] && !a->dx[1]) return ABAR_OK;
+    if (abar__cuda_is_bf16(op->dev))
+        add_run<bf16>(op, a->dy, a->dy2, a->dx[0], a->dx[1]);
+    else
+        add_run<float>(op, a->dy, a->dy2, a->dx[0], a->dx[1]);
+    return abar__cuda_status(op->dev);
+}
+
+const abar__op_impl abar__cuda_add = {"cuda-add", ABAR_OP_ADD, add_create, add_forward, add_backward, NULL};
+
+/* ---- dropout: zero with probability drop, else scaled by 1 / (1 - drop) ------------------------------------------ */
+
+/* Which elements fall depends on the global sample and the element's place in it alone: element g of all samples, in (C, H, W)
+ * order, takes word g % 4 of draw g / 4. So the mask is the same on every device, and backward draws it again. */
+typedef struct dropout_key {
+    uint64_t seed;
+    const int64_t *step_now; /* device memory; NULL: step */
+    uint32_t step, number;
+    uint64_t first; /* the g of the batch's first element */
+    uint32_t least; /* words below it fall */
+    float scale;
+} dropout_key;
+
+/* Philox4x32-10 as in base/rng.c. */
+__device__ static uint4 philox(uint64_t seed, uint32_t when, uint64_t index)
+{
+    uint4 c = make_uint4((uint32_t)index, (uint32_t)(index >> 32), when, ABAR_DRAW_DROPOUT);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const uint32_t high0 = __umulhi(c.x, 0xD2511F53u), low0 = c.x * 0xD2511F53u;
+        const uint32_t high1 = __umulhi(c.z, 0xCD9E8D57u), low1 = c.z * 0xCD9E8D57u;
+        c = make_uint4(high1 ^ c.y ^ k0, low1, high0 ^ c.w ^ k1, low0);
+    }
+    return c;
+}
+
+__device__ static inline uint32_t word_of(const uint4 &draw, uint64_t g)
+{
+    const uint32_t low = g & 1 ? draw.y : draw.x, high = g & 1 ? draw.w : draw.z;
+    return g & 2 ? high : low;
+}
+
+/* x and y lie (images, pixels, channels). blockIdx.x is the image; a thread owns up to four neighbouring pixels of one channel,
+ * which take one draw, or two where they straddle a boundary. */
+template <typename T> static __global__ void dropout_kernel(dropout_key key, int channels, int pixels, const T *x, T *y)
+{
+    const int64_t image = (int64_t)blockIdx.x * channels * pixels;
+    const int units = (pixels + 3) / 4 * channels;
+    const uint32_t when = (key.step_now ? (uint32_t)*key.step_now : key.step) * 256u + key.number;
+    for (int i = abar__unit_first(); i < units; i += abar__unit_step()) {
+        const int c = i % channels, p0 = i / channels * 4;
+        const uint64_t g0 = key.first + (uint64_t)(image + (int64_t)c * pixels + p0);
+        uint4 draw = philox(key.seed, when, g0 / 4);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint64_t g = g0 + k;
+            if (k > 0 && g % 4 == 0 && p0 + k < pixels) draw = philox(key.seed, when, g / 4);
+            const int64_t at = image + (int64_t)(p0 + k) * channels + c;
+            if (p0 + k < pixels) store(y, at, load(x, at) * (word_of(draw, g) >= key.least ? key.scale : 0.0f));
+        }
+    }
+}
+
+static abar_status dropout_create(abar__op *op)
+{
+    op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
+    return ABAR_OK;
+}
+
+static dropout_key key_of(const abar__op *op, const abar__run *run, int64_t elements)
+{
+    double p = op->desc.drop, least = ceil(p * 0x1p32);
+    dropout_key key = {};
+    key.seed = run->seed;
+    key.step_now = run->step_now;
+    key.step = run->step;
+    key.number = op->desc.number;
+    key.first = (uint64_t)(run->sample0 * elements);
+    if (least >= 0x1p32) return key; /* nothing is kept: every factor is the zero scale */
+    key.least = (uint32_t)least;
+    key.scale = (float)(1.0 / (1.0 - p));
+    return key;
+}
+
+static abar_status mask(abar__op *op, const abar__run *run, const void *x, void *y)
+{
+    const abar__shape *s = &op->desc.in[0];
+    if (!run->training) {
+        size_t bytes = abar__shape_bytes(op->dev, s, op->in_layout[0]);
+        CUDA_TRY(op->dev, cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, abar__cuda_of(op->dev)->stream));
+        return ABAR_OK;
+    }
+    const int64_t elements = abar__shape_count(s) / s->dim[0];
+    const int channels = s->ndim == 4 ? (int)s->dim[1] : 1; /* a dense sample is one channel of many pixels */
+    const int pixels = (int)(elements / channels);
+    const dropout_key key = key_of(op, run, elements);
+    const dim3 grid = abar__cuda_image_grid(s->dim[0], (int64_t)(pixels + 3) / 4 * channels);
+    if (abar__cuda_is_bf16(op->dev))
+        abar__cuda_launch(op->dev, dropout_kernel<bf16>, grid, ABAR_CUDA_THREADS, 0, key, channels, pixels, (const bf16 *)x,
+                          (bf16 *)y);
+    else
+        abar__cuda_launch(op->dev, dropout_kernel<float>, grid, ABAR_CUDA_THREADS, 0, key, channels, pixels, (const float *)x,
+                          (float *)y);
+    return abar__cuda_status(op->dev);
+}
+
+static abar_status dropout_forward(abar__op *op, const abar__op_args *a) { return mask(op, a->run, a->x[0], a->y); }
+
+static abar_status dropout_backward(abar__op *op, const abar__op_args *a)
+{
+    return a->dx[0] ? mask(op, a->run, a->dy, a->dx[0]) : ABAR_OK;
+}
+
+const abar__op_impl abar__cuda_dropout = {"cuda-dropout",  ABAR_OP_DROPOUT,  dropout_create,
+                                          dropout_forward, dropout_backward, NULL};

@@ -1,0 +1,271 @@
+/* Softmax cross entropy and squared error: the mean over the first run->valid samples, and its gradient, zero for the others.
+ * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q.
+ *
+ * Logits, soft targets and those of the squared error are dev->activation, labels int32. A label outside the classes makes the
+ * loss a NaN: nobody waits here to be told more. */
+#include "device/cuda/cuda_nn.h"
+
+#include <math.h>
+
+#define THREADS 1024
+#define WARPS (THREADS / 32)
+#define MAX_PARTS 128 /* blocks that share a loss */
+
+typedef struct part_sum { /* of one block */
+    double loss;
+    long long correct;
+} part_sum;
+
+/* ---- one number from many blocks ----------------------------------------------------------------------------------- */
+
+/* The block's sum goes to its place in parts; a block that is alone writes the result at once. All threads call. */
+__device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t count, abar__loss_result *result)
+{
+    __shared__ double losses[32];
+    __shared__ long long corrects[32];
+    const double loss = block_sum(mine.loss, losses);
+    const long long correct = block_sum(mine.correct, corrects);
+    if (threadIdx.x != 0) return;
+    if (gridDim.x > 1)
+        parts[blockIdx.x] = {loss, correct};
+    else
+        *result = {count > 0 ? loss / per : 0.0, correct, count};
+}
+
+/* One thread adds the parts in order. */
+static __global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar__loss_result *result)
+{
+    part_sum sum = {};
+    for (int i = 0; i < n; i++) {
+        sum.loss += parts[i].loss;
+        sum.correct += parts[i].correct;
+    }
+    *result = {count > 0 ? sum.loss / per : 0.0, sum.correct, count};
+}
+
+/* As many blocks as there is work of `grain` units for, at least one. */
+static int parts_for(int64_t units, int64_t grain)
+{
+    const int64_t parts = abar__cuda_blocks(units, grain);
+    return parts < 1 ? 1 : parts < MAX_PARTS ? (int)parts : MAX_PARTS;
+}
+
+static abar_status create(abar__op *op)
+{
+    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
+    op->backward_needs = ABAR_NEEDS_X;
+    op->scratch_bytes = MAX_PARTS * sizeof(part_sum);
+    return ABAR_OK;
+}
+
+static abar_status join(abar__op *op, const abar__op_args *a, int parts, double per)
+{
+    if (parts > 1)
+        abar__cuda_launch(op->dev, join_kernel, dim3(1), dim3(1), 0, parts, (const part_sum *)a->scratch, per, a->run->valid,
+                          a->result);
+    return abar__cuda_status(op->dev);
+}
+
+/* ---- softmax cross entropy ------------------------------------------------------------------------------------------ */
+
+/* The largest of a row and where it first stands, over a warp whose lanes each bring their own. */
+__device__ static inline void warp_first_maximum(float &value, int &at)
+{
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, value, lane);
+        const int where = __shfl_xor_sync(0xffffffffu, at, lane);
+        if (other > value || (other == value && where < at)) value = other, at = where;
+    }
+}
+
+template <typename T> __device__ static inline float row_maximum(const T *row, int width, int &at)
+{
+    float top = -INFINITY;
+    at = width;
+    for (int k = threadIdx.x % 32; k < width; k += 32) {
+        const float v = load(row, k);
+        if (v > top || at == width) top = v, at = k;
+    }
+    warp_first_maximum(top, at);
+    return top;
+}
+
+typedef struct entropy {
+    int64_t rows, valid;
+    int width;
+    float smoothing;
+    bool soft;
+} entropy;
+
+/* The cost of one row, on every lane; saved (2): the largest logit, 1 / the sum of exponentials. */
+template <typename T>
+__device__ static float entropy_row(const entropy &e, const T *x, const void *target, int64_t row, float *saved, bool &hit)
+{
+    const int lane = threadIdx.x % 32;
+    int guess, truth;
+    const float top = row_maximum(x, e.width, guess);
+    float sum = 0.0f, distance = 0.0f, surprise = 0.0f; /* of e^(x - top), of x - top, of target (x - top) */
+    const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
+    float mass = 0.0f; /* of the target: 1, but for rounding */
+    for (int k = lane; k < e.width; k += 32) {
+        const float d = load(x, k) - top;
+        sum += expf(d);
+        distance += d;
+        if (soft) surprise += load(soft, k) * d, mass += load(soft, k);
+    }
+    sum = warp_sum(sum);
+    const float log_sum = logf(sum);
+    float cost;
+    if (soft) {
+        row_maximum(soft, e.width, truth);
+        cost = log_sum * warp_sum(mass) - warp_sum(surprise);
+    } else {
+        truth = ((const int32_t *)target)[row];
+        cost = truth >= 0 && truth < e.width ? log_sum - (load(x, truth) - top) : NAN;
+    }
+    if (e.smoothing > 0.0f) cost = (1.0f - e.smoothing) * cost + e.smoothing * (log_sum - warp_sum(distance) / (float)e.width);
+    if (saved && lane == 0) saved[0] = top, saved[1] = 1.0f / sum;
+    hit = guess == truth;
+    return cost;
+}
+
+/* A warp owns a row, then the one WARPS * gridDim.x further. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    entropy_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar__loss_result *result)
+{
+    part_sum mine = {};
+    for (int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; row < e.valid; row += (int64_t)gridDim.x * WARPS) {
+        bool hit;
+        const float cost = entropy_row(e, x + row * e.width, target, row, saved ? saved + 2 * row : NULL, hit);
+        if (threadIdx.x % 32 == 0) mine.loss += cost, mine.correct += hit;
+    }
+    leave(mine, parts, (double)e.valid, e.valid, result);
+}
+
+/* dx = (softmax(x) - q) share. blockIdx.x is the row; a thread owns every blockDim.x-th class. */
+template <typename T>
+static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
+{
+    const int64_t row = blockIdx.x;
+    x += row * e.width;
+    dx += row * e.width;
+    const bool counts = row < e.valid;
+    const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
+    for (int k = threadIdx.x; k < e.width; k += blockDim.x) {
+        float g = 0.0f;
+        if (counts) {
+            const float wanted = e.soft                                ? load((const T *)target, row * e.width + k)
+                                 : ((const int32_t *)target)[row] == k ? 1.0f
+                                                                       : 0.0f;
+            const float q = (1.0f - e.smoothing) * wanted + e.smoothing / (float)e.width;
+            g = (expf(load(x, k) - top) * by_sum - q) * share;
+        }
+        store(dx, k, g);
+    }
+}
+
+static entropy entropy_of(const abar__op *op, const abar__op_args *a)
+{
+    const abar__op_desc *d = &op->desc;
+    return {d->in[0].dim[0], a->run->valid, (int)d->in[0].dim[1], (float)d->smoothing, d->soft_targets};
+}
+
+static abar_status entropy_create(abar__op *op)
+{
+    ABAR_TRY(create(op));
+    op->saved_bytes = (size_t)op->desc.in[0].dim[0] * 2 * sizeof(float);
+    return ABAR_OK;
+}
+
+static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
+{
+    const entropy e = entropy_of(op, a);
+    const int parts =
+        e.valid * e.width <= 65536 ? 1 : parts_for(e.valid, WARPS); /* a second kernel costs more than one block */
+    if (abar__cuda_is_bf16(op->dev))
+        abar__cuda_launch(op->dev, entropy_kernel<bf16>, dim3((unsigned)parts), dim3(THREADS), 0, e, (const bf16 *)a->x[0],
+                          a->target, (float *)a->saved, (part_sum *)a->scratch, a->result);
+    else
+        abar__cuda_launch(op->dev, entropy_kernel<float>, dim3((unsigned)parts), dim3(THREADS), 0, e, (const float *)a->x[0],
+                          a->target, (float *)a->saved, (part_sum *)a->scratch, a->result);
+    return join(op, a, parts, (double)e.valid);
+}
+
+static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
+{
+    if (!a->dx[0]) return ABAR_OK;
+    const entropy e = entropy_of(op, a);
+    const float share = e.valid > 0 ? (float)(a->run->loss_scale / (double)e.valid) : 0.0f;
+    const dim3 grid((unsigned)e.rows), threads(e.width <= 32 ? 32 : 256);
+    if (abar__cuda_is_bf16(op->dev))
+        abar__cuda_launch(op->dev, entropy_grad_kernel<bf16>, grid, threads, 0, e, (const bf16 *)a->x[0], a->target,
+                          (const float *)a->saved, share, (bf16 *)a->dx[0]);
+    else
+        abar__cuda_launch(op->dev, entropy_grad_kernel<float>, grid, threads, 0, e, (const float *)a->x[0], a->target,
+                          (const float *)a->saved, share, (float *)a->dx[0]);
+    return abar__cuda_status(op->dev);
+}
+
+const abar__op_impl abar__cuda_softmax_cross_entropy = {
+    "cuda-softmax-cross-entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, entropy_create, entropy_forward, entropy_backward, NULL};
+
+/* ---- squared error: mean over all elements of the valid samples ------------------------------------------------------ */
+
+/* A thread owns every (THREADS * gridDim.x)-th of the n elements that count. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    square_kernel(int64_t n, int64_t valid, const T *x, const T *target, part_sum *parts, abar__loss_result *result)
+{
+    part_sum mine = {};
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * THREADS) {
+        const double d = (double)(load(x, i) - load(target, i));
+        mine.loss += d * d;
+    }
+    leave(mine, parts, (double)n, valid, result);
+}
+
+/* A thread owns one of all elements, of which n count. */
+template <typename T>
+static __global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const T *target, T *dx)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < all) store(dx, i, i < n ? (load(x, i) - load(target, i)) * factor : 0.0f);
+}
+
+static int64_t elements_that_count(const abar__op *op, const abar__op_args *a)
+{
+    return abar__shape_count(&op->desc.in[0]) / op->desc.in[0].dim[0] * a->run->valid;
+}
+
+static abar_status square_forward(abar__op *op, const abar__op_args *a)
+{
+    const int64_t n = elements_that_count(op, a);
+    const int parts = parts_for(n, 32 * THREADS);
+    if (abar__cuda_is_bf16(op->dev))
+        abar__cuda_launch(op->dev, square_kernel<bf16>, dim3((unsigned)parts), dim3(THREADS), 0, n, a->run->valid,
+                          (const bf16 *)a->x[0], (const bf16 *)a->target, (part_sum *)a->scratch, a->result);
+    else
+        abar__cuda_launch(op->dev, square_kernel<float>, dim3((unsigned)parts), dim3(THREADS), 0, n, a->run->valid,
+                          (const float *)a->x[0], (const float *)a->target, (part_sum *)a->scratch, a->result);
+    return join(op, a, parts, (double)n);
+}
+
+static abar_status square_backward(abar__op *op, const abar__op_args *a)
+{
+    if (!a->dx[0]) return ABAR_OK;
+    const int64_t all = abar__shape_count(&op->desc.in[0]), n = elements_that_count(op, a);
+    const float factor = n > 0 ? (float)(2.0 * a->run->loss_scale / (double)n) : 0.0f;
+    const dim3 grid((unsigned)abar__cuda_blocks(all, ABAR_CUDA_THREADS));
+    if (abar__cuda_is_bf16(op->dev))
+        abar__cuda_launch(op->dev, square_grad_kernel<bf16>, grid, dim3(ABAR_CUDA_THREADS), 0, all, n, factor,
+                          (const bf16 *)a->x[0], (const bf16 *)a->target, (bf16 *)a->dx[0]);
+    else
+        abar__cuda_launch(op->dev, square_grad_kernel<float>, grid, dim3(ABAR_CUDA_THREADS), 0, all, n, factor,
+                          (const float *)a->x[0], (const float *)a->target, (float *)a->dx[0]);
+    return abar__cuda_status(op->dev);
+}
+
+const abar__op_impl abar__cuda_squared_error = {"cuda-squared-error", ABAR_OP_SQUARED_ERROR, create,
+                                                square_forward,       square_backward,       NULL};

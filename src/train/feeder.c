@@ -1,0 +1,71 @@
+/* Batches for a queued device: whole sets that fit are sent there once and made into batches there, others follow step by
+ * step. */
+#include "data/data_impl.h"
+#include "train/train_impl.h"
+
+/* Bytes to normalised values, per channel. */
+static void fill_table(const abar_dataset_info *info, float *table)
+{
+    for (int64_t c = 0; c < info->channels; c++) {
+        double wide[256];
+        abar__normalise_table(info, (int)c, wide);
+        for (int v = 0; v < 256; v++) table[c * 256 + v] = (float)wide[v];
+    }
+}
+
+static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__feeder *f)
+{
+    const size_t bytes = (size_t)info->channels * 256 * sizeof(float);
+    void *table;
+    ABAR_TRY(abar__alloc(ctx, bytes, &table));
+    fill_table(info, table);
+    desc->table = table;
+    abar_status status = f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
+    abar__free(ctx, table, bytes);
+    return status;
+}
+
+abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
+                                const abar_loader_config *wish, int64_t micro, bool stream, abar__feeder *out)
+{
+    *out = (abar__feeder){.dev = dev};
+    const abar__queue_ops *queue = dev->ops->queue;
+    if (!queue) return ABAR_OK;
+    const abar_dataset_info *info = abar_dataset_info_of(data);
+    abar__feed_desc desc = {.images = abar_dataset_image(data, wish->test, 0),
+                            .labels = data->part[wish->test].labels,
+                            .count = wish->test ? info->test : info->train,
+                            .channels = info->channels,
+                            .height = info->height,
+                            .width = info->width,
+                            .batch = micro,
+                            .step_batch = wish->batch,
+                            .seed = wish->seed,
+                            .crop_pad = wish->crop_pad,
+                            .flip = wish->flip};
+    out->resident = !stream && queue->feed->bytes(&desc) <= queue->memory_free(dev) / 4;
+    if (!out->resident) { /* the loader has cropped and mirrored already */
+        desc.images = NULL;
+        desc.crop_pad = 0;
+        desc.flip = false;
+    } else {
+        out->order_bytes = (size_t)abar_loader_order_count(loader) * sizeof *out->order;
+        ABAR_TRY(abar__alloc(ctx, out->order_bytes, (void **)&out->order));
+    }
+    return make_feed(ctx, info, &desc, out);
+}
+
+void abar__feeder_release(abar_context *ctx, abar__feeder *f)
+{
+    if (f->feed) f->dev->ops->queue->feed->destroy(f->dev, f->feed);
+    abar__free(ctx, f->order, f->order_bytes);
+    *f = (abar__feeder){0};
+}
+
+abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step)
+{
+    if (!f->resident) return ABAR_OK;
+    abar_loader_order(loader, epoch, f->order);
+    const int64_t n = (int64_t)(f->order_bytes / sizeof *f->order);
+    return f->dev->ops->queue->feed->epoch(f->dev, f->feed, epoch, step, f->order, n);
+}

@@ -1,0 +1,248 @@
+/* Batches made on the device against the loader's, bit for bit: order, crop, flip and normalisation, over two epochs, after
+ * seeking, from recordings, in micro-batches, and streamed. */
+#include "cuda_testing.h"
+
+#include "base/rng.h"
+#include "data/data_impl.h"
+
+enum { SAMPLES = 50, BATCH = 8, STEPS = SAMPLES / BATCH, SIDE = 12, CHANNELS = 3, IMAGE = CHANNELS * SIDE * SIDE };
+
+typedef struct bench {
+    abar_context *ctx;
+    abar_device *dev;
+    abar_dataset *data;
+    abar_loader *loader;
+    abar__feed *feed;
+    int64_t micro;
+    abar_tensor input, target; /* of one micro-batch, on the device */
+    float table[CHANNELS][256];
+} bench;
+
+static void need(const bench *b, abar_status status, const char *what)
+{
+    if (status < 0) fail_msg("%s: %s", what, abar_context_error(b->ctx));
+}
+#define NEED(b, call) need(b, call, #call)
+
+static const abar__feed_ops *ops(const bench *b) { return b->dev->ops->queue->feed; }
+
+typedef struct bench_wish {
+    abar_precision precision;
+    int64_t micro, pad;
+    bool flip, vectors, streamed;
+} bench_wish;
+
+static void make_feed(bench *b, const bench_wish *w)
+{
+    for (int c = 0; c < CHANNELS; c++) {
+        double table[256];
+        abar__normalise_table(&b->data->info, c, table);
+        for (int v = 0; v < 256; v++) b->table[c][v] = (float)table[v];
+    }
+    const abar__feed_desc desc = {.images = w->streamed ? NULL : b->data->part[0].images,
+                                  .labels = w->streamed ? NULL : b->data->part[0].labels,
+                                  .count = SAMPLES,
+                                  .channels = CHANNELS,
+                                  .height = SIDE,
+                                  .width = SIDE,
+                                  .batch = w->micro,
+                                  .step_batch = BATCH,
+                                  .table = &b->table[0][0],
+                                  .seed = 77,
+                                  .crop_pad = w->pad,
+                                  .flip = w->flip};
+    assert_true(ops(b)->bytes(&desc) >= (w->streamed ? BATCH : SAMPLES) * IMAGE);
+    NEED(b, ops(b)->create(b->dev, &desc, &b->feed));
+}
+
+static void open_bench(bench *b, const bench_wish *w)
+{
+    *b = (bench){.micro = w->micro};
+    const abar_device_config config = cuda_config(w->precision, true);
+    const abar_dataset_config data = {.size = sizeof data,
+                                      .channels = CHANNELS,
+                                      .height = SIDE,
+                                      .width = SIDE,
+                                      .classes = 7,
+                                      .train = SAMPLES,
+                                      .test = 10,
+                                      .seed = 5};
+    const abar_loader_config loader = {.size = sizeof loader, .batch = BATCH, .seed = 77, .crop_pad = w->pad, .flip = w->flip};
+    assert_int_equal(abar_context_create(NULL, &b->ctx), ABAR_OK);
+    NEED(b, abar_device_open(b->ctx, "cuda", &config, &b->dev));
+    NEED(b, abar_dataset_open(b->ctx, "synthetic", &data, &b->data));
+    NEED(b, abar_loader_create(b->ctx, b->data, &loader, &b->loader));
+    make_feed(b, w);
+    const int64_t dim[4] = {w->micro, w->vectors ? IMAGE : CHANNELS, SIDE, SIDE};
+    b->input = abar_tensor_wrap(b->dev, NULL, b->dev->activation, w->vectors ? 2 : 4, dim);
+    if (!w->vectors) b->input.layout = ABAR_LAYOUT_NHWC;
+    b->target = abar_tensor_wrap(b->dev, NULL, ABAR_I32, 1, dim);
+    b->input.data = cuda_alloc(b->dev, abar_tensor_bytes(&b->input));
+    b->target.data = cuda_alloc(b->dev, abar_tensor_bytes(&b->target));
+}
+
+static void close_bench(bench *b)
+{
+    ops(b)->destroy(b->dev, b->feed);
+    abar_device_free(b->dev, b->input.data, abar_tensor_bytes(&b->input));
+    abar_device_free(b->dev, b->target.data, abar_tensor_bytes(&b->target));
+    abar_loader_destroy(b->loader);
+    abar_dataset_close(b->data);
+    abar_device_close(b->dev);
+    assert_int_equal(abar_context_memory(b->ctx).now, 0);
+    abar_context_destroy(b->ctx);
+}
+
+/* The samples of an epoch in their order: a Fisher-Yates shuffle from the front (loader.c says so). */
+static void begin_epoch(bench *b, int64_t epoch, int64_t first)
+{
+    int32_t order[SAMPLES];
+    for (int32_t i = 0; i < SAMPLES; i++) order[i] = i;
+    for (uint32_t p = 0; p < SAMPLES; p++) {
+        const uint32_t q = p + abar__below(abar__random(77, ABAR_DRAW_ORDER, (uint32_t)epoch, p).u[0], SAMPLES - p);
+        const int32_t moved = order[p];
+        order[p] = order[q];
+        order[q] = moved;
+    }
+    NEED(b, ops(b)->epoch(b->dev, b->feed, epoch, first, order, SAMPLES));
+}
+
+/* The device's input and target hold samples first .. first + micro of the batch. */
+static void check_part(bench *b, const abar_batch *batch, int64_t first)
+{
+    double got[BATCH * IMAGE], want[BATCH * IMAGE];
+    float normalised[BATCH * IMAGE];
+    int32_t labels[BATCH];
+    const int64_t count = b->micro * IMAGE;
+    cuda_wait(b->dev, "fill");
+    cuda_get(b->dev, got, b->input.data, b->input);
+    cuda_move(b->dev, labels, b->target.data, abar_tensor_bytes(&b->target));
+    const abar_tensor host = abar_tensor_wrap(NULL, normalised, ABAR_F32, 2, (int64_t[]){BATCH, IMAGE});
+    NEED(b, abar_batch_normalise(b->ctx, &b->data->info, batch, BATCH, &host));
+    for (int64_t i = 0; i < count; i++) {
+        const float v = normalised[first * IMAGE + i];
+        want[i] = b->dev->activation == ABAR_BF16 ? (double)abar__bf16_load(abar__bf16_round(v)) : (double)v;
+        if (got[i] != want[i])
+            fail_msg("epoch %d, batch %d: element %d of sample %d is %.9g, not %.9g", (int)batch->epoch, (int)batch->index,
+                     (int)(i % IMAGE), (int)(first + i / IMAGE), got[i], want[i]);
+    }
+    for (int64_t i = 0; i < b->micro; i++) assert_int_equal(labels[i], batch->labels[first + i]);
+}
+
+static void check_step(bench *b)
+{
+    abar_batch batch;
+    NEED(b, abar_loader_next(b->loader, &batch));
+    for (int64_t first = 0; first < BATCH; first += b->micro) {
+        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
+        check_part(b, &batch, first);
+    }
+    NEED(b, ops(b)->advance(b->dev, b->feed));
+}
+
+static const bench_wish wishes[] = {
+    {.micro = BATCH},
+    {.micro = BATCH, .pad = 4, .flip = true},
+    {.micro = BATCH / 4, .pad = 4, .flip = true},
+    {.micro = BATCH, .pad = 11},
+    {.micro = BATCH / 2, .flip = true, .vectors = true},
+    {.micro = BATCH, .pad = 2, .flip = true, .precision = ABAR_PRECISION_BF16},
+    {.micro = BATCH, .pad = 2, .vectors = true, .precision = ABAR_PRECISION_BF16},
+};
+enum { WISHES = sizeof wishes / sizeof *wishes };
+
+static void batches_of_two_epochs_are_the_loaders(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < WISHES; i++) {
+        bench b;
+        open_bench(&b, &wishes[i]);
+        for (int64_t epoch = 0; epoch < 2; epoch++) {
+            begin_epoch(&b, epoch, 0);
+            for (int step = 0; step < STEPS; step++) check_step(&b);
+        }
+        close_bench(&b);
+    }
+}
+
+static void batches_after_seeking_are_the_loaders(void **unused)
+{
+    (void)unused;
+    bench b;
+    open_bench(&b, &wishes[1]);
+    static const int64_t places[][2] = {{1, 3}, {0, 5}, {4, 0}, {0, 1}};
+    for (int i = 0; i < 4; i++) {
+        begin_epoch(&b, places[i][0], places[i][1]);
+        NEED(&b, abar_loader_seek(b.loader, places[i][0], places[i][1]));
+        for (int64_t step = places[i][1]; step < STEPS; step++) check_step(&b);
+    }
+    close_bench(&b);
+}
+
+/* One recording of a fill and an advance serves all steps and epochs. */
+static void batches_from_a_recording_are_the_loaders(void **unused)
+{
+    (void)unused;
+    bench b;
+    void *graph = NULL;
+    open_bench(&b, &wishes[1]);
+    const abar__queue_ops *q = b.dev->ops->queue;
+    begin_epoch(&b, 0, 0);
+    NEED(&b, q->record_begin(b.dev));
+    NEED(&b, ops(&b)->fill(b.dev, b.feed, 0, &b.input, &b.target));
+    NEED(&b, ops(&b)->advance(b.dev, b.feed));
+    NEED(&b, q->record_end(b.dev, &graph));
+    for (int64_t epoch = 0; epoch < 3; epoch++) {
+        if (epoch > 0) begin_epoch(&b, epoch, 0);
+        for (int step = 0; step < STEPS; step++) {
+            abar_batch batch;
+            NEED(&b, abar_loader_next(b.loader, &batch));
+            NEED(&b, q->replay(b.dev, graph));
+            check_part(&b, &batch, 0);
+        }
+    }
+    q->forget(b.dev, graph);
+    close_bench(&b);
+}
+
+/* The host augments, the device normalises; the bytes may be overwritten as soon as stage returns. */
+static void streamed_batches_are_the_loaders(void **unused)
+{
+    (void)unused;
+    static const bench_wish streamed[] = {{.micro = BATCH / 2, .pad = 4, .flip = true, .streamed = true},
+                                          {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16}};
+    for (int i = 0; i < 2; i++) {
+        bench b;
+        open_bench(&b, &streamed[i]);
+        for (int step = 0; step < 2 * STEPS; step++) {
+            abar_batch batch;
+            uint8_t images[BATCH * IMAGE];
+            int32_t labels[BATCH];
+            NEED(&b, abar_loader_next(b.loader, &batch));
+            memcpy(images, batch.images, sizeof images);
+            memcpy(labels, batch.labels, sizeof labels);
+            NEED(&b, ops(&b)->stage(b.dev, b.feed, images, labels));
+            memset(images, 0, sizeof images);
+            memset(labels, 0, sizeof labels);
+            for (int64_t first = 0; first < BATCH; first += b.micro) {
+                NEED(&b, ops(&b)->fill(b.dev, b.feed, first, &b.input, &b.target));
+                check_part(&b, &batch, first);
+            }
+            NEED(&b, ops(&b)->advance(b.dev, b.feed));
+        }
+        close_bench(&b);
+    }
+}
+
+int main(void)
+{
+    int missing = cuda_missing();
+    if (missing) return missing;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_of_two_epochs_are_the_loaders),
+        cmocka_unit_test(batches_after_seeking_are_the_loaders),
+        cmocka_unit_test(batches_from_a_recording_are_the_loaders),
+        cmocka_unit_test(streamed_batches_are_the_loaders),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,432 @@
+/* The cuda back end's statistics against ref: sums over rows for every window, in every layout and dtype that activations come
+ * in, added to what is there already; and the small vector operations around them. */
+#include "cuda_testing.h"
+
+#include <math.h>
+
+#define TOLERANCE 1e-5 /* of the largest element: float32 sums of up to some thousand rows */
+
+static abar_context *ctx;
+static abar_device *ref, *cuda;
+static uint64_t noise = 1;
+
+static double uniform(void) /* -1 .. 1 */
+{
+    noise = noise * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)noise / 9223372036854775808.0;
+}
+
+static int open_devices(void **unused)
+{
+    (void)unused;
+    abar_device_config config = cuda_config(ABAR_PRECISION_FP32, true);
+    return abar_context_create(NULL, &ctx) != ABAR_OK || abar_device_open(ctx, "ref", NULL, &ref) != ABAR_OK ||
+           abar_device_open(ctx, "cuda", &config, &cuda) != ABAR_OK;
+}
+
+static int close_devices(void **unused)
+{
+    (void)unused;
+    abar_device_close(cuda);
+    abar_device_close(ref);
+    size_t held = abar_context_memory(ctx).now;
+    abar_context_destroy(ctx);
+    return held != 0;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------------- */
+
+static void wait(const char *what) { cuda_wait(cuda, what); }
+static void move(void *to, const void *from, size_t bytes) { cuda_move(cuda, to, from, bytes); }
+static void *upload(const void *host, size_t bytes) { return cuda_upload(cuda, host, bytes); }
+
+/* How a tensor lies. */
+typedef enum form { DENSE, NHWC, LAST, GAPS, FORMS } form;
+static const char *const form_names[] = {"dense", "nhwc", "channels-last strides", "gaps"};
+
+static void set_strides(abar_tensor *t, form f)
+{
+    int64_t gap = f == GAPS ? 3 : 0, stride = f == GAPS ? 2 : 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->stride[i] = stride;
+        stride = stride * t->dim[i] + gap;
+    }
+    if (f != LAST || t->ndim != 4) return;
+    t->stride[1] = 1;
+    t->stride[3] = t->dim[1];
+    t->stride[2] = t->dim[1] * t->dim[3];
+}
+
+/* On the host; what lies in the gaps is not a number. */
+static abar_tensor make_tensor(form f, abar_dtype dtype, int ndim, const int64_t *dim)
+{
+    abar_tensor t = abar_tensor_wrap(NULL, NULL, dtype, ndim, dim);
+    set_strides(&t, f);
+    if (f == NHWC && ndim == 4) t.layout = ABAR_LAYOUT_NHWC;
+    t.data = malloc(abar_tensor_bytes(&t));
+    assert_non_null(t.data);
+    memset(t.data, 0xff, abar_tensor_bytes(&t));
+    int64_t index[4] = {0};
+    for (int64_t k = 0; k < abar_tensor_count(&t); k++) {
+        for (int64_t i = ndim - 1, rest = k; i >= 0; rest /= dim[i--]) index[i] = rest % dim[i];
+        abar__tensor_store(&t, abar__tensor_offset(&t, index), uniform() + 0.3);
+    }
+    return t;
+}
+
+/* ---- maps ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct geometry {
+    const char *name;
+    int64_t channels, out, height, width;
+    abar_window window;
+} geometry;
+
+static const geometry geometries[] = {
+    {"same 3x3, 16 channels", 16, 16, 8, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 3x3, 3 channels", 3, 17, 6, 6, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 3x3, 40 channels", 40, 3, 4, 3, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"same 5x5, 1 channel", 1, 6, 9, 8, {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}},
+    {"valid 5x5, 6 channels", 6, 16, 7, 8, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"3x3 stride 2, 20 channels", 20, 5, 9, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    {"3x3 stride 2, 32 channels", 32, 33, 6, 6, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    {"3x3 dilation 3 stride 2, 13 channels", 13, 2, 10, 9, {{3, 3}, {2, 2}, {3, 3}, {3, 3}, 1}},
+    {"3x2, everything uneven", 5, 7, 11, 10, {{3, 2}, {1, 2}, {1, 0}, {2, 1}, 1}},
+    {"2x4 stride 3x1", 17, 1, 9, 6, {{2, 4}, {3, 1}, {0, 3}, {1, 1}, 1}},
+    {"1x1, 24 channels", 24, 8, 4, 5, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"1x1 stride 2, 7 channels", 7, 8, 5, 5, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
+    {"patches 4x4", 3, 8, 12, 8, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
+    {"one position 5x5", 6, 8, 5, 5, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {"one pixel", 16, 2, 1, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"7x7 stride 2", 2, 4, 12, 11, {{7, 7}, {2, 2}, {3, 3}, {1, 1}, 1}},
+    {"more padding than kernel", 3, 4, 4, 5, {{2, 2}, {1, 1}, {3, 3}, {1, 1}, 1}},
+    {"4 groups of 2", 8, 8, 6, 5, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 4}},
+    {"depthwise", 5, 5, 6, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 5}},
+    {"ResNet's first", 3, 16, 32, 32, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+    {"ResNet's last", 64, 64, 8, 8, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
+};
+
+typedef struct problem {
+    char label[200];
+    abar__rows host, device; /* the same in both memories */
+} problem;
+
+static problem make_problem(const char *name, form f, abar_dtype dtype, const abar__rows *rows)
+{
+    problem x = {.host = *rows, .device = *rows};
+    snprintf(x.label, sizeof x.label, "%s: %lld examples, %s, %s%s", name, (long long)rows->examples, form_names[f],
+             abar_dtype_name(dtype), rows->bias ? ", bias" : "");
+    x.device.input.data = upload(rows->input.data, abar_tensor_bytes(&rows->input));
+    x.device.input.dev = cuda;
+    x.device.output_grad.data = upload(rows->output_grad.data, abar_tensor_bytes(&rows->output_grad));
+    x.device.output_grad.dev = cuda;
+    return x;
+}
+
+static problem make_convolution(const geometry *g, int64_t n, form f, abar_dtype dtype, bool bias)
+{
+    const abar_window *w = &g->window;
+    const int64_t p = abar_window_out(w, 0, g->height), q = abar_window_out(w, 1, g->width);
+    const abar__rows rows = {
+        .input = make_tensor(f, dtype, 4, (int64_t[]){n, g->channels, g->height, g->width}),
+        .output_grad = make_tensor(f, dtype, 4, (int64_t[]){n, g->out, p, q}),
+        .grad_scale = 0.7,
+        .window = *w,
+        .convolution = true,
+        .bias = bias,
+        .group = w->groups - 1,
+        .examples = n,
+        .per_example = p * q,
+        .in = g->channels / w->groups * w->kernel[0] * w->kernel[1],
+        .out = g->out / w->groups,
+    };
+    return make_problem(g->name, f, dtype, &rows);
+}
+
+/* tokens 0: (N, I) */
+static problem make_linear(int64_t n, int64_t tokens, int64_t in, int64_t out, form f, abar_dtype dtype, bool bias)
+{
+    const int ndim = tokens ? 3 : 2;
+    char name[80];
+    snprintf(name, sizeof name, "linear %lld -> %lld, %lld tokens", (long long)in, (long long)out, (long long)tokens);
+    const abar__rows rows = {
+        .input = make_tensor(f, dtype, ndim, tokens ? (int64_t[]){n, tokens, in} : (int64_t[]){n, in}),
+        .output_grad = make_tensor(f, dtype, ndim, tokens ? (int64_t[]){n, tokens, out} : (int64_t[]){n, out}),
+        .grad_scale = -1.5,
+        .window = abar_window_unit(),
+        .bias = bias,
+        .examples = n,
+        .per_example = tokens ? tokens : 1,
+        .in = in,
+        .out = out,
+    };
+    return make_problem(name, f, dtype, &rows);
+}
+
+static void free_problem(problem *x)
+{
+    abar_device_free(cuda, x->device.input.data, abar_tensor_bytes(&x->device.input));
+    abar_device_free(cuda, x->device.output_grad.data, abar_tensor_bytes(&x->device.output_grad));
+    free(x->host.input.data);
+    free(x->host.output_grad.data);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------------------ */
+
+typedef enum kind { INPUT, GRAD, GRAD_SQUARES, KINDS } kind;
+static const char *const kind_names[] = {"input sum", "grad sum", "grad squares"};
+
+static void add_sum(abar_device *dev, const abar__rows *r, kind k, void *sum)
+{
+    const abar__stats_ops *s = dev->ops->stats;
+    switch (k) {
+    case INPUT: s->input_sum(dev, r, sum); break;
+    case GRAD: s->grad_sum(dev, r, sum); break;
+    case GRAD_SQUARES: s->grad_squares(dev, r, NULL, sum); break;
+    case KINDS: break;
+    }
+}
+
+/* Twice, from the same beginning: near ref, and the same bits. */
+static void check_sum(const problem *x, kind k)
+{
+    const int64_t n = k == INPUT ? abar__rows_d(&x->host) : x->host.out;
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *start = malloc(bytes), *got = malloc(2 * bytes);
+    double *expected = malloc((size_t)n * sizeof *expected);
+    for (int64_t i = 0; i < n; i++) expected[i] = (double)(start[i] = (float)(i % 7) * 0.25f);
+    add_sum(ref, &x->host, k, expected);
+    for (int run = 0; run < 2; run++) {
+        void *sum = upload(start, bytes);
+        add_sum(cuda, &x->device, k, sum);
+        wait(x->label);
+        move(got + run * n, sum, bytes);
+        abar_device_free(cuda, sum, bytes);
+    }
+    double worst = 0.0, largest = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        double off = fabs((double)got[i] - expected[i]);
+        if (!(off <= worst)) worst = off;
+        largest = fmax(largest, fabs(expected[i]));
+    }
+    if (!(worst <= TOLERANCE * largest)) fail_msg("%s, %s: off by %g of %g", x->label, kind_names[k], worst, largest);
+    if (memcmp(got, got + n, bytes) != 0) fail_msg("%s, %s: a second run differs", x->label, kind_names[k]);
+    free(start);
+    free(got);
+    free(expected);
+}
+
+/* Both ways to the sum of squares: told to the host, and added to a double on the device. */
+static void check_square(const problem *x)
+{
+    const abar__stats_ops *s = cuda->ops->stats;
+    const double expected = ref->ops->stats->input_square(ref, &x->host), start = 3.0;
+    double got[2];
+    for (int run = 0; run < 2; run++) {
+        double *sum = upload(&start, sizeof start);
+        s->input_square_add(cuda, &x->device, sum);
+        wait(x->label);
+        move(&got[run], sum, sizeof *got);
+        abar_device_free(cuda, sum, sizeof start);
+    }
+    if (!(fabs(got[0] - start - expected) <= TOLERANCE * expected))
+        fail_msg("%s: the square is %g, not %g", x->label, got[0] - start, expected);
+    if (memcmp(&got[0], &got[1], sizeof *got) != 0) fail_msg("%s: the square of a second run differs", x->label);
+    double told = s->input_square ? s->input_square(cuda, &x->device) : expected;
+    if (!(fabs(told - expected) <= TOLERANCE * expected)) fail_msg("%s: told a square of %g", x->label, told);
+}
+
+/* grad_sum is for methods that the device need not have. */
+static void check_all(problem x)
+{
+    for (kind k = 0; k < KINDS; k++)
+        if (k != GRAD || cuda->ops->stats->grad_sum) check_sum(&x, k);
+    check_square(&x);
+    free_problem(&x);
+}
+
+static const abar_dtype dtypes[] = {ABAR_F32, ABAR_BF16, ABAR_F16, ABAR_F64};
+
+static void sums_over_every_window_in_every_layout_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t batches[] = {1, 5, 17};
+    int64_t turn = 0;
+    for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
+        if (cuda_only("ABAR_TEST_SMALL") && geometries[i].height > 12) continue;
+        for (form f = 0; f < FORMS; f++, turn++)
+            check_all(make_convolution(&geometries[i], batches[turn % 3], f, ABAR_F32, turn & 1));
+    }
+}
+
+static void sums_in_every_dtype_equal_ref(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < 6; i++)
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            check_all(make_convolution(&geometries[i], 6, NHWC, dtypes[d], i & 1));
+            check_all(make_convolution(&geometries[i], 3, DENSE, dtypes[d], true));
+        }
+}
+
+static void sums_of_linear_layers_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t shapes[][4] = {/* examples, tokens, in, out */
+                                        {1, 0, 1, 1},   {5, 0, 7, 3},   {128, 0, 64, 10}, {33, 0, 401, 120},
+                                        {2, 3, 17, 33}, {9, 50, 24, 8}, {200, 0, 16, 16}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            const int64_t *s = shapes[i];
+            check_all(make_linear(s[0], s[1], s[2], s[3], DENSE, dtypes[d], d & 1));
+            check_all(make_linear(s[0], s[1], s[2], s[3], GAPS, dtypes[d], !(d & 1)));
+        }
+}
+
+/* As many rows as ResNet-20 has at batch 128: what single precision loses must stay small. */
+static void sums_of_many_rows_stay_accurate(void **unused)
+{
+    (void)unused;
+    if (cuda_only("ABAR_TEST_SMALL")) skip();
+    const geometry g = {"many rows", 16, 16, 32, 32, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}};
+    check_all(make_convolution(&g, 128, NHWC, ABAR_BF16, false));
+    check_all(make_linear(4096, 0, 64, 10, DENSE, ABAR_F32, true));
+}
+
+/* A number that is not finite must be seen in the sum, where it will be looked for. */
+static void sums_of_bad_numbers_are_not_finite(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 8; i++) {
+        problem x = make_convolution(&geometries[i % 4], 5, i & 1 ? NHWC : DENSE, i & 2 ? ABAR_BF16 : ABAR_F32, false);
+        abar_tensor *t = &x.host.input;
+        const int64_t d = abar__rows_d(&x.host), index[4] = {4, t->dim[1] - 1, t->dim[2] / 2, t->dim[3] / 2};
+        abar__tensor_store(t, abar__tensor_offset(t, index), i & 4 ? INFINITY : NAN);
+        move(x.device.input.data, t->data, abar_tensor_bytes(t));
+        float *sum = cuda_alloc(cuda, (size_t)d * sizeof *sum), *host = malloc((size_t)d * sizeof *host);
+        cuda->ops->stats->input_sum(cuda, &x.device, sum);
+        wait(x.label);
+        move(host, sum, (size_t)d * sizeof *sum);
+        bool finite = true;
+        for (int64_t k = 0; k < d; k++) finite = finite && isfinite(host[k]);
+        if (finite) fail_msg("%s: lost a bad number", x.label);
+        free(host);
+        abar_device_free(cuda, sum, (size_t)d * sizeof *sum);
+        free_problem(&x);
+    }
+}
+
+/* ---- vectors --------------------------------------------------------------------------------------------------------- */
+
+static const int64_t lengths[] = {1, 31, 33, 1000, 5761};
+
+/* Two vectors on the device and the same in double for ref. */
+typedef struct vectors {
+    int64_t n;
+    float *x, *y; /* device */
+    double *rx, *ry;
+} vectors;
+
+static vectors make_vectors(int64_t n)
+{
+    vectors v = {.n = n, .rx = malloc((size_t)n * sizeof(double)), .ry = malloc((size_t)n * sizeof(double))};
+    float *host = malloc((size_t)n * sizeof *host);
+    for (int64_t i = 0; i < n; i++) v.rx[i] = (double)(host[i] = (float)uniform());
+    v.x = upload(host, (size_t)n * sizeof *host);
+    for (int64_t i = 0; i < n; i++) v.ry[i] = (double)(host[i] = (float)(uniform() + 1.5));
+    v.y = upload(host, (size_t)n * sizeof *host);
+    free(host);
+    return v;
+}
+
+static void free_vectors(vectors *v)
+{
+    abar_device_free(cuda, v->x, (size_t)v->n * sizeof *v->x);
+    abar_device_free(cuda, v->y, (size_t)v->n * sizeof *v->y);
+    free(v->rx);
+    free(v->ry);
+}
+
+static void assert_near(const float *device, const double *expected, int64_t n, const char *what)
+{
+    float *host = malloc((size_t)n * sizeof *host);
+    wait(what);
+    move(host, device, (size_t)n * sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)host[i] - expected[i]) <= 1e-6 * (1.0 + fabs(expected[i]))))
+            fail_msg("%s: element %lld of %lld is %g, not %g", what, (long long)i, (long long)n, (double)host[i], expected[i]);
+    free(host);
+}
+
+static void vectors_commit_and_clear_equal_ref(void **unused)
+{
+    (void)unused;
+    if (!cuda->ops->stats->commit || !cuda->ops->stats->clear) skip();
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        vectors v = make_vectors(lengths[i]);
+        cuda->ops->stats->commit(cuda, v.n, false, v.x, v.y, 0.75, 0.5);
+        ref->ops->stats->commit(ref, v.n, false, v.rx, v.ry, 0.75, 0.5);
+        assert_near(v.x, v.rx, v.n, "average");
+        assert_near(v.y, v.ry, v.n, "pending"); /* zero */
+        cuda->ops->stats->clear(cuda, v.n, false, v.x);
+        ref->ops->stats->clear(ref, v.n, false, v.rx);
+        assert_near(v.x, v.rx, v.n, "cleared");
+        free_vectors(&v);
+    }
+}
+
+static void vectors_products_and_reciprocals_equal_ref(void **unused)
+{
+    (void)unused;
+    const abar__stats_ops *s = cuda->ops->stats, *r = ref->ops->stats;
+    if (!s->dot || !s->affine || !s->reciprocal) skip(); /* the program has its own */
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        vectors v = make_vectors(lengths[i]);
+        assert_true(fabs(s->dot(cuda, v.n, v.x, v.y) - r->dot(ref, v.n, v.rx, v.ry)) <= 1e-5 * (double)v.n);
+        s->affine(cuda, v.n, v.y, 2.0, -0.5, v.x);
+        r->affine(ref, v.n, v.ry, 2.0, -0.5, v.rx);
+        assert_near(v.x, v.rx, v.n, "affine");
+        s->reciprocal(cuda, v.n, v.y, 3.0, 0.25, v.x);
+        r->reciprocal(ref, v.n, v.ry, 3.0, 0.25, v.rx);
+        assert_near(v.x, v.rx, v.n, "reciprocal");
+        free_vectors(&v);
+    }
+}
+
+static void vectors_with_one_bad_number_are_not_finite(void **unused)
+{
+    (void)unused;
+    if (!cuda->ops->stats->all_finite) skip();
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        vectors v = make_vectors(lengths[i]);
+        const float bad[] = {NAN, INFINITY, -INFINITY}, large = 3e38f, one = 1.0f;
+        assert_true(cuda->ops->stats->all_finite(cuda, v.n, false, v.x, 1.0));
+        for (int k = 0; k < 6; k++) {
+            float *at = v.x + (k & 1 ? v.n - 1 : 0); /* both ends */
+            move(at, &bad[k / 2], sizeof *bad);
+            assert_false(cuda->ops->stats->all_finite(cuda, v.n, false, v.x, 1.0));
+            move(at, &one, sizeof one);
+        }
+        move(v.x, &large, sizeof large);
+        assert_true(cuda->ops->stats->all_finite(cuda, v.n, false, v.x, 1.0));
+        assert_false(cuda->ops->stats->all_finite(cuda, v.n, false, v.x, 10.0)); /* no float any more */
+        free_vectors(&v);
+    }
+}
+
+int main(void)
+{
+    int missing = cuda_missing();
+    if (missing) return missing;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_over_every_window_in_every_layout_equal_ref),
+        cmocka_unit_test(sums_in_every_dtype_equal_ref),
+        cmocka_unit_test(sums_of_linear_layers_equal_ref),
+        cmocka_unit_test(sums_of_many_rows_stay_accurate),
+        cmocka_unit_test(sums_of_bad_numbers_are_not_finite),
+        cmocka_unit_test(vectors_commit_and_clear_equal_ref),
+        cmocka_unit_test(vectors_products_and_reciprocals_equal_ref),
+        cmocka_unit_test(vectors_with_one_bad_number_are_not_finite),
+    };
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
+}
