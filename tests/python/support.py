@@ -33,6 +33,7 @@ if not LIBRARY.exists():
 os.environ["ABAR_LIBRARY"] = str(LIBRARY)
 
 import abar.torch  # noqa: E402
+from abar import _library  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -70,6 +71,11 @@ def rate(method):
 def make(method, model, lr=None, **options):
     """The method on this model with telling settings, averages that move and refreshes every few steps."""
     return CLASSES[method](model, rate(method) if lr is None else lr, **{**TELLING[method], **OFTEN, **options})
+
+
+def device_names():
+    """The devices of the library: "cuda" is among them where it was built with CUDA."""
+    return _library.device_names(_library.Context())
 
 
 class Net(nn.Module):

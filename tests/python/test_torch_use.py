@@ -69,8 +69,7 @@ class Hooks(Case):
         self.assertEqual(len(seen), 4)
 
     def test_survive_copies_of_the_model(self):
-        """An average of the weights is kept by a deep copy; whole models are pickled. Neither drags the optimizer
-        along."""
+        """Averages of weights are deep copies, whole models are pickled: neither drags the optimizer along."""
         model = make_net()
         optimizer = make("mac", model)
         twin = copy.deepcopy(model)
@@ -319,10 +318,19 @@ class Mistakes(Case):
         with self.assertRaisesRegex(ValueError, "haed"):
             abar.torch.MAC(make_net(), lr=0.1, skip=("haed.*",))
 
+    @support.unittest.skipIf("cuda" in support.device_names(), "this library has CUDA")
     def test_cuda_tensors_with_a_library_without_cuda(self):
         model = make_net()
+        for module in model.modules():
+            for name, p in module.named_parameters(recurse=False):
+                setattr(module, name, FakeCuda(p.detach()))
+        with self.assertRaisesRegex(RuntimeError, "built without CUDA.*move the model"):
+            make("mac", model)
+
+    def test_parameters_on_several_devices(self):
+        model = make_net()
         model.token.weight = FakeCuda(model.token.weight.detach())
-        with self.assertRaisesRegex((RuntimeError, ValueError), "(?i)cuda"):
+        with self.assertRaisesRegex(ValueError, "one device"):
             make("mac", model)
 
     def test_tensors_without_memory(self):
