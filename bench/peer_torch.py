@@ -1,10 +1,16 @@
-"""Times PyTorch's eager training step on the CPU, the peer that abar is measured against.
+"""Times PyTorch's training step, the peer that abar is measured against.
 
     python3 peer_torch.py --model lenet5 --batch 128 --threads 2 --steps 20 --rounds 5
+    python3 peer_torch.py --device cuda --model resnet20 resnet110 --precision bf16 --steps 50
 
-A step is forward, cross-entropy, backward and SGD with momentum 0.9 on one fixed float batch.
-Each round runs a block of steps in NCHW, then one in channels-last, so that noise on the
-machine meets both. Prints one JSON object, times in milliseconds.
+A step is forward, cross-entropy, backward and SGD with momentum 0.9 on one fixed batch that is
+already in place. Prints JSON objects, one per line, times in milliseconds.
+
+On the CPU each round runs a block of steps in NCHW, then one in channels-last, so that noise on
+the machine meets both. On a GPU there is a line per model, precision and mode: eager, as people
+write it, and graph, the whole step in one CUDA graph. bf16 is what is fastest for PyTorch there:
+channels-last, weights in float32 under autocast, and weights in bfloat16 with float32 masters
+kept by hand; the quicker of the two counts.
 """
 
 import argparse
@@ -20,10 +26,27 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "oracle"))
 import networks  # noqa: E402
 
-SHAPES = {"lenet5": (1, 28, 28), "resnet20": (3, 32, 32)}
+SHAPES = {
+    "lenet5": (1, 28, 28),
+    "resnet20": (3, 32, 32),
+    "resnet110": (3, 32, 32),
+    "wrn28-10": (3, 32, 32),
+}
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
 WARM_UP = 3
+
+
+def summary(times):
+    cuts = statistics.quantiles(times, n=10, method="inclusive")
+    return {
+        "median_ms": round(statistics.median(times), 4),
+        "p10_ms": round(cuts[0], 4),
+        "p90_ms": round(cuts[-1], 4),
+    }
+
+
+# ---- on the CPU -------------------------------------------------------------------------------
 
 
 class Run:
@@ -68,34 +91,11 @@ def fastest_optimizer(model, steps=30):
     return min(medians, key=medians.get)
 
 
-def summary(times):
-    cuts = statistics.quantiles(times, n=10, method="inclusive")
-    return {
-        "median_ms": round(statistics.median(times), 3),
-        "p10_ms": round(cuts[0], 3),
-        "p90_ms": round(cuts[-1], 3),
-    }
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=SHAPES, default="lenet5")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10, help="timed steps in a block")
-    parser.add_argument("--rounds", type=int, default=5, help="blocks of each format")
-    args = parser.parse_args()
-    if min(args.batch, args.threads, args.steps, args.rounds) < 1 or args.steps * args.rounds < 2:
-        parser.error("numbers must be positive, and two steps at least")
-    return args
-
-
-def main():
-    args = parse_arguments()
+def time_on_cpu(args, model):
     torch.set_num_threads(args.threads)
-    optimizer = fastest_optimizer(args.model)
+    optimizer = fastest_optimizer(model)
     runs = {
-        name: Run(args.model, args.batch, memory_format, optimizer)
+        name: Run(model, args.batch, memory_format, optimizer)
         for name, memory_format in FORMATS.items()
     }
     for run in runs.values():
@@ -104,10 +104,151 @@ def main():
     for _ in range(args.rounds):
         for run in runs.values():
             run.block(args.steps)
-    result = {**vars(args), "torch": torch.__version__, "optimizer": optimizer}
+    result = {"model": model, "device": "cpu", "batch": args.batch, "threads": args.threads}
+    result.update({"torch": torch.__version__, "optimizer": optimizer})
     result.update({name: summary(run.times) for name, run in runs.items()})
     result["best_ms"] = min(result[name]["median_ms"] for name in runs)
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+
+class GpuStep:
+    """One network with its batch on the device. recipe: fp32, tf32, autocast or masters."""
+
+    def __init__(self, model, batch, recipe):
+        torch.manual_seed(0)
+        half = recipe in ("autocast", "masters")
+        self.recipe = recipe
+        self.module = networks.build(model).cuda().train()
+        x = torch.randn(batch, *SHAPES[model], device="cuda")
+        if half:
+            self.module = self.module.to(memory_format=torch.channels_last)
+            x = x.to(memory_format=torch.channels_last)
+        self.labels = torch.randint(10, (batch,), device="cuda")
+        weights = list(self.module.parameters())
+        self.masters = None
+        if recipe == "masters":
+            self.masters = [p.detach().clone() for p in weights]
+            self.module = self.module.to(torch.bfloat16)
+            for layer in self.module.modules():  # statistics of a batch need more than 8 bits
+                if isinstance(layer, torch.nn.BatchNorm2d):
+                    layer.float()
+            x = x.to(torch.bfloat16)
+            weights = self.masters
+            self.shadows = list(self.module.parameters())
+        self.x = x
+        self.optimizer = torch.optim.SGD(
+            weights, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
+        )
+
+    def loss(self):
+        if self.recipe == "autocast":
+            with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+                return F.cross_entropy(self.module(self.x), self.labels)
+        return F.cross_entropy(self.module(self.x).float(), self.labels)
+
+    def step(self):
+        self.module.zero_grad(set_to_none=True)
+        self.loss().backward()
+        if self.masters is not None:
+            for master, shadow in zip(self.masters, self.shadows):
+                master.grad = torch.empty_like(master) if master.grad is None else master.grad
+            torch._foreach_copy_([m.grad for m in self.masters], [s.grad for s in self.shadows])
+        self.optimizer.step()
+        if self.masters is not None:
+            torch._foreach_copy_([s.data for s in self.shadows], self.masters)
+
+
+def record(run):
+    """The whole step as one CUDA graph: returns what replays it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            run.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    run.module.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        run.step()
+    return graph.replay
+
+
+def time_blocks(step, steps, blocks=10):
+    """Milliseconds per step, of blocks long enough that the clock's grain does not show."""
+    per_block = max(1, steps // blocks)
+    times = []
+    for _ in range(blocks):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(per_block):
+            step()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / per_block)
+    return times
+
+
+def time_on_gpu(model, batch, recipe, mode, steps):
+    torch.cuda.empty_cache()
+    run = GpuStep(model, batch, recipe)
+    for _ in range(WARM_UP):
+        run.step()
+    torch.cuda.reset_peak_memory_stats()  # what cuDNN tried out meanwhile does not count
+    step = record(run) if mode == "graph" else run.step
+    time_blocks(step, 10)
+    times = time_blocks(step, steps)
+    result = {"model": model, "device": "cuda", "batch": batch, "mode": mode, "recipe": recipe}
+    result.update(summary(times))
+    result["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return result
+
+
+def gpu_lines(args, model):
+    recipes = {"fp32": ["fp32"], "tf32": ["tf32"], "bf16": ["autocast", "masters"]}
+    for precision in args.precision:
+        torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        for mode in args.mode:
+            tried = [
+                time_on_gpu(model, args.batch, recipe, mode, args.steps)
+                for recipe in recipes[precision]
+            ]
+            best = min(tried, key=lambda r: r["median_ms"])
+            best["tried_ms"] = {r["recipe"]: r["median_ms"] for r in tried}
+            print(json.dumps({"precision": precision, "torch": torch.__version__, **best}), flush=True)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SHAPES, nargs="+", default=["lenet5"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps, in a block on the cpu")
+    parser.add_argument("--rounds", type=int, default=5, help="blocks of each format, on the cpu")
+    parser.add_argument(
+        "--precision", choices=["fp32", "tf32", "bf16"], nargs="+", default=["bf16"]
+    )
+    parser.add_argument("--mode", choices=["eager", "graph"], nargs="+", default=["eager", "graph"])
+    args = parser.parse_args()
+    if min(args.batch, args.threads, args.steps, args.rounds) < 1 or args.steps * args.rounds < 2:
+        parser.error("numbers must be positive, and two steps at least")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch sees no CUDA device")
+    return args
+
+
+def main():
+    args = parse_arguments()
+    torch.backends.cudnn.benchmark = args.device == "cuda"
+    for model in args.model:
+        if args.device == "cuda":
+            gpu_lines(args, model)
+        else:
+            time_on_cpu(args, model)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,7 +34,7 @@ def build(folder: Path) -> Path:
             f"set ABAR_LIBRARY to its path, or install from the python/ folder of a checkout"
         )
     configure = ["cmake", "-S", str(CHECKOUT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", "-DABAR_TESTS=OFF"]
-    subprocess.run(configure, check=True)
+    subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
     subprocess.run(["cmake", "--build", str(folder), "--target", "abar_optim_shared", "--parallel"], check=True)
     return (folder / NAME).resolve()
 

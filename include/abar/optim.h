@@ -106,7 +106,7 @@ abar_status abar_optim_end_calibration(abar_optim *optim);
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
 
 int abar_optim_map_count(const abar_optim *optim);
-abar_map_info abar_optim_map(const abar_optim *optim, int i);
+abar_map_info abar_optim_map(abar_optim *optim, int i); /* on a queued device it waits */
 /* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 

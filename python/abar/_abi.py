@@ -67,7 +67,7 @@ class DeviceConfig(ctypes.Structure):
         ("size", c_size_t),
         ("threads", c_int),
         ("deterministic", c_bool),
-        ("ordinal", c_int),  # from here on: builds with CUDA
+        ("precision", c_int),
         ("stream", c_void_p),
     ]
 
@@ -79,6 +79,7 @@ class Method(ctypes.Structure):
         ("keeps", c_char_p),
         ("options", POINTER(Option)),
         ("config_size", c_size_t),
+        ("queued", c_bool),
     ]
 
 
@@ -159,10 +160,6 @@ class StepConfig(ctypes.Structure):
     ]
 
 
-class StepReport(ctypes.Structure):
-    _fields_ = [("skipped", c_bool), ("grad_norm", c_double)]
-
-
 StateVisitor = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Tensor))
 
 #: name: (result, arguments)
@@ -178,6 +175,7 @@ FUNCTIONS = {
     "abar_device_names": (POINTER(c_char_p), []),
     "abar_device_open": (c_int, [c_void_p, c_char_p, POINTER(DeviceConfig), POINTER(c_void_p)]),
     "abar_device_close": (None, [c_void_p]),
+    "abar_device_set_stream": (c_int, [c_void_p, c_void_p]),
     "abar_device_describe": (c_char_p, [c_void_p]),
     "abar_tensor_copy": (c_int, [c_void_p, POINTER(Tensor), POINTER(Tensor)]),
     "abar_method_find": (POINTER(Method), [c_char_p]),
@@ -188,7 +186,7 @@ FUNCTIONS = {
     "abar_optim_destroy": (None, [c_void_p]),
     "abar_optim_set_param": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_double, c_double]),
     "abar_optim_set_rule": (c_int, [c_void_p, c_void_p]),
-    "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), POINTER(StepReport)]),
+    "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), c_void_p]),
     "abar_optim_skip": (None, [c_void_p]),
     "abar_optim_forget": (None, [c_void_p]),
     "abar_optim_observes": (c_bool, [c_void_p]),

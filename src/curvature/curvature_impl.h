@@ -47,6 +47,7 @@ struct abar__map {
     bool bias, first;          /* first: reads the network's input */
     abar_window window;
     bool convolution;
+    bool channels_last;            /* the weight lies (O, kh, kw, I): queued devices only */
     void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory; NULL: no gradient now */
     abar__map_shape shape;
     void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];

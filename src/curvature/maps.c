@@ -103,6 +103,7 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .first = l->reads_network_input,
                        .window = conv ? l->window : abar_window_unit(),
                        .convolution = conv,
+                       .channels_last = abar_tensor_is_channels_last(&l->weight),
                        .cosine = NAN,
                        .ratio = NAN};
     map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;

@@ -42,17 +42,25 @@ static abar_status move_average(const abar__curvature *cv, const abar__average_d
     return ABAR_OK;
 }
 
+/* Examples, rows and the single number, which a queued device keeps in its own memory. */
+static abar_status move_numbers(const abar__curvature *cv, abar__map *map, double *host, direction way)
+{
+    double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
+    for (int i = 0; i < NUMBERS; i++) {
+        double *from = way == READ ? numbers[i] : &host[i], *to = way == READ ? &host[i] : numbers[i];
+        *to = *from;
+    }
+    if (!map->queued_number) return ABAR_OK;
+    double *there = map->queued_number, *here = &host[NUMBERS - 1];
+    return cv->dev->ops->queue->copy_bytes(cv->dev, way == READ ? here : there, way == READ ? there : here, sizeof *here);
+}
+
 static abar_status move_all(abar__curvature *cv, double *host, direction way)
 {
     for (int m = 0; m < cv->n_maps; m++) {
         abar__map *map = &cv->maps[m];
-        double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
-        for (int i = 0; i < NUMBERS; i++, host++) {
-            if (way == READ)
-                *host = *numbers[i];
-            else
-                *numbers[i] = *host;
-        }
+        ABAR_TRY(move_numbers(cv, map, host, way));
+        host += NUMBERS;
         for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
             const abar__average_desc *a = &map->shape.average[i];
             if (!a->name) continue;

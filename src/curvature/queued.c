@@ -13,9 +13,8 @@ abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
                           cv->ops->method.name, cv->dev->ops->name);
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__map *map = &cv->maps[i];
-        const bool reordered = map->convolution && cv->dev->ops->channels_last;
-        out[i] = (abar__kept_map){
-            .d = map->d, .out = map->out, .kernel = reordered ? map->window.kernel[0] * map->window.kernel[1] : 1};
+        const int64_t kernel = map->channels_last ? map->window.kernel[0] * map->window.kernel[1] : 1;
+        out[i] = (abar__kept_map){.d = map->d, .out = map->out, .kernel = kernel};
         cv->ops->keep(cv, map, &out[i]);
     }
     return ABAR_OK;

@@ -46,6 +46,10 @@ typedef struct abar__queue_ops {
     abar_status (*record_end)(abar_device *dev, void **graph);
     abar_status (*replay)(abar_device *dev, void *graph);
     void (*forget)(abar_device *dev, void *graph); /* NULL: nothing */
+    /* What is given between begin and end runs beside what follows, until join: for work that only reads. */
+    abar_status (*aside_begin)(abar_device *dev);
+    abar_status (*aside_end)(abar_device *dev);
+    abar_status (*aside_join)(abar_device *dev);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
     abar_status (*mark_create)(abar_device *dev, void **mark);
     void (*mark_destroy)(abar_device *dev, void *mark);

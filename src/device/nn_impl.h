@@ -121,6 +121,7 @@ struct abar__op {
     size_t saved_bytes, scratch_bytes;
     bool takes_dy2; /* backward can add dy2 to dy on the fly */
     bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
+    bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
     void *priv;     /* of the implementation */
     size_t priv_bytes;
 };

@@ -81,7 +81,7 @@ typedef struct abar__step_note {
 typedef struct abar__program_ops {
     abar_status (*create)(abar_device *dev, const abar__program_desc *desc, abar__program **out);
     void (*destroy)(abar_device *dev, abar__program *p);
-    size_t (*bytes)(const abar__program *p); /* device memory it holds */
+    size_t (*bytes)(const abar__program *p); /* that it holds, on both sides */
     /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
      * another size than the one in its place had: then a new program is needed. */
     abar_status (*rebind)(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates);
@@ -97,7 +97,7 @@ typedef struct abar__program_ops {
      * every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
     /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
-     * host memory. Waits. Call after a step, while the gradients are still those it was given (the update leaves them). */
+     * host memory. Waits. Call after the step, before the gradients change. */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
     const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
     const int64_t *(*step_now)(const abar__program *p); /* device memory: k */

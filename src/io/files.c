@@ -61,12 +61,17 @@ bool abar__write_all(int fd, const void *bytes, size_t n)
 
 /* ---- replacing --------------------------------------------------------------------------------------------------- */
 
-/* Gives up: removes the temporary file and says that what was there before still is. */
-static abar_status replacement_fail(abar__replacement *r, int error)
+void abar__replacement_abandon(abar__replacement *r)
 {
     if (r->fd >= 0) close(r->fd);
     unlink(r->temporary.data);
     abar__text_free(r->ctx, &r->temporary);
+}
+
+/* Gives up: removes the temporary file and says that what was there before still is. */
+static abar_status replacement_fail(abar__replacement *r, int error)
+{
+    abar__replacement_abandon(r);
     abar_status status = abar__fail_errno(r->ctx, r->path, error);
     if (access(r->path, F_OK) != 0) return status;
     return abar__fail(r->ctx, status, "%s; the old file is unchanged", abar_context_error(r->ctx));

@@ -31,6 +31,9 @@ abar_status abar__safetensors_writer_create(abar_context *ctx, abar__safetensors
 abar_status abar__safetensors_writer_metadata(abar__safetensors_writer *w, const char *key, const char *value);
 abar_status abar__safetensors_writer_add(abar__safetensors_writer *w, const char *name, const abar_tensor *tensor);
 abar_status abar__safetensors_writer_write(abar__safetensors_writer *w, const char *path);
+/* For tensors that are not dense or not in host memory: how to make them so. Without it they are refused. */
+typedef abar_status (*abar__tensor_fetch)(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
+void abar__safetensors_writer_fetch(abar__safetensors_writer *w, abar__tensor_fetch fetch);
 void abar__safetensors_writer_destroy(abar__safetensors_writer *w);
 
 /* ---- files ---------------------------------------------------------------------------------------------------- */

@@ -18,7 +18,10 @@ struct abar__safetensors_writer {
     abar__text items;    /* of struct item */
     abar__text names;    /* zero-terminated, one after the other */
     abar__text metadata; /* key and value in turn, zero-terminated */
+    abar__tensor_fetch fetch;
 };
+
+void abar__safetensors_writer_fetch(abar__safetensors_writer *w, abar__tensor_fetch fetch) { w->fetch = fetch; }
 
 static size_t item_count(const abar__safetensors_writer *w) { return w->items.length / sizeof(item); }
 static const item *item_at(const abar__safetensors_writer *w, size_t i) { return (const item *)(void *)w->items.data + i; }
@@ -65,9 +68,9 @@ abar_status abar__safetensors_writer_metadata(abar__safetensors_writer *w, const
 
 static const char *what_is_wrong(const abar__safetensors_writer *w, const char *name, const abar_tensor *t)
 {
-    if (t->dev) return "is not in host memory, copy it there first";
+    if (t->dev && !w->fetch) return "is not in host memory, copy it there first";
     if (t->ndim < 0 || t->ndim > ABAR_MAX_DIM) return "has too many dimensions, reshape it first";
-    if (!abar_tensor_is_dense(t)) return "is not dense and row-major, copy it into a dense one first";
+    if (!abar_tensor_is_dense(t) && !w->fetch) return "is not dense and row-major, copy it into a dense one first";
     if (!t->data && abar_tensor_bytes(t) > 0) return "has no data, give it some";
     if (!abar__utf8_valid(name, strlen(name))) return "has a name that is not UTF-8, rename it";
     if (strcmp(name, "__metadata__") == 0) return "has a name that the format keeps for itself, rename it";
@@ -100,12 +103,14 @@ static abar_status append_metadata(const abar__safetensors_writer *w, abar__text
     return first_pair(w) ? abar__text_append(w->ctx, out, "}", 1) : ABAR_OK;
 }
 
+static size_t dense_bytes(const abar_tensor *t) { return (size_t)abar_tensor_count(t) * abar_dtype_size(t->dtype); }
+
 static abar_status append_tensor(abar_context *ctx, abar__text *out, const char *name, const abar_tensor *t, size_t begin)
 {
     ABAR_TRY(abar__json_string(ctx, out, name));
     ABAR_TRY(abar__text_printf(ctx, out, ":{\"dtype\":\"%s\",\"shape\":[", abar_dtype_name(t->dtype)));
     for (int i = 0; i < t->ndim; i++) ABAR_TRY(abar__text_printf(ctx, out, "%s%lld", i ? "," : "", (long long)t->dim[i]));
-    return abar__text_printf(ctx, out, "],\"data_offsets\":[%zu,%zu]}", begin, begin + abar_tensor_bytes(t));
+    return abar__text_printf(ctx, out, "],\"data_offsets\":[%zu,%zu]}", begin, begin + dense_bytes(t));
 }
 
 /* Length, JSON and padding: all that comes before the data. */
@@ -118,7 +123,7 @@ static abar_status build_header(const abar__safetensors_writer *w, abar__text *o
         const item *it = item_at(w, i);
         if (i > 0 || first_pair(w)) ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
         ABAR_TRY(append_tensor(w->ctx, out, w->names.data + it->name, &it->tensor, begin));
-        begin += abar_tensor_bytes(&it->tensor);
+        begin += dense_bytes(&it->tensor);
     }
     ABAR_TRY(abar__text_append(w->ctx, out, "}", 1));
     ABAR_TRY(abar__text_append(w->ctx, out, "       ", abar__round_up(out->length, 8) - out->length));
@@ -127,23 +132,47 @@ static abar_status build_header(const abar__safetensors_writer *w, abar__text *o
     return ABAR_OK;
 }
 
-static abar_status write_file(const abar__safetensors_writer *w, const char *path, const abar__text *header)
+static bool lies_ready(const abar_tensor *t) { return !t->dev && abar_tensor_is_dense(t); }
+
+/* Bytes of the largest tensor that has to be fetched. */
+static size_t stage_bytes(const abar__safetensors_writer *w)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < item_count(w); i++) {
+        const abar_tensor *t = &item_at(w, i)->tensor;
+        if (!lies_ready(t) && dense_bytes(t) > most) most = dense_bytes(t);
+    }
+    return most;
+}
+
+static abar_status write_tensor(const abar__safetensors_writer *w, abar__replacement *r, const abar_tensor *t, void *stage)
+{
+    if (lies_ready(t)) return abar__replacement_write(r, t->data, dense_bytes(t));
+    const abar_tensor here = abar_tensor_wrap(NULL, stage, t->dtype, t->ndim, t->dim);
+    abar_status status = w->fetch(w->ctx, &here, t);
+    if (status == ABAR_OK) return abar__replacement_write(r, stage, dense_bytes(t));
+    abar__replacement_abandon(r);
+    return status;
+}
+
+static abar_status write_file(const abar__safetensors_writer *w, const char *path, const abar__text *header, void *stage)
 {
     abar__replacement r;
     ABAR_TRY(abar__replacement_begin(w->ctx, path, &r));
     ABAR_TRY(abar__replacement_write(&r, header->data, header->length));
-    for (size_t i = 0; i < item_count(w); i++) {
-        const abar_tensor *t = &item_at(w, i)->tensor;
-        ABAR_TRY(abar__replacement_write(&r, t->data, abar_tensor_bytes(t)));
-    }
+    for (size_t i = 0; i < item_count(w); i++) ABAR_TRY(write_tensor(w, &r, &item_at(w, i)->tensor, stage));
     return abar__replacement_commit(&r);
 }
 
 abar_status abar__safetensors_writer_write(abar__safetensors_writer *w, const char *path)
 {
     abar__text header = {0};
-    abar_status status = build_header(w, &header);
-    if (status == ABAR_OK) status = write_file(w, path, &header);
+    void *stage = NULL;
+    const size_t bytes = stage_bytes(w);
+    abar_status status = abar__alloc(w->ctx, bytes, &stage);
+    if (status == ABAR_OK) status = build_header(w, &header);
+    if (status == ABAR_OK) status = write_file(w, path, &header, stage);
     abar__text_free(w->ctx, &header);
+    abar__free(w->ctx, stage, stage ? bytes : 0);
     return status;
 }

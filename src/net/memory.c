@@ -87,6 +87,20 @@ static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buff
     return ABAR_OK;
 }
 
+/* Whether a step's dx may all be its dy: nobody who reads them may write to them. */
+static bool passes_dy(const abar_net *net, const abar__step *step)
+{
+    if (!step->op->dx_is_dy || net->values[step->out].grad[1] >= 0) return false;
+    for (int i = 0; i < step->op->desc.n_in; i++) {
+        int producer = net->values[step->in[i]].producer;
+        while (producer >= 0 && net->steps[producer].op->y_is_x) producer = net->values[net->steps[producer].in[0]].producer;
+        if (producer >= 0 && net->steps[producer].op->desc.activation != ABAR_ACT_NONE &&
+            net->steps[producer].op->desc.kind != ABAR_OP_BATCH_NORM)
+            return false; /* a fused ReLU turns its dy into dL/dz in place */
+    }
+    return true;
+}
+
 static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -100,9 +114,10 @@ static abar_status backward_buffers(abar_net *net, int s)
         step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
         if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
     }
+    step->passes_dy = passes_dy(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         if (!op->desc.need_dx[i]) continue;
-        bool same = op->y_is_x && i == 0;
+        bool same = step->passes_dy || (op->y_is_x && i == 0);
         step->dx[i] = same ? net->values[step->out].grad[0] : add_buffer(net, value_bytes(net, step->in[i]), time, time);
         if (step->dx[i] < 0) return (abar_status)step->dx[i];
         ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));

@@ -52,6 +52,7 @@ typedef struct abar__step {
     int saved, forward_scratch, backward_scratch; /* buffers, -1: none */
     int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
     int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */
+    bool passes_dy;                               /* its dx are its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers settled once and for all */
     double forward_seconds, backward_seconds;

@@ -64,12 +64,24 @@ static abar_status join(abar_net *net, const abar__step *step, int i)
     return abar__op_forward(v->join, &a);
 }
 
+/* A fused ReLU turns dy into dL/dz in the backward pass: only then is it what an observer wants. */
+static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE; }
+
 static abar_status backward_step(abar_net *net, abar__step *step, bool accumulate, const abar_observer *observer)
 {
+    const abar__queue_ops *queue = net->dev->ops->queue;
+    const bool observes = step->layer >= 0 && observer, beside = observes && queue && !changes_dy(step);
     step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
     step->args.accumulate = accumulate;
-    if (!step->op->y_is_x) ABAR_TRY(abar__op_backward(step->op, &step->args));
-    if (step->layer >= 0 && observer) ABAR_TRY(observer->observe(observer->user, step->layer, &net->layers[step->layer]));
+    if (beside) {
+        ABAR_TRY(queue->aside_begin(net->dev));
+        abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
+        ABAR_TRY(queue->aside_end(net->dev));
+        ABAR_TRY(status);
+    }
+    if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
+    if (beside) ABAR_TRY(queue->aside_join(net->dev));
+    if (observes && !beside) ABAR_TRY(observer->observe(observer->user, step->layer, &net->layers[step->layer]));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
     return ABAR_OK;

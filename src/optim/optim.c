@@ -426,7 +426,12 @@ abar_status abar_optim_end_calibration(abar_optim *o)
 }
 
 int abar_optim_map_count(const abar_optim *o) { return o->n_maps; }
-abar_map_info abar_optim_map(const abar_optim *o, int i) { return abar__curvature_map(o->curvature, i); }
+
+abar_map_info abar_optim_map(abar_optim *o, int i)
+{
+    (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
+    return abar__curvature_map(o->curvature, i);
+}
 
 void abar_optim_measure(abar_optim *o)
 {
@@ -468,12 +473,64 @@ static size_t book_bytes(int n, int maps)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o->n, o->n_maps) + o->text_bytes + (size_t)o->states * o->state_bytes +
-           (o->curvature ? abar__curvature_bytes(o->curvature) : 0);
+           (o->curvature ? abar__curvature_bytes(o->curvature) : 0) + abar__optim_program_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
     return (size_t)o->states * o->state_bytes + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+}
+
+static bool same_shape(const abar_tensor *a, const abar_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->dim, b->dim, (size_t)a->ndim * sizeof *a->dim) == 0;
+}
+
+/* Tensors without memory get addresses nobody looks at, the same for a layer and the next parameter of its shape. */
+static void *imagine(const abar_tensor *t, abar_optim_param *params, bool *used, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (used[i] || !same_shape(&params[i].value, t)) continue;
+        used[i] = true;
+        return params[i].value.data;
+    }
+    return NULL;
+}
+
+static void imagine_memory(abar_optim_param *params, int n, abar_layer *layers, int n_layers, bool *used)
+{
+    for (int i = 0; i < n; i++) params[i].value.data = params[i].grad.data = (void *)((uintptr_t)(i + 1) * ABAR_ALIGN);
+    for (int i = 0; i < n_layers; i++) {
+        abar_layer *l = &layers[i];
+        l->weight.data = l->weight_grad.data = imagine(&l->weight, params, used, n);
+        if (l->bias.ndim) l->bias.data = l->bias_grad.data = imagine(&l->bias, params, used, n);
+    }
+}
+
+/* A queued device's program is planned by making it: its tables depend on every size. */
+static size_t plan_by_making(const abar_optim *o, abar_optim_config c)
+{
+    abar_context *ctx = o->dev->ctx;
+    const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
+    const size_t flags = (size_t)c.n_params * sizeof(bool);
+    char *memory;
+    abar_optim *made;
+    if (abar__alloc(ctx, params + layers + flags, (void **)&memory) < 0) return 0;
+    abar_optim_param *p = (abar_optim_param *)(void *)memory;
+    abar_layer *l = (abar_layer *)(void *)(memory + params);
+    memcpy(p, c.params, params);
+    if (layers) memcpy(l, c.layers, layers);
+    imagine_memory(p, c.n_params, l, c.n_layers, (bool *)(memory + params + layers));
+    c.params = p;
+    c.layers = l;
+    size_t bytes = 0;
+    if (abar__alloc(ctx, sizeof *made, (void **)&made) == ABAR_OK) {
+        *made = *o;
+        if (make(made, &c) == ABAR_OK) bytes = abar_optim_bytes(made) - made->text_bytes;
+        abar_optim_destroy(made);
+    }
+    abar__free(ctx, memory, params + layers + flags);
+    return bytes;
 }
 
 size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
@@ -483,6 +540,11 @@ size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
     abar_optim_config c;
     if (read_config(dev, config, &c) < 0 || find_rule(dev->ctx, c.rule, &ops) < 0) return 0;
     if (abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config) < 0) return 0;
+    if (dev->ops->queue) {
+        abar_optim o = {.dev = dev, .n = c.n_params, .rule = ops, .states = ops->states(rule_config)};
+        memcpy(o.config, rule_config, sizeof rule_config);
+        return plan_by_making(&o, c);
+    }
     size_t state = 0, curvature = 0;
     int maps = 0;
     for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));

@@ -71,6 +71,7 @@ void abar__optim_lay_out(abar_optim *o); /* active and updates anew, after a par
 /* queued.c: the program that carries out steps on a queued device. */
 abar_status abar__optim_make_program(abar_optim *o);
 void abar__optim_free_program(abar_optim *o);
+size_t abar__optim_program_bytes(const abar_optim *o); /* with the books kept for it */
 abar_status abar__optim_queued_step(abar_optim *o, const abar_step_config *c, abar_step_report *report);
 void abar__optim_queued_skip(abar_optim *o);
 abar_status abar__optim_pull(abar_optim *o); /* the device's counters, where they are stale */

@@ -47,6 +47,12 @@ void abar__optim_free_program(abar_optim *o)
     abar__free(o->dev->ctx, o->map_states, o->map_states ? (size_t)o->n_maps * sizeof *o->map_states : 0);
 }
 
+size_t abar__optim_program_bytes(const abar_optim *o)
+{
+    if (!o->program) return 0;
+    return ops_of(o)->bytes(o->program) + (size_t)o->n_maps * (3 * sizeof *o->to_mean + sizeof *o->map_states);
+}
+
 abar_status abar__optim_pull(abar_optim *o)
 {
     if (!o->program || !o->stale) return ABAR_OK;
@@ -100,11 +106,10 @@ static abar_status measure(abar_optim *o)
 
 static abar_status queue(abar_optim *o, const abar_step_config *c)
 {
-    if (o->curvature && o->curvature->measure) ABAR_TRY(measure(o));
     const bool observed = o->curvature && abar__curvature_to_mean(o->curvature, c->observed_scale, o->to_mean);
     ABAR_TRY(ops_of(o)->step(o->dev, o->program, c->grad_scale, c->clip, observed ? o->to_mean : NULL));
     advance(o);
-    return ABAR_OK;
+    return o->curvature && o->curvature->measure ? measure(o) : ABAR_OK; /* of what the step has just applied */
 }
 
 abar_status abar__optim_queued_step(abar_optim *o, const abar_step_config *c, abar_step_report *report)

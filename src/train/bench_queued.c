@@ -13,8 +13,8 @@ typedef struct recordings {
     const abar__stepper *stepper;
     abar_optim *optim;
     void *whole[KINDS], *forward, *backward[KINDS], *update[KINDS];
-    void *part[4];         /* marks around the parts of a step */
-    void **mark;           /* before the first timed step and after each */
+    void *part[4]; /* marks around the parts of a step */
+    void **mark;   /* before the first timed step and after each */
     int64_t marks, rates_until;
 } recordings;
 
@@ -157,8 +157,7 @@ static abar_status make_marks(recordings *r)
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,
                                double *seconds, abar_bench_result *out)
 {
-    recordings r = {
-        .queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
+    recordings r = {.queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
     const int64_t least = 2 * period + 2;
     abar_status status = make_marks(&r);
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);

@@ -170,8 +170,7 @@ static abar_status save_state(void *user, const char *name, const abar_tensor *t
     carrier *c = user;
     char full[STATE_NAME_MAX];
     snprintf(full, sizeof full, ABAR_STATE_PREFIX "%s", name);
-    abar_tensor view = *tensor;
-    view.dev = NULL;
+    const abar_tensor view = abar__host_view(tensor);
     return abar__safetensors_writer_add(c->writer, full, &view);
 }
 
@@ -188,12 +187,13 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
 /* In the dtype the device computes in: what comes back is bit for bit what was. */
 static abar_status save_all(abar_trainer *t, carrier *c)
 {
+    abar__safetensors_writer_fetch(c->writer, abar_tensor_copy);
     ABAR_TRY(save_metadata(t, c));
     for (int i = 0; i < abar_net_tensor_count(t->net); i++) {
         const char *name;
         abar_tensor view;
         abar_net_tensor(t->net, i, &name, &view);
-        view.dev = NULL;
+        view = abar__host_view(&view);
         ABAR_TRY(abar__safetensors_writer_add(c->writer, name, &view));
     }
     ABAR_TRY(abar_optim_visit(t->optim, save_state, c));

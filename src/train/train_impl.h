@@ -148,6 +148,8 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
 #define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
 /* Fails when the file holds a tensor that is neither the net's nor optimizer state. */
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net);
+/* The tensor as the host sees it, where a device computes in the host's memory; else itself. */
+abar_tensor abar__host_view(const abar_tensor *t);
 /* The weights of a net from a file that holds them and nothing else but optimizer state. */
 abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net);
 /* Copies one tensor of the file, or says what does not fit. */

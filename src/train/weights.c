@@ -94,11 +94,17 @@ abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file
 
 /* ---- the export ------------------------------------------------------------------------------------------------ */
 
+abar_tensor abar__host_view(const abar_tensor *t)
+{
+    abar_tensor view = *t;
+    if (t->dev && !t->dev->ops->queue) view.dev = NULL;
+    return view;
+}
+
 /* A view of the tensor as it goes into the export: itself, or its F32 copy at the end of the stage. */
 static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *stage, size_t *used, abar_tensor *out)
 {
-    *out = *t;
-    out->dev = NULL; /* every device so far computes in the host's memory */
+    *out = abar__host_view(t);
     if (!is_floating(t->dtype) || t->dtype == ABAR_F32) return ABAR_OK;
     *out = abar_tensor_wrap(NULL, stage + *used, ABAR_F32, t->ndim, t->dim);
     *used += abar_tensor_bytes(out);
@@ -108,6 +114,7 @@ static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *s
 static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, abar__safetensors_writer *writer)
 {
     size_t used = 0;
+    abar__safetensors_writer_fetch(writer, abar_tensor_copy);
     ABAR_TRY(abar__safetensors_writer_metadata(writer, "format", "pt"));
     for (int i = 0; i < abar_net_tensor_count(net); i++) {
         const char *name;

@@ -51,10 +51,14 @@ static void context_counts_memory(void **state)
     assert_int_equal(abar__alloc(ctx, 0, &none), ABAR_OK);
     assert_null(none);
     abar__free(ctx, b, 1000);
+    abar__count_memory(ctx, 5); /* a device's, which the allocator never sees */
+    assert_int_equal(abar_context_memory(ctx).now, 105);
+    assert_int_equal(abar_context_memory(ctx).allocations, 3);
+    abar__uncount_memory(ctx, 5);
     abar_memory_stats stats = abar_context_memory(ctx);
     assert_int_equal(stats.now, 100);
     assert_int_equal(stats.peak, 1100);
-    assert_int_equal(stats.allocations, 2);
+    assert_int_equal(stats.allocations, 3);
     abar_context_reset_peak(ctx);
     assert_int_equal(abar_context_memory(ctx).peak, 100);
     abar__free(ctx, a, 100);

@@ -127,7 +127,7 @@ static void window_out_counts_positions(void **state)
 /* ---- blocked layouts ------------------------------------------------------------------------------------------- */
 
 static const int64_t shapes[][4] = {{1, 1, 1, 1}, {3, 5, 2, 3}, {2, 8, 3, 1}, {5, 17, 1, 4}, {17, 3, 2, 2}, {32, 16, 1, 1}};
-static const abar_layout layouts[] = {ABAR_LAYOUT_C8, ABAR_LAYOUT_C16, ABAR_LAYOUT_N16};
+static const abar_layout layouts[] = {ABAR_LAYOUT_C8, ABAR_LAYOUT_C16, ABAR_LAYOUT_N16, ABAR_LAYOUT_NHWC};
 #define SHAPES (sizeof shapes / sizeof *shapes)
 #define LAYOUTS (sizeof layouts / sizeof *layouts)
 #define ROOM (32 * 32 * 16 * 2)
@@ -142,6 +142,7 @@ static int64_t expected_offset(abar_layout layout, const int64_t *d, const int64
         c_blocks = (d[1] + 15) / 16;
         return (((i[0] * c_blocks + i[1] / 16) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[1] % 16;
     case ABAR_LAYOUT_N16: return (((i[0] / 16 * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[0] % 16;
+    case ABAR_LAYOUT_NHWC: return ((i[0] * d[2] + i[2]) * d[3] + i[3]) * d[1] + i[1];
     case ABAR_LAYOUT_STRIDED: break;
     }
     return ((i[0] * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3];
@@ -157,7 +158,8 @@ static void layout_offsets_are_distinct_and_inside(void **state)
             abar_tensor t = abar_tensor_wrap(NULL, NULL, ABAR_U8, 4, shapes[s]);
             t.layout = layouts[l];
             size_t bytes = abar_tensor_bytes(&t);
-            assert_true(bytes <= ROOM && bytes % (layouts[l] == ABAR_LAYOUT_C8 ? 8 : 16) == 0);
+            const size_t block = layouts[l] == ABAR_LAYOUT_NHWC ? 1 : layouts[l] == ABAR_LAYOUT_C8 ? 8 : 16;
+            assert_true(bytes <= ROOM && bytes % block == 0);
             assert_false(abar_tensor_is_dense(&t));
             memset(seen, 0, sizeof seen);
             const int64_t *d = shapes[s];

@@ -2,12 +2,13 @@
  * curvature_lab_look.c. */
 #include "curvature_lab.h"
 
+#include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
-const char *const lab_methods[] = {"mac", "smac", "foof", "kfac", "eva", "lngd", NULL};
+const char *lab_methods[] = {"mac", "smac", "foof", "kfac", "eva", "lngd", NULL};
 const char *const lab_devices[] = {"ref", "cpu", NULL};
 
-const char *const lab_cases[][2] = {
+const char *lab_cases[][2] = {
     {"mac", "damping=0.3"},
     {"mac", "damping=0.2 damping-form=coupled"},
     {"mac", "damping=adaptive"},
@@ -24,6 +25,64 @@ const char *const lab_cases[][2] = {
     {"lngd", "nu1=1e-2 nu2=10 pgrad=per-example"},
     {NULL, NULL},
 };
+
+/* ---- other devices ------------------------------------------------------------------------------------------------ */
+
+/* NULL: the test's own. */
+static const char *other_device(void) { return getenv("ABAR_TEST_DEVICE"); }
+
+static bool device_has(const char *method)
+{
+    const abar_method *known = abar_method_find(method);
+    return !other_device() || !known || known->queued;
+}
+
+int lab_begin(void)
+{
+    abar_context *ctx;
+    abar_device *dev = NULL;
+    if (!other_device()) return 0;
+    if (abar_context_create(NULL, &ctx) != ABAR_OK) return 1;
+    const abar_status status = abar_device_open(ctx, other_device(), NULL, &dev);
+    if (status != ABAR_OK) printf("skipped: no %s device (%s)\n", other_device(), abar_context_error(ctx));
+    abar_device_close(dev);
+    abar_context_destroy(ctx);
+    if (status != ABAR_OK) return getenv("ABAR_TEST_REQUIRE_CUDA") ? 1 : 77;
+    int n = 0, cases = 0;
+    for (int i = 0; lab_methods[i]; i++)
+        if (device_has(lab_methods[i])) lab_methods[n++] = lab_methods[i];
+    lab_methods[n] = NULL;
+    for (int i = 0; lab_cases[i][0]; i++)
+        if (device_has(lab_cases[i][0])) memmove(lab_cases[cases++], lab_cases[i], sizeof *lab_cases);
+    lab_cases[cases][0] = NULL;
+    return 0;
+}
+
+/* The cpu's tests are for every device of single precision. */
+static const char *device_for(const char *device)
+{
+    if (!other_device()) return device;
+    if (strcmp(device, "cpu") != 0) skip();
+    return other_device();
+}
+
+void lab_copy(const abar_tensor *dst, const abar_tensor *src)
+{
+    abar_device *dev = dst->dev ? dst->dev : src->dev;
+    if (!dev || !dev->ops->queue)
+        abar__tensor_copy_host(dst, src);
+    else if (abar_tensor_copy(dev->ctx, dst, src) != ABAR_OK)
+        fail_msg("copy: %s", abar_context_error(dev->ctx));
+}
+
+abar_tensor lab_host_copy(const abar_tensor *t)
+{
+    abar_tensor copy = abar_tensor_wrap(NULL, NULL, ABAR_F64, t->ndim, t->dim);
+    copy.data = calloc((size_t)abar_tensor_count(t) + 1, sizeof(double));
+    assert_non_null(copy.data);
+    lab_copy(&copy, t);
+    return copy;
+}
 
 bool lab_uses_output_grad(const char *method) { return strcmp(method, "mac") != 0 && strcmp(method, "foof") != 0; }
 
@@ -61,6 +120,8 @@ static abar_tensor host_tensor(int ndim, const int64_t *dim)
 static abar_tensor device_tensor(lab *l, int ndim, const int64_t *dim)
 {
     abar_tensor t = abar_tensor_wrap(l->dev, NULL, abar_device_dtype(l->dev), ndim, dim);
+    if (ndim == 4 && l->dev->ops->channels_last)
+        t = abar_tensor_wrap_channels_last(l->dev, NULL, abar_device_dtype(l->dev), dim);
     NEED(l, abar_device_alloc(l->dev, abar_tensor_bytes(&t), &t.data));
     return t;
 }
@@ -120,6 +181,7 @@ static void make_layer(lab *l, lab_layer *y, const lab_shape *s)
 void lab_open(lab *l, const char *device, const abar_allocator *allocator, const lab_shape *shapes, int n, int64_t examples,
               uint64_t seed)
 {
+    device = device_for(device);
     *l = (lab){.n = n, .examples = examples, .noise = seed * 0x9e3779b97f4a7c15u + 1};
     assert_in_range(n, 1, LAB_LAYERS_MAX);
     abar_context_config config = {.size = sizeof config};
@@ -224,6 +286,7 @@ static void set_options(lab *l, lab_wish *w, const char *options)
 
 void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *w)
 {
+    if (method && !device_has(method)) skip();
     memset(w, 0, sizeof *w);
     w->config = (abar_optim_config){.size = sizeof w->config, .method = method, .base_lr = 0.1};
     const double decay = read_frame(options, w);
@@ -315,7 +378,10 @@ double lab_draw(lab *l) { return ((double)(next(&l->noise) % 255) - 127.0) / 128
 
 void lab_fill(lab *l, const abar_tensor *t, double scale)
 {
-    for (int64_t i = 0; i < abar_tensor_count(t); i++) lab_set(t, i, scale * lab_draw(l));
+    abar_tensor values = lab_host_copy(t);
+    for (int64_t i = 0; i < abar_tensor_count(t); i++) lab_set(&values, i, scale * lab_draw(l));
+    lab_copy(t, &values);
+    free(values.data);
 }
 
 void lab_draw_batch(lab *l)
@@ -336,6 +402,7 @@ static abar_tensor lying(const lab *l, const abar_tensor *t, const abar_tensor *
         [LAB_C8] = ABAR_LAYOUT_C8, [LAB_C16] = ABAR_LAYOUT_C16, [LAB_N16] = ABAR_LAYOUT_N16};
     abar_tensor v = abar_tensor_wrap(l->dev, stage->data, l->dtype, t->ndim, t->dim);
     if (t->ndim == 4) v.layout = blocked[l->lie];
+    if (v.layout != ABAR_LAYOUT_STRIDED && l->dev->ops->channels_last) v.layout = ABAR_LAYOUT_NHWC; /* its only one */
     if (l->lie == LAB_GAPS)
         for (int i = 0; i < t->ndim; i++) v.stride[i] *= 2;
     if (l->lie == LAB_CHANNELS_LAST && t->ndim == 4) {
@@ -414,12 +481,20 @@ abar_step_report lab_step(lab *l, double lr)
     return report;
 }
 
+static void clear(const abar_tensor *t)
+{
+    abar_tensor zeros = lab_host_copy(t);
+    memset(zeros.data, 0, abar_tensor_bytes(&zeros));
+    lab_copy(t, &zeros);
+    free(zeros.data);
+}
+
 void lab_clear_weights(lab *l)
 {
     for (int i = 0; i < l->n; i++) {
         const lab_layer *y = &l->layer[i];
-        memset(y->weight.data, 0, abar_tensor_bytes(&y->weight));
-        if (y->shape.bias) memset(y->bias.data, 0, abar_tensor_bytes(&y->bias));
+        clear(&y->weight);
+        if (y->shape.bias) clear(&y->bias);
     }
 }
 

@@ -17,11 +17,14 @@ static double *join(const lab_layer *y, int64_t group, const abar_tensor *weight
 {
     const int64_t d = y->columns, in = d - (y->shape.bias ? 1 : 0);
     double *m = room(y->outputs, d);
+    abar_tensor w = lab_host_copy(weight), b = y->shape.bias ? lab_host_copy(bias) : (abar_tensor){0};
     for (int64_t o = 0; o < y->outputs; o++) {
         const int64_t row = group * y->outputs + o;
-        for (int64_t k = 0; k < in; k++) m[o * d + k] = factor * lab_get(weight, row * in + k);
-        if (y->shape.bias) m[o * d + in] = factor * lab_get(bias, row);
+        for (int64_t k = 0; k < in; k++) m[o * d + k] = factor * lab_get(&w, row * in + k);
+        if (y->shape.bias) m[o * d + in] = factor * lab_get(&b, row);
     }
+    free(w.data);
+    free(b.data);
     return m;
 }
 
@@ -164,7 +167,7 @@ static abar_status keep(void *user, const char *name, const abar_tensor *t)
     *copy = *t;
     copy->dev = NULL;
     copy->data = calloc(1, abar_tensor_bytes(t) + 1);
-    abar__tensor_copy_host(copy, t);
+    lab_copy(copy, t);
     return ABAR_OK;
 }
 
@@ -175,7 +178,7 @@ static abar_status put_back(void *user, const char *name, const abar_tensor *t)
     if (!kept) fail_msg("%s was not there to keep", name);
     assert_true(abar__same_shape(t, kept));
     assert_int_equal(t->dtype, kept->dtype);
-    abar__tensor_copy_host(t, kept);
+    lab_copy(t, kept);
     return ABAR_OK;
 }
 

@@ -446,7 +446,7 @@ static void run_steps(bench *b, abar_optim *optim, double lr, double allowed)
     }
 }
 
-static void check_events(bench *b, const abar_optim *optim, bool exact_raises)
+static void check_events(bench *b, abar_optim *optim, bool exact_raises)
 {
     int64_t dropped = 0, raised = 0;
     for (int i = 0; i < abar_optim_map_count(optim); i++) {

@@ -584,6 +584,8 @@ static void training_survives_any_sequence_of_faults(void **state)
 
 int main(void)
 {
+    const int missing = lab_begin();
+    if (missing) return missing;
     const struct CMUnitTest tests[] = {
         ON_BOTH(statistics_that_are_not_finite_are_dropped_and_counted),
         ON_BOTH(statistics_of_one_group_are_dropped_alone),

@@ -147,6 +147,8 @@ static void layouts_and_types_of_the_batch_do_not_matter(void **state)
 
 int main(void)
 {
+    const int missing = lab_begin();
+    if (missing) return missing;
     const struct CMUnitTest tests[] = {
         ON_BOTH(convolution_of_single_pixels_is_a_linear_layer_on_rows),
         ON_BOTH(convolution_statistics_are_those_of_explicit_patches),

@@ -430,6 +430,8 @@ static void measured_steps_report_cosine_and_ratio(void **state)
 
 int main(void)
 {
+    const int missing = lab_begin();
+    if (missing) return missing;
     const struct CMUnitTest tests[] = {
         ON_BOTH(state_put_back_goes_on_bit_for_bit),
         ON_BOTH(state_tensors_have_names_of_their_own),

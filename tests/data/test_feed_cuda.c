@@ -5,7 +5,7 @@
 #include "base/rng.h"
 #include "data/data_impl.h"
 
-enum { SAMPLES = 50, BATCH = 8, STEPS = SAMPLES / BATCH, SIDE = 12, CHANNELS = 3, IMAGE = CHANNELS * SIDE * SIDE };
+enum { SAMPLES = 50, TESTS = 13, BATCH = 8, STEPS = SAMPLES / BATCH, SIDE = 12, CHANNELS = 3, IMAGE = CHANNELS * SIDE * SIDE };
 
 typedef struct bench {
     abar_context *ctx;
@@ -29,7 +29,7 @@ static const abar__feed_ops *ops(const bench *b) { return b->dev->ops->queue->fe
 typedef struct bench_wish {
     abar_precision precision;
     int64_t micro, pad;
-    bool flip, vectors, streamed;
+    bool flip, vectors, streamed, test;
 } bench_wish;
 
 static void make_feed(bench *b, const bench_wish *w)
@@ -39,9 +39,10 @@ static void make_feed(bench *b, const bench_wish *w)
         abar__normalise_table(&b->data->info, c, table);
         for (int v = 0; v < 256; v++) b->table[c][v] = (float)table[v];
     }
-    const abar__feed_desc desc = {.images = w->streamed ? NULL : b->data->part[0].images,
-                                  .labels = w->streamed ? NULL : b->data->part[0].labels,
-                                  .count = SAMPLES,
+    const abar__part *part = &b->data->part[w->test];
+    const abar__feed_desc desc = {.images = w->streamed ? NULL : part->images,
+                                  .labels = w->streamed ? NULL : part->labels,
+                                  .count = part->count,
                                   .channels = CHANNELS,
                                   .height = SIDE,
                                   .width = SIDE,
@@ -49,9 +50,9 @@ static void make_feed(bench *b, const bench_wish *w)
                                   .step_batch = BATCH,
                                   .table = &b->table[0][0],
                                   .seed = 77,
-                                  .crop_pad = w->pad,
-                                  .flip = w->flip};
-    assert_true(ops(b)->bytes(&desc) >= (w->streamed ? BATCH : SAMPLES) * IMAGE);
+                                  .crop_pad = w->streamed ? 0 : w->pad, /* what is streamed has been cropped already */
+                                  .flip = !w->streamed && w->flip};
+    assert_true(ops(b)->bytes(&desc) >= (size_t)(w->streamed ? BATCH : part->count) * IMAGE);
     NEED(b, ops(b)->create(b->dev, &desc, &b->feed));
 }
 
@@ -65,9 +66,10 @@ static void open_bench(bench *b, const bench_wish *w)
                                       .width = SIDE,
                                       .classes = 7,
                                       .train = SAMPLES,
-                                      .test = 10,
+                                      .test = TESTS,
                                       .seed = 5};
-    const abar_loader_config loader = {.size = sizeof loader, .batch = BATCH, .seed = 77, .crop_pad = w->pad, .flip = w->flip};
+    const abar_loader_config loader = {
+        .size = sizeof loader, .test = w->test, .batch = BATCH, .seed = 77, .crop_pad = w->pad, .flip = w->flip};
     assert_int_equal(abar_context_create(NULL, &b->ctx), ABAR_OK);
     NEED(b, abar_device_open(b->ctx, "cuda", &config, &b->dev));
     NEED(b, abar_dataset_open(b->ctx, "synthetic", &data, &b->data));
@@ -205,6 +207,25 @@ static void batches_from_a_recording_are_the_loaders(void **unused)
     close_bench(&b);
 }
 
+/* Test samples come in their order, and the last batch is filled up with its first. */
+static void batches_of_the_test_part_are_the_loaders(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        bench b;
+        int32_t order[2 * BATCH];
+        open_bench(&b, &(bench_wish){.micro = BATCH, .test = true, .precision = i ? ABAR_PRECISION_BF16 : ABAR_PRECISION_FP32});
+        assert_int_equal(abar_loader_order_count(b.loader), 2 * BATCH);
+        for (int pass = 0; pass < 2; pass++) {
+            abar_loader_order(b.loader, 0, order);
+            NEED(&b, abar_loader_seek(b.loader, 0, 0));
+            NEED(&b, ops(&b)->epoch(b.dev, b.feed, 0, 0, order, 2 * BATCH));
+            for (int step = 0; step < 2; step++) check_step(&b);
+        }
+        close_bench(&b);
+    }
+}
+
 /* The host augments, the device normalises; the bytes may be overwritten as soon as stage returns. */
 static void streamed_batches_are_the_loaders(void **unused)
 {
@@ -228,7 +249,6 @@ static void streamed_batches_are_the_loaders(void **unused)
                 NEED(&b, ops(&b)->fill(b.dev, b.feed, first, &b.input, &b.target));
                 check_part(&b, &batch, first);
             }
-            NEED(&b, ops(&b)->advance(b.dev, b.feed));
         }
         close_bench(&b);
     }
@@ -239,9 +259,8 @@ int main(void)
     int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_of_two_epochs_are_the_loaders),
-        cmocka_unit_test(batches_after_seeking_are_the_loaders),
-        cmocka_unit_test(batches_from_a_recording_are_the_loaders),
+        cmocka_unit_test(batches_of_two_epochs_are_the_loaders),    cmocka_unit_test(batches_after_seeking_are_the_loaders),
+        cmocka_unit_test(batches_from_a_recording_are_the_loaders), cmocka_unit_test(batches_of_the_test_part_are_the_loaders),
         cmocka_unit_test(streamed_batches_are_the_loaders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

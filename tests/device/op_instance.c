@@ -179,10 +179,11 @@ static void *take(op_instance *t, size_t bytes)
     return memory;
 }
 
-void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__run *run, op_instance *out)
+/* Memory for everything the operation reads and writes. */
+static void take_memory(op_instance *out)
 {
-    *out = (op_instance){.dev = dev, .run = *run};
-    if (abar__op_create(dev, d, &out->op) != ABAR_OK) fail_msg("%s", abar_context_error(dev->ctx));
+    abar_device *dev = out->dev;
+    const abar__op_desc *d = &out->op->desc;
     const abar__op *op = out->op;
     size_t element = abar_dtype_size(abar_device_dtype(dev)), y_bytes = abar__shape_bytes(dev, &d->out, op->out_layout);
     if (dev->ops->queue) { /* a queued device writes its loss into memory that both sides address */
@@ -208,6 +209,33 @@ void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__ru
     if (op_is_loss(d)) out->target = take(out, element * (size_t)abar__shape_count(&d->in[0]));
     out->saved = take(out, op->saved_bytes);
     out->scratch = take(out, op->scratch_bytes);
+}
+
+void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__run *run, op_instance *out)
+{
+    *out = (op_instance){.dev = dev, .run = *run};
+    if (abar__op_create(dev, d, &out->op) != ABAR_OK) fail_msg("%s", abar_context_error(dev->ctx));
+    take_memory(out);
+}
+
+bool op_instance_create_with(abar_device *dev, const abar__op_impl *impl, const abar__op_desc *d, const abar__run *run,
+                             op_instance *out)
+{
+    void *memory;
+    *out = (op_instance){.dev = dev, .run = *run};
+    if (impl->kind != d->kind) return false;
+    assert_int_equal(abar__alloc(dev->ctx, sizeof *out->op, &memory), ABAR_OK);
+    out->op = memory;
+    *out->op = (abar__op){.dev = dev, .impl = impl, .desc = *d, .out_layout = d->out_layout};
+    memcpy(out->op->in_layout, d->in_layout, sizeof d->in_layout);
+    abar_status status = impl->create(out->op);
+    if (status == ABAR_OK) {
+        take_memory(out);
+        return true;
+    }
+    abar__free(dev->ctx, memory, sizeof *out->op);
+    if (status != ABAR_E_UNSUPPORTED) fail_msg("%s: %s", impl->name, abar_context_error(dev->ctx));
+    return false;
 }
 
 void op_instance_destroy(op_instance *t)

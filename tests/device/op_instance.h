@@ -55,6 +55,9 @@ typedef struct op_instance {
 
 /* These assert that every call succeeds. */
 void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__run *run, op_instance *out);
+/* The same with one implementation; false, with nothing made, where it cannot carry the operation out. */
+bool op_instance_create_with(abar_device *dev, const abar__op_impl *impl, const abar__op_desc *d, const abar__run *run,
+                             op_instance *out);
 void op_instance_destroy(op_instance *t);
 
 /* Poisons everything and copies the inputs in. */

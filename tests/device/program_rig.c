@@ -137,8 +137,8 @@ static void make_ref(rig *r)
     snprintf(momentum, sizeof momentum, "%.17g", w->momentum);
     snprintf(damping, sizeof damping, "%.17g", w->rho);
     snprintf(diagonal, sizeof diagonal, "%.17g", w->diagonal);
-    snprintf(tcov, sizeof tcov, "%d", (int)w->tcov);
-    snprintf(tinv, sizeof tinv, "%d", (int)w->tinv);
+    snprintf(tcov, sizeof tcov, "%d", w->method ? (int)w->tcov : 1);
+    snprintf(tinv, sizeof tinv, "%d", w->method ? (int)w->tinv : 1);
     const char *const words[][2] = {{"momentum", momentum},
                                     {"nesterov", w->nesterov ? "true" : "false"},
                                     {"decay", w->decoupled ? "decoupled" : "coupled"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ DTYPES = {
     torch.float16: _abi.F16,
     torch.int64: _abi.I64,
 }
+LEGACY_STREAM = 1  # cudaStreamLegacy: torch calls the default stream 0, which means "none" to the library
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
@@ -65,7 +66,7 @@ class StateTensor:
 
     param: int | None
     key: str
-    view: _abi.Tensor
+    shape: tuple[int, ...]
 
 
 class Place(NamedTuple):
@@ -122,7 +123,6 @@ class Engine:
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
-        self._report = _abi.StepReport()
         self.optim = self._create(names, settings)
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
@@ -130,17 +130,24 @@ class Engine:
 
     def _open_device(self, name: str) -> ctypes.c_void_p:
         config, device = _abi.DeviceConfig(), ctypes.c_void_p()
-        config.size = _abi.DeviceConfig.ordinal.offset
+        config.size = ctypes.sizeof(config)
         config.threads = torch.get_num_threads()
         if name == "cuda":
-            config.size = ctypes.sizeof(config)
-            config.ordinal = self.torch_device.index or 0
-            config.stream = torch.cuda.current_stream(self.torch_device).cuda_stream
+            name = f"cuda:{self.torch_device.index or 0}"
+            config.stream = self._stream()
         status = self.library.abar_device_open(
             self.context.handle, name.encode(), ctypes.byref(config), ctypes.byref(device)
         )
         self.context.check(status)
         return device
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.torch_device).cuda_stream or LEGACY_STREAM
+
+    def _follow_stream(self) -> None:
+        """The library works where torch works now: what either does next comes after what the other did."""
+        if self.torch_device.type == "cuda":
+            self.context.check(self.library.abar_device_set_stream(self.device, self._stream()))
 
     def _create(self, names: Sequence[str], settings: Settings) -> ctypes.c_void_p:
         params, layers = self._describe_params(names), self._describe_layers()
@@ -202,11 +209,12 @@ class Engine:
         return self.library.abar_optim_observes(self.optim)
 
     def _readable(self, t: Tensor) -> Tensor:
-        """On the CPU widened and row-major: torch does it faster than the library would read anything else."""
-        return (t if self.torch_device.type == "cuda" else t.to(self.dtype)).contiguous()
+        """A GPU reads any dtype and strides; on the CPU torch widens and reorders faster than the library reads."""
+        return t if self.torch_device.type == "cuda" else t.to(self.dtype).contiguous()
 
     def observe(self, layer: Layer, x: Tensor, g: Tensor, scale: float) -> None:
         """Adds one layer's rows of one micro-batch to its pending sums."""
+        self._follow_stream()
         x = self._readable(prepare_input(layer, x))
         view = _abi.Layer(output_grad_scale=scale)
         view.input = describe(x, self.device)
@@ -266,16 +274,15 @@ class Engine:
     def set_rule(self, options: _library.Options) -> None:
         self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))
 
-    def step(self, clip: float, grad_scale: float, observed_scale: float) -> bool:
-        """One update. False: a gradient was not finite, and nothing changed."""
+    def step(self, clip: float, grad_scale: float, observed_scale: float) -> None:
+        """One update, or none where a gradient is not finite: a GPU finds out later, so nobody waits for it here."""
+        self._follow_stream()
         self._step.clip, self._step.grad_scale, self._step.observed_scale = clip, grad_scale, observed_scale
-        status = self.library.abar_optim_step(self.optim, ctypes.byref(self._step), ctypes.byref(self._report))
-        self.context.check(status)
+        self.context.check(self.library.abar_optim_step(self.optim, ctypes.byref(self._step), None))
         for index, shadow in self._shadows.items():
             if self.params[index].grad is not None:
                 self.params[index].detach().copy_(shadow)
         self._kept.clear()
-        return not self._report.skipped
 
     def skip(self) -> None:
         self.library.abar_optim_skip(self.optim)
@@ -283,8 +290,20 @@ class Engine:
     # ---- looking inside --------------------------------------------------------------------------------------------
 
     def maps(self) -> list[_abi.MapInfo]:
+        self._visit(lambda _index, _view: None)  # a GPU's counters come to the host when its state is visited
         count = self.library.abar_optim_map_count(self.optim)
         return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
+
+    def counters(self) -> dict[str, int]:
+        """The steps given so far, skipped ones included, and the updates made."""
+        found: dict[str, int] = {}
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            if self.state_tensors[index].param is None:
+                found[self.state_tensors[index].key] = ctypes.c_int64.from_address(view.data).value
+
+        self._visit(see)
+        return found
 
     def measure(self) -> None:
         self.library.abar_optim_measure(self.optim)
@@ -292,62 +311,83 @@ class Engine:
     def state_bytes(self) -> int:
         return self.library.abar_optim_state_bytes(self.optim)
 
-    def _visit(self) -> list[tuple[str, _abi.Tensor]]:
-        found: list[tuple[str, _abi.Tensor]] = []
+    def _visit(self, see: Callable[[int, _abi.Tensor], None]) -> list[str]:
+        """Calls see with every state tensor of the library, in its order; returns their names. A view is good within
+        the call only, and what is written to it there is taken up."""
+        names: list[str] = []
+        failures: list[BaseException] = []
 
         @_abi.StateVisitor
         def visit(_user: Any, name: bytes, tensor: Any) -> int:
-            found.append((name.decode(), _abi.Tensor.from_buffer_copy(tensor.contents)))
+            try:
+                see(len(names), tensor.contents)
+            except BaseException as failure:  # must not pass through C
+                failures.append(failure)
+                return _abi.E_ARGUMENT
+            names.append(name.decode())
             return 0
 
-        self.context.check(self.library.abar_optim_visit(self.optim, visit, None))
-        return found
+        self._follow_stream()
+        status = self.library.abar_optim_visit(self.optim, visit, None)
+        if failures:
+            raise failures[0]
+        self.context.check(status)
+        return names
 
     def _list_state(self) -> list[StateTensor]:
         """The library names state by layer and group; here it belongs to parameters, in the order of the visit: the
         rule's per parameter, "updates", then map by map, each ending in "numbers", and the count of steps."""
-        index = {id(p): i for i, p in enumerate(self.params)}
-        found = self._visit()
-        rule = next(i for i, (name, _) in enumerate(found) if name == "updates")
-        tensors = [
-            StateTensor(i % len(self.params), name.split(".", 1)[0], view)
-            for i, (name, view) in enumerate(found[:rule])
+        shapes: list[tuple[int, ...]] = []
+        names = self._visit(lambda _index, view: shapes.append(tuple(view.dim[: view.ndim])))
+        rule = names.index("updates")
+        owners: list[tuple[int | None, str]] = [
+            (i % len(self.params), name.split(".", 1)[0]) for i, name in enumerate(names[:rule])
         ]
-        tensors.append(StateTensor(None, "updates", found[rule][1]))
+        owners.append((None, "updates"))
+        index = {id(p): i for i, p in enumerate(self.params)}
         maps = ((layer, group) for layer in self.layers for group in range(layer.groups))
         at: tuple[Layer, int] | None = None
-        for name, view in found[rule + 1 : -1]:
+        for name in names[rule + 1 : -1]:
             at = at or next(maps)
             layer, group = at
             mark = f"#{group}" if layer.groups > 1 else ""
             part = name[len(f"curvature.{layer.name}{mark}.") :]
-            tensors.append(StateTensor(index[id(layer.weight)], part + mark, view))
+            owners.append((index[id(layer.weight)], part + mark))
             if part == "numbers":
                 at = None
-        tensors.append(StateTensor(None, "steps", found[-1][1]))
-        return tensors
+        owners.append((None, "steps"))
+        return [StateTensor(param, key, shape) for (param, key), shape in zip(owners, shapes, strict=True)]
 
-    def _host(self, view: _abi.Tensor) -> bool:
-        return view.dev is None
+    def _beside(self, view: _abi.Tensor) -> torch.device:
+        """Where torch would keep this tensor: with the parameter, counters on the host."""
+        return torch.device("cpu") if view.dev is None else self.torch_device
 
-    def read(self, state: StateTensor) -> Tensor:
-        """A copy, where torch would keep it: beside the parameter, counters on the host."""
-        device = torch.device("cpu") if self._host(state.view) else self.torch_device
-        shape = list(state.view.dim[: state.view.ndim])
-        copy = torch.empty(shape, dtype=TORCH_DTYPES[state.view.dtype], device=device)
-        target = describe(copy, state.view.dev)
+    def _copy(self, target: _abi.Tensor, source: _abi.Tensor) -> None:
         self.context.check(
-            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(target), ctypes.byref(state.view))
+            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(target), ctypes.byref(source))
         )
-        return copy
 
-    def write(self, state: StateTensor, value: Tensor) -> None:
-        device = torch.device("cpu") if self._host(state.view) else self.torch_device
-        value = value.detach().to(device=device, dtype=TORCH_DTYPES[state.view.dtype]).contiguous()
-        source = describe(value, state.view.dev)
-        self.context.check(
-            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(state.view), ctypes.byref(source))
-        )
+    def read_state(self) -> list[Tensor]:
+        """Copies of all state, in the order of state_tensors."""
+        copies: list[Tensor] = []
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            shape, dtype = self.state_tensors[index].shape, TORCH_DTYPES[view.dtype]
+            copies.append(torch.empty(shape, dtype=dtype, device=self._beside(view)))
+            self._copy(describe(copies[-1], view.dev), view)
+
+        self._visit(see)
+        return copies
+
+    def write_state(self, values: Sequence[Tensor]) -> None:
+        """All state from values; what is pending is dropped."""
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            value = values[index].detach().to(device=self._beside(view), dtype=TORCH_DTYPES[view.dtype]).contiguous()
+            self._copy(view, describe(value, view.dev))
+
+        self._visit(see)
+        self.forget()
 
 
 class Closed:

@@ -74,7 +74,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._process_group = process_group if process_group is not None else group
         self._warn_if_alone()
         self._grad_scaler, self._clip = grad_scaler, float(clip)
-        self._warned, self.skipped_steps = False, 0
+        self._warned = False
         named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps)
         named.update(stat_decay=stat_decay, tcov=tcov, tinv=tinv)
         if betas is not None:
@@ -226,7 +226,6 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         scaling = find_scaling(self, self._grad_scaler, passed)
         if scaling.found_inf:
             self._engine.skip()
-            self.skipped_steps += 1
         else:
             self._update(scaling)
         self._watch()
@@ -238,8 +237,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         observed_scale = self._observed_scale(scaling)
         self._warn_if_blind()
         self._join_ranks()
-        if not self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale):
-            self.skipped_steps += 1
+        self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; statistics of the gradients that are thrown away go with them."""
@@ -258,7 +256,6 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             rule=settings.rule,
             base_lr=settings.base_lr,
             options={**settings.curvature_options.values(), **settings.method_options.values()},
-            skipped_steps=self.skipped_steps,
         )
 
     def _drop_shared(self) -> None:
@@ -291,7 +288,6 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         load_state(engine, state_dict, shared)
         self._engine.close()
         self._engine, self._settings, self._rule_in_force = engine, settings, wanted
-        self.skipped_steps = int(shared["skipped_steps"])
         self._watch()
 
     # ---- looking inside --------------------------------------------------------------------------------------------
@@ -300,6 +296,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def layers(self) -> list[LayerReport]:
         """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
         return report_layers(self._layers, self._left, self._engine.maps())
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because a gradient was not finite."""
+        counters = self._engine.counters()
+        return counters["steps"] - counters["updates"]
 
     def measure(self) -> None:
         """Asks the next step for cosine and ratio between gradients and their preconditioned form."""

@@ -9,14 +9,13 @@ import torch
 from ._engine import Engine
 
 #: What the groups of a state dict say about the optimizer as a whole; the same in all of them.
-SHARED = ("method", "rule", "options", "base_lr", "skipped_steps", "steps", "updates")
+SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
 
 
 def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, int]:
     """Fills state with copies of every tensor, by parameter; returns the counters of the whole."""
     counters = {}
-    for tensor in engine.state_tensors:
-        value = engine.read(tensor)
+    for tensor, value in zip(engine.state_tensors, engine.read_state()):
         if tensor.param is None:
             counters[tensor.key] = int(value)
         else:
@@ -51,7 +50,7 @@ def check_state(engine: Engine, state_dict: dict[str, Any]) -> None:
     expected: list[dict[str, tuple[int, ...]]] = [{} for _ in engine.params]
     for tensor in engine.state_tensors:
         if tensor.param is not None:
-            expected[tensor.param][tensor.key] = tuple(tensor.view.dim[: tensor.view.ndim])
+            expected[tensor.param][tensor.key] = tensor.shape
     for index, (state, shapes) in enumerate(zip(_saved_states(state_dict), expected)):
         found = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, torch.Tensor)}
         wrong = sorted(key for key in found.keys() | shapes.keys() if found.get(key) != shapes.get(key))
@@ -64,11 +63,11 @@ def check_state(engine: Engine, state_dict: dict[str, Any]) -> None:
 
 
 def load_state(engine: Engine, state_dict: dict[str, Any], counters: dict[str, Any]) -> None:
-    """Copies every tensor into the library; what is pending there is dropped."""
+    """Copies every tensor into the library."""
     states = _saved_states(state_dict)
-    for tensor in engine.state_tensors:
-        if tensor.param is None:
-            engine.write(tensor, torch.tensor(int(counters[tensor.key])))
-        else:
-            engine.write(tensor, states[tensor.param][tensor.key])
-    engine.forget()
+    engine.write_state(
+        [
+            torch.tensor(int(counters[tensor.key])) if tensor.param is None else states[tensor.param][tensor.key]
+            for tensor in engine.state_tensors
+        ]
+    )

@@ -37,6 +37,7 @@ static abar_status add_create(abar__op *op)
     s->parts = abar__parts(op->dev, s->floats, s->floats);
     op->in_layout[1] = op->out_layout = op->in_layout[0];
     op->takes_dy2 = true;
+    op->dx_is_dy = true;
     return ABAR_OK;
 }
 

@@ -5,6 +5,8 @@
 #include "device/cuda/conv_tiles.h"
 #include "device/cuda/cuda_nn.h"
 
+enum { LONGEST = 1000 }; /* side of an image: a tile has at most 512 positions, or one row, which quotient() must divide */
+
 typedef struct launch_shape {
     dim3 blocks;
     int threads, shared;
@@ -45,10 +47,12 @@ static bool describe(const abar__op *op, layer *l)
     *l = {(int)d->in[0].dim[0], (int)d->in[0].dim[1], (int)d->in[0].dim[2], (int)d->in[0].dim[3],
           (int)d->out.dim[1],   (int)d->out.dim[2],   (int)d->out.dim[3],   (int)v->kernel[0],
           (int)v->stride[0],    (int)v->pad[0],       d->in[0].dim[1] <= 8, d->need_dx[0]};
-    if (l->o % 16 || l->o > 64) return false;
+    if (l->o % 16 || l->o > 64 || l->h > LONGEST || l->w > LONGEST) return false;
     if (l->few) return (l->k == 3 || l->k == 5) && l->s == 1 && !l->need_dx;
     return l->c % 16 == 0 && l->c <= 64 && (l->k == 1 || l->k == 3) && (l->s == 1 || l->s == 2);
 }
+
+static unsigned quotient_part(int d) { return (unsigned)ceil_div(1 << 20, d); }
 
 static conv_band band_of(int images, int height, int width, int channels, int rows, int columns, int pad, int chunks, int pitch)
 {
@@ -56,7 +60,8 @@ static conv_band band_of(int images, int height, int width, int channels, int ro
     b.images = images, b.height = height, b.width = width, b.channels = channels;
     b.rows = rows, b.columns = columns, b.pad = pad;
     b.chunks = chunks, b.pitch = pitch;
-    b.chunks_part = (unsigned)ceil_div(65536, chunks);
+    b.chunks_part = quotient_part(chunks);
+    b.columns_part = quotient_part(columns);
     return b;
 }
 
@@ -71,6 +76,8 @@ static void band_cut(conv_band *b, int window, int stride, int positions)
     b->tiles = ceil_div(b->images, b->group) * b->bands;
     b->high = (b->take - 1) * stride + window;
     b->wide = (b->columns - 1) * stride + window;
+    b->take_part = quotient_part(b->take);
+    b->high_part = quotient_part(b->high);
 }
 
 static int band_count(const conv_band *b) { return b->group * b->take * b->columns; }
@@ -84,7 +91,7 @@ static bool band_plan(const abar__cuda *cuda, conv_band *b, int window, int stri
 {
     for (int positions = most; positions >= 16; positions /= 2) {
         band_cut(b, window, stride, positions);
-        if (band_bytes(b) + slope_bytes(b, dz_pitch) > room || (int64_t)b->wide * b->chunks >= 32768) continue;
+        if (band_bytes(b) + slope_bytes(b, dz_pitch) > room) continue;
         if (positions <= least || (int64_t)b->tiles * across * 4 >= cuda->processors * 3) return true;
     }
     return false;
@@ -117,21 +124,22 @@ static bool product_plan(const abar__cuda *cuda, const layer *l, enum conv_way w
 
 static bool slope_plan(const abar__cuda *cuda, const layer *l, conv_slope *p, conv_slope_kernel *kernel, launch_shape *shape)
 {
-    const int outputs = l->o % 32 ? 1 : 2, inputs = l->few ? 1 : l->c % 32 ? 2 : 4;
-    const int across = l->o / (16 * outputs) * (l->few ? 1 : l->c / (8 * inputs));
-    const conv_slope_choice choice = abar__conv_slope_pick(l->k, l->s, outputs, inputs);
+    const int outputs = l->o % 32 ? 1 : 2, inputs = l->few ? 1 : 2;
+    const int output_blocks = l->o / (16 * outputs), input_blocks = l->few ? 1 : l->c / 16,
+              across = output_blocks * input_blocks;
+    const conv_slope_choice choice = abar__conv_slope_pick(l->k, l->s, outputs, l->few);
     p->inputs = l->c, p->outputs = l->o;
     p->x = band_of(l->n, l->h, l->w, l->c, l->p, l->q, l->pad, inputs, l->few ? 16 : 16 * inputs + 16);
     p->dz = band_of(l->n, l->p, l->q, l->o, l->p, l->q, 0, 2 * outputs, 32 * outputs + 16);
-    if (!band_plan(cuda, &p->x, l->k, l->s, 512, 64, across, (int64_t)cuda->shared_memory / 2 - 16, p->dz.pitch)) return false;
+    if (!band_plan(cuda, &p->x, l->k, l->s, 256, 64, across, (int64_t)cuda->shared_memory / 2 - 16, p->dz.pitch)) return false;
     p->dz.group = p->x.group, p->dz.take = p->x.take, p->dz.bands = p->x.bands, p->dz.tiles = p->x.tiles;
     p->dz.high = p->x.take, p->dz.wide = l->q;
+    p->dz.high_part = p->dz.take_part = p->x.take_part;
     p->dz_offset = (int)band_bytes(&p->x);
     p->stage_bytes = p->dz_offset + (int)slope_bytes(&p->x, p->dz.pitch);
     const int most = max_of(1, cuda->processors / across), rounds = ceil_div(p->x.tiles, most);
     *kernel = choice.kernel;
-    shape->blocks = dim3((unsigned)ceil_div(p->x.tiles, rounds), (unsigned)(l->few ? 1 : l->c / (8 * inputs)),
-                         (unsigned)(l->o / (16 * outputs)));
+    shape->blocks = dim3((unsigned)ceil_div(p->x.tiles, rounds), (unsigned)input_blocks, (unsigned)output_blocks);
     shape->threads = choice.threads;
     shape->shared = max_of(choice.reduce_bytes, p->stage_bytes * (rounds > 1 ? 2 : 1));
     return true;

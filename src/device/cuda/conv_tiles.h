@@ -1,10 +1,10 @@
 /* Convolutions of few channels on tensor cores, bf16: what the host and the kernels of conv_tiles agree on.
  *
  * A block takes a tile of window positions: take rows of positions in each of group images. It loads the band of source pixels
- * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: pixel (y, x)
- * of the band lies at pixel_at(y, x) * pitch, and every product of a 16-pixel fragment with a tap of the kernel is one ldmatrix
- * whose lanes point to 16 pixels. The pitch is an odd number of 16-byte units, so that eight neighbouring pixels lie in
- * different banks; for stride 2 the even columns stand before the odd ones, for the same reason. */
+ * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: the lanes of
+ * an ldmatrix point to 16 pixels wherever they are, and from tap to tap of the kernel all of them move by the same offset. The
+ * distance of neighbouring pixels, pitch, is an odd number of 16-byte units, so that eight of them lie in different banks; for
+ * stride 2 the even columns of a line stand before the odd ones, for the same reason. */
 #ifndef ABAR_CONV_TILES_H
 #define ABAR_CONV_TILES_H
 
@@ -18,9 +18,9 @@ typedef struct conv_band {
     int group, take;   /* a tile: images, rows of positions in each */
     int bands;         /* tiles that one group of images has: ceil(rows / take) */
     int tiles;
-    int high, wide;       /* pixels of a band, in each image of the group: under take rows and all columns */
-    int chunks, pitch;    /* per pixel in shared memory: 16-byte pieces that are loaded, and bytes from one to the next */
-    unsigned chunks_part; /* ceil(65536 / chunks): k / chunks is k chunks_part >> 16 for k < 32768 */
+    int high, wide;    /* pixels of a band, in each image of the group: under take rows and all columns */
+    int chunks, pitch; /* per pixel in shared memory: 16-byte pieces that are loaded, and bytes from one to the next */
+    unsigned columns_part, take_part, high_part, chunks_part; /* for quotient() */
 } conv_band;
 
 /* y = act(x * w + bias), or dx = dz * w turned around: a product of a band with all taps of a kernel. */
@@ -52,21 +52,22 @@ typedef void (*conv_product_kernel)(conv_product);
 typedef void (*conv_slope_kernel)(conv_slope);
 typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, int parts, bool add);
 
-/* The kernel for square windows k = 1, 3, 5 of stride s, blocks of wide (4) or narrow (2) tiles of 8 result channels, and what
- * a warp of it makes: positions. few: fewer than 16 input channels, held as 8. NULL: there is none. */
+/* The kernel for square windows k = 1, 3, 5 of stride s, whose blocks make channel_tiles (2 or 4) times 8 channels of the
+ * result, and how many positions a warp of it takes at a time. few: at most 8 input channels, held as 8. NULL: there is none.
+ */
 typedef struct conv_product_choice {
     conv_product_kernel kernel;
     int positions;
 } conv_product_choice;
 conv_product_choice abar__conv_product_pick(enum conv_way way, int k, int s, int channel_tiles, bool few);
 
-/* Likewise for dw: a block makes 16 output_tiles x 8 input_tiles channels with threads, and joins its warps' sums in
+/* Likewise for dw: a block makes 16 output_tiles (1 or 2) x 16 channels, few: x 8, with threads, and joins its warps' sums in
  * reduce_bytes of shared memory. */
 typedef struct conv_slope_choice {
     conv_slope_kernel kernel;
     int threads, reduce_bytes;
 } conv_slope_choice;
-conv_slope_choice abar__conv_slope_pick(int k, int s, int output_tiles, int input_tiles);
+conv_slope_choice abar__conv_slope_pick(int k, int s, int output_tiles, bool few);
 
 /* dw = (or +=) the sum of parts partials (count), in order; blocks of (32, 8) threads, 32 elements each. */
 extern const conv_join_kernel abar__conv_join;
@@ -85,6 +86,9 @@ template <int S> __device__ static inline int band_tap(const conv_band &b, int i
     return (i * b.wide + band_column<S>(b, j)) * b.pitch;
 }
 
+/* n / d without a division: part is ceil(2^20 / d). Exact for n d < 2^20, n < 4096 d; create sees to it. */
+__device__ static inline int quotient(int n, unsigned part) { return (int)((unsigned)n * part >> 20); }
+
 /* A position of a tile, counted image by image, row by row. */
 typedef struct conv_place {
     int image, row, column; /* image and row within the tile */
@@ -92,8 +96,8 @@ typedef struct conv_place {
 
 __device__ static inline conv_place band_place(const conv_band &b, int position)
 {
-    const int line = position / b.columns;
-    return {line / b.take, line % b.take, position % b.columns};
+    const int line = quotient(position, b.columns_part), image = quotient(line, b.take_part);
+    return {image, line - image * b.take, position - line * b.columns};
 }
 
 /* Bytes from the band's beginning to the first pixel under the window at a position. (Column S q of the band stands at q.) */
@@ -105,21 +109,31 @@ template <int S> __device__ static inline int band_window(const conv_band &b, in
 
 __device__ static inline int band_positions(const conv_band &b) { return b.group * b.take * b.columns; }
 
-/* Asks for the band of a tile: chunks 16-byte pieces of every pixel, from channel first on. A warp takes lines. */
+/* Line of a tile's band -> its first pixel in the source, or -1 outside of the images. */
+__device__ static inline int band_line(const conv_band &b, int image0, int y0, int line)
+{
+    const int i = quotient(line, b.high_part), image = image0 + i, y = y0 + line - i * b.high;
+    return image < b.images && y >= 0 && y < b.height ? (image * b.height + y) * b.width : -1;
+}
+
+/* Asks for the band of a tile: chunks 16-byte pieces of every pixel, from channel first on. A lane takes the same pieces of
+ * every line, a warp every warps-th line. */
 template <int S>
 __device__ static inline void band_load(const conv_band &b, uint32_t to, const bf16 *source, int tile, int first)
 {
     const int image0 = tile / b.bands * b.group, y0 = tile % b.bands * b.take * S - b.pad;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
-    for (int line = warp; line < b.group * b.high; line += warps) {
-        const int image = image0 + line / b.high, y = y0 + line % b.high;
-        const bool inside = image < b.images && y >= 0 && y < b.height;
-        const bf16 *from = source + (int64_t)(inside ? (image * b.height + y) * b.width : 0) * b.channels + first;
-        for (int k = lane; k < b.wide * b.chunks; k += 32) {
-            const int x = (int)((unsigned)k * b.chunks_part >> 16), chunk = k - x * b.chunks;
-            const bool valid = inside && x >= b.pad && x < b.pad + b.width;
-            copy16_async(to + (uint32_t)((line * b.wide + band_column<S>(b, x)) * b.pitch + chunk * 16),
-                         from + (valid ? (x - b.pad) * b.channels + chunk * 8 : 0), valid);
+    for (int k = lane; k < b.wide * b.chunks; k += 32) {
+        const int x = quotient(k, b.chunks_part), chunk = k - x * b.chunks;
+        const bool across = x >= b.pad && x < b.pad + b.width;
+        const bf16 *from = source + (across ? (x - b.pad) * b.channels + chunk * 8 + first : 0);
+        const uint32_t place = to + (uint32_t)(band_column<S>(b, x) * b.pitch + chunk * 16);
+#pragma unroll 4
+        for (int line = warp; line < b.group * b.high; line += warps) {
+            const int pixel = band_line(b, image0, y0, line);
+            const bool valid = across && pixel >= 0;
+            copy16_async(place + (uint32_t)(line * b.wide * b.pitch), valid ? from + (int64_t)pixel * b.channels : source,
+                         valid);
         }
     }
 }
@@ -139,14 +153,15 @@ __device__ static inline void band_load_few(const conv_band &b, uint32_t to, con
 {
     const int image0 = tile / b.bands * b.group, y0 = tile % b.bands * b.take - b.pad;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
-    for (int line = warp; line < b.group * b.high; line += warps) {
-        const int image = image0 + line / b.high, y = y0 + line % b.high;
-        const bool inside = image < b.images && y >= 0 && y < b.height;
-        const bf16 *from = source + (int64_t)(inside ? (image * b.height + y) * b.width : 0) * b.channels;
-        for (int x = lane; x < b.wide; x += 32) {
-            const bool valid = inside && x >= b.pad && x < b.pad + b.width;
+    for (int x = lane; x < b.wide; x += 32) {
+        const bool across = x >= b.pad && x < b.pad + b.width;
+        const bf16 *from = source + (across ? (x - b.pad) * b.channels : 0);
+#pragma unroll 4
+        for (int line = warp; line < b.group * b.high; line += warps) {
+            const int pixel = band_line(b, image0, y0, line);
+            const bool valid = across && pixel >= 0;
             store16(to + (uint32_t)((line * b.wide + x) * b.pitch),
-                    gather8(from + (valid ? (x - b.pad) * b.channels : 0), valid ? b.channels : 0));
+                    gather8(valid ? from + (int64_t)pixel * b.channels : source, valid ? b.channels : 0));
         }
     }
 }

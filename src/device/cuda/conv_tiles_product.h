@@ -23,6 +23,20 @@ template <int WAY, int K, int S> struct conv_axis {
     __device__ static constexpr int parity(int i) { return split && K == 3 && i != 1 ? 1 : 0; }
 };
 
+/* The order in which taps are taken: those that read the same place of the window stand together, and have the same lot. */
+template <int WAY, int K, int S> struct conv_order {
+    __device__ static constexpr int tap(int t)
+    {
+        constexpr int by_place[9] = {4, 5, 7, 8, 3, 6, 1, 2, 0};
+        return conv_axis<WAY, K, S>::split && K == 3 ? by_place[t] : t;
+    }
+    __device__ static constexpr int lot(int t)
+    {
+        constexpr int lots[9] = {0, 0, 0, 0, 1, 1, 2, 2, 3};
+        return conv_axis<WAY, K, S>::split && K == 3 ? lots[t] : t;
+    }
+};
+
 /* A warp's sums: for each parity, MT fragments of 16 positions by NT fragments of 8 channels. */
 template <int WAY, int K, int S, int NT> struct conv_sums {
     static const int sets = conv_axis<WAY, K, S>::parities * conv_axis<WAY, K, S>::parities;
@@ -81,39 +95,48 @@ template <int WAY> __device__ static inline uint32_t weights_lane(uint32_t weigh
     return weights + (uint32_t)(lane % 16 * weight_pitch + lane / 16 * 16);
 }
 
-/* All taps, all channels of the source. at: the lane's address of each fragment of positions: row lane % 16 of the fragment,
- * source channels 0-7 for lanes 0 to 15, 8-15 for the others. */
+/* Fragments of a: 16 MT positions under one place of the window, by 16 source channels. at: the lane's address of each
+ * fragment: row lane % 16, source channels 0-7 for lanes 0 to 15, 8-15 for the others. */
+template <int MT> __device__ static inline void band_fragments(uint32_t (&a)[MT][4], const uint32_t (&at)[MT], int offset)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++) load_matrices(a[m], at[m] + (uint32_t)offset);
+}
+
+template <int MT, int NT>
+__device__ static inline void multiply_all(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4], const uint32_t (&b)[NT][2])
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) multiply_add(d[m][n], a[m], b[n][0], b[n][1]);
+}
+
+/* All taps, all channels of the source. While one tap is multiplied, the fragments of the next are on their way. */
 template <int WAY, int K, int S, int NT>
 __device__ static inline void conv_accumulate(const conv_product &p, uint32_t weights,
                                               const uint32_t (&at)[conv_sums<WAY, K, S, NT>::MT],
                                               conv_sums<WAY, K, S, NT> &sums)
 {
     typedef conv_axis<WAY, K, S> axis;
-    const int MT = conv_sums<WAY, K, S, NT>::MT;
+    typedef conv_order<WAY, K, S> order;
     const int per_tap = WAY == CONV_FORWARD ? p.inputs * 2 : NT * 16;    /* bytes from tap to tap, */
     const int per_step = WAY == CONV_FORWARD ? 32 : 16 * p.weight_pitch; /* and from 16 source channels to the next */
     const int steps = (WAY == CONV_FORWARD ? p.inputs : p.outputs) / 16;
 #pragma unroll 1
-    for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < steps; step++, weights += (uint32_t)per_step) {
+        uint32_t a[2][conv_sums<WAY, K, S, NT>::MT][4], b[2][NT][2];
 #pragma unroll
-        for (int window = 0; window < axis::window * axis::window; window++) {
-            const int u = window / axis::window, v = window % axis::window;
-            uint32_t a[MT][4];
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-                load_matrices(a[m], at[m] + (uint32_t)(band_tap<axis::stride>(p.band, u, v) + step * 32));
-#pragma unroll
-            for (int tap = 0; tap < K * K; tap++) {
-                const int i = tap / K, j = tap % K;
-                if (axis::reads(i) != u || axis::reads(j) != v) continue;
-                const int set = axis::parity(i) * axis::parities + axis::parity(j);
-                uint32_t b[NT][2];
-                weights_fragments<WAY, NT>(b, weights + (uint32_t)(tap * per_tap + step * per_step), p.weight_pitch);
-#pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int n = 0; n < NT; n++) multiply_add(sums.v[set][m][n], a[m], b[n][0], b[n][1]);
+        for (int t = -1; t < K * K; t++) {
+            if (t + 1 < K * K) {
+                const int next = order::tap(t + 1), i = axis::reads(next / K), j = axis::reads(next % K);
+                if (t < 0 || order::lot(t + 1) != order::lot(t))
+                    band_fragments(a[order::lot(t + 1) % 2], at, band_tap<axis::stride>(p.band, i, j) + step * 32);
+                weights_fragments<WAY, NT>(b[(t + 1) % 2], weights + (uint32_t)(next * per_tap), p.weight_pitch);
             }
+            if (t < 0) continue;
+            const int set = axis::parity(order::tap(t) / K) * axis::parities + axis::parity(order::tap(t) % K);
+            multiply_all(sums.v[set], a[order::lot(t) % 2], b[t % 2]);
         }
     }
 }
@@ -125,21 +148,19 @@ __device__ static inline void conv_accumulate_few(const conv_product &p, uint32_
                                                   const uint32_t (&at)[conv_sums<CONV_FORWARD, K, 1, NT>::MT],
                                                   conv_sums<CONV_FORWARD, K, 1, NT> &sums)
 {
-    const int MT = conv_sums<CONV_FORWARD, K, 1, NT>::MT;
     const bool odd = threadIdx.x % 32 >= 16;
+    const int pairs = (K * K + 1) / 2;
+    uint32_t a[2][conv_sums<CONV_FORWARD, K, 1, NT>::MT][4], b[2][NT][2];
 #pragma unroll
-    for (int tap = 0; tap < K * K; tap += 2) {
-        const int next = tap + 1 < K * K ? tap + 1 : tap;
-        const int offset = odd ? band_tap<1>(p.band, next / K, next % K) : band_tap<1>(p.band, tap / K, tap % K);
-        uint32_t b[NT][2];
-        weights_fragments<CONV_FORWARD, NT>(b, weights + (uint32_t)(tap * 16), p.weight_pitch);
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-            uint32_t a[4];
-            load_matrices(a, at[m] + (uint32_t)offset);
-#pragma unroll
-            for (int n = 0; n < NT; n++) multiply_add(sums.v[0][m][n], a, b[n][0], b[n][1]);
+    for (int t = -1; t < pairs; t++) {
+        if (t + 1 < pairs) {
+            const int even_tap = 2 * (t + 1), odd_tap = even_tap + 1 < K * K ? even_tap + 1 : even_tap;
+            const int even_place = band_tap<1>(p.band, even_tap / K, even_tap % K);
+            const int odd_place = band_tap<1>(p.band, odd_tap / K, odd_tap % K);
+            band_fragments(a[(t + 1) % 2], at, odd ? odd_place : even_place);
+            weights_fragments<CONV_FORWARD, NT>(b[(t + 1) % 2], weights + (uint32_t)(even_tap * 16), p.weight_pitch);
         }
+        if (t >= 0) multiply_all(sums.v[0], a[t % 2], b[t % 2]);
     }
 }
 

@@ -7,8 +7,8 @@
 
 #include "device/cuda/conv_tiles.h"
 
-/* A warp's sums: one row i of the kernel with its K taps, 16 OT output by 8 CT input channels. Slices of a tile's positions go
- * to different warps: warp i + K slice. */
+/* A warp's sums: one row i of the kernel with its K taps, 16 OT output by 8 CT input channels (OT, CT: 1 or 2). Slices of a
+ * tile's positions go to different warps: warp i + K slice. */
 template <int K, int OT, int CT> struct slope_sums {
     static const int slices = K == 1 ? 8 : K == 3 ? 4 : 2;
     static const int threads = 32 * K * slices;
@@ -22,28 +22,26 @@ template <int K, int OT, int CT> struct slope_sums {
 template <int K, int S, int OT, int CT>
 __device__ static inline void slope_step(const conv_band &band, uint32_t dz, uint32_t x, slope_sums<K, OT, CT> &sums)
 {
-    uint32_t a[OT][4];
+    uint32_t a[OT][4], b[K][CT][2];
 #pragma unroll
     for (int o = 0; o < OT; o++) load_matrices_transposed(a[o], dz + (uint32_t)(o * 32));
 #pragma unroll
     for (int j = 0; j < K; j++) {
         const uint32_t at = x + (uint32_t)band_tap<S>(band, 0, j);
-        uint32_t b[CT][2];
         if constexpr (CT == 1) {
-            load_two_matrices_transposed(b[0], at);
+            load_two_matrices_transposed(b[j][0], at);
         } else {
-#pragma unroll
-            for (int c = 0; c < CT; c += 2) {
-                uint32_t r[4];
-                load_matrices_transposed(r, at + (uint32_t)(c * 16));
-                b[c][0] = r[0], b[c][1] = r[1], b[c + 1][0] = r[2], b[c + 1][1] = r[3];
-            }
+            uint32_t r[4];
+            load_matrices_transposed(r, at);
+            b[j][0][0] = r[0], b[j][0][1] = r[1], b[j][1][0] = r[2], b[j][1][1] = r[3];
         }
+    }
+#pragma unroll
+    for (int j = 0; j < K; j++)
 #pragma unroll
         for (int o = 0; o < OT; o++)
 #pragma unroll
-            for (int c = 0; c < CT; c++) multiply_add(sums.v[j][o][c], a[o], b[c][0], b[c][1]);
-    }
+            for (int c = 0; c < CT; c++) multiply_add(sums.v[j][o][c], a[o], b[j][c][0], b[j][c][1]);
 }
 
 /* The sums of a tile: this warp's part of the positions. Those behind the last have dz = 0, and the last one's x. */
@@ -160,7 +158,7 @@ static __global__ void __launch_bounds__(256) conv_slope_join(const float *parti
     const int element = (int)(blockIdx.x * 32 + threadIdx.x);
     float sum = 0.0f;
     if (element < count) {
-#pragma unroll 8
+#pragma unroll 16 /* as many loads on their way */
         for (int k = (int)threadIdx.y; k < parts; k += 8) sum += partials[(int64_t)k * count + element];
     }
     sums[threadIdx.y][threadIdx.x] = sum;

@@ -88,6 +88,10 @@ static abar_status describe(abar_device *dev)
 static abar_status cuda_alloc(abar_device *dev, size_t bytes, void **out);
 static void cuda_release(abar_device *dev, void *memory, size_t bytes);
 
+static abar_status reserve_staging(abar_device *dev, size_t bytes);
+
+#define STAGING ((size_t)1 << 20) /* bytes for copies that change order or type; more only for larger tensors */
+
 static abar_status make_queue(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
@@ -99,7 +103,11 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->join, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->aside_stream, cudaStreamNonBlocking));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_fork, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_join, cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
+    ABAR_TRY(reserve_staging(dev, STAGING));
     return cuda_alloc(dev, ABAR_CUDA_TICKETS * sizeof(unsigned), (void **)&cuda->tickets);
 }
 
@@ -114,6 +122,9 @@ static void cuda_close(abar_device *dev)
     abar__cuda_pinned_free(dev, cuda->staging, cuda->staging_bytes);
     if (cuda->fork) cudaEventDestroy(cuda->fork);
     if (cuda->join) cudaEventDestroy(cuda->join);
+    if (cuda->aside_fork) cudaEventDestroy(cuda->aside_fork);
+    if (cuda->aside_join) cudaEventDestroy(cuda->aside_join);
+    if (cuda->aside_stream) cudaStreamDestroy(cuda->aside_stream);
     if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
     if (cuda->own_stream) cudaStreamDestroy(cuda->own_stream);
     cudaGetLastError(); /* a caller may have taken its stream away before */
@@ -484,6 +495,34 @@ static void settle(abar_device *dev, void *dst, void *src, size_t bytes, const i
                       (char *)src, bytes, skipped);
 }
 
+/* ---- beside the main stream ---------------------------------------------------------------------------------------- */
+
+static abar_status aside_begin(abar_device *dev)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaEventRecord(cuda->aside_fork, cuda->stream));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->aside_stream, cuda->aside_fork, 0));
+    cuda->main_stream = cuda->stream;
+    cuda->stream = cuda->aside_stream;
+    return ABAR_OK;
+}
+
+static abar_status aside_end(abar_device *dev)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    cuda->stream = cuda->main_stream;
+    cuda->main_stream = NULL;
+    CUDA_TRY(dev, cudaEventRecord(cuda->aside_join, cuda->aside_stream));
+    return ABAR_OK;
+}
+
+static abar_status aside_join(abar_device *dev)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->aside_join, 0));
+    return ABAR_OK;
+}
+
 static const abar__queue_ops queue = {
     .wait = cuda_wait,
     .set_stream = cuda_set_stream,
@@ -493,6 +532,9 @@ static const abar__queue_ops queue = {
     .record_end = record_end,
     .replay = replay,
     .forget = forget,
+    .aside_begin = aside_begin,
+    .aside_end = aside_end,
+    .aside_join = aside_join,
     .mark_create = mark_create,
     .mark_destroy = mark_destroy,
     .mark_set = mark_set,

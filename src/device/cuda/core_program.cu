@@ -313,7 +313,7 @@ static abar_status create(abar_device *dev, const abar__program_desc *desc, abar
     return ABAR_OK;
 }
 
-static size_t bytes(const abar__program *p) { return p->memory_bytes; }
+static size_t bytes(const abar__program *p) { return sizeof *p + p->memory_bytes + p->host_bytes; }
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
 

@@ -337,8 +337,10 @@ static __global__ void __launch_bounds__(THREADS) sum_squares(const __grid_const
         const int64_t c = channels_first ? i / area % s.channels : i % s.channels;
         const int64_t pixel = channels_first ? i % area : i / s.channels % area, n = i / (area * s.channels);
         const int64_t y = pixel / s.width, x = pixel % s.width;
+        const int64_t times = times_seen(s, 0, y) * times_seen(s, 1, x);
+        if (times == 0) continue; /* whatever is there, no row has it */
         const double v = load_any(s.data, dtype, n * s.stride[0] + c * s.stride[1] + y * s.stride[2] + x * s.stride[3]);
-        sum += (double)(times_seen(s, 0, y) * times_seen(s, 1, x)) * v * v;
+        sum += (double)times * v * v;
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;

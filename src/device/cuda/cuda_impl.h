@@ -20,6 +20,8 @@ typedef struct abar__cuda {
     cudaStream_t stream, own_stream; /* the one in use; the one made here, NULL where the caller gave its own */
     cudaStream_t side_stream;        /* for what may run beside the main stream within one operation */
     cudaEvent_t fork, join;
+    cudaStream_t aside_stream, main_stream; /* between aside_begin and aside_end stream is the former; else main is NULL */
+    cudaEvent_t aside_fork, aside_join;
     int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* a block may have, opted in */
     bool recording;

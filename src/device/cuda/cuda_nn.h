@@ -16,8 +16,8 @@ extern const abar__op_impl abar__cuda_reorder, abar__cuda_flatten, abar__cuda_ac
     abar__cuda_shortcut, abar__cuda_dropout, abar__cuda_max_pool, abar__cuda_average_pool, abar__cuda_batch_norm,
     abar__cuda_layer_norm, abar__cuda_softmax_cross_entropy, abar__cuda_squared_error; /* own kernels */
 extern const abar__op_impl abar__cuda_linear;                                          /* cuBLASLt */
-extern const abar__op_impl abar__cuda_conv_tiles; /* own tensor-core kernels for few channels */
-extern const abar__op_impl abar__cuda_conv_cudnn; /* cuDNN's engines */
+extern const abar__op_impl abar__cuda_conv_tiles;                          /* own tensor-core kernels for few channels */
+extern const abar__op_impl abar__cuda_conv_cudnn;                          /* cuDNN's engines */
 extern const abar__op_impl abar__cuda_conv_plain, abar__cuda_linear_plain; /* own loops for everything, last in the list */
 }
 

@@ -1,13 +1,11 @@
 /* Which of cuDNN's plans a convolution uses: the fastest, measured once for every shape the device meets; in deterministic runs
- * the first that works. Plans are tried as they will run, recorded into a graph, so that one that cannot be recorded drops out.
- */
+ * the first that works. In float32 only plans that have proved themselves (dnn_trial.cu) are taken. */
 #include "device/cuda/dnn_conv.h"
 
 #include <string.h>
 
-enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2, REPEAT = 8, LAUNCHES = 3 };
+enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2 };
 enum { MAX_WORKSPACE = 256 << 20 };
-#define LONG_ENOUGH 1.0f /* milliseconds after which a measurement needs no second */
 
 /* All plans for one pass: in bf16 the gradient of the weight may come in float32 or, second choice, in bf16. */
 typedef struct offer {
@@ -16,19 +14,11 @@ typedef struct offer {
     abar__dnn_plan plan[2][MAX_PLANS];
 } offer;
 
-/* Memory and clock for trying plans. */
-typedef struct trial {
-    void *memory;
-    size_t bytes;
-    void *address[4];
-    cudaEvent_t begin, end;
-} trial;
-
 /* ---- what is on offer -------------------------------------------------------------------------------------------- */
 
 static void ask(abar_device *dev, cudnnHandle_t handle, offer *o, int g, cudnnBackendHeurMode_t mode, bool compiled, int max)
 {
-    const abar__dnn_wish wish = {mode, dev->config.precision == ABAR_PRECISION_FP32, compiled, MAX_WORKSPACE};
+    const abar__dnn_wish wish = {mode, abar__dnn_exact(dev), compiled, MAX_WORKSPACE};
     const int room = MAX_PLANS - o->plans[g];
     o->plans[g] += abar__dnn_plans(handle, &o->graph[g], &wish, max < room ? max : room, &o->plan[g][o->plans[g]]);
 }
@@ -37,7 +27,7 @@ static void ask(abar_device *dev, cudnnHandle_t handle, offer *o, int g, cudnnBa
  * the few engines of exact float32 are found among the fallbacks too. */
 static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, bool compiled, offer *o)
 {
-    const bool bf16_data = abar__cuda_is_bf16(dev), exact = dev->config.precision == ABAR_PRECISION_FP32;
+    const bool bf16_data = abar__cuda_is_bf16(dev), exact = abar__dnn_exact(dev);
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16};
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
@@ -59,94 +49,27 @@ static void decline(offer *o)
     }
 }
 
-/* ---- trying ------------------------------------------------------------------------------------------------------ */
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
-static size_t bytes_of(const int64_t dim[4], size_t element)
+static size_t largest_workspace(const offer *o)
 {
-    return abar__round_up((size_t)(dim[0] * dim[1] * dim[2] * dim[3]) * element, ABAR_CUDA_ALIGN);
-}
-
-static void trial_close(abar_device *dev, trial *t)
-{
-    if (t->end) cudaEventDestroy(t->end);
-    if (t->begin) cudaEventDestroy(t->begin);
-    abar_device_free(dev, t->memory, t->bytes);
-}
-
-/* Memory for x, w, y and the largest workspace on offer, all zero. */
-static abar_status trial_open(abar_device *dev, const abar__dnn_shape *shape, const offer *o, trial *t)
-{
-    const size_t element = abar_dtype_size(dev->activation);
-    const int64_t weight[4] = {shape->out[1], shape->in[1] / shape->window.groups, shape->window.kernel[0],
-                               shape->window.kernel[1]};
-    size_t part[4] = {bytes_of(shape->in, element), bytes_of(weight, sizeof(float)), bytes_of(shape->out, element), 0};
+    size_t bytes = 0;
     for (int g = 0; g < o->graphs; g++)
         for (int i = 0; i < o->plans[g]; i++)
-            if (o->plan[g][i].workspace > part[3]) part[3] = o->plan[g][i].workspace;
-    t->bytes = part[0] + part[1] + part[2] + part[3] + ABAR_CUDA_ALIGN;
-    ABAR_TRY(abar_device_alloc(dev, t->bytes, &t->memory));
-    char *at = abar__cuda_workspace(t->memory);
-    for (int i = 0; i < 4; at += part[i++]) t->address[i] = at;
-    cudaError_t error = cudaEventCreate(&t->begin);
-    if (error == cudaSuccess) error = cudaEventCreate(&t->end);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(abar__cuda_of(dev)->stream); /* trials run in the side stream */
-    if (error == cudaSuccess) return ABAR_OK;
-    trial_close(dev, t);
-    return abar__cuda_fail(dev, error, "making ready to time convolutions");
-}
-
-/* Runs the plan once, then writes REPEAT runs down. NULL: it does not work, or not in a recording. */
-static cudaGraphExec_t record(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const trial *t,
-                              abar__dnn_pack *pack)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t ready = NULL;
-    bool good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
-    good = cudaStreamSynchronize(stream) == cudaSuccess && good;
-    if (!good || cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) return NULL;
-    for (int i = 0; i < REPEAT && good; i++) good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
-    good = cudaStreamEndCapture(stream, &graph) == cudaSuccess && good && graph;
-    if (good && cudaGraphInstantiate(&ready, graph, 0) != cudaSuccess) ready = NULL;
-    if (graph) cudaGraphDestroy(graph);
-    return ready;
-}
-
-/* Milliseconds of REPEAT runs, the best of several; negative: the plan does not work. */
-static float time_plan(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const trial *t)
-{
-    abar__dnn_pack pack = {};
-    float best = -1.0f;
-    cudaGraphExec_t runs = record(handle, stream, plan, t, &pack);
-    for (int i = 0; i < LAUNCHES && runs; i++) {
-        float ms;
-        cudaError_t error = cudaEventRecord(t->begin, stream);
-        if (error == cudaSuccess) error = cudaGraphLaunch(runs, stream);
-        if (error == cudaSuccess) error = cudaEventRecord(t->end, stream);
-        if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-        if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, t->begin, t->end);
-        if (error != cudaSuccess) {
-            best = -1.0f;
-            break;
-        }
-        if (best < 0.0f || ms < best) best = ms;
-        if (ms > LONG_ENOUGH) break;
-    }
-    if (runs) cudaGraphExecDestroy(runs);
-    abar__dnn_pack_release(&pack);
-    (void)cudaGetLastError(); /* what a plan that does not work left behind */
-    return best;
+            if (o->plan[g][i].workspace > bytes) bytes = o->plan[g][i].workspace;
+    return bytes;
 }
 
 /* The best plan on offer: (graph, plan) into at; false: none works. A rounded gradient must pay for its rounding, and for the
  * pass that turns it into float32. */
-static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const trial *t, int at[2])
+static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const abar__dnn_trial *t, int at[2])
 {
     float best = -1.0f;
     for (int g = 0; g < o->graphs; g++)
         for (int i = 0; i < o->plans[g]; i++) {
-            float ms = time_plan(handle, abar__cuda_of(dev)->side_stream, &o->plan[g][i], t);
+            float ms = abar__dnn_try(dev, handle, &o->plan[g][i], t);
             if (ms < 0.0f) continue;
-            if (o->graph[g].bf16_result) ms = 1.1f * ms + 0.003f * (float)REPEAT;
+            if (o->graph[g].bf16_result) ms = 1.1f * ms + 0.003f;
             if (best >= 0.0f && ms >= best) continue;
             best = ms;
             at[0] = g, at[1] = i;
@@ -155,34 +78,36 @@ static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const 
     return best >= 0.0f;
 }
 
-/* Where there is no memory to try plans, as when a plan is made for a batch too large, the most promising is taken. */
-static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, const offer *o, bool *found,
-                        int at[2])
+/* Where there is no memory to try plans, as when a plan is made for a batch too large, the most promising is taken; but never
+ * in float32, where it could not prove itself: ABAR_E_UNSUPPORTED. */
+static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const offer *o,
+                        bool *found, int at[2])
 {
-    trial t = {};
+    abar__dnn_trial t;
     *found = false;
     for (int g = o->graphs - 1; g >= 0; g--)
         if (o->plans[g]) *found = true, at[0] = g, at[1] = 0;
     if (!*found) return ABAR_OK;
-    abar_status status = trial_open(dev, shape, o, &t);
-    if (status == ABAR_E_MEMORY) return ABAR_OK;
+    abar_status status = abar__dnn_trial_open(dev, shape, pass, largest_workspace(o), &t);
+    if (status == ABAR_E_MEMORY) return abar__dnn_exact(dev) ? ABAR_E_UNSUPPORTED : ABAR_OK;
     ABAR_TRY(status);
     *found = judge(dev, handle, o, &t, at);
-    trial_close(dev, &t);
+    abar__dnn_trial_close(dev, &t);
     return ABAR_OK;
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------------------------- */
-
+/* A failure leaves c untried: with more memory another time there may be a choice. */
 static abar_status choose_pass(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
                                abar__dnn_choice *c)
 {
     for (int compiled = 0; compiled < 2 && !c->found; compiled++) {
         int at[2] = {0, 0};
+        bool found = false;
         offer o = {};
         collect(dev, handle, shape, pass, compiled != 0, &o);
-        abar_status status = pick(dev, handle, shape, &o, &c->found, at);
-        if (status >= 0 && c->found) {
+        abar_status status = pick(dev, handle, shape, pass, &o, &found, at);
+        if (status >= 0 && found) {
+            c->found = true;
             c->graph = o.graph[at[0]];
             c->plan = o.plan[at[0]][at[1]];
             o.graph[at[0]] = {}; /* kept */

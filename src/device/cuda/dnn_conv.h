@@ -55,6 +55,31 @@ typedef struct abar__dnn_pack {
 cudnnStatus_t abar__dnn_run(cudnnHandle_t handle, const abar__dnn_plan *plan, void *const address[4], abar__dnn_pack *pack);
 void abar__dnn_pack_release(abar__dnn_pack *pack);
 
+/* ---- dnn_trial.cu: what a plan is worth -------------------------------------------------------------------------- */
+
+/* Whether plans have to compute in float32, and to prove it. */
+static inline bool abar__dnn_exact(const abar_device *dev) { return dev->config.precision == ABAR_PRECISION_FP32; }
+
+/* Memory and clock for trying the plans of one pass. */
+typedef struct abar__dnn_trial {
+    void *memory;
+    size_t bytes;
+    void *address[4];  /* x, w, y: made-up numbers; workspace */
+    float *result;     /* which of x, w, y the pass writes: count elements; used where expected is set */
+    float *expected;   /* what it has to be; NULL: any that works will do */
+    unsigned *largest; /* (2), of differences and of what was expected */
+    int64_t count;
+    cudaEvent_t begin, end;
+} abar__dnn_trial;
+
+/* ABAR_E_MEMORY where there is none left; ABAR_E_UNSUPPORTED where nobody can say what has to come out. */
+abar_status abar__dnn_trial_open(abar_device *dev, const abar__dnn_shape *shape, int pass, size_t workspace,
+                                 abar__dnn_trial *out);
+void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t);
+
+/* Milliseconds of a run; negative: the plan does not work, or its result is not what was expected. */
+float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_plan *plan, const abar__dnn_trial *t);
+
 /* ---- dnn_choice.cu: which of it is taken ------------------------------------------------------------------------- */
 
 typedef struct abar__dnn_choice {

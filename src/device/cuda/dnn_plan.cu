@@ -167,7 +167,11 @@ static bool acceptable(abar__dnn_node config, const abar__dnn_wish *wish)
 {
     static const cudnnBackendNumericalNote_t never[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
                                                         CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
-                                                        CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD};
+                                                        CUDNN_NUMERICAL_NOTE_FFT,
+                                                        CUDNN_NUMERICAL_NOTE_WINOGRAD,
+                                                        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
+                                                        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+                                                        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
     static const cudnnBackendNumericalNote_t inexact[] = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
                                                           CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
     cudnnStatus_t status = CUDNN_STATUS_SUCCESS;

@@ -161,6 +161,7 @@ static abar_status add_create(abar__op *op)
 {
     op->in_layout[0] = op->in_layout[1] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
     op->takes_dy2 = true;
+    op->dx_is_dy = true;
     return ABAR_OK;
 }
 

@@ -122,6 +122,12 @@ const abar__op_impl abar__ref_activation = {"ref-activation",   ABAR_OP_ACTIVATI
 
 /* ---- add: y = x0 + x1 ------------------------------------------------------------------------------------------ */
 
+static abar_status add_create(abar__op *op)
+{
+    op->dx_is_dy = true;
+    return create_dense(op);
+}
+
 static abar_status add_forward(abar__op *op, const abar__op_args *a)
 {
     const double *x0 = a->x[0], *x1 = a->x[1];
@@ -137,7 +143,7 @@ static abar_status add_backward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-const abar__op_impl abar__ref_add = {"ref-add", ABAR_OP_ADD, create_dense, add_forward, add_backward, NULL};
+const abar__op_impl abar__ref_add = {"ref-add", ABAR_OP_ADD, add_create, add_forward, add_backward, NULL};
 
 /* ---- concat: the channels of the inputs, one after the other --------------------------------------------------- */
 
