@@ -85,14 +85,12 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
 
 static void forget_pending(abar__curvature *cv, abar__map *map)
 {
-    static const double nothing = 0.0;
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
         if (a->name) cv->stats->clear(cv->dev, a->n, a->square, map->pending[i]);
     }
     if (map->queued_number) cv->stats->clear(cv->dev, 2, false, map->queued_number); /* a double: as long as two floats */
     map->pending_number = map->rows = map->examples = 0.0;
-    if (map->queued_number) cv->dev->ops->queue->copy_bytes(cv->dev, map->queued_number, &nothing, sizeof nothing);
 }
 
 void abar__curvature_forget(abar__curvature *cv)

@@ -290,7 +290,6 @@ class Engine:
     # ---- looking inside --------------------------------------------------------------------------------------------
 
     def maps(self) -> list[_abi.MapInfo]:
-        self._visit(lambda _index, _view: None)  # a GPU's counters come to the host when its state is visited
         count = self.library.abar_optim_map_count(self.optim)
         return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
 
