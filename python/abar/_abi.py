@@ -47,6 +47,18 @@ class Window(ctypes.Structure):
     ]
 
 
+class Attention(ctypes.Structure):
+    _fields_ = [
+        ("heads", c_int64),
+        ("value_row", c_int64),
+        ("value_rows", c_int64),
+        ("grid", c_int64 * 2),
+        ("side", c_int64),
+        ("shift", c_int64),
+        ("columns", Tensor),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p),
@@ -59,6 +71,7 @@ class Layer(ctypes.Structure):
         ("output_grad_scale", c_double),
         ("window", Window),
         ("reads_network_input", c_bool),
+        ("attention", Attention),
     ]
 
 
@@ -147,6 +160,7 @@ class OptimConfig(ctypes.Structure):
         ("layers", POINTER(Layer)),
         ("n_layers", c_int),
         ("base_lr", c_double),
+        ("shadows", c_void_p),
     ]
 
 
@@ -160,11 +174,29 @@ class StepConfig(ctypes.Structure):
     ]
 
 
+#: the library's names of what is laid out here
+STRUCTS = {
+    "abar_option": Option,
+    "abar_tensor": Tensor,
+    "abar_window": Window,
+    "abar_attention": Attention,
+    "abar_layer": Layer,
+    "abar_device_config": DeviceConfig,
+    "abar_method": Method,
+    "abar_rule": Rule,
+    "abar_curvature_config": CurvatureConfig,
+    "abar_map_info": MapInfo,
+    "abar_optim_param": Param,
+    "abar_optim_config": OptimConfig,
+    "abar_step_config": StepConfig,
+}
+
 StateVisitor = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, POINTER(Tensor))
 
 #: name: (result, arguments)
 FUNCTIONS = {
     "abar_version": (c_char_p, []),
+    "abar_struct_size": (c_size_t, [c_char_p]),
     "abar_context_create": (c_int, [c_void_p, POINTER(c_void_p)]),
     "abar_context_destroy": (None, [c_void_p]),
     "abar_context_error": (c_char_p, [c_void_p]),

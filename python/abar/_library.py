@@ -49,7 +49,8 @@ def load() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise ImportError(f"abar: {path} cannot be used: {error}. Build it anew, or correct ABAR_LIBRARY.") from None
     version = library.abar_version().decode()
-    if version.split(".")[:2] != __version__.split(".")[:2]:
+    differs = [n for n, s in _abi.STRUCTS.items() if library.abar_struct_size(n.encode()) != ctypes.sizeof(s)]
+    if differs or version.split(".")[:2] != __version__.split(".")[:2]:
         raise ImportError(
             f"abar: {path} is version {version}, the Python package {__version__}. Install both from the same release."
         )
