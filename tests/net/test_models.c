@@ -20,8 +20,9 @@ static void models_have_exact_parameter_counts(void **state)
     const struct {
         const char *name;
         int64_t parameters;
-    } table[] = {{"mlp", 669706},      {"lenet5", 61706},    {"resnet20", 269722},   {"resnet32", 464154},
-                 {"resnet44", 658586}, {"resnet56", 853018}, {"resnet110", 1727962}, {"wrn28-10", 36479194}};
+    } table[] = {{"mlp", 669706},        {"lenet5", 61706},       {"resnet20", 269722},   {"resnet32", 464154},
+                 {"resnet44", 658586},   {"resnet56", 853018},    {"resnet110", 1727962}, {"densenet121", 6956298},
+                 {"resnet50", 25557032}, {"resnet101", 44549160}, {"wrn28-10", 36479194}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         fixture f = fixture_open("ref", 1);
         build_named(&f, table[i].name);
@@ -38,8 +39,8 @@ static void models_have_exact_parameter_counts(void **state)
 static void models_tensors_are_those_of_pytorch(void **state)
 {
     (void)state;
-    const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet110", "wrn28-10"};
-    for (int m = 0; m < 5; m++) {
+    const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet110", "densenet121", "resnet50", "resnet101", "wrn28-10"};
+    for (size_t m = 0; m < sizeof names / sizeof *names; m++) {
         fixture f = fixture_open("cpu", 1);
         build_named(&f, names[m]);
         OK(f.ctx, abar_net_compile(f.net, f.dev,

@@ -38,6 +38,24 @@ TASKS = {
         "lr": 0.05,
         "adamw_decay": 0.05,
     },
+    "densenet": {  # odd channel counts, one of them halved
+        "build": lambda: networks.densenet((2, 3, 2, 2), 3, images=16),
+        "model": {"name": "densenet", "layers": [2, 3, 2, 2], "growth": 3},
+        "data": "cifar10",
+        "shape": (3, 16, 3, 16, 16),
+        "lr": 0.05,
+        "adamw_decay": 0.5,
+        "whole_gradients": True,
+    },
+    "bottleneck": {  # 48 x 48 pixels become 12, 6, 3 and 2
+        "build": lambda: networks.resnet_imagenet((1, 2, 1, 1), width=4, classes=10),
+        "model": {"name": "resnet_imagenet", "blocks": [1, 2, 1, 1], "width": 4},
+        "data": "cifar10",
+        "shape": (3, 8, 3, 48, 48),
+        "lr": 0.05,
+        "adamw_decay": 0.5,
+        "whole_gradients": True,
+    },
     "resnet8": {
         "build": lambda: networks.resnet_cifar(1),
         "model": {"name": "resnet_cifar", "n": 1, "width": 16},
@@ -119,7 +137,7 @@ def train(module, inputs, labels, settings):
     return module, torch.tensor(losses, dtype=torch.float64)
 
 
-def first_gradients(module, inputs, labels):
+def first_gradients(module, inputs, labels, whole):
     module = copy.deepcopy(module).train()
     batch_loss(module, inputs, labels, 0).backward()
     out = {}
@@ -127,7 +145,7 @@ def first_gradients(module, inputs, labels):
         grad = parameter.grad
         out[f"grad_sum.{name}"] = grad.sum().reshape(1)
         out[f"grad_sumsq.{name}"] = grad.square().sum().reshape(1)
-        if grad.numel() <= FULL_GRADIENT:
+        if whole or grad.numel() <= FULL_GRADIENT:
             out[f"grad.{name}"] = grad
     return out
 
@@ -152,7 +170,7 @@ def write(path, name, seed):
     tensors = {f"w.{key}": value.clone() for key, value in start.named_parameters()}
     tensors.update({"images": images, "labels": labels})
     start = start.double()
-    tensors.update(first_gradients(start, inputs, targets))
+    tensors.update(first_gradients(start, inputs, targets, task.get("whole_gradients", False)))
     mean, std = NORMALISE[task["data"]]
     metadata = {
         "model": task["model"],

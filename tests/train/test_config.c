@@ -18,10 +18,14 @@ static void recipe_of_resnet_on_cifar_is_the_papers(void **state)
     assert_true(s->train.lr == 1e-3 && s->train.weight_decay == 0.5);
     assert_int_equal(s->train.epochs, 50);
     abar_setup_destroy(f->ctx, s);
-    need(f, abar_setup_create(f->ctx, "wrn28-10", "cifar10:/data", "mac", &s));
-    assert_true(s->train.lr == 0.1 && s->train.weight_decay == 5e-4);
-    assert_true(s->train.schedule_per_epoch && s->train.augment);
-    abar_setup_destroy(f->ctx, s);
+    const char *const others[] = {"wrn28-10", "densenet121"};
+    for (int i = 0; i < 2; i++) {
+        need(f, abar_setup_create(f->ctx, others[i], "cifar10:/data", "mac", &s));
+        assert_int_equal(s->train.epochs, 50);
+        assert_true(s->train.lr == 0.1 && s->train.weight_decay == 5e-4);
+        assert_true(s->train.schedule_per_epoch && s->train.augment);
+        abar_setup_destroy(f->ctx, s);
+    }
 }
 
 static void recipe_of_lenet5_on_fashion_mnist_is_short_and_plain(void **state)

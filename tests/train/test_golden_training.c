@@ -37,11 +37,27 @@ static abar_value build_wrn16(const abar_model *model, abar_net *net, abar_value
     return abar__wrn(net, x, 2, 4, 2, classes);
 }
 
+static abar_value build_densenet(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
+{
+    (void)model;
+    (void)config;
+    return abar__densenet(net, x, (int[]){2, 3, 2, 2}, 3, classes);
+}
+
+static abar_value build_bottleneck(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
+{
+    (void)model;
+    (void)config;
+    return abar__resnet_imagenet(net, x, (int[]){1, 2, 1, 1}, 4, classes);
+}
+
 /* Members of a family that are too small to be listed; they are set up as one that is. */
 static const struct {
     abar_model model;
     const char *listed;
 } small[] = {
+    {{.name = "densenet", .summary = "", .input = {3, 16, 16}, .classes = 10, .build = build_densenet}, "densenet121"},
+    {{.name = "bottleneck", .summary = "", .input = {3, 48, 48}, .classes = 10, .build = build_bottleneck}, "resnet50"},
     {{.name = "resnet8", .summary = "", .input = {3, 32, 32}, .classes = 10, .build = build_resnet8}, "resnet20"},
     {{.name = "wrn16", .summary = "", .input = {3, 16, 16}, .classes = 10, .build = build_wrn16}, "wrn28-10"},
 };
@@ -272,10 +288,14 @@ static void check_cpu(void **state, const char *name)
 
 static void training_of_mlp_on_ref_is_pytorchs(void **state) { check_ref(state, "mlp"); }
 static void training_of_lenet5_on_ref_is_pytorchs(void **state) { check_ref(state, "lenet5"); }
+static void training_of_densenet_on_ref_is_pytorchs(void **state) { check_ref(state, "densenet"); }
+static void training_of_bottleneck_on_ref_is_pytorchs(void **state) { check_ref(state, "bottleneck"); }
 static void training_of_resnet8_on_ref_is_pytorchs(void **state) { check_ref(state, "resnet8"); }
 static void training_of_wrn16_on_ref_is_pytorchs(void **state) { check_ref(state, "wrn16"); }
 static void training_of_mlp_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "mlp"); }
 static void training_of_lenet5_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "lenet5"); }
+static void training_of_densenet_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "densenet"); }
+static void training_of_bottleneck_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "bottleneck"); }
 static void training_of_resnet8_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "resnet8"); }
 static void training_of_wrn16_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "wrn16"); }
 
@@ -286,10 +306,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(training_of_mlp_on_ref_is_pytorchs),
         with_fixture(training_of_lenet5_on_ref_is_pytorchs),
+        with_fixture(training_of_densenet_on_ref_is_pytorchs),
+        with_fixture(training_of_bottleneck_on_ref_is_pytorchs),
         with_fixture(training_of_resnet8_on_ref_is_pytorchs),
         with_fixture(training_of_wrn16_on_ref_is_pytorchs),
         with_fixture(training_of_mlp_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_lenet5_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_densenet_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_bottleneck_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_resnet8_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_wrn16_on_cpu_is_close_to_pytorchs),
     };
