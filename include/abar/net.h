@@ -119,7 +119,8 @@ struct abar_model {
     int64_t variant;  /* what tells the members of a family apart: blocks a stage */
     int64_t input[3]; /* its usual input: channels, height, width */
     int64_t classes;  /* its usual class count */
-    /* Reads x (channels, height, width), returns logits. */
+    bool text;        /* reads tokens: classes is the vocabulary, input[0] the context */
+    /* Reads x (channels, height, width), or tokens (context), returns logits. */
     abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
 };
 

@@ -70,6 +70,7 @@ static int64_t window_count(const abar_dataset_info *info, const abar_loader_con
 static int64_t batch_count(const abar_dataset_info *info, const abar_loader_config *c)
 {
     const int64_t n = info->text ? window_count(info, c) : part_count(info, c);
+    if (c->batch < 1) return 0;
     if (c->test) return (n + c->batch - 1) / c->batch;
     if (info->text && c->steps > 0) return c->steps;
     return info->text && n < c->batch ? 1 : n / c->batch;

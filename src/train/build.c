@@ -7,19 +7,33 @@
 
 void abar__model_shape(const abar_model *model, abar_dataset_info *out)
 {
+    out->text = model->text;
+    out->classes = model->classes;
+    if (model->text) return;
     out->channels = model->input[0];
     out->height = model->input[1];
     out->width = model->input[2];
-    out->classes = model->classes;
 }
 
-abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, abar_dataset **out)
+int64_t abar__context_of(const abar_setup *setup)
+{
+    const abar_option *o = setup->model->options ? abar_options_find(setup->model->options, "context") : NULL;
+    int64_t context = 0;
+    if (!setup->model->text) return 1;
+    if (o && o->type == ABAR_OPTION_INT) memcpy(&context, (const char *)setup->model_config + o->offset, sizeof context);
+    return context > 0 ? context : setup->model->input[0];
+}
+
+abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
+                            abar_dataset **out)
 {
     const abar_train_config *train = &setup->train;
     abar_dataset_config config = {.size = sizeof config,
                                   .limit_train = test_only ? 1 : train->limit_train,
                                   .limit_test = train->limit_test,
-                                  .seed = (uint64_t)train->seed};
+                                  .seed = (uint64_t)train->seed,
+                                  .bytes = train->text == ABAR_TEXT_BYTES,
+                                  .vocabulary = vocabulary};
     if (strcmp(train->data, "synthetic") == 0) { /* the one set that takes the model's shape */
         abar_dataset_info shape = {0};
         abar__model_shape(setup->model, &shape);
@@ -51,7 +65,8 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
 {
     abar_net *net;
     ABAR_TRY(abar_net_create(ctx, &net));
-    abar_value x = abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
+    abar_value x = setup->model->text ? abar_input_tokens(net, abar__context_of(setup))
+                                      : abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
     x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
     abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
     abar_compile_config config = {.size = sizeof config,
@@ -150,5 +165,7 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)
                                 .seed = (uint64_t)train->seed,
                                 .threads = (int)train->workers,
                                 .crop_pad = train->augment && !test ? CROP_PAD : 0,
-                                .flip = train->augment && !test};
+                                .flip = train->augment && !test,
+                                .context = abar__context_of(setup),
+                                .steps = train->epoch_steps};
 }
