@@ -47,10 +47,11 @@ void help_options(const cli *c, const abar_option *table, const void *config)
     for (const abar_option *row = table; row && row->name; row++) print_option(c, table, row, config);
 }
 
+/* setup NULL: the defaults are a run's own. */
 static void help_settings(const cli *c, const abar_setup *setup)
 {
     for (const abar_option *row = abar_train_options; row->name; row++) {
-        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, setup ? &setup->train : NULL);
     }
 }
 
@@ -93,7 +94,10 @@ int help_command(cli *c)
     print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
-    if (list.n > 0) help_tables(c, &list);
+    if (list.n > 0)
+        help_tables(c, &list);
+    else
+        help_settings(c, NULL);
     if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
     setup_list_destroy(c, &list);
     return cli_finish_output();
@@ -109,5 +113,7 @@ void help_overview(const command *const *commands)
            "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
            "  abar data                       which data sets are on this machine\n"
            "  abar train --model resnet20 --data cifar10:DIR\n"
-           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n");
+           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n"
+           "  abar train --model gpt-char --data text:FILE\n"
+           "                                  a small GPT on the characters of a text; abar sample writes more of it\n");
 }

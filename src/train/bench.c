@@ -150,7 +150,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
         result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
         result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
     }
-    summarise(b, setup->train.batch * abar__context_of(setup), result);
+    summarise(b, setup->train.batch * abar_setup_context(setup), result);
     return ABAR_OK;
 }
 

@@ -15,7 +15,7 @@ void abar__model_shape(const abar_model *model, abar_dataset_info *out)
     out->width = model->input[2];
 }
 
-int64_t abar__context_of(const abar_setup *setup)
+int64_t abar_setup_context(const abar_setup *setup)
 {
     const abar_option *o = setup->model->options ? abar_options_find(setup->model->options, "context") : NULL;
     int64_t context = 0;
@@ -65,7 +65,7 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
 {
     abar_net *net;
     ABAR_TRY(abar_net_create(ctx, &net));
-    abar_value x = setup->model->text ? abar_input_tokens(net, abar__context_of(setup))
+    abar_value x = setup->model->text ? abar_input_tokens(net, abar_setup_context(setup))
                                       : abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
     x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
     abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
@@ -166,6 +166,6 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)
                                 .threads = (int)train->workers,
                                 .crop_pad = train->augment && !test ? CROP_PAD : 0,
                                 .flip = train->augment && !test,
-                                .context = abar__context_of(setup),
+                                .context = abar_setup_context(setup),
                                 .steps = train->epoch_steps};
 }

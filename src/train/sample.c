@@ -1,6 +1,7 @@
 /* Text made by a text model: the last window of what is there goes through the net, the logits behind its last token are
  * turned into chances (divided by the temperature, cut to the top k, softmax), and the next token is drawn from them by
  * counter: the same for a seed, however it is interrupted. */
+#include "base/json.h"
 #include "base/rng.h"
 #include "data/data_impl.h"
 #include "train/train_impl.h"
@@ -49,7 +50,7 @@ static abar_status make_net(sampler *s, const abar_setup *setup, const char *wei
     const abar__net_wish wish = {.batch = 1};
     ABAR_TRY(abar__device_open(s->ctx, setup, &s->dev));
     ABAR_TRY(abar__net_build(s->ctx, setup, &info, s->dev, &wish, &s->net));
-    s->context = abar__context_of(setup);
+    s->context = abar_setup_context(setup);
     return abar__weights_read(s->ctx, weights, s->net);
 }
 
@@ -193,6 +194,8 @@ static abar_status sample(sampler *s, const abar_setup *setup, const char *weigh
                           setup->train.model);
     ABAR_TRY(abar_setup_check(s->ctx, setup));
     ABAR_TRY(read_vocabulary(s, setup, weights));
+    if (!s->vocabulary.bytes && !abar__utf8_valid(prompt, strlen(prompt)))
+        return abar__fail(s->ctx, ABAR_E_ARGUMENT, "--prompt: not UTF-8 text, write it in another way");
     ABAR_TRY(make_net(s, setup, weights));
     ABAR_TRY(make_room(s));
     ABAR_TRY(abar__text_encode(s->ctx, "--prompt", &s->vocabulary, prompt, strlen(prompt), s->prompt, &s->prompt_count));
