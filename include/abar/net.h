@@ -117,14 +117,21 @@ struct abar_model {
     const abar_option *options; /* may be NULL */
     size_t config_size;
     int64_t variant;  /* what tells the members of a family apart: blocks a stage */
-    int64_t input[3]; /* its usual input: channels, height, width */
+    bool text;        /* reads tokens and predicts the next one at each; its classes are the vocabulary */
+    int64_t input[3]; /* its usual input: channels, height, width; of a text: tokens, 1, 1 */
     int64_t classes;  /* its usual class count */
-    /* Reads x (channels, height, width), returns logits. */
+    /* Changes input and classes as its options say; NULL: they have no say in them. */
+    void (*shape)(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+    /* Reads x (channels, height, width), or tokens (length) of a text; returns logits (classes), or (length, classes). */
     abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
 };
 
 const abar_model *abar_model_find(const char *name); /* NULL: no such model */
 const char *const *abar_model_names(void);           /* NULL-terminated */
+/* What a model with these options reads, and its class count, where the data leave them open. */
+void abar_model_shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+/* The net's input of this shape: abar_input, or for a text model abar_input_tokens of input[0] tokens. */
+abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_t input[3]);
 
 /* ---- compiling ------------------------------------------------------------------------------------------------ */
 

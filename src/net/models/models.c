@@ -18,3 +18,15 @@ const abar_model *abar_model_find(const char *name)
         if (strcmp(models[i]->name, name) == 0) return models[i];
     return NULL;
 }
+
+void abar_model_shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes)
+{
+    memcpy(input, model->input, sizeof model->input);
+    *classes = model->classes;
+    if (model->shape) model->shape(model, config, input, classes);
+}
+
+abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_t input[3])
+{
+    return model->text ? abar_input_tokens(net, input[0]) : abar_input(net, 3, input);
+}
