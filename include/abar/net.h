@@ -68,6 +68,7 @@ abar_value abar_linear(abar_net *net, abar_value x, const char *name, const abar
 abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar_conv2d_config *config);
 abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name); /* momentum 0.1, eps 1e-5 */
 abar_value abar_layer_norm(abar_net *net, abar_value x, const char *name, double eps);
+abar_value abar_layer_norm_scale(abar_net *net, abar_value x, const char *name, double eps); /* without its bias */
 abar_value abar_relu(abar_net *net, abar_value x);
 abar_value abar_tanh(abar_net *net, abar_value x);
 abar_value abar_gelu(abar_net *net, abar_value x);      /* with erf */
