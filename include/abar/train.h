@@ -67,8 +67,6 @@ void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 /* Sets an option of any of its tables. Model, optimizer and data set stay those the setup was made for, since its
  * defaults hang on them; data may name another folder of the same set. */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
-/* Tokens that a text model reads at once: its option context where it has one, else as the model says. Images: 1. */
-int64_t abar_setup_context(const abar_setup *setup);
 /* Checks what no single option can: batch against accumulate, label smoothing against the loss, ... */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
 

@@ -57,7 +57,7 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
-    abar__model_shape(setup->model, &b->info);
+    abar__model_shape(setup, &b->info);
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &wish, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
@@ -150,7 +150,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
         result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
         result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
     }
-    summarise(b, setup->train.batch * abar_setup_context(setup), result);
+    summarise(b, setup->train.batch * abar__context_of(setup), result);
     return ABAR_OK;
 }
 

@@ -157,7 +157,7 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
     abar_status status = prepare(ctx, setup, weights, &e);
     if (status == ABAR_OK) {
         const abar_dataset_info *info = abar_dataset_info_of(e.data);
-        const int64_t rows = abar_setup_context(setup), all = abar_loader_samples(e.loader);
+        const int64_t rows = abar__context_of(setup), all = abar_loader_samples(e.loader);
         const int64_t image = info->channels * info->height * info->width;
         sheet s = {.n = n < all ? n : all,
                    .sample = info->text ? rows * (int64_t)sizeof(int32_t) : image,

@@ -16,7 +16,7 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     abar_dataset_probe probe;
     ABAR_TRY(abar_dataset_probe_name(ctx, train->data, &probe));
     *info = probe.info;
-    if (info->text || strcmp(train->data, "synthetic") == 0) abar__model_shape(setup->model, info);
+    if (info->text || strcmp(train->data, "synthetic") == 0) abar__model_shape(setup, info);
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);

@@ -50,7 +50,7 @@ static abar_status make_net(sampler *s, const abar_setup *setup, const char *wei
     const abar__net_wish wish = {.batch = 1};
     ABAR_TRY(abar__device_open(s->ctx, setup, &s->dev));
     ABAR_TRY(abar__net_build(s->ctx, setup, &info, s->dev, &wish, &s->net));
-    s->context = abar_setup_context(setup);
+    s->context = abar__context_of(setup);
     return abar__weights_read(s->ctx, weights, s->net);
 }
 

@@ -38,7 +38,9 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
 /* The data set's shape as far as a model decides it: for synthetic data and for bench. */
-void abar__model_shape(const abar_model *model, abar_dataset_info *out);
+void abar__model_shape(const abar_setup *setup, abar_dataset_info *out);
+/* Tokens that a text model reads at once. Images: 1. */
+int64_t abar__context_of(const abar_setup *setup);
 /* vocabulary: that of weights that are already there; NULL: the text's own. */
 abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
                             abar_dataset **out);

@@ -190,7 +190,7 @@ static void tell(const abar_trainer *t, const abar_progress *p)
     if (t->events.progress) t->events.progress(t->events.user, p);
 }
 
-int64_t abar__samples_each(const abar_trainer *t) { return t->setup->train.batch * abar_setup_context(t->setup); }
+int64_t abar__samples_each(const abar_trainer *t) { return t->setup->train.batch * abar__context_of(t->setup); }
 
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
