@@ -112,6 +112,6 @@ const command command_sample = {
     .own = own,
     .settings = settings,
     .examples = "  abar sample --checkpoint runs/gpt-char-text-adamw-s0\n"
-                "  abar sample --checkpoint runs/gpt-char-text-adamw-s0 --prompt ROMEO: --length 1000 --temperature 0.7\n",
+                "  abar sample --checkpoint runs/gpt-char-text-adamw-s0 --prompt ROMEO: --length 1000\n",
     .run = run,
 };

@@ -47,11 +47,22 @@ void help_options(const cli *c, const abar_option *table, const void *config)
     for (const abar_option *row = table; row && row->name; row++) print_option(c, table, row, config);
 }
 
-/* setup NULL: the defaults are a run's own. */
 static void help_settings(const cli *c, const abar_setup *setup)
 {
     for (const abar_option *row = abar_train_options; row->name; row++) {
-        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, setup ? &setup->train : NULL);
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
+    }
+}
+
+/* Of a command that reads them from a run: what they are when left out is in its folder. */
+static void help_run_settings(const cli *c)
+{
+    if (!c->command->settings) return;
+    printf("\nSettings, in place of the run's own:\n");
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        abar_option bare = *row;
+        bare.fallback = "";
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, &bare, NULL);
     }
 }
 
@@ -97,7 +108,7 @@ int help_command(cli *c)
     if (list.n > 0)
         help_tables(c, &list);
     else
-        help_settings(c, NULL);
+        help_run_settings(c);
     if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
     setup_list_destroy(c, &list);
     return cli_finish_output();
