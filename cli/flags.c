@@ -76,12 +76,20 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
 }
 
+/* Nobody trains a model of text with sgd. */
+static const char *usual_optimizer(const cli *c)
+{
+    const char *model = flags_peek(c, "model");
+    const abar_model *known = model ? abar_model_find(model) : NULL;
+    return known && known->text ? "adamw" : "sgd";
+}
+
 int flags_recipes(cli *c, setup_list *out)
 {
     const abar_option *several = abar_options_find(c->command->own, "optim");
     const char *optim = flags_peek(c, "optim");
     *out = (setup_list){0};
-    if (!several) return add_recipe(c, "", optim ? optim : "sgd", out);
+    if (!several) return add_recipe(c, "", optim ? optim : usual_optimizer(c), out);
     int code = EXIT_SUCCESS;
     for (const char *at = optim ? optim : several->fallback; at && !code;) {
         char entry[ABAR_OPTION_TEXT_MAX];
