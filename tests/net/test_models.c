@@ -56,7 +56,7 @@ static void models_tensors_are_those_of_pytorch(void **state)
     const char *const names[] = {"mlp",       "lenet5",     "resnet20",  "resnet110", "wrn28-10",
                                  "deit-tiny", "deit-small", "swin-tiny", "gpt2",      "gpt-char"};
     for (size_t m = 0; m < sizeof names / sizeof *names; m++) {
-        fixture f = fixture_open("ref", 1);
+        fixture f = fixture_open("cpu", 1);
         build_named(&f, names[m]);
         OK(f.ctx, abar_net_compile(f.net, f.dev,
                                    &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
@@ -68,8 +68,7 @@ static void models_tensors_are_those_of_pytorch(void **state)
             const char *name;
             abar_tensor t;
             abar_net_tensor(f.net, i, &name, &t);
-            const char *type = t.dtype == ABAR_I64 ? "I64" : "F32"; /* as it is exported; ref computes in F64 */
-            int length = snprintf(ours, sizeof ours, "%s %s [", name, type);
+            int length = snprintf(ours, sizeof ours, "%s %s [", name, abar_dtype_name(t.dtype));
             for (int k = 0; k < t.ndim; k++)
                 length += snprintf(ours + length, sizeof ours - (size_t)length, k ? ",%lld" : "%lld", (long long)t.dim[k]);
             snprintf(ours + length, sizeof ours - (size_t)length, "]\n");
@@ -255,11 +254,11 @@ static void models_gradients_of_a_tangled_net_match_differences(void **state)
     fixture_close(&f);
 }
 
-static void compare_step0(const char *model, int64_t batch, int threads)
+static void compare_step0(const char *model, const char *options, int64_t batch, int threads)
 {
     fixture ref = fixture_open("ref", 1), cpu = fixture_open("cpu", threads);
-    build_named(&ref, model);
-    build_named(&cpu, model);
+    const int64_t classes = build_with(&ref, model, options);
+    build_with(&cpu, model, options);
     OK(ref.ctx, compile(&ref, batch, true));
     OK(cpu.ctx, compile(&cpu, batch, true));
     /* one starting point, exactly representable in both */
@@ -267,8 +266,8 @@ static void compare_step0(const char *model, int64_t batch, int threads)
         const abar_tensor *from = &abar_net_param(cpu.net, p)->value, *to = &abar_net_param(ref.net, p)->value;
         for (int64_t i = 0; i < abar_tensor_count(from); i++) store(to, i, load(from, i));
     }
-    fill_batch(cpu.net, 9, 10);
-    fill_batch(ref.net, 9, 10);
+    fill_batch(cpu.net, 9, classes);
+    fill_batch(ref.net, 9, classes);
     double loss_ref = forward(&ref, true), loss_cpu = forward(&cpu, true);
     assert_true(fabs(loss_cpu - loss_ref) <= 1e-4 * loss_ref);
     OK(ref.ctx, abar_net_backward(ref.net, false, NULL));
@@ -293,10 +292,14 @@ static void compare_step0(const char *model, int64_t batch, int threads)
 static void models_cpu_matches_ref_in_loss_and_every_gradient(void **state)
 {
     (void)state;
-    compare_step0("lenet5", 16, 2);
-    compare_step0("lenet5", 5, 1);
-    compare_step0("resnet20", 4, 2);
-    compare_step0("mlp", 9, 2);
+    compare_step0("lenet5", "", 16, 2);
+    compare_step0("lenet5", "", 5, 1);
+    compare_step0("resnet20", "", 4, 2);
+    compare_step0("mlp", "", 9, 2);
+    compare_step0("deit-tiny", "image-size=32 classes=10 depth=2 drop=0.1 attention-drop=0.1 drop-path=0.5", 3, 2);
+    compare_step0("swin-tiny", "image-size=56 classes=10 patch=4 depths=2-2 heads=3-6 width=48 attention-drop=0.1", 2, 2);
+    compare_step0("gpt-char", "layers=2 context=100 drop=0.2 attention-drop=0.2", 2, 2);
+    compare_step0("gpt2", "layers=1 width=128 heads=4 context=33 vocabulary=100", 3, 1);
 }
 
 static void models_gradients_accumulate_over_calls(void **state)

@@ -177,6 +177,7 @@ static void apply_settings(golden *g, const char *run)
         snprintf(text, sizeof text, "%.17g", cJSON_GetArrayItem(betas, i)->valuedouble);
         set(g->f, g->setup, i == 0 ? "beta1" : "beta2", text);
     }
+    if (!betas) set(g->f, g->setup, "decay", "coupled");
     if (cJSON_IsTrue(cJSON_GetObjectItem(settings, "nesterov"))) set(g->f, g->setup, "nesterov", "true");
     cJSON_Delete(settings);
 }
@@ -358,6 +359,11 @@ static void training_of_lenet5_on_cpu_is_close_to_pytorchs(void **state) { check
 static void training_of_resnet8_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "resnet8"); }
 static void training_of_wrn16_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "wrn16"); }
 
+static void training_of_deit_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "deit"); }
+static void training_of_swin_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "swin"); }
+static void training_of_gpt_char_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "gpt_char"); }
+static void training_of_gpt2_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "gpt2"); }
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(void)
@@ -375,6 +381,10 @@ int main(void)
         with_fixture(training_of_lenet5_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_resnet8_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_wrn16_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_deit_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_swin_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_gpt_char_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_gpt2_on_cpu_is_close_to_pytorchs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
