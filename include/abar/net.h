@@ -152,7 +152,7 @@ typedef enum abar_param_kind {
     ABAR_PARAM_WEIGHT, /* of linear maps and embeddings */
     ABAR_PARAM_BIAS,
     ABAR_PARAM_NORM,
-    ABAR_PARAM_TOKEN, /* class token, positions of images, relative position biases */
+    ABAR_PARAM_TOKEN, /* class token, positions, relative position biases */
 } abar_param_kind;
 
 typedef struct abar_param {

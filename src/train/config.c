@@ -142,7 +142,11 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     snprintf(train->model, sizeof train->model, "%s", kinds.model->name);
     snprintf(train->data, sizeof train->data, "%s", data);
     snprintf(train->optim, sizeof train->optim, "%s", optim);
-    abar__recipe_apply(setup);
+    abar_status status = abar__recipe_apply(ctx, setup);
+    if (status < 0) {
+        abar_setup_destroy(ctx, setup);
+        return status;
+    }
     *out = setup;
     return ABAR_OK;
 }

@@ -22,7 +22,7 @@ double abar__seconds(void); /* monotonic */
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 /* Overwrites the settings that depend on which model meets which data and rule. */
-void abar__recipe_apply(abar_setup *setup);
+abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
