@@ -9,7 +9,7 @@ typedef enum abar__purpose {                          /* numbers are part of the
                              ABAR_DRAW_INIT = 1,      /* when: parameter, index: element */
                              ABAR_DRAW_ORDER = 2,     /* when: epoch,     index: position */
                              ABAR_DRAW_AUGMENT = 3,   /* when: epoch,     index: sample of the data set */
-                             ABAR_DRAW_DROPOUT = 4,   /* when: see net,   index: element */
+                             ABAR_DRAW_DROPOUT = 4,   /* when: see net,   index: element, sample or probability */
                              ABAR_DRAW_SYNTHETIC = 5, /* when: class or 0, index: element */
 } abar__purpose;
 
