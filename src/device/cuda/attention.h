@@ -6,7 +6,7 @@
  *   delta_i = sum_j p_ij dp_ij = dy_i y_i,   dp_ij = keep_ij (dy_i v_j),   ds_ij = p_ij (dp_ij - delta_i),
  *   dv_j = sum_i keep_ij p_ij dy_i,   dk_j = sum_i ds_ij q_i / sqrt(d),   dq_i = sum_j ds_ij k_j / sqrt(d),
  * once for blocks of keys and once for blocks of queries, so that no sum depends on the order in which blocks run. keep is
- * dropout's factor, drawn anew from the place of (sample, head, query, key) in (samples, heads, T, T). */
+ * dropout's factor, drawn anew. */
 #ifndef ABAR_CUDA_ATTENTION_H
 #define ABAR_CUDA_ATTENTION_H
 
@@ -26,7 +26,7 @@ typedef struct attention {
     float scale;        /* 1 / sqrt(d) */
     float column_share; /* 1 / length */
     dropout_key key;
-    uint64_t first; /* dropout's number of the batch's first (sample, head) */
+    uint64_t first; /* the number of the batch's first (sample, head) in the global batch */
 } attention;
 
 /* The buffers, as the kernels take them. */
@@ -92,10 +92,18 @@ __device__ static inline int bias_row(const attention &a, int query_code, int ke
 __device__ static inline int64_t token_step(const attention &a) { return (int64_t)3 * a.heads * a.width; }
 __device__ static inline int64_t part_step(const attention &a) { return (int64_t)a.heads * a.width; }
 
-/* Dropout's number of query 0, key 0 of one sample and head. */
-__device__ static inline uint64_t first_pair(const attention &a, int64_t sample, int head)
+/* Dropout's number of query 0 of one sample and head; a query has as many draws as its keys, by fours, need (nn_impl.h). */
+__device__ static inline uint64_t query_number(const attention &a, int64_t sample, int head)
 {
-    return (a.first + (uint64_t)(sample * a.heads + head)) * (uint64_t)(a.tokens * a.tokens);
+    return (a.first + (uint64_t)(sample * a.heads + head)) * (uint64_t)a.tokens;
 }
+
+__device__ static inline uint4 draw_of(const attention &a, uint32_t when, uint64_t query, int key)
+{
+    return philox(a.key.seed, when, query * (uint64_t)((a.tokens + 3) / 4) + (uint64_t)(key / 4));
+}
+
+/* What the probability is multiplied by, from the key's word of the draw. */
+__device__ static inline float factor_of(const dropout_key &key, uint32_t word) { return word >= key.least ? key.scale : 0.0f; }
 
 #endif

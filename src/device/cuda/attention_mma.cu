@@ -84,7 +84,7 @@ __device__ static inline void forward_step(const attention &a, const owner<D, MT
 #pragma unroll
             for (int t = 0; t < TILE_ROWS / 8; t++) {
                 float keep[4];
-                keep_of_queries(a, when, base, o.row + m * 16, at + t * 8 + 2 * pair, keep);
+                keep_of_queries(a, when, base + (uint64_t)(o.row + m * 16), at + t * 8 + 2 * pair, keep);
 #pragma unroll
                 for (int e = 0; e < 4; e++) p[m][t][e] *= keep[e];
             }
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) forward_kernel(attention 
     const bf16 *from = qkv + o.qkv(a);
     const int64_t step = token_step(a), part = part_step(a);
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
-    const uint64_t base = first_pair(a, o.sample, o.head);
+    const uint64_t base = query_number(a, o.sample, o.head);
     const int end = a.causal ? min(a.length, o.first + TILE_ROWS * MT) : a.length;
     copy_tile<D>(q, from, step, o.first, TILE_ROWS * MT, a.length);
     copy_tile<D>(stages, from + part, step, 0, TILE_ROWS, a.length);
@@ -182,7 +182,7 @@ __device__ static inline void key_step(const attention &a, const owner<D, MT> &o
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             float keep[4];
-            if (DROPS) keep_of_keys(a, when, base, at + t * 8 + 2 * pair, o.row + m * 16, keep);
+            if (DROPS) keep_of_keys(a, when, base + (uint64_t)(at + t * 8 + 2 * pair), o.row + m * 16, keep);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int query = at + t * 8 + 2 * pair + e % 2, key = o.row + m * 16 + e / 2 * 8;
@@ -209,7 +209,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) key_kernel(attention a, a
     const int64_t step = token_step(a), part = part_step(a);
     const float *log_sums = m.log_sums + o.strip * a.tokens, *delta = m.delta + o.strip * a.tokens;
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
-    const uint64_t base = first_pair(a, o.sample, o.head);
+    const uint64_t base = query_number(a, o.sample, o.head);
     copy_tile<D>(k, from + part, step, o.first, TILE_ROWS * MT, a.length);
     copy_tile<D>(v, from + 2 * part, step, o.first, TILE_ROWS * MT, a.length);
     const int begin = a.causal ? o.first / TILE_ROWS * TILE_ROWS : 0;
@@ -276,7 +276,7 @@ __device__ static inline void query_step(const attention &a, const owner<D, MT> 
 #pragma unroll
         for (int t = 0; t < C / 8; t++) {
             float keep[4];
-            if (DROPS) keep_of_queries(a, when, base, o.row + m * 16, at + t * 8 + 2 * pair, keep);
+            if (DROPS) keep_of_queries(a, when, base + (uint64_t)(o.row + m * 16), at + t * 8 + 2 * pair, keep);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = at + t * 8 + 2 * pair + e % 2, query = o.row + m * 16 + e / 2 * 8;
@@ -297,7 +297,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) query_kernel(attention a,
     const bf16 *from = (const bf16 *)m.qkv + o.qkv(a);
     const int64_t step = token_step(a), part = part_step(a);
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
-    const uint64_t base = first_pair(a, o.sample, o.head);
+    const uint64_t base = query_number(a, o.sample, o.head);
     const int end = a.causal ? min(a.length, o.first + TILE_ROWS * MT) : a.length;
     copy_tile<D>(q, from, step, o.first, TILE_ROWS * MT, a.length);
     copy_tile<D>(dy, (const bf16 *)m.dy + o.y(a), part, o.first, TILE_ROWS * MT, a.length);

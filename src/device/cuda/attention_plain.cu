@@ -111,8 +111,8 @@ __device__ static inline float score_of(const attention &a, const float *table, 
 
 __device__ static inline float keep_of(const attention &a, uint32_t when, uint64_t base, const place &query, const place &key)
 {
-    return a.drops ? dropout_factor(a.key, when, base + (uint64_t)query.token * (uint64_t)a.tokens + (uint64_t)key.token)
-                   : 1.0f;
+    if (!a.drops) return 1.0f;
+    return factor_of(a.key, word_of(draw_of(a, when, base + (uint64_t)query.token, key.token), (uint32_t)key.token));
 }
 
 /* Over the 16 threads of a row. */
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int first = blockIdx.x * B;
     if (s.sample >= a.samples) return;
     const uint32_t when = a.drops ? dropout_when(a.key) : 0;
-    const uint64_t base = first_pair(a, s.sample, s.head);
+    const uint64_t base = query_number(a, s.sample, s.head);
     const T *from = qkv + s.sample * a.tokens * token_step(a) + (int64_t)s.head * a.width;
     load_tile<T, P, B>(a, s, from, token_step(a), first, q);
     place queries[M], keys[M];
@@ -242,7 +242,7 @@ __device__ static void tile_gradients(const attention &a, const strip &s, const 
     constexpr int M = B / SIDE;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const uint32_t when = a.drops ? dropout_when(a.key) : 0;
-    const uint64_t base = first_pair(a, s.sample, s.head);
+    const uint64_t base = query_number(a, s.sample, s.head);
     place queries[M], keys[M];
     find_places(a, s, first_query + y, queries);
     find_places(a, s, first_key + x, keys);

@@ -145,22 +145,12 @@ __device__ static inline float lanes_sum(float v)
 
 /* ---- dropout ------------------------------------------------------------------------------------------------------- */
 
-__device__ static inline float factor_of(const dropout_key &key, uint32_t word) { return word >= key.least ? key.scale : 0.0f; }
-
-/* Dropout's factors of a lane's four elements of a tile whose rows are queries: query and query + 8, keys key and key + 1.
- * Where rows begin at a multiple of four, two neighbouring lanes take one draw each and share both. */
-__device__ static inline void keep_of_queries(const attention &a, uint32_t when, uint64_t base, int query, int key,
-                                              float (&keep)[4])
+/* Dropout's factors of a lane's four elements of a tile whose rows are queries: query and query + 8, keys key and key + 1. Two
+ * neighbouring lanes take one draw each and share both. */
+__device__ static inline void keep_of_queries(const attention &a, uint32_t when, uint64_t query, int key, float (&keep)[4])
 {
-    const uint64_t upper = base + (uint64_t)query * (uint64_t)a.tokens + (uint64_t)key;
-    const uint64_t lower = upper + 8 * (uint64_t)a.tokens;
-    if (a.tokens % 4 != 0) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) keep[e] = dropout_factor(a.key, when, (e < 2 ? upper : lower) + e % 2);
-        return;
-    }
     const bool odd = threadIdx.x % 2;
-    const uint4 mine = philox(a.key.seed, when, (odd ? lower : upper) / 4);
+    const uint4 mine = draw_of(a, when, odd ? query + 8 : query, key);
     const uint32_t first = __shfl_xor_sync(0xffffffffu, odd ? mine.x : mine.z, 1);
     const uint32_t second = __shfl_xor_sync(0xffffffffu, odd ? mine.y : mine.w, 1);
     keep[0] = factor_of(a.key, odd ? first : mine.x);
@@ -171,20 +161,11 @@ __device__ static inline void keep_of_queries(const attention &a, uint32_t when,
 
 /* The same where rows are keys: keys key and key + 8, queries query and query + 1. Four lanes, of neighbouring keys, share
  * their draws: lane r of them takes that of element r, and needs word r of all four. */
-__device__ static inline void keep_of_keys(const attention &a, uint32_t when, uint64_t base, int query, int key,
-                                           float (&keep)[4])
+__device__ static inline void keep_of_keys(const attention &a, uint32_t when, uint64_t query, int key, float (&keep)[4])
 {
-    if (a.tokens % 4 != 0) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            keep[e] = dropout_factor(a.key, when,
-                                     base + (uint64_t)(query + e % 2) * (uint64_t)a.tokens + (uint64_t)(key + e / 2 * 8));
-        return;
-    }
     const uint32_t r = threadIdx.x / 4 % 4;
-    const uint64_t at = base + (uint64_t)(query + (int)r % 2) * (uint64_t)a.tokens + (uint64_t)(key + (int)r / 2 * 8);
-    const uint4 mine = philox(a.key.seed, when, at / 4);
-    uint4 words; /* of the draws of lanes r, r ^ 1, r ^ 2, r ^ 3 */
+    const uint4 mine = draw_of(a, when, query + r % 2, key + (int)(r / 2 * 8));
+    uint4 words; /* word r of the draws of lanes r, r ^ 1, r ^ 2, r ^ 3 */
     words.x = word_of(mine, r);
     words.y = __shfl_xor_sync(0xffffffffu, word_of(mine, r ^ 1), 4);
     words.z = __shfl_xor_sync(0xffffffffu, word_of(mine, r ^ 2), 8);

@@ -1,5 +1,5 @@
-/* Dropout's random numbers on the device: Philox4x32-10 as in base/rng.c. Element g of all samples takes word g % 4 of draw
- * g / 4, so that a mask is the same on every device, and backward draws it again. */
+/* Dropout's random numbers on the device: Philox4x32-10 as in base/rng.c. nn_impl.h says who draws what: a mask
+ * is the same on every device, and backward draws it again. */
 #ifndef ABAR_CUDA_RANDOM_H
 #define ABAR_CUDA_RANDOM_H
 
@@ -51,16 +51,11 @@ __device__ static inline uint4 philox(uint64_t seed, uint32_t when, uint64_t ind
     return c;
 }
 
-__device__ static inline uint32_t word_of(const uint4 &draw, uint32_t g)
+/* Word i % 4. */
+__device__ static inline uint32_t word_of(const uint4 &draw, uint32_t i)
 {
-    const uint32_t low = g & 1 ? draw.y : draw.x, high = g & 1 ? draw.w : draw.z;
-    return g & 2 ? high : low;
-}
-
-/* What element g is multiplied by. */
-__device__ static inline float dropout_factor(const dropout_key &key, uint32_t when, uint64_t g)
-{
-    return word_of(philox(key.seed, when, g / 4), (uint32_t)g) >= key.least ? key.scale : 0.0f;
+    const uint32_t low = i & 1 ? draw.y : draw.x, high = i & 1 ? draw.w : draw.z;
+    return i & 2 ? high : low;
 }
 
 #endif
