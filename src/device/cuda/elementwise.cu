@@ -223,32 +223,93 @@ static __global__ void dropout_kernel(dropout_key key, uint64_t first, int chann
     }
 }
 
+/* Dense samples: a thread owns a pack of elements, which takes whole draws. */
+template <typename T> static __global__ void dropout_packs_kernel(dropout_key key, uint64_t first, int64_t n, const T *x, T *y)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    const uint32_t when = dropout_when(key);
+    pack<T> v = load_pack(x + i);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k += 4) {
+        const uint4 draw = philox(key.seed, when, (first + (uint64_t)(i + k)) / 4);
+#pragma unroll
+        for (int w = 0; w < 4; w++) v.v[k + w] *= word_of(draw, (uint32_t)w) >= key.least ? key.scale : 0.0f;
+    }
+    store_pack(y + i, v);
+}
+
+/* Whole samples fall: all elements of sample g take word g % 4 of draw g / 4. blockIdx.x is the sample; a thread owns every
+ * gridDim.y-th V-vector of it. */
+template <typename T, int V>
+static __global__ void drop_samples_kernel(dropout_key key, uint64_t first, int units, const T *x, T *y)
+{
+    const uint64_t g = first + blockIdx.x;
+    const uint4 draw = philox(key.seed, dropout_when(key), g / 4);
+    const float factor = word_of(draw, (uint32_t)g) >= key.least ? key.scale : 0.0f;
+    const int64_t sample = (int64_t)blockIdx.x * units;
+    for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
+        lanes<V> v = load_lanes<V>(x + (sample + u) * V);
+#pragma unroll
+        for (int k = 0; k < V; k++) v.v[k] *= factor;
+        store_lanes<V>(y + (sample + u) * V, v);
+    }
+}
+
 static abar_status dropout_create(abar__op *op)
 {
     op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
     return ABAR_OK;
 }
 
-static abar_status mask(abar__op *op, const abar__run *run, const void *x, void *y)
+template <typename T> static void drop_samples(abar__op *op, const abar__run *run, const T *x, T *y)
+{
+    const int64_t samples = op->desc.in[0].dim[0], elements = abar__shape_count(&op->desc.in[0]) / samples;
+    const dropout_key key = dropout_key_of(&op->desc, run);
+    const uint64_t first = (uint64_t)run->sample0;
+    const bool packs = elements % pack<T>::n == 0;
+    const int units = (int)(packs ? elements / pack<T>::n : elements);
+    const dim3 grid = abar__cuda_image_grid(samples, units);
+    if (packs)
+        abar__cuda_launch(op->dev, drop_samples_kernel<T, pack<T>::n>, grid, ABAR_CUDA_THREADS, 0, key, first, units, x, y);
+    else
+        abar__cuda_launch(op->dev, drop_samples_kernel<T, 1>, grid, ABAR_CUDA_THREADS, 0, key, first, units, x, y);
+}
+
+template <typename T> static void drop_elements(abar__op *op, const abar__run *run, const T *x, T *y)
 {
     const abar__shape *s = &op->desc.in[0];
-    if (!run->training) {
-        size_t bytes = abar__shape_bytes(op->dev, s, op->in_layout[0]);
-        CUDA_TRY(op->dev, cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, abar__cuda_of(op->dev)->stream));
-        return ABAR_OK;
-    }
-    const int64_t elements = abar__shape_count(s) / s->dim[0];
+    const int64_t all = abar__shape_count(s), elements = all / s->dim[0];
     const int channels = s->ndim == 4 ? (int)s->dim[1] : 1; /* a dense sample is one channel of many pixels */
     const int pixels = (int)(elements / channels);
     const dropout_key key = dropout_key_of(&op->desc, run);
     const uint64_t first = (uint64_t)(run->sample0 * elements); /* the g of the batch's first element */
-    const dim3 grid = abar__cuda_image_grid(s->dim[0], (int64_t)(pixels + 3) / 4 * channels);
-    if (abar__cuda_is_bf16(op->dev))
-        abar__cuda_launch(op->dev, dropout_kernel<bf16>, grid, ABAR_CUDA_THREADS, 0, key, first, channels, pixels,
-                          (const bf16 *)x, (bf16 *)y);
+    if (channels == 1 && elements % pack<T>::n == 0)
+        abar__cuda_launch(op->dev, dropout_packs_kernel<T>, pack_grid<T>(all), ABAR_CUDA_THREADS, 0, key, first, all, x, y);
     else
-        abar__cuda_launch(op->dev, dropout_kernel<float>, grid, ABAR_CUDA_THREADS, 0, key, first, channels, pixels,
-                          (const float *)x, (float *)y);
+        abar__cuda_launch(op->dev, dropout_kernel<T>, abar__cuda_image_grid(s->dim[0], (int64_t)(pixels + 3) / 4 * channels),
+                          ABAR_CUDA_THREADS, 0, key, first, channels, pixels, x, y);
+}
+
+template <typename T> static void drop(abar__op *op, const abar__run *run, const void *x, void *y)
+{
+    if (op->desc.per_sample)
+        drop_samples(op, run, (const T *)x, (T *)y);
+    else
+        drop_elements(op, run, (const T *)x, (T *)y);
+}
+
+static abar_status mask(abar__op *op, const abar__run *run, const void *x, void *y)
+{
+    if (!run->training) {
+        size_t bytes = abar__shape_bytes(op->dev, &op->desc.in[0], op->in_layout[0]);
+        CUDA_TRY(op->dev, cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, abar__cuda_of(op->dev)->stream));
+        return ABAR_OK;
+    }
+    if (abar__cuda_is_bf16(op->dev))
+        drop<bf16>(op, run, x, y);
+    else
+        drop<float>(op, run, x, y);
     return abar__cuda_status(op->dev);
 }
 
