@@ -55,6 +55,7 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data");
     if (!model) model = "lenet5";
     const abar_model *known = abar_model_find(model);
+    if (!data && c->command->reads_no_data && !(known && known->text)) data = "synthetic";
     if (!data) data = known && known->text ? "text" : known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
     snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
     abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
