@@ -35,9 +35,9 @@ void abar_scope_pop(abar_net *net);
 /* How a weight is initialised. fan-in counts inputs of one output, fan-out outputs of one input (channels x kernel). */
 typedef enum abar_init {
     ABAR_INIT_TORCH,        /* uniform(+-1/sqrt(fan in)), weight and bias: PyTorch's default for linear and conv */
-    ABAR_INIT_KAIMING_IN,   /* normal, variance 2 / fan in; bias 0 */
-    ABAR_INIT_KAIMING_OUT,  /* normal, variance 2 / fan out; bias 0 */
-    ABAR_INIT_TRUNCATED,    /* normal 0.02, cut at 2 (not at 2 deviations: as timm does it); bias 0 */
+    ABAR_INIT_KAIMING_IN,   /* normal, variance 2 / fan in; bias as in TORCH */
+    ABAR_INIT_KAIMING_OUT,  /* normal, variance 2 / fan out; bias as in TORCH */
+    ABAR_INIT_TRUNCATED,    /* normal 0.02, cut at 2 (not at 2 deviations, as timm has it: that is never); bias 0 */
     ABAR_INIT_GPT,          /* normal 0.02; bias 0 */
     ABAR_INIT_GPT_RESIDUAL, /* normal 0.02 / sqrt(2 layers): set abar_linear_config.layers; bias 0 */
 } abar_init;
@@ -68,6 +68,7 @@ abar_value abar_linear(abar_net *net, abar_value x, const char *name, const abar
 abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar_conv2d_config *config);
 abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name); /* momentum 0.1, eps 1e-5 */
 abar_value abar_layer_norm(abar_net *net, abar_value x, const char *name, double eps);
+abar_value abar_layer_norm_scale(abar_net *net, abar_value x, const char *name, double eps); /* without its bias */
 abar_value abar_relu(abar_net *net, abar_value x);
 abar_value abar_tanh(abar_net *net, abar_value x);
 abar_value abar_gelu(abar_net *net, abar_value x);      /* with erf */
@@ -90,20 +91,22 @@ typedef struct abar_attention_config {
 } abar_attention_config;
 
 abar_value abar_input_tokens(abar_net *net, int64_t length); /* in place of abar_input: I32 (T) */
-/* Parameters wte.weight (vocabulary, width) and wpe.weight (length, width), named in the current scope. */
+/* Parameters wte.weight (vocabulary, width) and wpe.weight (length, width), named in the current scope; normal 0.02. */
 abar_value abar_embedding(abar_net *net, abar_value tokens, int64_t vocabulary, int64_t length, int64_t width);
-/* A linear layer without bias whose weight is the table of the net's embedding; the state dict has it under both names. */
+/* A linear layer without bias whose weight is the table of the net's embedding; the state dict has it under both names. It is
+ * none of the net's abar_layers. */
 abar_value abar_linear_tied(abar_net *net, abar_value x, const char *name);
-abar_value abar_tokens(abar_net *net, abar_value x);      /* (C, H, W) -> (H*W, C) */
-abar_value abar_class_token(abar_net *net, abar_value x); /* (T, D) -> (T+1, D); parameters cls_token, pos_embed */
+abar_value abar_tokens(abar_net *net, abar_value x); /* (C, H, W) -> (H*W, C) */
+/* (T, D) -> (T+1, D); parameters cls_token (normal 1e-6) and pos_embed (normal 0.02) in the current scope, as in timm. */
+abar_value abar_class_token(abar_net *net, abar_value x);
 /* qkv (T, 3D) -> (T, D); windowed: parameter NAME.relative_position_bias_table. */
 abar_value abar_attention_heads(abar_net *net, abar_value qkv, const char *name, const abar_attention_config *config);
 abar_value abar_patch_merge(abar_net *net, abar_value x, int64_t height, int64_t width); /* (H*W, C) -> (H/2*W/2, 4C) */
 abar_value abar_token_mean(abar_net *net, abar_value x);                                 /* (T, D) -> (D) */
 abar_value abar_token_first(abar_net *net, abar_value x);                                /* (T, D) -> (D) */
-abar_value abar_drop_path(abar_net *net, abar_value x, double probability);              /* stochastic depth */
+abar_value abar_drop_path(abar_net *net, abar_value x, double probability); /* stochastic depth: zeroes whole samples */
 
-/* A net ends in one loss. x is also the net's output. */
+/* A net ends in one loss. x is also the net's output; one of (T, K) counts T rows of K classes per sample. */
 void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);
 void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x); /* targets are distributions */
 void abar_squared_error(abar_net *net, abar_value x);              /* mean over all elements */
@@ -117,14 +120,21 @@ struct abar_model {
     const abar_option *options; /* may be NULL */
     size_t config_size;
     int64_t variant;  /* what tells the members of a family apart: blocks a stage */
-    int64_t input[3]; /* its usual input: channels, height, width */
+    bool text;        /* reads tokens and predicts the next one at each; its classes are the vocabulary */
+    int64_t input[3]; /* its usual input: channels, height, width; of a text: tokens, 1, 1 */
     int64_t classes;  /* its usual class count */
-    /* Reads x (channels, height, width), returns logits. */
+    /* Changes input and classes as its options say; NULL: they have no say in them. */
+    void (*shape)(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+    /* Reads x (channels, height, width), or tokens (length) of a text; returns logits (classes), or (length, classes). */
     abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
 };
 
 const abar_model *abar_model_find(const char *name); /* NULL: no such model */
 const char *const *abar_model_names(void);           /* NULL-terminated */
+/* What a model with these options reads, and its class count, where the data leave them open. */
+void abar_model_shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+/* The net's input of this shape: abar_input, or for a text model abar_input_tokens of input[0] tokens. */
+abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_t input[3]);
 
 /* ---- compiling ------------------------------------------------------------------------------------------------ */
 
@@ -138,7 +148,12 @@ typedef struct abar_compile_config {
 
 abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config);
 
-typedef enum abar_param_kind { ABAR_PARAM_WEIGHT, ABAR_PARAM_BIAS, ABAR_PARAM_NORM } abar_param_kind;
+typedef enum abar_param_kind {
+    ABAR_PARAM_WEIGHT, /* of linear maps and embeddings */
+    ABAR_PARAM_BIAS,
+    ABAR_PARAM_NORM,
+    ABAR_PARAM_TOKEN, /* class token, positions, relative position biases */
+} abar_param_kind;
 
 typedef struct abar_param {
     const char *name; /* "layer1.0.conv1.weight" */
@@ -152,7 +167,8 @@ const abar_param *abar_net_param(const abar_net *net, int i);
 /* Whoever writes to parameters calls this before the next forward: it renews their shadows. An optimizer does so itself. */
 abar_status abar_net_weights_changed(abar_net *net);
 
-/* Everything a state dict holds, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). */
+/* Everything a state dict holds, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). A tied weight
+ * is there twice, under both names, over the same memory. For compiled nets. */
 int abar_net_tensor_count(const abar_net *net);
 void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor *tensor);
 
@@ -182,9 +198,10 @@ void abar_net_profile(abar_net *net, bool on);
 
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
-/* The input (batch first; the device's layout and activation dtype: fill it by abar_tensor_copy) and the targets. */
+/* The input (batch first; the device's layout and activation dtype, tokens I32: fill it by abar_tensor_copy) and the targets.
+ */
 abar_tensor abar_net_input(const abar_net *net);
-abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N), or as the loss says */
+abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N) or (N, T), or as the loss says */
 abar_tensor abar_net_output(const abar_net *net); /* what the loss reads; valid after forward */
 
 typedef struct abar_run_config {

@@ -161,8 +161,9 @@ typedef struct abar_schedule {
     abar_schedule_kind kind;
     double lr; /* the peak */
     int64_t epochs, steps_per_epoch;
-    int64_t warmup_epochs; /* linear, by the step: lr (k+1) / (warmup steps) */
-    bool per_epoch;        /* cosine held within each epoch */
+    double warmup_epochs; /* linear, by the step: lr (k+1) / (warmup steps); parts of an epoch round to whole steps */
+    bool per_epoch;       /* cosine held within each epoch */
+    double final_lr;      /* where the cosine ends */
 } abar_schedule;
 
 double abar_schedule_lr(const abar_schedule *s, int64_t step);

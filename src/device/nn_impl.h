@@ -13,7 +13,7 @@ typedef enum abar__op_kind {
     ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
     ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
     ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
-    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift */
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift (NULL: 0) */
     ABAR_OP_ACTIVATION,
     ABAR_OP_POOL2D,
     ABAR_OP_ADD,      /* y = x0 + x1 */
@@ -28,8 +28,8 @@ typedef enum abar__op_kind {
     ABAR_OP_PATCH_MERGE, /* (N, H*W, C) -> (N, H/2*W/2, 4C): channel (2x + y)*C + c of a pixel is its part at row y, column x */
     ABAR_OP_TOKEN_MEAN,  /* (N, T, D) -> (N, D) */
     ABAR_OP_TOKEN_FIRST, /* (N, T, D) -> (N, D): token 0, the class token */
-    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (R, K), target labels (R) I32 or soft (R, K) -> mean loss; R = N, or N*T of texts
-                                    */
+    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (N, K) or (N, T, K), target labels (N) or (N, T) I32 or soft, of the logits' shape
+                                    * -> mean over the rows of K of the valid samples; result.count counts rows */
     ABAR_OP_SQUARED_ERROR,         /* x and target of one shape -> mean over all elements */
     ABAR_OP_KINDS
 } abar__op_kind;
@@ -70,6 +70,7 @@ typedef struct abar__op_desc {
     double drop;                           /* DROPOUT: probability of zero */
     bool per_sample;                       /* DROPOUT: whole samples are dropped (stochastic depth) */
     uint32_t number;                       /* DROPOUT, ATTENTION: which of the net's dropouts, part of the random key */
+    int64_t vocabulary, positions;         /* EMBEDDING: rows V and S of its parameters; T <= S */
     /* ATTENTION; head h has columns h*D/heads .. of each of q, k, v, which lie one after the other (timm, nanoGPT) */
     int64_t heads;
     bool causal;     /* token i sees tokens 0 .. i */
@@ -78,6 +79,13 @@ typedef struct abar__op_desc {
     int64_t shift; /* windowed: the grid is rolled by -shift along both axes first, and parts that did not touch before the roll
                     * do not see each other (mask -infinity) */
 } abar__op_desc;
+
+/* What DROPOUT and ATTENTION draw: word w of abar__random(seed, ABAR_DRAW_DROPOUT, 256 * step + number, index); an element is
+ * zero where abar__uniform(w) < drop, else scaled by 1 / (1 - drop). With g the global number of the sample, sample0 + n:
+ *   DROPOUT              element e of the global batch, e = g * (elements of a sample) + i: index e / 4, word e % 4
+ *   DROPOUT per_sample   index g / 4, word g % 4
+ *   ATTENTION            index ((g * heads + head) * T + query) * ceil(T / 4) + key / 4, word key % 4, where query and key are
+ *                        tokens in their own order, windowed or not */
 
 /* Which way the net is being run. */
 typedef struct abar__run {
@@ -107,12 +115,13 @@ typedef struct abar__op_args {
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
+    bool table_written; /* EMBEDDING: the tied layer has written dparam[0] in this pass: add to that one in any case */
     const void *target; /* losses */
     abar__loss_result *result;
-    void *
-        columns; /* ATTENTION, written by backward where run->observing: (N, heads, T) of the device's dtype, in the tokens' own
-                  * order: mean over the queries of its window of the probability (before dropout) that they give this token */
-    void *saved; /* op->saved_bytes, lives from forward to backward */
+    /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the tokens' own
+     * order: mean over the queries of its window of the probability (before dropout) that they give this token */
+    void *columns;
+    void *saved;   /* op->saved_bytes, lives from forward to backward */
     void *scratch; /* op->scratch_bytes, lives during one call */
 } abar__op_args;
 

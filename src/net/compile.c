@@ -104,6 +104,8 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->target = net->target;
     a->result = net->result;
     a->saved = address(net, step->saved);
+    a->columns = address(net, step->columns);
+    a->table_written = net->tied >= 0;
     for (int i = 0; i < step->op->desc.n_in; i++) {
         a->x[i] = address(net, net->values[step->in[i]].buffer);
         a->dx[i] = address(net, step->dx[i]);
@@ -132,7 +134,27 @@ static bool is_network_input(const abar_net *net, int value)
     if (producer < 0) return true;
     const abar__step *step = &net->steps[producer];
     abar__op_kind kind = step->op->desc.kind;
-    return (kind == ABAR_OP_REORDER || kind == ABAR_OP_FLATTEN) && is_network_input(net, step->in[0]);
+    bool moves = kind == ABAR_OP_REORDER || kind == ABAR_OP_FLATTEN || kind == ABAR_OP_TOKENS || kind == ABAR_OP_PATCH_MERGE;
+    return moves && is_network_input(net, step->in[0]);
+}
+
+/* What the linear map of this step has to do with attention: it makes q, k and v, one after the other. */
+static abar_attention describe_attention(const abar_net *net, const abar__step *linear)
+{
+    for (int s = 0; s < net->n_steps; s++) {
+        const abar__step *step = &net->steps[s];
+        const abar__op_desc *d = &step->op->desc;
+        if (d->kind != ABAR_OP_ATTENTION || step->in[0] != linear->out) continue;
+        const int64_t width = d->out.dim[2], columns[3] = {d->in[0].dim[0], d->heads, d->in[0].dim[1]};
+        return (abar_attention){.heads = d->heads,
+                                .value_row = 2 * width,
+                                .value_rows = width,
+                                .grid = {d->grid[0], d->grid[1]},
+                                .side = d->side,
+                                .shift = d->shift,
+                                .columns = abar_tensor_wrap(net->dev, step->args.columns, net->dev->ops->dtype, 3, columns)};
+    }
+    return (abar_attention){0};
 }
 
 static void describe_layer(abar_net *net, const abar__step *step)
@@ -147,7 +169,8 @@ static void describe_layer(abar_net *net, const abar__step *step)
                           .output_grad = abar__net_view(net, step->out, step->args.dy),
                           .output_grad_scale = 1.0,
                           .window = step->op->desc.window,
-                          .reads_network_input = is_network_input(net, step->in[0])};
+                          .reads_network_input = is_network_input(net, step->in[0]),
+                          .attention = describe_attention(net, step)};
     if (node->param[1] >= 0) {
         layer->bias = net->params[node->param[1]].public.value;
         layer->bias_grad = net->params[node->param[1]].public.grad;
@@ -160,6 +183,7 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     net->dev = dev;
     put_batch_in_front(net);
     lay_out_parameters(net);
+    ABAR_TRY(abar__net_list_state(net));
     abar__net_fuse(net);
     ABAR_TRY(abar__net_make_steps(net));
     ABAR_TRY(abar__net_plan_memory(net));

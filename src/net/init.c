@@ -4,20 +4,35 @@
 
 #include <math.h>
 
-bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init)
+#define SMALL 0.02 /* the deviation of transformers' weights */
+
+bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init,
+                           int64_t layers)
 {
+    if (init == ABAR_INIT_GPT_RESIDUAL && layers < 1) {
+        abar__net_mistake(net, "%s: this initialisation depends on the number of layers, set layers", node->name);
+        return false;
+    }
     int64_t kernel = ndim == 4 ? dim[2] * dim[3] : 1;
     double fan_in = (double)(dim[1] * kernel), fan_out = (double)(dim[0] * kernel);
     abar__param_info *w = abar__net_add_param(net, node, 0, "weight", ABAR_PARAM_WEIGHT, ndim, dim);
     if (!w) return false;
-    if (init == ABAR_INIT_TORCH)
-        w->uniform = 1.0 / sqrt(fan_in);
-    else
-        w->normal = sqrt(2.0 / (init == ABAR_INIT_KAIMING_IN ? fan_in : fan_out));
+    bool bias_too = true; /* is drawn */
+    switch (init) {
+    case ABAR_INIT_TORCH: w->uniform = 1.0 / sqrt(fan_in); break;
+    case ABAR_INIT_KAIMING_IN: w->normal = sqrt(2.0 / fan_in); break;
+    case ABAR_INIT_KAIMING_OUT: w->normal = sqrt(2.0 / fan_out); break;
+    case ABAR_INIT_TRUNCATED: /* at a hundred deviations: no draw comes near */
+    case ABAR_INIT_GPT:
+    case ABAR_INIT_GPT_RESIDUAL:
+        w->normal = init == ABAR_INIT_GPT_RESIDUAL ? SMALL / sqrt(2.0 * (double)layers) : SMALL;
+        bias_too = false;
+        break;
+    }
     node->desc.bias = bias;
     if (!bias) return true;
     abar__param_info *b = abar__net_add_param(net, node, 1, "bias", ABAR_PARAM_BIAS, 1, dim);
-    if (b) b->uniform = 1.0 / sqrt(fan_in);
+    if (b && bias_too) b->uniform = 1.0 / sqrt(fan_in);
     return b != NULL;
 }
 

@@ -16,7 +16,9 @@ static void live_until(abar_net *net, int buffer, int time)
 
 static size_t value_bytes(const abar_net *net, int value)
 {
-    return abar__shape_bytes(net->dev, &net->values[value].shape, net->values[value].layout);
+    const abar__value *v = &net->values[value];
+    if (v->integer) return (size_t)abar__shape_count(&v->shape) * sizeof(int32_t);
+    return abar__shape_bytes(net->dev, &v->shape, v->layout);
 }
 
 static int backward_time(const abar_net *net, int step) { return 2 * net->n_steps - 1 - step; }
@@ -101,6 +103,19 @@ static bool passes_dy(const abar_net *net, const abar__step *step)
     return true;
 }
 
+/* The column means of an attention's probabilities live until the linear map that made q, k and v has been observed. */
+static abar_status columns_buffer(abar_net *net, int s)
+{
+    abar__step *step = &net->steps[s];
+    const abar__op_desc *d = &step->op->desc;
+    const int maker = step->op->desc.kind == ABAR_OP_ATTENTION ? net->values[step->in[0]].producer : -1;
+    if (maker < 0 || net->steps[maker].layer < 0) return ABAR_OK;
+    const size_t count = (size_t)(d->in[0].dim[0] * d->heads * d->in[0].dim[1]); /* (N, heads, T) */
+    step->columns =
+        add_buffer(net, count * abar_dtype_size(net->dev->ops->dtype), backward_time(net, s), backward_time(net, maker));
+    return step->columns < 0 ? (abar_status)step->columns : ABAR_OK;
+}
+
 static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -114,6 +129,7 @@ static abar_status backward_buffers(abar_net *net, int s)
         step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
         if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
     }
+    ABAR_TRY(columns_buffer(net, s));
     step->passes_dy = passes_dy(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         if (!op->desc.need_dx[i]) continue;

@@ -11,7 +11,7 @@ abar_status abar_net_create(abar_context *ctx, abar_net **out)
     abar_net *net;
     ABAR_TRY(abar__alloc(ctx, sizeof *net, (void **)&net));
     net->ctx = ctx;
-    net->input = net->output = net->loss = -1;
+    net->input = net->output = net->loss = net->embedding = net->tied = -1;
     *out = net;
     return ABAR_OK;
 }
@@ -46,6 +46,7 @@ void abar_net_destroy(abar_net *net)
     abar__free(ctx, net->steps, (size_t)net->cap_steps * sizeof *net->steps);
     abar__free(ctx, net->layers, (size_t)net->cap_layers * sizeof *net->layers);
     abar__free(ctx, net->buffers, (size_t)net->cap_buffers * sizeof *net->buffers);
+    abar__free(ctx, net->entries, (size_t)net->cap_entries * sizeof *net->entries);
     abar__free(ctx, net, sizeof *net);
 }
 
@@ -133,12 +134,25 @@ abar_value abar_input(abar_net *net, int ndim, const int64_t *dim)
     return (abar_value){id};
 }
 
+abar_value abar_input_tokens(abar_net *net, int64_t length)
+{
+    abar_value x = abar_input(net, 1, &length);
+    if (x.id >= 0) net->values[x.id].integer = true;
+    return x;
+}
+
 abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in)
 {
     if (net->status < 0) return NULL;
     for (int i = 0; i < n_in; i++) {
-        if (in[i].id >= 0 && in[i].id < net->n_values) continue;
-        abar__net_mistake(net, "net: %s%s reads a value that does not exist", net->scope, name);
+        const bool exists = in[i].id >= 0 && in[i].id < net->n_values;
+        if (exists && net->values[in[i].id].integer == (kind == ABAR_OP_EMBEDDING)) continue;
+        if (!exists)
+            abar__net_mistake(net, "net: %s%s reads a value that does not exist", net->scope, name);
+        else if (kind == ABAR_OP_EMBEDDING)
+            abar__net_mistake(net, "net: %s%s reads tokens, give the net an input of them", net->scope, name);
+        else
+            abar__net_mistake(net, "net: %s%s cannot read tokens, put an embedding in between", net->scope, name);
         return NULL;
     }
     if (net->loss >= 0) {
@@ -174,8 +188,8 @@ abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *
     return (abar_value){id};
 }
 
-abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
-                                      int ndim, const int64_t *dim)
+static abar__param_info *add_param(abar_net *net, abar__node *node, int slot, const char *front, const char *separator,
+                                   const char *back, abar_param_kind kind, int ndim, const int64_t *dim)
 {
     int id = abar__net_grow(net, (void **)&net->params, &net->n_params, &net->cap_params, sizeof *net->params);
     if (id < 0) {
@@ -186,14 +200,31 @@ abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot,
     p->public.kind = kind;
     p->ndim = ndim;
     memcpy(p->dim, dim, (size_t)ndim * sizeof *dim);
-    snprintf(p->name, sizeof p->name, "%s.%s", node->name, suffix);
-    for (int i = 0; i < id; i++)
-        if (strcmp(net->params[i].name, p->name) == 0) {
-            abar__net_mistake(net, "net: two layers are called %s", node->name);
-            return NULL;
-        }
+    int length = snprintf(p->name, sizeof p->name, "%s%s%s", front, separator, back);
+    if (length >= (int)sizeof p->name) {
+        abar__net_mistake(net, "net: the name %s is too long", p->name);
+        return NULL;
+    }
+    bool taken = net->tied >= 0 && strcmp(net->nodes[net->tied].tied, p->name) == 0;
+    for (int i = 0; i < id; i++) taken = taken || strcmp(net->params[i].name, p->name) == 0;
+    if (taken) {
+        abar__net_mistake(net, "net: two layers are called %s", node->name);
+        return NULL;
+    }
     node->param[slot] = id;
     return p;
+}
+
+abar__param_info *abar__net_add_named(abar_net *net, abar__node *node, int slot, const char *name, abar_param_kind kind,
+                                      int ndim, const int64_t *dim)
+{
+    return add_param(net, node, slot, net->scope, "", name, kind, ndim, dim);
+}
+
+abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
+                                      int ndim, const int64_t *dim)
+{
+    return add_param(net, node, slot, node->name, ".", suffix, kind, ndim, dim);
 }
 
 const abar__shape *abar__net_shape(const abar_net *net, int value) { return &net->values[value].shape; }
@@ -225,33 +256,6 @@ abar_status abar_net_weights_changed(abar_net *net)
 int abar_net_layer_count(const abar_net *net) { return net->n_layers; }
 const abar_layer *abar_net_layer(const abar_net *net, int i) { return &net->layers[i]; }
 
-int abar_net_tensor_count(const abar_net *net) { return net->n_params + 3 * net->n_norms; }
-
-/* The tensors of a state dict: each node's parameters, then its running statistics. */
-void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor *tensor)
-{
-    int at = 0;
-    for (int n = 0; n < net->n_nodes; n++) {
-        const abar__node *node = &net->nodes[n];
-        for (int k = 0; k < ABAR_OP_MAX_PARAM; k++) {
-            if (node->param[k] < 0 || at++ != i) continue;
-            *name = net->params[node->param[k]].name;
-            *tensor = net->params[node->param[k]].public.value;
-            return;
-        }
-        if (node->norm < 0) continue;
-        const abar__norm_state *s = &net->norms[node->norm];
-        for (int k = 0; k < 3; k++) {
-            if (at++ != i) continue;
-            *name = s->name[k];
-            *tensor =
-                k < 2 ? abar_tensor_wrap(net->dev, (char *)net->running + s->offset[k], net->dev->ops->dtype, 1, &s->channels)
-                      : abar_tensor_wrap(NULL, (void *)&s->batches, ABAR_I64, 0, NULL);
-            return;
-        }
-    }
-}
-
 static const char *kind_name(abar__op_kind kind)
 {
     static const char *const names[ABAR_OP_KINDS] = {[ABAR_OP_REORDER] = "reorder",
@@ -266,6 +270,13 @@ static const char *kind_name(abar__op_kind kind)
                                                      [ABAR_OP_FLATTEN] = "flatten",
                                                      [ABAR_OP_SHORTCUT] = "shortcut",
                                                      [ABAR_OP_DROPOUT] = "dropout",
+                                                     [ABAR_OP_EMBEDDING] = "embedding",
+                                                     [ABAR_OP_TOKENS] = "tokens",
+                                                     [ABAR_OP_CLASS_TOKEN] = "class_token",
+                                                     [ABAR_OP_ATTENTION] = "attention",
+                                                     [ABAR_OP_PATCH_MERGE] = "patch_merge",
+                                                     [ABAR_OP_TOKEN_MEAN] = "token_mean",
+                                                     [ABAR_OP_TOKEN_FIRST] = "token_first",
                                                      [ABAR_OP_SOFTMAX_CROSS_ENTROPY] = "softmax_cross_entropy",
                                                      [ABAR_OP_SQUARED_ERROR] = "squared_error"};
     return names[kind];
@@ -285,6 +296,8 @@ static const char *operation_name(const abar__op_desc *d)
         return names[d->activation];
     }
     case ABAR_OP_POOL2D: return d->average ? "average_pool" : "max_pool";
+    case ABAR_OP_DROPOUT: return d->per_sample ? "drop_path" : "dropout";
+    case ABAR_OP_ATTENTION: return d->side ? "window_attention" : d->causal ? "causal_attention" : "attention";
     default: return kind_name(d->kind);
     }
 }
@@ -294,6 +307,7 @@ static int64_t multiply_adds(const abar__op_desc *d)
     const abar_window *w = &d->window;
     int64_t outputs = abar__shape_count(&d->out);
     if (d->kind == ABAR_OP_LINEAR) return outputs * d->in[0].dim[1];
+    if (d->kind == ABAR_OP_ATTENTION) return 2 * outputs * (d->side ? d->side * d->side : d->in[0].dim[1]); /* scores, sums */
     if (d->kind == ABAR_OP_CONV2D) return outputs * (d->in[0].dim[1] / w->groups) * w->kernel[0] * w->kernel[1];
     return 0;
 }
@@ -315,7 +329,7 @@ abar_node_info abar_net_node(const abar_net *net, int i)
     memcpy(info.dim, shape->dim, sizeof info.dim);
     for (int k = 0; step->node >= 0 && k < ABAR_OP_MAX_PARAM; k++) {
         int p = net->nodes[step->node].param[k];
-        if (p >= 0) info.parameters += abar_tensor_count(&net->params[p].public.value);
+        if (p >= 0 && step->node != net->tied) info.parameters += abar_tensor_count(&net->params[p].public.value);
     }
     return info;
 }
@@ -340,7 +354,8 @@ void abar_net_profile(abar_net *net, bool on)
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)
 {
     const abar__value *v = &net->values[value];
-    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, net->dev->activation, v->shape.ndim, v->shape.dim);
+    abar_dtype dtype = v->integer ? ABAR_I32 : net->dev->activation;
+    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, dtype, v->shape.ndim, v->shape.dim);
     t.layout = v->layout;
     return t;
 }
@@ -358,6 +373,6 @@ abar_tensor abar_net_target(const abar_net *net)
     const abar__op_desc *loss = &net->nodes[net->loss].desc;
     const abar__shape *shape = &net->values[net->output].shape;
     if (loss->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY && !loss->soft_targets)
-        return abar_tensor_wrap(net->dev, net->target, ABAR_I32, 1, shape->dim);
+        return abar_tensor_wrap(net->dev, net->target, ABAR_I32, shape->ndim - 1, shape->dim); /* (N) or (N, T) */
     return abar_tensor_wrap(net->dev, net->target, net->dev->activation, shape->ndim, shape->dim);
 }

@@ -16,6 +16,7 @@ typedef struct abar__value {
     int producer;      /* node, then step; -1: the input */
     int uses;          /* by nodes */
     bool wants_grad;   /* something upstream has parameters */
+    bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
     int buffer;     /* of the plan */
     int grad[2];    /* buffers whose sum is the gradient; -1: none */
@@ -38,10 +39,11 @@ typedef struct abar__node {
     char name[NAME_MAX_LENGTH];
     abar__op_desc desc; /* kind and attributes; shapes are filled by compile */
     int in[ABAR_OP_MAX_IN], out;
-    int param[ABAR_OP_MAX_PARAM]; /* -1: none */
-    int norm;                     /* index of its running statistics, -1: none */
-    int absorbed;                 /* another node does its work, -1: stands alone */
-    int source;                   /* whose name and parameters it works with after fusion, -1: its own */
+    int param[ABAR_OP_MAX_PARAM];    /* -1: none */
+    int norm;                        /* index of its running statistics, -1: none */
+    int absorbed;                    /* another node does its work, -1: stands alone */
+    int source;                      /* whose name and parameters it works with after fusion, -1: its own */
+    char tied[NAME_MAX_LENGTH + 16]; /* its weight is another node's: the second name of that; "": it is not */
 } abar__node;
 
 /* A step as run. */
@@ -52,6 +54,7 @@ typedef struct abar__step {
     int saved, forward_scratch, backward_scratch; /* buffers, -1: none */
     int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
     int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */
+    int columns;                                  /* buffer of an attention's column means, -1: nobody wants them */
     bool passes_dy;                               /* its dx are its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers settled once and for all */
@@ -65,6 +68,12 @@ typedef struct abar__norm_state {
     size_t offset[2]; /* mean, variance: in both blocks */
     int64_t batches;  /* num_batches_tracked */
 } abar__norm_state;
+
+/* One tensor of the state dict. */
+typedef struct abar__entry {
+    const char *name;
+    int param, norm, part; /* a parameter, or part 0 .. 2 of a norm's state; -1: not this */
+} abar__entry;
 
 struct abar_net {
     abar_context *ctx;
@@ -83,9 +92,11 @@ struct abar_net {
     abar__step *steps;
     abar_layer *layers;
     abar__buffer *buffers;
-    int n_values, n_nodes, n_params, n_norms, n_steps, n_layers, n_buffers;
-    int cap_values, cap_nodes, cap_params, cap_norms, cap_steps, cap_layers, cap_buffers;
+    abar__entry *entries;
+    int n_values, n_nodes, n_params, n_norms, n_steps, n_layers, n_buffers, n_entries;
+    int cap_values, cap_nodes, cap_params, cap_norms, cap_steps, cap_layers, cap_buffers, cap_entries;
     int input, output, loss; /* value, value, node; -1: none yet */
+    int embedding, tied;     /* nodes; -1: none */
     int dropouts;
 
     /* memory, all of the device */
@@ -110,18 +121,26 @@ abar_value abar__net_out_of_memory(abar_net *net);
 abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in);
 /* Gives the node its output and returns it. */
 abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *shape);
-/* Adds a parameter NODE.suffix; returns NULL after a mistake. */
+/* Adds a parameter called name in the current scope; returns NULL after a mistake. */
+abar__param_info *abar__net_add_named(abar_net *net, abar__node *node, int slot, const char *name, abar_param_kind kind,
+                                      int ndim, const int64_t *dim);
+/* The same, called NODE.suffix. */
 abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
                                       int ndim, const int64_t *dim);
-/* weight (out, in, ...) and, where wanted, bias (out), with their initial spread. False after a mistake. */
-bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init);
+/* weight (out, in, ...) and, where wanted, bias (out), with their initial spread; layers: of ABAR_INIT_GPT_RESIDUAL. False
+ * after a mistake. */
+bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init,
+                           int64_t layers);
 const abar__shape *abar__net_shape(const abar_net *net, int value);
 /* The value's shape and layout over this memory. */
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data);
 /* "64x8x8" */
 const char *abar__shape_text(const abar__shape *shape, char text[64]);
 
+#define ABAR_NET_DROPOUTS 256 /* of one net: the random key has so many numbers */
+
 /* compile.c, in this order */
+abar_status abar__net_list_state(abar_net *net);  /* state.c: the state dict */
 void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */

@@ -93,6 +93,7 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
         return abar__fail(net->ctx, ABAR_E_STATE,
                           "net: backward needs a training forward before it, on a net compiled for training");
     net->ran_forward = false;
+    net->run.observing = observer != NULL;
     for (int s = net->n_steps - 1; s >= 0; s--) {
         abar__step *step = &net->steps[s];
         if (step->out >= 0 && !net->values[step->out].wants_grad) continue;

@@ -8,7 +8,7 @@ static int add_step(abar_net *net)
     int id = abar__net_grow(net, (void **)&net->steps, &net->n_steps, &net->cap_steps, sizeof *net->steps);
     if (id < 0) return id;
     abar__step *s = &net->steps[id];
-    s->node = s->out = s->layer = s->saved = s->forward_scratch = s->backward_scratch = -1;
+    s->node = s->out = s->layer = s->saved = s->forward_scratch = s->backward_scratch = s->columns = -1;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) {
         s->in[i] = s->dx[i] = -1;
         for (int k = 0; k < 3; k++) s->sum[i][k] = -1;
@@ -78,6 +78,7 @@ static abar_status add_layer(abar_net *net, int step)
 {
     const abar__op_desc *d = &net->steps[step].op->desc;
     if (d->kind != ABAR_OP_LINEAR && d->kind != ABAR_OP_CONV2D) return ABAR_OK;
+    if (net->steps[step].node == net->tied) return ABAR_OK; /* an embedding first of all: methods.md section 0 */
     int id = abar__net_grow(net, (void **)&net->layers, &net->n_layers, &net->cap_layers, sizeof *net->layers);
     if (id < 0) return (abar_status)id;
     net->steps[step].layer = id;

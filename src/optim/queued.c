@@ -21,6 +21,7 @@ static abar_status create(abar_optim *o)
                                      .n_updates = o->n_updates,
                                      .maps = maps,
                                      .n_maps = o->n_maps,
+                                     .n_numbers = o->curvature ? o->curvature->n_numbers : 0,
                                      .rule = o->rule->program,
                                      .scalars = &scalars,
                                      .stat_decay = o->curvature ? o->curvature->config.stat_decay : 0.0,

@@ -1,4 +1,4 @@
-"""The reference networks as PyTorch modules.
+"""The reference networks as PyTorch modules; transformers are in networks_vit.py and networks_gpt.py.
 
 Tensor names, shapes and initial distributions are those that abar's checkpoints use, so that
 load_state_dict(strict=True) takes an abar export as it is. Run as a script to check the
@@ -10,6 +10,9 @@ import re
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import networks_gpt
+import networks_vit
 
 COUNTS = {
     "mlp": 669_706,
@@ -23,11 +26,23 @@ COUNTS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "wrn28-10": 36_479_194,
+    "deit-tiny": 5_717_416,
+    "deit-small": 22_050_664,
+    "swin-tiny": 28_288_354,
+    "gpt2": 124_439_808,
+    "gpt-char": 10_745_088,
+}
+
+TRANSFORMERS = {  # with their usual images or texts
+    "deit-tiny": lambda: networks_vit.deit("deit-tiny"),
+    "deit-small": lambda: networks_vit.deit("deit-small"),
+    "swin-tiny": networks_vit.swin_tiny,
+    "gpt2": networks_gpt.gpt2,
+    "gpt-char": networks_gpt.gpt_char,
 }
 
 DENSE_LAYERS = {"densenet121": (6, 12, 24, 16)}
 BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
-IMAGENET = tuple(BOTTLENECKS)  # these have 1000 classes
 
 MLP_WIDTHS = (784, 512, 512, 10)
 
@@ -316,8 +331,10 @@ def resnet_imagenet(blocks, width=64, classes=1000):
 
 def build(name, classes=None, widths=MLP_WIDTHS, activation="relu"):
     """A network by its abar name; raises ValueError for a name that is not known here."""
+    if name in TRANSFORMERS:
+        return TRANSFORMERS[name]()
     if classes is None:
-        classes = 1000 if name in IMAGENET else 10
+        classes = 1000 if name in BOTTLENECKS else 10
     if name == "mlp":
         return mlp(widths)
     if name == "lenet5":

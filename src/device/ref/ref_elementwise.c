@@ -247,12 +247,12 @@ const abar__op_impl abar__ref_shortcut = {"ref-shortcut",   ABAR_OP_SHORTCUT,  c
 /* ---- dropout: zero with probability drop, else scaled to keep the mean ----------------------------------------- */
 
 /* What element i is multiplied by: a pure function of the key, so that backward draws the same numbers again and the mask
- * follows the sample, whatever batch it is in. Four elements share a draw. */
+ * follows the sample, whatever batch it is in. Four elements, or whole samples where these are dropped, share a draw. */
 static double dropout_factor(const abar__op_desc *d, const abar__run *run, int64_t i)
 {
     if (!run->training) return 1.0;
     int64_t sample = abar__shape_count(&d->out) / d->out.dim[0];
-    uint64_t global = (uint64_t)(run->sample0 * sample + i);
+    uint64_t global = (uint64_t)(d->per_sample ? run->sample0 + i / sample : run->sample0 * sample + i);
     abar__draw draw = abar__random(run->seed, ABAR_DRAW_DROPOUT, run->step * 256u + d->number, global / 4);
     return abar__uniform(draw.u[global % 4]) >= d->drop ? 1.0 / (1.0 - d->drop) : 0.0;
 }

@@ -1,4 +1,5 @@
-/* Losses: the mean over the first run->valid samples of the batch; the gradients of the others are zero. */
+/* Losses: the mean over the first run->valid samples of the batch; the gradients of the others are zero. A sample of cross
+ * entropy is one row of K logits, or T of them. */
 #include "device/ref/ref_nn.h"
 
 #include <math.h>
@@ -29,58 +30,66 @@ static double log_sum_exp(const double *x, int64_t count)
     return largest + log(sum);
 }
 
-/* q[k] of sample n. Soft targets sum to 1 over the classes. */
-static double wanted(const abar__op_desc *d, const void *target, int64_t n, int64_t k)
+static int64_t class_count(const abar__op_desc *d) { return d->in[0].dim[d->in[0].ndim - 1]; }
+
+/* Rows of the valid samples. */
+static int64_t valid_rows(const abar__op_desc *d, const abar__run *run)
 {
-    int64_t classes = d->in[0].dim[1];
-    double plain = d->soft_targets ? ((const double *)target)[n * classes + k] : ((const int32_t *)target)[n] == k ? 1.0 : 0.0;
+    return d->in[0].ndim == 3 ? run->valid * d->in[0].dim[1] : run->valid;
+}
+
+/* q[k] of row r. Soft targets sum to 1 over the classes. */
+static double wanted(const abar__op_desc *d, const void *target, int64_t r, int64_t k)
+{
+    int64_t classes = class_count(d);
+    double plain = d->soft_targets ? ((const double *)target)[r * classes + k] : ((const int32_t *)target)[r] == k ? 1.0 : 0.0;
     return (1.0 - d->smoothing) * plain + d->smoothing / (double)classes;
 }
 
 static abar_status check_labels(abar__op *op, const abar__op_args *a)
 {
-    int64_t classes = op->desc.in[0].dim[1];
+    int64_t classes = class_count(&op->desc), rows = valid_rows(&op->desc, a->run);
     const int32_t *label = a->target;
-    for (int64_t n = 0; n < a->run->valid; n++)
-        if (label[n] < 0 || label[n] >= classes)
+    for (int64_t r = 0; r < rows; r++)
+        if (label[r] < 0 || label[r] >= classes)
             return abar__fail(
                 op->dev->ctx, ABAR_E_ARGUMENT,
                 "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many outputs "
                 "as the data has classes",
-                (int)label[n], (long long)n, (long long)classes);
+                (int)label[r], (long long)(r * a->run->valid / rows), (long long)classes);
     return ABAR_OK;
 }
 
 static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const abar__op_desc *d = &op->desc;
-    int64_t classes = d->in[0].dim[1], valid = a->run->valid;
+    int64_t classes = class_count(d), rows = valid_rows(d, a->run);
     if (!d->soft_targets) ABAR_TRY(check_labels(op, a));
     double sum = 0.0;
     int64_t correct = 0;
-    for (int64_t n = 0; n < valid; n++) {
-        const double *x = (const double *)a->x[0] + n * classes;
+    for (int64_t r = 0; r < rows; r++) {
+        const double *x = (const double *)a->x[0] + r * classes;
         double norm = log_sum_exp(x, classes);
-        for (int64_t k = 0; k < classes; k++) sum += wanted(d, a->target, n, k) * (norm - x[k]);
+        for (int64_t k = 0; k < classes; k++) sum += wanted(d, a->target, r, k) * (norm - x[k]);
         int64_t truth =
-            d->soft_targets ? first_maximum((const double *)a->target + n * classes, classes) : ((const int32_t *)a->target)[n];
+            d->soft_targets ? first_maximum((const double *)a->target + r * classes, classes) : ((const int32_t *)a->target)[r];
         correct += first_maximum(x, classes) == truth;
     }
-    *a->result = (abar__loss_result){.loss = valid > 0 ? sum / (double)valid : 0.0, .correct = correct, .count = valid};
+    *a->result = (abar__loss_result){.loss = rows > 0 ? sum / (double)rows : 0.0, .correct = correct, .count = rows};
     return ABAR_OK;
 }
 
 static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
 {
     const abar__op_desc *d = &op->desc;
-    int64_t classes = d->in[0].dim[1], valid = a->run->valid;
+    int64_t classes = class_count(d), rows = valid_rows(d, a->run);
     if (!a->dx[0]) return ABAR_OK;
     memset(a->dx[0], 0, (size_t)abar__shape_count(&d->in[0]) * sizeof(double));
-    for (int64_t n = 0; n < valid; n++) {
-        const double *x = (const double *)a->x[0] + n * classes;
-        double *dx = (double *)a->dx[0] + n * classes, norm = log_sum_exp(x, classes);
+    for (int64_t r = 0; r < rows; r++) {
+        const double *x = (const double *)a->x[0] + r * classes;
+        double *dx = (double *)a->dx[0] + r * classes, norm = log_sum_exp(x, classes);
         for (int64_t k = 0; k < classes; k++)
-            dx[k] = (exp(x[k] - norm) - wanted(d, a->target, n, k)) / (double)valid * a->run->loss_scale;
+            dx[k] = (exp(x[k] - norm) - wanted(d, a->target, r, k)) / (double)rows * a->run->loss_scale;
     }
     return ABAR_OK;
 }

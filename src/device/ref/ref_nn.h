@@ -7,7 +7,8 @@
 
 extern const abar__op_impl abar__ref_reorder, abar__ref_linear, abar__ref_conv2d, abar__ref_batch_norm, abar__ref_layer_norm,
     abar__ref_activation, abar__ref_pool2d, abar__ref_add, abar__ref_concat, abar__ref_flatten, abar__ref_shortcut,
-    abar__ref_dropout, abar__ref_softmax_cross_entropy, abar__ref_squared_error;
+    abar__ref_dropout, abar__ref_embedding, abar__ref_tokens, abar__ref_class_token, abar__ref_attention, abar__ref_patch_merge,
+    abar__ref_token_mean, abar__ref_token_first, abar__ref_softmax_cross_entropy, abar__ref_squared_error;
 
 /* Asks for dense inputs and promises a dense output. */
 void abar__ref_dense(abar__op *op);

@@ -36,7 +36,7 @@ abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar
     if (out.dim[1] < 1 || out.dim[2] < 1)
         return abar__net_mistake(net, "%s: the kernel does not fit into a %s input", node->name, abar__shape_text(in, text));
     int64_t dim[4] = {config->out, in->dim[0] / w.groups, w.kernel[0], w.kernel[1]};
-    if (!abar__net_add_weights(net, node, 4, dim, config->bias, config->init)) return (abar_value){-1};
+    if (!abar__net_add_weights(net, node, 4, dim, config->bias, config->init, 0)) return (abar_value){-1};
     node->desc.window = w;
     return abar__net_finish(net, node, &out);
 }

@@ -15,8 +15,8 @@ static abar__node *cross_entropy(abar_net *net, abar_value x)
     abar__node *node = loss(net, ABAR_OP_SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", x);
     char text[64];
     if (!node) return NULL;
-    if (abar__net_shape(net, x.id)->ndim == 1) return node;
-    abar__net_mistake(net, "softmax_cross_entropy: reads one vector per sample, not %s",
+    if (abar__net_shape(net, x.id)->ndim <= 2) return node;
+    abar__net_mistake(net, "softmax_cross_entropy: reads a vector per sample or token, not %s",
                       abar__shape_text(abar__net_shape(net, x.id), text));
     return NULL;
 }
