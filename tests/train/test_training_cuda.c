@@ -92,6 +92,9 @@ static void small_networks_train_as_on_ref(void **state)
         {"mlp", "mac", "batch=16 widths=784-32-10 tcov=2 tinv=3 damping=1 first-layer=dataset-mean"},
         {"lenet5", "sgd", "batch=8 clip=1"},
         {"lenet5", "mac", "batch=8 tcov=2 tinv=3 damping=0.3"},
+        {"densenet121", "mac", "batch=8 layers=2-3-2 growth=8 tcov=2 tinv=3 lr=1e-3"},
+        {"densenet121", "sgd", "batch=8 layers=1-2 growth=3 lr=1e-3"},
+        {"resnet50", "mac", "batch=8 image-size=49 classes=10 blocks=1-2-1 width=8 tcov=2 tinv=3 lr=1e-3"},
         {"lenet5", "smac+adamw", "batch=8 accumulate=2 tcov=1 tinv=1 lr=1e-3 damping=0.3"},
     };
     fixture *f = *state;

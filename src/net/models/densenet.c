@@ -6,6 +6,7 @@
 #define BLOCKS_MAX 8
 
 typedef struct densenet_config {
+    int64_t image_size;
     char layers[ABAR_OPTION_TEXT_MAX];
     int64_t growth;
 } densenet_config;
@@ -13,11 +14,18 @@ typedef struct densenet_config {
 #define AT(field) offsetof(densenet_config, field)
 
 static const abar_option options[] = {
+    {"image-size", ABAR_OPTION_INT, AT(image_size), "32", 1, 1 << 14, NULL, "pixels a side, where the data leave it open"},
     {"layers", ABAR_OPTION_TEXT, AT(layers), "6-12-24-16", 0, 0, NULL,
      "of each block; between blocks channels and sides halve"},
     {"growth", ABAR_OPTION_INT, AT(growth), "32", 1, 1 << 16, NULL, "channels that a layer adds"},
     {0},
 };
+
+static void shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes)
+{
+    (void)model, (void)classes;
+    input[1] = input[2] = ((const densenet_config *)config)->image_size;
+}
 
 static abar_value conv(abar_net *net, abar_value x, const char *name, int64_t out, int64_t kernel)
 {
@@ -78,5 +86,6 @@ const abar_model abar__model_densenet121 = {
     .config_size = sizeof(densenet_config),
     .input = {3, 32, 32},
     .classes = 10,
+    .shape = shape,
     .build = build,
 };
