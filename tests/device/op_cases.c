@@ -14,6 +14,13 @@
 #define FLATTEN ABAR_OP_FLATTEN
 #define SHORTCUT ABAR_OP_SHORTCUT
 #define DROPOUT ABAR_OP_DROPOUT
+#define EMBEDDING ABAR_OP_EMBEDDING
+#define TOKENS ABAR_OP_TOKENS
+#define CLASS_TOKEN ABAR_OP_CLASS_TOKEN
+#define ATTENTION ABAR_OP_ATTENTION
+#define PATCH_MERGE ABAR_OP_PATCH_MERGE
+#define TOKEN_MEAN ABAR_OP_TOKEN_MEAN
+#define TOKEN_FIRST ABAR_OP_TOKEN_FIRST
 #define ENTROPY ABAR_OP_SOFTMAX_CROSS_ENTROPY
 #define SQUARED ABAR_OP_SQUARED_ERROR
 #define RELU ABAR_ACT_RELU
@@ -303,6 +310,110 @@ const op_case op_cases[] = {
     {"squared_error_eval", SQUARED, .x = {8, 3}, .valid = 7, .evaluate = true},
     {"squared_error_batch32", SQUARED, .x = {32, 17}},
 
+    {"layer_norm_tokens", LAYER_NORM, .x = {2, 50, 96}},
+    {"gelu_erf_3d", ACTIVATION, .x = {2, 5, 24}, .activation = ABAR_ACT_GELU_ERF},
+    {"gelu_tanh_3d", ACTIVATION, .x = {2, 7, 9}, .activation = ABAR_ACT_GELU_TANH},
+    {"add_3d", ADD, .x = {2, 5, 24}},
+    {"add_3d_odd", ADD, .x = {3, 7, 9}},
+    {"dropout_3d", DROPOUT, .x = {3, 5, 7}, .drop = 0.2, .number = 2},
+    {"drop_path", DROPOUT, .x = {9, 5, 8}, .drop = 0.3, .number = 4, .per_sample = true},
+    {"drop_path_odd", DROPOUT, .x = {7, 3, 5}, .drop = 0.6, .per_sample = true},
+    {"drop_path_4d", DROPOUT, .x = {6, 16, 3, 3}, .drop = 0.5, .number = 1, .per_sample = true},
+    {"drop_path_eval", DROPOUT, .x = {6, 3, 5}, .drop = 0.6, .per_sample = true, .evaluate = true},
+
+    {"embedding", EMBEDDING, .x = {3, 5}, .width = 7, .vocabulary = 4, .positions = 5},
+    {"embedding_one", EMBEDDING, .x = {1, 1}, .width = 1, .vocabulary = 1, .positions = 1},
+    {"embedding_spare_positions", EMBEDDING, .x = {2, 6}, .width = 16, .vocabulary = 11, .positions = 9},
+    {"embedding_rare_tokens", EMBEDDING, .x = {2, 9}, .width = 24, .vocabulary = 300, .positions = 9},
+    {"embedding_accumulate", EMBEDDING, .x = {3, 4}, .width = 8, .vocabulary = 5, .positions = 6, .accumulate = true},
+    {"embedding_tied", EMBEDDING, .x = {3, 4}, .width = 8, .vocabulary = 5, .positions = 6, .table_written = true},
+    {"embedding_tied_accumulate", EMBEDDING, .x = {3, 4}, .width = 9, .vocabulary = 5, .positions = 4, .table_written = true,
+     .accumulate = true},
+    {"embedding_eval", EMBEDDING, .x = {3, 4}, .width = 8, .vocabulary = 5, .positions = 4, .evaluate = true},
+    {"embedding_gpt_char", EMBEDDING, .x = {8, 256}, .width = 384, .vocabulary = 65, .positions = 256},
+
+    {"tokens", TOKENS, .x = {2, 3, 4, 5}},
+    {"tokens_one", TOKENS, .x = {1, 1, 1, 1}},
+    {"tokens_c16", TOKENS, .x = {5, 16, 3, 3}},
+    {"tokens_c17", TOKENS, .x = {3, 17, 2, 5}},
+    {"tokens_nodx", TOKENS, .x = {2, 8, 3, 3}, .skip_dx = 1},
+    {"tokens_deit", TOKENS, .x = {4, 192, 8, 8}},
+
+    {"class_token", CLASS_TOKEN, .x = {3, 4, 7}},
+    {"class_token_one", CLASS_TOKEN, .x = {1, 1, 1}},
+    {"class_token_c16", CLASS_TOKEN, .x = {2, 9, 16}},
+    {"class_token_nodx", CLASS_TOKEN, .x = {2, 4, 8}, .skip_dx = 1},
+    {"class_token_accumulate", CLASS_TOKEN, .x = {5, 3, 8}, .accumulate = true},
+    {"class_token_deit", CLASS_TOKEN, .x = {4, 64, 192}},
+
+    {"patch_merge", PATCH_MERGE, .x = {2, 24, 3}, .grid = {4, 6}},
+    {"patch_merge_one", PATCH_MERGE, .x = {1, 4, 1}, .grid = {2, 2}},
+    {"patch_merge_c16", PATCH_MERGE, .x = {3, 16, 16}, .grid = {2, 8}},
+    {"patch_merge_nodx", PATCH_MERGE, .x = {2, 16, 8}, .grid = {4, 4}, .skip_dx = 1},
+    {"patch_merge_swin", PATCH_MERGE, .x = {2, 196, 96}, .grid = {14, 14}},
+
+    {"token_mean", TOKEN_MEAN, .x = {3, 5, 7}},
+    {"token_mean_one", TOKEN_MEAN, .x = {2, 1, 3}},
+    {"token_mean_swin", TOKEN_MEAN, .x = {4, 49, 96}},
+    {"token_first", TOKEN_FIRST, .x = {3, 5, 7}},
+    {"token_first_one", TOKEN_FIRST, .x = {2, 1, 3}},
+    {"token_first_deit", TOKEN_FIRST, .x = {4, 65, 192}},
+
+    {"attention_t1", ATTENTION, .x = {2, 1, 96}, .heads = 1},
+    {"attention_t1_h3_d64", ATTENTION, .x = {1, 1, 576}, .heads = 3},
+    {"attention_t5_d3", ATTENTION, .x = {3, 5, 18}, .heads = 2},
+    {"attention_t49", ATTENTION, .x = {1, 49, 192}, .heads = 2},
+    {"attention_t50_d64", ATTENTION, .x = {1, 50, 192}, .heads = 1},
+    {"attention_t64", ATTENTION, .x = {2, 64, 192}, .heads = 2},
+    {"attention_t64_d64", ATTENTION, .x = {1, 64, 384}, .heads = 2},
+    {"attention_t65_deit", ATTENTION, .x = {2, 65, 576}, .heads = 3},
+    {"attention_t196", ATTENTION, .x = {1, 196, 96}, .heads = 1},
+    {"attention_t197", ATTENTION, .x = {2, 197, 192}, .heads = 2},
+    {"attention_t197_d64", ATTENTION, .x = {1, 197, 192}, .heads = 1},
+    {"attention_t256_d64", ATTENTION, .x = {1, 256, 192}, .heads = 1},
+    {"attention_t33_d20", ATTENTION, .x = {2, 33, 180}, .heads = 3},
+    {"attention_t19_d96", ATTENTION, .x = {1, 19, 288}, .heads = 1},
+    {"attention_t17_d128", ATTENTION, .x = {1, 17, 384}, .heads = 1},
+    {"attention_sharp", ATTENTION, .x = {1, 50, 96}, .heads = 1, .ties = true}, /* large scores, equal ones among them */
+    {"attention_nodx", ATTENTION, .x = {1, 20, 96}, .heads = 1, .skip_dx = 1},
+    {"attention_unobserved", ATTENTION, .x = {2, 20, 96}, .heads = 1, .unobserved = true},
+    {"attention_eval", ATTENTION, .x = {2, 20, 96}, .heads = 1, .drop = 0.5, .evaluate = true},
+    {"attention_drop_t37", ATTENTION, .x = {2, 37, 96}, .heads = 1, .drop = 0.2, .number = 5},
+    {"attention_drop_t64_h2", ATTENTION, .x = {2, 64, 192}, .heads = 2, .drop = 0.1, .number = 255},
+    {"attention_causal_t1", ATTENTION, .x = {1, 1, 96}, .heads = 1, .causal = true},
+    {"attention_causal_t50", ATTENTION, .x = {2, 50, 96}, .heads = 1, .causal = true},
+    {"attention_causal_t64_h3", ATTENTION, .x = {1, 64, 288}, .heads = 3, .causal = true},
+    {"attention_causal_t197", ATTENTION, .x = {1, 197, 96}, .heads = 1, .causal = true},
+    {"attention_causal_t256_d64", ATTENTION, .x = {1, 256, 384}, .heads = 2, .causal = true},
+    {"attention_causal_t1024_d64", ATTENTION, .x = {1, 1024, 192}, .heads = 1, .causal = true},
+    {"attention_causal_drop_t50_d64", ATTENTION, .x = {2, 50, 384}, .heads = 2, .causal = true, .drop = 0.2, .number = 1},
+    {"attention_causal_drop_t256_d64", ATTENTION, .x = {1, 256, 192}, .heads = 1, .causal = true, .drop = 0.2},
+    {"window_side1", ATTENTION, .x = {2, 6, 12}, .heads = 2, .grid = {3, 2}, .side = 1},
+    {"window_2", ATTENTION, .x = {2, 16, 96}, .heads = 1, .grid = {4, 4}, .side = 2},
+    {"window_2_shift", ATTENTION, .x = {2, 16, 96}, .heads = 1, .grid = {4, 4}, .side = 2, .shift = 1},
+    {"window_3_shift1_odd", ATTENTION, .x = {2, 54, 60}, .heads = 2, .grid = {6, 9}, .side = 3, .shift = 1},
+    {"window_3_shift2_tall", ATTENTION, .x = {1, 36, 60}, .heads = 2, .grid = {12, 3}, .side = 3, .shift = 2},
+    {"window_4_wide", ATTENTION, .x = {1, 32, 192}, .heads = 2, .grid = {4, 8}, .side = 4},
+    {"window_4_shift", ATTENTION, .x = {1, 64, 192}, .heads = 2, .grid = {8, 8}, .side = 4, .shift = 2},
+    {"window_7_whole", ATTENTION, .x = {2, 49, 288}, .heads = 3, .grid = {7, 7}, .side = 7},
+    {"window_7", ATTENTION, .x = {1, 196, 96}, .heads = 1, .grid = {14, 14}, .side = 7},
+    {"window_7_shift", ATTENTION, .x = {2, 196, 192}, .heads = 2, .grid = {14, 14}, .side = 7, .shift = 3},
+    {"window_7_shift_d64", ATTENTION, .x = {1, 196, 192}, .heads = 1, .grid = {14, 14}, .side = 7, .shift = 3},
+    {"window_8_shift", ATTENTION, .x = {1, 256, 96}, .heads = 1, .grid = {16, 16}, .side = 8, .shift = 4},
+    {"window_7_large", ATTENTION, .x = {1, 784, 96}, .heads = 1, .grid = {28, 28}, .side = 7, .shift = 3},
+    {"window_accumulate", ATTENTION, .x = {2, 16, 96}, .heads = 1, .grid = {4, 4}, .side = 4, .accumulate = true},
+    {"window_nodx", ATTENTION, .x = {2, 16, 96}, .heads = 1, .grid = {4, 4}, .side = 2, .shift = 1, .skip_dx = 1},
+    {"window_drop", ATTENTION, .x = {2, 36, 96}, .heads = 1, .grid = {6, 6}, .side = 3, .shift = 1, .drop = 0.25, .number = 3},
+
+    {"cross_entropy_rows", ENTROPY, .x = {3, 5, 7}},
+    {"cross_entropy_rows_one", ENTROPY, .x = {1, 1, 4}},
+    {"cross_entropy_rows_valid", ENTROPY, .x = {4, 6, 9}, .valid = 3, .loss_scale = 0.5},
+    {"cross_entropy_rows_smooth", ENTROPY, .x = {2, 5, 11}, .smoothing = 0.1},
+    {"cross_entropy_rows_soft", ENTROPY, .x = {3, 4, 5}, .soft_targets = true, .valid = 2},
+    {"cross_entropy_rows_eval", ENTROPY, .x = {3, 4, 5}, .valid = 2, .evaluate = true},
+    {"cross_entropy_gpt_char", ENTROPY, .x = {4, 256, 65}},
+    {"cross_entropy_gpt2", ENTROPY, .x = {1, 3, 50257}},
+
     {.name = NULL},
 };
 
@@ -335,6 +446,13 @@ static abar__shape output_shape(const op_case *c, const abar__op_desc *d)
         if (c->width) out.dim[1] = c->width;
         for (int i = 0; i < 2; i++) out.dim[2 + i] = abar_window_out(&d->window, i, out.dim[2 + i]);
         break;
+    case ABAR_OP_EMBEDDING: out = (abar__shape){3, {out.dim[0], out.dim[1], c->width}}; break;
+    case ABAR_OP_TOKENS: out = (abar__shape){3, {out.dim[0], out.dim[2] * out.dim[3], out.dim[1]}}; break;
+    case ABAR_OP_CLASS_TOKEN: out.dim[1]++; break;
+    case ABAR_OP_ATTENTION: out.dim[2] /= 3; break;
+    case ABAR_OP_PATCH_MERGE: out = (abar__shape){3, {out.dim[0], out.dim[1] / 4, 4 * out.dim[2]}}; break;
+    case ABAR_OP_TOKEN_MEAN:
+    case ABAR_OP_TOKEN_FIRST: out = (abar__shape){2, {out.dim[0], out.dim[2]}}; break;
     case ABAR_OP_SOFTMAX_CROSS_ENTROPY:
     case ABAR_OP_SQUARED_ERROR: out = (abar__shape){1, {1}}; break;
     default: break;
@@ -354,7 +472,7 @@ abar__op_desc op_case_desc(const op_case *c)
         d.in[d.n_in] = d.in[0];
         d.in[d.n_in++].dim[1] = c->more[i];
     }
-    for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u);
+    for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u) && c->kind != ABAR_OP_EMBEDDING;
     d.out = output_shape(c, &d);
     d.residual = c->residual;
     d.average = c->average;
@@ -364,6 +482,15 @@ abar__op_desc op_case_desc(const op_case *c)
     d.smoothing = c->smoothing;
     d.drop = c->drop;
     d.number = c->number;
+    d.per_sample = c->per_sample;
+    d.vocabulary = c->vocabulary;
+    d.positions = c->positions;
+    d.heads = c->heads;
+    d.causal = c->causal;
+    d.grid[0] = c->grid[0];
+    d.grid[1] = c->grid[1];
+    d.side = c->side;
+    d.shift = c->shift;
     return d;
 }
 
@@ -374,11 +501,13 @@ abar__run op_case_run(const op_case *c)
                        .seed = 0x0123456789abcdefu,
                        .step = 7,
                        .sample0 = 3, /* odd: draws are shared by four elements, and samples need not begin a draw */
-                       .loss_scale = c->loss_scale != 0.0 ? c->loss_scale : 1.0};
+                       .loss_scale = c->loss_scale != 0.0 ? c->loss_scale : 1.0,
+                       .observing = !c->unobserved};
 }
 
 bool op_case_is_modest(const op_case *c)
 {
     abar__op_desc d = op_case_desc(c);
-    return abar__shape_count(&d.in[0]) + abar__shape_count(&d.out) <= 6000;
+    const int64_t most = d.kind == ABAR_OP_ATTENTION ? 26000 : 6000; /* widths of heads make even short sequences long */
+    return abar__shape_count(&d.in[0]) + abar__shape_count(&d.out) <= most;
 }

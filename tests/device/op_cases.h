@@ -10,20 +10,27 @@ typedef struct op_case {
     const char *name; /* NULL ends the table */
     abar__op_kind kind;
     int64_t x[4];                 /* shape of the first input; zeros at the end are no dimensions */
-    int64_t width;                /* LINEAR, CONV2D, SHORTCUT: outputs or output channels */
+    int64_t width;                /* LINEAR, CONV2D, SHORTCUT, EMBEDDING: outputs or output channels */
     int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
     int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
     bool bias, residual, average, soft_targets;
     abar__activation activation;
     double smoothing, drop;
-    uint32_t number;   /* DROPOUT */
-    unsigned skip_dx;  /* bit i: no gradient is wanted for input i */
-    bool evaluate;     /* as in testing: running statistics, no dropout, no backward */
-    bool accumulate;   /* parameter gradients are added to what is there */
-    bool second_dy;    /* the output's gradient comes in two parts */
-    bool ties;         /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
-    int64_t valid;     /* losses: samples that count */
-    double loss_scale; /* losses */
+    uint32_t number;               /* DROPOUT, ATTENTION */
+    bool per_sample;               /* DROPOUT */
+    int64_t vocabulary, positions; /* EMBEDDING */
+    bool table_written;            /* EMBEDDING: its table's gradient is added to, that of the positions written */
+    int64_t heads;                 /* ATTENTION */
+    bool causal;                   /* ATTENTION */
+    int64_t grid[2], side, shift;  /* ATTENTION, PATCH_MERGE */
+    bool unobserved;               /* ATTENTION: nobody asks for column means */
+    unsigned skip_dx;              /* bit i: no gradient is wanted for input i */
+    bool evaluate;                 /* as in testing: running statistics, no dropout, no backward */
+    bool accumulate;               /* parameter gradients are added to what is there */
+    bool second_dy;                /* the output's gradient comes in two parts */
+    bool ties;                     /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
+    int64_t valid;                 /* losses: samples that count */
+    double loss_scale;             /* losses */
 } op_case;
 
 extern const op_case op_cases[];

@@ -29,6 +29,11 @@ abar__shape op_param_shape(const abar__op_desc *d, int i)
         return (abar__shape){1, {d->bias ? d->out.dim[1] : 0}};
     case ABAR_OP_BATCH_NORM: return (abar__shape){1, {x->dim[1]}};
     case ABAR_OP_LAYER_NORM: return (abar__shape){1, {x->dim[x->ndim - 1]}};
+    case ABAR_OP_EMBEDDING: return (abar__shape){2, {i == 0 ? d->vocabulary : d->positions, d->out.dim[2]}};
+    case ABAR_OP_CLASS_TOKEN: return (abar__shape){3, {1, i == 0 ? 1 : d->out.dim[1], d->out.dim[2]}};
+    case ABAR_OP_ATTENTION:
+        if (i == 1 || d->side == 0) return (abar__shape){1, {0}};
+        return (abar__shape){2, {(2 * d->side - 1) * (2 * d->side - 1), d->heads}};
     default: return (abar__shape){1, {0}};
     }
 }
@@ -39,16 +44,22 @@ int64_t op_param_count(const abar__op_desc *d, int i)
     return abar__shape_count(&shape);
 }
 
-/* Only weights have a bf16 copy: biases and the parameters of norms are read as they are. */
+/* Only weights have a bf16 copy: biases, tokens and the parameters of norms are read as they are. */
 static bool has_shadow(const abar_device *dev, const abar__op_desc *d, int i)
 {
-    return dev->activation == ABAR_BF16 && i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D);
+    if (dev->activation != ABAR_BF16) return false;
+    return d->kind == ABAR_OP_EMBEDDING || (i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D));
 }
 
 int64_t op_buffer_count(const abar__op_desc *d, int i)
 {
     (void)i; /* mean and variance are equally long */
     return d->kind == ABAR_OP_BATCH_NORM ? d->in[0].dim[1] : 0;
+}
+
+int64_t op_column_count(const abar__op_desc *d)
+{
+    return d->kind == ABAR_OP_ATTENTION ? d->out.dim[0] * d->heads * d->out.dim[1] : 0; /* (N, heads, T) */
 }
 
 /* ---- random inputs --------------------------------------------------------------------------------------------- */
@@ -85,7 +96,7 @@ static void soften(double *target, int64_t rows, int64_t classes) /* each row po
 
 static void make_target(const op_case *c, const abar__op_desc *d, op_inputs *out)
 {
-    int64_t rows = d->in[0].dim[0], classes = d->in[0].dim[1];
+    int64_t classes = d->in[0].dim[d->in[0].ndim - 1], rows = abar__shape_count(&d->in[0]) / classes;
     if (d->kind == ABAR_OP_SQUARED_ERROR || d->soft_targets) {
         out->target = normal_array(c, 50, abar__shape_count(&d->in[0]), 1.0, 0.0);
         if (d->soft_targets) soften(out->target, rows, classes);
@@ -98,7 +109,13 @@ static void make_target(const op_case *c, const abar__op_desc *d, op_inputs *out
         out->labels[r] = (int32_t)abar__below(draw.u[0], (uint32_t)classes);
     }
     /* samples that do not count need no proper label */
-    for (int64_t r = op_case_run(c).valid; r < rows; r++) out->labels[r] = -1;
+    for (int64_t r = op_case_run(c).valid * rows / d->in[0].dim[0]; r < rows; r++) out->labels[r] = -1;
+}
+
+static void make_tokens(const op_case *c, double *token, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        token[i] = abar__below(abar__random(stream(c, 52), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)i).u[0], (uint32_t)c->vocabulary);
 }
 
 void op_inputs_create(const op_case *c, op_inputs *out)
@@ -110,17 +127,19 @@ void op_inputs_create(const op_case *c, op_inputs *out)
         int64_t count = abar__shape_count(&d.in[i]);
         out->x[i] = normal_array(c, i, count, norm && i == 0 ? 2.0 : 1.0, norm ? 0.5 : 0.0);
         for (int64_t e = 0; c->ties && e < count; e++) out->x[i][e] = round(out->x[i][e]);
+        if (d.kind == ABAR_OP_EMBEDDING) make_tokens(c, out->x[i], count);
     }
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
         int64_t count = op_param_count(&d, i);
         out->param[i] = normal_array(c, 10 + i, count, 0.5, norm && i == 0 ? 1.0 : 0.0);
-        if (c->accumulate) out->dparam[i] = normal_array(c, 20 + i, count, 1.0, 0.0);
+        if (c->accumulate || (c->table_written && i == 0)) out->dparam[i] = normal_array(c, 20 + i, count, 1.0, 0.0);
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) {
         out->buffer[i] = normal_array(c, 30 + i, op_buffer_count(&d, i), 1.0, 0.0);
         for (int64_t e = 0; i == 1 && e < op_buffer_count(&d, i); e++)
             out->buffer[i][e] = (double)(float)(0.5 + out->buffer[i][e] * out->buffer[i][e]);
     }
+    out->table_written = c->table_written;
     if (!c->evaluate) out->dy = normal_array(c, 40, abar__shape_count(&d.out), 1.0, 0.0);
     if (c->second_dy) out->dy2 = normal_array(c, 41, abar__shape_count(&d.out), 1.0, 0.0);
     if (op_is_loss(&d)) make_target(c, &d, out);
@@ -134,7 +153,7 @@ static void round_to_bf16(double *values, int64_t count)
 void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *in)
 {
     if (dev->activation != ABAR_BF16) return;
-    for (int i = 0; i < d->n_in; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
+    for (int i = 0; i < d->n_in && d->kind != ABAR_OP_EMBEDDING; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
     round_to_bf16(in->dy, abar__shape_count(&d->out));
     round_to_bf16(in->dy2, abar__shape_count(&d->out));
     round_to_bf16(in->target, abar__shape_count(&d->in[0]));
@@ -164,6 +183,7 @@ void op_outputs_free(op_outputs *out)
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) free(out->dx[i]);
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) free(out->dparam[i]);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) free(out->buffer[i]);
+    free(out->columns);
     *out = (op_outputs){0};
 }
 
@@ -179,6 +199,22 @@ static void *take(op_instance *t, size_t bytes)
     return memory;
 }
 
+/* A value between operations: of the activations' dtype. No memory yet. */
+static abar_tensor value_of(const op_instance *t, const abar__shape *shape, abar_layout layout)
+{
+    abar_tensor v = abar_tensor_wrap(NULL, NULL, t->dev->activation, shape->ndim, shape->dim);
+    v.layout = layout;
+    return v;
+}
+
+/* Input i; tokens are integers on every device. */
+static abar_tensor input_of(const op_instance *t, int i)
+{
+    abar_tensor x = value_of(t, &t->op->desc.in[i], t->op->in_layout[i]);
+    if (t->op->desc.kind == ABAR_OP_EMBEDDING) x.dtype = ABAR_I32;
+    return x;
+}
+
 /* Memory for everything the operation reads and writes. */
 static void take_memory(op_instance *out)
 {
@@ -191,7 +227,10 @@ static void take_memory(op_instance *out)
         assert_int_equal(dev->ops->queue->shared_alloc(dev, sizeof *out->shared, &shared), ABAR_OK);
         out->shared = shared;
     }
-    for (int i = 0; i < d->n_in; i++) out->x[i] = take(out, abar__shape_bytes(dev, &d->in[i], op->in_layout[i]));
+    for (int i = 0; i < d->n_in; i++) {
+        abar_tensor x = input_of(out, i);
+        out->x[i] = take(out, abar_tensor_bytes(&x));
+    }
     if (!op_is_loss(d)) {
         out->y = op->y_is_x ? out->x[0] : take(out, y_bytes);
         out->dy = take(out, y_bytes);
@@ -207,6 +246,7 @@ static void take_memory(op_instance *out)
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) out->buffer[i] = take(out, element * (size_t)op_buffer_count(d, i));
     if (op_is_loss(d)) out->target = take(out, element * (size_t)abar__shape_count(&d->in[0]));
+    out->columns = take(out, element * (size_t)op_column_count(d));
     out->saved = take(out, op->saved_bytes);
     out->scratch = take(out, op->scratch_bytes);
 }
@@ -247,14 +287,6 @@ void op_instance_destroy(op_instance *t)
 }
 
 /* ---- to the device and back ------------------------------------------------------------------------------------ */
-
-/* A value between operations: of the activations' dtype. No memory yet. */
-static abar_tensor value_of(const op_instance *t, const abar__shape *shape, abar_layout layout)
-{
-    abar_tensor v = abar_tensor_wrap(NULL, NULL, t->dev->activation, shape->ndim, shape->dim);
-    v.layout = layout;
-    return v;
-}
 
 /* A parameter or its gradient: of the device's dtype, convolution weights in the device's order. */
 static abar_tensor param_of(const op_instance *t, int i)
@@ -342,13 +374,14 @@ void op_instance_load(op_instance *t, const op_inputs *in)
     for (int i = 0; i < t->n_blocks; i++) spoil(t, t->blocks[i].memory, t->blocks[i].bytes);
     memset(&t->result, 0xff, sizeof t->result);
     if (t->shared) *t->shared = t->result;
-    for (int i = 0; i < d->n_in; i++) put(t, t->x[i], in->x[i], value_of(t, &d->in[i], op->in_layout[i]));
+    for (int i = 0; i < d->n_in; i++) put(t, t->x[i], in->x[i], input_of(t, i));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) load_param(t, in, i);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) put(t, t->buffer[i], in->buffer[i], buffer_of(t, i));
     put(t, t->dy, in->dy, value_of(t, &d->out, op->out_layout));
     put(t, t->dy2, in->dy2, value_of(t, &d->out, op->out_layout));
     put(t, t->target, in->target, value_of(t, &d->in[0], ABAR_LAYOUT_STRIDED));
-    if (in->labels) move(t, t->target, in->labels, (size_t)d->in[0].dim[0] * sizeof *in->labels);
+    int64_t rows = abar__shape_count(&d->in[0]) / d->in[0].dim[d->in[0].ndim - 1];
+    if (in->labels) move(t, t->target, in->labels, (size_t)rows * sizeof *in->labels);
 }
 
 static abar__op_args arguments(op_instance *t)
@@ -392,7 +425,9 @@ void op_instance_backward(op_instance *t, const op_inputs *in)
         assert_true(t->op->takes_dy2);
         a.dy2 = t->dy2;
     }
-    a.accumulate = in->dparam[0] != NULL;
+    a.table_written = in->table_written;
+    a.accumulate = in->dparam[in->table_written ? 1 : 0] != NULL;
+    if (t->run.observing) a.columns = t->columns;
     spoil(t, t->scratch, t->op->scratch_bytes);
     finish(t, abar__op_backward(t->op, &a), "backward");
 }
@@ -428,7 +463,7 @@ static void assert_inputs_unchanged(const op_instance *t, const op_inputs *in)
 {
     const abar__op *op = t->op;
     const abar__op_desc *d = &op->desc;
-    for (int i = 0; i < d->n_in; i++) assert_unchanged(t, "input", t->x[i], in->x[i], value_of(t, &d->in[i], op->in_layout[i]));
+    for (int i = 0; i < d->n_in; i++) assert_unchanged(t, "input", t->x[i], in->x[i], input_of(t, i));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
         abar_tensor view = param_of(t, i);
         assert_unchanged(t, "parameter", t->param[i], in->param[i], view);
@@ -461,6 +496,8 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
         out->dx[i] = get(t, t->dx[i], x);
     }
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) out->dparam[i] = get(t, t->dparam[i], param_of(t, i));
+    const int64_t columns = t->run.observing ? op_column_count(d) : 0;
+    out->columns = get(t, t->columns, abar_tensor_wrap(NULL, NULL, abar_device_dtype(t->dev), 1, &columns));
 }
 
 void op_run(abar_device *dev, const abar__op_desc *d, const abar__run *run, const op_inputs *in, op_outputs *out)
@@ -507,6 +544,7 @@ int op_compare(const char *label, const abar__op_desc *d, const op_outputs *a, c
         bad += compare(label, "dparam", i, a->dparam[i], b->dparam[i], op_param_count(d, i), tolerance);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++)
         bad += compare(label, "buffer", i, a->buffer[i], b->buffer[i], op_buffer_count(d, i), tolerance);
+    bad += compare(label, "columns", 0, a->columns, b->columns, op_column_count(d), tolerance);
     if (!op_is_loss(d)) return bad;
     bad += compare(label, "loss", 0, &a->result.loss, &b->result.loss, 1, tolerance);
     if (a->result.correct == b->result.correct && a->result.count == b->result.count) return bad;

@@ -9,6 +9,7 @@
 typedef struct op_inputs {
     double *x[ABAR_OP_MAX_IN], *param[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *dparam[ABAR_OP_MAX_PARAM]; /* NULL: the gradients do not accumulate */
+    bool table_written;                /* of an embedding: dparam[0] is added to whether the others accumulate or not */
     double *dy, *dy2;                  /* both NULL: forward only; losses need neither, so theirs says backward is wanted */
     double *target;
     int32_t *labels; /* of class labels, instead of target */
@@ -17,6 +18,7 @@ typedef struct op_inputs {
 /* What comes out. dz: what backward left in dy's memory. */
 typedef struct op_outputs {
     double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
+    double *columns; /* an attention's, where observed */
     abar__loss_result result;
 } op_outputs;
 
@@ -24,6 +26,7 @@ typedef struct op_outputs {
 abar__shape op_param_shape(const abar__op_desc *d, int i);
 int64_t op_param_count(const abar__op_desc *d, int i);
 int64_t op_buffer_count(const abar__op_desc *d, int i);
+int64_t op_column_count(const abar__op_desc *d);
 bool op_is_loss(const abar__op_desc *d);
 
 /* Random inputs for a case, exact in float32. Free with op_inputs_free. */
@@ -43,7 +46,7 @@ typedef struct op_instance {
     void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
-    void *y, *dy, *dy2, *target, *saved, *scratch;
+    void *y, *dy, *dy2, *target, *columns, *saved, *scratch;
     abar__loss_result result;
     abar__loss_result *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #define TOLERANCE 1e-4
-#define MAX_CASES 400
+#define MAX_CASES 600
 
 static const char *const layout_names[] = {"strided", "c8", "c16", "n16"};
 

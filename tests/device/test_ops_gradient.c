@@ -16,7 +16,7 @@
 #define TOLERANCE 1e-6
 #define EVERY 60 /* tensors up to this size are perturbed element by element, */
 #define SOME 40  /* larger ones at so many random places */
-#define MAX_CASES 400
+#define MAX_CASES 600
 
 /* What the gradients are those of: the loss, or the outputs weighted by dy + dy2. */
 static double objective(op_instance *t, const op_inputs *in)

@@ -59,12 +59,14 @@ static inline abar_status compile(fixture *f, int64_t batch, bool training)
 static inline void store(const abar_tensor *t, int64_t i, double value) { abar__tensor_store(t, i, value); }
 static inline double load(const abar_tensor *t, int64_t i) { return abar__tensor_load(t, i); }
 
-/* Inputs uniform in [-1, 1), labels below classes (0: the target is a tensor of numbers). */
+/* Inputs uniform in [-1, 1), or tokens below classes; labels below classes (0: the target is a tensor of numbers). */
 static inline void fill_batch(abar_net *net, uint64_t seed, int64_t classes)
 {
     abar_tensor x = abar_net_input(net), y = abar_net_target(net);
-    for (int64_t i = 0; i < abar_tensor_count(&x); i++)
-        store(&x, i, 2.0 * abar__uniform(abar__random(seed, ABAR_DRAW_SYNTHETIC, 1, (uint64_t)i).u[0]) - 1.0);
+    for (int64_t i = 0; i < abar_tensor_count(&x); i++) {
+        uint32_t u = abar__random(seed, ABAR_DRAW_SYNTHETIC, 1, (uint64_t)i).u[0];
+        store(&x, i, x.dtype == ABAR_I32 ? (double)abar__below(u, (uint32_t)classes) : 2.0 * abar__uniform(u) - 1.0);
+    }
     for (int64_t i = 0; i < abar_tensor_count(&y); i++) {
         uint32_t u = abar__random(seed, ABAR_DRAW_SYNTHETIC, 2, (uint64_t)i).u[0];
         store(&y, i, classes ? (double)abar__below(u, (uint32_t)classes) : abar__uniform(u));
