@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK)
 
 /* ---- rows of any width: forward ------------------------------------------------------------------------------------ */
 
-/* A warp owns a row, a lane every 32nd V-vector of it. */
+/* A warp owns a row, a lane every 32nd V-vector of it. shift may be NULL. */
 template <typename T, int V>
 static __global__ void forward_kernel(int64_t rows, int width, float eps, const T *x, const float *scale, const float *shift,
                                       T *y, float *saved)
@@ -141,7 +141,7 @@ static __global__ void forward_kernel(int64_t rows, int width, float eps, const 
     for (int c = first; c < width; c += 32 * V) {
         lanes<V> v = load_lanes<V>(x + c);
 #pragma unroll
-        for (int k = 0; k < V; k++) v.v[k] = (v.v[k] - mean) * rstd * scale[c + k] + shift[c + k];
+        for (int k = 0; k < V; k++) v.v[k] = (v.v[k] - mean) * rstd * scale[c + k] + (shift ? shift[c + k] : 0.0f);
         store_lanes<V>(y + c, v);
     }
     if (saved && first == 0) saved[2 * row] = mean, saved[2 * row + 1] = rstd;
