@@ -1,5 +1,6 @@
 /* Nets of sequences: what builders refuse, integer inputs, the tied weight, column means for curvature, the order of the state
  * dict, gradients of small transformers by differences. */
+#include "net/net_impl.h"
 #include "net_testing.h"
 
 #include <stdio.h>
@@ -541,6 +542,33 @@ static void sequence_step_after_compile_allocates_nothing(void **state)
     }
 }
 
+/* Column means are written when the attention goes back and read when its qkv layer does: nothing else may lie there then. */
+static void sequence_column_means_have_memory_of_their_own(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("ref", 1);
+    build_swin(f.net);
+    OK(f.ctx, compile(&f, 2, true));
+    int found = 0;
+    for (int s = 0; s < f.net->n_steps; s++) {
+        const abar__step *step = &f.net->steps[s];
+        if (step->op->desc.kind != ABAR_OP_ATTENTION) continue;
+        found++;
+        assert_in_range(step->columns, 0, f.net->n_buffers - 1);
+        const abar__buffer *columns = &f.net->buffers[step->columns];
+        const int end = 2 * f.net->n_steps - 1, maker = f.net->values[step->in[0]].producer;
+        assert_int_equal(columns->bytes, (size_t)(2 * step->op->desc.heads * step->op->desc.in[0].dim[1]) * sizeof(double));
+        assert_true(columns->first <= end - s && columns->last >= end - maker);
+        for (int b = 0; b < f.net->n_buffers; b++) {
+            const abar__buffer *other = &f.net->buffers[b];
+            if (b == step->columns || other->last < end - s || other->first > end - maker) continue;
+            assert_true(other->offset + other->bytes <= columns->offset || columns->offset + columns->bytes <= other->offset);
+        }
+    }
+    assert_int_equal(found, 3);
+    fixture_close(&f);
+}
+
 /* No T x T matrix: the memory of twice the tokens is about twice the memory. */
 static void sequence_memory_grows_with_the_tokens_alone(void **state)
 {
@@ -605,6 +633,7 @@ int main(void)
         cmocka_unit_test(sequence_state_dict_is_in_pytorch_order),
         cmocka_unit_test(sequence_initial_weights_have_their_spread),
         cmocka_unit_test(sequence_step_after_compile_allocates_nothing),
+        cmocka_unit_test(sequence_column_means_have_memory_of_their_own),
         cmocka_unit_test(sequence_memory_grows_with_the_tokens_alone),
         cmocka_unit_test(sequence_every_failing_allocation_is_survived),
     };
