@@ -37,11 +37,12 @@ struct command {
     bool all_settings;           /* it listens to all of abar_train_options, or ... */
     const char *const *settings; /* ... to these, or to none: NULL */
     bool model_options, rule_options;
+    bool reads_no_data;   /* defaults are those of the model's own shape, not of the set it usually meets */
     const char *examples; /* for its help: lines of "words  what they do" */
     int (*run)(cli *c);   /* returns the exit code */
 };
 
-extern const command command_train, command_compare, command_eval, command_bench, command_models, command_data,
+extern const command command_train, command_compare, command_eval, command_sample, command_bench, command_models, command_data,
     command_optimizers;
 
 /* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
@@ -97,6 +98,8 @@ bool flags_listen_to(const cli *c, const abar_setup_table *table);
 void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
 /* Takes it back when nothing came of it: only empty folders go. */
 void folder_unclaim(const char *out);
+/* The weights of a checkpoint: the file itself, or what lies in the folder of a run. Returns an exit code. */
+int folder_weights(const char *checkpoint, char *weights, size_t size);
 
 /* ---- stop.c ---------------------------------------------------------------------------------------------------- */
 

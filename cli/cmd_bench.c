@@ -49,7 +49,8 @@ static void print_result(const abar_setup *setup, const abar_bench_result *r)
            r->ms_update);
     if (setup->method)
         printf("  observe    %9.3f ms   of backward\n  refresh    %9.3f ms   of update\n", r->ms_observe, r->ms_refresh);
-    printf("  rate       %9s images/s\n", print_count(number, (int64_t)r->samples_per_second));
+    printf("  rate       %9s %s/s\n", print_count(number, (int64_t)r->samples_per_second),
+           setup->model->text ? "tokens" : "images");
     printf("  first step %9.3f s after the command\n", r->seconds_to_first_step);
     printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
 }
@@ -134,6 +135,7 @@ const command command_bench = {
     .settings = settings,
     .model_options = true,
     .rule_options = true,
+    .reads_no_data = true,
     .examples = "  abar bench --model resnet20 --batch 128\n"
                 "  abar bench --model lenet5 --profile\n",
     .run = run,

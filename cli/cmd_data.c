@@ -48,6 +48,13 @@ static int check_data(cli *c, const char *spec)
     const abar_dataset_info *info = abar_dataset_info_of(data);
     char train[NUMBER_MAX], test[NUMBER_MAX], bytes[NUMBER_MAX];
     printf("%s%s%s\n", info->name, info->where[0] ? " in " : "", info->where);
+    if (info->text) {
+        printf("  %s training and %s test characters, %" PRId64 " different ones, %s in memory\n",
+               print_count(train, info->train), print_count(test, info->test), info->classes,
+               print_bytes(bytes, abar_dataset_bytes(data)));
+        abar_dataset_close(data);
+        return EXIT_SUCCESS;
+    }
     printf("  %s training and %s test images, %" PRId64 " x %" PRId64 " x %" PRId64 ", %" PRId64 " classes, %s in memory\n",
            print_count(train, info->train), print_count(test, info->test), info->channels, info->height, info->width,
            info->classes, print_bytes(bytes, abar_dataset_bytes(data)));

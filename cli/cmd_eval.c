@@ -20,7 +20,7 @@ static const abar_option own[] = {
      .type = ABAR_OPTION_TEXT,
      .offset = offsetof(eval_flags, logits),
      .fallback = "",
-     .help = "write the first N test images with their labels and logits to FILE, a safetensors file"},
+     .help = "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
     {.name = "json",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(eval_flags, json),
@@ -28,8 +28,9 @@ static const abar_option own[] = {
      .help = "print one JSON object"},
     {0}};
 
-static const char *const settings[] = {"model",     "data",    "batch",   "label-smoothing", "limit-test",  "device",
-                                       "precision", "threads", "workers", "deterministic",   "limit-train", NULL};
+static const char *const settings[] = {"model",       "data",      "batch",   "label-smoothing", "limit-test",
+                                       "device",      "precision", "threads", "workers",         "deterministic",
+                                       "limit-train", "text",      NULL};
 
 /* "100:logits.safetensors" */
 static int parse_logits(const char *text, int64_t *count, const char **path)
@@ -60,21 +61,6 @@ static bool find_run(const char *checkpoint, char *folder, size_t size)
     return path_exists(config);
 }
 
-static int find_weights(const char *checkpoint, char *weights, size_t size)
-{
-    static const char *const name[] = {"state.safetensors", "model.safetensors"};
-    snprintf(weights, size, "%s", checkpoint);
-    if (!path_exists(checkpoint))
-        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
-    if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
-    for (int i = 0; i < 2; i++) {
-        snprintf(weights, size, "%s/%s", checkpoint, name[i]);
-        if (path_exists(weights)) return EXIT_SUCCESS;
-    }
-    return cli_fail(EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
-                    checkpoint);
-}
-
 /* Another data set than the run was trained on, or the same in another place. */
 static int move_data(cli *c, abar_setup *setup, const char *data)
 {
@@ -97,9 +83,22 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
     return code ? code : flags_read(c, flags, *setup, NULL);
 }
 
+static void print_text_evaluation(const abar_setup *setup, const abar_evaluation *e)
+{
+    char tokens[NUMBER_MAX], seconds[NUMBER_MAX];
+    printf("%s on %s: test loss %.4f, perplexity %.3f, %.3f bits per %s, accuracy %.2f %%, %s tokens in %s s\n",
+           setup->train.model, setup->train.data, e->loss, e->perplexity, e->bits,
+           setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character", e->accuracy, print_count(tokens, e->samples),
+           print_significant(seconds, e->seconds));
+}
+
 static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
 {
     char samples[NUMBER_MAX], seconds[NUMBER_MAX];
+    if (!json && setup->model->text) {
+        print_text_evaluation(setup, e);
+        return;
+    }
     if (!json) {
         printf("%s on %s: test accuracy %.2f %%, loss %.4f, %s images in %s s\n", setup->train.model, setup->train.data,
                e->accuracy, e->loss, print_count(samples, e->samples), print_significant(seconds, e->seconds));
@@ -115,6 +114,12 @@ static void print_evaluation(const abar_setup *setup, const char *weights, const
     print_json_number(stdout, e->accuracy);
     printf(", \"test_loss\": ");
     print_json_number(stdout, e->loss);
+    if (setup->model->text) {
+        printf(", \"test_ppl\": ");
+        print_json_number(stdout, e->perplexity);
+        printf(", \"test_bpc\": ");
+        print_json_number(stdout, e->bits);
+    }
     printf(", \"samples\": %" PRId64 ", \"seconds\": ", e->samples);
     print_json_number(stdout, e->seconds);
     printf("}\n");
@@ -126,14 +131,15 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     int64_t count = 0;
     const char *path = NULL;
     int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
-    if (!code) code = find_weights(flags->checkpoint, weights, sizeof weights);
+    if (!code) code = folder_weights(flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result;
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
     if (status >= 0 && path) status = abar_evaluate_logits(c->ctx, setup, weights, count, path);
     if (status < 0) return cli_fail_status(c, status);
     print_evaluation(setup, weights, &result, flags->json);
-    if (path && !flags->json) printf("logits of the first %" PRId64 " test images: %s\n", count, path);
+    if (path && !flags->json)
+        printf("logits of the first %" PRId64 " test %s: %s\n", count, setup->model->text ? "windows" : "images", path);
     return EXIT_SUCCESS;
 }
 

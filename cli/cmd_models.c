@@ -19,7 +19,7 @@ static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, c
     const abar_model *model = setup->model;
     abar_status status = abar_net_create(c->ctx, out);
     if (status < 0) return status;
-    abar_value x = abar_input(*out, 3, input);
+    abar_value x = abar_model_input(model, *out, input);
     x = model->build(model, *out, x, classes, setup->model_config);
     abar_softmax_cross_entropy(*out, x, setup->train.label_smoothing);
     abar_compile_config config = {
@@ -57,6 +57,7 @@ static abar_status count_parameters(cli *c, abar_device *ref, const char *name, 
     abar_net *net = NULL;
     const abar_model *model = abar_model_find(name);
     abar_status status = abar_setup_create(c->ctx, name, "synthetic", "sgd", &setup);
+    if (status >= 0) setup->train.batch = 1;
     if (status >= 0) status = plan_net(c, setup, ref, model->input, model->classes, &net);
     if (status >= 0) *out = sum_nodes(net).parameters;
     abar_net_destroy(net);
@@ -70,15 +71,18 @@ static int list_models(cli *c)
     abar_device *ref = NULL;
     abar_status status = open_device(c, "ref", 1, &ref);
     if (status < 0) return cli_fail_status(c, status);
-    printf("%-10s  %-11s  %11s\n", "model", "input", "parameters");
+    printf("%-10s  %-13s  %11s\n", "model", "input", "parameters");
     for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
         const abar_model *model = abar_model_find(*name);
         int64_t parameters = 0;
         status = count_parameters(c, ref, *name, &parameters);
         if (status < 0) break;
-        snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
-                 model->input[2]);
-        printf("%-10s  %-11s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
+        if (model->text)
+            snprintf(input, sizeof input, "%" PRId64 " tokens", model->input[0]);
+        else
+            snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
+                     model->input[2]);
+        printf("%-10s  %-13s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
     }
     abar_device_close(ref);
     if (status < 0) return cli_fail_status(c, status);
@@ -158,20 +162,19 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
                {"other", plan->other},
                {"total", plan->total}};
     char bytes[NUMBER_MAX];
-    printf("\nMultiply-adds are those of one image's forward pass. Memory to train with batch %" PRId64 " and %s:\n",
-           setup->train.batch, setup->train.optim);
+    printf("\nMultiply-adds are those of one %s forward pass. Memory to train with batch %" PRId64 " and %s:\n",
+           setup->model->text ? "window's" : "image's", setup->train.batch, setup->train.optim);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
     }
 }
 
-/* Known without reading the data; synthetic data take the model's own shape. */
+/* Known without reading the data; synthetic data take the model's own shape, texts its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
     abar_dataset_probe probe;
-    memcpy(input, setup->model->input, sizeof setup->model->input);
-    *classes = setup->model->classes;
-    if (strcmp(setup->train.data, "synthetic") == 0) return ABAR_OK;
+    abar_model_shape(setup->model, setup->model_config, input, classes);
+    if (setup->model->text || strcmp(setup->train.data, "synthetic") == 0) return ABAR_OK;
     abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &probe);
     if (status < 0) return status;
     input[0] = probe.info.channels;

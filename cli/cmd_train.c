@@ -117,20 +117,33 @@ static void say_next(const cli *c, const abar_setup *setup, const progress *p, b
 {
     char folder[2 * ABAR_OPTION_TEXT_MAX];
     print_shell_word(folder, sizeof folder, setup->train.out);
-    fprintf(p->out, "\nNext:\n  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
+    fprintf(p->out, "\nNext:\n");
+    if (setup->model->text) fprintf(p->out, "  %s sample --checkpoint %s\n", c->program, folder);
+    fprintf(p->out, "  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
     if (finished) fprintf(p->out, " --epochs %" PRId64, 2 * setup->train.epochs);
     fprintf(p->out, "\n  %s train --help\n", c->program);
 }
 
-static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
+static void say_result(const progress *p)
 {
     char time[NUMBER_MAX];
+    const abar_progress *last = &p->last;
+    if (last->text)
+        fprintf(p->out, "\nTest loss %s%.4f%s (perplexity %.3f, %.3f bits a token, accuracy %.2f %%)", progress_bold(p),
+                last->test_loss, progress_plain(p), last->test_perplexity, last->test_bits, last->test_accuracy);
+    else
+        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%)", progress_bold(p), last->test_accuracy, progress_plain(p),
+                last->best_accuracy);
+    fprintf(p->out, " after %" PRId64 " epoch%s, %s.\n", last->epoch + 1, last->epoch ? "s" : "",
+            print_duration(time, last->seconds));
+}
+
+static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
+{
     const abar_train_config *t = &setup->train;
     bool early = t->stop_after > 0 && t->stop_after < t->epochs;
     if (p->any)
-        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%) after %" PRId64 " epoch%s, %s.\n", progress_bold(p),
-                p->last.test_accuracy, progress_plain(p), p->last.best_accuracy, p->last.epoch + 1, p->last.epoch ? "s" : "",
-                print_duration(time, p->last.seconds));
+        say_result(p);
     else
         fprintf(p->out, "Nothing left to do: the run is at %s %" PRId64 " already.\n", early ? "--stop-after" : "--epochs",
                 early ? t->stop_after : t->epochs);
@@ -217,6 +230,7 @@ const command command_train = {
     .rule_options = true,
     .examples = "  abar train\n"
                 "  abar train --model resnet20 --data cifar10:DIR --epochs 20\n"
+                "  abar train --model gpt-char --data text:FILE\n"
                 "  abar train --optim adamw --lr 0.002 --out runs/try\n"
                 "  abar train --resume runs/try --epochs 40\n",
     .run = run,

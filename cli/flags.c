@@ -55,7 +55,8 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data");
     if (!model) model = "lenet5";
     const abar_model *known = abar_model_find(model);
-    if (!data) data = known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
+    if (!data && c->command->reads_no_data && !(known && known->text)) data = "synthetic";
+    if (!data) data = known && known->text ? "text" : known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
     snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
     abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
     if (status < 0) return cli_fail_usage(c, status);
@@ -76,12 +77,20 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
 }
 
+/* Nobody trains a model of text with sgd. */
+static const char *usual_optimizer(const cli *c)
+{
+    const char *model = flags_peek(c, "model");
+    const abar_model *known = model ? abar_model_find(model) : NULL;
+    return known && known->text ? "adamw" : "sgd";
+}
+
 int flags_recipes(cli *c, setup_list *out)
 {
     const abar_option *several = abar_options_find(c->command->own, "optim");
     const char *optim = flags_peek(c, "optim");
     *out = (setup_list){0};
-    if (!several) return add_recipe(c, "", optim ? optim : "sgd", out);
+    if (!several) return add_recipe(c, "", optim ? optim : usual_optimizer(c), out);
     int code = EXIT_SUCCESS;
     for (const char *at = optim ? optim : several->fallback; at && !code;) {
         char entry[ABAR_OPTION_TEXT_MAX];

@@ -1,7 +1,8 @@
-/* The folders that runs get when nobody names one. */
+/* The folders that runs get when nobody names one, and what lies in them. */
 #include "cli.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,4 +17,19 @@ void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name)
 void folder_unclaim(const char *out)
 {
     if (rmdir(out) == 0) rmdir(RUNS);
+}
+
+int folder_weights(const char *checkpoint, char *weights, size_t size)
+{
+    static const char *const name[] = {"state.safetensors", "model.safetensors"};
+    snprintf(weights, size, "%s", checkpoint);
+    if (!path_exists(checkpoint))
+        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+    if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
+    for (int i = 0; i < 2; i++) {
+        snprintf(weights, size, "%s/%s", checkpoint, name[i]);
+        if (path_exists(weights)) return EXIT_SUCCESS;
+    }
+    return cli_fail(EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
+                    checkpoint);
 }

@@ -54,6 +54,18 @@ static void help_settings(const cli *c, const abar_setup *setup)
     }
 }
 
+/* Of a command that reads them from a run: what they are when left out is in its folder. */
+static void help_run_settings(const cli *c)
+{
+    if (!c->command->settings) return;
+    printf("\nSettings, in place of the run's own:\n");
+    for (const abar_option *row = abar_train_options; row->name; row++) {
+        abar_option bare = *row;
+        bare.fallback = "";
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options, &bare, NULL);
+    }
+}
+
 static bool is_seen(const abar_option *const *seen, int n, const abar_option *table)
 {
     for (int i = 0; i < n; i++)
@@ -93,7 +105,10 @@ int help_command(cli *c)
     print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
-    if (list.n > 0) help_tables(c, &list);
+    if (list.n > 0)
+        help_tables(c, &list);
+    else
+        help_run_settings(c);
     if (c->command->examples) printf("\nExamples:\n%s", c->command->examples);
     setup_list_destroy(c, &list);
     return cli_finish_output();
@@ -109,5 +124,7 @@ void help_overview(const command *const *commands)
            "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
            "  abar data                       which data sets are on this machine\n"
            "  abar train --model resnet20 --data cifar10:DIR\n"
-           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n");
+           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n"
+           "  abar train --model gpt-char --data text:FILE\n"
+           "                                  a small GPT on the characters of a text; abar sample writes more of it\n");
 }

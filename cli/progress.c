@@ -66,6 +66,8 @@ static void draw_bar(const progress *p, double done, int width)
     if (p->color) fputs("\033[0m", p->out);
 }
 
+static const char *unit(const abar_progress *now) { return now->text ? "tok" : "img"; }
+
 static void draw(progress *p, const char *lead, double done, const abar_progress *now)
 {
     char part[5][64], number[NUMBER_MAX], head[128];
@@ -78,7 +80,8 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
     snprintf(part[3], sizeof part[3], "  %s left", print_duration(number, now->seconds_left));
     if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[3][0] = '\0';
     if (now->step == now->steps) snprintf(part[3], sizeof part[3], "  testing");
-    snprintf(part[4], sizeof part[4], "  %s img/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)));
+    snprintf(part[4], sizeof part[4], "  %s %s/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)),
+             unit(now));
 
     int shown = 0;
     for (; shown < 5 && (int)strlen(part[shown]) <= room; shown++) room -= (int)strlen(part[shown]);
@@ -109,9 +112,14 @@ static void print_epoch_line(progress *p, const abar_progress *now)
 {
     char head[48], time[NUMBER_MAX], rate[NUMBER_MAX];
     print_epoch(head, sizeof head, now);
-    fprintf(p->out, "%s  loss %.4f  acc %5.2f %%  test %s%5.2f %%%s  %6s img/s  %s", head, now->loss, now->accuracy,
-            progress_bold(p), now->test_accuracy, progress_plain(p),
-            print_count(rate, (int64_t)fmin(now->samples_per_second, 1e15)), print_duration(time, now->seconds));
+    print_count(rate, (int64_t)fmin(now->samples_per_second, 1e15));
+    if (now->text)
+        fprintf(p->out, "%s  loss %.4f  test %s%.4f%s  ppl %.3f  bpc %.3f  acc %5.2f %%", head, now->loss, progress_bold(p),
+                now->test_loss, progress_plain(p), now->test_perplexity, now->test_bits, now->test_accuracy);
+    else
+        fprintf(p->out, "%s  loss %.4f  acc %5.2f %%  test %s%5.2f %%%s", head, now->loss, now->accuracy, progress_bold(p),
+                now->test_accuracy, progress_plain(p));
+    fprintf(p->out, "  %6s %s/s  %s", rate, unit(now), print_duration(time, now->seconds));
     if (now->skipped_steps > 0) fprintf(p->out, "  %" PRId64 " steps skipped", now->skipped_steps);
     fputc('\n', p->out);
     fflush(p->out);

@@ -68,6 +68,7 @@ abar_value abar_linear(abar_net *net, abar_value x, const char *name, const abar
 abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar_conv2d_config *config);
 abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name); /* momentum 0.1, eps 1e-5 */
 abar_value abar_layer_norm(abar_net *net, abar_value x, const char *name, double eps);
+abar_value abar_layer_norm_scale(abar_net *net, abar_value x, const char *name, double eps); /* without its bias */
 abar_value abar_relu(abar_net *net, abar_value x);
 abar_value abar_tanh(abar_net *net, abar_value x);
 abar_value abar_gelu(abar_net *net, abar_value x);      /* with erf */
@@ -119,14 +120,21 @@ struct abar_model {
     const abar_option *options; /* may be NULL */
     size_t config_size;
     int64_t variant;  /* what tells the members of a family apart: blocks a stage */
-    int64_t input[3]; /* its usual input: channels, height, width */
+    bool text;        /* reads tokens and predicts the next one at each; its classes are the vocabulary */
+    int64_t input[3]; /* its usual input: channels, height, width; of a text: tokens, 1, 1 */
     int64_t classes;  /* its usual class count */
-    /* Reads x (channels, height, width), returns logits. */
+    /* Changes input and classes as its options say; NULL: they have no say in them. */
+    void (*shape)(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+    /* Reads x (channels, height, width), or tokens (length) of a text; returns logits (classes), or (length, classes). */
     abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
 };
 
 const abar_model *abar_model_find(const char *name); /* NULL: no such model */
 const char *const *abar_model_names(void);           /* NULL-terminated */
+/* What a model with these options reads, and its class count, where the data leave them open. */
+void abar_model_shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
+/* The net's input of this shape: abar_input, or for a text model abar_input_tokens of input[0] tokens. */
+abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_t input[3]);
 
 /* ---- compiling ------------------------------------------------------------------------------------------------ */
 
@@ -144,7 +152,7 @@ typedef enum abar_param_kind {
     ABAR_PARAM_WEIGHT, /* of linear maps and embeddings */
     ABAR_PARAM_BIAS,
     ABAR_PARAM_NORM,
-    ABAR_PARAM_TOKEN, /* class token, positions of images, relative position biases */
+    ABAR_PARAM_TOKEN, /* class token, positions, relative position biases */
 } abar_param_kind;
 
 typedef struct abar_param {

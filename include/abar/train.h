@@ -14,11 +14,13 @@ extern "C" {
 typedef struct abar_train_config {
     char model[ABAR_OPTION_TEXT_MAX], data[ABAR_OPTION_TEXT_MAX], optim[ABAR_OPTION_TEXT_MAX];
     int64_t epochs, batch, accumulate; /* accumulate: micro-batches per step; batch is the whole step's */
-    double lr, weight_decay, clip, label_smoothing;
-    bool decay_all;           /* decay norms and biases too, as the paper does */
-    int64_t schedule, warmup; /* abar_schedule_kind; warm-up epochs */
+    double lr, final_lr, weight_decay, clip, label_smoothing;
+    bool decay_all;   /* decay norms and biases too, as the paper does */
+    int64_t schedule; /* abar_schedule_kind */
+    double warmup;    /* epochs */
     bool schedule_per_epoch;
     bool augment;
+    int64_t text, epoch_steps; /* abar_text_kind; steps that make an epoch of a text */
     char device[ABAR_OPTION_TEXT_MAX];
     int64_t precision, threads, workers; /* workers: loader threads */
     int64_t seed, limit_train, limit_test, stop_after;
@@ -28,6 +30,8 @@ typedef struct abar_train_config {
     char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file to take the first weights from; "": draw them */
     char out[ABAR_OPTION_TEXT_MAX];  /* "": keep nothing on disk */
 } abar_train_config;
+
+typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;
 
 extern const abar_option abar_train_options[];
 
@@ -68,12 +72,14 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
 
 /* What a watcher is told. */
 typedef struct abar_progress {
-    int64_t epoch, epochs; /* epoch counts from 0 */
-    int64_t step, steps;   /* of the epoch: done, and all */
-    double loss, accuracy; /* training, mean over the epoch so far; accuracy in percent */
-    double lr, samples_per_second, seconds, seconds_left;
-    bool epoch_done; /* then also: */
+    int64_t epoch, epochs;                                /* epoch counts from 0 */
+    int64_t step, steps;                                  /* of the epoch: done, and all */
+    double loss, accuracy;                                /* training, mean over the epoch so far; accuracy in percent */
+    double lr, samples_per_second, seconds, seconds_left; /* samples: images, or tokens of a text */
+    bool text;                                            /* losses and accuracies are of tokens, in nats */
+    bool epoch_done;                                      /* then also: */
     double test_loss, test_accuracy, best_accuracy;
+    double test_perplexity, test_bits; /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
 } abar_progress;
 
@@ -91,6 +97,8 @@ abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool
                                 abar_trainer **out);
 /* Reads the setup a folder was made with; its out is dir. */
 abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
+/* The setup that a file has with it: a checkpoint, or the export of a text model. Its out is "". */
+abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup **out);
 void abar_trainer_destroy(abar_trainer *trainer);
 
 /* Trains to the end (or stop_after). ABAR_STOPPED when abar_trainer_stop was called: the step was finished and saved, and
@@ -111,20 +119,39 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
 abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
 /* The final report as one JSON object: epochs, test_acc, best_acc, test_loss, train_acc, train_loss (of the last epoch;
- * accuracies in percent), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped,
- * dir (null without out), history (one object per epoch, counted from 1) and config. The text lives until the next report. */
+ * accuracies in percent), for texts also test_ppl and test_bpc (perplexity, bits per character), seconds, ms_per_step,
+ * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per
+ * epoch, counted from 1) and config. The text lives until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file (an abar export, an abar checkpoint or PyTorch's). */
 typedef struct abar_evaluation {
     double loss, accuracy; /* percent */
-    int64_t samples;
+    int64_t samples;       /* images, or tokens of a text */
     double seconds;
+    double perplexity, bits; /* text: exp(loss), and bits per character (or byte); else 0 */
 } abar_evaluation;
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out);
-/* The same, and writes the logits of the first n test samples beside their bytes ("images", "labels", "logits"). */
+/* The same, and writes the logits of the first n test samples beside their bytes ("images", "labels", "logits"), or of the
+ * first n test windows of a text ("tokens", "labels", "logits"). */
 abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, const char *weights, int64_t n, const char *path);
+
+/* Text that a text model makes up, one token after another, each drawn from what the model thinks may follow. */
+typedef struct abar_sample_config {
+    size_t size;        /* sizeof(abar_sample_config) */
+    const char *prompt; /* how it begins, written out first; NULL or "": a new line, which is not */
+    int64_t length;     /* characters (or bytes) to make after it */
+    double temperature; /* logits are divided by it; 0: always the likeliest */
+    int64_t top_k;      /* only the likeliest so many may be drawn; 0: all */
+    uint64_t seed;
+    bool (*write)(void *user, const char *text, size_t n); /* called as it is made; false: stop here */
+    void *user;
+} abar_sample_config;
+
+/* weights: a checkpoint or export of a text model, which has its vocabulary with it; setup: that run's (abar_setup_load). The
+ * same setup, weights and config give the same text. ABAR_STOPPED when write said so. */
+abar_status abar_sample(abar_context *ctx, const abar_setup *setup, const char *weights, const abar_sample_config *config);
 
 /* Step times on a batch already in place. */
 typedef struct abar_bench_config {

@@ -11,6 +11,8 @@ typedef enum abar__purpose {                          /* numbers are part of the
                              ABAR_DRAW_AUGMENT = 3,   /* when: epoch,     index: sample of the data set */
                              ABAR_DRAW_DROPOUT = 4,   /* when: see net,   index: element, sample or probability */
                              ABAR_DRAW_SYNTHETIC = 5, /* when: class or 0, index: element */
+                             ABAR_DRAW_WINDOW = 6,    /* when: epoch,     index: place in the epoch */
+                             ABAR_DRAW_SAMPLE = 7,    /* when: 0,         index: token that is made */
 } abar__purpose;
 
 typedef struct abar__draw {

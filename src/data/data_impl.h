@@ -1,4 +1,4 @@
-/* The inside of a data set: two parts of bytes, the table row it came from, and the readers that fill it. */
+/* The inside of a data set: two parts of images or tokens, the table row it came from, and the readers that fill it. */
 #ifndef ABAR_DATA_IMPL_H
 #define ABAR_DATA_IMPL_H
 
@@ -9,10 +9,22 @@
 #define ABAR_PATH_MAX 1024 /* a folder (info.where) and a file name */
 
 typedef struct abar__part {
-    uint8_t *images; /* (count, C, H, W) */
-    int32_t *labels; /* (count) */
+    uint8_t *images;  /* (count, C, H, W) */
+    int32_t *labels;  /* (count) */
+    uint16_t *tokens; /* (count), in place of both; the parts of a text lie in one block, which the first owns */
     int64_t count;
 } abar__part;
+
+/* What the tokens of a text stand for: bytes, or characters in the order of their code points. */
+#define ABAR_VOCABULARY_MAX 65536
+
+typedef struct abar__vocabulary {
+    bool bytes;
+    int64_t count;
+    uint32_t *codes; /* (count), ascending; NULL: bytes */
+    char *text;      /* the same as UTF-8, zero-terminated */
+    size_t text_bytes;
+} abar__vocabulary;
 
 /* One data set the library knows: a row of the table in dataset.c. A new format is a reader in its own file, a new set
  * of a known format is a row. */
@@ -22,6 +34,7 @@ typedef struct abar__data_kind {
     const char *subfolder;                  /* what the published archive unpacks into; NULL: files only */
     const char *files[ABAR_DATA_FILES_MAX]; /* all of them must be there; none: nothing is read */
     bool gzip;                              /* FILE.gz will do for FILE */
+    bool text;                              /* the spec names a file, not a folder */
     const char *remedy;                     /* how to come by it, for errors and `abar data` */
     abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
     int64_t shape[3];       /* channels, height, width */
@@ -34,13 +47,16 @@ typedef struct abar__data_kind {
 struct abar_dataset {
     abar_context *ctx;
     const abar__data_kind *kind;
-    abar_dataset_info info; /* a reader sets the shape before it allocates a part, and the counts never */
-    abar__part part[2];     /* training, test */
+    abar_dataset_info info;      /* a reader sets the shape before it allocates a part, and the counts never */
+    abar__part part[2];          /* training, test */
+    abar__vocabulary vocabulary; /* text */
+    int64_t tokens;              /* text: of the whole file */
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__cifar_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__synthetic_make(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *config);
 
 /* ---- dataset.c ------------------------------------------------------------------------------------------------ */
 
@@ -71,6 +87,22 @@ abar_status abar__cifar_count(abar_context *ctx, const char *label, size_t n, co
 /* Checks count records and copies the first keep of them. */
 abar_status abar__cifar_parse(abar_context *ctx, const char *label, const uint8_t *bytes, int64_t count,
                               const abar__data_kind *kind, int64_t keep, uint8_t *images, int32_t *labels);
+
+/* ---- vocabulary.c --------------------------------------------------------------------------------------------- */
+
+/* Of the distinct characters of n bytes of UTF-8; also how many characters they are. label names the bytes in errors. */
+abar_status abar__vocabulary_find(abar_context *ctx, const char *label, const char *bytes, size_t n, abar__vocabulary *out,
+                                  int64_t *characters);
+/* From its own text; NULL: bytes. */
+abar_status abar__vocabulary_parse(abar_context *ctx, const char *label, const char *text, abar__vocabulary *out);
+void abar__vocabulary_free(abar_context *ctx, abar__vocabulary *v);
+/* The token that n > 0 bytes of text begin with, and in *used how many of them it takes; -1: none of the vocabulary. */
+int32_t abar__vocabulary_encode(const abar__vocabulary *v, const char *bytes, size_t n, size_t *used);
+/* The bytes (1 to 4, returned) of a token. */
+size_t abar__vocabulary_decode(const abar__vocabulary *v, int32_t token, char out[4]);
+/* All of n bytes as tokens; *count is how many. room: of tokens, enough for one per byte or as counted before. */
+abar_status abar__text_encode(abar_context *ctx, const char *label, const abar__vocabulary *v, const char *bytes, size_t n,
+                              uint16_t *tokens, int64_t *count);
 
 /* ---- augment.c ------------------------------------------------------------------------------------------------ */
 

@@ -60,6 +60,13 @@ static const abar__data_kind kinds[] = {
      .mean = {0.5071, 0.4865, 0.4409},
      .std = {0.2673, 0.2564, 0.2762},
      .augment = true},
+    {.name = "text",
+     .summary = "characters or bytes of a text file, nine tenths for training",
+     .remedy = "give text:FILE, any UTF-8 text, or any file with --text bytes",
+     .text = true,
+     .read = abar__text_read,
+     .mean = {0},
+     .std = {1, 1, 1}},
     {.name = "synthetic",
      .summary = "smooth patterns made from the seed, any shape and class count",
      .read = abar__synthetic_make,
@@ -70,7 +77,7 @@ static const abar__data_kind kinds[] = {
      .std = {0.25, 0.25, 0.25}},
 };
 
-static const char *const names[] = {"fashion-mnist", "mnist", "cifar10", "cifar100", "synthetic", NULL};
+static const char *const names[] = {"fashion-mnist", "mnist", "cifar10", "cifar100", "text", "synthetic", NULL};
 
 const char *const *abar_dataset_names(void) { return names; }
 
@@ -102,10 +109,14 @@ static abar_status parse_spec(abar_context *ctx, const char *spec, const abar__d
     *dir = (*kind)->folder;
     if (spec[length] == '\0') return ABAR_OK;
     *dir = spec + length + 1;
-    if (!(*kind)->files[0]) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is made, not read, give it without a folder", name);
-    if (**dir == '\0') return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: no folder after the colon, give %s:DIR", name, name);
+    if (!(*kind)->files[0] && !(*kind)->text)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is made, not read, give it without a folder", name);
+    const char *what = (*kind)->text ? "file" : "folder";
+    if (**dir == '\0')
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: no %s after the colon, give %s:%s", name, what, name,
+                          (*kind)->text ? "FILE" : "DIR");
     if (strlen(*dir) > FOLDER_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: the folder's path is longer than %d characters, use a shorter one", name,
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: the %s's path is longer than %d characters, use a shorter one", name, what,
                           FOLDER_MAX);
     return ABAR_OK;
 }
@@ -159,6 +170,18 @@ static abar_status need_files(abar_context *ctx, const abar__data_kind *kind, co
     return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: there is no %s in %s, %s", kind->name, file, where, kind->remedy);
 }
 
+static abar_status need_text(abar_context *ctx, const abar__data_kind *kind, const char *path, char where[512])
+{
+    struct stat info;
+    if (!path) return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: no file is named, %s", kind->name, kind->remedy);
+    if (stat(path, &info) != 0)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: there is no file %s, %s", kind->name, path, kind->remedy);
+    if (S_ISDIR(info.st_mode))
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s is a folder, %s", kind->name, path, kind->remedy);
+    snprintf(where, 512, "%s", path);
+    return ABAR_OK;
+}
+
 /* ---- open and close ------------------------------------------------------------------------------------------- */
 
 static abar_dataset_info published_info(const abar__data_kind *kind)
@@ -167,6 +190,7 @@ static abar_dataset_info published_info(const abar__data_kind *kind)
                               .channels = kind->shape[0],
                               .height = kind->shape[1],
                               .width = kind->shape[2],
+                              .text = kind->text,
                               .classes = kind->label_range[1] > 0 ? kind->label_range[1] : kind->label_range[0],
                               .train = kind->count[0],
                               .test = kind->count[1],
@@ -210,6 +234,7 @@ abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_da
     ABAR_TRY(check_config(ctx, config, &c));
     ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
     if (kind->files[0]) ABAR_TRY(need_files(ctx, kind, dir, where));
+    if (kind->text) ABAR_TRY(need_text(ctx, kind, dir, where));
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_dataset), &memory));
     abar_dataset *data = memory;
@@ -235,13 +260,17 @@ static size_t part_image_bytes(const abar_dataset *data, const abar__part *part)
 
 static size_t part_label_bytes(const abar__part *part) { return (size_t)part->count * sizeof *part->labels; }
 
+static size_t token_bytes(const abar_dataset *data) { return (size_t)data->tokens * sizeof(uint16_t); }
+
 void abar_dataset_close(abar_dataset *data)
 {
     if (!data) return;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && !data->kind->text; i++) {
         abar__free(data->ctx, data->part[i].images, part_image_bytes(data, &data->part[i]));
         abar__free(data->ctx, data->part[i].labels, part_label_bytes(&data->part[i]));
     }
+    abar__free(data->ctx, data->part[0].tokens, data->part[0].tokens ? token_bytes(data) : 0);
+    abar__vocabulary_free(data->ctx, &data->vocabulary);
     abar__free(data->ctx, data, sizeof *data);
 }
 
@@ -252,6 +281,9 @@ const abar_dataset_info *abar_dataset_info_of(const abar_dataset *data) { return
 size_t abar_dataset_bytes(const abar_dataset *data)
 {
     size_t bytes = sizeof *data;
+    const abar__vocabulary *v = &data->vocabulary;
+    if (data->kind->text)
+        return bytes + token_bytes(data) + v->text_bytes + (v->codes ? (size_t)v->count * sizeof *v->codes : 0);
     for (int i = 0; i < 2; i++) bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
     return bytes;
 }
@@ -259,13 +291,27 @@ size_t abar_dataset_bytes(const abar_dataset *data)
 const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i)
 {
     const abar__part *part = &data->part[test];
-    return i < 0 || i >= part->count ? NULL : part->images + i * abar__image_bytes(&data->info);
+    return i < 0 || i >= part->count || !part->images ? NULL : part->images + i * abar__image_bytes(&data->info);
 }
 
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
 {
     const abar__part *part = &data->part[test];
-    return i < 0 || i >= part->count ? -1 : part->labels[i];
+    return i < 0 || i >= part->count || !part->labels ? -1 : part->labels[i];
+}
+
+const uint16_t *abar_dataset_tokens(const abar_dataset *data, bool test) { return data->part[test].tokens; }
+const char *abar_dataset_vocabulary(const abar_dataset *data) { return data->vocabulary.text; }
+
+/* How many tokens there will be is known once it is read; never more than bytes. */
+static bool probe_text(const char *path, abar_dataset_probe *out)
+{
+    struct stat info;
+    if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+    snprintf(out->where, sizeof out->where, "%s", path);
+    out->info.train = (int64_t)info.st_size * 9 / 10;
+    out->info.test = (int64_t)info.st_size - out->info.train;
+    return true;
 }
 
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
@@ -276,7 +322,10 @@ abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_da
     ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
     out->summary = kind->summary;
     out->info = published_info(kind);
-    out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
+    if (kind->text)
+        out->found = probe_text(dir, out);
+    else
+        out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
     if (!out->found) snprintf(out->remedy, sizeof out->remedy, "%s", kind->remedy);
     memcpy(out->info.where, out->where, sizeof out->where);
     return ABAR_OK;

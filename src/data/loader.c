@@ -1,4 +1,5 @@
-/* The loader: who is in which batch, batches made ahead by worker threads, and seeking.
+/* The loader: who is in which batch, batches made ahead by worker threads, and seeking. A sample is an image or a window of a
+ * text, known by its number or by where it begins.
  *
  * Batches are claimed one after another under the lock; claiming decides their samples. Filling a claimed batch needs no
  * lock. The order of an epoch is a Fisher-Yates shuffle from the front: after step p, place p is final. So claiming a
@@ -16,8 +17,9 @@
 #define PREFETCH_MAX 1024
 
 typedef struct slot {
-    uint8_t *images;  /* (batch, C, H, W) */
-    int32_t *labels;  /* (batch) */
+    uint8_t *images;  /* (batch, C, H, W), or ... */
+    int32_t *tokens;  /* ... (batch, context), in the same place */
+    int32_t *labels;  /* (batch), or (batch, context) */
     int32_t *samples; /* (batch): indices into the data set */
     int64_t count, epoch, index;
     bool ready;
@@ -29,8 +31,8 @@ struct abar_loader {
     const abar__part *part;
     abar_loader_config config;
     size_t bytes;
-    int64_t batches;
-    int slot_count; /* prefetch, and the one the caller holds */
+    int64_t batches, samples; /* per epoch */
+    int slot_count;           /* prefetch, and the one the caller holds */
     slot *slots;
     int worker_count;
     pthread_t *workers;
@@ -53,10 +55,39 @@ typedef struct layout {
     int slot_count;
 } layout;
 
-static int64_t sample_count(const abar_dataset_info *info, const abar_loader_config *c)
+/* Tokens, or images, of the part. */
+static int64_t part_count(const abar_dataset_info *info, const abar_loader_config *c)
 {
     return c->test ? info->test : info->train;
 }
+
+/* Disjoint windows: each has a token after its last, for a label. */
+static int64_t window_count(const abar_dataset_info *info, const abar_loader_config *c)
+{
+    return c->context > 0 ? (part_count(info, c) - 1) / c->context : 0;
+}
+
+static int64_t batch_count(const abar_dataset_info *info, const abar_loader_config *c)
+{
+    const int64_t n = info->text ? window_count(info, c) : part_count(info, c);
+    if (c->batch < 1) return 0;
+    if (c->test) return (n + c->batch - 1) / c->batch;
+    if (info->text && c->steps > 0) return c->steps;
+    return info->text && n < c->batch ? 1 : n / c->batch;
+}
+
+static int64_t sample_count(const abar_dataset_info *info, const abar_loader_config *c)
+{
+    if (!info->text) return part_count(info, c);
+    return c->test ? window_count(info, c) : batch_count(info, c) * c->batch;
+}
+
+static size_t sample_bytes(const abar_dataset_info *info, const abar_loader_config *c)
+{
+    return info->text ? (size_t)c->context * sizeof(int32_t) : (size_t)abar__image_bytes(info);
+}
+
+static int64_t labels_each(const abar_dataset_info *info, const abar_loader_config *c) { return info->text ? c->context : 1; }
 
 static size_t place(size_t *at, size_t bytes)
 {
@@ -69,15 +100,15 @@ static size_t place(size_t *at, size_t bytes)
 static bool plan(const abar_dataset_info *info, const abar_loader_config *c, layout *out)
 {
     *out = (layout){.slot_count = c->threads == 0 ? 1 : (c->prefetch == 0 ? 2 : c->prefetch) + 1};
-    size_t batch = (size_t)c->batch, image = (size_t)abar__image_bytes(info), samples = (size_t)sample_count(info, c);
-    if ((double)batch * ((double)image + 64.0) * out->slot_count > (double)(SIZE_MAX / 4)) return false;
-    size_t one = 0;
+    size_t batch = (size_t)c->batch, sample = sample_bytes(info, c), labels = (size_t)labels_each(info, c);
+    if ((double)batch * ((double)sample + 4.0 * (double)labels + 64.0) * out->slot_count > (double)(SIZE_MAX / 4)) return false;
+    size_t one = 0, shuffled = c->test || info->text ? 0 : (size_t)sample_count(info, c);
     place(&one, batch * sizeof(int32_t));
-    out->labels = place(&one, batch * sizeof(int32_t));
-    out->images = place(&one, batch * image);
+    out->labels = place(&one, batch * labels * sizeof(int32_t));
+    out->images = place(&one, batch * sample);
     out->slot_bytes = one;
     place(&out->total, sizeof(abar_loader));
-    out->order = place(&out->total, c->test ? 0 : samples * sizeof(int32_t));
+    out->order = place(&out->total, shuffled * sizeof(int32_t));
     out->slots = place(&out->total, (size_t)out->slot_count * sizeof(slot));
     out->workers = place(&out->total, (size_t)c->threads * sizeof(pthread_t));
     out->slot_data = place(&out->total, (size_t)out->slot_count * one);
@@ -100,7 +131,8 @@ size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_c
 {
     abar_loader_config c;
     layout l;
-    if (!copy_config(config, &c) || c.batch < 1 || c.threads < 0 || c.prefetch < 0 || !plan(info, &c, &l)) return 0;
+    if (!copy_config(config, &c) || c.batch < 1 || c.threads < 0 || c.prefetch < 0 || c.context < 0 || !plan(info, &c, &l))
+        return 0;
     return l.total;
 }
 
@@ -124,31 +156,48 @@ static void shuffle(uint64_t seed, int64_t epoch, int32_t *order, int64_t n, int
     }
 }
 
+static bool is_shuffled(const abar_loader *l) { return !l->config.test && !l->info->text; }
+
 static void begin_epoch(abar_loader *l)
 {
     l->shuffled = 0;
-    if (!l->config.test) in_order(l->order, l->part->count);
+    if (is_shuffled(l)) in_order(l->order, l->samples);
 }
 
 /* Makes places 0 .. end of the order final. */
 static void shuffle_to(abar_loader *l, int64_t end)
 {
-    if (l->config.test || end <= l->shuffled) return;
-    shuffle(l->config.seed, l->epoch, l->order, l->part->count, l->shuffled, end);
+    if (!is_shuffled(l) || end <= l->shuffled) return;
+    shuffle(l->config.seed, l->epoch, l->order, l->samples, l->shuffled, end);
     l->shuffled = end;
+}
+
+/* Where the window at this place of the epoch begins: anywhere that leaves a token behind its last, or one after another. */
+static int32_t window_start(const abar_loader *l, int64_t epoch, int64_t place)
+{
+    if (l->config.test) return (int32_t)(place * l->config.context);
+    const uint32_t u = abar__random(l->config.seed, ABAR_DRAW_WINDOW, (uint32_t)epoch, (uint64_t)place).u[0];
+    return (int32_t)abar__below(u, (uint32_t)(l->part->count - l->config.context));
+}
+
+/* The sample at this place of the epoch being claimed. */
+static int32_t sample_at(const abar_loader *l, int64_t place)
+{
+    if (l->info->text) return window_start(l, l->epoch, place);
+    return l->config.test ? (int32_t)place : l->order[place];
 }
 
 /* Gives the next batch its place and its samples. */
 static slot *claim(abar_loader *l)
 {
     slot *s = &l->slots[l->claimed++ % l->slot_count];
-    int64_t batch = l->config.batch, start = l->index * batch, left = l->part->count - start;
+    int64_t batch = l->config.batch, start = l->index * batch, left = l->samples - start;
     if (l->index == 0) begin_epoch(l);
     s->epoch = l->epoch;
     s->index = l->index;
     s->count = left < batch ? left : batch;
     shuffle_to(l, start + s->count);
-    for (int64_t i = 0; i < s->count; i++) s->samples[i] = l->config.test ? (int32_t)(start + i) : l->order[start + i];
+    for (int64_t i = 0; i < s->count; i++) s->samples[i] = sample_at(l, start + i);
     if (++l->index == l->batches) {
         l->index = 0;
         l->epoch++;
@@ -158,7 +207,20 @@ static slot *claim(abar_loader *l)
 
 /* ---- filling -------------------------------------------------------------------------------------------------- */
 
-static void fill(const abar_loader *l, slot *s)
+static void fill_windows(const abar_loader *l, slot *s)
+{
+    const int64_t context = l->config.context;
+    for (int64_t i = 0; i < l->config.batch; i++) {
+        const uint16_t *from = l->part->tokens + s->samples[i < s->count ? i : 0];
+        int32_t *tokens = s->tokens + i * context, *labels = s->labels + i * context;
+        for (int64_t t = 0; t < context; t++) {
+            tokens[t] = from[t];
+            labels[t] = from[t + 1];
+        }
+    }
+}
+
+static void fill_images(const abar_loader *l, slot *s)
 {
     const abar_dataset_info *info = l->info;
     const abar_loader_config *c = &l->config;
@@ -178,6 +240,14 @@ static void fill(const abar_loader *l, slot *s)
         s->labels[i] = s->labels[0];
         memcpy(s->images + i * image, s->images, (size_t)image);
     }
+}
+
+static void fill(const abar_loader *l, slot *s)
+{
+    if (l->info->text)
+        fill_windows(l, s);
+    else
+        fill_images(l, s);
 }
 
 static void *work(void *argument)
@@ -203,11 +273,25 @@ static void *work(void *argument)
 
 /* ---- create and destroy --------------------------------------------------------------------------------------- */
 
+static abar_status check_windows(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c)
+{
+    const int64_t tokens = part_count(info, c);
+    if (c->context < 1 || c->steps < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: windows of %lld tokens, %lld steps an epoch, choose at least 1 and 0",
+                          (long long)c->context, (long long)c->steps);
+    if (tokens > c->context) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      "%s: its %s part has %lld characters, a window and what follows it %lld, give a longer text or a smaller "
+                      "--context",
+                      info->where, c->test ? "test" : "training", (long long)tokens, (long long)c->context + 1);
+}
+
 static abar_status check(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c, layout *out)
 {
     int64_t samples = sample_count(info, c), side = info->height < info->width ? info->height : info->width;
     if (c->batch < 1)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: holds no sample, choose at least 1", (long long)c->batch);
+    if (info->text) ABAR_TRY(check_windows(ctx, info, c));
     if (!c->test && c->batch > samples)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: the training set has only %lld samples, choose a smaller batch",
                           (long long)c->batch, (long long)samples);
@@ -235,6 +319,7 @@ static void lay_out(abar_loader *l, const layout *at)
         l->slots[i].samples = (int32_t *)(void *)data;
         l->slots[i].labels = (int32_t *)(void *)(data + at->labels);
         l->slots[i].images = (uint8_t *)(data + at->images);
+        l->slots[i].tokens = (int32_t *)(void *)(data + at->images);
     }
 }
 
@@ -272,7 +357,8 @@ abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, cons
     l->part = &data->part[c.test];
     l->config = c;
     l->bytes = at.total;
-    l->batches = c.test ? (l->part->count + c.batch - 1) / c.batch : l->part->count / c.batch;
+    l->batches = batch_count(&data->info, &c);
+    l->samples = sample_count(&data->info, &c);
     lay_out(l, &at);
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->room, NULL);
@@ -303,19 +389,20 @@ void abar_loader_destroy(abar_loader *l)
 int64_t abar_loader_order_count(const abar_loader *l)
 {
     const int64_t taken = l->batches * l->config.batch;
-    return taken > l->part->count ? taken : l->part->count;
+    return taken > l->samples ? taken : l->samples;
 }
 
 void abar_loader_order(const abar_loader *l, int64_t epoch, int32_t *out)
 {
-    const int64_t n = l->part->count, batch = l->config.batch, taken = l->batches * batch;
-    in_order(out, n);
-    if (!l->config.test) shuffle(l->config.seed, epoch, out, n, 0, taken);
+    const int64_t n = l->samples, batch = l->config.batch, taken = l->batches * batch;
+    if (!l->info->text) in_order(out, n);
+    for (int64_t i = 0; i < n && l->info->text; i++) out[i] = window_start(l, epoch, i);
+    if (is_shuffled(l)) shuffle(l->config.seed, epoch, out, n, 0, taken);
     for (int64_t i = n; i < taken; i++) out[i] = out[n / batch * batch];
 }
 
 int64_t abar_loader_batches(const abar_loader *l) { return l->batches; }
-int64_t abar_loader_samples(const abar_loader *l) { return l->part->count; }
+int64_t abar_loader_samples(const abar_loader *l) { return l->samples; }
 size_t abar_loader_bytes(const abar_loader *l) { return l->bytes; }
 
 /* ---- use ------------------------------------------------------------------------------------------------------ */
@@ -341,7 +428,13 @@ abar_status abar_loader_next(abar_loader *l, abar_batch *out)
         s = claim(l);
         fill(l, s);
     }
-    *out = (abar_batch){.images = s->images, .labels = s->labels, .count = s->count, .epoch = s->epoch, .index = s->index};
+    const bool text = l->info->text;
+    *out = (abar_batch){.images = text ? NULL : s->images,
+                        .tokens = text ? s->tokens : NULL,
+                        .labels = s->labels,
+                        .count = s->count,
+                        .epoch = s->epoch,
+                        .index = s->index};
     return ABAR_OK;
 }
 

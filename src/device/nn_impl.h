@@ -13,7 +13,7 @@ typedef enum abar__op_kind {
     ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
     ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
     ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
-    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift */
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift (NULL: 0) */
     ABAR_OP_ACTIVATION,
     ABAR_OP_POOL2D,
     ABAR_OP_ADD,      /* y = x0 + x1 */

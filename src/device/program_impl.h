@@ -41,6 +41,8 @@ typedef struct abar__map_state {
  * float32 in device memory, in PyTorch's column order (I, kh, kw), the bias last. */
 typedef struct abar__kept_map {
     int64_t d, out;
+    int link, links;                 /* maps link .. link + links - 1 are parts of one: committed or dropped together */
+    int number;                      /* of the whole, for refreshes that are spread */
     void *pending_a, *average_a, *u; /* (d): u = a / sqrt(rho + |a|^2) */
     void *pending_p, *average_p, *r; /* (out): r = 1 / (p + diagonal); NULL: identity */
     double *pending_t;               /* device memory: sum of |a|^2 where rho is adaptive; NULL: it is fixed */
@@ -62,7 +64,7 @@ typedef struct abar__program_desc {
     const abar__update_item *updates; /* what the rule is given; .map says which kept map preconditions it, with its .bias */
     int n_updates;
     const abar__kept_map *maps;
-    int n_maps;
+    int n_maps, n_numbers; /* numbers: linked maps count as one */
     abar__program_rule rule;
     const abar__update_scalars *scalars; /* the rule's own: momentum, nesterov, decoupled, beta1, beta2, eps */
     double stat_decay;
@@ -112,16 +114,20 @@ typedef struct abar__program_ops {
 #define ABAR_PROGRAM_RATES 65536
 #define ABAR_PROGRAM_NOTES 256
 
-/* Images in device memory, made into batches there: order, crop, flip, normalise exactly as on the host. */
+/* Images, or a text, in device memory, made into batches there: order, crop, flip, normalise, cut windows exactly as on the
+ * host. */
 typedef struct abar__feed abar__feed;
 
 typedef struct abar__feed_desc {
     const uint8_t *images; /* (count, C, H, W), host; NULL: batches are streamed */
     const int32_t *labels; /* (count) */
     int64_t count, channels, height, width;
-    int64_t batch;      /* samples of one fill: the micro-batch */
-    int64_t step_batch; /* samples of one step */
-    const float *table; /* (channels, 256): normalised value of each byte */
+    int64_t context;        /* tokens of a window; 0: images, and the next two have no meaning */
+    const uint16_t *tokens; /* (count), host: a text in place of images and labels; NULL: batches are streamed */
+    int64_t windows;        /* that an order may have */
+    int64_t batch;          /* samples of one fill: the micro-batch */
+    int64_t step_batch;     /* samples of one step */
+    const float *table;     /* (channels, 256): normalised value of each byte; text: NULL */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;
@@ -131,15 +137,16 @@ typedef struct abar__feed_ops {
     abar_status (*create)(abar_device *dev, const abar__feed_desc *desc, abar__feed **out);
     void (*destroy)(abar_device *dev, abar__feed *f);
     size_t (*bytes)(const abar__feed_desc *desc); /* device memory that create would take */
-    /* The samples of an epoch from its step `first` on: order has the whole epoch's, (n) host. */
+    /* The samples of an epoch from its step `first` on: order has the whole epoch's, (n) host; of a text, where its windows
+     * begin. */
     abar_status (*epoch)(abar_device *dev, abar__feed *f, int64_t epoch, int64_t first, const int32_t *order, int64_t n);
-    /* Samples first .. first + batch of the current step into input (NHWC or dense, the device's activation dtype) and target
-     * (I32). Recordable. */
+    /* Samples first .. first + batch of the current step into input (NHWC or dense, the device's activation dtype; tokens: I32
+     * (batch, context)) and target (I32). Recordable. */
     abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target);
     abar_status (*advance)(abar_device *dev, abar__feed *f); /* to the next step. Recordable. */
-    /* Streaming: one step's batch, bytes as the loader yields them, for the fills that follow (of a resident set too, until its
-     * next epoch). Copies before it returns. */
-    abar_status (*stage)(abar_device *dev, abar__feed *f, const uint8_t *images, const int32_t *labels);
+    /* Streaming: one step's batch, bytes (tokens: I32) as the loader yields them, for the fills that follow (of a resident set
+     * too, until its next epoch). Copies before it returns. */
+    abar_status (*stage)(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels);
 } abar__feed_ops;
 
 #endif

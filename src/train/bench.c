@@ -19,12 +19,27 @@ struct abar_bench {
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
 
-/* Normal noise for the input, labels in turn. */
+/* Classes in turn. */
+static abar_status fill_labels(abar_bench *b, const abar_tensor *to)
+{
+    const int64_t count = abar_tensor_count(to);
+    void *label;
+    ABAR_TRY(abar__alloc(b->ctx, (size_t)count * sizeof(int32_t), &label));
+    for (int64_t i = 0; i < count; i++) ((int32_t *)label)[i] = (int32_t)(i % b->info.classes);
+    const abar_tensor host = abar_tensor_wrap(NULL, label, ABAR_I32, to->ndim, to->dim);
+    abar_status status = abar_tensor_copy(b->ctx, to, &host);
+    abar__free(b->ctx, label, (size_t)count * sizeof(int32_t));
+    return status;
+}
+
+/* Normal noise for the input, or tokens in turn; labels in turn. */
 static abar_status fill_input(abar_bench *b, int64_t seed)
 {
     abar_tensor input = abar_net_input(b->net), target = abar_net_target(b->net);
-    int64_t count = abar_tensor_count(&input), labels = abar_tensor_count(&target);
-    void *noise, *label;
+    int64_t count = abar_tensor_count(&input);
+    void *noise;
+    ABAR_TRY(fill_labels(b, &target));
+    if (b->info.text) return fill_labels(b, &input);
     ABAR_TRY(abar__alloc(b->ctx, (size_t)count * sizeof(float), &noise));
     for (int64_t i = 0; i < count; i += 2) {
         double normal[2];
@@ -34,12 +49,6 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
     abar_tensor host = abar_tensor_wrap(NULL, noise, ABAR_F32, input.ndim, input.dim);
     abar_status status = abar_tensor_copy(b->ctx, &input, &host);
     abar__free(b->ctx, noise, (size_t)count * sizeof(float));
-    if (status < 0) return status;
-    ABAR_TRY(abar__alloc(b->ctx, (size_t)labels * sizeof(int32_t), &label));
-    for (int64_t i = 0; i < labels; i++) ((int32_t *)label)[i] = (int32_t)(i % b->info.classes);
-    host = abar_tensor_wrap(NULL, label, ABAR_I32, 1, &labels);
-    status = abar_tensor_copy(b->ctx, &target, &host);
-    abar__free(b->ctx, label, (size_t)labels * sizeof(int32_t));
     return status;
 }
 
@@ -48,7 +57,7 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
-    abar__model_shape(setup->model, &b->info);
+    abar__model_shape(setup, &b->info);
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &wish, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
@@ -141,7 +150,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
         result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
         result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
     }
-    summarise(b, setup->train.batch, result);
+    summarise(b, setup->train.batch * abar__context_of(setup), result);
     return ABAR_OK;
 }
 

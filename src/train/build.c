@@ -5,24 +5,37 @@
 
 #define CROP_PAD 4
 
-void abar__model_shape(const abar_model *model, abar_dataset_info *out)
+void abar__model_shape(const abar_setup *setup, abar_dataset_info *out)
 {
-    out->channels = model->input[0];
-    out->height = model->input[1];
-    out->width = model->input[2];
-    out->classes = model->classes;
+    int64_t input[3];
+    abar_model_shape(setup->model, setup->model_config, input, &out->classes);
+    out->text = setup->model->text;
+    if (out->text) return;
+    out->channels = input[0];
+    out->height = input[1];
+    out->width = input[2];
 }
 
-abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, abar_dataset **out)
+int64_t abar__context_of(const abar_setup *setup)
+{
+    int64_t input[3], classes;
+    abar_model_shape(setup->model, setup->model_config, input, &classes);
+    return setup->model->text ? input[0] : 1;
+}
+
+abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
+                            abar_dataset **out)
 {
     const abar_train_config *train = &setup->train;
     abar_dataset_config config = {.size = sizeof config,
                                   .limit_train = test_only ? 1 : train->limit_train,
                                   .limit_test = train->limit_test,
-                                  .seed = (uint64_t)train->seed};
+                                  .seed = (uint64_t)train->seed,
+                                  .bytes = train->text == ABAR_TEXT_BYTES,
+                                  .vocabulary = vocabulary};
     if (strcmp(train->data, "synthetic") == 0) { /* the one set that takes the model's shape */
         abar_dataset_info shape = {0};
-        abar__model_shape(setup->model, &shape);
+        abar__model_shape(setup, &shape);
         config.channels = shape.channels;
         config.height = shape.height;
         config.width = shape.width;
@@ -51,7 +64,8 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
 {
     abar_net *net;
     ABAR_TRY(abar_net_create(ctx, &net));
-    abar_value x = abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
+    abar_value x = setup->model->text ? abar_input_tokens(net, abar__context_of(setup))
+                                      : abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
     x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
     abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
     abar_compile_config config = {.size = sizeof config,
@@ -150,5 +164,7 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)
                                 .seed = (uint64_t)train->seed,
                                 .threads = (int)train->workers,
                                 .crop_pad = train->augment && !test ? CROP_PAD : 0,
-                                .flip = train->augment && !test};
+                                .flip = train->augment && !test,
+                                .context = abar__context_of(setup),
+                                .steps = train->epoch_steps};
 }

@@ -50,18 +50,28 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
 /* The settings in a checkpoint's metadata. */
 static abar_status checkpoint_setup(abar_context *ctx, const abar__safetensors *file, const char *path, abar_setup **out)
 {
-    const char *config = abar__safetensors_metadata(file, "config");
+    const char *config = abar__safetensors_metadata(file, ABAR_NOTE_CONFIG);
     if (!config) return abar__fail(ctx, ABAR_E_FORMAT, "%s: not a checkpoint of abar, give the folder of a run", path);
     return abar__setup_parse(ctx, path, config, strlen(config), out);
 }
 
-static abar_status setup_from_checkpoint(abar_context *ctx, const char *path, abar_setup **out)
+/* The folder may have moved. */
+static abar_status move_out(abar_context *ctx, const char *dir, abar_setup **setup)
+{
+    abar_status status = abar_options_set(ctx, abar_train_options, &(*setup)->train, "out", dir);
+    if (status == ABAR_OK) return ABAR_OK;
+    abar_setup_destroy(ctx, *setup);
+    *setup = NULL;
+    return status;
+}
+
+static abar_status setup_from_checkpoint(abar_context *ctx, const char *path, const char *dir, abar_setup **out)
 {
     abar__safetensors *file;
     ABAR_TRY(abar__safetensors_open(ctx, path, &file));
     abar_status status = checkpoint_setup(ctx, file, path, out);
     abar__safetensors_close(file);
-    return status;
+    return status == ABAR_OK ? move_out(ctx, dir, out) : status;
 }
 
 static abar_status setup_from_config(abar_context *ctx, const char *path, abar_setup **out)
@@ -82,14 +92,18 @@ abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out
     if (exists(config))
         ABAR_TRY(setup_from_config(ctx, config, out));
     else if (exists(state))
-        ABAR_TRY(setup_from_checkpoint(ctx, state, out));
+        return setup_from_checkpoint(ctx, state, dir, out);
     else
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no run (no config.json), check the path", dir);
-    abar_status status = abar_options_set(ctx, abar_train_options, &(*out)->train, "out", dir); /* it may have moved */
-    if (status == ABAR_OK) return ABAR_OK;
-    abar_setup_destroy(ctx, *out);
+    return move_out(ctx, dir, out);
+}
+
+abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup **out)
+{
     *out = NULL;
-    return status;
+    ABAR_TRY(setup_from_checkpoint(ctx, path, "", out));
+    (*out)->train.checkpoint_every = 0; /* there is no folder for more */
+    return ABAR_OK;
 }
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
@@ -125,6 +139,15 @@ static abar_status load_tensors(abar_trainer *t, carrier *c)
                       t->setup->rule->name);
 }
 
+/* Tokens of another vocabulary would mean other characters. */
+static abar_status check_vocabulary(abar_trainer *t, const carrier *c)
+{
+    const char *was = abar__safetensors_metadata(c->file, ABAR_NOTE_VOCABULARY), *now = abar_dataset_vocabulary(t->data);
+    if ((!was && !now) || (was && now && strcmp(was, now) == 0)) return ABAR_OK;
+    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: has other characters than the run was made with, give the same text",
+                      t->setup->train.data);
+}
+
 static abar_status load_place(abar_trainer *t, const carrier *c)
 {
     const char *progress = abar__safetensors_metadata(c->file, "progress");
@@ -157,6 +180,7 @@ abar_status abar__checkpoint_load(abar_trainer *t)
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "state.safetensors", path));
     ABAR_TRY(abar__safetensors_open(t->ctx, path, &c.file));
     abar_status status = check_setup(t, &c);
+    if (status == ABAR_OK) status = check_vocabulary(t, &c);
     if (status == ABAR_OK) status = load_place(t, &c);
     if (status == ABAR_OK) status = load_tensors(t, &c);
     abar__safetensors_close(c.file);
@@ -178,7 +202,9 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
 {
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
-    ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "config", t->text.data));
+    ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_CONFIG, t->text.data));
+    if (abar_dataset_vocabulary(t->data))
+        ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_VOCABULARY, abar_dataset_vocabulary(t->data)));
     t->text.length = 0;
     ABAR_TRY(abar__place_write(t->ctx, &t->at, t->history, &t->text));
     return abar__safetensors_writer_metadata(c->writer, "progress", t->text.data);
@@ -221,7 +247,11 @@ abar_status abar__export_save(abar_trainer *t)
     char path[ABAR_RUN_PATH_MAX];
     if (!t->setup->train.out[0]) return ABAR_OK;
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
-    return abar__weights_export(t->ctx, t->net, t->stage, path);
+    if (!t->setup->model->text) return abar__weights_export(t->ctx, t->net, t->stage, NULL, path);
+    t->text.length = 0;
+    ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
+    const abar__text_notes notes = {t->text.data, abar_dataset_vocabulary(t->data)};
+    return abar__weights_export(t->ctx, t->net, t->stage, &notes, path);
 }
 
 abar_status abar__config_save(abar_trainer *t)

@@ -18,8 +18,8 @@ static bool exists(const char *path)
 /* Settings that may differ between methods: how an optimizer is driven. All others make the problem, or its cost. */
 static bool may_differ(const char *name)
 {
-    static const char *const own[] = {"optim",  "lr",         "weight-decay",       "decay-all", "clip", "schedule",
-                                      "warmup", "accumulate", "schedule-per-epoch", "out",       NULL};
+    static const char *const own[] = {"optim",    "lr",     "final-lr",   "weight-decay",       "decay-all", "clip",
+                                      "schedule", "warmup", "accumulate", "schedule-per-epoch", "out",       NULL};
     for (const char *const *o = own; *o; o++)
         if (strcmp(name, *o) == 0) return true;
     return false;

@@ -58,7 +58,7 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
     ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
     ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, out));
+    ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, false, out));
     return abar__text_append(c->ctx, out, "}", 1);
 }
 

@@ -14,10 +14,11 @@ const abar_option abar_train_options[] = {
     {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set, NAME or NAME:DIR, as `abar data` lists them"},
     {"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "optimizer, as `abar optimizers` lists them"},
-    {"epochs", ABAR_OPTION_INT, AT(epochs), "10", 1, 1e6, NULL, "passes over the training set"},
+    {"epochs", ABAR_OPTION_INT, AT(epochs), "10", 1, 1e6, NULL, "passes over the training set; text: of --epoch-steps each"},
     {"batch", ABAR_OPTION_INT, AT(batch), "128", 1, 1e6, NULL, "samples per optimizer step"},
     {"accumulate", ABAR_OPTION_INT, AT(accumulate), "1", 1, 1e6, NULL, "micro-batches a step's batch is split into"},
     {"lr", ABAR_OPTION_REAL, AT(lr), "0.05", 0, 1e6, NULL, "learning rate at its peak"},
+    {"final-lr", ABAR_OPTION_REAL, AT(final_lr), "0", 0, 1e6, NULL, "learning rate at the end of the cosine"},
     {"weight-decay", ABAR_OPTION_REAL, AT(weight_decay), "5e-4", 0, 1e6, NULL, "weight decay"},
     {"decay-all", ABAR_OPTION_BOOL, AT(decay_all), "true", 0, 0, NULL, "decay biases and norms too"},
     {"clip", ABAR_OPTION_REAL, AT(clip), "0", 0, 1e9, NULL, "largest norm of the whole gradient, 0: any"},
@@ -26,8 +27,11 @@ const abar_option abar_train_options[] = {
     {"schedule", ABAR_OPTION_CHOICE, AT(schedule), "cosine", 0, 0, "cosine|step|constant", "how the learning rate falls"},
     {"schedule-per-epoch", ABAR_OPTION_BOOL, AT(schedule_per_epoch), "false", 0, 0, NULL,
      "hold the rate within each epoch instead of moving it every step"},
-    {"warmup", ABAR_OPTION_INT, AT(warmup), "0", 0, 1e6, NULL, "epochs in which the rate rises from 0"},
+    {"warmup", ABAR_OPTION_REAL, AT(warmup), "0", 0, 1e6, NULL, "epochs, or part of one, in which the rate rises from 0"},
     {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL, "pad by 4, crop at random, mirror every second image"},
+    {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
+    {"epoch-steps", ABAR_OPTION_INT, AT(epoch_steps), "250", 0, 1e9, NULL,
+     "text: steps between two tests; 0: as many as read it once"},
     {"device", ABAR_OPTION_TEXT, AT(device), "cpu", 0, 0, NULL,
      "where to compute: cpu, cuda, cuda:N, or ref in double precision"},
     {"precision", ABAR_OPTION_CHOICE, AT(precision), "auto", 0, 0, "auto|fp32|tf32|bf16",
@@ -138,7 +142,11 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     snprintf(train->model, sizeof train->model, "%s", kinds.model->name);
     snprintf(train->data, sizeof train->data, "%s", data);
     snprintf(train->optim, sizeof train->optim, "%s", optim);
-    abar__recipe_apply(setup);
+    abar_status status = abar__recipe_apply(ctx, setup);
+    if (status < 0) {
+        abar_setup_destroy(ctx, setup);
+        return status;
+    }
     *out = setup;
     return ABAR_OK;
 }
@@ -243,17 +251,32 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
                       strcmp(train->device, "ref") == 0 ? "double precision" : "fp32");
 }
 
+/* Who reads tokens needs a text, and the other way round. */
+static abar_status check_text_model(abar_context *ctx, const abar_setup *setup)
+{
+    const bool text = same_data_name(setup->train.data, "text"), reads = setup->model->text;
+    if (text == reads) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      reads ? "--data %.80s: %s reads text, give --data text:FILE"
+                            : "--data %.80s: %s reads images, choose a model of text, as gpt-char",
+                      setup->train.data, setup->train.model);
+}
+
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
     ABAR_TRY(check_device(ctx, train));
     ABAR_TRY(check_data_name(ctx, train->data));
+    ABAR_TRY(check_text_model(ctx, setup));
     if (train->batch % train->accumulate != 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
                           (long long)train->accumulate, (long long)train->batch);
-    if (train->warmup > train->epochs)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %lld: longer than the %lld epochs, choose less",
-                          (long long)train->warmup, (long long)train->epochs);
+    if (train->warmup > (double)train->epochs)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %g: longer than the %lld epochs, choose less", train->warmup,
+                          (long long)train->epochs);
+    if (train->final_lr > train->lr)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--final-lr %g: above --lr %g, from which the rate falls, choose less",
+                          train->final_lr, train->lr);
     if (train->limit_train > 0 && train->limit_train < train->batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
                           (long long)train->limit_train, (long long)train->batch);
@@ -270,8 +293,8 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {"batch",       "limit-train", "seed", "stat-decay",   "skip-layers",
-                                        "first-layer", "pgrad",       "kfac", "kfac-inverse", NULL};
+    static const char *const fixed[] = {"batch", "limit-train", "seed",         "stat-decay", "skip-layers", "first-layer",
+                                        "pgrad", "kfac",        "kfac-inverse", "text",       "epoch-steps", NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -22,10 +22,22 @@ static void release(abar_context *ctx, evaluator *e)
     abar_dataset_close(e->data);
 }
 
+/* A text in the vocabulary of the weights, where they have one with them. */
+static abar_status open_data(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
+{
+    abar__safetensors *file;
+    if (!setup->model->text) return abar__data_open(ctx, setup, true, NULL, &e->data);
+    ABAR_TRY(abar__safetensors_open(ctx, weights, &file));
+    const char *vocabulary = abar__safetensors_metadata(file, ABAR_NOTE_VOCABULARY);
+    abar_status status = abar__data_open(ctx, setup, true, vocabulary, &e->data);
+    abar__safetensors_close(file);
+    return status;
+}
+
 static abar_status prepare(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     ABAR_TRY(abar_setup_check(ctx, setup));
-    ABAR_TRY(abar__data_open(ctx, setup, true, &e->data));
+    ABAR_TRY(open_data(ctx, setup, weights, e));
     const abar_dataset_info *info = abar_dataset_info_of(e->data);
     abar_loader_config wish = abar__loader_wish(setup, true);
     abar__net_wish shape = {.batch = wish.batch};
@@ -50,17 +62,21 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
         *out = (abar_evaluation){.loss = loss.loss,
                                  .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
                                  .samples = loss.count,
-                                 .seconds = abar__seconds() - began};
+                                 .seconds = abar__seconds() - began,
+                                 .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
+                                 .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
     release(ctx, &e);
     return status;
 }
 
 /* ---- logits --------------------------------------------------------------------------------------------------- */
 
-/* The first n test samples: bytes (n, C, H, W), labels (n), logits (n, K). */
+/* The first n test samples: bytes (n, C, H, W), labels (n), logits (n, K); or tokens (n, T), labels (n, T), logits (n, T, K).
+ */
 typedef struct sheet {
-    int64_t n, image, classes;
-    uint8_t *images;
+    int64_t n, sample, rows, classes; /* bytes of a sample; rows of logits each */
+    bool text;
+    uint8_t *samples;
     int32_t *labels;
     float *logits;
 } sheet;
@@ -68,30 +84,29 @@ typedef struct sheet {
 static abar_status alloc_sheet(abar_context *ctx, sheet *s)
 {
     void *memory;
-    ABAR_TRY(abar__alloc(ctx, (size_t)(s->n * s->image), &memory));
-    s->images = memory;
-    ABAR_TRY(abar__alloc(ctx, (size_t)s->n * sizeof *s->labels, &memory));
+    ABAR_TRY(abar__alloc(ctx, (size_t)(s->n * s->sample), &memory));
+    s->samples = memory;
+    ABAR_TRY(abar__alloc(ctx, (size_t)(s->n * s->rows) * sizeof *s->labels, &memory));
     s->labels = memory;
-    ABAR_TRY(abar__alloc(ctx, (size_t)(s->n * s->classes) * sizeof *s->logits, &memory));
+    ABAR_TRY(abar__alloc(ctx, (size_t)(s->n * s->rows * s->classes) * sizeof *s->logits, &memory));
     s->logits = memory;
     return ABAR_OK;
 }
 
 static void free_sheet(abar_context *ctx, sheet *s)
 {
-    abar__free(ctx, s->images, (size_t)(s->n * s->image));
-    abar__free(ctx, s->labels, (size_t)s->n * sizeof *s->labels);
-    abar__free(ctx, s->logits, (size_t)(s->n * s->classes) * sizeof *s->logits);
+    abar__free(ctx, s->samples, (size_t)(s->n * s->sample));
+    abar__free(ctx, s->labels, (size_t)(s->n * s->rows) * sizeof *s->labels);
+    abar__free(ctx, s->logits, (size_t)(s->n * s->rows * s->classes) * sizeof *s->logits);
 }
 
-/* Copies the output of the last forward pass, count rows of it, to row first of the sheet. */
+/* Copies the output of the last forward pass, count samples of it, behind the first of the sheet. */
 static abar_status take_logits(evaluator *e, sheet *s, int64_t first, int64_t count)
 {
-    abar_tensor all = abar_net_output(e->net), rows = all;
-    rows.dim[0] = count;
-    int64_t dim[2] = {count, s->classes};
-    abar_tensor to = abar_tensor_wrap(NULL, s->logits + first * s->classes, ABAR_F32, 2, dim);
-    return abar_tensor_copy(e->stepper.ctx, &to, &rows);
+    abar_tensor from = abar_net_output(e->net);
+    from.dim[0] = count;
+    abar_tensor to = abar_tensor_wrap(NULL, s->logits + first * s->rows * s->classes, ABAR_F32, from.ndim, from.dim);
+    return abar_tensor_copy(e->stepper.ctx, &to, &from);
 }
 
 static abar_status fill_sheet(evaluator *e, sheet *s)
@@ -103,8 +118,8 @@ static abar_status fill_sheet(evaluator *e, sheet *s)
         ABAR_TRY(abar_loader_next(e->loader, &batch));
         ABAR_TRY(abar__stepper_infer(&e->stepper, &batch, &loss));
         int64_t count = batch.count < s->n - first ? batch.count : s->n - first;
-        memcpy(s->images + first * s->image, batch.images, (size_t)(count * s->image));
-        memcpy(s->labels + first, batch.labels, (size_t)count * sizeof *s->labels);
+        memcpy(s->samples + first * s->sample, abar__batch_samples(&batch), (size_t)(count * s->sample));
+        memcpy(s->labels + first * s->rows, batch.labels, (size_t)(count * s->rows) * sizeof *s->labels);
         ABAR_TRY(take_logits(e, s, first, count));
         first += count;
     }
@@ -113,11 +128,13 @@ static abar_status fill_sheet(evaluator *e, sheet *s)
 
 static abar_status add_sheet(abar__safetensors_writer *writer, const sheet *s, const abar_dataset_info *info)
 {
-    int64_t image_dim[4] = {s->n, info->channels, info->height, info->width}, logit_dim[2] = {s->n, s->classes};
-    abar_tensor images = abar_tensor_wrap(NULL, s->images, ABAR_U8, 4, image_dim);
-    abar_tensor labels = abar_tensor_wrap(NULL, s->labels, ABAR_I32, 1, &s->n);
-    abar_tensor logits = abar_tensor_wrap(NULL, s->logits, ABAR_F32, 2, logit_dim);
-    ABAR_TRY(abar__safetensors_writer_add(writer, "images", &images));
+    const int64_t image_dim[4] = {s->n, info->channels, info->height, info->width}, logit_dim[2] = {s->n, s->classes};
+    const int64_t token_dim[3] = {s->n, s->rows, s->classes};
+    abar_tensor samples = s->text ? abar_tensor_wrap(NULL, s->samples, ABAR_I32, 2, token_dim)
+                                  : abar_tensor_wrap(NULL, s->samples, ABAR_U8, 4, image_dim);
+    abar_tensor labels = abar_tensor_wrap(NULL, s->labels, ABAR_I32, s->text ? 2 : 1, token_dim);
+    abar_tensor logits = abar_tensor_wrap(NULL, s->logits, ABAR_F32, s->text ? 3 : 2, s->text ? token_dim : logit_dim);
+    ABAR_TRY(abar__safetensors_writer_add(writer, s->text ? "tokens" : "images", &samples));
     ABAR_TRY(abar__safetensors_writer_add(writer, "labels", &labels));
     return abar__safetensors_writer_add(writer, "logits", &logits);
 }
@@ -140,9 +157,13 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
     abar_status status = prepare(ctx, setup, weights, &e);
     if (status == ABAR_OK) {
         const abar_dataset_info *info = abar_dataset_info_of(e.data);
-        sheet s = {.n = n < info->test ? n : info->test,
-                   .image = info->channels * info->height * info->width,
-                   .classes = info->classes};
+        const int64_t rows = abar__context_of(setup), all = abar_loader_samples(e.loader);
+        const int64_t image = info->channels * info->height * info->width;
+        sheet s = {.n = n < all ? n : all,
+                   .sample = info->text ? rows * (int64_t)sizeof(int32_t) : image,
+                   .rows = rows,
+                   .classes = info->classes,
+                   .text = info->text};
         status = alloc_sheet(ctx, &s);
         if (status == ABAR_OK) status = fill_sheet(&e, &s);
         if (status == ABAR_OK) status = write_sheet(ctx, &s, info, path);

@@ -15,6 +15,7 @@ static void fill_table(const abar_dataset_info *info, float *table)
 
 static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__feeder *f)
 {
+    if (info->text) return f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
     const size_t bytes = (size_t)info->channels * 256 * sizeof(float);
     void *table;
     ABAR_TRY(abar__alloc(ctx, bytes, &table));
@@ -34,6 +35,9 @@ abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_
     const abar_dataset_info *info = abar_dataset_info_of(data);
     abar__feed_desc desc = {.images = abar_dataset_image(data, wish->test, 0),
                             .labels = data->part[wish->test].labels,
+                            .tokens = abar_dataset_tokens(data, wish->test),
+                            .context = info->text ? wish->context : 0,
+                            .windows = abar_loader_order_count(loader),
                             .count = wish->test ? info->test : info->train,
                             .channels = info->channels,
                             .height = info->height,
@@ -46,6 +50,7 @@ abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_
     out->resident = !stream && queue->feed->bytes(&desc) <= queue->memory_free(dev) / 4;
     if (!out->resident) { /* the loader has cropped and mirrored already */
         desc.images = NULL;
+        desc.tokens = NULL;
         desc.crop_pad = 0;
         desc.flip = false;
     } else {

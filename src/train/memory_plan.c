@@ -16,10 +16,10 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     abar_dataset_probe probe;
     ABAR_TRY(abar_dataset_probe_name(ctx, train->data, &probe));
     *info = probe.info;
-    if (strcmp(train->data, "synthetic") == 0) abar__model_shape(setup->model, info);
+    if (info->text || strcmp(train->data, "synthetic") == 0) abar__model_shape(setup, info);
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
-    size_t sample = (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
+    size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
     plan->data = (size_t)(info->train + info->test) * sample;
     abar_loader_config wish = abar__loader_wish(setup, false);
     plan->loader = abar_loader_plan_bytes(info, &wish);

@@ -52,7 +52,7 @@ static abar_status send_batch(abar__pipeline *p)
     abar_batch batch;
     if (f->resident) return ABAR_OK;
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return p->queue->feed->stage(p->dev, f->feed, batch.images, batch.labels);
+    return p->queue->feed->stage(p->dev, f->feed, abar__batch_samples(&batch), batch.labels);
 }
 
 static abar_status record(abar__pipeline *p, int kind)

@@ -60,19 +60,31 @@ abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, con
     return ABAR_OK;
 }
 
-abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, abar__text *out)
+double abar__perplexity(double loss) { return exp(loss); }
+double abar__bits(double loss) { return loss / 0.69314718055994530942; } /* ln 2 */
+
+static abar_status write_text_numbers(abar_context *ctx, const abar__epoch *e, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"test_ppl\": "));
+    ABAR_TRY(abar__json_number(ctx, out, abar__perplexity(e->test_loss)));
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"test_bpc\": "));
+    return abar__json_number(ctx, out, abar__bits(e->test_loss));
+}
+
+abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(ctx, out, "{\"epoch\": %lld, ", (long long)index + 1));
     ABAR_TRY(abar__fields_write(ctx, epoch_fields, e, out));
+    if (text) ABAR_TRY(write_text_numbers(ctx, e, out));
     return abar__text_append(ctx, out, "}", 1);
 }
 
-abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, abar__text *out)
+abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out)
 {
     ABAR_TRY(abar__text_append(ctx, out, "[", 1));
     for (int64_t i = 0; i < n; i++) {
         if (i > 0) ABAR_TRY(abar__text_append(ctx, out, ", ", 2));
-        ABAR_TRY(abar__epoch_write(ctx, i, &history[i], out));
+        ABAR_TRY(abar__epoch_write(ctx, i, &history[i], text, out));
     }
     return abar__text_append(ctx, out, "]", 1);
 }
@@ -82,7 +94,7 @@ abar_status abar__place_write(abar_context *ctx, const abar__place *at, const ab
     ABAR_TRY(abar__text_append(ctx, out, "{", 1));
     ABAR_TRY(abar__fields_write(ctx, place_fields, at, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(ctx, history, at->epoch, out));
+    ABAR_TRY(abar__history_write(ctx, history, at->epoch, false, out));
     return abar__text_append(ctx, out, "}", 1);
 }
 

@@ -58,7 +58,7 @@ abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
 {
     if (!t->log) return ABAR_OK;
     t->text.length = 0;
-    ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, &t->text));
+    ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, t->setup->model->text, &t->text));
     ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
     const struct {
         const char *tag;
@@ -70,6 +70,9 @@ abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
                    {"lr", e->lr}};
     for (size_t i = 0; i < sizeof scalars / sizeof *scalars; i++)
         ABAR_TRY(abar__tfevents_scalar(t->scalars, scalars[i].tag, global_step(t), wall_time(), scalars[i].value));
+    if (t->setup->model->text)
+        ABAR_TRY(abar__tfevents_scalar(t->scalars, "test/bits_per_character", global_step(t), wall_time(),
+                                       abar__bits(e->test_loss)));
     return abar__tfevents_flush(t->scalars);
 }
 
@@ -95,9 +98,13 @@ static abar_status report_numbers(abar_trainer *t)
                  {"train_loss", last->train_loss},
                  {"seconds", t->at.seconds},
                  {"ms_per_step", steps > 0 ? 1e3 * train / steps : 0.0},
-                 {"samples_per_second", train > 0 ? steps * (double)t->setup->train.batch / train : 0.0}};
+                 {"samples_per_second", train > 0 ? steps * (double)abar__samples_each(t) / train : 0.0}};
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
+    if (t->setup->model->text) {
+        ABAR_TRY(report_real(t, "test_ppl", abar__perplexity(last->test_loss)));
+        ABAR_TRY(report_real(t, "test_bpc", abar__bits(last->test_loss)));
+    }
     return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
                              abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
@@ -115,7 +122,7 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
         ABAR_TRY(abar__text_append(ctx, out, "null", 4));
     if (t->setup->method) ABAR_TRY(abar__report_curvature(t));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, out));
+    ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, t->setup->model->text, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"config\": ", 12));
     ABAR_TRY(abar__setup_write(ctx, t->setup, out));
     ABAR_TRY(abar__text_append(ctx, out, "}", 1));

@@ -22,14 +22,28 @@ static abar_status fill_queued(const abar__stepper *s, const abar__feeder *f, in
     return f->dev->ops->queue->feed->fill(f->dev, f->feed, first, &input, &target);
 }
 
+/* The same of a text: input and target (micro, context) in I32. */
+static abar_status fill_tokens(const abar__stepper *s, const abar_batch *batch, int64_t first)
+{
+    abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
+    const int64_t context = abar_tensor_count(&input) / s->micro;
+    void *tokens = (void *)(uintptr_t)(batch->tokens + first * context);
+    void *labels = (void *)(uintptr_t)(batch->labels + first * context);
+    const abar_tensor from = abar_tensor_wrap(NULL, tokens, ABAR_I32, input.ndim, input.dim);
+    const abar_tensor next = abar_tensor_wrap(NULL, labels, ABAR_I32, target.ndim, target.dim);
+    ABAR_TRY(abar_tensor_copy(s->ctx, &input, &from));
+    return abar_tensor_copy(s->ctx, &target, &next);
+}
+
 /* Samples first .. first + micro of the batch into the net's input and target. */
 static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t first)
 {
     if (is_queued(s)) {
         const abar__feed_ops *feed = s->feeder->dev->ops->queue->feed;
-        if (first == 0) ABAR_TRY(feed->stage(s->feeder->dev, s->feeder->feed, batch->images, batch->labels));
+        if (first == 0) ABAR_TRY(feed->stage(s->feeder->dev, s->feeder->feed, abar__batch_samples(batch), batch->labels));
         return fill_queued(s, s->feeder, first);
     }
+    if (s->info->text) return fill_tokens(s, batch, first);
     int64_t image = s->info->channels * s->info->height * s->info->width;
     abar_batch part = *batch;
     part.images += first * image;

@@ -6,7 +6,7 @@
  *     feeder.c  pipeline.c                  batches and steps on a queued device
  *     trainer.c  place.c                    a whole run; where it stands
  *     record.c  checkpoint.c                its logs and report; what lies on disk
- *     weights.c  evaluate.c  bench.c  memory_plan.c */
+ *     weights.c  evaluate.c  sample.c  bench.c  memory_plan.c */
 #ifndef ABAR_TRAIN_IMPL_H
 #define ABAR_TRAIN_IMPL_H
 
@@ -22,7 +22,7 @@ double abar__seconds(void); /* monotonic */
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
 /* Overwrites the settings that depend on which model meets which data and rule. */
-void abar__recipe_apply(abar_setup *setup);
+abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
@@ -38,8 +38,12 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
 /* The data set's shape as far as a model decides it: for synthetic data and for bench. */
-void abar__model_shape(const abar_model *model, abar_dataset_info *out);
-abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, abar_dataset **out);
+void abar__model_shape(const abar_setup *setup, abar_dataset_info *out);
+/* Tokens that a text model reads at once. Images: 1. */
+int64_t abar__context_of(const abar_setup *setup);
+/* vocabulary: that of weights that are already there; NULL: the text's own. */
+abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
+                            abar_dataset **out);
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
 
 typedef struct abar__net_wish {
@@ -59,7 +63,7 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 
 /* ---- batches on a queued device ---------------------------------------------------------------------------------- */
 
-/* Images that lie on the device in the loader's order, or are sent there step by step. */
+/* Images or a text that lie on the device and are read in the loader's order, or are sent there step by step. */
 typedef struct abar__feeder {
     abar_device *dev;
     abar__feed *feed; /* NULL: the device is not queued, and there is nothing here */
@@ -76,6 +80,12 @@ void abar__feeder_release(abar_context *ctx, abar__feeder *f);
 /* Resident: the fills that follow are those of this step of this epoch, and of the steps after it. */
 abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step);
 
+/* What a feed stages. */
+static inline const void *abar__batch_samples(const abar_batch *batch)
+{
+    return batch->tokens ? (const void *)batch->tokens : (const void *)batch->images;
+}
+
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 
 /* What a step needs; it owns nothing and allocates nothing. */
@@ -83,7 +93,7 @@ typedef struct abar__stepper {
     abar_context *ctx;
     abar_net *net;
     abar_optim *optim;             /* NULL: evaluation only */
-    const abar_dataset_info *info; /* shape and normalisation of the images */
+    const abar_dataset_info *info; /* shape and normalisation of the images; or that it is a text */
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
     double clip;                   /* of the gradient's norm, 0: off */
     uint64_t seed;                 /* of dropout */
@@ -155,8 +165,16 @@ abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *ne
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
-/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes. */
-abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const char *path);
+/* What goes with the weights of a text model, in a file's metadata: its settings, and the characters it knows (none: bytes). */
+typedef struct abar__text_notes {
+    const char *config, *vocabulary;
+} abar__text_notes;
+
+#define ABAR_NOTE_CONFIG "config"
+#define ABAR_NOTE_VOCABULARY "vocabulary"
+/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes; notes NULL: no text model. */
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
+                                 const char *path);
 size_t abar__weights_stage_bytes(const abar_net *net);
 
 /* ---- a run ----------------------------------------------------------------------------------------------------- */
@@ -213,9 +231,15 @@ struct abar_trainer {
 abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out);
 abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
                               abar__epoch **history);
-abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, abar__text *out);
-abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, abar__text *out);
+/* text: with perplexity and bits per character, which are not read back. */
+abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out);
+abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out);
+double abar__perplexity(double loss); /* of nats per token */
+double abar__bits(double loss);
 double abar__best_accuracy(const abar__epoch *history, int64_t n);
+
+/* Images, or tokens, of one step. */
+int64_t abar__samples_each(const abar_trainer *t);
 
 /* Logs, in setup->train.out. Without a folder they do nothing. */
 abar_status abar__record_open(abar_trainer *t); /* kept as far as t->at says */

@@ -13,9 +13,9 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static abar_status open_data(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
-    ABAR_TRY(abar__data_open(t->ctx, t->setup, false, &t->data));
+    ABAR_TRY(abar__data_open(t->ctx, t->setup, false, NULL, &t->data));
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
-    if (info->train < train->batch)
+    if (!info->text && info->train < train->batch)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples, choose less",
                           (long long)train->batch, (long long)info->train);
     abar_loader_config wish = abar__loader_wish(t->setup, false);
@@ -57,7 +57,8 @@ static abar_status make_net(abar_trainer *t)
                                   .epochs = train->epochs,
                                   .steps_per_epoch = t->steps,
                                   .warmup_epochs = train->warmup,
-                                  .per_epoch = train->schedule_per_epoch};
+                                  .per_epoch = train->schedule_per_epoch,
+                                  .final_lr = train->final_lr};
     return ABAR_OK;
 }
 
@@ -179,6 +180,7 @@ static abar_progress progress_of(const abar_trainer *t, double lr)
                            .samples_per_second = t->pace_seconds > 0 ? (double)t->pace_samples / t->pace_seconds : 0.0,
                            .seconds = t->at.seconds,
                            .seconds_left = seconds_left(t),
+                           .text = t->setup->model->text,
                            .best_accuracy = abar__best_accuracy(t->history, t->at.epoch),
                            .skipped_steps = t->at.skipped};
 }
@@ -188,6 +190,8 @@ static void tell(const abar_trainer *t, const abar_progress *p)
     if (t->events.progress) t->events.progress(t->events.user, p);
 }
 
+int64_t abar__samples_each(const abar_trainer *t) { return t->setup->train.batch * abar__context_of(t->setup); }
+
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
 static void count_step(abar_trainer *t, const abar__step_result *r)
@@ -196,7 +200,7 @@ static void count_step(abar_trainer *t, const abar__step_result *r)
     t->at.step++;
     t->at.step_seconds += passed;
     t->pace_seconds += passed;
-    t->pace_samples += t->setup->train.batch;
+    t->pace_samples += abar__samples_each(t);
     t->at.skipped += r->skipped;
     t->at.epoch_skipped += r->skipped;
     t->at.skipped_in_a_row = r->skipped ? t->at.skipped_in_a_row + 1 : 0;
@@ -290,6 +294,8 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     p.epoch_done = true;
     p.test_loss = e->test_loss;
     p.test_accuracy = e->test_accuracy;
+    p.test_perplexity = p.text ? abar__perplexity(e->test_loss) : 0.0;
+    p.test_bits = p.text ? abar__bits(e->test_loss) : 0.0;
     p.best_accuracy = abar__best_accuracy(t->history, t->at.epoch);
     p.seconds_left = seconds_left(t);
     tell(t, &p);

@@ -111,11 +111,15 @@ static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *s
     return abar_tensor_copy(ctx, out, t);
 }
 
-static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, abar__safetensors_writer *writer)
+static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
+                           abar__safetensors_writer *writer)
 {
     size_t used = 0;
     abar__safetensors_writer_fetch(writer, abar_tensor_copy);
     ABAR_TRY(abar__safetensors_writer_metadata(writer, "format", "pt"));
+    if (notes) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_CONFIG, notes->config));
+    if (notes && notes->vocabulary)
+        ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_VOCABULARY, notes->vocabulary));
     for (int i = 0; i < abar_net_tensor_count(net); i++) {
         const char *name;
         abar_tensor tensor, view;
@@ -126,11 +130,12 @@ static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, 
     return ABAR_OK;
 }
 
-abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const char *path)
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
+                                 const char *path)
 {
     abar__safetensors_writer *writer;
     ABAR_TRY(abar__safetensors_writer_create(ctx, &writer));
-    abar_status status = add_all(ctx, net, stage, writer);
+    abar_status status = add_all(ctx, net, stage, notes, writer);
     if (status == ABAR_OK) status = abar__safetensors_writer_write(writer, path);
     abar__safetensors_writer_destroy(writer);
     return status;

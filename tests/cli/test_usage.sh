@@ -9,7 +9,7 @@ for words in "" "help" "--help" "-h"; do
     succeeds "overview by '$words'" $words
     check "overview by '$words' names the commands" says '^  train '
 done
-for command in train compare eval bench models data optimizers; do
+for command in train compare eval sample bench models data optimizers; do
     succeeds "$command --help" $command --help
     check "$command --help shows its usage" says "^usage: abar $command"
     check "$command --help stays under 100 columns" awk 'length > 99 { exit 1 }' stdout

@@ -1,5 +1,5 @@
-/* Batches made on the device against the loader's, bit for bit: order, crop, flip and normalisation, over two epochs, after
- * seeking, from recordings, in micro-batches, and streamed. */
+/* Batches made on the device against the loader's, bit for bit: order, crop, flip, normalisation and windows of a text, over
+ * two epochs, after seeking, from recordings, in micro-batches, and streamed. */
 #include "cuda_testing.h"
 
 #include "base/rng.h"
@@ -254,6 +254,143 @@ static void streamed_batches_are_the_loaders(void **unused)
     }
 }
 
+/* ---- texts -------------------------------------------------------------------------------------------------------- */
+
+enum { TOKENS = 3000, CONTEXT = 300, TEXT_BATCH = 6, TEXT_STEPS = 5 }; /* windows longer than a block of threads */
+
+/* A device, a text and its loader; input and target are those of one micro-batch. */
+typedef struct text_bench {
+    bench b;
+    char path[64];
+    int64_t count; /* of the order */
+    int32_t *order;
+} text_bench;
+
+static void write_text(text_bench *t)
+{
+    snprintf(t->path, sizeof t->path, "/tmp/abar-feed-XXXXXX");
+    const int fd = mkstemp(t->path);
+    assert_true(fd >= 0);
+    FILE *file = fdopen(fd, "w");
+    assert_non_null(file);
+    for (uint64_t i = 0; i < TOKENS; i++)
+        fputc(' ' + (int)abar__below(abar__random(3, ABAR_DRAW_SYNTHETIC, 0, i).u[0], 90), file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void open_text(text_bench *t, int64_t micro, bool test, bool streamed)
+{
+    bench *b = &t->b;
+    char spec[80];
+    *t = (text_bench){.b = {.micro = micro}};
+    write_text(t);
+    snprintf(spec, sizeof spec, "text:%s", t->path);
+    const abar_device_config config = cuda_config(ABAR_PRECISION_BF16, true);
+    const abar_loader_config loader = {.size = sizeof loader,
+                                       .test = test,
+                                       .batch = TEXT_BATCH,
+                                       .seed = 11,
+                                       .context = test ? 20 : CONTEXT,
+                                       .steps = TEXT_STEPS};
+    assert_int_equal(abar_context_create(NULL, &b->ctx), ABAR_OK);
+    NEED(b, abar_device_open(b->ctx, "cuda", &config, &b->dev));
+    NEED(b, abar_dataset_open(b->ctx, spec, NULL, &b->data));
+    NEED(b, abar_loader_create(b->ctx, b->data, &loader, &b->loader));
+    t->count = abar_loader_order_count(b->loader);
+    t->order = malloc((size_t)t->count * sizeof *t->order);
+    const abar__feed_desc desc = {.tokens = streamed ? NULL : abar_dataset_tokens(b->data, test),
+                                  .count = b->data->part[test].count,
+                                  .context = loader.context,
+                                  .windows = t->count,
+                                  .batch = micro,
+                                  .step_batch = TEXT_BATCH,
+                                  .seed = 11};
+    NEED(b, ops(b)->create(b->dev, &desc, &b->feed));
+    const int64_t dim[2] = {micro, loader.context}, rows = micro * loader.context;
+    b->input = abar_tensor_wrap(b->dev, NULL, ABAR_I32, 2, dim);
+    b->target = abar_tensor_wrap(b->dev, NULL, ABAR_I32, 1, &rows);
+    b->input.data = cuda_alloc(b->dev, abar_tensor_bytes(&b->input));
+    b->target.data = cuda_alloc(b->dev, abar_tensor_bytes(&b->target));
+}
+
+static void close_text(text_bench *t)
+{
+    free(t->order);
+    remove(t->path);
+    close_bench(&t->b);
+}
+
+static void begin_text(text_bench *t, int64_t epoch, int64_t first)
+{
+    abar_loader_order(t->b.loader, epoch, t->order);
+    NEED(&t->b, ops(&t->b)->epoch(t->b.dev, t->b.feed, epoch, first, t->order, t->count));
+}
+
+static void check_windows(text_bench *t, const abar_batch *batch, int64_t first)
+{
+    static int32_t tokens[TEXT_BATCH * CONTEXT], labels[TEXT_BATCH * CONTEXT];
+    bench *b = &t->b;
+    const int64_t context = b->input.dim[1];
+    cuda_wait(b->dev, "fill");
+    cuda_move(b->dev, tokens, b->input.data, abar_tensor_bytes(&b->input));
+    cuda_move(b->dev, labels, b->target.data, abar_tensor_bytes(&b->target));
+    assert_memory_equal(tokens, batch->tokens + first * context, abar_tensor_bytes(&b->input));
+    assert_memory_equal(labels, batch->labels + first * context, abar_tensor_bytes(&b->target));
+}
+
+static void check_text_step(text_bench *t, bool streamed)
+{
+    bench *b = &t->b;
+    abar_batch batch;
+    NEED(b, abar_loader_next(b->loader, &batch));
+    if (streamed) NEED(b, ops(b)->stage(b->dev, b->feed, batch.tokens, batch.labels));
+    for (int64_t first = 0; first < TEXT_BATCH; first += b->micro) {
+        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
+        check_windows(t, &batch, first);
+    }
+    if (!streamed) NEED(b, ops(b)->advance(b->dev, b->feed));
+}
+
+static void windows_of_a_text_are_the_loaders(void **unused)
+{
+    (void)unused;
+    static const int64_t places[][2] = {{0, 0}, {1, 0}, {3, 2}, {0, 4}};
+    for (int64_t micro = TEXT_BATCH; micro >= 2; micro /= 3) {
+        text_bench t;
+        open_text(&t, micro, false, false);
+        for (int i = 0; i < 4; i++) {
+            begin_text(&t, places[i][0], places[i][1]);
+            NEED(&t.b, abar_loader_seek(t.b.loader, places[i][0], places[i][1]));
+            for (int64_t step = places[i][1]; step < TEXT_STEPS; step++) check_text_step(&t, false);
+        }
+        close_text(&t);
+    }
+}
+
+/* 300 tokens for testing hold 14 windows of 20 and a label each: the last batch is filled up. */
+static void test_windows_of_a_text_are_the_loaders(void **unused)
+{
+    (void)unused;
+    text_bench t;
+    open_text(&t, TEXT_BATCH, true, false);
+    assert_int_equal(abar_loader_samples(t.b.loader), 14);
+    for (int pass = 0; pass < 2; pass++) {
+        begin_text(&t, 0, 0);
+        NEED(&t.b, abar_loader_seek(t.b.loader, 0, 0));
+        for (int step = 0; step < 3; step++) check_text_step(&t, false);
+    }
+    close_text(&t);
+}
+
+static void streamed_windows_are_the_loaders(void **unused)
+{
+    (void)unused;
+    text_bench t;
+    open_text(&t, TEXT_BATCH / 2, false, true);
+    for (int step = 0; step < 2 * TEXT_STEPS; step++) check_text_step(&t, true);
+    close_text(&t);
+}
+
 int main(void)
 {
     int missing = cuda_missing();
@@ -261,7 +398,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batches_of_two_epochs_are_the_loaders),    cmocka_unit_test(batches_after_seeking_are_the_loaders),
         cmocka_unit_test(batches_from_a_recording_are_the_loaders), cmocka_unit_test(batches_of_the_test_part_are_the_loaders),
-        cmocka_unit_test(streamed_batches_are_the_loaders),
+        cmocka_unit_test(streamed_batches_are_the_loaders),         cmocka_unit_test(windows_of_a_text_are_the_loaders),
+        cmocka_unit_test(test_windows_of_a_text_are_the_loaders),   cmocka_unit_test(streamed_windows_are_the_loaders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,16 +3,29 @@
 
 #include <stdio.h>
 
-static void build_named(fixture *f, const char *name)
+/* With options "name=value name=value ..."; returns the class count. */
+static int64_t build_with(fixture *f, const char *name, const char *options)
 {
     const abar_model *model = abar_model_find(name);
     assert_non_null(model);
     void *config = calloc(1, model->config_size + 1);
+    char text[256], *rest = text;
     if (model->options) abar_options_default(model->options, config);
-    abar_value x = abar_input(f->net, 3, model->input);
-    abar_softmax_cross_entropy(f->net, model->build(model, f->net, x, model->classes, config), 0.0);
+    snprintf(text, sizeof text, "%s", options);
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        *value = '\0';
+        OK(f->ctx, abar_options_set(f->ctx, model->options, config, word, value + 1));
+    }
+    int64_t input[3], classes;
+    abar_model_shape(model, config, input, &classes);
+    abar_value x = abar_model_input(model, f->net, input);
+    abar_softmax_cross_entropy(f->net, model->build(model, f->net, x, classes, config), 0.0);
     free(config);
+    return classes;
 }
+
+static int64_t build_named(fixture *f, const char *name) { return build_with(f, name, ""); }
 
 static void models_have_exact_parameter_counts(void **state)
 {
@@ -20,8 +33,10 @@ static void models_have_exact_parameter_counts(void **state)
     const struct {
         const char *name;
         int64_t parameters;
-    } table[] = {{"mlp", 669706},      {"lenet5", 61706},    {"resnet20", 269722},   {"resnet32", 464154},
-                 {"resnet44", 658586}, {"resnet56", 853018}, {"resnet110", 1727962}, {"wrn28-10", 36479194}};
+    } table[] = {{"mlp", 669706},        {"lenet5", 61706},        {"resnet20", 269722},    {"resnet32", 464154},
+                 {"resnet44", 658586},   {"resnet56", 853018},     {"resnet110", 1727962},  {"wrn28-10", 36479194},
+                 {"deit-tiny", 5717416}, {"deit-small", 22050664}, {"swin-tiny", 28288354}, {"gpt2", 124439808},
+                 {"gpt-char", 10745088}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         fixture f = fixture_open("ref", 1);
         build_named(&f, table[i].name);
@@ -38,8 +53,9 @@ static void models_have_exact_parameter_counts(void **state)
 static void models_tensors_are_those_of_pytorch(void **state)
 {
     (void)state;
-    const char *const names[] = {"mlp", "lenet5", "resnet20", "resnet110", "wrn28-10"};
-    for (int m = 0; m < 5; m++) {
+    const char *const names[] = {"mlp",       "lenet5",     "resnet20",  "resnet110", "wrn28-10",
+                                 "deit-tiny", "deit-small", "swin-tiny", "gpt2",      "gpt-char"};
+    for (size_t m = 0; m < sizeof names / sizeof *names; m++) {
         fixture f = fixture_open("cpu", 1);
         build_named(&f, names[m]);
         OK(f.ctx, abar_net_compile(f.net, f.dev,
@@ -125,6 +141,99 @@ static void models_gradients_match_differences_in_ref(void **state)
     fixture_close(&f);
 }
 
+/* Every parameter away from its first value, so that attention chooses and norms and biases matter. */
+static void enliven(const fixture *f)
+{
+    for (int p = 0; p < abar_net_param_count(f->net); p++) {
+        const abar_param *param = abar_net_param(f->net, p);
+        const int64_t count = abar_tensor_count(&param->value), row = count / param->value.dim[0];
+        const double spread = param->kind == ABAR_PARAM_WEIGHT ? 2.0 / sqrt((double)row) : 0.5;
+        for (int64_t i = 0; i < count; i++) {
+            double u = 2.0 * abar__uniform(abar__random(11, ABAR_DRAW_SYNTHETIC, (uint32_t)p, (uint64_t)i).u[0]) - 1.0;
+            store(&param->value, i, spread * u + (param->kind == ABAR_PARAM_NORM ? load(&param->value, i) : 0.0));
+        }
+    }
+}
+
+/* Windows that are one for the whole grid, that are shifted, and stages that merge; dropout of every kind. */
+static void models_gradients_of_transformers_match_differences_in_ref(void **state)
+{
+    (void)state;
+    const char *const cases[][2] = {
+        {"deit-tiny", "image-size=12 classes=5 width=12 heads=3 depth=1"},
+        {"deit-tiny", "image-size=8 classes=5 width=6 heads=1 depth=2 drop=0.2 attention-drop=0.3 drop-path=0.4"},
+        {"swin-tiny", "image-size=16 classes=5 patch=2 width=4 depths=2-2-1 heads=1-2-2 window=4"},
+        {"swin-tiny", "image-size=8 classes=5 patch=2 width=4 depths=2 heads=2 window=2 attention-drop=0.3 drop-path=0.5"},
+        {"gpt-char", "layers=1 heads=2 width=8 context=7 vocabulary=6"},
+        {"gpt2", "layers=2 heads=3 width=6 context=5 vocabulary=9 drop=0.2 attention-drop=0.2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f = fixture_open("ref", 1);
+        const int64_t classes = build_with(&f, cases[i][0], cases[i][1]);
+        OK(f.ctx, compile(&f, 3, true));
+        enliven(&f);
+        check_gradients(&f, classes);
+        fixture_close(&f);
+    }
+}
+
+static void models_refuse_shapes_that_do_not_fit(void **state)
+{
+    (void)state;
+    const char *const cases[][3] = {
+        {"deit-tiny", "image-size=30 patch=4", "--patch 4"},
+        {"deit-tiny", "width=10 heads=3", "heads"},
+        {"swin-tiny", "image-size=32", "--window 7"},
+        {"swin-tiny", "image-size=20 window=5 depths=2-2 heads=3-3", "merged"},
+        {"swin-tiny", "depths=2-2", "--heads 3-6-12-24"},
+        {"swin-tiny", "depths=2-x", "--depths 2-x"},
+        {"gpt2", "width=10", "heads"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f = fixture_open("ref", 1);
+        build_with(&f, cases[i][0], cases[i][1]);
+        assert_true(compile(&f, 1, false) < 0);
+        if (!strstr(abar_context_error(f.ctx), cases[i][2])) fail_msg("%s: %s", cases[i][1], abar_context_error(f.ctx));
+        fixture_close(&f);
+    }
+}
+
+/* Small images have small patches unless asked otherwise; the vocabulary and the classes are the data's. */
+static void models_take_the_shape_of_their_data(void **state)
+{
+    (void)state;
+    const struct {
+        const char *model, *options, *parameter;
+        int64_t dim[4];
+    } cases[] = {
+        {"deit-tiny", "image-size=32 classes=7", "pos_embed", {1, 65, 192}},
+        {"deit-tiny", "image-size=64", "patch_embed.proj.weight", {192, 3, 4, 4}},
+        {"deit-small", "image-size=96 classes=7", "pos_embed", {1, 37, 384}},
+        {"deit-small", "image-size=32 patch=8 classes=7", "head.weight", {7, 384}},
+        {"swin-tiny", "image-size=32 patch=4 window=4", "layers.1.blocks.1.attn.relative_position_bias_table", {49, 6}},
+        {"swin-tiny", "image-size=32 patch=4 window=4", "layers.2.blocks.1.attn.relative_position_bias_table", {9, 12}},
+        {"gpt2", "context=20 vocabulary=30", "transformer.wpe.weight", {20, 768}},
+        {"gpt2", "context=20 vocabulary=30", "lm_head.weight", {30, 768}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f = fixture_open("ref", 1);
+        build_with(&f, cases[i].model, cases[i].options);
+        OK(f.ctx, abar_net_compile(f.net, f.dev,
+                                   &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
+        int found = 0;
+        for (int t = 0; t < abar_net_tensor_count(f.net); t++) {
+            const char *name;
+            abar_tensor tensor;
+            abar_net_tensor(f.net, t, &name, &tensor);
+            if (strcmp(name, cases[i].parameter) != 0) continue;
+            found++;
+            for (int k = 0; k < tensor.ndim; k++) assert_int_equal(tensor.dim[k], cases[i].dim[k]);
+        }
+        assert_int_equal(found, 1);
+        fixture_close(&f);
+    }
+}
+
 /* A net with everything else: values read three times, concat, dropout, layer norm, tanh, gelu, groups, average pool. */
 static void models_gradients_of_a_tangled_net_match_differences(void **state)
 {
@@ -145,11 +254,11 @@ static void models_gradients_of_a_tangled_net_match_differences(void **state)
     fixture_close(&f);
 }
 
-static void compare_step0(const char *model, int64_t batch, int threads)
+static void compare_step0(const char *model, const char *options, int64_t batch, int threads)
 {
     fixture ref = fixture_open("ref", 1), cpu = fixture_open("cpu", threads);
-    build_named(&ref, model);
-    build_named(&cpu, model);
+    const int64_t classes = build_with(&ref, model, options);
+    build_with(&cpu, model, options);
     OK(ref.ctx, compile(&ref, batch, true));
     OK(cpu.ctx, compile(&cpu, batch, true));
     /* one starting point, exactly representable in both */
@@ -157,8 +266,8 @@ static void compare_step0(const char *model, int64_t batch, int threads)
         const abar_tensor *from = &abar_net_param(cpu.net, p)->value, *to = &abar_net_param(ref.net, p)->value;
         for (int64_t i = 0; i < abar_tensor_count(from); i++) store(to, i, load(from, i));
     }
-    fill_batch(cpu.net, 9, 10);
-    fill_batch(ref.net, 9, 10);
+    fill_batch(cpu.net, 9, classes);
+    fill_batch(ref.net, 9, classes);
     double loss_ref = forward(&ref, true), loss_cpu = forward(&cpu, true);
     assert_true(fabs(loss_cpu - loss_ref) <= 1e-4 * loss_ref);
     OK(ref.ctx, abar_net_backward(ref.net, false, NULL));
@@ -183,10 +292,14 @@ static void compare_step0(const char *model, int64_t batch, int threads)
 static void models_cpu_matches_ref_in_loss_and_every_gradient(void **state)
 {
     (void)state;
-    compare_step0("lenet5", 16, 2);
-    compare_step0("lenet5", 5, 1);
-    compare_step0("resnet20", 4, 2);
-    compare_step0("mlp", 9, 2);
+    compare_step0("lenet5", "", 16, 2);
+    compare_step0("lenet5", "", 5, 1);
+    compare_step0("resnet20", "", 4, 2);
+    compare_step0("mlp", "", 9, 2);
+    compare_step0("deit-tiny", "image-size=32 classes=10 depth=2 drop=0.1 attention-drop=0.1 drop-path=0.5", 3, 2);
+    compare_step0("swin-tiny", "image-size=56 classes=10 patch=4 depths=2-2 heads=3-6 width=48 attention-drop=0.1", 2, 2);
+    compare_step0("gpt-char", "layers=2 context=100 drop=0.2 attention-drop=0.2", 2, 2);
+    compare_step0("gpt2", "layers=1 width=128 heads=4 context=33 vocabulary=100", 3, 1);
 }
 
 static void models_gradients_accumulate_over_calls(void **state)
@@ -215,6 +328,9 @@ int main(void)
         cmocka_unit_test(models_have_exact_parameter_counts),
         cmocka_unit_test(models_tensors_are_those_of_pytorch),
         cmocka_unit_test(models_gradients_match_differences_in_ref),
+        cmocka_unit_test(models_gradients_of_transformers_match_differences_in_ref),
+        cmocka_unit_test(models_refuse_shapes_that_do_not_fit),
+        cmocka_unit_test(models_take_the_shape_of_their_data),
         cmocka_unit_test(models_gradients_of_a_tangled_net_match_differences),
         cmocka_unit_test(models_cpu_matches_ref_in_loss_and_every_gradient),
         cmocka_unit_test(models_gradients_accumulate_over_calls),

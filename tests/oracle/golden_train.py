@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import networks
+import networks_gpt
+import networks_vit
 import store
 
 STEPS = 20
@@ -54,7 +56,59 @@ TASKS = {
         "lr": 0.1,
         "adamw_decay": 0.5,
     },
+    "deit": {
+        "build": lambda: lively(networks_vit.DeiT(32, 4, 24, 2, 3, 10)),
+        "model": {"name": "deit", "patch": 4, "width": 24, "depth": 2, "heads": 3},
+        "data": "cifar10",
+        "shape": (3, 4, 3, 32, 32),
+        "lr": 0.02,
+        "adamw_decay": 0.05,
+        "whole_gradients": True,
+    },
+    # a grid of 12 x 12, then of 6 x 6 tokens: the second block of both stages is shifted, by half of an odd window
+    "swin": {
+        "build": lambda: lively(networks_vit.Swin(24, 2, 8, (2, 2), (2, 4), 3, 10)),
+        "model": {"name": "swin", "patch": 2, "width": 8, "depths": [2, 2], "heads": [2, 4], "window": 3},
+        "data": "cifar10",
+        "shape": (3, 4, 3, 24, 24),
+        "lr": 0.02,
+        "adamw_decay": 0.05,
+        "whole_gradients": True,
+    },
+    # fewer tokens than positions
+    "gpt_char": {
+        "build": lambda: lively(networks_gpt.gpt_char(2, 2, 16, 20, 13)),
+        "model": {"name": "gpt-char", "layers": 2, "heads": 2, "width": 16, "context": 20, "vocabulary": 13},
+        "text": (4, 4, 16, 13),  # (K, N, T), vocabulary
+        "lr": 0.05,
+        "adamw_decay": 0.1,
+        "whole_gradients": True,
+    },
+    "gpt2": {
+        "build": lambda: lively(networks_gpt.gpt2(1, 3, 12, 9, 11)),
+        "model": {"name": "gpt2", "layers": 1, "heads": 3, "width": 12, "context": 9, "vocabulary": 11},
+        "text": (4, 4, 9, 11),
+        "lr": 0.05,
+        "adamw_decay": 0.1,
+        "whole_gradients": True,
+    },
 }
+
+
+def lively(module):
+    """Weights that make attention choose, norms that scale and biases that shift: the usual first ones hide mistakes."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "norm" in name or "ln_" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif parameter.ndim == 1:
+                parameter.normal_(std=0.2)
+            elif any(word in name for word in ("token", "pos_embed", "table", "wpe")):
+                parameter.normal_(std=0.5)
+            else:
+                parameter.normal_(std=1.5 / parameter[0].numel() ** 0.5)
+    return module
+
 
 
 def make_images(seed, shape, classes=10):
@@ -68,6 +122,19 @@ def make_images(seed, shape, classes=10):
     labels = rng.integers(classes, size=(k, n))
     values = 100 + 40 * patterns[labels] + 40 * rng.normal(size=shape)
     return values.round().clip(0, 255).astype(np.uint8), labels.astype(np.int32)
+
+
+def make_text(seed, shape):
+    """Tokens and the tokens that follow them: a rule that mostly holds. Both (K, N, T) int32."""
+    rng = np.random.default_rng(seed)
+    k, n, t, vocabulary = shape
+    text = np.zeros((k, n, t + 1), dtype=np.int32)
+    text[:, :, 0] = rng.integers(vocabulary, size=(k, n))
+    for i in range(t):
+        chance = rng.integers(vocabulary, size=(k, n))
+        follows = (3 * text[:, :, i] + 1) % vocabulary
+        text[:, :, i + 1] = np.where(rng.random((k, n)) < 0.8, follows, chance)
+    return text[:, :, :-1].copy(), text[:, :, 1:].copy()
 
 
 def normalise(images, data):
@@ -102,7 +169,7 @@ def make_optimizer(module, settings):
 
 def batch_loss(module, inputs, labels, step):
     k = step % len(inputs)
-    return F.cross_entropy(module(inputs[k]), labels[k])
+    return F.cross_entropy(module(inputs[k]).flatten(0, -2), labels[k].flatten())
 
 
 def train(module, inputs, labels, settings):
@@ -119,7 +186,7 @@ def train(module, inputs, labels, settings):
     return module, torch.tensor(losses, dtype=torch.float64)
 
 
-def first_gradients(module, inputs, labels):
+def first_gradients(module, inputs, labels, whole):
     module = copy.deepcopy(module).train()
     batch_loss(module, inputs, labels, 0).backward()
     out = {}
@@ -127,7 +194,7 @@ def first_gradients(module, inputs, labels):
         grad = parameter.grad
         out[f"grad_sum.{name}"] = grad.sum().reshape(1)
         out[f"grad_sumsq.{name}"] = grad.square().sum().reshape(1)
-        if grad.numel() <= FULL_GRADIENT:
+        if whole or grad.numel() <= FULL_GRADIENT:
             out[f"grad.{name}"] = grad
     return out
 
@@ -142,22 +209,30 @@ def final_state(module, inputs, suffix=""):
     return out
 
 
+def make_data(task, seed):
+    """What the file holds of it, the batches as the module reads them, and metadata."""
+    if "text" in task:
+        tokens, labels = make_text(seed, task["text"])
+        data = {"batches": len(tokens), "steps": STEPS}
+        return {"tokens": tokens, "labels": labels}, torch.as_tensor(tokens).long(), data
+    images, labels = make_images(seed, task["shape"])
+    mean, std = NORMALISE[task["data"]]
+    data = {"mean": mean, "std": std, "batches": len(images), "steps": STEPS}
+    return {"images": images, "labels": labels}, normalise(images, task["data"]), data
+
+
 def write(path, name, seed):
     """Writes one training file; returns the network after the sgd run."""
     task = TASKS[name]
-    images, labels = make_images(seed, task["shape"])
-    inputs, targets = normalise(images, task["data"]), torch.as_tensor(labels).long()
+    held, inputs, data = make_data(task, seed)
+    targets = torch.as_tensor(held["labels"]).long()
     torch.manual_seed(seed)
     start = task["build"]()
     tensors = {f"w.{key}": value.clone() for key, value in start.named_parameters()}
-    tensors.update({"images": images, "labels": labels})
+    tensors.update(held)
     start = start.double()
-    tensors.update(first_gradients(start, inputs, targets))
-    mean, std = NORMALISE[task["data"]]
-    metadata = {
-        "model": task["model"],
-        "data": {"mean": mean, "std": std, "batches": len(images), "steps": STEPS},
-    }
+    tensors.update(first_gradients(start, inputs, targets, task.get("whole_gradients", False)))
+    metadata = {"model": task["model"], "data": data}
     trained = {}
     for run, settings in runs_of(task).items():
         trained[run], tensors[f"loss.{run}"] = train(start, inputs, targets, settings)

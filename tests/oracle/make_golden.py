@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import golden_attention
 import golden_curvature
 import golden_ops
 import golden_optim
 import golden_train
 import networks
+import networks_vit
 import philox
 import store
 
@@ -50,15 +52,21 @@ def main():
     torch.use_deterministic_algorithms(True)
 
     networks.check_counts()
+    networks_vit.check_names()
     golden_ops.write(out / "ops.safetensors")
     golden_train.write(out / "train_mlp.safetensors", "mlp", seed=1)
     lenet5 = golden_train.write(out / "train_lenet5.safetensors", "lenet5", seed=2)
     golden_train.write(out / "train_resnet8.safetensors", "resnet8", seed=3)
     golden_train.write(out / "train_wrn16.safetensors", "wrn16", seed=4)
+    golden_train.write(out / "train_deit.safetensors", "deit", seed=5)
+    golden_train.write(out / "train_swin.safetensors", "swin", seed=6)
+    golden_train.write(out / "train_gpt_char.safetensors", "gpt_char", seed=7)
+    golden_train.write(out / "train_gpt2.safetensors", "gpt2", seed=8)
     golden_optim.write_optimizers(out / "optim.safetensors")
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
-    for name in ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10"):
+    golden_attention.write(out)
+    for name in ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)
     philox.write(out / "philox.json")

@@ -1,4 +1,4 @@
-"""The reference networks as PyTorch modules.
+"""The reference networks as PyTorch modules; transformers are in networks_vit.py and networks_gpt.py.
 
 Tensor names, shapes and initial distributions are those that abar's checkpoints use, so that
 load_state_dict(strict=True) takes an abar export as it is. Run as a script to check the
@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import networks_gpt
+import networks_vit
+
 COUNTS = {
     "mlp": 669_706,
     "lenet5": 61_706,
@@ -20,6 +23,19 @@ COUNTS = {
     "resnet56": 853_018,
     "resnet110": 1_727_962,
     "wrn28-10": 36_479_194,
+    "deit-tiny": 5_717_416,
+    "deit-small": 22_050_664,
+    "swin-tiny": 28_288_354,
+    "gpt2": 124_439_808,
+    "gpt-char": 10_745_088,
+}
+
+TRANSFORMERS = {  # with their usual images or texts
+    "deit-tiny": lambda: networks_vit.deit("deit-tiny"),
+    "deit-small": lambda: networks_vit.deit("deit-small"),
+    "swin-tiny": networks_vit.swin_tiny,
+    "gpt2": networks_gpt.gpt2,
+    "gpt-char": networks_gpt.gpt_char,
 }
 
 MLP_WIDTHS = (784, 512, 512, 10)
@@ -198,6 +214,8 @@ def wide_resnet(n, widen, stem=16, classes=10):
 
 def build(name, classes=10, widths=MLP_WIDTHS, activation="relu"):
     """A network by its abar name; raises ValueError for a name that is not known here."""
+    if name in TRANSFORMERS:
+        return TRANSFORMERS[name]()
     if name == "mlp":
         return mlp(widths)
     if name == "lenet5":

@@ -37,6 +37,62 @@ static void recipe_of_lenet5_on_fashion_mnist_is_short_and_plain(void **state)
     abar_setup_destroy(f->ctx, s);
 }
 
+static double real_of(fixture *f, const abar_setup *s, const char *name)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    char text[ABAR_OPTION_TEXT_MAX];
+    const int n = abar_setup_tables(s, tables);
+    for (int i = 0; i < n; i++) {
+        if (!abar_options_find(tables[i].options, name)) continue;
+        need(f, abar_options_get(f->ctx, tables[i].options, tables[i].config, name, text, sizeof text));
+        return strcmp(text, "decoupled") == 0 ? 1.0 : strtod(text, NULL); /* coupled: 0 */
+    }
+    fail_msg("no option %s", name);
+    return 0.0;
+}
+
+/* What a recipe sets, "name=number ..." */
+static void assert_recipe(fixture *f, const char *model, const char *data, const char *optim, const char *settings)
+{
+    abar_setup *s;
+    char text[512], *rest = text;
+    need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &s));
+    strcpy(s->train.data, data); /* may be a set that this build cannot read */
+    need(f, abar__recipe_apply(f->ctx, s));
+    snprintf(text, sizeof text, "%s", settings);
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        *value = '\0';
+        if (real_of(f, s, word) != strtod(value + 1, NULL))
+            fail_msg("%s on %s with %s: %s is %g, expected %s", model, data, optim, word, real_of(f, s, word), value + 1);
+    }
+    assert_false(s->train.decay_all);
+    assert_false(s->train.schedule_per_epoch);
+    assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
+    abar_setup_destroy(f->ctx, s);
+}
+
+static void recipes_of_transformers_are_those_of_the_list(void **state)
+{
+    fixture *f = *state;
+    const char *small = "epochs=30 batch=256 warmup=1 label-smoothing=0.1 lr=0.125 drop-path=0";
+    assert_recipe(f, "deit-tiny", "cifar10:/data", "sgd", small);
+    assert_recipe(f, "deit-tiny", "cifar10:/data", "sgd", "decay=0");
+    assert_recipe(f, "deit-tiny", "cifar10:/data", "mac", small);
+    assert_recipe(f, "deit-tiny", "cifar10:/data", "mac", "damping=1 tinv=5 weight-decay=1e-4 decay=1");
+    assert_recipe(f, "deit-small", "cifar100", "adamw", "epochs=30 batch=256 lr=1e-3 weight-decay=0.05 beta2=0.999");
+    assert_recipe(f, "deit-small", "cifar100", "mac+adamw", "lr=1e-3 weight-decay=0.05 tinv=5");
+    assert_recipe(f, "swin-tiny", "imagefolder:/data", "sgd", "epochs=100 batch=1024 warmup=5 lr=0.5 weight-decay=2e-5");
+    assert_recipe(f, "deit-small", "imagefolder:/data", "mac", "lr=0.5 weight-decay=1e-4 decay=1 damping=3 tinv=5 tcov=5");
+    assert_recipe(f, "deit-small", "imagefolder:/data", "eva", "lr=0.5 weight-decay=2e-5 damping=0.3 tinv=5");
+    assert_recipe(f, "deit-small", "imagefolder:/data", "adamw", "lr=1e-3 weight-decay=0.05");
+    const char *characters = "epochs=20 epoch-steps=250 batch=64 warmup=0.4 drop=0.2 attention-drop=0.2 label-smoothing=0";
+    assert_recipe(f, "gpt-char", "text:/a", "adamw", characters);
+    assert_recipe(f, "gpt-char", "text:/a", "mac+adamw", characters);
+    assert_recipe(f, "gpt-char", "text:/a", "mac+adamw", "lr=1e-3 final-lr=1e-4 beta1=0.9 beta2=0.99 weight-decay=0.1");
+    assert_recipe(f, "gpt2", "text:/a", "adamw", "batch=8 context=1024 drop=0 lr=6e-4 beta1=0.9 beta2=0.95 weight-decay=0.1");
+}
+
 /* ---- names and options ---------------------------------------------------------------------------------------- */
 
 static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
@@ -225,6 +281,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(recipes_of_transformers_are_those_of_the_list),
         with_fixture(setup_with_an_unknown_name_suggests_the_nearest),
         with_fixture(set_reaches_all_three_tables),
         with_fixture(check_refuses_settings_that_do_not_go_together),

@@ -189,13 +189,13 @@ static void check_export(fixture *f, const char *model, const char *list)
     abar_net *net;
     abar__safetensors *file;
     char path[PATH_MAX_TEST], line[256];
-    abar__model_shape(setup->model, &info);
+    abar__model_shape(setup, &info);
     need(f, abar__device_open(f->ctx, setup, &dev));
     need(f, abar__net_build(f->ctx, setup, &info, dev, &wish, &net));
     size_t bytes = abar__weights_stage_bytes(net);
     void *stage = malloc(bytes);
     path_in(f, model, path);
-    need(f, abar__weights_export(f->ctx, net, stage, path));
+    need(f, abar__weights_export(f->ctx, net, stage, NULL, path));
     need(f, abar__safetensors_open(f->ctx, path, &file));
     assert_string_equal(abar__safetensors_metadata(file, "format"), "pt");
     FILE *expected = fopen(list, "r");

@@ -296,6 +296,54 @@ static void methods_that_cuda_does_not_have_are_refused_by_name(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* ---- the device goes away, or is too small ---------------------------------------------------------------------------------
+ */
+
+/* Breaks the device in the second epoch: a launch that reads where nothing is leaves it unusable, as a real fault does. */
+typedef struct vandal {
+    abar_trainer *trainer;
+    int64_t calls;
+} vandal;
+
+static void break_device(void *user, const abar_progress *p)
+{
+    vandal *v = user;
+    abar_device *dev = v->trainer->dev;
+    (void)p;
+    if (++v->calls == 8) dev->ops->queue->settle(dev, (void *)256, (void *)512, 16, (const int32_t *)1024);
+}
+
+static void lost_device_is_told_and_the_checkpoint_stays(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "mac", SMALL);
+    vandal v = {0};
+    abar_trainer_events events = {break_device, &v};
+    set_out(f, setup, "lost");
+    need(f, abar_trainer_create(f->ctx, setup, false, &events, &v.trainer));
+    assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_BACKEND);
+    assert_error(f, "device cuda: ");
+    abar_trainer_destroy(v.trainer);
+    abar__place at;
+    abar__epoch *history = history_of(f, "lost", &at);
+    assert_int_equal(at.epoch, 1);
+    abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void run_that_exceeds_the_memory_says_what_to_lower(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup =
+        make_setup(f, "mlp", "sgd", "device=cuda widths=784-200000-200000-10 limit-train=80 limit-test=24 batch=16");
+    abar_trainer *t;
+    set(f, setup, "batch", "16");
+    assert_int_equal(abar_trainer_create(f->ctx, setup, false, NULL, &t), ABAR_E_MEMORY);
+    assert_error(f, "device cuda: ");
+    assert_error(f, "batch");
+    abar_setup_destroy(f->ctx, setup);
+}
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(int argc, char **argv)
@@ -315,6 +363,8 @@ int main(int argc, char **argv)
         with_fixture(training_allocates_nothing),
         with_fixture(runs_in_every_precision_learn),
         with_fixture(methods_that_cuda_does_not_have_are_refused_by_name),
+        with_fixture(run_that_exceeds_the_memory_says_what_to_lower),
+        with_fixture(lost_device_is_told_and_the_checkpoint_stays), /* the last: no work is done after it */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
     *e = (engine){.f = f, .setup = setup};
     const abar_train_config *train = &setup->train;
     abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
-    need(f, abar__data_open(f->ctx, setup, false, &e->data));
+    need(f, abar__data_open(f->ctx, setup, false, NULL, &e->data));
     abar_loader_config loader = abar__loader_wish(setup, false);
     need(f, abar_loader_create(f->ctx, e->data, &loader, &e->loader));
     need(f, abar__device_open(f->ctx, setup, &e->dev));

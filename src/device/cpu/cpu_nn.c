@@ -1,13 +1,34 @@
 /* The nn operations of the cpu, in the order in which they are tried, and what they share. */
 #include "device/cpu/cpu_nn.h"
 
+#include <omp.h>
+
 const abar__op_impl *const abar__cpu_nn[] = {
-    &abar__cpu_reorder,       &abar__cpu_linear,        &abar__cpu_conv_winograd,
-    &abar__cpu_conv_lanes,    &abar__cpu_conv_onednn,   &abar__cpu_conv_lanes_any,
-    &abar__cpu_batch_norm,    &abar__cpu_layer_norm,    &abar__cpu_activation,
-    &abar__cpu_pool,          &abar__cpu_add,           &abar__cpu_concat,
-    &abar__cpu_flatten,       &abar__cpu_shortcut,      &abar__cpu_dropout,
-    &abar__cpu_cross_entropy, &abar__cpu_squared_error, NULL,
+    &abar__cpu_reorder,
+    &abar__cpu_linear,
+    &abar__cpu_conv_winograd,
+    &abar__cpu_conv_lanes,
+    &abar__cpu_conv_onednn,
+    &abar__cpu_conv_lanes_any,
+    &abar__cpu_batch_norm,
+    &abar__cpu_layer_norm,
+    &abar__cpu_activation,
+    &abar__cpu_pool,
+    &abar__cpu_add,
+    &abar__cpu_concat,
+    &abar__cpu_flatten,
+    &abar__cpu_shortcut,
+    &abar__cpu_dropout,
+    &abar__cpu_cross_entropy,
+    &abar__cpu_squared_error,
+    &abar__cpu_attention,
+    &abar__cpu_embedding,
+    &abar__cpu_tokens,
+    &abar__cpu_class_token,
+    &abar__cpu_patch_merge,
+    &abar__cpu_token_mean,
+    &abar__cpu_token_first,
+    NULL,
 };
 
 /* Below this many floats a part is not worth waking a thread for: a few microseconds of streaming. */
@@ -57,6 +78,11 @@ abar_status abar__op_priv(abar__op *op, size_t bytes)
     ABAR_TRY(abar__alloc(op->dev->ctx, bytes, &op->priv));
     op->priv_bytes = bytes;
     return ABAR_OK;
+}
+
+void abar__blas_single(void)
+{
+    if (omp_get_num_threads() == 1) omp_set_num_threads(1); /* lasts until the end of the parallel region */
 }
 
 void abar__relu_gradient(const abar__op *op, const abar__op_args *a)

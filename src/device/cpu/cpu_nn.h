@@ -34,6 +34,9 @@ static inline int64_t abar__part_begin(int64_t units, int parts, int part) { ret
 /* A zeroed op->priv of this many bytes, released with the operation. */
 abar_status abar__op_priv(abar__op *op, size_t bytes);
 
+/* Keeps OpenBLAS to the calling thread until the end of the parallel region. In a team of several it does so by itself. */
+void abar__blas_single(void);
+
 /* Turns dy into the gradient before a fused ReLU, in place: dy where y > 0, else 0. Does nothing without one. */
 void abar__relu_gradient(const abar__op *op, const abar__op_args *a);
 
@@ -42,5 +45,7 @@ extern const abar__op_impl abar__cpu_conv_lanes, abar__cpu_conv_winograd, abar__
 extern const abar__op_impl abar__cpu_batch_norm, abar__cpu_layer_norm, abar__cpu_activation, abar__cpu_pool, abar__cpu_add,
     abar__cpu_concat, abar__cpu_flatten, abar__cpu_shortcut, abar__cpu_dropout, abar__cpu_cross_entropy,
     abar__cpu_squared_error;
+extern const abar__op_impl abar__cpu_attention, abar__cpu_embedding, abar__cpu_tokens, abar__cpu_class_token,
+    abar__cpu_patch_merge, abar__cpu_token_mean, abar__cpu_token_first;
 
 #endif

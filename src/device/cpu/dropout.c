@@ -1,6 +1,6 @@
-/* Dropout: zero with probability p, else scaled by 1 / (1 - p). Which elements fall depends on the global sample and the
- * element's place in it alone, so the mask is drawn again in backward instead of being kept, and is the same in any layout:
- * element g of all samples, row-major, takes word g % 4 of draw g / 4. */
+/* Dropout of elements or of whole samples: zero with probability p, else scaled by 1 / (1 - p). Which elements fall depends on
+ * the global sample and the element's place in it alone, so the mask is drawn again in backward instead of being kept, and is
+ * the same in any layout: element g of all samples, row-major, takes word g % 4 of draw g / 4. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/dropout_kernels.h"
 
@@ -32,13 +32,13 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-static abar__dropout_key key_of(const abar__op *op, const abar__run *run)
+abar__dropout_key abar__dropout_key_of(double drop, uint32_t number, uint64_t seed, uint32_t step)
 {
-    double p = op->desc.drop, least = ceil(p * 0x1p32);
-    abar__dropout_key key = {.seed = run->seed, .when = run->step * 256u + op->desc.number};
+    double least = ceil(drop * 0x1p32);
+    abar__dropout_key key = {.seed = seed, .when = step * 256u + number};
     if (least >= 0x1p32) return key; /* nothing is kept: every factor is the zero scale */
     key.least = (uint32_t)least;
-    key.scale = (float)(1 / (1 - p));
+    key.scale = (float)(1 / (1 - drop));
     return key;
 }
 
@@ -81,6 +81,22 @@ static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t fir
     }
 }
 
+/* Stochastic depth: sample g falls by word g % 4 of draw g / 4. */
+static void mask_samples(const dropout *d, const abar__dropout_key *key, int64_t first, const float *x, float *y)
+{
+    const int64_t floats = abar__planes_floats(&d->planes) / d->planes.outer; /* of a sample, or of sixteen in the lanes */
+    const int64_t together = d->planes.layout == ABAR_LAYOUT_N16 ? 16 : 1;
+#pragma omp parallel for num_threads(d->parts) schedule(static) if (d->parts > 1)
+    for (int64_t o = 0; o < d->planes.outer; o++) {
+        const uint64_t g = (uint64_t)(first + o * together);
+        float drawn[ABAR_DROPOUT_FACTORS];
+        const float *factor = drawn + g % 4;
+        d->kernels->factors(key, g / 4, drawn);
+        for (int64_t i = o * floats; i < (o + 1) * floats; i += together)
+            for (int64_t l = 0; l < together; l++) y[i + l] = x[i + l] * factor[l];
+    }
+}
+
 static void mask(const abar__op *op, const abar__run *run, const float *x, float *y)
 {
     const dropout *d = op->priv;
@@ -89,7 +105,11 @@ static void mask(const abar__op *op, const abar__run *run, const float *x, float
         memcpy(y, x, bytes);
         return;
     }
-    abar__dropout_key key = key_of(op, run);
+    abar__dropout_key key = abar__dropout_key_of(op->desc.drop, op->desc.number, run->seed, run->step);
+    if (op->desc.per_sample) {
+        mask_samples(d, &key, run->sample0, x, y);
+        return;
+    }
     if (abar__planes_padded(&d->planes)) memset(y, 0, bytes); /* the runs leave padding lanes out */
 #pragma omp parallel for num_threads(d->parts) schedule(static) if (d->parts > 1)
     for (int64_t r = 0; r < d->runs; r++) mask_run(d, &key, run->sample0 * d->elements, x, y, r);

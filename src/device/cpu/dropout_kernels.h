@@ -20,6 +20,9 @@ typedef struct abar__dropout_kernels {
     void (*factors)(const abar__dropout_key *key, uint64_t draw, float *out);
 } abar__dropout_kernels;
 
+/* For dropout `number` of a net, with this probability of zero. */
+abar__dropout_key abar__dropout_key_of(double drop, uint32_t number, uint64_t seed, uint32_t step);
+
 ABAR_ISA_EXTERN(abar__dropout_kernels, abar__dropout);
 
 #endif

@@ -41,12 +41,6 @@ static void multiply_part(const product *p, int64_t parts, int64_t me, range *ro
                 (blasint)p->ldb, p->beta, p->c + rows->begin * p->n + columns->begin, (blasint)p->n);
 }
 
-/* Inside a team of several, OpenBLAS keeps to the calling thread; in a team of one it must be told. */
-static void keep_blas_single(void)
-{
-    if (omp_get_num_threads() == 1) omp_set_num_threads(1); /* lasts until the end of the parallel region */
-}
-
 static int64_t inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
 static int64_t outputs(const abar__op *op) { return op->desc.out.dim[op->desc.out.ndim - 1]; }
 static int64_t row_count(const abar__op *op) { return abar__shape_count(&op->desc.out) / outputs(op); }
@@ -79,7 +73,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 #pragma omp parallel num_threads(op->dev->threads)
     {
         range rows, columns;
-        keep_blas_single();
+        abar__blas_single();
         multiply_part(&p, omp_get_num_threads(), omp_get_thread_num(), &rows, &columns);
         finish(p.c, out, rows, columns, bias, op->desc.activation == ABAR_ACT_RELU);
     }
@@ -105,7 +99,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
         range part_rows, part_columns;
-        keep_blas_single();
+        abar__blas_single();
         multiply_part(&weights, threads, me, &part_rows, &part_columns);
         if (op->desc.bias) sum_rows(a->dy, rows, out, share(out, threads, me), a->accumulate, a->dparam[1]);
         if (op->desc.need_dx[0]) multiply_part(&input, threads, me, &part_rows, &part_columns);

@@ -1,4 +1,5 @@
-/* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient.
+/* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient. A
+ * sample of cross entropy is one row of K logits, or T of them.
  * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/loss_kernels.h"
@@ -14,19 +15,20 @@ typedef struct part_sum { /* of one part of the rows; a cache line each */
 
 typedef struct loss {
     const abar__loss_kernels *kernels;
-    int64_t rows, width;
+    int64_t rows, width, per_sample; /* T rows of a sample of text, else one */
     int parts;
 } loss;
 
-static abar_status create(abar__op *op)
+static abar_status create_with(abar__op *op, int64_t width)
 {
     static const abar__loss_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__loss);
     const abar__shape *shape = &op->desc.in[0];
     ABAR_TRY(abar__op_priv(op, sizeof(loss)));
     loss *l = op->priv;
     l->kernels = by_isa[abar__isa_best()];
-    l->rows = shape->dim[0];
-    l->width = abar__shape_count(shape) / l->rows;
+    l->width = width;
+    l->rows = abar__shape_count(shape) / width;
+    l->per_sample = l->rows / shape->dim[0];
     l->parts = abar__parts(op->dev, l->rows * l->width, l->rows);
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X;
@@ -34,10 +36,13 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
+/* Rows of the samples that count. */
+static int64_t valid_rows(const loss *l, const abar__op_args *a) { return a->run->valid * l->per_sample; }
+
 /* Joins the parts, always in the same order. */
 static void finish(const loss *l, const abar__op_args *a, double per)
 {
-    abar__loss_result result = {.count = a->run->valid};
+    abar__loss_result result = {.count = valid_rows(l, a)};
     for (int part = 0; part < l->parts; part++) {
         const part_sum *sum = (const part_sum *)a->scratch + part;
         result.loss += sum->loss;
@@ -49,7 +54,7 @@ static void finish(const loss *l, const abar__op_args *a, double per)
 
 static void clear_invalid(const loss *l, const abar__op_args *a)
 {
-    int64_t begin = a->run->valid * l->width, n = l->rows * l->width - begin;
+    int64_t begin = valid_rows(l, a) * l->width, n = l->rows * l->width - begin;
     memset((float *)a->dx[0] + begin, 0, (size_t)n * sizeof(float));
 }
 
@@ -57,7 +62,8 @@ static void clear_invalid(const loss *l, const abar__op_args *a)
 
 static abar_status entropy_create(abar__op *op)
 {
-    ABAR_TRY(create(op));
+    const abar__shape *shape = &op->desc.in[0];
+    ABAR_TRY(create_with(op, shape->dim[shape->ndim - 1]));
     op->saved_bytes = (size_t)((loss *)op->priv)->rows * 2 * sizeof(float); /* (rows, 2): largest, 1 / sum of exponentials */
     return ABAR_OK;
 }
@@ -66,12 +72,12 @@ static abar_status check_labels(const abar__op *op, const abar__op_args *a)
 {
     const loss *l = op->priv;
     const int32_t *label = a->target;
-    for (int64_t n = 0; n < a->run->valid; n++)
+    for (int64_t n = 0; n < valid_rows(l, a); n++)
         if (label[n] < 0 || label[n] >= l->width)
             return abar__fail(op->dev->ctx, ABAR_E_ARGUMENT,
                               "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many "
                               "outputs as the data has classes",
-                              (int)label[n], (long long)n, (long long)l->width);
+                              (int)label[n], (long long)(n / l->per_sample), (long long)l->width);
     return ABAR_OK;
 }
 
@@ -102,7 +108,7 @@ static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, p
     if (smoothing > 0)
         cost = (1 - smoothing) * cost + smoothing / (double)l->width * k->surprise(x, NULL, top, (float)log_sum, l->width);
     sum->loss += cost;
-    sum->correct += first_of(x, top, l->width) == truth;
+    sum->correct += x[truth] == top && first_of(x, top, truth) == truth; /* of several largest, the first is the answer */
     float *saved = a->saved;
     if (!saved) return;
     saved[2 * n] = top;
@@ -113,7 +119,7 @@ static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const loss *l = op->priv;
     if (!op->desc.soft_targets) ABAR_TRY(check_labels(op, a));
-    int64_t valid = a->run->valid;
+    int64_t valid = valid_rows(l, a);
 #pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
     for (int part = 0; part < l->parts; part++) {
         part_sum sum = {0};
@@ -130,7 +136,7 @@ static void entropy_grad_row(const abar__op *op, const abar__op_args *a, int64_t
     const loss *l = op->priv;
     const float *x = (const float *)a->x[0] + n * l->width, *saved = a->saved;
     float *dx = (float *)a->dx[0] + n * l->width;
-    double smoothing = op->desc.smoothing, share = a->run->loss_scale / (double)a->run->valid;
+    double smoothing = op->desc.smoothing, share = a->run->loss_scale / (double)valid_rows(l, a);
     float certain = (float)((1 - smoothing) * share), even = (float)(smoothing / (double)l->width * share);
     l->kernels->scaled_exp(x, saved[2 * n], (float)((double)saved[2 * n + 1] * share), -even, dx, l->width);
     if (op->desc.soft_targets)
@@ -145,7 +151,7 @@ static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
     if (!a->dx[0]) return ABAR_OK;
     clear_invalid(l, a);
 #pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
-    for (int64_t n = 0; n < a->run->valid; n++) entropy_grad_row(op, a, n);
+    for (int64_t n = 0; n < valid_rows(l, a); n++) entropy_grad_row(op, a, n);
     return ABAR_OK;
 }
 
@@ -153,6 +159,11 @@ const abar__op_impl abar__cpu_cross_entropy = {
     "cpu-cross-entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY, entropy_create, entropy_forward, entropy_backward, NULL};
 
 /* --- squared error ---------------------------------------------------------------------------------------------------- */
+
+static abar_status square_create(abar__op *op)
+{
+    return create_with(op, abar__shape_count(&op->desc.in[0]) / op->desc.in[0].dim[0]);
+}
 
 static abar_status square_forward(abar__op *op, const abar__op_args *a)
 {
@@ -187,5 +198,5 @@ static abar_status square_backward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-const abar__op_impl abar__cpu_squared_error = {"cpu-squared-error", ABAR_OP_SQUARED_ERROR, create,
+const abar__op_impl abar__cpu_squared_error = {"cpu-squared-error", ABAR_OP_SQUARED_ERROR, square_create,
                                                square_forward,      square_backward,       NULL};

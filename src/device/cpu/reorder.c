@@ -1,12 +1,10 @@
-/* Activations from one layout to another, and their gradients back. Each layout has one of its dimensions contiguous, a block
- * of channels, a block of images or the pixels; going from one to another transposes tiles of two dimensions, for every
- * index of the third. */
+/* Activations from one layout to another, and from any of them to tokens, and their gradients back. Each layout has one of its
+ * dimensions contiguous, a block of channels, a block of images or the pixels; going from one to another transposes tiles of
+ * two dimensions, for every index of the third. */
 #include "device/cpu/reorder.h"
-#include "device/nn_impl.h"
+#include "device/cpu/cpu_nn.h"
 
 #include <string.h>
-
-ABAR_ISA_EXTERN(abar__reorder_kernels, abar__reorder);
 
 enum { IMAGE, CHANNEL, PIXEL, DIMS };
 
@@ -123,3 +121,59 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
 }
 
 const abar__op_impl abar__cpu_reorder = {"transpose", ABAR_OP_REORDER, create, forward, backward, NULL};
+
+/* ---- tokens: an image's pixels, all channels in one block ------------------------------------------------------------ */
+
+static form token_form(const abar__shape *s)
+{
+    form f = form_of(ABAR_LAYOUT_STRIDED, s);
+    f.inner = CHANNEL;
+    f.block = f.extent[CHANNEL];
+    return f;
+}
+
+/* Between blocks of channels and tokens: to them, or back with zeros in the lanes that are no channels. */
+static void regroup_tokens(const abar_device *dev, const form *f, float *blocked, float *tokens, bool back)
+{
+    const int64_t per_image = blocks(f, CHANNEL, f->block), n = f->extent[IMAGE] * per_image;
+    const int64_t pixels = f->extent[PIXEL], channels = f->extent[CHANNEL], lanes = f->block;
+#pragma omp parallel for num_threads(dev->threads) schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = i % per_image * lanes, count = channels - c < lanes ? channels - c : lanes;
+        const size_t bytes = (size_t)count * sizeof(float);
+        float *b = blocked + i * pixels * lanes, *t = tokens + i / per_image * pixels * channels + c;
+        for (int64_t p = 0; p < pixels; p++, b += lanes, t += channels) {
+            memcpy(back ? b : t, back ? t : b, bytes);
+            if (back && count < lanes) memset(b + count, 0, (size_t)(lanes - count) * sizeof *b);
+        }
+    }
+}
+
+static abar_status tokens_create(abar__op *op)
+{
+    op->out_layout = ABAR_LAYOUT_STRIDED; /* and the input as it comes */
+    return ABAR_OK;
+}
+
+static abar_status tokens_forward(abar__op *op, const abar__op_args *a)
+{
+    const form from = form_of(op->in_layout[0], &op->desc.in[0]), to = token_form(&op->desc.in[0]);
+    if (from.inner == CHANNEL)
+        regroup_tokens(op->dev, &from, (float *)a->x[0], a->y, false);
+    else
+        transpose_all(op->dev, &to, a->y, &from, a->x[0]);
+    return ABAR_OK;
+}
+
+static abar_status tokens_backward(abar__op *op, const abar__op_args *a)
+{
+    const form to = form_of(op->in_layout[0], &op->desc.in[0]), from = token_form(&op->desc.in[0]);
+    if (!a->dx[0]) return ABAR_OK;
+    if (to.inner == CHANNEL)
+        regroup_tokens(op->dev, &to, a->dx[0], a->dy, true);
+    else
+        transpose_all(op->dev, &to, a->dx[0], &from, a->dy);
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_tokens = {"cpu-tokens", ABAR_OP_TOKENS, tokens_create, tokens_forward, tokens_backward, NULL};

@@ -12,4 +12,6 @@ typedef struct abar__reorder_kernels {
                       int64_t padded);
 } abar__reorder_kernels;
 
+ABAR_ISA_EXTERN(abar__reorder_kernels, abar__reorder);
+
 #endif

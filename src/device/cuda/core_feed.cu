@@ -1,5 +1,6 @@
-/* Batches made on the device (program_impl.h): order, crop, flip and normalisation as augment.c and loader.c do them, to the
- * bit, from a set that lies in device memory; or from batches that the host sends step by step through pinned slots.
+/* Batches made on the device (program_impl.h): order, crop, flip, normalisation and windows as augment.c and loader.c make
+ * them, to the bit, from a set that lies in device memory; or from batches that the host sends step by step through pinned
+ * slots.
  *
  * Which epoch and step is to be filled is in device memory too: a recording of fill and advance goes through an epoch. */
 #include "device/cuda/core_impl.h"
@@ -26,22 +27,25 @@ typedef struct slot {
 typedef struct source {
     const uint8_t *images; /* (count, C, H, W) */
     const int32_t *labels; /* (count) */
+    const uint16_t *text;  /* (count), instead of both */
     const int32_t *order;  /* (n) */
     const uint8_t *staged_images;
-    const int32_t *staged_labels; /* (step_batch) */
+    const int32_t *staged_tokens; /* (step_batch, context), in their place */
+    const int32_t *staged_labels; /* (step_batch), or (step_batch, context) */
     const float *table;           /* (C, 256) */
     place_in_epoch *at;
-    int64_t channels, height, width, step_batch;
+    int64_t channels, height, width, context, step_batch;
     uint64_t seed;
     int32_t pad, flip;
 } source;
 
 struct abar__feed {
     source s;
+    bool resident;           /* it has a set of its own */
     int64_t batch, capacity; /* capacity: samples that an order may have */
     char *memory;
     size_t memory_bytes, order_at;
-    size_t staged_at, staged_images, staged_bytes; /* labels, then images so many bytes behind them */
+    size_t staged_at, staged_images, staged_bytes; /* labels, then images or tokens so many bytes behind them */
     slot slots[SLOTS];
     int64_t sent; /* batches so far */
     slot orders[2];
@@ -110,12 +114,36 @@ static __global__ void fill_batch(const __grid_constant__ source s, int64_t firs
     }
 }
 
+/* Block i: window first + i of the step; input and target: (batch, context). */
+static __global__ void fill_windows(const __grid_constant__ source s, int64_t first, int32_t *input, int32_t *target)
+{
+    const place_in_epoch at = *s.at;
+    const int64_t i = first + blockIdx.x, to = (int64_t)blockIdx.x * s.context;
+    if (at.staged) {
+        for (int64_t t = threadIdx.x; t < s.context; t += blockDim.x) {
+            input[to + t] = s.staged_tokens[i * s.context + t];
+            target[to + t] = s.staged_labels[i * s.context + t];
+        }
+        return;
+    }
+    const uint16_t *window = s.text + s.order[(at.step * s.step_batch + i) % at.n];
+    for (int64_t t = threadIdx.x; t < s.context; t += blockDim.x) {
+        input[to + t] = window[t];
+        target[to + t] = window[t + 1];
+    }
+}
+
 static __global__ void set_place(place_in_epoch *at, place_in_epoch to) { *at = to; }
 static __global__ void next_step(place_in_epoch *at) { at->step++; }
 
 static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target)
 {
     const source *s = &f->s;
+    if (s->context > 0) {
+        abar__cuda_launch(dev, fill_windows, dim3((unsigned)f->batch), dim3(256), 0, *s, first, (int32_t *)input->data,
+                          (int32_t *)target->data);
+        return abar__cuda_status(dev);
+    }
     images_out out = {};
     out.data = input->data;
     out.dtype = input->dtype;
@@ -155,8 +183,8 @@ static abar_status send(abar_device *dev, slot *from, void *to, size_t bytes)
 
 static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, int64_t first, const int32_t *order, int64_t n)
 {
-    if (!f->s.images)
-        return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed has no images of its own, stage the batches");
+    if (!f->resident)
+        return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed has no samples of its own, stage the batches");
     if (n < 1 || n > f->capacity)
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: an order of %lld samples, the feed has room for 1 to %lld",
                           (long long)n, (long long)f->capacity);
@@ -169,12 +197,13 @@ static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, i
     return abar__cuda_status(dev);
 }
 
-static abar_status stage(abar_device *dev, abar__feed *f, const uint8_t *images, const int32_t *labels)
+static abar_status stage(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels)
 {
+    const int64_t labels_each = f->s.context > 0 ? f->s.context : 1;
     slot *from = &f->slots[f->sent++ % SLOTS];
     CUDA_TRY(dev, cudaEventSynchronize(from->sent));
-    memcpy(from->memory, labels, (size_t)f->s.step_batch * sizeof *labels);
-    memcpy(from->memory + f->staged_images, images, f->staged_bytes - f->staged_images);
+    memcpy(from->memory, labels, (size_t)(f->s.step_batch * labels_each) * sizeof *labels);
+    memcpy(from->memory + f->staged_images, samples, f->staged_bytes - f->staged_images);
     ABAR_TRY(send(dev, from, f->memory + f->staged_at, f->staged_bytes));
     CUDA_TRY(dev, cudaMemsetAsync(&f->s.at->staged, 1, sizeof f->s.at->staged, abar__cuda_of(dev)->stream));
     return ABAR_OK;
@@ -185,6 +214,7 @@ static abar_status stage(abar_device *dev, abar__feed *f, const uint8_t *images,
 /* Where things lie in the feed's block of device memory. */
 typedef struct layout {
     size_t at, table, staged_labels, staged_images, staged_end, order, labels, images, total;
+    size_t label_bytes, image_bytes; /* of the resident set; a text is its images, and has no labels */
     int64_t capacity;
 } layout;
 
@@ -195,20 +225,28 @@ static size_t place(size_t *at, size_t bytes)
     return start;
 }
 
+static bool is_resident(const abar__feed_desc *d) { return d->context > 0 ? d->tokens != NULL : d->images != NULL; }
+
+static size_t table_bytes(const abar__feed_desc *d) { return d->context > 0 ? 0 : (size_t)d->channels * 256 * sizeof(float); }
+
 static layout lay_out(const abar__feed_desc *d)
 {
     layout l = {};
+    const bool text = d->context > 0;
     const size_t image = (size_t)(d->channels * d->height * d->width), batch = (size_t)d->step_batch;
+    const size_t sample = text ? (size_t)d->context * sizeof(int32_t) : image;
     l.at = place(&l.total, sizeof(place_in_epoch));
-    l.table = place(&l.total, (size_t)d->channels * 256 * sizeof(float));
-    l.staged_labels = place(&l.total, batch * sizeof(int32_t));
-    l.staged_images = place(&l.total, batch * image);
-    l.staged_end = l.staged_images + batch * image;
-    if (!d->images) return l;
-    l.capacity = (d->count + d->step_batch - 1) / d->step_batch * d->step_batch; /* the last batch may be filled up */
+    l.table = place(&l.total, table_bytes(d));
+    l.staged_labels = place(&l.total, batch * (text ? (size_t)d->context : 1) * sizeof(int32_t));
+    l.staged_images = place(&l.total, batch * sample);
+    l.staged_end = l.staged_images + batch * sample;
+    if (!is_resident(d)) return l;
+    l.capacity = text ? d->windows : (d->count + d->step_batch - 1) / d->step_batch * d->step_batch; /* the last one full */
+    l.label_bytes = text ? 0 : (size_t)d->count * sizeof(int32_t);
+    l.image_bytes = (size_t)d->count * (text ? sizeof(uint16_t) : image);
     l.order = place(&l.total, (size_t)l.capacity * sizeof(int32_t));
-    l.labels = place(&l.total, (size_t)d->count * sizeof(int32_t));
-    l.images = place(&l.total, (size_t)d->count * image);
+    l.labels = place(&l.total, l.label_bytes);
+    l.images = place(&l.total, l.image_bytes);
     return l;
 }
 
@@ -248,7 +286,7 @@ static abar_status upload(abar_device *dev, void *to, const void *from, size_t n
 static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *d)
 {
     const layout l = lay_out(d);
-    const size_t image = (size_t)(d->channels * d->height * d->width);
+    f->resident = is_resident(d);
     f->batch = d->batch;
     f->capacity = l.capacity;
     f->memory_bytes = l.total;
@@ -259,27 +297,31 @@ static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     ABAR_TRY(abar_device_alloc(dev, f->memory_bytes, (void **)&f->memory));
     for (int i = 0; i < SLOTS; i++) ABAR_TRY(make_slot(dev, &f->slots[i], f->staged_bytes));
-    for (int i = 0; i < 2 && d->images; i++) ABAR_TRY(make_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t)));
+    for (int i = 0; i < 2 && f->resident; i++) ABAR_TRY(make_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t)));
     f->s.at = (place_in_epoch *)(f->memory + l.at);
     f->s.table = (const float *)(f->memory + l.table);
     f->s.staged_labels = (const int32_t *)(f->memory + l.staged_labels);
     f->s.staged_images = (const uint8_t *)(f->memory + l.staged_images);
+    f->s.staged_tokens = (const int32_t *)(f->memory + l.staged_images);
     f->s.channels = d->channels;
     f->s.height = d->height;
     f->s.width = d->width;
+    f->s.context = d->context;
     f->s.step_batch = d->step_batch;
     f->s.seed = d->seed;
     f->s.pad = (int32_t)d->crop_pad;
     f->s.flip = d->flip;
-    ABAR_TRY(upload(dev, f->memory + l.table, d->table, (size_t)d->channels * 256 * sizeof(float)));
-    const place_in_epoch start = {0, 0, 1, !d->images};
+    if (d->table) ABAR_TRY(upload(dev, f->memory + l.table, d->table, table_bytes(d)));
+    const place_in_epoch start = {0, 0, 1, !f->resident};
     ABAR_TRY(upload(dev, f->s.at, &start, sizeof start));
-    if (!d->images) return ABAR_OK;
+    if (!f->resident) return ABAR_OK;
     f->s.order = (const int32_t *)(f->memory + l.order);
     f->s.labels = (const int32_t *)(f->memory + l.labels);
     f->s.images = (const uint8_t *)(f->memory + l.images);
-    ABAR_TRY(upload(dev, f->memory + l.labels, d->labels, (size_t)d->count * sizeof(int32_t)));
-    return upload(dev, f->memory + l.images, d->images, (size_t)d->count * image);
+    f->s.text = (const uint16_t *)(f->memory + l.images);
+    if (l.label_bytes) ABAR_TRY(upload(dev, f->memory + l.labels, d->labels, l.label_bytes));
+    const void *set = d->context > 0 ? (const void *)d->tokens : (const void *)d->images;
+    return upload(dev, f->memory + l.images, set, l.image_bytes);
 }
 
 static abar_status create(abar_device *dev, const abar__feed_desc *desc, abar__feed **out)

@@ -132,7 +132,10 @@ static abar_status layer_forward(abar__op *op, const abar__op_args *a)
         moments(x, (slice){.first = r * width, .blocks = 1, .length = width}, &mean, &variance);
         means[r] = mean;
         inverses[r] = 1.0 / sqrt(variance + op->desc.eps);
-        for (int64_t i = 0; i < width; i++) y[r * width + i] = scale[i] * (x[r * width + i] - mean) * inverses[r] + shift[i];
+        for (int64_t i = 0; i < width; i++) {
+            double z = scale[i] * (x[r * width + i] - mean) * inverses[r];
+            y[r * width + i] = shift ? z + shift[i] : z;
+        }
     }
     return ABAR_OK;
 }
@@ -141,14 +144,14 @@ static abar_status layer_backward(abar__op *op, const abar__op_args *a)
 {
     int64_t rows = row_count(&op->desc.out), width = row_length(&op->desc.out);
     const double *scale = a->param[0], *means = a->saved, *inverses = means + rows;
-    double *dscale = abar__ref_dparam(a, 0, width), *dshift = abar__ref_dparam(a, 1, width);
+    double *dscale = abar__ref_dparam(a, 0, width), *dshift = a->dparam[1] ? abar__ref_dparam(a, 1, width) : NULL;
     for (int64_t r = 0; r < rows; r++) {
         const double *x = (const double *)a->x[0] + r * width, *dy = (const double *)a->dy + r * width;
         double sum = 0.0, dot = 0.0; /* of g = scale dy, and of g with xh */
         for (int64_t i = 0; i < width; i++) {
             double xh = (x[i] - means[r]) * inverses[r];
             dscale[i] += dy[i] * xh;
-            dshift[i] += dy[i];
+            if (dshift) dshift[i] += dy[i];
             sum += scale[i] * dy[i];
             dot += scale[i] * dy[i] * xh;
         }

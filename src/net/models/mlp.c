@@ -3,8 +3,6 @@
 #include "net/models/models.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define WIDTHS_MAX 64
 
@@ -21,26 +19,13 @@ static const abar_option options[] = {
     {0},
 };
 
-/* Reads "784-512-10"; the ends must fit the data. Returns how many widths, 0 after a mistake. */
+/* The ends must fit the data. Returns how many widths, 0 after a mistake. */
 static int parse_widths(abar_net *net, const char *text, int64_t in, int64_t classes, int64_t width[WIDTHS_MAX])
 {
-    int n = 0;
-    for (const char *at = text;; at++) {
-        char *end;
-        width[n] = strtoll(at, &end, 10);
-        if (end == at || width[n] < 1 || width[n] > 1 << 24 || (*end && *end != '-') || n + 1 == WIDTHS_MAX) {
-            abar__net_mistake(net, "--widths %s: give numbers joined by -, like 784-512-10", text);
-            return 0;
-        }
-        n++;
-        if (!*end) break;
-        at = end;
-    }
-    if (n < 2 || width[0] != in || width[n - 1] != classes) {
-        abar__net_mistake(net, "--widths %s: the data need %lld-...-%lld", text, (long long)in, (long long)classes);
-        return 0;
-    }
-    return n;
+    int n = abar__model_numbers(net, "widths", text, width, WIDTHS_MAX);
+    if (n == 0 || (n >= 2 && width[0] == in && width[n - 1] == classes)) return n;
+    abar__net_mistake(net, "--widths %s: the data need %lld-...-%lld", text, (long long)in, (long long)classes);
+    return 0;
 }
 
 static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)

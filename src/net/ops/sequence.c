@@ -28,7 +28,7 @@ abar_value abar_embedding(abar_net *net, abar_value tokens, int64_t vocabulary, 
     abar__param_info *wte = abar__net_add_named(net, node, 0, "wte.weight", ABAR_PARAM_WEIGHT, 2, table);
     if (!wte) return (abar_value){-1};
     wte->normal = SMALL;
-    abar__param_info *wpe = abar__net_add_named(net, node, 1, "wpe.weight", ABAR_PARAM_WEIGHT, 2, positions);
+    abar__param_info *wpe = abar__net_add_named(net, node, 1, "wpe.weight", ABAR_PARAM_TOKEN, 2, positions);
     if (!wpe) return (abar_value){-1};
     wpe->normal = SMALL;
     return abar__net_finish(net, node, &(abar__shape){2, {count, width}});

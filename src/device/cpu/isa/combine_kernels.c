@@ -8,6 +8,12 @@ static void add(const float *restrict a, const float *restrict b, float *restric
     for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
 
+static void add_to(const float *restrict x, float *restrict y, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) y[i] += x[i];
+}
+
 ABAR_SPECIALIZED void copy_lanes(const float *restrict from, int64_t from_stride, float *restrict to, int64_t to_stride,
                                  int64_t count, int lanes)
 {
@@ -25,4 +31,4 @@ static void copy_groups(const float *from, int64_t from_stride, float *to, int64
     }
 }
 
-const abar__combine_kernels ABAR_ISA_NAME(abar__combine) = {add, copy_groups};
+const abar__combine_kernels ABAR_ISA_NAME(abar__combine) = {add, add_to, copy_groups};

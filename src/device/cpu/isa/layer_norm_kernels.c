@@ -28,8 +28,13 @@ static void forward(const float *restrict x, const float *restrict scale, const 
     moments_around(x, n, near, &sum, &square);
     double offset = (double)sum / (double)n, variance = (double)square / (double)n - offset * offset;
     float mean = (float)((double)near + offset), rstd = (float)(1 / sqrt((variance < 0 ? 0 : variance) + eps));
+    if (shift) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd * scale[i] + shift[i];
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd * scale[i] + shift[i];
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * rstd * scale[i];
+    }
     stat[0] = mean;
     stat[1] = rstd;
 }

@@ -53,5 +53,4 @@ static void transpose(const float *src, int64_t src_stride, float *dst, int64_t 
     }
 }
 
-ABAR_ISA_EXTERN(abar__reorder_kernels, abar__reorder);
 const abar__reorder_kernels ABAR_ISA_NAME(abar__reorder) = {transpose};

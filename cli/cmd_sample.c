@@ -1,0 +1,117 @@
+/* abar sample: text that a trained text model makes up, written as it is made. */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct sample_flags {
+    char checkpoint[ABAR_OPTION_TEXT_MAX], prompt[ABAR_OPTION_TEXT_MAX];
+    int64_t length, top_k, seed;
+    double temperature;
+} sample_flags;
+
+static const abar_option own[] = {
+    {.name = "checkpoint",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(sample_flags, checkpoint),
+     .fallback = "",
+     .help = "the folder of a run of a text model, or its state.safetensors or model.safetensors"},
+    {.name = "prompt",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(sample_flags, prompt),
+     .fallback = "",
+     .help = "how the text begins; without it, on a new line"},
+    {.name = "length",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(sample_flags, length),
+     .fallback = "500",
+     .min = 0,
+     .max = 1e12,
+     .help = "characters (or bytes) to write after the prompt"},
+    {.name = "temperature",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(sample_flags, temperature),
+     .fallback = "0.8",
+     .min = 0,
+     .max = 100,
+     .help = "below 1 the likely becomes likelier, above 1 less so; 0: always the likeliest"},
+    {.name = "top-k",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(sample_flags, top_k),
+     .fallback = "0",
+     .min = 0,
+     .max = 65536,
+     .help = "draw among the likeliest so many only, 0: all"},
+    {.name = "seed",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(sample_flags, seed),
+     .fallback = "0",
+     .min = 0,
+     .max = 9007199254740991.0,
+     .help = "another seed, another text"},
+    {0}};
+
+static const char *const settings[] = {"device", "precision", "threads", "deterministic", NULL};
+
+/* What was made so far is worth reading now. */
+static bool write_text(void *user, const char *text, size_t n)
+{
+    char *last = user;
+    *last = text[n - 1];
+    return fwrite(text, 1, n, stdout) == n && fflush(stdout) == 0;
+}
+
+static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
+{
+    if (!checkpoint || !checkpoint[0]) return cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
+    if (!path_exists(checkpoint))
+        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+    abar_status status = path_is_folder(checkpoint) ? abar_setup_load(c->ctx, checkpoint, setup)
+                                                    : abar_setup_load_file(c->ctx, checkpoint, setup);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
+{
+    char weights[2 * ABAR_OPTION_TEXT_MAX], last = '\n';
+    int code = folder_weights(flags->checkpoint, weights, sizeof weights);
+    if (code) return code;
+    const abar_sample_config config = {.size = sizeof config,
+                                       .prompt = flags->prompt,
+                                       .length = flags->length,
+                                       .temperature = flags->temperature,
+                                       .top_k = flags->top_k,
+                                       .seed = (uint64_t)flags->seed,
+                                       .write = write_text,
+                                       .user = &last};
+    abar_status status = abar_sample(c->ctx, setup, weights, &config);
+    if (status < 0) return cli_fail_status(c, status);
+    if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; a file gets the text alone */
+    return EXIT_SUCCESS;
+}
+
+static int run(cli *c)
+{
+    sample_flags flags;
+    abar_setup *setup = NULL;
+    int code = make_setup(c, flags_peek(c, "checkpoint"), &setup);
+    if (!code) code = flags_read(c, &flags, setup, NULL);
+    if (!code) code = sample(c, setup, &flags);
+    abar_setup_destroy(c->ctx, setup);
+    return code;
+}
+
+const command command_sample = {
+    .name = "sample",
+    .summary = "write text with a trained text model",
+    .usage = "--checkpoint PATH [--prompt TEXT] [--length N] [--flag value ...]",
+    .about = "Lets a text model go on where the prompt ends, one token at a time, and writes them as they are made. The "
+             "checkpoint knows its settings and its characters: the text it was trained on is not needed. The same flags "
+             "write the same text.",
+    .own = own,
+    .settings = settings,
+    .examples = "  abar sample --checkpoint runs/gpt-char-text-adamw-s0\n"
+                "  abar sample --checkpoint runs/gpt-char-text-adamw-s0 --prompt ROMEO: --length 1000\n",
+    .run = run,
+};
