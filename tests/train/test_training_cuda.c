@@ -83,7 +83,7 @@ static void losses_of_sgd_and_first_gradients_are_refs(void **state) { check_los
 static void losses_of_mac_and_first_gradients_are_refs(void **state) { check_losses(*state, "mac", "tcov=2 tinv=3"); }
 
 #define TINY_DEIT "image-size=32 classes=10 width=64 heads=2 depth=2"
-#define TINY_SWIN "image-size=56 classes=10 width=32 depths=2-2 heads=1-2" /* grids of 14 x 14 and 7 x 7 */
+#define TINY_SWIN "image-size=56 classes=10 patch=4 window=7 width=32 depths=2-2 heads=1-2" /* grids of 14 x 14 and 7 x 7 */
 
 /* What small networks do in fewer seconds: every method, micro-batches, clipping, dropout's place in the key. */
 static void small_networks_train_as_on_ref(void **state)
