@@ -15,7 +15,7 @@
 #include <cJSON.h>
 #include <cmocka.h>
 
-#define FEWEST_CASES 58 /* the file holds at least so many */
+#define FEWEST_CASES 81 /* the file holds at least so many */
 
 /* ---- from the file's words to ours ------------------------------------------------------------------------------ */
 
@@ -44,6 +44,14 @@ static const golden_op golden_ops[] = {
     {.name = "shortcut_a", ABAR_OP_SHORTCUT},
     {.name = "softmax_cross_entropy", ABAR_OP_SOFTMAX_CROSS_ENTROPY},
     {.name = "mean_squared_error", ABAR_OP_SQUARED_ERROR},
+    {.name = "dropout", ABAR_OP_DROPOUT},
+    {.name = "attention", ABAR_OP_ATTENTION},
+    {.name = "embedding", ABAR_OP_EMBEDDING},
+    {.name = "tokens", ABAR_OP_TOKENS},
+    {.name = "class_token", ABAR_OP_CLASS_TOKEN},
+    {.name = "patch_merge", ABAR_OP_PATCH_MERGE},
+    {.name = "token_mean", ABAR_OP_TOKEN_MEAN},
+    {.name = "token_first", ABAR_OP_TOKEN_FIRST},
 };
 
 static double number(const cJSON *settings, const char *key, double fallback)
@@ -98,6 +106,28 @@ static abar__shape shape_of(const abar__safetensors *file, const golden_case *c,
     return shape;
 }
 
+/* What sequences and dropout need. */
+static void describe_sequence(const abar__safetensors *file, const cJSON *settings, golden_case *c)
+{
+    abar__op_desc *d = &c->desc;
+    d->heads = (int64_t)number(settings, "heads", 0.0);
+    d->causal = cJSON_IsTrue(cJSON_GetObjectItem(settings, "causal"));
+    d->side = (int64_t)number(settings, "side", 0.0);
+    d->shift = (int64_t)number(settings, "shift", 0.0);
+    pair(settings, "grid", d->grid);
+    d->drop = number(settings, "drop", 0.0);
+    d->number = (uint32_t)number(settings, "number", 0.0);
+    d->per_sample = cJSON_IsTrue(cJSON_GetObjectItem(settings, "per_sample"));
+    c->run.seed = (uint64_t)number(settings, "seed", 0.0);
+    c->run.step = (uint32_t)number(settings, "step", 0.0);
+    c->run.sample0 = (int64_t)number(settings, "sample0", 0.0);
+    c->run.observing = true;
+    if (d->kind != ABAR_OP_EMBEDDING) return;
+    d->vocabulary = shape_of(file, c, "w").dim[0];
+    d->positions = shape_of(file, c, "b").dim[0];
+    d->need_dx[0] = false;
+}
+
 static void describe(const abar__safetensors *file, const cJSON *settings, golden_case *c)
 {
     const char *op = cJSON_GetStringValue(cJSON_GetObjectItem(settings, "op"));
@@ -132,6 +162,7 @@ static void describe(const abar__safetensors *file, const cJSON *settings, golde
     }
     bool training = !cJSON_IsFalse(cJSON_GetObjectItem(settings, "training"));
     c->run = (abar__run){.training = training, .valid = d->in[0].dim[0], .loss_scale = 1.0};
+    describe_sequence(file, settings, c);
 }
 
 static void load_labels(const abar__safetensors *file, golden_case *c)
@@ -142,9 +173,10 @@ static void load_labels(const abar__safetensors *file, golden_case *c)
         c->in.target = load(file, c, "target");
         return;
     }
-    c->in.labels = calloc((size_t)from.dim[0], sizeof *c->in.labels);
+    size_t count = (size_t)abar_tensor_count(&from);
+    c->in.labels = calloc(count, sizeof *c->in.labels);
     assert_non_null(c->in.labels);
-    memcpy(c->in.labels, from.data, (size_t)from.dim[0] * sizeof *c->in.labels);
+    memcpy(c->in.labels, from.data, count * sizeof *c->in.labels);
 }
 
 static void load_case(const abar__safetensors *file, golden_case *c)
@@ -159,7 +191,8 @@ static void load_case(const abar__safetensors *file, golden_case *c)
     c->expected = (op_outputs){.y = load(file, c, "y"),
                                .dx = {load(file, c, "dx"), load(file, c, "dx2")},
                                .dparam = {load(file, c, "dw"), load(file, c, "db")},
-                               .buffer = {load(file, c, "running_mean_after"), load(file, c, "running_var_after")}};
+                               .buffer = {load(file, c, "running_mean_after"), load(file, c, "running_var_after")},
+                               .columns = load(file, c, "columns")};
     cJSON *settings = cJSON_Parse(text);
     assert_non_null(settings);
     describe(file, settings, c);

@@ -7,6 +7,7 @@ losses); dx, dw, ... are the gradients of sum(dy * y).
 import torch
 import torch.nn.functional as F
 
+import golden_sequence
 import networks
 import store
 
@@ -266,6 +267,7 @@ def write(path):
         add_joins,
         add_cross_entropy,
         add_mean_squared_error,
+        *golden_sequence.ALL,
     ):
         add(cases)
     store.save(path, cases.tensors, cases.metadata)
