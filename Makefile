@@ -38,6 +38,7 @@ test: build
 bench: build
 	@bench/run $(ABAR)
 	@bench/methods $(ABAR)
+	@if command -v python3 >/dev/null; then python3 bench/binding.py; else echo 'bench: no python3: the binding is not timed'; fi
 
 install: build
 	cmake --install build --prefix $(PREFIX)

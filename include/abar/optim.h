@@ -120,6 +120,10 @@ size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: mo
  * characters of the parameters' names; 0 after an error. */
 size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
 
+/* sizeof one of the structs of this header and those below it, by name; 0: none of that name. For bindings, which lay them out
+ * by hand: a library of another version is told apart before it is called. */
+size_t abar_struct_size(const char *name);
+
 /* ---- queued devices ---------------------------------------------------------------------------------------------
  *
  * On cuda a step is given and runs later. abar_optim_step works as everywhere (with a report it waits); a loop that records a

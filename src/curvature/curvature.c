@@ -48,9 +48,30 @@ static abar_status make_rows(const abar__curvature *cv, const abar__map *map, co
     }
     if ((input->ndim != 2 && input->ndim != 3) || input->dim[input->ndim - 1] != map->in) return bad_shape(cv, map, "input");
     out->per_example = input->ndim == 3 ? input->dim[1] : 1;
-    if (grad->ndim && (grad->ndim != input->ndim || grad->dim[0] != input->dim[0] || grad->dim[grad->ndim - 1] != map->out ||
-                       (grad->ndim == 3 && grad->dim[1] != input->dim[1])))
+    if (grad->ndim && (grad->ndim != input->ndim || grad->dim[0] != input->dim[0] ||
+                       grad->dim[grad->ndim - 1] != map->weight_rows || (grad->ndim == 3 && grad->dim[1] != input->dim[1])))
         return bad_shape(cv, map, "output gradient");
+    if (grad->ndim) { /* this map's columns of it */
+        const int last = grad->ndim - 1;
+        out->output_grad.data = (char *)grad->data + (size_t)(map->row * grad->stride[last]) * abar_dtype_size(grad->dtype);
+        out->output_grad.dim[last] = map->out;
+    }
+    return ABAR_OK;
+}
+
+/* What attention made of these rows: (N, heads, T). */
+static abar_status add_columns(const abar__curvature *cv, const abar__map *map, const abar_tensor *columns, abar__rows *out)
+{
+    const abar_attention *a = &map->attention;
+    if (columns->ndim == 0)
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: %s needs the column means of the attention too",
+                          map->name, cv->ops->method.name);
+    if (out->input.ndim != 3 || columns->ndim != 3 || columns->dim[0] != out->examples || columns->dim[1] != a->heads ||
+        columns->dim[2] != out->per_example || (a->side && out->per_example != a->grid[0] * a->grid[1]) ||
+        (map->shape.positions && out->per_example != map->shape.positions * map->windows))
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                          "observe %s: input (N, T, I), columns (N, heads, T) and the layer's attention do not fit", map->name);
+    out->columns = *columns;
     return ABAR_OK;
 }
 
@@ -74,6 +95,7 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
         abar__rows rows;
         ABAR_TRY(
             make_rows(cv, map, &tensors->input, needs_grad ? &tensors->output_grad : &none, tensors->output_grad_scale, &rows));
+        if (map->part >= 0) ABAR_TRY(add_columns(cv, map, &tensors->attention.columns, &rows));
         if (rows.examples < 1) continue;
         cv->ops->observe(cv, map, &rows);
         map->examples += (double)rows.examples;
@@ -89,7 +111,12 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
         const abar__average_desc *a = &map->shape.average[i];
         if (a->name) cv->stats->clear(cv->dev, a->n, a->square, map->pending[i]);
     }
-    if (map->queued_number) cv->stats->clear(cv->dev, 2, false, map->queued_number); /* a double: as long as two floats */
+    const int64_t per_double = (int64_t)(sizeof(double) / abar__element(cv));
+    const abar__position_sums *p = &map->by_position;
+    if (map->queued_number) cv->stats->clear(cv->dev, per_double, false, map->queued_number);
+    if (p->sum) cv->stats->clear(cv->dev, p->positions * map->in, false, p->sum);
+    if (p->columns) cv->stats->clear(cv->dev, p->positions, false, p->columns);
+    if (p->square) cv->stats->clear(cv->dev, p->positions * per_double, false, p->square);
     map->pending_number = map->rows = map->examples = 0.0;
 }
 
@@ -98,12 +125,29 @@ void abar__curvature_forget(abar__curvature *cv)
     for (int i = 0; i < cv->n_maps; i++) forget_pending(cv, &cv->maps[i]);
 }
 
+double abar__pending_count(const abar__map *map, abar__per per)
+{
+    switch (per) {
+    case ABAR_PER_ROW: return map->rows;
+    case ABAR_PER_EXAMPLE: return map->examples;
+    case ABAR_PER_SEQUENCE: return map->examples * (double)map->windows;
+    }
+    return 0.0;
+}
+
+void abar__curvature_join(abar__curvature *cv, abar__map *map)
+{
+    if (!map->shape.positions) return;
+    cv->stats->position_product(cv->dev, &map->by_position, map->in, map->bias, abar__pending_count(map, ABAR_PER_SEQUENCE),
+                                map->pending[0], map->shape.number.name ? abar__pending_number(map) : NULL);
+}
+
 /* What a pending sum is multiplied by to become the new value. */
 static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
 {
     double p = cv->observed_scale * (cv->config.pgrad ? map->examples : 1.0);
     double scale = a->grad_power ? pow(p, a->grad_power) : 1.0;
-    return scale / (a->per == ABAR_PER_ROW ? map->rows : map->examples);
+    return scale / abar__pending_count(map, a->per);
 }
 
 static bool pending_is_finite(abar__curvature *cv, const abar__map *map)
@@ -115,14 +159,14 @@ static bool pending_is_finite(abar__curvature *cv, const abar__map *map)
     return isfinite(map->pending_number * to_mean(cv, map, &map->shape.number));
 }
 
-static void commit(abar__curvature *cv, abar__map *map)
+static void drop(abar__curvature *cv, abar__map *map)
 {
-    if (map->examples == 0.0) return;
-    if (!pending_is_finite(cv, map)) {
-        map->count[ABAR_COUNT_DROPPED]++;
-        forget_pending(cv, map);
-        return;
-    }
+    map->count[ABAR_COUNT_DROPPED]++;
+    forget_pending(cv, map);
+}
+
+static void commit_map(abar__curvature *cv, abar__map *map)
+{
     const double beta = cv->config.stat_decay;
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
@@ -138,13 +182,31 @@ static void commit(abar__curvature *cv, abar__map *map)
     map->pending_number = map->rows = map->examples = 0.0;
 }
 
+/* Linked maps, from the first on: all of them or none. Returns whether they were. */
+static bool commit(abar__curvature *cv, abar__map *first)
+{
+    bool fine = true;
+    if (first->examples == 0.0) return false;
+    for (int i = 0; i < first->links; i++) {
+        abar__curvature_join(cv, &first[i]);
+        fine = pending_is_finite(cv, &first[i]) && fine;
+    }
+    for (int i = 0; i < first->links; i++) {
+        if (fine)
+            commit_map(cv, &first[i]);
+        else
+            drop(cv, &first[i]);
+    }
+    return fine;
+}
+
 /* ---- refreshing --------------------------------------------------------------------------------------------------- */
 
 static bool on_schedule(const abar__curvature *cv, int map)
 {
     const int64_t tinv = cv->config.tinv;
     if (cv->k == 0) return true;
-    int64_t shift = cv->config.refresh ? (int64_t)map * tinv / cv->n_maps : 0;
+    int64_t shift = cv->config.refresh ? (int64_t)cv->maps[map].number * tinv / cv->n_numbers : 0;
     return (cv->k - shift) % tinv == 0;
 }
 
@@ -272,10 +334,10 @@ static void clip(abar__curvature *cv, double kappa, double sum)
 void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_norm)
 {
     double start = now();
+    bool committed = false;
     for (int i = 0; i < cv->n_maps; i++) {
-        int64_t before = cv->maps[i].count[ABAR_COUNT_COMMITS];
-        commit(cv, &cv->maps[i]);
-        refresh(cv, i, cv->maps[i].count[ABAR_COUNT_COMMITS] != before);
+        if (cv->maps[i].link == i) committed = commit(cv, &cv->maps[i]);
+        refresh(cv, i, committed);
     }
     double middle = now(), sum = 0.0;
     cv->grad_scale = grad_scale;

@@ -15,7 +15,7 @@ typedef struct abar__curvature abar__curvature;
 typedef struct abar__map abar__map;
 
 /* What a sum is divided by at the commit. */
-typedef enum abar__per { ABAR_PER_ROW, ABAR_PER_EXAMPLE } abar__per;
+typedef enum abar__per { ABAR_PER_ROW, ABAR_PER_EXAMPLE, ABAR_PER_SEQUENCE } abar__per;
 
 typedef struct abar__average_desc {
     const char *name; /* NULL: not used */
@@ -35,22 +35,31 @@ typedef struct abar__map_shape {
     abar__average_desc average[ABAR_AVERAGES_MAX];
     abar__average_desc number; /* one more average: a single number, summed in double on the host; n unused */
     abar__derived_desc derived[ABAR_DERIVED_MAX];
-    bool dense;     /* preconditioned by apply; otherwise described, and done within the update pass */
-    size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
+    int64_t positions; /* not 0: average[0] is pending as sums by position (abar__position_sums), multiplied at the commit */
+    bool dense;        /* preconditioned by apply; otherwise described, and done within the update pass */
+    size_t scratch;    /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
 /* One linear map with its state. */
 struct abar__map {
-    const char *name; /* of the layer; its groups share it */
+    const char *name; /* of the layer; its groups share it; rows of v: LAYER@v, or by head LAYER@v0, LAYER@v1, ... */
     int layer;
     int64_t group, in, d, out; /* d: in, and the bias */
-    bool bias, first;          /* first: reads the network's input */
+    int64_t row, weight_rows;  /* the first of its rows in the layer's weight, and how many that has */
+    /* A layer that makes q, k and v may be several maps on the same input, one after the other: maps link .. link + links - 1
+     * are observed, committed, dropped and refreshed together, and have one number for --refresh spread. */
+    int link, links, number;
+    int part, parts; /* of the rows of v: which, of how many; part -1: other rows */
+    int64_t windows; /* sequences of an example, where part is not -1 */
+    abar_attention attention;
+    bool bias, first; /* first: reads the network's input */
     abar_window window;
     bool convolution;
     bool channels_last;            /* the weight lies (O, kh, kw, I): queued devices only */
     void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory; NULL: no gradient now */
     abar__map_shape shape;
     void *average[ABAR_AVERAGES_MAX], *pending[ABAR_AVERAGES_MAX], *derived[ABAR_DERIVED_MAX];
+    abar__position_sums by_position;       /* where shape.positions */
     double pending_number, rows, examples; /* of the pending sums */
     double *queued_number;                 /* pending_number on a queued device, in its memory; NULL: not needed */
     int64_t count[ABAR_COUNTS];
@@ -70,9 +79,11 @@ typedef struct abar__curvature_ops {
     abar_status (*check)(abar_context *ctx, const void *config);
     /* Optional: the same, once the maps are known. */
     abar_status (*check_maps)(const abar__curvature *cv);
+    /* Optional: into how many maps the rows of v of a layer that feeds attention are divided; 0: they are like the others. */
+    int64_t (*value_parts)(const abar__curvature *cv, const abar_layer *layer);
     /* Required. */
     void (*shape)(const abar__curvature *cv, const abar__map *map, abar__map_shape *out);
-    void (*observe)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
+    void (*observe)(abar__curvature *cv, abar__map *map, const abar__rows *rows); /* a part of v: the first adds for all */
     /* Derives from the averages, each to be multiplied by unbias = 1 / (1 - beta^m). False: the previous stays in force. */
     bool (*refresh)(abar__curvature *cv, abar__map *map, double unbias);
     /* Maps that are not dense: fills map->pre and, where it is not 1, map->bound. */
@@ -97,7 +108,7 @@ struct abar__curvature {
     void *method_config;
     size_t config_bytes;
     abar__map *maps;
-    int n_maps, maps_capacity, n_layers;
+    int n_maps, maps_capacity, n_layers, n_numbers;
     int64_t k;             /* optimizer steps so far, skipped ones included */
     double grad_scale;     /* of the step: clipping, micro-batches; G is this times what lies in memory */
     double observed_scale; /* of the step: p is this times what observe was told */
@@ -166,9 +177,19 @@ void abar__curvature_set_products(abar__curvature *cv, const double *products); 
 /* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
 bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, const void *average, double scale, double shift,
                             void *inverse);
+/* What sums of this kind are divided by. */
+double abar__pending_count(const abar__map *map, abar__per per);
+/* Where the map has sums by position: multiplies them into what is pending. */
+void abar__curvature_join(abar__curvature *cv, abar__map *map);
 /* Bytes that these calls of the stats table need for this map: the largest. */
 enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4 };
 size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
+
+/* Where the map's single number is summed: on the host, or in a queued device's memory. */
+static inline double *abar__pending_number(abar__map *map)
+{
+    return map->queued_number ? map->queued_number : &map->pending_number;
+}
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
 

@@ -11,7 +11,7 @@
 #include "curvature/mean_side.h"
 
 typedef struct mac_config {
-    abar__mean_config mean; /* damping, first layer: shared with SMAC */
+    abar__mean_config mean; /* damping, first layer, rows of v: shared with SMAC */
     int64_t form;
 } mac_config;
 
@@ -38,6 +38,12 @@ static abar_status check_maps(const abar__curvature *cv)
 {
     const mac_config *c = cv->method_config;
     return abar__mean_check_maps(cv, &c->mean);
+}
+
+static int64_t value_parts(const abar__curvature *cv, const abar_layer *layer)
+{
+    const mac_config *c = cv->method_config;
+    return abar__mean_value_parts(&c->mean, layer);
 }
 
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
@@ -113,6 +119,7 @@ const abar__curvature_ops abar__method_mac = {
     .uses = ABAR_USES_INPUT,
     .check = check,
     .check_maps = check_maps,
+    .value_parts = value_parts,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,

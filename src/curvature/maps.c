@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define LABEL_EXTRA 64 /* what a state tensor's name has beside its layer's */
+#define PART_NAME 16   /* what the name of a part of v has, at most */
 
 const abar_option abar_curvature_options[] = {
     {.name = "stat-decay",
@@ -88,17 +89,64 @@ static abar_status check_layer(abar_context *ctx, const abar_layer *l)
     return ABAR_OK;
 }
 
-static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, int64_t group, abar__map *map)
+/* Rows of v that are maps of their own. */
+static abar_status check_values(abar_context *ctx, const abar_layer *l)
+{
+    const abar_attention *a = &l->attention;
+    if (l->weight.ndim != 2 || a->heads < 1 || a->value_row < 0 || a->value_rows < 1 || a->value_rows % a->heads ||
+        a->value_row + a->value_rows != l->weight.dim[0])
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "curvature: %s feeds attention: the rows of v must be the last of its weight, the same number for "
+                          "every head",
+                          l->name);
+    const bool windows = a->side > 0 && a->grid[0] > 0 && a->grid[1] > 0 && a->grid[0] % a->side == 0 &&
+                         a->grid[1] % a->side == 0 && a->shift >= 0 && a->shift < a->side;
+    if (a->side == 0 || windows) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s feeds attention: its windows must divide the grid of tokens",
+                      l->name);
+}
+
+static int64_t value_parts(const abar__curvature *cv, const abar_layer *l)
+{
+    return cv->ops->value_parts ? cv->ops->value_parts(cv, l) : 0;
+}
+
+/* Parts of v lie behind one map of the other rows, where there are any. */
+static int64_t maps_of(const abar__curvature *cv, const abar_layer *l)
+{
+    const int64_t parts = value_parts(cv, l);
+    if (parts) return parts + (l->attention.value_row > 0);
+    return l->weight.ndim == 4 ? l->window.groups : 1;
+}
+
+static void describe_part(abar__map *map, const abar_layer *l, int64_t part, int64_t parts)
+{
+    const abar_attention *a = &l->attention;
+    map->attention = *a;
+    map->part = (int)part;
+    map->parts = (int)parts;
+    map->out = part < 0 ? a->value_row : a->value_rows / parts;
+    map->row = part < 0 ? 0 : a->value_row + part * map->out;
+    map->windows = a->side ? a->grid[0] / a->side * (a->grid[1] / a->side) : 1;
+    map->by_position = (abar__position_sums){.grid = {a->grid[0], a->grid[1]}, .side = a->side, .shift = a->shift};
+    map->by_position.positions = a->side ? a->side * a->side : l->input.ndim == 3 ? l->input.dim[1] : 0;
+}
+
+/* The index-th map of a layer. */
+static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, int64_t index, abar__map *map)
 {
     bool conv = l->weight.ndim == 4;
-    int64_t groups = conv ? l->window.groups : 1, out = l->weight.dim[0] / groups;
-    int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0];
+    int64_t groups = conv ? l->window.groups : 1, out = l->weight.dim[0] / groups, group = conv ? index : 0;
+    int64_t in = abar_tensor_count(&l->weight) / l->weight.dim[0], parts = value_parts(cv, l);
     size_t element = abar__element(cv);
     *map = (abar__map){.layer = layer,
                        .group = group,
                        .in = in,
                        .d = in + (has_bias(l) ? 1 : 0),
                        .out = out,
+                       .row = group * out,
+                       .weight_rows = l->weight.dim[0],
+                       .part = -1,
                        .bias = has_bias(l),
                        .first = l->reads_network_input,
                        .window = conv ? l->window : abar_window_unit(),
@@ -107,8 +155,9 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .cosine = NAN,
                        .ratio = NAN};
     map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;
-    if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(group * out * in) * element;
-    if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)(group * out) * element;
+    if (parts) describe_part(map, l, index - (l->attention.value_row > 0), parts);
+    if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(map->row * in) * element;
+    if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)map->row * element;
     cv->ops->shape(cv, map, &map->shape);
 }
 
@@ -135,6 +184,16 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
         if (!map->shape.derived[i].name) continue;
         map->derived[i] = state + at;
         at += abar__vector_bytes(cv, map->shape.derived[i].n);
+    }
+    if (map->shape.positions) {
+        map->by_position.sum = state + at;
+        at += abar__vector_bytes(cv, map->shape.positions * map->in);
+        map->by_position.columns = state + at;
+        at += abar__vector_bytes(cv, map->shape.positions);
+    }
+    if (map->shape.positions && map->shape.number.name) {
+        map->by_position.square = (double *)(void *)(state + at);
+        at += abar__round_up((size_t)map->shape.positions * sizeof(double), ABAR_ALIGN);
     }
     if (map->shape.number.name && cv->dev->ops->queue) {
         map->queued_number = (double *)(void *)(state + at);
@@ -207,6 +266,22 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wi
     return cv->ops->check ? cv->ops->check(ctx, cv->method_config) : ABAR_OK;
 }
 
+/* A part of v has a name of its own, and no layer may have it too. */
+static abar_status name_part(const abar__curvature *cv, abar__map *map, const abar_layer *layers, int n, char **at)
+{
+    if (map->part < 0) return ABAR_OK;
+    char *name = *at, number[24] = "";
+    if (map->parts > 1) snprintf(number, sizeof number, "%d", map->part);
+    *at += sprintf(name, "%s@v%s", layers[map->layer].name, number) + 1;
+    map->name = name;
+    for (int i = 0; i < n; i++)
+        if (strcmp(layers[i].name, name) == 0)
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                              "curvature: layer %s is called like the rows of v of %s, rename one", name,
+                              layers[map->layer].name);
+    return ABAR_OK;
+}
+
 static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
 {
     abar_context *ctx = cv->dev->ctx;
@@ -214,13 +289,14 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
     int count = 0;
     for (int i = 0; i < n; i++) {
         ABAR_TRY(check_layer(ctx, &layers[i]));
+        if (value_parts(cv, &layers[i])) ABAR_TRY(check_values(ctx, &layers[i]));
         for (int j = 0; j < i; j++)
             if (strcmp(layers[i].name, layers[j].name) == 0)
                 return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: two layers are called %s, rename one", layers[i].name);
         size_t length = strlen(layers[i].name) + 1;
-        cv->names_bytes += length;
+        cv->names_bytes += length + (size_t)value_parts(cv, &layers[i]) * (length + PART_NAME);
         longest = length > longest ? length : longest;
-        count += layers[i].weight.ndim == 4 ? (int)layers[i].window.groups : 1;
+        count += (int)maps_of(cv, &layers[i]);
     }
     cv->label_bytes = longest + LABEL_EXTRA;
     cv->names_bytes += cv->label_bytes;
@@ -230,14 +306,20 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
     char *name = cv->names;
     for (int i = 0; i < n; i++) {
         if (is_skipped(cv->config.skip_layers, layers[i].name)) continue;
-        int64_t groups = layers[i].weight.ndim == 4 ? layers[i].window.groups : 1;
+        const int first = cv->n_maps, maps = (int)maps_of(cv, &layers[i]);
+        const bool linked = value_parts(cv, &layers[i]) > 0;
         strcpy(name, layers[i].name);
-        for (int64_t g = 0; g < groups; g++) {
+        for (int m = 0; m < maps; m++) {
             abar__map *map = &cv->maps[cv->n_maps++];
-            describe_map(cv, &layers[i], i, g, map);
+            describe_map(cv, &layers[i], i, m, map);
             map->name = name;
+            map->link = linked ? first : first + m;
+            map->links = linked ? maps : 1;
+            map->number = cv->n_numbers + (linked ? 0 : m);
         }
+        cv->n_numbers += linked ? 1 : maps;
         name += strlen(name) + 1;
+        for (int m = first; m < cv->n_maps; m++) ABAR_TRY(name_part(cv, &cv->maps[m], layers, n, &name));
     }
     return ABAR_OK;
 }
@@ -317,7 +399,8 @@ size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
 
-/* "curvature.LAYER.PART", or with groups "curvature.LAYER#GROUP.PART". Good until the next call. */
+/* "curvature.LAYER.PART", with groups "curvature.LAYER#GROUP.PART", rows of v "curvature.LAYER@v.PART" or by head
+ * "curvature.LAYER@v0.PART". Good until the next call. */
 static const char *label(const abar__curvature *cv, const abar__map *map, const char *kind, const char *part)
 {
     char group[24] = "", *text = cv->names + cv->names_bytes - cv->label_bytes;

@@ -26,23 +26,41 @@ abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__
     return ABAR_OK;
 }
 
-abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_config *c)
-{
-    bool first = c->first_layer == ABAR_FIRST_RUNNING;
-    for (int i = 0; i < cv->n_maps; i++) first = first || cv->maps[i].first;
-    if (first) return ABAR_OK;
-    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
-                      "--first-layer: no preconditioned layer reads the network's input, leave it out");
-}
-
 static bool is_calibrated(const abar__mean_config *c, const abar__map *map)
 {
     return map->first && c->first_layer != ABAR_FIRST_RUNNING;
 }
 
+abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_config *c)
+{
+    bool first = c->first_layer == ABAR_FIRST_RUNNING;
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar__map *map = &cv->maps[i];
+        first = first || map->first;
+        if (map->part >= 0 && c->value_stat == ABAR_VALUE_FACTORED && map->by_position.positions == 0)
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                              "--value-stat factored: how many tokens %s has is not known, give the layer's input its shape",
+                              map->name);
+        if (map->part >= 0 && is_calibrated(c, map)) /* what attention weighs is not known before step 0 */
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                              "--first-layer: %s reads the network's input and feeds attention, use running, or --value-stat "
+                              "plain",
+                              map->name);
+    }
+    if (first) return ABAR_OK;
+    return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                      "--first-layer: no preconditioned layer reads the network's input, leave it out");
+}
+
 static bool is_covariance(const abar__mean_config *c, const abar__map *map)
 {
     return map->first && c->first_layer == ABAR_FIRST_DATASET_COV;
+}
+
+int64_t abar__mean_value_parts(const abar__mean_config *c, const abar_layer *layer)
+{
+    if (layer->attention.heads == 0 || c->value_stat == ABAR_VALUE_PLAIN) return 0;
+    return c->value_stat == ABAR_VALUE_PER_HEAD ? layer->attention.heads : 1;
 }
 
 void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__map_shape *out)
@@ -55,9 +73,11 @@ void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, con
         return;
     }
     bool adaptive;
+    const abar__per per = map->part < 0 ? ABAR_PER_ROW : ABAR_PER_SEQUENCE;
     abar__mean_damping(c, &adaptive);
-    out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "a", .n = map->d, .per = ABAR_PER_ROW};
-    if (adaptive) out->number = (abar__average_desc){.name = "t", .per = ABAR_PER_ROW};
+    out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "a", .n = map->d, .per = per};
+    if (adaptive) out->number = (abar__average_desc){.name = "t", .per = per};
+    if (map->part >= 0 && c->value_stat == ABAR_VALUE_FACTORED) out->positions = map->by_position.positions;
     out->derived[ABAR_MEAN_U] = (abar__derived_desc){"u", map->d};
 }
 
@@ -71,9 +91,31 @@ static void add_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows
         map->pending_number += cv->stats->input_square(cv->dev, rows);
 }
 
+/* The parts of v, all at once: they lie one after the other, at equal distances. */
+static void add_values(abar__curvature *cv, abar__map *map, const abar__rows *rows)
+{
+    abar__map *next = map->parts > 1 ? map + 1 : map;
+    const char *sum = map->pending[ABAR_MEAN_AVERAGE], *next_sum = next->pending[ABAR_MEAN_AVERAGE];
+    abar__value_sums v = {.parts = map->parts,
+                          .sequences = (double)(rows->examples * map->windows),
+                          .sum = map->pending[ABAR_MEAN_AVERAGE],
+                          .sum_stride = (next_sum - sum) / (ptrdiff_t)abar__element(cv)};
+    if (map->shape.number.name) {
+        v.square = abar__pending_number(map);
+        v.square_stride = (size_t)((char *)abar__pending_number(next) - (char *)v.square);
+    }
+    cv->stats->value_sums(cv->dev, rows, &v);
+}
+
 void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows)
 {
-    if (!is_calibrated(c, map)) add_rows(cv, map, rows);
+    if (is_calibrated(c, map)) return;
+    if (map->part < 0)
+        add_rows(cv, map, rows);
+    else if (map->shape.positions)
+        cv->stats->position_sums(cv->dev, rows, &map->by_position);
+    else if (map->part == 0)
+        add_values(cv, map, rows);
 }
 
 /* u from scale * source, whose mean square norm per row is t. */

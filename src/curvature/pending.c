@@ -1,6 +1,6 @@
 /* What observe has added up since the last step, as one vector of doubles on the host: to be joined over ranks, whose sums and
- * counts simply add (methods.md section 0). Per map: examples, rows, the single number, then its sums; of a square statistic
- * the triangle that is in use, row by row. */
+ * counts simply add (methods.md section 0). Per map: examples, rows, the single number, then its sums, those by position last;
+ * of a square statistic the triangle that is in use, row by row. */
 #include "curvature/curvature_impl.h"
 
 enum { NUMBERS = 3 };
@@ -11,12 +11,18 @@ static int64_t average_count(const abar__average_desc *a)
     return a->square ? a->n * (a->n + 1) / 2 : a->n;
 }
 
+static int64_t position_count(const abar__map *map)
+{
+    return map->shape.positions * (map->in + 1 + (map->shape.number.name ? 1 : 0));
+}
+
 int64_t abar__curvature_pending_count(const abar__curvature *cv)
 {
     int64_t count = 0;
     for (int m = 0; m < cv->n_maps; m++) {
         count += NUMBERS;
         for (int i = 0; i < ABAR_AVERAGES_MAX; i++) count += average_count(&cv->maps[m].shape.average[i]);
+        count += position_count(&cv->maps[m]);
     }
     return count;
 }
@@ -42,23 +48,47 @@ static abar_status move_average(const abar__curvature *cv, const abar__average_d
     return ABAR_OK;
 }
 
+/* Examples, rows and the single number, which a queued device keeps in its own memory. */
+static abar_status move_numbers(const abar__curvature *cv, abar__map *map, double *host, direction way)
+{
+    double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
+    for (int i = 0; i < NUMBERS; i++) {
+        double *from = way == READ ? numbers[i] : &host[i], *to = way == READ ? &host[i] : numbers[i];
+        *to = *from;
+    }
+    if (!map->queued_number) return ABAR_OK;
+    double *there = map->queued_number, *here = &host[NUMBERS - 1];
+    return cv->dev->ops->queue->copy_bytes(cv->dev, way == READ ? here : there, way == READ ? there : here, sizeof *here);
+}
+
+/* Sums by position: inputs, columns and, in double on every device, squares. */
+static abar_status move_positions(const abar__curvature *cv, const abar__map *map, double *host, direction way)
+{
+    const abar__position_sums *p = &map->by_position;
+    const int64_t n = map->shape.positions;
+    ABAR_TRY(move(cv, p->sum, host, n * map->in, way));
+    host += n * map->in;
+    ABAR_TRY(move(cv, p->columns, host, n, way));
+    if (!p->square) return ABAR_OK;
+    const abar_tensor there = abar_tensor_wrap(cv->dev, p->square, ABAR_F64, 1, &n);
+    const abar_tensor here = abar_tensor_wrap(NULL, host + n, ABAR_F64, 1, &n);
+    return way == READ ? abar_tensor_copy(cv->dev->ctx, &here, &there) : abar_tensor_copy(cv->dev->ctx, &there, &here);
+}
+
 static abar_status move_all(abar__curvature *cv, double *host, direction way)
 {
     for (int m = 0; m < cv->n_maps; m++) {
         abar__map *map = &cv->maps[m];
-        double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
-        for (int i = 0; i < NUMBERS; i++, host++) {
-            if (way == READ)
-                *host = *numbers[i];
-            else
-                *numbers[i] = *host;
-        }
+        ABAR_TRY(move_numbers(cv, map, host, way));
+        host += NUMBERS;
         for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
             const abar__average_desc *a = &map->shape.average[i];
             if (!a->name) continue;
             ABAR_TRY(move_average(cv, a, map->pending[i], host, way));
             host += average_count(a);
         }
+        if (map->shape.positions) ABAR_TRY(move_positions(cv, map, host, way));
+        host += position_count(map);
     }
     return ABAR_OK;
 }

@@ -14,7 +14,8 @@ abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__map *map = &cv->maps[i];
         const int64_t kernel = map->channels_last ? map->window.kernel[0] * map->window.kernel[1] : 1;
-        out[i] = (abar__kept_map){.d = map->d, .out = map->out, .kernel = kernel};
+        out[i] = (abar__kept_map){
+            .d = map->d, .out = map->out, .link = map->link, .links = map->links, .number = map->number, .kernel = kernel};
         cv->ops->keep(cv, map, &out[i]);
     }
     return ABAR_OK;
@@ -25,7 +26,7 @@ static double factor(const abar__curvature *cv, const abar__map *map, const abar
 {
     if (!a->name || map->examples == 0.0) return 0.0;
     double scale = a->grad_power ? pow(observed_scale * (cv->config.pgrad ? map->examples : 1.0), a->grad_power) : 1.0;
-    return scale / (a->per == ABAR_PER_ROW ? map->rows : map->examples);
+    return scale / abar__pending_count(map, a->per);
 }
 
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out)
@@ -37,6 +38,7 @@ bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double 
         out[3 * i + 1] = factor(cv, map, &map->shape.average[1], observed_scale);
         out[3 * i + 2] = factor(cv, map, &map->shape.number, observed_scale);
         observed = observed || map->examples > 0.0;
+        if (map->examples > 0.0) abar__curvature_join(cv, map); /* given before the step, and recorded with it */
         map->rows = map->examples = 0.0;
     }
     return observed;

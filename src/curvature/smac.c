@@ -36,6 +36,12 @@ static abar_status check_maps(const abar__curvature *cv)
     return abar__mean_check_maps(cv, &c->mean);
 }
 
+static int64_t value_parts(const abar__curvature *cv, const abar_layer *layer)
+{
+    const smac_config *c = cv->method_config;
+    return abar__mean_value_parts(&c->mean, layer);
+}
+
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     const smac_config *c = cv->method_config;
@@ -118,6 +124,7 @@ const abar__curvature_ops abar__method_smac = {
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
     .check_maps = check_maps,
+    .value_parts = value_parts,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,

@@ -41,6 +41,8 @@ typedef struct abar__map_state {
  * float32 in device memory, in PyTorch's column order (I, kh, kw), the bias last. */
 typedef struct abar__kept_map {
     int64_t d, out;
+    int link, links;                 /* maps link .. link + links - 1 are parts of one: committed or dropped together */
+    int number;                      /* of the whole, for refreshes that are spread */
     void *pending_a, *average_a, *u; /* (d): u = a / sqrt(rho + |a|^2) */
     void *pending_p, *average_p, *r; /* (out): r = 1 / (p + diagonal); NULL: identity */
     double *pending_t;               /* device memory: sum of |a|^2 where rho is adaptive; NULL: it is fixed */
@@ -62,7 +64,7 @@ typedef struct abar__program_desc {
     const abar__update_item *updates; /* what the rule is given; .map says which kept map preconditions it, with its .bias */
     int n_updates;
     const abar__kept_map *maps;
-    int n_maps;
+    int n_maps, n_numbers; /* numbers: linked maps count as one */
     abar__program_rule rule;
     const abar__update_scalars *scalars; /* the rule's own: momentum, nesterov, decoupled, beta1, beta2, eps */
     double stat_decay;

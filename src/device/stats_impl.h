@@ -18,7 +18,37 @@ typedef struct abar__rows {
     int64_t group;                 /* which of window.groups */
     int64_t examples, per_example; /* N, R */
     int64_t in, out;               /* patch length C/groups*kh*kw, outputs of this map */
+    abar_tensor columns;           /* rows that feed attention: (N, heads, T), its column means; ndim 0: others */
 } abar__rows;
+
+/* What is summed over the rows of sequences that attention weighs (methods.md section 2); input is (N, T, I). A sequence is an
+ * example, or one of its windows; t of a sequence sums to 1, so that the homogeneous entries add up to the sequences exactly.
+ */
+typedef struct abar__value_sums {
+    int64_t parts;    /* heads: each with its own columns; 1: with their mean */
+    double sequences; /* of all examples */
+    void *sum;        /* (d) of the first part; the others each sum_stride elements further */
+    int64_t sum_stride;
+    double *square;       /* one number likewise, square_stride bytes apart: sum of t |a|^2; NULL: not wanted */
+    size_t square_stride; /* in host memory, or a queued device's */
+} abar__value_sums;
+
+/* Sums over sequences for every token of a sequence: X, mean over heads of t, and |x|^2, without homogeneous entries. */
+typedef struct abar__position_sums {
+    int64_t positions;            /* tokens of a sequence */
+    int64_t grid[2], side, shift; /* where its windows lie (abar_attention); side 0: all tokens are one sequence */
+    void *sum;                    /* (positions, I) */
+    void *columns;                /* (positions) */
+    double *square;               /* (positions), in the device's memory; NULL: not wanted */
+} abar__position_sums;
+
+/* Where in its window token t lies: the grid is rolled back by shift, then cut. */
+static inline int64_t abar__position(const int64_t grid[2], int64_t side, int64_t shift, int64_t t)
+{
+    if (side == 0) return t;
+    const int64_t y = (t / grid[1] + grid[0] - shift) % grid[0], x = (t % grid[1] + grid[1] - shift) % grid[1];
+    return y % side * side + x % side;
+}
 
 /* The same over examples first .. first + count - 1; first is a multiple of 16. */
 abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count);
@@ -42,7 +72,13 @@ typedef struct abar__stats_ops {
     void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum);          /* (d): sum of a */
     double (*input_square)(abar_device *dev, const abar__rows *r);                /* sum of |a|^2 */
     void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum); /* queued devices: added in their memory */
-    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum);           /* (out): sum of p */
+    void (*value_sums)(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
+    void (*position_sums)(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
+    /* sum (d) += columnsT X / sequences, *square likewise of the squares (where p has them), with the homogeneous entries;
+     * the sums by position become 0. square: in host memory, or a queued device's */
+    void (*position_product)(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences, void *sum,
+                             double *square);
+    void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (out): sum of p */
     /* (out): sum over n of weight[n] * (sum over r of p * p); weight is host memory, NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
     /* |mean over r of a|^2 of every example, and of p: host memory (N) */

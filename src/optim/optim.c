@@ -178,7 +178,7 @@ static void lay_out_map(abar_optim *o, int m)
 {
     abar__map *map = &o->curvature->maps[m];
     const abar__owner own = o->owners[m];
-    const int64_t row = map->group * map->out;
+    const int64_t row = map->row;
     map->weight_grad = rows_of(o, own.weight, row * map->in);
     map->bias_grad = rows_of(o, own.bias, row);
     if (map->bias_grad) o->biases[m] = part(o, &o->items[own.bias], row, map->out);

@@ -21,6 +21,7 @@ static abar_status create(abar_optim *o)
                                      .n_updates = o->n_updates,
                                      .maps = maps,
                                      .n_maps = o->n_maps,
+                                     .n_numbers = o->curvature ? o->curvature->n_numbers : 0,
                                      .rule = o->rule->program,
                                      .scalars = &scalars,
                                      .stat_decay = o->curvature ? o->curvature->config.stat_decay : 0.0,
@@ -77,8 +78,10 @@ static abar_status move(abar_optim *o)
 {
     const int active = o->n_active, updates = o->n_updates;
     abar__optim_lay_out(o);
-    if (!o->reruled && o->n_active == active && o->n_updates == updates)
-        return ops_of(o)->rebind(o->dev, o->program, o->active, o->updates);
+    if (!o->reruled && o->n_active == active && o->n_updates == updates) {
+        abar_status status = ops_of(o)->rebind(o->dev, o->program, o->active, o->updates);
+        if (status != ABAR_E_UNSUPPORTED) return status;
+    }
     ABAR_TRY(abar__optim_pull(o));
     o->reruled = false;
     ops_of(o)->destroy(o->dev, o->program);

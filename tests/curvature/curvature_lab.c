@@ -176,6 +176,9 @@ static void make_layer(lab *l, lab_layer *y, const lab_shape *s)
     }
     y->x_stage = stage_of(l, &y->x);
     y->p_stage = stage_of(l, &y->p);
+    if (!s->attention.heads) return;
+    y->attended = host_tensor(3, (int64_t[]){l->examples, s->attention.heads, s->tokens});
+    y->attended_stage = stage_of(l, &y->attended);
 }
 
 void lab_open(lab *l, const char *device, const abar_allocator *allocator, const lab_shape *shapes, int n, int64_t examples,
@@ -205,8 +208,8 @@ void lab_close(lab *l)
     abar_optim_destroy(l->optim);
     for (int i = 0; i < l->n; i++) {
         lab_layer *y = &l->layer[i];
-        abar_tensor *all[] = {&y->x,    &y->p,           &y->gw,        &y->gb,      &y->weight,
-                              &y->bias, &y->weight_grad, &y->bias_grad, &y->x_stage, &y->p_stage};
+        abar_tensor *all[] = {&y->x,    &y->p,           &y->gw,        &y->gb,      &y->attended, &y->weight,
+                              &y->bias, &y->weight_grad, &y->bias_grad, &y->x_stage, &y->p_stage,  &y->attended_stage};
         for (size_t k = 0; k < sizeof all / sizeof *all; k++) release(l, all[k]);
     }
     abar_device_close(l->dev);
@@ -218,7 +221,11 @@ void lab_close(lab *l)
 
 static abar_layer as_layer(const lab_layer *y)
 {
+    abar_tensor input = y->x; /* its shape: memory comes with observe */
+    input.data = NULL;
     return (abar_layer){.name = y->shape.name,
+                        .input = input,
+                        .attention = y->shape.attention,
                         .weight = y->weight,
                         .bias = y->bias,
                         .weight_grad = y->weight_grad,
@@ -384,6 +391,33 @@ void lab_fill(lab *l, const abar_tensor *t, double scale)
     free(values.data);
 }
 
+/* Which sequence of its example a token belongs to. */
+static int64_t sequence_of(const abar_attention *a, int64_t token)
+{
+    if (!a->side) return 0;
+    const int64_t y = (token / a->grid[1] + a->grid[0] - a->shift) % a->grid[0];
+    const int64_t x = (token % a->grid[1] + a->grid[1] - a->shift) % a->grid[1];
+    return y / a->side * (a->grid[1] / a->side) + x / a->side;
+}
+
+/* Positive, and 1 in sum over every sequence. */
+static void draw_columns(lab *l, const lab_layer *y)
+{
+    const int64_t tokens = y->shape.tokens;
+    double *sum = malloc((size_t)tokens * sizeof *sum);
+    assert_non_null(sum);
+    for (int64_t i = 0; i < l->examples * y->shape.attention.heads; i++) {
+        double *t = (double *)y->attended.data + i * tokens;
+        for (int64_t j = 0; j < tokens; j++) sum[j] = 0.0;
+        for (int64_t j = 0; j < tokens; j++) {
+            t[j] = pow(lab_draw(l), 4.0) + 0.01;
+            sum[sequence_of(&y->shape.attention, j)] += t[j];
+        }
+        for (int64_t j = 0; j < tokens; j++) t[j] /= sum[sequence_of(&y->shape.attention, j)];
+    }
+    free(sum);
+}
+
 void lab_draw_batch(lab *l)
 {
     for (int i = 0; i < l->n; i++) {
@@ -392,15 +426,16 @@ void lab_draw_batch(lab *l)
         lab_fill(l, &y->p, 1.0);
         lab_fill(l, &y->gw, 1.0);
         if (y->shape.bias) lab_fill(l, &y->gb, 1.0);
+        if (y->shape.attention.heads) draw_columns(l, y);
     }
 }
 
 /* A view of the stage with the wished layout, for a tensor of these dimensions. */
-static abar_tensor lying(const lab *l, const abar_tensor *t, const abar_tensor *stage)
+static abar_tensor lying(const lab *l, const abar_tensor *t, abar_dtype dtype, const abar_tensor *stage)
 {
     static const abar_layout blocked[LAB_LIES] = {
         [LAB_C8] = ABAR_LAYOUT_C8, [LAB_C16] = ABAR_LAYOUT_C16, [LAB_N16] = ABAR_LAYOUT_N16};
-    abar_tensor v = abar_tensor_wrap(l->dev, stage->data, l->dtype, t->ndim, t->dim);
+    abar_tensor v = abar_tensor_wrap(l->dev, stage->data, dtype, t->ndim, t->dim);
     if (t->ndim == 4) v.layout = blocked[l->lie];
     if (v.layout != ABAR_LAYOUT_STRIDED && l->dev->ops->channels_last) v.layout = ABAR_LAYOUT_NHWC; /* its only one */
     if (l->lie == LAB_GAPS)
@@ -418,7 +453,8 @@ static abar_tensor lying(const lab *l, const abar_tensor *t, const abar_tensor *
 }
 
 /* Examples first .. first + count of t, times a factor. */
-static abar_tensor offer(lab *l, const abar_tensor *t, int64_t first, int64_t count, double factor, const abar_tensor *stage)
+static abar_tensor offer(lab *l, const abar_tensor *t, int64_t first, int64_t count, double factor, abar_dtype dtype,
+                         const abar_tensor *stage)
 {
     abar_tensor part = *t;
     part.data = (double *)t->data + first * t->stride[0];
@@ -428,7 +464,7 @@ static abar_tensor offer(lab *l, const abar_tensor *t, int64_t first, int64_t co
         scaled.data = calloc((size_t)abar_tensor_count(&part) + 1, sizeof(double));
         for (int64_t i = 0; i < abar_tensor_count(&part); i++) lab_set(&scaled, i, factor * lab_get(&part, i));
     }
-    abar_tensor v = lying(l, &part, stage);
+    abar_tensor v = lying(l, &part, dtype, stage);
     NEED(l, abar_tensor_copy(l->ctx, &v, &scaled));
     if (factor != 1.0) free(scaled.data);
     return v;
@@ -438,8 +474,10 @@ void lab_observe_layer(lab *l, int index, int64_t first, int64_t count, double o
 {
     const lab_layer *y = &l->layer[index];
     abar_layer layer = as_layer(y);
-    layer.input = offer(l, &y->x, first, count, 1.0, &y->x_stage);
-    layer.output_grad = offer(l, &y->p, first, count, offered, &y->p_stage);
+    layer.input = offer(l, &y->x, first, count, 1.0, l->dtype, &y->x_stage);
+    layer.output_grad = offer(l, &y->p, first, count, offered, l->dtype, &y->p_stage);
+    if (y->attended.ndim)
+        layer.attention.columns = offer(l, &y->attended, first, count, 1.0, abar_device_dtype(l->dev), &y->attended_stage);
     layer.output_grad_scale = scale;
     NEED(l, abar_optim_observe(l->optim, index, &layer));
 }
@@ -453,7 +491,7 @@ void lab_calibrate_part(lab *l, int64_t first, int64_t count)
 {
     for (int i = 0; i < l->n; i++) {
         if (!abar_optim_wants_calibration(l->optim, i)) continue;
-        abar_tensor input = offer(l, &l->layer[i].x, first, count, 1.0, &l->layer[i].x_stage);
+        abar_tensor input = offer(l, &l->layer[i].x, first, count, 1.0, l->dtype, &l->layer[i].x_stage);
         NEED(l, abar_optim_calibrate(l->optim, i, &input));
     }
 }
@@ -520,6 +558,7 @@ void lab_copy_batch(const lab *from, lab *to)
         memcpy(b->p.data, a->p.data, abar_tensor_bytes(&a->p));
         memcpy(b->gw.data, a->gw.data, abar_tensor_bytes(&a->gw));
         if (a->shape.bias) memcpy(b->gb.data, a->gb.data, abar_tensor_bytes(&a->gb));
+        if (b->attended.ndim) memcpy(b->attended.data, a->attended.data, abar_tensor_bytes(&a->attended));
     }
     lab_clear_weights(to);
 }

@@ -20,7 +20,8 @@
 #define LAB_LAYERS_MAX 8
 #define LAB_STATE_MAX 256
 
-/* A layer on vectors (N, in); with tokens, on sequences (N, tokens, in); with an image, a convolution on (N, in, H, W). */
+/* A layer on vectors (N, in); with tokens, on sequences (N, tokens, in), which may feed attention; with an image, a convolution
+ * on (N, in, H, W). */
 typedef struct lab_shape {
     const char *name;
     int64_t in, out;
@@ -28,6 +29,7 @@ typedef struct lab_shape {
     int64_t tokens;
     int64_t image[2];
     abar_window window;
+    abar_attention attention; /* all but its columns; heads 0: none */
 } lab_shape;
 
 typedef struct lab_layer {
@@ -35,8 +37,9 @@ typedef struct lab_layer {
     int64_t groups, rows;                             /* maps; rows per example */
     int64_t columns, outputs;                         /* of one map, columns with the bias */
     abar_tensor x, p, gw, gb;                         /* the batch: host memory, F64, dense; the test may write to it */
+    abar_tensor attended;                             /* (N, heads, tokens), the columns where it feeds attention, likewise */
     abar_tensor weight, bias, weight_grad, bias_grad; /* on the device */
-    abar_tensor x_stage, p_stage;                     /* room for what is offered */
+    abar_tensor x_stage, p_stage, attended_stage;     /* room for what is offered */
 } lab_layer;
 
 /* How the batch lies in memory when it is offered. Blocked layouts are for images; other tensors are dense then. */

@@ -5,9 +5,9 @@
 
 #include "abar/optim.h"
 
-/* Runs all cases of a method on a device, with activations offered in this layout (images; with NHWC the weights have channels
- * last, too) and dtype; fails the test where one is further from the oracle than 1e-9 in double precision, 1e-4 or five times
- * numpy's own float32 error otherwise. */
+/* Runs all cases of a method ("attention": those of mac and smac on layers that feed attention) on a device, with activations
+ * offered in this layout (images; with NHWC the weights have channels last, too) and dtype; fails the test where one is further
+ * from the oracle than 1e-9 in double precision, 1e-4 or five times numpy's own float32 error otherwise. */
 void golden_run_method(const char *device, const abar_device_config *config, const char *method, abar_layout layout,
                        abar_dtype dtype);
 

@@ -34,12 +34,14 @@ int main(void)
         METHOD(golden_ref_matches_every_case, "kfac"),
         METHOD(golden_ref_matches_every_case, "eva"),
         METHOD(golden_ref_matches_every_case, "lngd"),
+        METHOD(golden_ref_matches_every_case, "attention"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "mac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "smac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "foof"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "kfac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "eva"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "lngd"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "attention"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

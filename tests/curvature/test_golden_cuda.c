@@ -63,8 +63,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         METHOD(golden_cuda_matches_every_case, "mac"),
         METHOD(golden_cuda_matches_every_case, "smac"),
+        METHOD(golden_cuda_matches_every_case, "attention"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "mac"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "smac"),
+        METHOD(golden_cuda_matches_every_case_with_bf16_activations, "attention"),
         cmocka_unit_test(methods_the_device_does_not_have_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,7 +17,7 @@ class Map:
 
     def __init__(self, layer, group):
         self.layer, self.group = layer, group
-        self.pending = []  # (a, p) of the parts of this step's batch
+        self.pending = []  # (a, p, ...) of the parts of this step's batch
         self.average, self.commits = {}, 0
         self.dataset = None  # statistics of the calibration pass, where the first layer uses them
         self.derived, self.due = None, False
@@ -84,23 +84,24 @@ class Method:
         a = m.layer.input_rows(np.asarray(x, self.dtype), m.group)
         return a, scale * m.layer.grad_rows(np.asarray(p, self.dtype), m.group)
 
-    def observe(self, name, x, p, scale=1.0):
-        """x: the layer's input, p: its output gradient, scale: what turns p into dL/dz of the global batch mean."""
+    def observe(self, name, x, p, scale=1.0, **more):
+        """x: the layer's input, p: its output gradient, scale: what turns p into dL/dz of the global batch mean;
+        more: what else `rows` of a method knows of."""
         if self.k % self.tcov == 0:
             for m in self.maps:
                 if m.layer.name == name:
-                    m.pending.append(self.rows(m, x, p, scale))
+                    m.pending.append(self.rows(m, x, p, scale, **more))
 
     def commit(self, m):
         """Adds the pending batch to the averages, or drops all of it when a statistic is not finite."""
         if not m.pending:
             return False
-        a, p = (np.concatenate(parts) for parts in zip(*m.pending))
+        a, p, *more = (np.concatenate(parts) for parts in zip(*m.pending))
         m.pending = []
         if self.options.get("pgrad") == "per-example":
             p = p * a.shape[0]
         with np.errstate(all="ignore"):
-            new = self.statistics(a, p)
+            new = self.statistics(a, p, *more)
         if not all(np.isfinite(value).all() for value in new.values()):
             m.dropped += 1
             return False

@@ -333,19 +333,20 @@ def spoil(data, case):
     return mine
 
 
-def observe(method, layer, x, p, case):
-    """Hands over the batch in the case's parts, each with its scale."""
-    parts, scales = case.get("parts", [x.shape[0]]), case.get("scales", [1.0])
-    assert sum(parts) == x.shape[0] and len(parts) == len(scales)
+def observe(method, layer, batch, case):
+    """Hands over the batch (x, p and what else the layer has of it) in the case's parts, each with its scale."""
+    examples = batch["x"].shape[0]
+    parts, scales = case.get("parts", [examples]), case.get("scales", [1.0])
+    assert sum(parts) == examples and len(parts) == len(scales)
     start = 0
     for size, scale in zip(parts, scales):
-        method.observe(layer, x[start : start + size], p[start : start + size], scale)
+        method.observe(layer, scale=scale, **{key: value[start : start + size] for key, value in batch.items()})
         start += size
 
 
-def make_method(case, data, dtype):
-    layers = [LAYERS[name] for name in case["layers"]]
-    method = curvature.METHODS[case["method"]](layers, case["options"], case["lr"], dtype)
+def make_method(case, data, dtype, layers, methods):
+    layers = [layers[name] for name in case["layers"]]
+    method = methods[case["method"]](layers, case["options"], case["lr"], dtype)
     if case["options"].get("first-layer", "running") != "running":
         first = data[next(layer.name for layer in layers if layer.first)]
         method.calibrate([first["calib0"], first["calib1"]])
@@ -361,16 +362,17 @@ def make_updates(case, data, dtype):
     return {(name, key): rule(data[name][key].astype(dtype), **settings) for name, key in tensors}
 
 
-def run(case, data, dtype=np.float64):
+def run(case, data, dtype=np.float64, layers=LAYERS, methods=curvature.METHODS):
     """Expected tensors, steps skipped, and the method as it ended."""
     data = spoil(data, case)
-    method = make_method(case, data, dtype)
+    method = make_method(case, data, dtype, layers, methods)
     updates = make_updates(case, data, dtype) if "update" in case else {}
     history, skipped = [], []
     for step in range(case["steps"]):
         for name in case["layers"]:
             if "x" in data[name]:
-                observe(method, name, data[name]["x"][step], data[name]["p"][step], case)
+                batch = {key: data[name][key][step] for key in ("x", "p", "columns") if key in data[name]}
+                observe(method, name, batch, case)
         grads = {
             name: tuple(data[name][key][step].astype(dtype) if key in data[name] else None for key in ("gw", "gb"))
             for name in case["layers"]
@@ -440,25 +442,27 @@ def round_up(value):
 # ---- writing
 
 
-def write_layers(path, data):
-    tensors, metadata = {}, {"layers": list(LAYERS)}
-    for name, layer in LAYERS.items():
+def write_layers(path, data, layers=LAYERS):
+    tensors, metadata = {}, {"layers": list(layers)}
+    for name, layer in layers.items():
         described = {"kind": layer.kind, "bias": layer.bias, "first": layer.first}
         if layer.kind == "conv":
             for key in ("kernel", "stride", "pad", "dilation", "groups"):
                 described[key] = getattr(layer, key)
+        if layer.kind == "attention":
+            described.update(layer.described())
         metadata[f"layers.{name}"] = described
         for key, value in data[name].items():
             tensors[f"layers.{name}.{key}"] = value
     store.save(path, tensors, metadata)
 
 
-def write_method(path, method, data):
-    """The file of one method; returns each case's distance between float32 and float64."""
-    cases, tensors, metadata, results, strays = FILES[method](), {}, {}, {}, {}
+def write_cases(path, method, cases, data, **known):
+    """The file of one method's cases; returns each one's distance between float32 and float64."""
+    tensors, metadata, results, strays = {}, {}, {}, {}
     metadata["cases"] = list(cases)
     for name, case in cases.items():
-        results[name], skipped, ended = run(case, data)
+        results[name], skipped, ended = run(case, data, **known)
         assert all(np.isfinite(value).all() for value in results[name].values()), (method, name)
         events = {
             "dropped": sum(m.dropped for m in ended.maps),
@@ -467,7 +471,7 @@ def write_method(path, method, data):
         }
         metadata[f"cases.{name}"] = {**case, **events}
         tensors.update({f"{name}.{key}": value for key, value in results[name].items()})
-        strays[name] = round_up(distance(run(case, data, np.float32)[0], results[name]))
+        strays[name] = round_up(distance(run(case, data, np.float32, **known)[0], results[name]))
         metadata[f"cases.{name}"]["float32"] = strays[name]
     check_telling(method, results, cases, data)
     store.save(path, tensors, metadata)
@@ -478,7 +482,10 @@ def write(out):
     curvature_identities.check_all(SHAPES)
     data = make_data()
     write_layers(out / "curvature_layers.safetensors", data)
-    strays = {method: write_method(out / f"curvature_{method}.safetensors", method, data) for method in FILES}
+    strays = {
+        method: write_cases(out / f"curvature_{method}.safetensors", method, cases(), data)
+        for method, cases in FILES.items()
+    }
     write_ladder(out / "curvature_ladder.safetensors")
     return strays
 

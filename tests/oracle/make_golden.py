@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import golden_attention
 import golden_curvature
 import golden_ops
 import golden_optim
@@ -64,6 +65,7 @@ def main():
     golden_optim.write_optimizers(out / "optim.safetensors")
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
+    golden_attention.write(out)
     for name in ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)

@@ -303,6 +303,56 @@ static void methods_that_cuda_does_not_have_are_refused_by_name(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* ---- the device goes away, or is too small ---------------------------------------------------------------------------------
+ */
+
+extern int cudaDeviceReset(void) __attribute__((weak)); /* of the runtime that the library is linked with */
+
+/* Takes the device away in the second epoch. */
+static void take_device_away(void *user, const abar_progress *p)
+{
+    int64_t *calls = user;
+    (void)p;
+    if (++*calls == 8) cudaDeviceReset();
+}
+
+static void lost_device_is_told_and_the_checkpoint_goes_on(void **state)
+{
+    fixture *f = *state;
+    if (!cudaDeviceReset) skip();
+    abar_setup *setup = make_setup(f, "lenet5", "mac", SMALL);
+    int64_t calls = 0;
+    abar_trainer_events events = {take_device_away, &calls};
+    abar_trainer *t;
+    set_out(f, setup, "lost");
+    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
+    assert_int_equal(abar_trainer_run(t), ABAR_E_BACKEND);
+    assert_error(f, "device cuda: ");
+    abar_trainer_destroy(t);
+    abar__place at;
+    abar__epoch *history = history_of(f, "lost", &at);
+    assert_int_equal(at.epoch, 1);
+    abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
+    assert_int_equal(resume(f, "lost", 0), ABAR_OK);
+    set_out(f, setup, "whole");
+    assert_int_equal(run_until(f, setup, false, 0), ABAR_OK);
+    assert_same_runs(f, "whole", "lost");
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void run_that_exceeds_the_memory_says_what_to_lower(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup =
+        make_setup(f, "mlp", "sgd", "device=cuda widths=784-200000-200000-10 limit-train=80 limit-test=24 batch=16");
+    abar_trainer *t;
+    set(f, setup, "batch", "16");
+    assert_int_equal(abar_trainer_create(f->ctx, setup, false, NULL, &t), ABAR_E_MEMORY);
+    assert_error(f, "device cuda: ");
+    assert_error(f, "batch");
+    abar_setup_destroy(f->ctx, setup);
+}
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(int argc, char **argv)
@@ -322,6 +372,8 @@ int main(int argc, char **argv)
         with_fixture(training_allocates_nothing),
         with_fixture(runs_in_every_precision_learn),
         with_fixture(methods_that_cuda_does_not_have_are_refused_by_name),
+        with_fixture(run_that_exceeds_the_memory_says_what_to_lower),
+        with_fixture(lost_device_is_told_and_the_checkpoint_goes_on), /* the last: it takes the device away */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

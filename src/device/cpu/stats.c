@@ -1,5 +1,5 @@
-/* The cpu's table of statistics, with the small vector operations; sums over rows are in stats_sums.c, products and
- * factorisations in stats_dense.c. */
+/* The cpu's table of statistics, with the small vector operations; sums over rows are in stats_sums.c and
+ * stats_values.c, products and factorisations in stats_dense.c. */
 #include "device/cpu/stats.h"
 
 #include "device/cpu/stats_dense.h"
@@ -146,6 +146,9 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
 const abar__stats_ops abar__cpu_stats = {
     .input_sum = abar__cpu_input_sum,
     .input_square = abar__cpu_input_square,
+    .value_sums = abar__cpu_value_sums,
+    .position_sums = abar__cpu_position_sums,
+    .position_product = abar__cpu_position_product,
     .grad_sum = abar__cpu_grad_sum,
     .grad_squares = abar__cpu_grad_squares,
     .input_mean_squares = abar__cpu_input_mean_squares,

@@ -1,5 +1,5 @@
-/* The statistics of the cpu device. stats.c: the table and vectors; stats_sums.c: sums over rows; stats_dense.c:
- * products and factorisations. */
+/* The statistics of the cpu device. stats.c: the table and vectors; stats_sums.c: sums over rows; stats_values.c: those that
+ * attention weighs; stats_dense.c: products and factorisations. */
 #ifndef ABAR_CPU_STATS_H
 #define ABAR_CPU_STATS_H
 
@@ -11,5 +11,9 @@ void abar__cpu_input_sum(abar_device *dev, const abar__rows *r, void *sum);
 double abar__cpu_input_square(abar_device *dev, const abar__rows *r);
 void abar__cpu_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
 void abar__cpu_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+void abar__cpu_value_sums(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
+void abar__cpu_position_sums(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
+void abar__cpu_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,
+                                void *sum, double *square);
 
 #endif

@@ -40,6 +40,29 @@ __device__ static void commit(void *to, void *from, int64_t n, double beta, doub
     }
 }
 
+/* What one thread sees of the map's pending sums; factors of a, p and t. */
+__device__ static bool pending_is_finite(const abar__kept_map &m, const double factor[3])
+{
+    const double t = m.pending_t ? *m.pending_t * factor[2] : 0.0;
+    return all_finite(m.pending_a, m.d, factor[0]) && all_finite(m.pending_p, m.out, factor[1]) && isfinite(t);
+}
+
+/* Linked maps are judged by a launch of their own, before any of them is touched. Block b: map first + b. */
+static __global__ void __launch_bounds__(THREADS)
+    judge_maps(const abar__cuda_map *maps, int first, const __grid_constant__ means factors, int32_t *spoiled)
+{
+    const int at = first + (int)blockIdx.x;
+    const bool fine = __syncthreads_and(pending_is_finite(maps[at].map, factors.factor + 3 * blockIdx.x));
+    if (threadIdx.x == 0) spoiled[at] = !fine;
+}
+
+__device__ static bool link_is_spoiled(const abar__kept_map &m, const int32_t *spoiled)
+{
+    bool bad = false;
+    for (int i = 0; i < m.links; i++) bad = bad || spoiled[m.link + i];
+    return bad;
+}
+
 __device__ static void forget_pending(const abar__kept_map &m)
 {
     clear(m.pending_a, m.d);
@@ -48,10 +71,11 @@ __device__ static void forget_pending(const abar__kept_map &m)
 }
 
 /* The whole block works on one copy of the state; thread 0 writes it back. Factors of a, p and t. */
-__device__ static void commit_all(const abar__kept_map &m, abar__map_state &s, const double factor[3], double beta)
+__device__ static void commit_all(const abar__kept_map &m, abar__map_state &s, const double factor[3], double beta,
+                                  const int32_t *spoiled)
 {
     const double t = m.pending_t ? *m.pending_t * factor[2] : 0.0;
-    const bool fine = all_finite(m.pending_a, m.d, factor[0]) && all_finite(m.pending_p, m.out, factor[1]) && isfinite(t);
+    const bool fine = m.links > 1 ? !link_is_spoiled(m, spoiled) : pending_is_finite(m, factor);
     if (!__syncthreads_and(fine)) { /* all threads have read t */
         s.count[ABAR_COUNT_DROPPED]++;
         forget_pending(m);
@@ -125,24 +149,24 @@ __device__ static abar__cuda_form form_of(const abar__cuda_map &map, abar__map_s
     return form;
 }
 
-__device__ static bool on_schedule(const abar__cuda_schedule &c, int64_t k, int64_t map, int64_t maps)
+__device__ static bool on_schedule(const abar__cuda_schedule &c, int64_t k, int64_t number)
 {
-    const int64_t shift = c.spread ? map * c.tinv / maps : 0;
+    const int64_t shift = c.spread ? number * c.tinv / c.numbers : 0;
     return k == 0 || (k - shift) % c.tinv == 0;
 }
 
 /* Block b keeps map first + b: commits what is pending where the step observed, refreshes what is due. */
 static __global__ void __launch_bounds__(THREADS)
     keep_maps(const abar__cuda_map *maps, int first, abar__map_state *states, abar__cuda_form *forms, int32_t *stale,
-              const abar__cuda_live *now, const __grid_constant__ means factors, bool observed, abar__cuda_schedule c,
-              int64_t n)
+              const abar__cuda_live *now, const __grid_constant__ means factors, bool observed, const int32_t *spoiled,
+              abar__cuda_schedule c)
 {
     __shared__ double shared[32];
     const int at = first + (int)blockIdx.x;
     const abar__cuda_map map = maps[at];
     const abar__kept_map &m = map.map;
     const abar__cuda_live l = *now;
-    const bool scheduled = on_schedule(c, l.now, at, n);
+    const bool scheduled = on_schedule(c, l.now, m.number);
     abar__map_state s = states[at];
     const bool outside = stale[at] != 0;
     __syncthreads(); /* all have read what thread 0 will write */
@@ -152,7 +176,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     }
     const double *factor = factors.factor + 3 * blockIdx.x;
-    if (observed && (factor[0] != 0.0 || factor[1] != 0.0 || factor[2] != 0.0)) commit_all(m, s, factor, c.beta);
+    if (observed && (factor[0] != 0.0 || factor[1] != 0.0 || factor[2] != 0.0)) commit_all(m, s, factor, c.beta, spoiled);
     __syncthreads(); /* averages are complete */
     const bool fresh = refresh_all(m, s, scheduled, c.beta, shared);
     __syncthreads(); /* and u */
@@ -256,15 +280,28 @@ static void multiply_inverses(abar_device *dev, const abar__cuda_maps *m)
     }
 }
 
+/* Maps of the launch that begins with this one, and their factors; to_mean NULL: none. */
+static int maps_from(const abar__cuda_maps *m, int first) { return m->n - first < MEANS ? m->n - first : MEANS; }
+
+static means means_of(const double *to_mean, int first, int n)
+{
+    means factors = {};
+    if (to_mean) memcpy(factors.factor, to_mean + 3 * first, 3 * (size_t)n * sizeof *to_mean);
+    return factors;
+}
+
 extern "C" void abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean,
                                      abar__cuda_schedule schedule)
 {
+    for (int first = 0; first < m->n && to_mean && m->n_linked > 0; first += MEANS) {
+        const int n = maps_from(m, first);
+        abar__cuda_launch(dev, judge_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first, means_of(to_mean, first, n),
+                          m->spoiled);
+    }
     for (int first = 0; first < m->n; first += MEANS) {
-        const int n = m->n - first < MEANS ? m->n - first : MEANS;
-        means factors = {};
-        if (to_mean) memcpy(factors.factor, to_mean + 3 * first, 3 * (size_t)n * sizeof *to_mean);
+        const int n = maps_from(m, first);
         abar__cuda_launch(dev, keep_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first, m->states, m->forms, m->stale,
-                          m->now, factors, to_mean != NULL, schedule, (int64_t)m->n);
+                          m->now, means_of(to_mean, first, n), to_mean != NULL, m->spoiled, schedule);
     }
     multiply_inverses(dev, m);
     for (int i = 0; m->n_dense > 0 && i < m->n; i++)

@@ -1,6 +1,7 @@
 /* An optimizer step that never asks the host (program_impl.h; methods.md sections 0, 1, 3, 8, 9): three launches, or two
  * without maps. The norm of all gradients, whose last block decides whether to skip, how much to clip and at which rate; one
- * block per map that commits and refreshes its averages; and the update. Everything they pass on lies in device memory, so that
+ * block per map that commits and refreshes its averages (linked maps are judged by one more launch, where there are any); and
+ * the update. Everything they pass on lies in device memory, so that
  * a recording of them can be replayed. What they decide is what curvature.c and optim.c decide for the other devices. */
 #include "device/cuda/core_program.h"
 
@@ -135,6 +136,7 @@ static void place_all(abar__program *p, char *base)
     place(&p->m.states, base, &at, maps);
     place(&p->m.stale, base, &at, maps);
     place(&p->m.broken, base, &at, maps);
+    place(&p->m.spoiled, base, &at, maps);
     place(&p->m.products, base, &at, 3 * maps);
     place(&p->partial, base, &at, (size_t)p->norm_blocks);
     place(&p->rates, base, &at, ABAR_PROGRAM_RATES);
@@ -183,6 +185,7 @@ static abar_status take_memory(abar_device *dev, abar__program *p, const abar__p
     for (int i = 0; i < p->m.n; i++) {
         host_side(p, p->m.forms)[i].scale = 1.0f;
         if (desc->maps[i].inverse) p->m.n_dense++;
+        if (desc->maps[i].links > 1) p->m.n_linked++;
     }
     return ABAR_OK;
 }
@@ -284,7 +287,7 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     p->m.n = desc->n_maps;
     p->adamw = desc->rule == ABAR_PROGRAM_ADAMW;
     p->rule = abar__cuda_rule_of(desc->scalars);
-    p->schedule = {desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh};
+    p->schedule = {desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers};
     for (int i = 0; i < p->n_items; i++) p->norm_units += abar__cuda_blocks(desc->items[i].count, NORM_SPAN);
     for (int i = 0; i < p->n_updates; i++) {
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));

@@ -32,18 +32,19 @@ typedef struct abar__cuda_map {
 
 typedef struct abar__cuda_schedule {
     double beta;
-    int64_t tinv, spread;
+    int64_t tinv, spread, numbers; /* numbers: of maps, linked ones counting as one */
 } abar__cuda_schedule;
 
 /* Device memory, (n) each but the last; host: the same as maps, as it was sent. */
 typedef struct abar__cuda_maps {
-    int n, n_dense;
+    int n, n_dense, n_linked;
     abar__cuda_map *maps;
     const abar__cuda_map *host;
     abar__map_state *states;
     abar__cuda_form *forms;
     int32_t *stale;   /* u came from outside: order it again */
     int32_t *broken;  /* the product with the inverse is not finite */
+    int32_t *spoiled; /* what is pending is not finite: of linked maps */
     double *products; /* (n, 3) */
     abar__cuda_live *now;
 } abar__cuda_maps;

@@ -1,4 +1,5 @@
-/* The statistics of the CUDA back end: sums over rows (core_sums.cu), products and factorisations (core_dense.cu), vectors and
+/* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention:
+ * core_values.cu), products and factorisations (core_dense.cu), vectors and
  * the table (core_stats.cu). Their partial sums lie in the lower half of the device's workspace, what comes from the host in
  * the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
@@ -55,6 +56,10 @@ double abar__cuda_input_square(abar_device *dev, const abar__rows *r);
 void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum);
 void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
 void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+void abar__cuda_value_sums(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
+void abar__cuda_position_sums(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
+void abar__cuda_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,
+                                 void *sum, double *square);
 
 void abar__cuda_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
 void abar__cuda_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);

@@ -156,16 +156,29 @@ void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t)
 
 /* ---- trying ------------------------------------------------------------------------------------------------------ */
 
-/* Runs the plan once, then writes REPEAT runs down. NULL: it does not work, or not in a recording. */
+/* Runs the plan once and says how long that took; false: it does not work. */
+static bool run_once(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
+                     abar__dnn_pack *pack, float *ms)
+{
+    bool good = cudaEventRecord(t->begin, stream) == cudaSuccess;
+    good = good && abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
+    good = cudaEventRecord(t->end, stream) == cudaSuccess && good;
+    good = cudaStreamSynchronize(stream) == cudaSuccess && good;
+    return good && cudaEventElapsedTime(ms, t->begin, t->end) == cudaSuccess;
+}
+
+/* Runs the plan once, then writes several runs down: one where that took long. NULL: it does not work, or not in a recording.
+ */
 static cudaGraphExec_t record(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
-                              abar__dnn_pack *pack)
+                              abar__dnn_pack *pack, int *repeat)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t ready = NULL;
-    bool good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
-    good = cudaStreamSynchronize(stream) == cudaSuccess && good;
+    float ms;
+    bool good = run_once(handle, stream, plan, t, pack, &ms);
     if (!good || cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) return NULL;
-    for (int i = 0; i < REPEAT && good; i++) good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
+    *repeat = ms > LONG_ENOUGH ? 1 : REPEAT;
+    for (int i = 0; i < *repeat && good; i++) good = abar__dnn_run(handle, plan, t->address, pack) == CUDNN_STATUS_SUCCESS;
     good = cudaStreamEndCapture(stream, &graph) == cudaSuccess && good && graph;
     if (good && cudaGraphInstantiate(&ready, graph, 0) != cudaSuccess) ready = NULL;
     if (graph) cudaGraphDestroy(graph);
@@ -215,12 +228,13 @@ float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_plan
 {
     const cudaStream_t stream = abar__cuda_of(dev)->side_stream;
     abar__dnn_pack pack = {};
-    cudaGraphExec_t runs = record(handle, stream, plan, t, &pack);
+    int repeat = 1;
+    cudaGraphExec_t runs = record(handle, stream, plan, t, &pack, &repeat);
     bool good = runs && (!t->expected || spoil_result(stream, t));
     const float ms = good ? time_runs(runs, stream, t) : -1.0f;
     good = ms >= 0.0f && (!t->expected || result_is_expected(stream, t));
     if (runs) cudaGraphExecDestroy(runs);
     abar__dnn_pack_release(&pack);
     (void)cudaGetLastError(); /* what a plan that does not work left behind */
-    return good ? ms / (float)REPEAT : -1.0f;
+    return good ? ms / (float)repeat : -1.0f;
 }

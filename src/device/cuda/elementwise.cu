@@ -1,11 +1,5 @@
 /* Operations on one element at a time, in the layout of their input: activation, sum, dropout. */
-#include "device/cuda/cuda_nn.h"
-
-extern "C" {
-#include "base/rng.h"
-}
-
-#include <math.h>
+#include "device/cuda/random.h"
 
 /* A pack from element i on; past the end of n elements: zeros, and nothing is stored. Values begin on a multiple of 16 bytes.
  */
@@ -205,55 +199,60 @@ const abar__op_impl abar__cuda_add = {"cuda-add", ABAR_OP_ADD, add_create, add_f
 
 /* ---- dropout: zero with probability drop, else scaled by 1 / (1 - drop) ------------------------------------------ */
 
-/* Which elements fall depends on the global sample and the element's place in it alone: element g of all samples, in (C, H, W)
- * order, takes word g % 4 of draw g / 4. So the mask is the same on every device, and backward draws it again. */
-typedef struct dropout_key {
-    uint64_t seed;
-    const int64_t *step_now; /* device memory; NULL: step */
-    uint32_t step, number;
-    uint64_t first; /* the g of the batch's first element */
-    uint32_t least; /* words below it fall */
-    float scale;
-} dropout_key;
-
-/* Philox4x32-10 as in base/rng.c. */
-__device__ static uint4 philox(uint64_t seed, uint32_t when, uint64_t index)
-{
-    uint4 c = make_uint4((uint32_t)index, (uint32_t)(index >> 32), when, ABAR_DRAW_DROPOUT);
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-        const uint32_t high0 = __umulhi(c.x, 0xD2511F53u), low0 = c.x * 0xD2511F53u;
-        const uint32_t high1 = __umulhi(c.z, 0xCD9E8D57u), low1 = c.z * 0xCD9E8D57u;
-        c = make_uint4(high1 ^ c.y ^ k0, low1, high0 ^ c.w ^ k1, low0);
-    }
-    return c;
-}
-
-__device__ static inline uint32_t word_of(const uint4 &draw, uint64_t g)
-{
-    const uint32_t low = g & 1 ? draw.y : draw.x, high = g & 1 ? draw.w : draw.z;
-    return g & 2 ? high : low;
-}
+/* Which elements fall depends on the global sample and the element's place in it alone, in (C, H, W) order. */
 
 /* x and y lie (images, pixels, channels). blockIdx.x is the image; a thread owns up to four neighbouring pixels of one channel,
  * which take one draw, or two where they straddle a boundary. */
-template <typename T> static __global__ void dropout_kernel(dropout_key key, int channels, int pixels, const T *x, T *y)
+template <typename T>
+static __global__ void dropout_kernel(dropout_key key, uint64_t first, int channels, int pixels, const T *x, T *y)
 {
     const int64_t image = (int64_t)blockIdx.x * channels * pixels;
     const int units = (pixels + 3) / 4 * channels;
-    const uint32_t when = (key.step_now ? (uint32_t)*key.step_now : key.step) * 256u + key.number;
+    const uint32_t when = dropout_when(key);
     for (int i = abar__unit_first(); i < units; i += abar__unit_step()) {
         const int c = i % channels, p0 = i / channels * 4;
-        const uint64_t g0 = key.first + (uint64_t)(image + (int64_t)c * pixels + p0);
+        const uint64_t g0 = first + (uint64_t)(image + (int64_t)c * pixels + p0);
         uint4 draw = philox(key.seed, when, g0 / 4);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const uint64_t g = g0 + k;
             if (k > 0 && g % 4 == 0 && p0 + k < pixels) draw = philox(key.seed, when, g / 4);
             const int64_t at = image + (int64_t)(p0 + k) * channels + c;
-            if (p0 + k < pixels) store(y, at, load(x, at) * (word_of(draw, g) >= key.least ? key.scale : 0.0f));
+            if (p0 + k < pixels) store(y, at, load(x, at) * (word_of(draw, (uint32_t)g) >= key.least ? key.scale : 0.0f));
         }
+    }
+}
+
+/* Dense samples: a thread owns a pack of elements, which takes whole draws. */
+template <typename T> static __global__ void dropout_packs_kernel(dropout_key key, uint64_t first, int64_t n, const T *x, T *y)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    const uint32_t when = dropout_when(key);
+    pack<T> v = load_pack(x + i);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k += 4) {
+        const uint4 draw = philox(key.seed, when, (first + (uint64_t)(i + k)) / 4);
+#pragma unroll
+        for (int w = 0; w < 4; w++) v.v[k + w] *= word_of(draw, (uint32_t)w) >= key.least ? key.scale : 0.0f;
+    }
+    store_pack(y + i, v);
+}
+
+/* Whole samples fall: all elements of sample g take word g % 4 of draw g / 4. blockIdx.x is the sample; a thread owns every
+ * gridDim.y-th V-vector of it. */
+template <typename T, int V>
+static __global__ void drop_samples_kernel(dropout_key key, uint64_t first, int units, const T *x, T *y)
+{
+    const uint64_t g = first + blockIdx.x;
+    const uint4 draw = philox(key.seed, dropout_when(key), g / 4);
+    const float factor = word_of(draw, (uint32_t)g) >= key.least ? key.scale : 0.0f;
+    const int64_t sample = (int64_t)blockIdx.x * units;
+    for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
+        lanes<V> v = load_lanes<V>(x + (sample + u) * V);
+#pragma unroll
+        for (int k = 0; k < V; k++) v.v[k] *= factor;
+        store_lanes<V>(y + (sample + u) * V, v);
     }
 }
 
@@ -263,40 +262,54 @@ static abar_status dropout_create(abar__op *op)
     return ABAR_OK;
 }
 
-static dropout_key key_of(const abar__op *op, const abar__run *run, int64_t elements)
+template <typename T> static void drop_samples(abar__op *op, const abar__run *run, const T *x, T *y)
 {
-    double p = op->desc.drop, least = ceil(p * 0x1p32);
-    dropout_key key = {};
-    key.seed = run->seed;
-    key.step_now = run->step_now;
-    key.step = run->step;
-    key.number = op->desc.number;
-    key.first = (uint64_t)(run->sample0 * elements);
-    if (least >= 0x1p32) return key; /* nothing is kept: every factor is the zero scale */
-    key.least = (uint32_t)least;
-    key.scale = (float)(1.0 / (1.0 - p));
-    return key;
+    const int64_t samples = op->desc.in[0].dim[0], elements = abar__shape_count(&op->desc.in[0]) / samples;
+    const dropout_key key = dropout_key_of(&op->desc, run);
+    const uint64_t first = (uint64_t)run->sample0;
+    const bool packs = elements % pack<T>::n == 0;
+    const int units = (int)(packs ? elements / pack<T>::n : elements);
+    const dim3 grid = abar__cuda_image_grid(samples, units);
+    if (packs)
+        abar__cuda_launch(op->dev, drop_samples_kernel<T, pack<T>::n>, grid, ABAR_CUDA_THREADS, 0, key, first, units, x, y);
+    else
+        abar__cuda_launch(op->dev, drop_samples_kernel<T, 1>, grid, ABAR_CUDA_THREADS, 0, key, first, units, x, y);
+}
+
+template <typename T> static void drop_elements(abar__op *op, const abar__run *run, const T *x, T *y)
+{
+    const abar__shape *s = &op->desc.in[0];
+    const int64_t all = abar__shape_count(s), elements = all / s->dim[0];
+    const int channels = s->ndim == 4 ? (int)s->dim[1] : 1; /* a dense sample is one channel of many pixels */
+    const int pixels = (int)(elements / channels);
+    const dropout_key key = dropout_key_of(&op->desc, run);
+    const uint64_t first = (uint64_t)(run->sample0 * elements); /* the g of the batch's first element */
+    if (channels == 1 && elements % pack<T>::n == 0)
+        abar__cuda_launch(op->dev, dropout_packs_kernel<T>, pack_grid<T>(all), ABAR_CUDA_THREADS, 0, key, first, all, x, y);
+    else
+        abar__cuda_launch(op->dev, dropout_kernel<T>, abar__cuda_image_grid(s->dim[0], (int64_t)(pixels + 3) / 4 * channels),
+                          ABAR_CUDA_THREADS, 0, key, first, channels, pixels, x, y);
+}
+
+template <typename T> static void drop(abar__op *op, const abar__run *run, const void *x, void *y)
+{
+    if (op->desc.per_sample)
+        drop_samples(op, run, (const T *)x, (T *)y);
+    else
+        drop_elements(op, run, (const T *)x, (T *)y);
 }
 
 static abar_status mask(abar__op *op, const abar__run *run, const void *x, void *y)
 {
-    const abar__shape *s = &op->desc.in[0];
     if (!run->training) {
-        size_t bytes = abar__shape_bytes(op->dev, s, op->in_layout[0]);
+        size_t bytes = abar__shape_bytes(op->dev, &op->desc.in[0], op->in_layout[0]);
         CUDA_TRY(op->dev, cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, abar__cuda_of(op->dev)->stream));
         return ABAR_OK;
     }
-    const int64_t elements = abar__shape_count(s) / s->dim[0];
-    const int channels = s->ndim == 4 ? (int)s->dim[1] : 1; /* a dense sample is one channel of many pixels */
-    const int pixels = (int)(elements / channels);
-    const dropout_key key = key_of(op, run, elements);
-    const dim3 grid = abar__cuda_image_grid(s->dim[0], (int64_t)(pixels + 3) / 4 * channels);
     if (abar__cuda_is_bf16(op->dev))
-        abar__cuda_launch(op->dev, dropout_kernel<bf16>, grid, ABAR_CUDA_THREADS, 0, key, channels, pixels, (const bf16 *)x,
-                          (bf16 *)y);
+        drop<bf16>(op, run, x, y);
     else
-        abar__cuda_launch(op->dev, dropout_kernel<float>, grid, ABAR_CUDA_THREADS, 0, key, channels, pixels, (const float *)x,
-                          (float *)y);
+        drop<float>(op, run, x, y);
     return abar__cuda_status(op->dev);
 }
 

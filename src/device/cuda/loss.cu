@@ -5,11 +5,14 @@
  * loss a NaN: nobody waits here to be told more. */
 #include "device/cuda/cuda_nn.h"
 
+#include <limits.h>
 #include <math.h>
 
 #define THREADS 1024
 #define WARPS (THREADS / 32)
-#define MAX_PARTS 128 /* blocks that share a loss */
+#define MAX_PARTS 512 /* blocks that share a loss */
+#define WIDE 1024     /* rows from so many classes on get a block each, not a warp */
+#define WIDE_THREADS 512
 
 typedef struct part_sum { /* of one block */
     double loss;
@@ -32,15 +35,19 @@ __device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t
         *result = {count > 0 ? loss / per : 0.0, correct, count};
 }
 
-/* One thread adds the parts in order. */
+/* One block adds the parts, a thread every blockDim-th of them. */
 static __global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar__loss_result *result)
 {
+    __shared__ double losses[32];
+    __shared__ long long corrects[32];
     part_sum sum = {};
-    for (int i = 0; i < n; i++) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
         sum.loss += parts[i].loss;
         sum.correct += parts[i].correct;
     }
-    *result = {count > 0 ? sum.loss / per : 0.0, sum.correct, count};
+    sum.loss = block_sum(sum.loss, losses);
+    sum.correct = block_sum(sum.correct, corrects);
+    if (threadIdx.x == 0) *result = {count > 0 ? sum.loss / per : 0.0, sum.correct, count};
 }
 
 /* As many blocks as there is work of `grain` units for, at least one. */
@@ -58,10 +65,10 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-static abar_status join(abar__op *op, const abar__op_args *a, int parts, double per)
+static abar_status join(abar__op *op, const abar__op_args *a, int parts, double per, int64_t count)
 {
     if (parts > 1)
-        abar__cuda_launch(op->dev, join_kernel, dim3(1), dim3(1), 0, parts, (const part_sum *)a->scratch, per, a->run->valid,
+        abar__cuda_launch(op->dev, join_kernel, dim3(1), dim3(128), 0, parts, (const part_sum *)a->scratch, per, count,
                           a->result);
     return abar__cuda_status(op->dev);
 }
@@ -166,45 +173,188 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
     }
 }
 
+/* ---- rows of many classes ------------------------------------------------------------------------------------------- */
+
+/* A row of elements that need not begin on a multiple of 16 bytes: single ones, packs, single ones. A block shares it. */
+template <typename T, typename Work> __device__ static inline void for_row(const T *row, int width, Work work)
+{
+    constexpr int V = pack<T>::n;
+    const int skew = (int)((uintptr_t)row % 16 / sizeof(T)), head = min(width, (V - skew) % V), packs = (width - head) / V;
+    const int tail = head + packs * V;
+    if ((int)threadIdx.x < head) work(threadIdx.x, lanes<1>{{load(row, threadIdx.x)}});
+    for (int i = threadIdx.x; i < packs; i += blockDim.x) work(head + i * V, load_lanes<V>(row + head + i * V));
+    if (tail + (int)threadIdx.x < width) work(tail + threadIdx.x, lanes<1>{{load(row, tail + threadIdx.x)}});
+}
+
+/* What a thread, and then a block, knows of a row: its largest value and where that first stands, sums of e^(x - top), of x, of
+ * the soft target and of its products with x. */
+typedef struct row_sums {
+    float top, sum, plain, mass, product;
+    int at;
+} row_sums;
+
+__device__ static inline void take(row_sums &r, float v, int k)
+{
+    if (v > r.top || r.at < 0) {
+        r.sum = r.at < 0 ? 0.0f : r.sum * expf(r.top - v);
+        r.top = v;
+        r.at = k;
+    }
+    r.sum += v == r.top ? 1.0f : expf(v - r.top); /* minus infinity minus itself is no number */
+    r.plain += v;
+}
+
+/* The first largest over a block whose threads each bring their own (at < 0: none). */
+__device__ static inline void block_first_maximum(float &value, int &at)
+{
+    __shared__ float values[32];
+    __shared__ int places[32];
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    if (at < 0) value = -INFINITY, at = INT_MAX;
+    warp_first_maximum(value, at);
+    __syncthreads();
+    if (lane == 0) values[threadIdx.x / 32] = value, places[threadIdx.x / 32] = at;
+    __syncthreads();
+    value = lane < warps ? values[lane] : -INFINITY;
+    at = lane < warps ? places[lane] : INT_MAX;
+    warp_first_maximum(value, at);
+}
+
+/* entropy_row by a whole block. */
+template <typename T>
+__device__ static float wide_row(const entropy &e, const T *x, const void *target, int64_t row, float *saved, bool &hit)
+{
+    __shared__ float shared[32];
+    const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
+    row_sums r = {-INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -1};
+    float most = -INFINITY; /* of the soft target, and where */
+    int truth = -1;
+    for_row(x, e.width, [&](int k, auto v) {
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof v / sizeof(float)); i++) {
+            take(r, v.v[i], k + i);
+            if (!soft) continue;
+            const float t = load(soft, k + i);
+            r.mass += t;
+            r.product += t * v.v[i];
+            if (t > most || truth < 0) most = t, truth = k + i;
+        }
+    });
+    const float mine = r.top, sum_of_mine = r.sum;
+    const bool any = r.at >= 0;
+    block_first_maximum(r.top, r.at);
+    const float sum = block_sum(any ? sum_of_mine * expf(mine - r.top) : 0.0f, shared), log_sum = r.top + logf(sum);
+    float cost;
+    if (soft) {
+        block_first_maximum(most, truth);
+        cost = log_sum * block_sum(r.mass, shared) - block_sum(r.product, shared);
+    } else {
+        truth = ((const int32_t *)target)[row];
+        cost = truth >= 0 && truth < e.width ? log_sum - load(x, truth) : NAN;
+    }
+    if (e.smoothing > 0.0f)
+        cost = (1.0f - e.smoothing) * cost + e.smoothing * (log_sum - block_sum(r.plain, shared) / (float)e.width);
+    if (saved && threadIdx.x == 0) saved[0] = r.top, saved[1] = 1.0f / sum;
+    hit = r.at == truth;
+    return cost;
+}
+
+/* A block owns a row, then the one gridDim.x further. */
+template <typename T>
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    wide_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar__loss_result *result)
+{
+    part_sum mine = {};
+    for (int64_t row = blockIdx.x; row < e.valid; row += gridDim.x) {
+        bool hit;
+        const float cost = wide_row(e, x + row * e.width, target, row, saved ? saved + 2 * row : NULL, hit);
+        if (threadIdx.x == 0) mine.loss += cost, mine.correct += hit;
+    }
+    leave(mine, parts, (double)e.valid, e.valid, result);
+}
+
+/* As entropy_grad_kernel. dx lies on 16 bytes as x does. */
+template <typename T>
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    wide_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
+{
+    const int64_t row = blockIdx.x;
+    x += row * e.width;
+    dx += row * e.width;
+    const bool counts = row < e.valid;
+    const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
+    const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
+    const int truth = !counts || e.soft ? -1 : ((const int32_t *)target)[row];
+    for_row(x, e.width, [&](int k, auto v) {
+        constexpr int V = (int)(sizeof v / sizeof(float));
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const float wanted = soft ? load(soft, k + i) : truth == k + i ? 1.0f : 0.0f;
+            const float q = (1.0f - e.smoothing) * wanted + e.smoothing / (float)e.width;
+            v.v[i] = counts ? (expf(v.v[i] - top) * by_sum - q) * share : 0.0f;
+        }
+        store_lanes<V>(dx + k, v);
+    });
+}
+
+/* ---- the operation --------------------------------------------------------------------------------------------------- */
+
+/* A sample is one row of logits, or T of them. */
+static int64_t rows_a_sample(const abar__op *op) { return op->desc.in[0].ndim == 3 ? op->desc.in[0].dim[1] : 1; }
+
 static entropy entropy_of(const abar__op *op, const abar__op_args *a)
 {
     const abar__op_desc *d = &op->desc;
-    return {d->in[0].dim[0], a->run->valid, (int)d->in[0].dim[1], (float)d->smoothing, d->soft_targets};
+    const int64_t width = d->in[0].dim[d->in[0].ndim - 1], each = rows_a_sample(op);
+    return {d->in[0].dim[0] * each, a->run->valid * each, (int)width, (float)d->smoothing, d->soft_targets};
 }
 
 static abar_status entropy_create(abar__op *op)
 {
     ABAR_TRY(create(op));
-    op->saved_bytes = (size_t)op->desc.in[0].dim[0] * 2 * sizeof(float);
+    op->saved_bytes = (size_t)(op->desc.in[0].dim[0] * rows_a_sample(op)) * 2 * sizeof(float);
     return ABAR_OK;
+}
+
+template <typename T> static int entropy_launch(abar__op *op, const abar__op_args *a, const entropy &e)
+{
+    const bool wide = e.width >= WIDE;
+    const int parts = wide                         ? parts_for(e.valid, 1)
+                      : e.valid * e.width <= 65536 ? 1 /* a second kernel costs more than one block */
+                                                   : parts_for(e.valid, WARPS);
+    abar__cuda_launch(op->dev, wide ? wide_kernel<T> : entropy_kernel<T>, dim3((unsigned)parts),
+                      dim3(wide ? WIDE_THREADS : THREADS), 0, e, (const T *)a->x[0], a->target, (float *)a->saved,
+                      (part_sum *)a->scratch, a->result);
+    return parts;
 }
 
 static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const entropy e = entropy_of(op, a);
-    const int parts =
-        e.valid * e.width <= 65536 ? 1 : parts_for(e.valid, WARPS); /* a second kernel costs more than one block */
-    if (abar__cuda_is_bf16(op->dev))
-        abar__cuda_launch(op->dev, entropy_kernel<bf16>, dim3((unsigned)parts), dim3(THREADS), 0, e, (const bf16 *)a->x[0],
-                          a->target, (float *)a->saved, (part_sum *)a->scratch, a->result);
-    else
-        abar__cuda_launch(op->dev, entropy_kernel<float>, dim3((unsigned)parts), dim3(THREADS), 0, e, (const float *)a->x[0],
-                          a->target, (float *)a->saved, (part_sum *)a->scratch, a->result);
-    return join(op, a, parts, (double)e.valid);
+    const int parts = abar__cuda_is_bf16(op->dev) ? entropy_launch<bf16>(op, a, e) : entropy_launch<float>(op, a, e);
+    return join(op, a, parts, (double)e.valid, e.valid);
+}
+
+template <typename T> static void entropy_grad_launch(abar__op *op, const abar__op_args *a, const entropy &e)
+{
+    const bool wide = e.width >= WIDE;
+    const float share = e.valid > 0 ? (float)(a->run->loss_scale / (double)e.valid) : 0.0f;
+    abar__cuda_launch(op->dev, wide ? wide_grad_kernel<T> : entropy_grad_kernel<T>, dim3((unsigned)e.rows),
+                      dim3(wide             ? WIDE_THREADS
+                           : e.width <= 32  ? 32
+                           : e.width <= 128 ? 128
+                                            : 256),
+                      0, e, (const T *)a->x[0], a->target, (const float *)a->saved, share, (T *)a->dx[0]);
 }
 
 static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
 {
     if (!a->dx[0]) return ABAR_OK;
     const entropy e = entropy_of(op, a);
-    const float share = e.valid > 0 ? (float)(a->run->loss_scale / (double)e.valid) : 0.0f;
-    const dim3 grid((unsigned)e.rows), threads(e.width <= 32 ? 32 : 256);
     if (abar__cuda_is_bf16(op->dev))
-        abar__cuda_launch(op->dev, entropy_grad_kernel<bf16>, grid, threads, 0, e, (const bf16 *)a->x[0], a->target,
-                          (const float *)a->saved, share, (bf16 *)a->dx[0]);
+        entropy_grad_launch<bf16>(op, a, e);
     else
-        abar__cuda_launch(op->dev, entropy_grad_kernel<float>, grid, threads, 0, e, (const float *)a->x[0], a->target,
-                          (const float *)a->saved, share, (float *)a->dx[0]);
+        entropy_grad_launch<float>(op, a, e);
     return abar__cuda_status(op->dev);
 }
 
@@ -249,7 +399,7 @@ static abar_status square_forward(abar__op *op, const abar__op_args *a)
     else
         abar__cuda_launch(op->dev, square_kernel<float>, dim3((unsigned)parts), dim3(THREADS), 0, n, a->run->valid,
                           (const float *)a->x[0], (const float *)a->target, (part_sum *)a->scratch, a->result);
-    return join(op, a, parts, (double)n);
+    return join(op, a, parts, (double)n, a->run->valid);
 }
 
 static abar_status square_backward(abar__op *op, const abar__op_args *a)

@@ -1,5 +1,7 @@
 /* Statistics and dense algebra of the reference device, by the definitions: every element of every row is looked up where it
  * lies, matrices are multiplied and factorised by the textbook. The oracle for the clever versions. */
+#include "device/ref/ref_stats.h"
+
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
@@ -447,6 +449,9 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
 const abar__stats_ops abar__ref_stats = {
     .input_sum = input_sum,
     .input_square = input_square,
+    .value_sums = abar__ref_value_sums,
+    .position_sums = abar__ref_position_sums,
+    .position_product = abar__ref_position_product,
     .grad_sum = grad_sum,
     .grad_squares = grad_squares,
     .input_mean_squares = input_mean_squares,

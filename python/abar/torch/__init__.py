@@ -1,0 +1,9 @@
+"""Curvature-aware optimizers for PyTorch: ``optimizer = abar.torch.MAC(model, lr=0.1)``."""
+
+from __future__ import annotations
+
+from ._optimizer import CurvatureOptimizer
+from ._report import LayerReport
+from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva
+
+__all__ = ["FOOF", "KFAC", "LNGD", "MAC", "SMAC", "CurvatureOptimizer", "Eva", "LayerReport"]

@@ -1,0 +1,396 @@
+"""An abar_optim behind torch tensors: addresses and numbers go in, exceptions come out."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import _abi, _library
+from ._layers import Layer, prepare_grad, prepare_input
+
+DTYPES = {
+    torch.float64: _abi.F64,
+    torch.float32: _abi.F32,
+    torch.bfloat16: _abi.BF16,
+    torch.float16: _abi.F16,
+    torch.int64: _abi.I64,
+}
+LEGACY_STREAM = 1  # cudaStreamLegacy: torch calls the default stream 0, which means "none" to the library
+TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+
+
+def describe(t: Tensor, device: Any) -> _abi.Tensor:
+    """A view of t for the library; t must live as long."""
+    view = _abi.Tensor(device, t.data_ptr(), DTYPES[t.dtype], 0, t.dim())
+    view.dim[: t.dim()] = t.shape
+    view.stride[: t.dim()] = t.stride()
+    return view
+
+
+@dataclass
+class Settings:
+    """What the library's optimizer is made from, beside parameters and layers."""
+
+    method: str
+    rule: str
+    base_lr: float  # of the KL clip
+    method_options: _library.Options
+    curvature_options: _library.Options
+    rule_options: _library.Options
+
+    def tables(self) -> tuple[_library.Options, ...]:
+        return self.method_options, self.curvature_options, self.rule_options
+
+
+def make_settings(context: _library.Context, method: str, rule: str, base_lr: float) -> Settings:
+    """The library's defaults."""
+    return Settings(
+        method,
+        rule,
+        base_lr,
+        _library.method_options(context, method),
+        _library.curvature_options(context),
+        _library.rule_options(context, rule),
+    )
+
+
+@dataclass
+class StateTensor:
+    """A tensor of the library's state, by the parameter it belongs to (None: the optimizer) and its name there."""
+
+    param: int | None
+    key: str
+    shape: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Where a parameter is and how it learns, as the library was last told."""
+
+    value: int
+    grad: int | None
+    lr: float
+    weight_decay: float
+
+
+def _release(library: Any, optim: Any, device: Any, context: _library.Context) -> None:
+    library.abar_optim_destroy(optim)
+    library.abar_device_close(device)
+    del context  # kept until now: both hang on it
+
+
+def _pick_device(context: _library.Context, params: Sequence[Tensor]) -> tuple[str, torch.device]:
+    """The library's device for these parameters: float32 on "cpu" or "cuda", float64 on "ref"."""
+    kinds = {(p.device, p.dtype) for p in params}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
+        raise ValueError(f"abar: all parameters must be of one dtype on one device, here are {found}")
+    device, dtype = next(iter(kinds))
+    name = {torch.float32: device.type, torch.float64: "ref"}.get(dtype)
+    if name is None:
+        raise ValueError(f"abar: parameters are {dtype}; keep them in float32 and use torch.autocast for {dtype}")
+    if device.type not in ("cpu", "cuda") or (name == "ref" and device.type != "cpu"):
+        raise ValueError(f"abar: {dtype} parameters on {device} are not supported, move the model to the CPU")
+    if name not in _library.device_names(context):
+        raise RuntimeError(
+            f"abar: the parameters are on {device}, but {_library.library_path()} was built without CUDA; "
+            f"move the model to the CPU, or build the library with -DABAR_CUDA=ON"
+        )
+    return name, device
+
+
+class Engine:
+    """One abar_optim with its context and device."""
+
+    def __init__(
+        self,
+        context: _library.Context,
+        params: Sequence[nn.Parameter],
+        names: Sequence[str],
+        layers: Sequence[Layer],
+        settings: Settings,
+    ) -> None:
+        self.context, self.library = context, context.library
+        self.params, self.layers = list(params), list(layers)
+        name, self.torch_device = _pick_device(context, self.params)
+        self.dtype = self.params[0].dtype
+        self.device = self._open_device(name)
+        self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
+        self._kept: list[Tensor] = []  # gradients made row-major for this step
+        self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
+        self.optim = self._create(names, settings)
+        self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
+        self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
+        self.state_tensors = self._list_state()
+
+    def _open_device(self, name: str) -> ctypes.c_void_p:
+        config, device = _abi.DeviceConfig(), ctypes.c_void_p()
+        config.size = ctypes.sizeof(config)
+        config.threads = torch.get_num_threads()
+        if name == "cuda":
+            name = f"cuda:{self.torch_device.index or 0}"
+            config.stream = self._stream()
+        status = self.library.abar_device_open(
+            self.context.handle, name.encode(), ctypes.byref(config), ctypes.byref(device)
+        )
+        self.context.check(status)
+        return device
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self.torch_device).cuda_stream or LEGACY_STREAM
+
+    def _follow_stream(self) -> None:
+        """The library works where torch works now: what either does next comes after what the other did."""
+        if self.torch_device.type == "cuda":
+            self.context.check(self.library.abar_device_set_stream(self.device, self._stream()))
+
+    def _create(self, names: Sequence[str], settings: Settings) -> ctypes.c_void_p:
+        params, layers = self._describe_params(names), self._describe_layers()
+        config = _abi.OptimConfig(
+            size=ctypes.sizeof(_abi.OptimConfig),
+            rule=settings.rule.encode(),
+            rule_config=settings.rule_options.pointer,
+            method=settings.method.encode(),
+            method_config=settings.method_options.pointer,
+            curvature=settings.curvature_options.pointer,
+            params=params,
+            n_params=len(params),
+            layers=layers,
+            n_layers=len(layers),
+            base_lr=settings.base_lr,
+        )
+        optim = ctypes.c_void_p()
+        status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
+        if status < 0:
+            self.library.abar_device_close(self.device)
+            self.context.check(status)
+        return optim
+
+    def _describe_params(self, names: Sequence[str]) -> Any:
+        array = (_abi.Param * len(self.params))()
+        self.places: list[Place | None] = [None] * len(self.params)
+        for i, (name, p) in enumerate(zip(names, self.params)):
+            array[i].name = name.encode()
+            array[i].value = describe(self._dense(i, p), self.device)
+            array[i].lr_scale = 1.0
+        return array
+
+    def _dense(self, index: int, p: Tensor) -> Tensor:
+        """The parameter itself, or a row-major copy that stands for it until the step is done."""
+        if p.is_contiguous():
+            self._shadows.pop(index, None)
+            return p
+        shadow = self._shadows.get(index)
+        if shadow is None:
+            shadow = self._shadows[index] = torch.empty_like(
+                p, memory_format=torch.contiguous_format, requires_grad=False
+            )
+        return shadow.copy_(p.detach())
+
+    def _describe_layers(self) -> Any:
+        index = {id(p): i for i, p in enumerate(self.params)}
+        array = (_abi.Layer * len(self.layers))()
+        for c, layer in zip(array, self.layers):
+            c.name = layer.name.encode()
+            c.weight = describe(self._dense(index[id(layer.weight)], layer.weight), self.device)
+            if layer.bias is not None:
+                c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
+            c.window = layer.window
+        return array
+
+    # ---- statistics ------------------------------------------------------------------------------------------------
+
+    def observes(self) -> bool:
+        return self.library.abar_optim_observes(self.optim)
+
+    def _readable(self, t: Tensor) -> Tensor:
+        """A GPU reads any dtype and strides; on the CPU torch widens and reorders faster than the library reads."""
+        return t if self.torch_device.type == "cuda" else t.to(self.dtype).contiguous()
+
+    def observe(self, layer: Layer, x: Tensor, g: Tensor, scale: float) -> None:
+        """Adds one layer's rows of one micro-batch to its pending sums."""
+        self._follow_stream()
+        x = self._readable(prepare_input(layer, x))
+        view = _abi.Layer(output_grad_scale=scale)
+        view.input = describe(x, self.device)
+        if self.reads_output_grad:
+            g = self._readable(prepare_grad(layer, g))
+            view.output_grad = describe(g, self.device)
+        self.context.check(self.library.abar_optim_observe(self.optim, layer.index, ctypes.byref(view)))
+
+    def forget(self) -> None:
+        self.library.abar_optim_forget(self.optim)
+
+    def read_pending(self) -> Tensor | None:
+        """What is pending as one vector that adds up over ranks; None on a step without statistics."""
+        count = self.library.abar_optim_pending_count(self.optim)
+        if count == 0:
+            return None
+        pending = torch.empty(count, dtype=torch.float64)
+        self.context.check(self.library.abar_optim_pending_read(self.optim, pending.data_ptr()))
+        return pending
+
+    def write_pending(self, pending: Tensor) -> None:
+        self.context.check(self.library.abar_optim_pending_write(self.optim, pending.data_ptr()))
+
+    # ---- stepping --------------------------------------------------------------------------------------------------
+
+    def _check_moved(self, p: Tensor) -> None:
+        if p.device != self.torch_device or p.dtype != self.dtype:
+            raise RuntimeError(
+                f"abar: a parameter went from {self.dtype} on {self.torch_device} to {p.dtype} on {p.device}; "
+                f"make a new optimizer after moving the model"
+            )
+
+    def _dense_grad(self, g: Tensor, p: Tensor) -> Tensor:
+        if g.layout != torch.strided:
+            raise RuntimeError("abar: sparse gradients are not supported, use sparse=False in the embedding")
+        if g.dtype == p.dtype and g.device == p.device and g.is_contiguous():
+            return g
+        self._kept.append(g.to(p).contiguous())
+        return self._kept[-1]
+
+    def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
+        """Tells the library where parameter and gradient are now, if anything has changed."""
+        grad = p.grad
+        if grad is not None:
+            grad = self._dense_grad(grad, p)
+        value = self._dense(index, p).data_ptr()
+        now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
+        before = self.places[index]
+        if now == before:
+            return
+        if before is None or before.value != now.value:
+            self._check_moved(p)
+        status = self.library.abar_optim_set_param(self.optim, index, now.value, now.grad, lr, weight_decay)
+        self.context.check(status)
+        self.places[index] = now
+
+    def set_rule(self, options: _library.Options) -> None:
+        self.context.check(self.library.abar_optim_set_rule(self.optim, options.pointer))
+
+    def step(self, clip: float, grad_scale: float, observed_scale: float) -> None:
+        """One update, or none where a gradient is not finite: a GPU finds out later, so nobody waits for it here."""
+        self._follow_stream()
+        self._step.clip, self._step.grad_scale, self._step.observed_scale = clip, grad_scale, observed_scale
+        self.context.check(self.library.abar_optim_step(self.optim, ctypes.byref(self._step), None))
+        for index, shadow in self._shadows.items():
+            if self.params[index].grad is not None:
+                self.params[index].detach().copy_(shadow)
+        self._kept.clear()
+
+    def skip(self) -> None:
+        self.library.abar_optim_skip(self.optim)
+
+    # ---- looking inside --------------------------------------------------------------------------------------------
+
+    def maps(self) -> list[_abi.MapInfo]:
+        count = self.library.abar_optim_map_count(self.optim)
+        return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
+
+    def counters(self) -> dict[str, int]:
+        """The steps given so far, skipped ones included, and the updates made."""
+        found: dict[str, int] = {}
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            if self.state_tensors[index].param is None:
+                found[self.state_tensors[index].key] = ctypes.c_int64.from_address(view.data).value
+
+        self._visit(see)
+        return found
+
+    def measure(self) -> None:
+        self.library.abar_optim_measure(self.optim)
+
+    def state_bytes(self) -> int:
+        return self.library.abar_optim_state_bytes(self.optim)
+
+    def _visit(self, see: Callable[[int, _abi.Tensor], None]) -> list[str]:
+        """Calls see with every state tensor of the library, in its order; returns their names. A view is good within
+        the call only, and what is written to it there is taken up."""
+        names: list[str] = []
+        failures: list[BaseException] = []
+
+        @_abi.StateVisitor
+        def visit(_user: Any, name: bytes, tensor: Any) -> int:
+            try:
+                see(len(names), tensor.contents)
+            except BaseException as failure:  # must not pass through C
+                failures.append(failure)
+                return _abi.E_ARGUMENT
+            names.append(name.decode())
+            return 0
+
+        self._follow_stream()
+        status = self.library.abar_optim_visit(self.optim, visit, None)
+        if failures:
+            raise failures[0]
+        self.context.check(status)
+        return names
+
+    def _list_state(self) -> list[StateTensor]:
+        """The library names state by layer and group; here it belongs to parameters, in the order of the visit: the
+        rule's per parameter, "updates", then map by map, each ending in "numbers", and the count of steps."""
+        shapes: list[tuple[int, ...]] = []
+        names = self._visit(lambda _index, view: shapes.append(tuple(view.dim[: view.ndim])))
+        rule = names.index("updates")
+        owners: list[tuple[int | None, str]] = [
+            (i % len(self.params), name.split(".", 1)[0]) for i, name in enumerate(names[:rule])
+        ]
+        owners.append((None, "updates"))
+        index = {id(p): i for i, p in enumerate(self.params)}
+        maps = ((layer, group) for layer in self.layers for group in range(layer.groups))
+        at: tuple[Layer, int] | None = None
+        for name in names[rule + 1 : -1]:
+            at = at or next(maps)
+            layer, group = at
+            mark = f"#{group}" if layer.groups > 1 else ""
+            part = name[len(f"curvature.{layer.name}{mark}.") :]
+            owners.append((index[id(layer.weight)], part + mark))
+            if part == "numbers":
+                at = None
+        owners.append((None, "steps"))
+        return [StateTensor(param, key, shape) for (param, key), shape in zip(owners, shapes, strict=True)]
+
+    def _beside(self, view: _abi.Tensor) -> torch.device:
+        """Where torch would keep this tensor: with the parameter, counters on the host."""
+        return torch.device("cpu") if view.dev is None else self.torch_device
+
+    def _copy(self, target: _abi.Tensor, source: _abi.Tensor) -> None:
+        self.context.check(
+            self.library.abar_tensor_copy(self.context.handle, ctypes.byref(target), ctypes.byref(source))
+        )
+
+    def read_state(self) -> list[Tensor]:
+        """Copies of all state, in the order of state_tensors."""
+        copies: list[Tensor] = []
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            shape, dtype = self.state_tensors[index].shape, TORCH_DTYPES[view.dtype]
+            copies.append(torch.empty(shape, dtype=dtype, device=self._beside(view)))
+            self._copy(describe(copies[-1], view.dev), view)
+
+        self._visit(see)
+        return copies
+
+    def write_state(self, values: Sequence[Tensor]) -> None:
+        """All state from values; what is pending is dropped."""
+
+        def see(index: int, view: _abi.Tensor) -> None:
+            value = values[index].detach().to(device=self._beside(view), dtype=TORCH_DTYPES[view.dtype]).contiguous()
+            self._copy(view, describe(value, view.dev))
+
+        self._visit(see)
+        self.forget()
+
+
+class Closed:
+    """Stands for an engine that is gone."""
+
+    def __getattr__(self, _name: str) -> Any:
+        raise RuntimeError("abar: this optimizer was closed")

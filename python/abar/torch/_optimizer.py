@@ -1,0 +1,352 @@
+"""The optimizer that all methods share: torch's interface on one side, the library on the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _library
+from ._engine import Closed, Engine, Settings, make_settings
+from ._hooks import Observer
+from ._layers import Layer, check_model, find_layers
+from ._report import LayerReport, format_report, report_layers
+from ._scaling import Scaling, find_scaling
+from ._state import SHARED, check_state, load_state, read_shared, save_state
+
+
+class CurvatureOptimizer(torch.optim.Optimizer):
+    """Preconditions the gradients of Linear and Conv2d layers, then updates all parameters by a rule.
+
+    Use one of its subclasses. Arguments that are ``None`` take the library's default, the published setting.
+
+    Args:
+        model: the module whose layers are preconditioned; DistributedDataParallel is seen through.
+        lr: learning rate.
+        momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD) or "decoupled".
+        betas, eps: of rule "adamw".
+        weight_decay: of the rule.
+        rule: "sgd" or "adamw".
+        stat_decay: weight of the old value in the averages of statistics (0.95).
+        tcov, tinv: steps between statistics (5), between refreshes of what is derived from them (50).
+        skip: patterns (``*``, ``?``) of layers that go to the rule as they are: names of modules or parameters.
+        params: parameters, or groups as for torch.optim with their own lr and weight_decay; default all of the model.
+        grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
+        process_group: over which statistics are joined; default that of DistributedDataParallel.
+        clip: limit for the global norm of the gradient, before preconditioning; 0: none.
+        options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
+    """
+
+    method = ""
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        momentum: float | None = None,
+        weight_decay: float = 0.0,
+        nesterov: bool | None = None,
+        decay: str | None = None,
+        rule: str = "sgd",
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        stat_decay: float | None = None,
+        tcov: int | None = None,
+        tinv: int | None = None,
+        skip: str | Sequence[str] = (),
+        params: Iterable[Any] | None = None,
+        grad_scaler: Any = None,
+        process_group: Any = None,
+        clip: float = 0.0,
+        **options: Any,
+    ) -> None:
+        if not self.method:
+            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva or LNGD")
+        self._ready = False
+        if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
+            raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
+        self._model, group = check_model(model)
+        self._process_group = process_group if process_group is not None else group
+        self._warn_if_alone()
+        self._grad_scaler, self._clip = grad_scaler, float(clip)
+        self._warned = False
+        named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps)
+        named.update(stat_decay=stat_decay, tcov=tcov, tinv=tinv)
+        if betas is not None:
+            named.update(beta1=betas[0], beta2=betas[1])
+        settings = {k: v for k, v in {**named, **options}.items() if v is not None}
+        self._skip = ([skip] if isinstance(skip, str) else list(skip)) + _split(settings.pop("skip_layers", ""))
+        self._context = _library.Context()
+        self._settings = self._configure(rule, float(lr), settings)
+        defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
+        super().__init__(self._model.parameters() if params is None else params, defaults)
+        self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
+        self._require_layers()
+        self._engine: Any = self._make_engine(self._settings)
+        self._rule_in_force = _group_settings(self._settings.rule_options)
+        self._observer = Observer(self._model, self._layers, self._observe, self._engine.reads_output_grad)
+        self._watch()
+        self._ready = True
+
+    # ---- making ----------------------------------------------------------------------------------------------------
+
+    def _configure(self, rule: str, base_lr: float, keywords: dict[str, Any]) -> Settings:
+        settings = make_settings(self._context, self.method, rule, base_lr)
+        for name, value in keywords.items():
+            table = next((t for t in settings.tables() if name in t), None)
+            if table is None:
+                known = [keyword for t in settings.tables() for keyword in t.keywords()]
+                raise TypeError(
+                    f"{type(self).__name__}() with rule {rule!r} has no option {name!r}{_library.nearest(name, known)}"
+                )
+            table.set(name, value)
+        return settings
+
+    def _all_params(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _require_layers(self) -> None:
+        if self._layers:
+            return
+        left = [f"{m.name} ({type(m.module).__name__}: {m.reason})" for m in self._left]
+        raise ValueError(
+            f"abar: {type(self).__name__} preconditions Linear and Conv2d layers, and found none among "
+            f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
+        )
+
+    def _make_engine(self, settings: Settings) -> Engine:
+        params = self._all_params()
+        known = {id(p): name for name, p in self._model.named_parameters()}
+        names = [known.get(id(p), f"params.{i}") for i, p in enumerate(params)]
+        return Engine(self._context, params, names, self._layers, settings)
+
+    def _watch(self) -> None:
+        self._observer.set_active(self._engine.observes())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are given at construction; the library allocates everything there."""
+        if getattr(self, "_ready", False):
+            raise RuntimeError("abar: groups cannot be added later; make a new optimizer, with all of them in params=")
+        super().add_param_group(param_group)
+
+    # ---- statistics ------------------------------------------------------------------------------------------------
+
+    def _world(self) -> int:
+        return torch.distributed.get_world_size(self._process_group) if self._process_group is not None else 1
+
+    def _observe(self, layer: Layer, x: Tensor, grad: Tensor) -> None:
+        """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
+        self._engine.observe(layer, x, grad, 1.0 / self._world())
+
+    def _join_ranks(self) -> None:
+        if self._process_group is None or self._world() == 1:
+            return
+        pending = self._engine.read_pending()
+        if pending is None:
+            return
+        device = self._engine.torch_device
+        joined = pending.to(device) if torch.distributed.get_backend(self._process_group) == "nccl" else pending
+        torch.distributed.all_reduce(joined, group=self._process_group)
+        self._engine.write_pending(joined.cpu())
+
+    def _warn_if_alone(self) -> None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if self._process_group is None and distributed and torch.distributed.get_world_size() > 1:
+            warnings.warn(
+                f"abar: {type(self).__name__} was given a model outside DistributedDataParallel: its statistics are of "
+                f"this rank alone. Wrap the model first, or pass process_group= where you average gradients yourself.",
+                stacklevel=5,
+            )
+
+    def _warn_if_blind(self) -> None:
+        if self._warned or self._observer.count or self._observer.closed or not self._engine.observes():
+            return
+        if not any(layer.weight.grad is not None for layer in self._layers):
+            return
+        self._warned = True
+        warnings.warn(
+            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: "
+            f"is the model compiled or in eval mode? Gradients stay as they are until one is seen.",
+            stacklevel=4,
+        )
+
+    # ---- stepping --------------------------------------------------------------------------------------------------
+
+    def _place_params(self) -> None:
+        index = 0
+        for group in self.param_groups:
+            lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+            for p in group["params"]:
+                self._engine.place(index, p, lr, weight_decay)
+                index += 1
+
+    def _follow_rule(self) -> None:
+        """Schedulers change momentum and betas in the groups; they hold for all parameters."""
+        wanted = {k: self.param_groups[0][k] for k in self._rule_in_force}
+        if any({k: group[k] for k in wanted} != wanted for group in self.param_groups[1:]):
+            names = ", ".join(wanted)
+            raise ValueError(f"abar: {names} must be the same in all parameter groups; lr and weight_decay may differ")
+        if wanted == self._rule_in_force:
+            return
+        _set_group_settings(self._settings.rule_options, wanted)
+        self._engine.set_rule(self._settings.rule_options)
+        self._rule_in_force = dict(wanted)
+
+    def _observed_scale(self, scaling: Scaling) -> float:
+        if scaling.outputs is not None:
+            return 1.0 / scaling.outputs
+        if self._engine.reads_output_grad and self._engine.observes():
+            raise RuntimeError(
+                f"abar: after GradScaler.unscale_() the scale of the output gradients that {type(self).__name__} reads "
+                f"is unknown; make it with grad_scaler=your scaler"
+            )
+        return 1.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
+
+        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``.
+
+        Args:
+            closure: reevaluates the model and returns the loss.
+        """
+        passed = kwargs.pop("grad_scaler", None)  # given by the GradScaler of torch 1.13
+        if kwargs:
+            raise TypeError(f"step() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scaling = find_scaling(self, self._grad_scaler, passed)
+        if scaling.found_inf:
+            self._engine.skip()
+        else:
+            self._update(scaling)
+        self._watch()
+        return loss
+
+    def _update(self, scaling: Scaling) -> None:
+        self._follow_rule()
+        self._place_params()
+        observed_scale = self._observed_scale(scaling)
+        self._warn_if_blind()
+        self._join_ranks()
+        self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's; statistics of the gradients that are thrown away go with them."""
+        super().zero_grad(*args, **kwargs)
+        if self._observer.count:
+            self._engine.forget()
+            self._observer.count = 0
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def _shared(self) -> dict[str, Any]:
+        """What the groups of a state dict say about the optimizer as a whole."""
+        settings = self._settings
+        return dict(
+            method=settings.method,
+            rule=settings.rule,
+            base_lr=settings.base_lr,
+            options={**settings.curvature_options.values(), **settings.method_options.values()},
+        )
+
+    def _drop_shared(self) -> None:
+        for group in self.param_groups:
+            for key in SHARED:
+                group.pop(key, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Complete: moments and curvature per parameter, counters and settings in the groups."""
+        counters = save_state(self._engine, self.state)
+        for group in self.param_groups:
+            group.update(self._shared(), **counters)
+        try:
+            return super().state_dict()
+        finally:
+            self.state = type(self.state)(dict)
+            self._drop_shared()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
+        rule = self._settings.rule
+        shared = read_shared(state_dict, self.param_groups, self.method, rule)
+        wanted = {key: state_dict["param_groups"][0][key] for key in self._rule_in_force}
+        settings = self._configure(rule, float(shared["base_lr"]), shared["options"])
+        _set_group_settings(settings.rule_options, wanted)
+        engine = self._make_engine(settings)
+        check_state(engine, state_dict)
+        super().load_state_dict({**state_dict, "state": {}})
+        self._drop_shared()
+        load_state(engine, state_dict, shared)
+        self._engine.close()
+        self._engine, self._settings, self._rule_in_force = engine, settings, wanted
+        self._watch()
+
+    # ---- looking inside --------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> list[LayerReport]:
+        """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
+        return report_layers(self._layers, self._left, self._engine.maps())
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because a gradient was not finite."""
+        counters = self._engine.counters()
+        return counters["steps"] - counters["updates"]
+
+    def measure(self) -> None:
+        """Asks the next step for cosine and ratio between gradients and their preconditioned form."""
+        self._engine.measure()
+
+    def report(self) -> str:
+        """The layers as a table."""
+        device = self._context.library.abar_device_describe(self._engine.device).decode()
+        title = (
+            f"{type(self).__name__} on {self._settings.rule}, {device}, state {self._engine.state_bytes()} bytes, "
+            f"{self.skipped_steps} skipped steps"
+        )
+        return format_report(title, self.layers)
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks off the model for good: steps go on with the averages there are."""
+        self._observer.close()
+
+    def close(self) -> None:
+        """Takes the hooks off the model and frees the library's memory. The optimizer cannot be used afterwards."""
+        self._observer.close()
+        if not isinstance(self._engine, Closed):
+            self._engine.close()
+        self._engine = Closed()
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
+
+
+def _split(patterns: str) -> list[str]:
+    return [p for p in patterns.split(",") if p]
+
+
+def _group_settings(options: _library.Options) -> dict[str, Any]:
+    """A rule's settings as torch's schedulers expect to find them: beta1 and beta2 are betas."""
+    values = options.values()
+    if "beta1" in values:
+        values = {"betas": (values.pop("beta1"), values.pop("beta2")), **values}
+    return values
+
+
+def _set_group_settings(options: _library.Options, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        if name == "betas":
+            options.set("beta1", float(value[0]))
+            options.set("beta2", float(value[1]))
+        else:
+            options.set(name, value if isinstance(value, (bool, str)) else float(value))

@@ -1,0 +1,96 @@
+"""What can be seen of the layers: one row each, as data and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _abi
+from ._layers import Layer, Left
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One module with parameters. Counters are summed over the groups of a convolution, numbers averaged."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    groups: int
+    preconditioned: bool
+    reason: str  # "" or why it is left to the rule
+    state_bytes: int = 0
+    commits: int = 0  # statistics taken
+    dropped: int = 0  # statistics that were not finite
+    raised: int = 0  # dampings raised to factorise
+    doubled: int = 0  # factorisations in double precision
+    kept: int = 0  # refreshes that kept the previous factor
+    damping: float = math.nan
+    mean_square: float = math.nan  # |a|^2
+    condition: float = math.nan
+    cosine: float = math.nan  # between the gradient and its preconditioned form, when measured
+    ratio: float = math.nan  # of their lengths
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo]) -> LayerReport:
+    sums: dict[str, Any] = {
+        k: int(sum(getattr(m, k) for m in maps)) for k in ("state_bytes", "dropped", "raised", "doubled", "kept")
+    }
+    means: dict[str, Any] = {
+        k: _mean(getattr(m, k) for m in maps) for k in ("damping", "mean_square", "condition", "cosine", "ratio")
+    }
+    commits = int(min(m.commits for m in maps))
+    shape = tuple(layer.weight.shape)
+    trained, reason = (True, "") if layer.weight.requires_grad else (False, "frozen")
+    return LayerReport(layer.name, layer.kind, shape, layer.groups, trained, reason, commits=commits, **sums, **means)
+
+
+def _of_left(left: Left) -> LayerReport:
+    weight: Any = left.module._parameters.get("weight")
+    shape = tuple(weight.shape) if weight is not None else ()
+    groups = int(getattr(left.module, "groups", 1))
+    return LayerReport(left.name, type(left.module).__name__.lower(), shape, groups, False, left.reason)
+
+
+def report_layers(layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[_abi.MapInfo]) -> list[LayerReport]:
+    """Preconditioned layers first, in the model's order; then the others."""
+    rows, at = [], 0
+    for layer in layers:
+        rows.append(_of_layer(layer, maps[at : at + layer.groups]))
+        at += layer.groups
+    return rows + [_of_left(module) for module in left]
+
+
+def _number(x: float) -> str:
+    return "-" if math.isnan(x) else f"{x:.3g}"
+
+
+def _cells(row: LayerReport) -> list[str]:
+    shape = "x".join(map(str, row.shape)) or "-"
+    if not row.preconditioned:
+        return [row.name, row.kind, shape, str(row.groups), f"as it is: {row.reason}"] + [""] * 7
+    events = ", ".join(f"{getattr(row, k)} {k}" for k in ("dropped", "raised", "doubled", "kept") if getattr(row, k))
+    numbers = [_number(x) for x in (row.damping, row.mean_square, row.cosine, row.ratio)]
+    counts = [str(row.state_bytes), str(row.commits)]
+    return [row.name, row.kind, shape, str(row.groups), "preconditioned", *counts, *numbers, events]
+
+
+HEADER = "layer kind weight groups gradient bytes statistics damping |a|^2 cosine ratio events".split()
+
+
+def format_report(title: str, rows: Sequence[LayerReport]) -> str:
+    table = [HEADER] + [_cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in table) for i in range(len(HEADER))]
+    right = {3, 5, 6, 7, 8, 9, 10}
+    lines = [title]
+    for line in table:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

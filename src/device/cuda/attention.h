@@ -1,0 +1,109 @@
+/* Attention without the matrix of probabilities, shared by its kernels: softmax(q k^T / sqrt(d) + bias) v for every strip, that
+ * is for every sample, head and window (without windows: all tokens of a sample). methods.md section 2.
+ *
+ * Scores are kept in powers of two: s = log2(e) (q k / sqrt(d) + bias). Forward saves log2 of the sum of 2^s, (N, heads, T)
+ * float32 in the tokens' own order, like everything per token here. Backward recomputes p = 2^(s - saved) tile by tile:
+ *   delta_i = sum_j p_ij dp_ij = dy_i y_i,   dp_ij = keep_ij (dy_i v_j),   ds_ij = p_ij (dp_ij - delta_i),
+ *   dv_j = sum_i keep_ij p_ij dy_i,   dk_j = sum_i ds_ij q_i / sqrt(d),   dq_i = sum_j ds_ij k_j / sqrt(d),
+ * once for blocks of keys and once for blocks of queries, so that no sum depends on the order in which blocks run. keep is
+ * dropout's factor, drawn anew. */
+#ifndef ABAR_CUDA_ATTENTION_H
+#define ABAR_CUDA_ATTENTION_H
+
+#include "device/cuda/random.h"
+
+#define LOG2_E 1.44269504f
+
+/* What the kernels are told. */
+typedef struct attention {
+    int64_t samples, tokens; /* N, T */
+    int heads, width;        /* of one head: d; D = heads d */
+    int length;              /* tokens of a strip */
+    int windows, across;     /* windows of a sample, and of a row of them; 1 without */
+    int rows, columns;       /* windowed: the grid of tokens */
+    int side, shift;         /* 0: no windows */
+    bool causal, drops;
+    float scale;        /* 1 / sqrt(d) */
+    float column_share; /* 1 / length */
+    dropout_key key;
+    uint64_t first; /* the number of the batch's first (sample, head) in the global batch */
+} attention;
+
+/* The buffers, as the kernels take them. */
+typedef struct attention_memory {
+    const void *qkv, *dy; /* (N, T, 3D), (N, T, D) */
+    void *y, *dqkv;
+    const float *table;      /* ((2 side - 1)^2, heads): bias by relative position; NULL without windows */
+    float *log_sums, *delta; /* (N, heads, T) */
+    float *columns;          /* (N, heads, T), or NULL */
+    float *partial;          /* (slabs, heads, length, length): sums of ds over strips */
+    int slabs;
+} attention_memory;
+
+/* A family of kernels, chosen when the operation is made. */
+typedef struct attention_kernels {
+    abar_status (*prepare)(abar_device *dev, const attention *a); /* raises limits; ABAR_E_UNSUPPORTED: not for these sizes */
+    void (*forward)(abar_device *dev, const attention *a, const attention_memory *m);
+    void (*backward)(abar_device *dev, const attention *a, const attention_memory *m);
+    int (*slabs)(abar_device *dev, const attention *a); /* of partial */
+} attention_kernels;
+
+extern const attention_kernels abar__attention_mma;     /* bf16 sequences, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_windows; /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_bf16, abar__attention_float; /* everything, without tensor cores */
+
+/* Lets kernel have `bytes` of shared memory. */
+abar_status abar__attention_allow(abar_device *dev, const void *kernel, size_t bytes);
+
+/* delta from y and dy. */
+void abar__attention_delta(abar_device *dev, const attention *a, const attention_memory *m);
+
+/* ---- where things are ------------------------------------------------------------------------------------------- */
+
+/* Token i of a strip. Tokens of one window see each other where their regions agree: parts that touch only because the grid was
+ * rolled have different ones. Two codes differ by the place of their tokens' bias in the table, counted from its middle. */
+typedef struct place {
+    int token, code, region;
+} place;
+
+__device__ static inline place place_of(const attention &a, int window, int i)
+{
+    if (!a.side) return {i, 0, 0};
+    const int down = i / a.side, right = i % a.side;
+    int y = window / a.across * a.side + down, x = window % a.across * a.side + right;
+    int region = 0;
+    if (a.shift) {
+        region =
+            3 * ((y >= a.rows - a.side) + (y >= a.rows - a.shift)) + (x >= a.columns - a.side) + (x >= a.columns - a.shift);
+        y += a.shift;
+        x += a.shift;
+        if (y >= a.rows) y -= a.rows;
+        if (x >= a.columns) x -= a.columns;
+    }
+    return {y * a.columns + x, down * (2 * a.side - 1) + right, region};
+}
+
+__device__ static inline int bias_row(const attention &a, int query_code, int key_code)
+{
+    return query_code - key_code + 2 * a.side * (a.side - 1);
+}
+
+/* Elements from one token to the next of qkv and dqkv, and from q to k to v. */
+__device__ static inline int64_t token_step(const attention &a) { return (int64_t)3 * a.heads * a.width; }
+__device__ static inline int64_t part_step(const attention &a) { return (int64_t)a.heads * a.width; }
+
+/* Dropout's number of query 0 of one sample and head; a query has as many draws as its keys, by fours, need (nn_impl.h). */
+__device__ static inline uint64_t query_number(const attention &a, int64_t sample, int head)
+{
+    return (a.first + (uint64_t)(sample * a.heads + head)) * (uint64_t)a.tokens;
+}
+
+__device__ static inline uint4 draw_of(const attention &a, uint32_t when, uint64_t query, int key)
+{
+    return philox(a.key.seed, when, query * (uint64_t)((a.tokens + 3) / 4) + (uint64_t)(key / 4));
+}
+
+/* What the probability is multiplied by, from the key's word of the draw. */
+__device__ static inline float factor_of(const dropout_key &key, uint32_t word) { return word >= key.least ? key.scale : 0.0f; }
+
+#endif
