@@ -30,6 +30,9 @@ SHAPES = {
     "lenet5": (1, 28, 28),
     "resnet20": (3, 32, 32),
     "resnet110": (3, 32, 32),
+    "densenet121": (3, 32, 32),
+    "resnet50": (3, 176, 176),
+    "resnet101": (3, 176, 176),
     "wrn28-10": (3, 32, 32),
 }
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}

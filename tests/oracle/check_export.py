@@ -17,6 +17,7 @@ import networks_vit
 from golden_train import NORMALISE, normalise
 
 TOLERANCE = 1e-4
+LAST = {"lenet5": "fc3.bias", "wrn28-10": "fc.bias", "resnet50": "fc.bias", "resnet101": "fc.bias"}
 
 
 def mlp_widths(state):
@@ -30,7 +31,7 @@ def mlp_widths(state):
 
 
 def class_count(state, name):
-    last = {"lenet5": "fc3.bias", "wrn28-10": "fc.bias"}.get(name, "linear.bias")
+    last = LAST.get(name, "linear.bias")
     if last not in state:
         raise ValueError(f"no tensor {last}")
     return state[last].shape[0]
@@ -123,7 +124,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    data = args.data or ("cifar10" if args.model.startswith(("resnet", "deit", "swin")) else "fashion-mnist")
+    data = args.data or ("fashion-mnist" if args.model in ("mlp", "lenet5") else "cifar10")
     try:
         module = load(args.file, args.model, args)
         if args.logits:
