@@ -71,7 +71,7 @@ static int list_models(cli *c)
     abar_device *ref = NULL;
     abar_status status = open_device(c, "ref", 1, &ref);
     if (status < 0) return cli_fail_status(c, status);
-    printf("%-10s  %-13s  %11s\n", "model", "input", "parameters");
+    printf("%-11s  %-13s  %11s\n", "model", "input", "parameters");
     for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
         const abar_model *model = abar_model_find(*name);
         int64_t parameters = 0;
@@ -82,7 +82,7 @@ static int list_models(cli *c)
         else
             snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
                      model->input[2]);
-        printf("%-10s  %-13s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
+        printf("%-11s  %-13s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
     }
     abar_device_close(ref);
     if (status < 0) return cli_fail_status(c, status);

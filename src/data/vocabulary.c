@@ -47,13 +47,20 @@ static abar_status mark(abar_context *ctx, const char *label, const char *bytes,
     return ABAR_OK;
 }
 
+/* The first marked code point from this one on; CODES: there is none. */
+static uint32_t next_code(const uint32_t *seen, uint32_t code)
+{
+    while (code < CODES && !(seen[code / 32] >> code % 32 & 1))
+        code = seen[code / 32] >> code % 32 ? code + 1 : (code | 31) + 1;
+    return code;
+}
+
 /* The marked code points, as numbers and as text. */
 static abar_status gather(abar_context *ctx, const char *label, const uint32_t *seen, abar__vocabulary *out)
 {
     char character[4];
     void *memory;
-    for (uint32_t code = 0; code < CODES; code++) {
-        if (!(seen[code / 32] >> code % 32 & 1)) continue;
+    for (uint32_t code = next_code(seen, 0); code < CODES; code = next_code(seen, code + 1)) {
         out->count++;
         out->text_bytes += put_code(code, character);
     }
@@ -66,8 +73,7 @@ static abar_status gather(abar_context *ctx, const char *label, const uint32_t *
     ABAR_TRY(abar__alloc(ctx, out->text_bytes, &memory));
     out->text = memory;
     size_t i = 0, at = 0;
-    for (uint32_t code = 0; code < CODES; code++) {
-        if (!(seen[code / 32] >> code % 32 & 1)) continue;
+    for (uint32_t code = next_code(seen, 0); code < CODES; code = next_code(seen, code + 1)) {
         out->codes[i++] = code;
         at += put_code(code, out->text + at);
     }

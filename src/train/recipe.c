@@ -67,7 +67,6 @@ static const addition additions[] = {
     {"deit swin", "imagefolder", "", "foof", "damping=3"},
     {"deit swin", "imagefolder", "", "kfac", "damping=0.3"},
     {"deit swin", "imagefolder", "", "eva", "damping=0.3"},
-    {"swin", "cifar", "", "", "patch=2 window=4"}, /* grids of 16, 8, 4 and 2 */
     /* 5000 steps, 100 of them to warm up */
     {"gpt", "", "", "", "epoch-steps=250 warmup=0.4 decay-all=false"},
     {"gpt", "", "", "+", "tinv=5"},

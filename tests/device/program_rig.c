@@ -254,8 +254,9 @@ static void describe_map(rig *r, int m, const rig_layer *l)
     const rig_wish *w = &r->wish;
     const bool smac = strcmp(w->method, "smac") == 0;
     abar__kept_map *kept = &r->kept[m];
-    *kept = (abar__kept_map){
-        .d = l->d, .out = l->out, .rho = w->rho, .coupled = w->coupled, .bound = 1.0, .link = m, .links = 1, .number = m};
+    *kept = (abar__kept_map){.d = l->d, .out = l->out, .rho = w->rho, .coupled = w->coupled, .bound = 1.0};
+    kept->link = kept->number = m;
+    kept->links = 1;
     kept->kernel = l->x.ndim == 4 ? l->map.window.kernel[0] * l->map.window.kernel[1] : 1;
     kept->pending_a = vector(r, l->d);
     kept->average_a = vector(r, l->d);

@@ -186,8 +186,8 @@ static void models_refuse_shapes_that_do_not_fit(void **state)
         {"resnet101", "blocks=3-0", "--blocks 3-0"},
         {"deit-tiny", "image-size=30 patch=4", "--patch 4"},
         {"deit-tiny", "width=10 heads=3", "heads"},
-        {"swin-tiny", "image-size=32", "--window 7"},
-        {"swin-tiny", "image-size=20 window=5 depths=2-2 heads=3-3", "merged"},
+        {"swin-tiny", "image-size=32 window=7", "--window 7"},
+        {"swin-tiny", "image-size=20 patch=4 window=5 depths=2-2 heads=3-3", "merged"},
         {"swin-tiny", "depths=2-2", "--heads 3-6-12-24"},
         {"swin-tiny", "depths=2-x", "--depths 2-x"},
         {"gpt2", "width=10", "heads"},
@@ -216,6 +216,8 @@ static void models_take_the_shape_of_their_data(void **state)
         {"deit-small", "image-size=96 classes=7", "pos_embed", {1, 37, 384}},
         {"deit-small", "image-size=32 patch=8 classes=7", "head.weight", {7, 384}},
         {"swin-tiny", "image-size=32 patch=4 window=4", "layers.1.blocks.1.attn.relative_position_bias_table", {49, 6}},
+        {"swin-tiny", "image-size=64", "layers.0.blocks.0.attn.relative_position_bias_table", {49, 3}},
+        {"swin-tiny", "image-size=64", "patch_embed.proj.weight", {96, 3, 2, 2}},
         {"swin-tiny", "image-size=32 patch=4 window=4", "layers.2.blocks.1.attn.relative_position_bias_table", {9, 12}},
         {"gpt2", "context=20 vocabulary=30", "transformer.wpe.weight", {20, 768}},
         {"gpt2", "context=20 vocabulary=30", "lm_head.weight", {30, 768}},
@@ -305,7 +307,8 @@ static void models_cpu_matches_ref_in_loss_and_every_gradient(void **state)
     compare_step0("densenet121", "image-size=8 layers=2-2 growth=16", 2, 2);
     compare_step0("resnet50", "image-size=33 classes=10 blocks=1-2-1 width=16", 2, 2);
     compare_step0("deit-tiny", "image-size=32 classes=10 depth=2 drop=0.1 attention-drop=0.1 drop-path=0.5", 3, 2);
-    compare_step0("swin-tiny", "image-size=56 classes=10 patch=4 depths=2-2 heads=3-6 width=48 attention-drop=0.1", 2, 2);
+    compare_step0("swin-tiny", "image-size=56 classes=10 patch=4 window=7 depths=2-2 heads=3-6 width=48 attention-drop=0.1", 2,
+                  2);
     compare_step0("gpt-char", "layers=2 context=100 drop=0.2 attention-drop=0.2", 2, 2);
     compare_step0("gpt2", "layers=1 width=128 heads=4 context=33 vocabulary=100", 3, 1);
 }

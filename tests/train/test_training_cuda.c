@@ -82,6 +82,9 @@ static void losses_of_sgd_and_first_gradients_are_refs(void **state) { check_los
 
 static void losses_of_mac_and_first_gradients_are_refs(void **state) { check_losses(*state, "mac", "tcov=2 tinv=3"); }
 
+#define TINY_DEIT "image-size=32 classes=10 width=64 heads=2 depth=2"
+#define TINY_SWIN "image-size=56 classes=10 patch=4 window=7 width=32 depths=2-2 heads=1-2" /* grids of 14 x 14 and 7 x 7 */
+
 /* What small networks do in fewer seconds: every method, micro-batches, clipping, dropout's place in the key. */
 static void small_networks_train_as_on_ref(void **state)
 {
@@ -95,6 +98,10 @@ static void small_networks_train_as_on_ref(void **state)
         {"densenet121", "mac", "batch=8 layers=2-3-2 growth=8 tcov=2 tinv=3 lr=1e-3"},
         {"densenet121", "sgd", "batch=8 layers=1-2 growth=3 lr=1e-3"},
         {"resnet50", "mac", "batch=8 image-size=49 classes=10 blocks=1-2-1 width=8 tcov=2 tinv=3 lr=1e-3"},
+        {"deit-tiny", "sgd", "batch=8 " TINY_DEIT " drop=0.1 attention-drop=0.1 drop-path=0.5"},
+        {"deit-tiny", "mac", "batch=8 accumulate=2 " TINY_DEIT " tcov=2 tinv=3 damping=0.1"},
+        {"swin-tiny", "adamw", "batch=4 " TINY_SWIN " lr=1e-3 attention-drop=0.1"},
+        {"swin-tiny", "mac", "batch=4 " TINY_SWIN " tcov=2 tinv=3 damping=0.1"},
         {"lenet5", "smac+adamw", "batch=8 accumulate=2 tcov=1 tinv=1 lr=1e-3 damping=0.3"},
     };
     fixture *f = *state;
