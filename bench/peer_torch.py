@@ -2,6 +2,7 @@
 
     python3 peer_torch.py --model lenet5 --batch 128 --threads 2 --steps 20 --rounds 5
     python3 peer_torch.py --device cuda --model resnet20 resnet110 --precision bf16 --steps 50
+    python3 peer_torch.py --device cuda --model deit-small swin-tiny gpt2 --steps 20
 
 A step is forward, cross-entropy, backward and SGD with momentum 0.9 on one fixed batch that is
 already in place. Prints JSON objects, one per line, times in milliseconds.
@@ -10,10 +11,13 @@ On the CPU each round runs a block of steps in NCHW, then one in channels-last, 
 the machine meets both. On a GPU there is a line per model, precision and mode: eager, as people
 write it, and graph, the whole step in one CUDA graph. bf16 is what is fastest for PyTorch there:
 channels-last, weights in float32 under autocast, and weights in bfloat16 with float32 masters
-kept by hand; the quicker of the two counts.
+kept by hand; the quicker of the two counts. Transformers (peer_transformers.py), on a GPU in bf16
+alone, try fused attention's kinds as well, in a graph; eager runs what was quickest there. gpt2
+takes fused AdamW and torch.compile, compiled before the clock starts, or, where that fails, a graph.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -25,15 +29,21 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "oracle"))
 import networks  # noqa: E402
+import peer_transformers as transformers  # noqa: E402
 
 SHAPES = {
     "lenet5": (1, 28, 28),
     "resnet20": (3, 32, 32),
     "resnet110": (3, 32, 32),
+    "densenet121": (3, 32, 32),
+    "resnet50": (3, 176, 176),
+    "resnet101": (3, 176, 176),
     "wrn28-10": (3, 32, 32),
 }
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
+DEVICE = transformers.DEVICE  # of the GPU's part
+BATCH = 128
 WARM_UP = 3
 
 
@@ -94,8 +104,9 @@ def fastest_optimizer(model, steps=30):
 def time_on_cpu(args, model):
     torch.set_num_threads(args.threads)
     optimizer = fastest_optimizer(model)
+    batch = args.batch or BATCH
     runs = {
-        name: Run(model, args.batch, memory_format, optimizer)
+        name: Run(model, batch, memory_format, optimizer)
         for name, memory_format in FORMATS.items()
     }
     for run in runs.values():
@@ -104,7 +115,7 @@ def time_on_cpu(args, model):
     for _ in range(args.rounds):
         for run in runs.values():
             run.block(args.steps)
-    result = {"model": model, "device": "cpu", "batch": args.batch, "threads": args.threads}
+    result = {"model": model, "device": "cpu", "batch": batch, "threads": args.threads}
     result.update({"torch": torch.__version__, "optimizer": optimizer})
     result.update({name: summary(run.times) for name, run in runs.items()})
     result["best_ms"] = min(result[name]["median_ms"] for name in runs)
@@ -114,19 +125,35 @@ def time_on_cpu(args, model):
 # ---- on a GPU ---------------------------------------------------------------------------------
 
 
+def network(model, batch, attention):
+    """The network, its input and its labels, on the device."""
+    if model in transformers.MODELS:
+        return transformers.case(model, batch, attention)
+    module = networks.build(model).to(DEVICE).train()
+    x = torch.randn(batch, *SHAPES[model], device=DEVICE)
+    return module, x, torch.randint(10, (batch,), device=DEVICE)
+
+
+def optimizer_of(model, weights):
+    if model in transformers.MODELS:
+        return transformers.optimizer(model, weights)
+    return torch.optim.SGD(weights, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+
+
 class GpuStep:
-    """One network with its batch on the device. recipe: fp32, tf32, autocast or masters."""
+    """One network with its batch on the device.
+
+    recipe: fp32, tf32, autocast or masters; for transformers a kind of attention may follow.
+    """
 
     def __init__(self, model, batch, recipe):
         torch.manual_seed(0)
-        half = recipe in ("autocast", "masters")
+        recipe, _, self.attention = recipe.partition(" ")
         self.recipe = recipe
-        self.module = networks.build(model).cuda().train()
-        x = torch.randn(batch, *SHAPES[model], device="cuda")
-        if half:
+        self.module, x, self.labels = network(model, batch, self.attention)
+        if recipe in ("autocast", "masters") and x.ndim == 4:
             self.module = self.module.to(memory_format=torch.channels_last)
             x = x.to(memory_format=torch.channels_last)
-        self.labels = torch.randint(10, (batch,), device="cuda")
         weights = list(self.module.parameters())
         self.masters = None
         if recipe == "masters":
@@ -135,23 +162,29 @@ class GpuStep:
             for layer in self.module.modules():  # statistics of a batch need more than 8 bits
                 if isinstance(layer, torch.nn.BatchNorm2d):
                     layer.float()
-            x = x.to(torch.bfloat16)
+            x = x.to(torch.bfloat16) if x.is_floating_point() else x
             weights = self.masters
             self.shadows = list(self.module.parameters())
         self.x = x
-        self.optimizer = torch.optim.SGD(
-            weights, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
-        )
+        self.optimizer = optimizer_of(model, weights)
+        self.loss = self.written_loss
 
-    def loss(self):
+    def entropy(self, logits):  # (N, K), or (N, T, K) of every token
+        return F.cross_entropy(logits.flatten(0, -2), self.labels.flatten())
+
+    def written_loss(self):
         if self.recipe == "autocast":
-            with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
-                return F.cross_entropy(self.module(self.x), self.labels)
-        return F.cross_entropy(self.module(self.x).float(), self.labels)
+            with torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False):
+                return self.entropy(self.module(self.x))
+        return self.entropy(self.module(self.x).float())
+
+    def compile(self):
+        self.loss = torch.compile(self.written_loss)
 
     def step(self):
         self.module.zero_grad(set_to_none=True)
-        self.loss().backward()
+        with transformers.backend(self.attention):
+            self.loss().backward()
         if self.masters is not None:
             for master, shadow in zip(self.masters, self.shadows):
                 master.grad = torch.empty_like(master) if master.grad is None else master.grad
@@ -163,6 +196,8 @@ class GpuStep:
 
 def record(run):
     """The whole step as one CUDA graph: returns what replays it."""
+    if DEVICE != "cuda":
+        return run.step
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -176,68 +211,119 @@ def record(run):
     return graph.replay
 
 
+def mark():
+    if DEVICE != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed_ms(start, end):
+    if DEVICE != "cuda":
+        return 1e3 * (end - start)
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
 def time_blocks(step, steps, blocks=10):
     """Milliseconds per step, of blocks long enough that the clock's grain does not show."""
     per_block = max(1, steps // blocks)
     times = []
     for _ in range(blocks):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        start = mark()
         for _ in range(per_block):
             step()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / per_block)
+        times.append(elapsed_ms(start, mark()) / per_block)
     return times
 
 
 def time_on_gpu(model, batch, recipe, mode, steps):
+    gc.collect()
     torch.cuda.empty_cache()
+    began = time.monotonic()
     run = GpuStep(model, batch, recipe)
+    if mode == "compile":
+        run.compile()
     for _ in range(WARM_UP):
         run.step()
-    torch.cuda.reset_peak_memory_stats()  # what cuDNN tried out meanwhile does not count
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()  # what cuDNN tried out meanwhile does not count
+    warm_up_s = time.monotonic() - began
     step = record(run) if mode == "graph" else run.step
-    time_blocks(step, 10)
+    time_blocks(step, 10, blocks=3 if model in transformers.MODELS else 10)
     times = time_blocks(step, steps)
-    result = {"model": model, "device": "cuda", "batch": batch, "mode": mode, "recipe": recipe}
+    result = {"model": model, "device": DEVICE, "batch": batch, "mode": mode, "recipe": recipe}
     result.update(summary(times))
-    result["peak_bytes"] = torch.cuda.max_memory_allocated()
+    result["warm_up_s"] = round(warm_up_s, 2)
+    result["peak_bytes"] = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     return result
 
 
+def print_line(precision, tried):
+    best = min(tried, key=lambda r: r["median_ms"])
+    best["tried_ms"] = {r["recipe"]: r["median_ms"] for r in tried}
+    print(json.dumps({"precision": precision, "torch": torch.__version__, **best}), flush=True)
+    return best
+
+
+def try_on_gpu(model, batch, recipe, mode, steps):
+    """What PyTorch cannot run is told and gives nothing."""
+    try:
+        return [time_on_gpu(model, batch, recipe, mode, steps)]
+    except Exception as error:  # noqa: BLE001 - torch.compile fails in many ways
+        print(f"peer_torch: {model} {recipe} {mode}: {str(error).strip()[:400]}", file=sys.stderr)
+        return []
+
+
+def transformer_lines(args, model):
+    batch, modes = args.batch or transformers.BATCH[model], args.mode or transformers.MODES[model]
+    count, unit = transformers.rate_of(model)
+    recipes = transformers.RECIPES[model]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    for mode in modes:
+        tried = [r for recipe in recipes for r in try_on_gpu(model, batch, recipe, mode, args.steps)]
+        if not tried and mode == "compile":
+            tried = try_on_gpu(model, batch, recipes[0], "graph", args.steps)
+        for line in tried:
+            line[f"{unit}_per_s"] = round(1e3 * batch * count / line["median_ms"], 1)
+        if tried:
+            recipes = [print_line("bf16", tried)["recipe"]]
+
+
 def gpu_lines(args, model):
+    batch = args.batch or BATCH
     recipes = {"fp32": ["fp32"], "tf32": ["tf32"], "bf16": ["autocast", "masters"]}
     for precision in args.precision:
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        for mode in args.mode:
-            tried = [
-                time_on_gpu(model, args.batch, recipe, mode, args.steps)
-                for recipe in recipes[precision]
-            ]
-            best = min(tried, key=lambda r: r["median_ms"])
-            best["tried_ms"] = {r["recipe"]: r["median_ms"] for r in tried}
-            print(json.dumps({"precision": precision, "torch": torch.__version__, **best}), flush=True)
+        for mode in args.mode or ["eager", "graph"]:
+            recipes_tried = recipes[precision]
+            print_line(
+                precision, [time_on_gpu(model, batch, r, mode, args.steps) for r in recipes_tried]
+            )
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=SHAPES, nargs="+", default=["lenet5"])
+    parser.add_argument("--model", choices=[*SHAPES, *transformers.MODELS], nargs="+", default=["lenet5"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, help="[128, of transformers 256, of gpt2 8]")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10, help="timed steps, in a block on the cpu")
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each format, on the cpu")
     parser.add_argument(
         "--precision", choices=["fp32", "tf32", "bf16"], nargs="+", default=["bf16"]
     )
-    parser.add_argument("--mode", choices=["eager", "graph"], nargs="+", default=["eager", "graph"])
+    parser.add_argument("--mode", choices=["eager", "graph", "compile"], nargs="+")
     args = parser.parse_args()
-    if min(args.batch, args.threads, args.steps, args.rounds) < 1 or args.steps * args.rounds < 2:
+    if min(args.batch or 1, args.threads, args.steps, args.rounds) < 1 or args.steps * args.rounds < 2:
         parser.error("numbers must be positive, and two steps at least")
-    if args.device == "cuda" and not torch.cuda.is_available():
+    if args.device == "cuda" and DEVICE == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no CUDA device")
+    if args.device == "cpu" and any(model in transformers.MODELS for model in args.model):
+        parser.error("transformers are timed on a GPU alone: --device cuda")
     return args
 
 
@@ -245,7 +331,9 @@ def main():
     args = parse_arguments()
     torch.backends.cudnn.benchmark = args.device == "cuda"
     for model in args.model:
-        if args.device == "cuda":
+        if model in transformers.MODELS:
+            transformer_lines(args, model)
+        elif args.device == "cuda":
             gpu_lines(args, model)
         else:
             time_on_cpu(args, model)

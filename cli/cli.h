@@ -37,6 +37,7 @@ struct command {
     bool all_settings;           /* it listens to all of abar_train_options, or ... */
     const char *const *settings; /* ... to these, or to none: NULL */
     bool model_options, rule_options;
+    bool reads_no_data;   /* defaults are those of the model's own shape, not of the set it usually meets */
     const char *examples; /* for its help: lines of "words  what they do" */
     int (*run)(cli *c);   /* returns the exit code */
 };

@@ -135,6 +135,7 @@ const command command_bench = {
     .settings = settings,
     .model_options = true,
     .rule_options = true,
+    .reads_no_data = true,
     .examples = "  abar bench --model resnet20 --batch 128\n"
                 "  abar bench --model lenet5 --profile\n",
     .run = run,

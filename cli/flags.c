@@ -50,12 +50,21 @@ void setup_list_destroy(const cli *c, setup_list *list)
     list->n = 0;
 }
 
+/* What a model was made for, as far as it is at hand: images of ImageNet's size are made on the fly. */
+static const char *usual_data(const abar_model *model)
+{
+    if (!model || model->input[0] == 1) return "fashion-mnist";
+    if (model->text) return "text";
+    return model->input[1] > 64 ? "synthetic" : "cifar10";
+}
+
 static int add_recipe(cli *c, const char *label, const char *optim, setup_list *out)
 {
     const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data");
     if (!model) model = "lenet5";
     const abar_model *known = abar_model_find(model);
-    if (!data) data = known && known->text ? "text" : known && known->input[0] == 3 ? "cifar10" : "fashion-mnist";
+    if (!data && c->command->reads_no_data && !(known && known->text)) data = "synthetic";
+    if (!data) data = usual_data(known);
     snprintf(out->label[out->n], sizeof out->label[0], "%s", label);
     abar_status status = abar_setup_create(c->ctx, model, data, optim, &out->setup[out->n]);
     if (status < 0) return cli_fail_usage(c, status);

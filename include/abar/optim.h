@@ -83,9 +83,9 @@ void abar_optim_skip(abar_optim *optim);
 
 /* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
 bool abar_optim_observes(const abar_optim *optim);
-/* Adds the rows of layers[index] to its sums. layer brings input, output_grad and output_grad_scale; called once per
- * micro-batch, between the gradients and the step. Input and output_grad may be F64, F32, BF16 or F16 in any layout and
- * with any strides. */
+/* Adds the rows of layers[index] to its sums. layer brings input, output_grad, output_grad_scale and, to mac and smac where
+ * it makes the values of an attention, attention.columns; called once per micro-batch, between the gradients and the step.
+ * Input and output_grad may be F64, F32, BF16 or F16 in any layout and with any strides. */
 abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *layer);
 
 /* Drops what was observed since the last step, as when its gradients are thrown away. */

@@ -55,20 +55,22 @@ abar_window abar_window_unit(void);
 /* Output extent along one axis (methods.md section 0); <= 0 when the window does not fit. */
 int64_t abar_window_out(const abar_window *w, int axis, int64_t in);
 
-/* Which outputs of a linear map feed attention, and what its probabilities were (methods.md section 2). heads 0: none. */
+/* Which outputs of a linear map feed attention, and what its probabilities were (methods.md section 2). heads 0: none. The rows
+ * of v are the last of the weight, the same number for every head. */
 typedef struct abar_attention {
     int64_t heads;
-    int64_t value_row; /* rows value_row .. value_row + heads * d_head of the weight make v; the others q and k, or nothing */
+    int64_t value_row; /* rows value_row .. value_row + value_rows - 1 of the weight make v; those before, if any, q and k */
     int64_t value_rows;
     int64_t grid[2], side, shift; /* windows of side x side tokens on a rolled grid; side 0: all tokens are one sequence */
-    abar_tensor columns;          /* (N, heads, T): column means of the probabilities; valid inside observe only */
+    abar_tensor columns;          /* (N, heads, T): what every token gets of its window's queries on average, before dropout,
+                                   * so that a window's sum to 1; valid inside observe only */
 } abar_attention;
 
 /* One linear map: net fills it, curvature reads it. */
 typedef struct abar_layer {
     const char *name;
     abar_tensor weight, bias, weight_grad, bias_grad; /* bias.ndim 0: none */
-    abar_tensor input, output_grad;                   /* valid inside observe only */
+    abar_tensor input, output_grad;                   /* valid inside observe only; the shape, where it is known, always */
     double output_grad_scale;                         /* turns output_grad into dL/dz of the global batch mean */
     abar_window window;
     bool reads_network_input; /* "first layer" of methods.md section 1 */

@@ -59,16 +59,18 @@ static abar_status make_rows(const abar__curvature *cv, const abar__map *map, co
     return ABAR_OK;
 }
 
-/* What attention made of these rows: (N, heads, T). */
+/* What attention made of these rows: (N, heads, T). Asked for by all linked maps, so that none is observed without the others.
+ */
 static abar_status add_columns(const abar__curvature *cv, const abar__map *map, const abar_tensor *columns, abar__rows *out)
 {
     const abar_attention *a = &map->attention;
+    const int64_t positions = cv->maps[map->link + map->links - 1].shape.positions;
     if (columns->ndim == 0)
         return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: %s needs the column means of the attention too",
                           map->name, cv->ops->method.name);
     if (out->input.ndim != 3 || columns->ndim != 3 || columns->dim[0] != out->examples || columns->dim[1] != a->heads ||
         columns->dim[2] != out->per_example || (a->side && out->per_example != a->grid[0] * a->grid[1]) ||
-        (map->shape.positions && out->per_example != map->shape.positions * map->windows))
+        (positions && out->per_example != positions * map->windows))
         return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
                           "observe %s: input (N, T, I), columns (N, heads, T) and the layer's attention do not fit", map->name);
     out->columns = *columns;
@@ -95,7 +97,7 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
         abar__rows rows;
         ABAR_TRY(
             make_rows(cv, map, &tensors->input, needs_grad ? &tensors->output_grad : &none, tensors->output_grad_scale, &rows));
-        if (map->part >= 0) ABAR_TRY(add_columns(cv, map, &tensors->attention.columns, &rows));
+        if (map->parts > 0) ABAR_TRY(add_columns(cv, map, &tensors->attention.columns, &rows));
         if (rows.examples < 1) continue;
         cv->ops->observe(cv, map, &rows);
         map->examples += (double)rows.examples;

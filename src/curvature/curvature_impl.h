@@ -49,7 +49,7 @@ struct abar__map {
     /* A layer that makes q, k and v may be several maps on the same input, one after the other: maps link .. link + links - 1
      * are observed, committed, dropped and refreshed together, and have one number for --refresh spread. */
     int link, links, number;
-    int part, parts; /* of the rows of v: which, of how many; part -1: other rows */
+    int part, parts; /* of the rows of v: which, of how many; part -1: other rows; parts 0: the layer has none */
     int64_t windows; /* sequences of an example, where part is not -1 */
     abar_attention attention;
     bool bias, first; /* first: reads the network's input */

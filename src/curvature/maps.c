@@ -282,11 +282,11 @@ static abar_status name_part(const abar__curvature *cv, abar__map *map, const ab
     return ABAR_OK;
 }
 
-static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
+/* Checks the layers and counts what their maps and names need. */
+static abar_status count_maps(abar__curvature *cv, const abar_layer *layers, int n, int *count)
 {
     abar_context *ctx = cv->dev->ctx;
     size_t longest = 0;
-    int count = 0;
     for (int i = 0; i < n; i++) {
         ABAR_TRY(check_layer(ctx, &layers[i]));
         if (value_parts(cv, &layers[i])) ABAR_TRY(check_values(ctx, &layers[i]));
@@ -296,28 +296,43 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
         size_t length = strlen(layers[i].name) + 1;
         cv->names_bytes += length + (size_t)value_parts(cv, &layers[i]) * (length + PART_NAME);
         longest = length > longest ? length : longest;
-        count += (int)maps_of(cv, &layers[i]);
+        *count += (int)maps_of(cv, &layers[i]);
     }
     cv->label_bytes = longest + LABEL_EXTRA;
     cv->names_bytes += cv->label_bytes;
+    return ABAR_OK;
+}
+
+/* The maps of one layer; those of v are linked with each other and with the one before them. */
+static void add_maps(abar__curvature *cv, const abar_layer *l, int layer, const char *name)
+{
+    const int first = cv->n_maps, maps = (int)maps_of(cv, l);
+    const bool linked = value_parts(cv, l) > 0;
+    for (int m = 0; m < maps; m++) {
+        abar__map *map = &cv->maps[cv->n_maps++];
+        describe_map(cv, l, layer, m, map);
+        map->name = name;
+        map->link = linked ? first : first + m;
+        map->links = linked ? maps : 1;
+        map->number = cv->n_numbers + (linked ? 0 : m);
+    }
+    cv->n_numbers += linked ? 1 : maps;
+}
+
+static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
+{
+    abar_context *ctx = cv->dev->ctx;
+    int count = 0;
+    ABAR_TRY(count_maps(cv, layers, n, &count));
     ABAR_TRY(abar__alloc(ctx, cv->names_bytes, (void **)&cv->names));
     ABAR_TRY(abar__alloc(ctx, (size_t)count * sizeof *cv->maps, (void **)&cv->maps));
     cv->maps_capacity = count;
     char *name = cv->names;
     for (int i = 0; i < n; i++) {
         if (is_skipped(cv->config.skip_layers, layers[i].name)) continue;
-        const int first = cv->n_maps, maps = (int)maps_of(cv, &layers[i]);
-        const bool linked = value_parts(cv, &layers[i]) > 0;
+        const int first = cv->n_maps;
         strcpy(name, layers[i].name);
-        for (int m = 0; m < maps; m++) {
-            abar__map *map = &cv->maps[cv->n_maps++];
-            describe_map(cv, &layers[i], i, m, map);
-            map->name = name;
-            map->link = linked ? first : first + m;
-            map->links = linked ? maps : 1;
-            map->number = cv->n_numbers + (linked ? 0 : m);
-        }
-        cv->n_numbers += linked ? 1 : maps;
+        add_maps(cv, &layers[i], i, name);
         name += strlen(name) + 1;
         for (int m = first; m < cv->n_maps; m++) ABAR_TRY(name_part(cv, &cv->maps[m], layers, n, &name));
     }

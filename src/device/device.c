@@ -108,8 +108,8 @@ abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const ab
 abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count)
 {
     abar__rows slice = *r;
-    abar_tensor *const tensors[2] = {&slice.input, &slice.output_grad};
-    for (int i = 0; i < 2; i++) {
+    abar_tensor *const tensors[] = {&slice.input, &slice.output_grad, &slice.columns};
+    for (int i = 0; i < 3; i++) {
         abar_tensor *t = tensors[i];
         if (!t->ndim) continue;
         int64_t index[ABAR_MAX_DIM] = {first};

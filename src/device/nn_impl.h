@@ -13,7 +13,7 @@ typedef enum abar__op_kind {
     ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
     ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
     ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
-    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, shift (NULL: 0) */
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, and where bias says so shift (else NULL: 0) */
     ABAR_OP_ACTIVATION,
     ABAR_OP_POOL2D,
     ABAR_OP_ADD,      /* y = x0 + x1 */
@@ -60,7 +60,7 @@ typedef struct abar__op_desc {
     abar_layout out_layout;                /* REORDER: the wish */
     bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing upstream has parameters */
     abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
-    bool bias;                             /* LINEAR, CONV2D */
+    bool bias;                             /* LINEAR, CONV2D; LAYER_NORM: it has a shift */
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]) */
     bool average;                          /* POOL2D: average (padding counts), else maximum */

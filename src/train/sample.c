@@ -176,7 +176,7 @@ static abar_status make_text(sampler *s)
     if (c->prompt[0] && !c->write(c->user, c->prompt, strlen(c->prompt))) return ABAR_STOPPED;
     push_prompt(s);
     for (int64_t i = 0; i < c->length; i++) {
-        int32_t token;
+        int32_t token = 0;
         char bytes[4];
         ABAR_TRY(think(s));
         ABAR_TRY(draw(s, i, &token));

@@ -311,6 +311,12 @@ const op_case op_cases[] = {
     {"squared_error_batch32", SQUARED, .x = {32, 17}},
 
     {"layer_norm_tokens", LAYER_NORM, .x = {2, 50, 96}},
+    {"layer_norm_scale", LAYER_NORM, .x = {5, 7}, .scale_only = true},
+    {"layer_norm_scale_accumulate", LAYER_NORM, .x = {6, 32}, .scale_only = true, .accumulate = true},
+    {"layer_norm_scale_gpt_char", LAYER_NORM, .x = {4, 50, 384}, .scale_only = true},
+    {"layer_norm_gpt2", LAYER_NORM, .x = {2, 20, 768}},
+    {"layer_norm_wide_odd", LAYER_NORM, .x = {3, 1601}},
+    {"layer_norm_swin_merge", LAYER_NORM, .x = {2, 49, 1536}},
     {"gelu_erf_3d", ACTIVATION, .x = {2, 5, 24}, .activation = ABAR_ACT_GELU_ERF},
     {"gelu_tanh_3d", ACTIVATION, .x = {2, 7, 9}, .activation = ABAR_ACT_GELU_TANH},
     {"add_3d", ADD, .x = {2, 5, 24}},
@@ -472,6 +478,7 @@ abar__op_desc op_case_desc(const op_case *c)
         d.in[d.n_in] = d.in[0];
         d.in[d.n_in++].dim[1] = c->more[i];
     }
+    if (c->kind == ABAR_OP_LAYER_NORM) d.bias = !c->scale_only;
     for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u) && c->kind != ABAR_OP_EMBEDDING;
     d.out = output_shape(c, &d);
     d.residual = c->residual;

@@ -28,7 +28,7 @@ abar__shape op_param_shape(const abar__op_desc *d, int i)
         if (i == 0) return (abar__shape){4, {d->out.dim[1], x->dim[1] / w->groups, w->kernel[0], w->kernel[1]}};
         return (abar__shape){1, {d->bias ? d->out.dim[1] : 0}};
     case ABAR_OP_BATCH_NORM: return (abar__shape){1, {x->dim[1]}};
-    case ABAR_OP_LAYER_NORM: return (abar__shape){1, {x->dim[x->ndim - 1]}};
+    case ABAR_OP_LAYER_NORM: return (abar__shape){1, {i == 0 || d->bias ? x->dim[x->ndim - 1] : 0}};
     case ABAR_OP_EMBEDDING: return (abar__shape){2, {i == 0 ? d->vocabulary : d->positions, d->out.dim[2]}};
     case ABAR_OP_CLASS_TOKEN: return (abar__shape){3, {1, i == 0 ? 1 : d->out.dim[1], d->out.dim[2]}};
     case ABAR_OP_ATTENTION:
@@ -48,7 +48,7 @@ int64_t op_param_count(const abar__op_desc *d, int i)
 static bool has_shadow(const abar_device *dev, const abar__op_desc *d, int i)
 {
     if (dev->activation != ABAR_BF16) return false;
-    return d->kind == ABAR_OP_EMBEDDING || (i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D));
+    return i == 0 && (d->kind == ABAR_OP_LINEAR || d->kind == ABAR_OP_CONV2D || d->kind == ABAR_OP_EMBEDDING);
 }
 
 int64_t op_buffer_count(const abar__op_desc *d, int i)
@@ -189,9 +189,11 @@ void op_outputs_free(op_outputs *out)
 
 /* ---- one operation on a device --------------------------------------------------------------------------------- */
 
+/* NULL for nothing, as a net hands it over. */
 static void *take(op_instance *t, size_t bytes)
 {
     void *memory = NULL;
+    if (bytes == 0) return NULL;
     if (abar_device_alloc(t->dev, bytes, &memory) != ABAR_OK) fail_msg("%s", abar_context_error(t->dev->ctx));
     assert_in_range(t->n_blocks, 0, OP_MAX_BLOCK - 1);
     t->blocks[t->n_blocks].memory = memory;

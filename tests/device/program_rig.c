@@ -255,6 +255,8 @@ static void describe_map(rig *r, int m, const rig_layer *l)
     const bool smac = strcmp(w->method, "smac") == 0;
     abar__kept_map *kept = &r->kept[m];
     *kept = (abar__kept_map){.d = l->d, .out = l->out, .rho = w->rho, .coupled = w->coupled, .bound = 1.0};
+    kept->link = kept->number = m;
+    kept->links = 1;
     kept->kernel = l->x.ndim == 4 ? l->map.window.kernel[0] * l->map.window.kernel[1] : 1;
     kept->pending_a = vector(r, l->d);
     kept->average_a = vector(r, l->d);
@@ -308,6 +310,7 @@ void rig_make_program(rig *r)
                                      .n_updates = r->n_updates,
                                      .maps = r->kept,
                                      .n_maps = r->n_maps,
+                                     .n_numbers = r->n_maps,
                                      .rule = strcmp(w->rule, "adamw") == 0 ? ABAR_PROGRAM_ADAMW : ABAR_PROGRAM_SGD,
                                      .scalars = &scalars,
                                      .stat_decay = 0.95,

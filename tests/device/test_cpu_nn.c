@@ -236,6 +236,54 @@ static void batch_norm_on_any_number_of_threads_is_the_same(void **state)
     op_inputs_free(&in);
 }
 
+/* Sums over samples are taken in one order: equal bits. */
+static void sequences_on_any_number_of_threads_are_the_same(void **state)
+{
+    static const op_case cases[] = {
+        {"embedding", ABAR_OP_EMBEDDING, .x = {37, 50}, .width = 72, .vocabulary = 11, .positions = 60, .accumulate = true},
+        {"class_token", ABAR_OP_CLASS_TOKEN, .x = {37, 50, 72}},
+        {"causal", ABAR_OP_ATTENTION, .x = {7, 150, 96}, .heads = 2, .causal = true, .drop = 0.2},
+    };
+    const devices *dev = *state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar__op_desc d = op_case_desc(&cases[i]);
+        abar__run run = op_case_run(&cases[i]);
+        op_inputs in;
+        op_outputs expected;
+        op_inputs_create(&cases[i], &in);
+        op_run(dev->cpu, &d, &run, &in, &expected);
+        for (int threads = 1; threads <= 5; threads += 2) {
+            abar_device_config config = {.size = sizeof config, .threads = threads};
+            abar_device *cpu;
+            op_outputs out;
+            assert_int_equal(abar_device_open(dev->ctx, "cpu", &config, &cpu), ABAR_OK);
+            op_run(cpu, &d, &run, &in, &out);
+            assert_int_equal(op_compare(cases[i].name, &d, &out, &expected, 0.0), 0);
+            op_outputs_free(&out);
+            abar_device_close(cpu);
+        }
+        op_outputs_free(&expected);
+        op_inputs_free(&in);
+    }
+}
+
+/* A long sequence needs memory in proportion to its length: no matrix of all its pairs. */
+static void attention_over_many_tokens_keeps_no_square(void **state)
+{
+    const devices *dev = *state;
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        op_case c = {"long", ABAR_OP_ATTENTION, .x = {1, i ? 4096 : 1024, 384}, .heads = 2, .causal = true, .drop = 0.1};
+        abar__op_desc d = op_case_desc(&c);
+        abar__op *op;
+        assert_int_equal(abar__op_create(dev->cpu, &d, &op), ABAR_OK);
+        bytes[i] = op->scratch_bytes + op->saved_bytes;
+        abar__op_destroy(op);
+    }
+    assert_true(bytes[0] < 1024 * 1024 * sizeof(float)); /* not even one head's */
+    assert_true(bytes[1] <= 4 * bytes[0]);
+}
+
 /* ---- what must not pass unnoticed ----------------------------------------------------------------------------------- */
 
 /* Forward on the cpu; returns the status and leaves the loss. */
@@ -298,6 +346,8 @@ static void operations_on_nan_show_it(void **state)
         {"gelu_tanh", ABAR_OP_ACTIVATION, .x = {1, 33}, .activation = ABAR_ACT_GELU_TANH},
         {"max_pool", ABAR_OP_POOL2D, .x = {1, 1, 6, 6}, .kernel = {3, 3}, .stride = {3, 3}},
         {"batch_norm_relu", ABAR_OP_BATCH_NORM, .x = {4, 17}, .activation = ABAR_ACT_RELU},
+        {"attention", ABAR_OP_ATTENTION, .x = {1, 7, 12}, .heads = 2},
+        {"window", ABAR_OP_ATTENTION, .x = {1, 16, 12}, .heads = 2, .grid = {4, 4}, .side = 2, .shift = 1},
     };
     const devices *dev = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -329,6 +379,8 @@ int main(void)
         cmocka_unit_test(operations_with_a_second_gradient_add_it),
         cmocka_unit_test(dropout_of_everything_leaves_zeros),
         cmocka_unit_test(batch_norm_on_any_number_of_threads_is_the_same),
+        cmocka_unit_test(sequences_on_any_number_of_threads_are_the_same),
+        cmocka_unit_test(attention_over_many_tokens_keeps_no_square),
         cmocka_unit_test(cross_entropy_of_nan_logits_is_nan),
         cmocka_unit_test(cross_entropy_with_impossible_label_fails),
         cmocka_unit_test(operations_on_nan_show_it),

@@ -56,6 +56,8 @@ def main():
     golden_ops.write(out / "ops.safetensors")
     golden_train.write(out / "train_mlp.safetensors", "mlp", seed=1)
     lenet5 = golden_train.write(out / "train_lenet5.safetensors", "lenet5", seed=2)
+    golden_train.write(out / "train_densenet.safetensors", "densenet", seed=9)
+    golden_train.write(out / "train_bottleneck.safetensors", "bottleneck", seed=10)
     golden_train.write(out / "train_resnet8.safetensors", "resnet8", seed=3)
     golden_train.write(out / "train_wrn16.safetensors", "wrn16", seed=4)
     golden_train.write(out / "train_deit.safetensors", "deit", seed=5)
@@ -66,7 +68,8 @@ def main():
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
     golden_attention.write(out)
-    for name in ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", *networks.TRANSFORMERS):
+    convolutional = ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", "densenet121", *networks.BOTTLENECKS)
+    for name in (*convolutional, *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)
     philox.write(out / "philox.json")

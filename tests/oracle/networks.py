@@ -22,6 +22,9 @@ COUNTS = {
     "resnet44": 658_586,
     "resnet56": 853_018,
     "resnet110": 1_727_962,
+    "densenet121": 6_956_298,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
     "wrn28-10": 36_479_194,
     "deit-tiny": 5_717_416,
     "deit-small": 22_050_664,
@@ -37,6 +40,9 @@ TRANSFORMERS = {  # with their usual images or texts
     "gpt2": networks_gpt.gpt2,
     "gpt-char": networks_gpt.gpt_char,
 }
+
+DENSE_LAYERS = {"densenet121": (6, 12, 24, 16)}
+BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 MLP_WIDTHS = (784, 512, 512, 10)
 
@@ -190,6 +196,109 @@ class WideResNet(nn.Module):
         return self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))
 
 
+class DenseLayer(nn.Module):
+    """x -> [y, x] along channels, y = conv2(relu(bn2(conv1(relu(bn1 x))))) of growth channels."""
+
+    def __init__(self, c_in, growth):
+        super().__init__()
+        self.bn1 = batch_norm(c_in)
+        self.conv1 = nn.Conv2d(c_in, 4 * growth, 1, bias=False)
+        self.bn2 = batch_norm(4 * growth)
+        self.conv2 = conv3x3(4 * growth, growth, 1)
+
+    def forward(self, x):
+        y = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
+        return torch.cat((y, x), dim=1)
+
+
+class Transition(nn.Module):
+    def __init__(self, c_in, c_out):
+        super().__init__()
+        self.bn = batch_norm(c_in)
+        self.conv = nn.Conv2d(c_in, c_out, 1, bias=False)
+
+    def forward(self, x):
+        return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
+
+
+class DenseNet(nn.Module):
+    """Four dense blocks, half of the channels and of the pixels between them. PyTorch's default init.
+
+    images: side of the input; the last average pool covers what is left of it, 4 x 4 of 32 x 32.
+    """
+
+    def __init__(self, layers, growth, classes=10, images=32):
+        super().__init__()
+        self.last_pool = images // 8
+        self.conv1 = conv3x3(3, 2 * growth, 1)
+        channels = 2 * growth
+        for i, count in enumerate(layers, start=1):
+            inputs = range(channels, channels + count * growth, growth)
+            setattr(self, f"dense{i}", nn.Sequential(*(DenseLayer(c, growth) for c in inputs)))
+            channels += count * growth
+            if i < len(layers):
+                setattr(self, f"trans{i}", Transition(channels, channels // 2))
+                channels //= 2
+        self.bn = batch_norm(channels)
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x):
+        x = self.trans1(self.dense1(self.conv1(x)))
+        x = self.trans2(self.dense2(x))
+        x = self.trans3(self.dense3(x))
+        x = F.relu(self.bn(self.dense4(x)))
+        return self.linear(F.avg_pool2d(x, self.last_pool).flatten(1))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 with the stride, 1x1 to four times the width; plus x, or downsample x where the shape changes."""
+
+    def __init__(self, c_in, width, stride):
+        super().__init__()
+        c_out = 4 * width
+        self.conv1 = nn.Conv2d(c_in, width, 1, bias=False)
+        self.bn1 = batch_norm(width)
+        self.conv2 = conv3x3(width, width, stride)
+        self.bn2 = batch_norm(width)
+        self.conv3 = nn.Conv2d(width, c_out, 1, bias=False)
+        self.bn3 = batch_norm(c_out)
+        self.downsample = None
+        if stride != 1 or c_in != c_out:
+            projection = nn.Conv2d(c_in, c_out, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(projection, batch_norm(c_out))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNetImageNet(nn.Module):
+    """Stem 7x7/2 and max-pool 3x3/2, then four stages of bottlenecks; torchvision's names and initial weights."""
+
+    def __init__(self, blocks, width=64, classes=1000):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = batch_norm(width)
+        c_in = width
+        for stage, count in enumerate(blocks):
+            wide = width * 2**stage
+            first = Bottleneck(c_in, wide, 1 if stage == 0 else 2)
+            c_in = 4 * wide
+            rest = [Bottleneck(c_in, wide, 1) for _ in range(count - 1)]
+            setattr(self, f"layer{stage + 1}", nn.Sequential(first, *rest))
+        self.fc = nn.Linear(c_in, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean(dim=(2, 3)))
+
+
 def kaiming_fan_in(module):
     """Weights normal with variance 2 / fan-in. Biases and norms keep PyTorch's default."""
     if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -212,14 +321,28 @@ def wide_resnet(n, widen, stem=16, classes=10):
     return WideResNet(n, widen, stem, classes)
 
 
-def build(name, classes=10, widths=MLP_WIDTHS, activation="relu"):
+def densenet(layers, growth, classes=10, images=32):
+    return DenseNet(layers, growth, classes, images)
+
+
+def resnet_imagenet(blocks, width=64, classes=1000):
+    return ResNetImageNet(blocks, width, classes)
+
+
+def build(name, classes=None, widths=MLP_WIDTHS, activation="relu"):
     """A network by its abar name; raises ValueError for a name that is not known here."""
     if name in TRANSFORMERS:
         return TRANSFORMERS[name]()
+    if classes is None:
+        classes = 1000 if name in BOTTLENECKS else 10
     if name == "mlp":
         return mlp(widths)
     if name == "lenet5":
         return lenet5(activation, classes)
+    if name in DENSE_LAYERS:
+        return densenet(DENSE_LAYERS[name], 32, classes)
+    if name in BOTTLENECKS:
+        return resnet_imagenet(BOTTLENECKS[name], classes=classes)
     match = re.fullmatch(r"resnet(\d+)", name)
     if match and name in COUNTS:
         return resnet_cifar((int(match[1]) - 2) // 6, classes=classes)

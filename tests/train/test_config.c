@@ -18,10 +18,14 @@ static void recipe_of_resnet_on_cifar_is_the_papers(void **state)
     assert_true(s->train.lr == 1e-3 && s->train.weight_decay == 0.5);
     assert_int_equal(s->train.epochs, 50);
     abar_setup_destroy(f->ctx, s);
-    need(f, abar_setup_create(f->ctx, "wrn28-10", "cifar10:/data", "mac", &s));
-    assert_true(s->train.lr == 0.1 && s->train.weight_decay == 5e-4);
-    assert_true(s->train.schedule_per_epoch && s->train.augment);
-    abar_setup_destroy(f->ctx, s);
+    const char *const others[] = {"wrn28-10", "densenet121"};
+    for (int i = 0; i < 2; i++) {
+        need(f, abar_setup_create(f->ctx, others[i], "cifar10:/data", "mac", &s));
+        assert_int_equal(s->train.epochs, 50);
+        assert_true(s->train.lr == 0.1 && s->train.weight_decay == 5e-4);
+        assert_true(s->train.schedule_per_epoch && s->train.augment);
+        abar_setup_destroy(f->ctx, s);
+    }
 }
 
 static void recipe_of_lenet5_on_fashion_mnist_is_short_and_plain(void **state)
@@ -45,7 +49,8 @@ static double real_of(fixture *f, const abar_setup *s, const char *name)
     for (int i = 0; i < n; i++) {
         if (!abar_options_find(tables[i].options, name)) continue;
         need(f, abar_options_get(f->ctx, tables[i].options, tables[i].config, name, text, sizeof text));
-        return strcmp(text, "decoupled") == 0 ? 1.0 : strtod(text, NULL); /* coupled: 0 */
+        bool set = strcmp(text, "decoupled") == 0 || strcmp(text, "true") == 0; /* coupled, false: 0 */
+        return set ? 1.0 : strtod(text, NULL);
     }
     fail_msg("no option %s", name);
     return 0.0;
@@ -66,10 +71,23 @@ static void assert_recipe(fixture *f, const char *model, const char *data, const
         if (real_of(f, s, word) != strtod(value + 1, NULL))
             fail_msg("%s on %s with %s: %s is %g, expected %s", model, data, optim, word, real_of(f, s, word), value + 1);
     }
-    assert_false(s->train.decay_all);
+    assert_true(s->train.decay_all == (strncmp(model, "resnet", 6) == 0));
     assert_false(s->train.schedule_per_epoch);
     assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
     abar_setup_destroy(f->ctx, s);
+}
+
+static void recipes_of_imagenet_resnets_are_the_papers(void **state)
+{
+    fixture *f = *state;
+    const char *all = "epochs=100 batch=1024 warmup=5 label-smoothing=0.1 augment=1";
+    assert_recipe(f, "resnet50", "imagefolder:/data", "sgd", all);
+    assert_recipe(f, "resnet101", "imagefolder:/data", "mac", all);
+    assert_recipe(f, "resnet101", "imagefolder:/data", "sgd", "lr=0.5 weight-decay=2e-5 decay=0");
+    assert_recipe(f, "resnet50", "imagefolder:/data", "mac", "lr=0.5 weight-decay=2e-5 decay=0 damping=1 tcov=5 tinv=50");
+    assert_recipe(f, "resnet50", "imagefolder:/data", "eva", "lr=0.5 weight-decay=2e-5 damping=0.03");
+    assert_recipe(f, "resnet50", "imagefolder:/data", "adamw", "lr=1e-3 weight-decay=0.05 beta2=0.999");
+    assert_recipe(f, "resnet50", "synthetic", "sgd", "epochs=5 batch=128 warmup=0 label-smoothing=0");
 }
 
 static void recipes_of_transformers_are_those_of_the_list(void **state)
@@ -281,6 +299,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),
         with_fixture(setup_with_an_unknown_name_suggests_the_nearest),
         with_fixture(set_reaches_all_three_tables),

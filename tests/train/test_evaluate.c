@@ -225,6 +225,8 @@ static void export_has_pytorchs_names_and_types(void **state)
     check_export(*state, "lenet5", GOLDEN "state_dict_lenet5.txt");
     check_export(*state, "mlp", GOLDEN "state_dict_mlp.txt");
     check_export(*state, "resnet20", GOLDEN "state_dict_resnet20.txt");
+    check_export(*state, "deit-tiny", GOLDEN "state_dict_deit-tiny.txt");
+    check_export(*state, "gpt-char", GOLDEN "state_dict_gpt-char.txt");
 }
 
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)

@@ -52,6 +52,8 @@ static const struct {
     const char *name, *listed, *options;
 } variants[] = {
     {"mlp", "mlp", "widths=20-16-10"},
+    {"densenet", "densenet121", "layers=2-3-2-2 growth=3"},
+    {"bottleneck", "resnet50", "blocks=1-2-1-1 width=4"},
     {"deit", "deit-tiny", "patch=4 width=24 depth=2 heads=3"},
     {"swin", "swin-tiny", "patch=2 width=8 depths=2-2 heads=2-4 window=3"},
     {"gpt_char", "gpt-char", "layers=2 heads=2 width=16 context=20 vocabulary=13 drop=0 attention-drop=0"},
@@ -348,6 +350,8 @@ static void check_cpu(void **state, const char *name)
 
 static void training_of_mlp_on_ref_is_pytorchs(void **state) { check_ref(state, "mlp"); }
 static void training_of_lenet5_on_ref_is_pytorchs(void **state) { check_ref(state, "lenet5"); }
+static void training_of_densenet_on_ref_is_pytorchs(void **state) { check_ref(state, "densenet"); }
+static void training_of_bottleneck_on_ref_is_pytorchs(void **state) { check_ref(state, "bottleneck"); }
 static void training_of_resnet8_on_ref_is_pytorchs(void **state) { check_ref(state, "resnet8"); }
 static void training_of_wrn16_on_ref_is_pytorchs(void **state) { check_ref(state, "wrn16"); }
 static void training_of_deit_on_ref_is_pytorchs(void **state) { check_ref(state, "deit"); }
@@ -356,6 +360,8 @@ static void training_of_gpt_char_on_ref_is_pytorchs(void **state) { check_ref(st
 static void training_of_gpt2_on_ref_is_pytorchs(void **state) { check_ref(state, "gpt2"); }
 static void training_of_mlp_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "mlp"); }
 static void training_of_lenet5_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "lenet5"); }
+static void training_of_densenet_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "densenet"); }
+static void training_of_bottleneck_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "bottleneck"); }
 static void training_of_resnet8_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "resnet8"); }
 static void training_of_wrn16_on_cpu_is_close_to_pytorchs(void **state) { check_cpu(state, "wrn16"); }
 
@@ -371,6 +377,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(training_of_mlp_on_ref_is_pytorchs),
         with_fixture(training_of_lenet5_on_ref_is_pytorchs),
+        with_fixture(training_of_densenet_on_ref_is_pytorchs),
+        with_fixture(training_of_bottleneck_on_ref_is_pytorchs),
         with_fixture(training_of_resnet8_on_ref_is_pytorchs),
         with_fixture(training_of_wrn16_on_ref_is_pytorchs),
         with_fixture(training_of_deit_on_ref_is_pytorchs),
@@ -379,6 +387,8 @@ int main(void)
         with_fixture(training_of_gpt2_on_ref_is_pytorchs),
         with_fixture(training_of_mlp_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_lenet5_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_densenet_on_cpu_is_close_to_pytorchs),
+        with_fixture(training_of_bottleneck_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_resnet8_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_wrn16_on_cpu_is_close_to_pytorchs),
         with_fixture(training_of_deit_on_cpu_is_close_to_pytorchs),

@@ -82,6 +82,9 @@ static void losses_of_sgd_and_first_gradients_are_refs(void **state) { check_los
 
 static void losses_of_mac_and_first_gradients_are_refs(void **state) { check_losses(*state, "mac", "tcov=2 tinv=3"); }
 
+#define TINY_DEIT "image-size=32 classes=10 width=64 heads=2 depth=2"
+#define TINY_SWIN "image-size=56 classes=10 patch=4 window=7 width=32 depths=2-2 heads=1-2" /* grids of 14 x 14 and 7 x 7 */
+
 /* What small networks do in fewer seconds: every method, micro-batches, clipping, dropout's place in the key. */
 static void small_networks_train_as_on_ref(void **state)
 {
@@ -92,6 +95,10 @@ static void small_networks_train_as_on_ref(void **state)
         {"mlp", "mac", "batch=16 widths=784-32-10 tcov=2 tinv=3 damping=1 first-layer=dataset-mean"},
         {"lenet5", "sgd", "batch=8 clip=1"},
         {"lenet5", "mac", "batch=8 tcov=2 tinv=3 damping=0.3"},
+        {"deit-tiny", "sgd", "batch=8 " TINY_DEIT " drop=0.1 attention-drop=0.1 drop-path=0.5"},
+        {"deit-tiny", "mac", "batch=8 accumulate=2 " TINY_DEIT " tcov=2 tinv=3 damping=0.1"},
+        {"swin-tiny", "adamw", "batch=4 " TINY_SWIN " lr=1e-3 attention-drop=0.1"},
+        {"swin-tiny", "mac", "batch=4 " TINY_SWIN " tcov=2 tinv=3 damping=0.1"},
         {"lenet5", "smac+adamw", "batch=8 accumulate=2 tcov=1 tinv=1 lr=1e-3 damping=0.3"},
     };
     fixture *f = *state;
@@ -299,37 +306,35 @@ static void methods_that_cuda_does_not_have_are_refused_by_name(void **state)
 /* ---- the device goes away, or is too small ---------------------------------------------------------------------------------
  */
 
-extern int cudaDeviceReset(void) __attribute__((weak)); /* of the runtime that the library is linked with */
+/* Breaks the device in the second epoch: a launch that reads where nothing is leaves it unusable, as a real fault does. */
+typedef struct vandal {
+    abar_trainer *trainer;
+    int64_t calls;
+} vandal;
 
-/* Takes the device away in the second epoch. */
-static void take_device_away(void *user, const abar_progress *p)
+static void break_device(void *user, const abar_progress *p)
 {
-    int64_t *calls = user;
+    vandal *v = user;
+    abar_device *dev = v->trainer->dev;
     (void)p;
-    if (++*calls == 8) cudaDeviceReset();
+    if (++v->calls == 8) dev->ops->queue->settle(dev, (void *)256, (void *)512, 16, (const int32_t *)1024);
 }
 
-static void lost_device_is_told_and_the_checkpoint_goes_on(void **state)
+static void lost_device_is_told_and_the_checkpoint_stays(void **state)
 {
     fixture *f = *state;
-    if (!cudaDeviceReset) skip();
     abar_setup *setup = make_setup(f, "lenet5", "mac", SMALL);
-    int64_t calls = 0;
-    abar_trainer_events events = {take_device_away, &calls};
-    abar_trainer *t;
+    vandal v = {0};
+    abar_trainer_events events = {break_device, &v};
     set_out(f, setup, "lost");
-    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
-    assert_int_equal(abar_trainer_run(t), ABAR_E_BACKEND);
+    need(f, abar_trainer_create(f->ctx, setup, false, &events, &v.trainer));
+    assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_BACKEND);
     assert_error(f, "device cuda: ");
-    abar_trainer_destroy(t);
+    abar_trainer_destroy(v.trainer);
     abar__place at;
     abar__epoch *history = history_of(f, "lost", &at);
     assert_int_equal(at.epoch, 1);
     abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
-    assert_int_equal(resume(f, "lost", 0), ABAR_OK);
-    set_out(f, setup, "whole");
-    assert_int_equal(run_until(f, setup, false, 0), ABAR_OK);
-    assert_same_runs(f, "whole", "lost");
     abar_setup_destroy(f->ctx, setup);
 }
 
@@ -366,7 +371,7 @@ int main(int argc, char **argv)
         with_fixture(runs_in_every_precision_learn),
         with_fixture(methods_that_cuda_does_not_have_are_refused_by_name),
         with_fixture(run_that_exceeds_the_memory_says_what_to_lower),
-        with_fixture(lost_device_is_told_and_the_checkpoint_goes_on), /* the last: it takes the device away */
+        with_fixture(lost_device_is_told_and_the_checkpoint_stays), /* the last: no work is done after it */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

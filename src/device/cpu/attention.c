@@ -281,17 +281,22 @@ static abar__window_row window_row(const sequence *s, const meeting *m, int64_t 
                               .mine = region[i]};
 }
 
-/* Dropout's factors for row r. Sixty-four tokens are drawn together. */
-static const float *draw_row(const sequence *s, const meeting *m, int64_t r)
+/* Dropout's factors for the first n keys that row r meets, in whole vectors. Sixty-four tokens are drawn together. */
+static const float *draw_row(const sequence *s, const meeting *m, int64_t r, int64_t n)
 {
     if (!s->drop) return NULL;
     const attention *t = s->t;
     const int32_t *token = own_int(s, TOKEN);
     const uint64_t query = (s->global * (uint64_t)t->heads + (uint64_t)s->head) * (uint64_t)t->tokens;
     const uint64_t first = (query + (uint64_t)token[m->q0 + r]) * (uint64_t)((t->tokens + 3) / 4);
-    float *factor = own(s, FACTORS), drawn[ABAR_DROPOUT_FACTORS];
-    int32_t from = INT32_MIN / 2;
-    for (int64_t j = 0; j < m->n; j++) {
+    float *factor = own(s, FACTORS), drawn[ABAR_DROPOUT_FACTORS] = {0};
+    if (!s->desc->side) {
+        for (int64_t j = 0; j < n; j += ABAR_DROPOUT_FACTORS)
+            t->dropout->factors(s->drop, first + (uint64_t)(m->k0 + j) / 4, factor + j);
+        return factor;
+    }
+    int32_t from = -ABAR_DROPOUT_FACTORS; /* token of drawn[0] */
+    for (int64_t j = 0; j < n; j++) {
         int32_t key = token[m->k0 + j];
         if (key < from || key >= from + ABAR_DROPOUT_FACTORS) {
             from = key / 4 * 4;
@@ -299,7 +304,7 @@ static const float *draw_row(const sequence *s, const meeting *m, int64_t r)
         }
         factor[j] = drawn[key - from];
     }
-    for (int64_t j = m->n; j < m->width; j++) factor[j] = 0.0f;
+    for (int64_t j = n; j < whole(n); j++) factor[j] = 0.0f;
     return factor;
 }
 
@@ -325,8 +330,8 @@ static void softmax_rows(const sequence *s, const meeting *m)
             k->times(fade, s->y + (m->q0 + r) * s->out_row, s->t->head);
         }
         sum[r] = m->k0 ? sum[r] + more : more;
-        const float *factor = draw_row(s, m, r);
-        if (factor) k->times_each(factor, score, m->width);
+        const float *factor = draw_row(s, m, r, n);
+        if (factor) k->times_each(factor, score, whole(n));
     }
 }
 
@@ -386,7 +391,7 @@ static void slope_rows(const sequence *s, const meeting *m, bool observing)
         const int64_t n = seen(s, m, r);
         const abar__slope_row row = {.log_sum = s->log_sum[m->q0 + r],
                                      .delta = delta[r],
-                                     .factor = draw_row(s, m, r),
+                                     .factor = draw_row(s, m, r, n),
                                      .column = observing ? own(s, COLUMN) + m->k0 : NULL};
         abar__window_row w = {0};
         if (s->desc->side) {

@@ -66,10 +66,9 @@ typedef struct place {
     int token, code, region;
 } place;
 
-__device__ static inline place place_of(const attention &a, int window, int i)
+/* The token at (down, right) in a window. */
+__device__ static inline place place_at(const attention &a, int window, int down, int right)
 {
-    if (!a.side) return {i, 0, 0};
-    const int down = i / a.side, right = i % a.side;
     int y = window / a.across * a.side + down, x = window % a.across * a.side + right;
     int region = 0;
     if (a.shift) {
@@ -81,6 +80,12 @@ __device__ static inline place place_of(const attention &a, int window, int i)
         if (x >= a.columns) x -= a.columns;
     }
     return {y * a.columns + x, down * (2 * a.side - 1) + right, region};
+}
+
+__device__ static inline place place_of(const attention &a, int window, int i)
+{
+    if (!a.side) return {i, 0, 0};
+    return place_at(a, window, i / a.side, i % a.side);
 }
 
 __device__ static inline int bias_row(const attention &a, int query_code, int key_code)

@@ -18,6 +18,7 @@ template <int D, int MT> struct owner {
         first = (last_first ? tiles - 1 - tile : tile) * TILE_ROWS * MT; /* causal: the longest first */
         row = first + (int)(threadIdx.x / 32) * 16 * MT + (int)(threadIdx.x % 32 / 4);
     }
+    __device__ bool works(const attention &a) const { return warp_first() < a.length; } /* whether the warp has any rows */
     __device__ int warp_first(void) const { return first + (int)(threadIdx.x / 32) * 16 * MT; }
     __device__ int64_t qkv(const attention &a) const { return sample * a.tokens * token_step(a) + (int64_t)head * D; }
     __device__ int64_t y(const attention &a) const { return sample * a.tokens * part_step(a) + (int64_t)head * D; }
@@ -122,6 +123,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) forward_kernel(attention 
             copies_commit();
         }
         const uint32_t k = stages + (uint32_t)stage * 2 * tile_bytes<D>, v = k + tile_bytes<D>;
+        if (!o.works(a)) continue;
         if (at + TILE_ROWS > a.length || (a.causal && at + TILE_ROWS > o.first + 1))
             forward_step<D, MT, DROPS, true>(a, o, f, k, v, at, when, base);
         else
@@ -228,7 +230,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) key_kernel(attention a, a
         const uint32_t q = stages + (uint32_t)stage * key_stage_bytes<D>;
         const float *numbers = (const float *)(floats + stage * key_stage_bytes<D>);
 #pragma unroll 1
-        for (int c = 0; c < TILE_ROWS; c += C) {
+        for (int c = 0; c < TILE_ROWS && o.works(a); c += C) {
             const uint32_t rows = (uint32_t)(c * tile_step<D>)*(uint32_t)sizeof(bf16);
             if (edge)
                 key_step<D, MT, C, DROPS, true>(a, o, s, q + rows, q + tile_bytes<D> + rows, numbers + c,
@@ -329,7 +331,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) query_kernel(attention a,
         const bool edge = at + TILE_ROWS > a.length || (a.causal && at + TILE_ROWS > o.first + 1);
         const uint32_t k = stages + (uint32_t)stage * 2 * tile_bytes<D>;
 #pragma unroll 1
-        for (int c = 0; c < TILE_ROWS; c += C) {
+        for (int c = 0; c < TILE_ROWS && o.works(a); c += C) {
             const uint32_t rows = (uint32_t)(c * tile_step<D>)*(uint32_t)sizeof(bf16);
             if (edge)
                 query_step<D, MT, C, DROPS, true>(a, o, s, k + rows, k + tile_bytes<D> + rows, at + c, when, base);

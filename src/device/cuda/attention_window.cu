@@ -5,6 +5,8 @@
  * stay there, too. The bias lies expanded to (64, 64) in shared memory, minus infinity for what is past the window's end. */
 #include "device/cuda/attention_tiles.h"
 
+#include <limits.h>
+
 #define BIAS_STEP (TILE_ROWS + 8)
 #define BIAS_BYTES (TILE_ROWS * BIAS_STEP * (int)sizeof(float))
 
@@ -13,15 +15,28 @@ typedef struct rows_map {
     int token[TILE_ROWS], region[TILE_ROWS];
 } rows_map;
 
+/* Row and column of each token in its window, the same for all windows: found once a block. Past the end: those of token 0. */
+typedef struct spots {
+    int down[TILE_ROWS], right[TILE_ROWS];
+} spots;
+
+__device__ static inline void find_spots(const attention &a, spots *s)
+{
+    const int i = threadIdx.x, token = i < a.length ? i : 0;
+    if (i < TILE_ROWS) s->down[i] = token / a.side, s->right[i] = token % a.side;
+    __syncthreads();
+}
+
 /* bias (64 rows, 64 columns), rows being queries or, TURNED, keys. Rows past the end are made minus infinity only where TURNED:
  * a softmax over a row wants something left. */
-template <bool TURNED> __device__ static void expand_bias(const attention &a, const float *table, int head, float *bias)
+template <bool TURNED>
+__device__ static void expand_bias(const attention &a, const spots *s, const float *table, int head, float *bias)
 {
     for (int i = threadIdx.x; i < TILE_ROWS * TILE_ROWS; i += TILE_THREADS) {
-        const int row = i / TILE_ROWS, column = i % TILE_ROWS;
+        const int row = i / TILE_ROWS, column = i % TILE_ROWS, query = TURNED ? column : row, key = TURNED ? row : column;
         const bool outside = column >= a.length || (TURNED && row >= a.length);
-        const int query = min(TURNED ? column : row, a.length - 1), key = min(TURNED ? row : column, a.length - 1);
-        const int at = bias_row(a, place_of(a, 0, query).code, place_of(a, 0, key).code);
+        const int down = s->down[query] - s->down[key], right = s->right[query] - s->right[key];
+        const int at = bias_row(a, down * (2 * a.side - 1) + right, 0);
         bias[row * BIAS_STEP + column] = outside ? -INFINITY : table[(int64_t)at * a.heads + head] * LOG2_E;
     }
 }
@@ -29,14 +44,14 @@ template <bool TURNED> __device__ static void expand_bias(const attention &a, co
 /* Copies the rows of a window: parts matrices one after another from tile on, from the addresses of (token 0, column 0), and
  * where they lie to map. */
 template <int D, int PARTS>
-__device__ static inline void copy_window(const attention &a, int window, const bf16 *const (&from)[PARTS],
+__device__ static inline void copy_window(const attention &a, const spots *s, int window, const bf16 *const (&from)[PARTS],
                                           const int64_t (&step)[PARTS], uint32_t tile, rows_map *map)
 {
     constexpr int packs = D / 8;
     for (int i = threadIdx.x; i < TILE_ROWS * packs; i += TILE_THREADS) {
         const int r = i / packs, c = i % packs * 8;
         const bool valid = r < a.length;
-        const place p = place_of(a, window, valid ? r : 0);
+        const place p = place_at(a, window, s->down[r], s->right[r]);
         const uint32_t to = tile + (uint32_t)(r * tile_step<D> + c) * (uint32_t)sizeof(bf16);
 #pragma unroll
         for (int n = 0; n < PARTS; n++) copy16_async(to + n * tile_bytes<D>, from[n] + p.token * step[n] + c, valid);
@@ -56,23 +71,24 @@ template <int D> static constexpr int forward_stage_bytes = 3 * tile_bytes<D> + 
 template <int D> static constexpr int forward_bytes = BIAS_BYTES + 2 * forward_stage_bytes<D>;
 
 template <int D>
-__device__ static inline void fetch_forward(const attention &a, int64_t strip, const bf16 *qkv, uint32_t tile, char *stage)
+__device__ static inline void fetch_forward(const attention &a, const spots *s, int strip, const bf16 *qkv, uint32_t tile,
+                                            char *stage)
 {
-    const bf16 *q = qkv + strip / a.windows * a.tokens * token_step(a) + (int64_t)blockIdx.y * D;
+    const bf16 *q = qkv + (int64_t)(strip / a.windows) * a.tokens * token_step(a) + (int64_t)blockIdx.y * D;
     const bf16 *const from[3] = {q, q + part_step(a), q + 2 * part_step(a)};
     const int64_t step[3] = {token_step(a), token_step(a), token_step(a)};
-    copy_window<D, 3>(a, (int)(strip % a.windows), from, step, tile, (rows_map *)(stage + 3 * tile_bytes<D>));
+    copy_window<D, 3>(a, s, strip % a.windows, from, step, tile, (rows_map *)(stage + 3 * tile_bytes<D>));
     copies_commit();
 }
 
 /* One window: this warp's 16 queries, from row on. */
 template <int D, bool DROPS>
-__device__ static inline void forward_window(const attention &a, int64_t strip, uint32_t tile, const rows_map *map,
+__device__ static inline void forward_window(const attention &a, int strip, uint32_t tile, const rows_map *map,
                                              const float *bias, bf16 *y, float *log_sums)
 {
     const int pair = threadIdx.x % 4, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, head = blockIdx.y;
     const int64_t sample = strip / a.windows;
-    const bool mixed = is_mixed(a, (int)(strip % a.windows));
+    const bool mixed = is_mixed(a, strip % a.windows);
     const uint32_t warp = threadIdx.x / 32 * (uint32_t)(16 * tile_step<D> * sizeof(bf16));
     uint32_t q[1][D / 16][4];
     float p[1][TILE_ROWS / 8][4], sum[1][D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
@@ -126,18 +142,20 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     forward_kernel(attention a, const bf16 *qkv, const float *table, bf16 *y, float *log_sums)
 {
     extern __shared__ uint4 tile_memory[];
+    __shared__ spots where;
     float *bias = (float *)tile_memory;
     char *stages = (char *)tile_memory + BIAS_BYTES;
     const uint32_t tiles = shared_address(stages);
-    const int64_t strips = a.samples * a.windows;
-    expand_bias<false>(a, table, blockIdx.y, bias);
-    fetch_forward<D>(a, blockIdx.x, qkv, tiles, stages);
+    const int strips = (int)a.samples * a.windows, step = (int)gridDim.x;
+    find_spots(a, &where);
+    expand_bias<false>(a, &where, table, blockIdx.y, bias);
+    fetch_forward<D>(a, &where, (int)blockIdx.x, qkv, tiles, stages);
     int stage = 0;
-    for (int64_t strip = blockIdx.x; strip < strips; strip += gridDim.x, stage ^= 1) {
+    for (int strip = (int)blockIdx.x; strip < strips; strip += step, stage ^= 1) {
         copies_wait<0>();
         __syncthreads();
         const int next = (stage ^ 1) * forward_stage_bytes<D>, at = stage * forward_stage_bytes<D>;
-        if (strip + gridDim.x < strips) fetch_forward<D>(a, strip + gridDim.x, qkv, tiles + next, stages + next);
+        if (strip + step < strips) fetch_forward<D>(a, &where, strip + step, qkv, tiles + next, stages + next);
         forward_window<D, DROPS>(a, strip, tiles + at, (const rows_map *)(stages + at + 3 * tile_bytes<D>), bias, y, log_sums);
     }
 }
@@ -158,19 +176,19 @@ static constexpr int backward_stage_bytes = PARTS *tile_bytes<D> + (int)sizeof(r
 template <int D> static constexpr int backward_bytes = BIAS_BYTES + stages_of<D> *backward_stage_bytes<D>;
 
 template <int D>
-__device__ static inline void fetch_backward(const attention &a, const attention_memory &m, int64_t strip, uint32_t tile,
-                                             char *stage)
+__device__ static inline void fetch_backward(const attention &a, const attention_memory &m, const spots *s, int strip,
+                                             uint32_t tile, char *stage)
 {
     const int64_t sample = strip / a.windows, step = token_step(a), part = part_step(a);
-    const int window = (int)(strip % a.windows), r = threadIdx.x % TILE_ROWS;
+    const int window = strip % a.windows, r = threadIdx.x % TILE_ROWS;
     const bf16 *q = (const bf16 *)m.qkv + sample * a.tokens * step + (int64_t)blockIdx.y * D;
     const int64_t y = sample * a.tokens * part + (int64_t)blockIdx.y * D;
     const bf16 *const from[PARTS] = {q + part, q, (const bf16 *)m.dy + y, q + 2 * part, (const bf16 *)m.y + y};
     const int64_t steps[PARTS] = {step, step, part, step, part};
-    copy_window<D, PARTS>(a, window, from, steps, tile, (rows_map *)(stage + PARTS * tile_bytes<D>));
+    copy_window<D, PARTS>(a, s, window, from, steps, tile, (rows_map *)(stage + PARTS * tile_bytes<D>));
     if (threadIdx.x < TILE_ROWS) {
         const bool valid = r < a.length;
-        const int64_t at = (sample * a.heads + blockIdx.y) * a.tokens + place_of(a, window, valid ? r : 0).token;
+        const int64_t at = (sample * a.heads + blockIdx.y) * a.tokens + place_at(a, window, s->down[r], s->right[r]).token;
         copy4_async(tile + PARTS * tile_bytes<D> + (uint32_t)(sizeof(rows_map) + r * sizeof(float)), m.log_sums + at, valid);
     }
     copies_commit();
@@ -195,13 +213,12 @@ template <int D> __device__ static inline void make_delta(const char *stage, que
 
 /* p (keys, queries) with dropout, ds likewise, from the products q k and dy v; seen: sums of p over queries. */
 template <int D, bool DROPS>
-__device__ static inline void window_gradients(const attention &a, int64_t strip, const rows_map *map,
-                                               const query_numbers *numbers, const float *bias, float (&p)[TILE_ROWS / 8][4],
-                                               float (&ds)[TILE_ROWS / 8][4], float (&ds_sum)[TILE_ROWS / 8][4],
-                                               float (&seen)[2])
+__device__ static inline void window_gradients(const attention &a, int strip, const rows_map *map, const query_numbers *numbers,
+                                               const float *bias, float (&p)[TILE_ROWS / 8][4], float (&ds)[TILE_ROWS / 8][4],
+                                               float (&ds_sum)[TILE_ROWS / 8][4], float (&seen)[2])
 {
     const int pair = threadIdx.x % 4, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    const bool mixed = is_mixed(a, (int)(strip % a.windows));
+    const bool mixed = is_mixed(a, strip % a.windows);
     const float scale = a.scale * LOG2_E;
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
 #pragma unroll
@@ -258,7 +275,7 @@ template <int D> __device__ static inline void multiply_gradients(float (&dq)[D 
 
 /* One window whose rows are there. The warp owns 16 keys, and for dq 16 queries. */
 template <int D, bool DROPS>
-__device__ static inline void backward_window(const attention &a, const attention_memory &m, int64_t strip, uint32_t tile,
+__device__ static inline void backward_window(const attention &a, const attention_memory &m, int strip, uint32_t tile,
                                               char *stage, const float *bias, float (&ds_sum)[TILE_ROWS / 8][4])
 {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -301,24 +318,27 @@ template <int D, bool DROPS>
 static __global__ void __launch_bounds__(TILE_THREADS) backward_kernel(attention a, attention_memory m)
 {
     extern __shared__ uint4 tile_memory[];
+    __shared__ spots where;
     float *bias = (float *)tile_memory;
     char *stages = (char *)tile_memory + BIAS_BYTES;
     const uint32_t tiles = shared_address(stages);
-    const int64_t strips = a.samples * a.windows;
+    const int strips = (int)a.samples * a.windows, step = (int)gridDim.x;
+    constexpr bool two = stages_of<D> == 2;
     float ds_sum[TILE_ROWS / 8][4] = {};
-    expand_bias<true>(a, m.table, blockIdx.y, bias);
-    fetch_backward<D>(a, m, blockIdx.x, tiles, stages);
+    find_spots(a, &where);
+    expand_bias<true>(a, &where, m.table, blockIdx.y, bias);
+    fetch_backward<D>(a, m, &where, (int)blockIdx.x, tiles, stages);
     int stage = 0;
-    for (int64_t strip = blockIdx.x; strip < strips; strip += gridDim.x, stage = (stage + 1) % stages_of<D>) {
+    for (int strip = (int)blockIdx.x; strip < strips; strip += step, stage = (stage + 1) % stages_of<D>) {
         copies_wait<0>();
         __syncthreads();
         const int next = (stage + 1) % stages_of<D> * backward_stage_bytes<D>, at = stage * backward_stage_bytes<D>;
-        const bool more = strip + gridDim.x < strips;
-        if (more && stages_of < D >> 1) fetch_backward<D>(a, m, strip + gridDim.x, tiles + next, stages + next);
+        const bool more = strip + step < strips;
+        if (more && two) fetch_backward<D>(a, m, &where, strip + step, tiles + next, stages + next);
         backward_window<D, DROPS>(a, m, strip, tiles + at, stages + at, bias, ds_sum);
-        if (stages_of < D >> 1) continue;
+        if (two) continue;
         __syncthreads();
-        if (more) fetch_backward<D>(a, m, strip + gridDim.x, tiles, stages);
+        if (more) fetch_backward<D>(a, m, &where, strip + step, tiles, stages);
     }
     if (!m.partial) return;
     const int pair = threadIdx.x % 4, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -334,11 +354,17 @@ static __global__ void __launch_bounds__(TILE_THREADS) backward_kernel(attention
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-/* Blocks that share the windows of a head: enough to fill the device a few times over. */
+/* Blocks that share the windows of a head: as many as run at once. Each has its own place in partial. */
 static int slabs(abar_device *dev, const attention *a)
 {
-    const int64_t wish = abar__cuda_blocks(6 * abar__cuda_of(dev)->processors, a->heads), strips = a->samples * a->windows;
-    return (int)(wish < strips ? wish : strips);
+    const bool narrow = a->width == 32;
+    const void *kernel = narrow ? (const void *)backward_kernel<32, false> : (const void *)backward_kernel<64, false>;
+    int resident = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &resident, kernel, TILE_THREADS, (size_t)(narrow ? backward_bytes<32> : backward_bytes<64>));
+    if (error != cudaSuccess || resident < 1) resident = 1;
+    const int64_t wish = (int64_t)resident * abar__cuda_of(dev)->processors / a->heads, strips = a->samples * a->windows;
+    return (int)(wish < 1 ? 1 : wish < strips ? wish : strips);
 }
 
 template <int D, bool DROPS> static abar_status prepare_as(abar_device *dev)
@@ -350,6 +376,7 @@ template <int D, bool DROPS> static abar_status prepare_as(abar_device *dev)
 static abar_status prepare(abar_device *dev, const attention *a)
 {
     if (!a->side || a->length > TILE_ROWS || (a->width != 32 && a->width != 64)) return ABAR_E_UNSUPPORTED;
+    if (a->samples * a->windows > INT_MAX / 2) return ABAR_E_UNSUPPORTED;
     ABAR_TRY((prepare_as<32, false>(dev)));
     ABAR_TRY((prepare_as<32, true>(dev)));
     ABAR_TRY((prepare_as<64, false>(dev)));

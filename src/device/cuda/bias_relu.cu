@@ -47,18 +47,20 @@ void abar__cuda_bias_relu(abar_device *dev, void *y, const float *bias, bool rel
         run_forward(dev, (float *)y, bias, relu, rows, width);
 }
 
-/* How the columns and rows of (rows, width) are shared out: a block has lanes columns side by side, THREADS / lanes rows at a
- * time, and one slice of the rows. */
+/* How the columns and rows of (rows, width) are shared out: a block has `lanes` vectors of columns side by side, THREADS /
+ * lanes rows at a time, and one slice of the rows. */
 typedef struct cut {
-    int lanes;
+    int vector, lanes;
     int64_t tiles, slices, slice_rows;
 } cut;
 
 static cut cut_rows(const abar_device *dev, int64_t rows, int64_t width)
 {
-    cut c = {1, 1, 1, rows};
-    while (c.lanes < 32 && c.lanes < width) c.lanes *= 2;
-    c.tiles = abar__cuda_blocks(width, c.lanes);
+    const int whole = abar__cuda_is_bf16(dev) ? pack<bf16>::n : pack<float>::n;
+    cut c = {width % whole == 0 ? whole : 1, 1, 1, 1, rows};
+    const int64_t vectors = width / c.vector;
+    while (c.lanes < 32 && c.lanes < vectors) c.lanes *= 2;
+    c.tiles = abar__cuda_blocks(vectors, c.lanes);
     int64_t most = abar__cuda_blocks(4 * abar__cuda_of(dev)->processors, c.tiles);
     if (most > MAX_SLICES) most = MAX_SLICES;
     c.slices = abar__cuda_blocks(rows, (int64_t)(THREADS / c.lanes) * ROWS_PER_THREAD);
@@ -69,35 +71,43 @@ static cut cut_rows(const abar_device *dev, int64_t rows, int64_t width)
 }
 
 /* Block (tile, slice): masks its part of dy by y where y is not NULL, and writes the part's column sums to sums (slices,
- * width), or adds them where add is set and there is one slice. sums NULL: only masks. */
-template <typename T>
+ * width), or adds them where add is set and there is one slice. sums NULL: only masks. A thread owns V columns. */
+template <typename T, int V>
 static __global__ void mask_and_sum(T *dy, const T *y, float *sums, bool add, int64_t rows, int64_t width, int64_t slice_rows,
-                                    int lanes)
+                                    int across)
 {
-    __shared__ float part[THREADS];
-    const int lane = (int)threadIdx.x % lanes, row_of_block = (int)threadIdx.x / lanes, at_once = THREADS / lanes;
-    const int64_t column = (int64_t)blockIdx.x * lanes + lane, first = (int64_t)blockIdx.y * slice_rows;
+    __shared__ float part[V][THREADS];
+    const int lane = (int)threadIdx.x % across, row_of_block = (int)threadIdx.x / across, at_once = THREADS / across;
+    const int64_t column = ((int64_t)blockIdx.x * across + lane) * V, first = (int64_t)blockIdx.y * slice_rows;
     const int64_t end = first + slice_rows < rows ? first + slice_rows : rows;
-    float sum = 0.0f;
+    lanes<V> sum = {};
     if (column < width)
         for (int64_t r = first + row_of_block; r < end; r += at_once) {
             const int64_t i = r * width + column;
-            float dz = load(dy, i);
-            if (y && !(load(y, i) > 0.0f)) {
-                dz = 0.0f;
-                store(dy, i, 0.0f);
+            lanes<V> dz = load_lanes<V>(dy + i);
+            if (y) {
+                const lanes<V> v = load_lanes<V>(y + i);
+#pragma unroll
+                for (int k = 0; k < V; k++) dz.v[k] = v.v[k] > 0.0f ? dz.v[k] : 0.0f;
+                store_lanes<V>(dy + i, dz);
             }
-            sum += dz;
+#pragma unroll
+            for (int k = 0; k < V; k++) sum.v[k] += dz.v[k];
         }
     if (!sums) return;
-    part[threadIdx.x] = sum;
+#pragma unroll
+    for (int k = 0; k < V; k++) part[k][threadIdx.x] = sum.v[k];
     for (int half = at_once / 2; half; half /= 2) {
         __syncthreads();
-        if (row_of_block < half) part[threadIdx.x] += part[threadIdx.x + half * lanes];
+        if (row_of_block < half) {
+#pragma unroll
+            for (int k = 0; k < V; k++) part[k][threadIdx.x] += part[k][threadIdx.x + half * across];
+        }
     }
     if (row_of_block || column >= width) return;
     float *to = sums + blockIdx.y * width + column;
-    *to = add ? *to + part[lane] : part[lane];
+#pragma unroll
+    for (int k = 0; k < V; k++) to[k] = add ? to[k] + part[k][lane] : part[k][lane];
 }
 
 /* A thread owns an element: its slices in order. */
@@ -115,6 +125,19 @@ void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices,
     abar__cuda_launch(dev, join_slices, dim3((unsigned)abar__cuda_blocks(count, 64)), 64, 0, sums, slices, count, to, add);
 }
 
+/* A thread owns an element. */
+static __global__ void round_to_bf16(int64_t count, const float *from, bf16 *to)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) store(to, i, from[i]);
+}
+
+void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to)
+{
+    abar__cuda_launch(dev, round_to_bf16, dim3((unsigned)abar__cuda_blocks(count, THREADS)), THREADS, 0, count, from,
+                      (bf16 *)to);
+}
+
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
 {
     const cut c = cut_rows(dev, rows, width);
@@ -127,8 +150,9 @@ static void run_gradient(abar_device *dev, T *dy, const T *y, float *db, bool ac
 {
     const cut c = cut_rows(dev, rows, width);
     const bool two = db && c.slices > 1;
-    abar__cuda_launch(dev, mask_and_sum<T>, dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, y, two ? partials : db,
-                      accumulate && !two, rows, width, c.slice_rows, c.lanes);
+    abar__cuda_launch(dev, c.vector > 1 ? mask_and_sum<T, pack<T>::n> : mask_and_sum<T, 1>,
+                      dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, y, two ? partials : db, accumulate && !two,
+                      rows, width, c.slice_rows, c.lanes);
     if (two) abar__cuda_join_slices(dev, partials, c.slices, width, db, accumulate);
 }
 

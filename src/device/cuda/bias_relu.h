@@ -16,4 +16,7 @@ size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t wi
 /* to (count) is written or added to with sums (slices, count), the slices in order. */
 void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices, int64_t count, float *to, bool add);
 
+/* to (count) bf16: what a product that adds its bias itself wants to read. */
+void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to);
+
 #endif

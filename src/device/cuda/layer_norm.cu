@@ -63,7 +63,9 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK)
     const float mean = warp_sum(sum) / (float)width;
     for_held<T, K>(width, [&](int j, int k, int) { square += (v.part[j].v[k] - mean) * (v.part[j].v[k] - mean); });
     const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)width + eps);
-    for_held<T, K>(width, [&](int j, int k, int c) { v.part[j].v[k] = (v.part[j].v[k] - mean) * rstd * scale[c] + shift[c]; });
+    for_held<T, K>(width, [&](int j, int k, int c) {
+        v.part[j].v[k] = (v.part[j].v[k] - mean) * rstd * scale[c] + (shift ? shift[c] : 0.0f);
+    });
     v.write(y + row * width, width);
     if (saved && threadIdx.x % 32 == 0) saved[2 * row] = mean, saved[2 * row + 1] = rstd;
 }

@@ -16,7 +16,8 @@ typedef struct product {
 
 typedef struct linear {
     product y, dx, dw;
-    bool tail; /* bias and ReLU follow the product in a pass of their own */
+    bool tail;         /* bias and ReLU follow the product in a pass of their own */
+    size_t bias_bytes; /* of the bf16 copy of the bias in front of the forward product's workspace; 0: none is needed */
 } linear;
 
 /* One side of a product: how it lies in memory as (rows, width), and whether it is to be transposed. */
@@ -126,6 +127,25 @@ static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, l
     return status;
 }
 
+/* cuBLASLt knows no algorithm for such widths. */
+static bool is_refusal(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* With bias and ReLU behind the product; where that is refused, and in bf16 where there are both, with a pass of their own. */
+static cublasStatus_t make_either(abar__op *op, cublasLtHandle_t blas, linear *l)
+{
+    const bool relu = op->desc.activation == ABAR_ACT_RELU;
+    l->tail = op->desc.bias && relu && abar__cuda_is_bf16(op->dev);
+    const cublasStatus_t made = make_products(op, blas, l);
+    if (!is_refusal(made) || l->tail || !(op->desc.bias || relu)) return made;
+    destroy(op);
+    *l = {};
+    l->tail = true;
+    return make_products(op, blas, l);
+}
+
 static abar_status create(abar__op *op)
 {
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
@@ -135,20 +155,19 @@ static abar_status create(abar__op *op)
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(linear), &op->priv));
     op->priv_bytes = sizeof(linear);
     linear *l = (linear *)op->priv;
-    l->tail = op->desc.bias && abar__cuda_is_bf16(op->dev); /* cuBLASLt adds a bias of the output's type, ours is float32 */
-    const cublasStatus_t made = make_products(op, nn->blas, l);
-    const bool refused =
-        made == CUBLAS_STATUS_NOT_SUPPORTED || made == CUBLAS_STATUS_INVALID_VALUE; /* widths it cannot align */
-    abar_status status = refused ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
+    const cublasStatus_t made = make_either(op, nn->blas, l);
+    abar_status status = is_refusal(made) ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
     if (status < 0) {
         destroy(op);
         abar__free(op->dev->ctx, op->priv, op->priv_bytes);
         op->priv = NULL;
         return status;
     }
+    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt adds a bias of the output's type */
+        l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
     size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
-    const size_t workspaces[] = {l->y.workspace, l->dx.workspace, l->dw.workspace};
-    for (int i = 0; i < 3; i++) scratch = workspaces[i] > scratch ? workspaces[i] : scratch;
+    const size_t needs[] = {l->bias_bytes + l->y.workspace, l->dx.workspace, l->dw.workspace};
+    for (int i = 0; i < 3; i++) scratch = needs[i] > scratch ? needs[i] : scratch;
     op->scratch_bytes = scratch ? scratch + ABAR_CUDA_ALIGN : 0;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
@@ -157,14 +176,13 @@ static abar_status create(abar__op *op)
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-static abar_status multiply(abar__op *op, const abar__op_args *args, const product *p, const void *a, const void *b, float beta,
-                            void *d)
+static abar_status multiply(abar__op *op, char *workspace, const product *p, const void *a, const void *b, float beta, void *d)
 {
     const abar__cuda *cuda = abar__cuda_of(op->dev);
     const abar__cuda_nn_state *nn = (const abar__cuda_nn_state *)cuda->nn;
     const float one = 1.0f;
     return explain(op->dev, cublasLtMatmul(nn->blas, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo,
-                                           abar__cuda_workspace(args->scratch), p->workspace, cuda->stream));
+                                           workspace, p->workspace, cuda->stream));
 }
 
 static const void *weight_of(const abar__op *op, const abar__op_args *a)
@@ -175,9 +193,14 @@ static const void *weight_of(const abar__op *op, const abar__op_args *a)
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     linear *l = (linear *)op->priv;
+    char *workspace = abar__cuda_workspace(a->scratch);
     const void *bias = op->desc.bias ? a->param[1] : NULL;
+    if (l->bias_bytes) {
+        abar__cuda_round_bias(op->dev, outputs(op), (const float *)bias, workspace);
+        bias = workspace;
+    }
     if (bias && !l->tail) ABAR_TRY(explain(op->dev, set(l->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
-    ABAR_TRY(multiply(op, a, &l->y, weight_of(op, a), a->x[0], 0.0f, a->y));
+    ABAR_TRY(multiply(op, workspace + l->bias_bytes, &l->y, weight_of(op, a), a->x[0], 0.0f, a->y));
     if (l->tail)
         abar__cuda_bias_relu(op->dev, a->y, (const float *)bias, op->desc.activation == ABAR_ACT_RELU, row_count(op),
                              outputs(op));
@@ -187,11 +210,12 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     linear *l = (linear *)op->priv;
+    char *workspace = abar__cuda_workspace(a->scratch);
     abar__cuda_bias_relu_gradient(op->dev, a->dy, op->desc.activation == ABAR_ACT_RELU ? a->y : NULL,
                                   op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
-                                  (float *)abar__cuda_workspace(a->scratch));
-    ABAR_TRY(multiply(op, a, &l->dw, a->x[0], a->dy, a->accumulate ? 1.0f : 0.0f, a->dparam[0]));
-    if (op->desc.need_dx[0]) ABAR_TRY(multiply(op, a, &l->dx, weight_of(op, a), a->dy, 0.0f, a->dx[0]));
+                                  (float *)workspace);
+    ABAR_TRY(multiply(op, workspace, &l->dw, a->x[0], a->dy, a->accumulate ? 1.0f : 0.0f, a->dparam[0]));
+    if (op->desc.need_dx[0]) ABAR_TRY(multiply(op, workspace, &l->dx, weight_of(op, a), a->dy, 0.0f, a->dx[0]));
     return abar__cuda_status(op->dev);
 }
 

@@ -6,12 +6,14 @@
 #include <string.h>
 
 static const abar_model *const models[] = {
-    &abar__model_mlp,       &abar__model_lenet5,    &abar__model_resnet20, &abar__model_resnet32,  &abar__model_resnet44,
-    &abar__model_resnet56,  &abar__model_resnet110, &abar__model_wrn28_10, &abar__model_deit_tiny, &abar__model_deit_small,
-    &abar__model_swin_tiny, &abar__model_gpt2,      &abar__model_gpt_char,
+    &abar__model_mlp,         &abar__model_lenet5,    &abar__model_resnet20,  &abar__model_resnet32,
+    &abar__model_resnet44,    &abar__model_resnet56,  &abar__model_resnet110, &abar__model_wrn28_10,
+    &abar__model_densenet121, &abar__model_resnet50,  &abar__model_resnet101, &abar__model_deit_tiny,
+    &abar__model_deit_small,  &abar__model_swin_tiny, &abar__model_gpt2,      &abar__model_gpt_char,
 };
-static const char *const names[] = {"mlp",      "lenet5",    "resnet20",   "resnet32",  "resnet44", "resnet56", "resnet110",
-                                    "wrn28-10", "deit-tiny", "deit-small", "swin-tiny", "gpt2",     "gpt-char", NULL};
+static const char *const names[] = {"mlp",        "lenet5",    "resnet20",    "resnet32", "resnet44",  "resnet56",
+                                    "resnet110",  "wrn28-10",  "densenet121", "resnet50", "resnet101", "deit-tiny",
+                                    "deit-small", "swin-tiny", "gpt2",        "gpt-char", NULL};
 
 const char *const *abar_model_names(void) { return names; }
 

@@ -5,8 +5,9 @@
 #include "abar/net.h"
 
 extern const abar_model abar__model_mlp, abar__model_lenet5, abar__model_resnet20, abar__model_resnet32, abar__model_resnet44,
-    abar__model_resnet56, abar__model_resnet110, abar__model_wrn28_10, abar__model_deit_tiny, abar__model_deit_small,
-    abar__model_swin_tiny, abar__model_gpt2, abar__model_gpt_char;
+    abar__model_resnet56, abar__model_resnet110, abar__model_wrn28_10, abar__model_densenet121, abar__model_resnet50,
+    abar__model_resnet101, abar__model_deit_tiny, abar__model_deit_small, abar__model_swin_tiny, abar__model_gpt2,
+    abar__model_gpt_char;
 
 /* CIFAR ResNet with n basic blocks in each of its three stages of width, 2 width and 4 width channels: depth 6n+2. */
 abar_value abar__resnet_cifar(abar_net *net, abar_value x, int n, int64_t width, int64_t classes);

@@ -42,6 +42,7 @@ static abar_value layer_norm(abar_net *net, abar_value x, const char *name, doub
     const int64_t width = shape.dim[shape.ndim - 1];
     if (!add_scale(net, node, width) || (shift && !add_shift(net, node, width))) return (abar_value){-1};
     node->desc.eps = eps;
+    node->desc.bias = shift;
     return abar__net_finish(net, node, &shape);
 }
 
