@@ -27,7 +27,7 @@ static abar_schedule schedule_of(const cJSON *file, const cJSON *row)
                            .lr = number(file, "lr"),
                            .epochs = (int64_t)number(file, "epochs"),
                            .steps_per_epoch = (int64_t)number(file, "steps_per_epoch"),
-                           .warmup_epochs = (int64_t)number(row, "warmup_epochs"),
+                           .warmup_epochs = number(row, "warmup_epochs"),
                            .per_epoch = strcmp(kind, "cosine_epoch") == 0};
 }
 
@@ -79,6 +79,21 @@ static void schedule_warmup_as_long_as_training_never_divides_by_zero(void **sta
     assert_true(abar_schedule_lr(&s, 10) == 0.0);
 }
 
+/* nanoGPT's: 100 of 5000 steps to warm up, then from 1e-3 to 1e-4 by half a cosine; an epoch is 250 steps. */
+static void schedule_with_a_final_rate_and_part_of_an_epoch_of_warmup_is_nanogpts(void **state)
+{
+    (void)state;
+    abar_schedule s = {
+        .kind = ABAR_SCHEDULE_COSINE, .lr = 1e-3, .final_lr = 1e-4, .epochs = 20, .steps_per_epoch = 250, .warmup_epochs = 0.4};
+    assert_true(fabs(abar_schedule_lr(&s, 0) - 1e-5) < 1e-15);
+    assert_true(fabs(abar_schedule_lr(&s, 99) - 1e-3) < 1e-15);
+    for (int64_t k = 100; k <= 5000; k += 350) {
+        const double expected = 1e-4 + 0.5 * (1.0 + cos(acos(-1.0) * (double)(k - 100) / 4900.0)) * (1e-3 - 1e-4);
+        assert_true(fabs(abar_schedule_lr(&s, k) - expected) < 1e-15);
+    }
+    assert_true(fabs(abar_schedule_lr(&s, 5000) - 1e-4) < 1e-15);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -86,6 +101,7 @@ int main(void)
         cmocka_unit_test(schedule_odd_epochs_drop_at_the_first_epoch_past_the_milestone),
         cmocka_unit_test(schedule_past_the_end_stays_at_the_last_value),
         cmocka_unit_test(schedule_warmup_as_long_as_training_never_divides_by_zero),
+        cmocka_unit_test(schedule_with_a_final_rate_and_part_of_an_epoch_of_warmup_is_nanogpts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
