@@ -234,6 +234,18 @@ static const char *channel_at(const abar_tensor *t, int64_t channel)
     return (const char *)t->data + (size_t)(channel * t->stride[1]) * abar_dtype_size(t->dtype);
 }
 
+/* Rows that follow one another may be any number of images: as many as leave some tiles of pixels in each, so that a thread
+ * adds up a long column before its block meets. */
+static void fold_rows(stack *s)
+{
+    int64_t width = THREADS;
+    while (width >= 32 && s->width % width != 0) width /= 2;
+    if (width < 32) return;
+    s->images = s->width / width;
+    s->stride[0] = width * s->stride[3];
+    s->width = width;
+}
+
 /* Images of the group's channels, or rows of vectors as pixels of one image (of N where their examples have weights or do not
  * follow one another). Taps: one. */
 static stack stack_of(const abar__rows *r, const abar_tensor *tensor, int64_t channels, bool by_example)
@@ -259,6 +271,7 @@ static stack stack_of(const abar__rows *r, const abar_tensor *tensor, int64_t ch
         s.stride[0] = joined ? 0 : t.stride[0];
         s.stride[1] = t.stride[t.ndim - 1];
         s.stride[3] = rows == 1 ? (joined ? t.stride[0] : 0) : step;
+        if (joined) fold_rows(&s);
     }
     if (channels == 1) s.stride[1] = 1;
     s.extent[0] = s.height;
