@@ -144,8 +144,7 @@ void abar__curvature_join(abar__curvature *cv, abar__map *map)
                                 map->pending[0], map->shape.number.name ? abar__pending_number(map) : NULL);
 }
 
-/* What a pending sum is multiplied by to become the new value. */
-static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
+double abar__to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a)
 {
     double p = cv->observed_scale * (cv->config.pgrad ? map->examples : 1.0);
     double scale = a->grad_power ? pow(p, a->grad_power) : 1.0;
@@ -156,9 +155,10 @@ static bool pending_is_finite(abar__curvature *cv, const abar__map *map)
 {
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
-        if (a->name && !cv->stats->all_finite(cv->dev, a->n, a->square, map->pending[i], to_mean(cv, map, a))) return false;
+        if (a->name && !cv->stats->all_finite(cv->dev, a->n, a->square, map->pending[i], abar__to_mean(cv, map, a)))
+            return false;
     }
-    return isfinite(map->pending_number * to_mean(cv, map, &map->shape.number));
+    return isfinite(map->pending_number * abar__to_mean(cv, map, &map->shape.number));
 }
 
 static void drop(abar__curvature *cv, abar__map *map)
@@ -173,11 +173,11 @@ static void commit_map(abar__curvature *cv, abar__map *map)
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
         if (!a->name) continue;
-        double add = (1.0 - beta) * to_mean(cv, map, a);
+        double add = (1.0 - beta) * abar__to_mean(cv, map, a);
         cv->stats->commit(cv->dev, a->n, a->square, map->average[i], map->pending[i], beta, add);
     }
     if (map->shape.number.name) {
-        double fresh = to_mean(cv, map, &map->shape.number) * map->pending_number;
+        double fresh = abar__to_mean(cv, map, &map->shape.number) * map->pending_number;
         map->real[ABAR_REAL_NUMBER] = beta * map->real[ABAR_REAL_NUMBER] + (1.0 - beta) * fresh;
     }
     map->count[ABAR_COUNT_COMMITS]++;
@@ -272,7 +272,7 @@ bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, cons
 
 static const abar__precondition identity = {.scale = 1.0};
 
-static void set_comparison(abar__map *map, const double products[3])
+void abar__set_comparison(abar__map *map, const double products[3])
 {
     map->cosine = products[1] / sqrt(products[0] * products[2]);
     map->ratio = sqrt(products[2] / products[0]);
@@ -294,8 +294,8 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
         return 0.0;
     }
     if (cv->measure)
-        set_comparison(map, (double[]){stats->dot(cv->dev, count, g, g), stats->dot(cv->dev, count, g, result),
-                                       stats->dot(cv->dev, count, result, result)});
+        abar__set_comparison(map, (double[]){stats->dot(cv->dev, count, g, g), stats->dot(cv->dev, count, g, result),
+                                             stats->dot(cv->dev, count, result, result)});
     double inner = cv->ops->kl_clip ? stats->dot(cv->dev, count, g, result) : 0.0;
     stats->scatter(cv->dev, map->out, map->in, result, map->weight_grad, bias_grad);
     return inner;
@@ -320,7 +320,7 @@ static double apply_described(abar__curvature *cv, abar__map *map, double grad_n
     if (!cv->measure && !cv->ops->kl_clip) return 0.0;
     double products[3];
     cv->stats->compare(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, &map->pre, products);
-    if (cv->measure) set_comparison(map, products);
+    if (cv->measure) abar__set_comparison(map, products);
     return products[1];
 }
 

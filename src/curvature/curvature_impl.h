@@ -164,6 +164,11 @@ abar_status abar__curvature_end_calibration(abar__curvature *cv);
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
 abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
 
+/* What a pending sum is multiplied by to become the new value. */
+double abar__to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a);
+/* Cosine and ratio from <G, G>, <G^, G> and <G^, G^>. */
+void abar__set_comparison(abar__map *map, const double products[3]);
+
 /* ---- on a queued device (queued.c): the program keeps the averages, the frame counts rows and lends its names ---- */
 
 /* Describes all maps; fails where the method cannot be kept by a device. */

@@ -2,7 +2,6 @@
  * what the host knows better: which maps there are, how many rows were observed, and the names of their state. */
 #include "curvature/curvature_impl.h"
 
-#include <math.h>
 #include <string.h>
 
 abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
@@ -21,24 +20,17 @@ abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
     return ABAR_OK;
 }
 
-/* What turns the sum of an average into the new value. */
-static double factor(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a, double observed_scale)
-{
-    if (!a->name || map->examples == 0.0) return 0.0;
-    double scale = a->grad_power ? pow(observed_scale * (cv->config.pgrad ? map->examples : 1.0), a->grad_power) : 1.0;
-    return scale / abar__pending_count(map, a->per);
-}
-
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out)
 {
     bool observed = false;
-    for (int i = 0; i < cv->n_maps; i++) {
+    cv->observed_scale = observed_scale;
+    for (int i = 0; i < cv->n_maps; i++, out += 3) {
         abar__map *map = &cv->maps[i];
-        out[3 * i] = factor(cv, map, &map->shape.average[0], observed_scale);
-        out[3 * i + 1] = factor(cv, map, &map->shape.average[1], observed_scale);
-        out[3 * i + 2] = factor(cv, map, &map->shape.number, observed_scale);
-        observed = observed || map->examples > 0.0;
-        if (map->examples > 0.0) abar__curvature_join(cv, map); /* given before the step, and recorded with it */
+        const abar__average_desc *const sums[3] = {&map->shape.average[0], &map->shape.average[1], &map->shape.number};
+        const bool seen = map->examples > 0.0;
+        for (int k = 0; k < 3; k++) out[k] = seen && sums[k]->name ? abar__to_mean(cv, map, sums[k]) : 0.0;
+        if (seen) abar__curvature_join(cv, map); /* given before the step, and recorded with it */
+        observed = observed || seen;
         map->rows = map->examples = 0.0;
     }
     return observed;
@@ -63,8 +55,5 @@ void abar__curvature_unload(const abar__curvature *cv, abar__map_state *states)
 
 void abar__curvature_set_products(abar__curvature *cv, const double *products)
 {
-    for (int i = 0; i < cv->n_maps; i++, products += 3) {
-        cv->maps[i].cosine = products[1] / sqrt(products[0] * products[2]);
-        cv->maps[i].ratio = sqrt(products[2] / products[0]);
-    }
+    for (int i = 0; i < cv->n_maps; i++) abar__set_comparison(&cv->maps[i], products + 3 * i);
 }

@@ -99,9 +99,6 @@ typedef struct abar__run {
     bool observing;    /* curvature looks on in the backward pass: attention leaves its column means */
 } abar__run;
 
-/* What a loss leaves behind, in memory that the host can read: at once, or for a queued device after a wait. */
-typedef abar_loss abar__loss_result;
-
 /* The buffers of one run. Those an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
     const abar__run *run;
@@ -117,7 +114,7 @@ typedef struct abar__op_args {
     bool accumulate;
     bool table_written; /* EMBEDDING: the tied layer has written dparam[0] in this pass: add to that one in any case */
     const void *target; /* losses */
-    abar__loss_result *result;
+    abar_loss *result;  /* losses; memory that the host can read: at once, or for a queued device after a wait */
     /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the tokens' own
      * order: mean over the queries of its window of the probability (before dropout) that they give this token */
     void *columns;

@@ -19,7 +19,7 @@ typedef struct op_inputs {
 typedef struct op_outputs {
     double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *columns; /* an attention's, where observed */
-    abar__loss_result result;
+    abar_loss result;
 } op_outputs;
 
 /* Elements of an operation's parameters and buffers; 0: it has no such. */
@@ -47,8 +47,8 @@ typedef struct op_instance {
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
     void *y, *dy, *dy2, *target, *columns, *saved, *scratch;
-    abar__loss_result result;
-    abar__loss_result *shared; /* where a queued device writes it; NULL: the device writes result */
+    abar_loss result;
+    abar_loss *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {
         void *memory;
         size_t bytes;

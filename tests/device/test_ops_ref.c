@@ -166,7 +166,7 @@ static void cross_entropy_foreign_label_is_an_argument_error(void **state)
     abar__op_desc d = op_case_desc(&c);
     abar__run run = op_case_run(&c);
     double x[12] = {0};
-    abar__loss_result result;
+    abar_loss result;
     abar__op *op;
     assert_int_equal(abar__op_create(b.dev, &d, &op), ABAR_OK);
     for (int32_t wrong = -1; wrong <= 4; wrong += 5) {

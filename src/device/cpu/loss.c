@@ -42,7 +42,7 @@ static int64_t valid_rows(const loss *l, const abar__op_args *a) { return a->run
 /* Joins the parts, always in the same order. */
 static void finish(const loss *l, const abar__op_args *a, double per)
 {
-    abar__loss_result result = {.count = valid_rows(l, a)};
+    abar_loss result = {.count = valid_rows(l, a)};
     for (int part = 0; part < l->parts; part++) {
         const part_sum *sum = (const part_sum *)a->scratch + part;
         result.loss += sum->loss;

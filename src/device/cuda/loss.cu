@@ -22,7 +22,7 @@ typedef struct part_sum { /* of one block */
 /* ---- one number from many blocks ----------------------------------------------------------------------------------- */
 
 /* The block's sum goes to its place in parts; a block that is alone writes the result at once. All threads call. */
-__device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t count, abar__loss_result *result)
+__device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t count, abar_loss *result)
 {
     __shared__ double losses[32];
     __shared__ long long corrects[32];
@@ -36,7 +36,7 @@ __device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t
 }
 
 /* One block adds the parts, a thread every blockDim-th of them. */
-static __global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar__loss_result *result)
+static __global__ void join_kernel(int n, const part_sum *parts, double per, int64_t count, abar_loss *result)
 {
     __shared__ double losses[32];
     __shared__ long long corrects[32];
@@ -140,7 +140,7 @@ __device__ static float entropy_row(const entropy &e, const T *x, const void *ta
 /* A warp owns a row, then the one WARPS * gridDim.x further. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    entropy_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar__loss_result *result)
+    entropy_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar_loss *result)
 {
     part_sum mine = {};
     for (int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; row < e.valid; row += (int64_t)gridDim.x * WARPS) {
@@ -262,7 +262,7 @@ __device__ static float wide_row(const entropy &e, const T *x, const void *targe
 /* A block owns a row, then the one gridDim.x further. */
 template <typename T>
 static __global__ void __launch_bounds__(WIDE_THREADS)
-    wide_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar__loss_result *result)
+    wide_kernel(entropy e, const T *x, const void *target, float *saved, part_sum *parts, abar_loss *result)
 {
     part_sum mine = {};
     for (int64_t row = blockIdx.x; row < e.valid; row += gridDim.x) {
@@ -366,7 +366,7 @@ const abar__op_impl abar__cuda_softmax_cross_entropy = {
 /* A thread owns every (THREADS * gridDim.x)-th of the n elements that count. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    square_kernel(int64_t n, int64_t valid, const T *x, const T *target, part_sum *parts, abar__loss_result *result)
+    square_kernel(int64_t n, int64_t valid, const T *x, const T *target, part_sum *parts, abar_loss *result)
 {
     part_sum mine = {};
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (int64_t)gridDim.x * THREADS) {

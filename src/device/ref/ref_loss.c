@@ -75,7 +75,7 @@ static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
             d->soft_targets ? first_maximum((const double *)a->target + r * classes, classes) : ((const int32_t *)a->target)[r];
         correct += first_maximum(x, classes) == truth;
     }
-    *a->result = (abar__loss_result){.loss = rows > 0 ? sum / (double)rows : 0.0, .correct = correct, .count = rows};
+    *a->result = (abar_loss){.loss = rows > 0 ? sum / (double)rows : 0.0, .correct = correct, .count = rows};
     return ABAR_OK;
 }
 
@@ -110,7 +110,7 @@ static abar_status square_forward(abar__op *op, const abar__op_args *a)
     int64_t count = valid_elements(op, a);
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) sum += (x[i] - target[i]) * (x[i] - target[i]);
-    *a->result = (abar__loss_result){.loss = count > 0 ? sum / (double)count : 0.0, .count = a->run->valid};
+    *a->result = (abar_loss){.loss = count > 0 ? sum / (double)count : 0.0, .count = a->run->valid};
     return ABAR_OK;
 }
 
