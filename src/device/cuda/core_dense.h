@@ -1,0 +1,71 @@
+/* Dense curvature within an optimizer step on the device (methods.md sections 4 to 6, 9): inverses of symmetric factors, kept
+ * without a word to the host (core_inverse.cu), and gradients multiplied by them (core_apply.cu). All maps take part in every
+ * launch. core_program.cu and core_maps.cu decide what is wanted and what becomes of it. */
+#ifndef ABAR_CUDA_CORE_DENSE_H
+#define ABAR_CUDA_CORE_DENSE_H
+
+#include "device/cuda/core_impl.h"
+
+/* ---- inverses ----------------------------------------------------------------------------------------------------- */
+
+/* A symmetric factor by triangles, as stats_impl.h lays it out. */
+typedef struct abar__cuda_factor {
+    int64_t d;
+    const float *average; /* (d, d): the upper triangle */
+    float *pending;       /* (d, d): the lower triangle, zero when an inversion begins and when it has ended: room to work */
+    float *inverse;       /* (d, d), full; replaced only by a valid one */
+    float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
+} abar__cuda_factor;
+
+/* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */
+typedef struct abar__cuda_inversion {
+    int32_t wanted;          /* set by who asks; 0 when it has ended */
+    int32_t valid;           /* 1: the inverse is new; 0: it is the previous one */
+    int32_t raised, doubled; /* rungs of the ladder that were climbed (methods.md section 9) */
+    double scale, shift;     /* the inverse is of scale * average + shift * I; the ladder raises shift */
+    double condition;        /* (scale * trace + shift * d) * |inverse|_F; with values: as it was */
+} abar__cuda_inversion;
+
+typedef struct abar__cuda_inverter abar__cuda_inverter;
+
+/* ---- products ------------------------------------------------------------------------------------------------------ */
+
+/* G^ = left G right of one map, before any scale; with eigenvalues: left^T ((left G right^T) / (values + shift)) right. G lies
+ * in the order of the weight's memory (out, columns) with kernel = kh * kw (abar__kept_map), its bias apart; left and right are
+ * in PyTorch's order, the bias last. */
+typedef struct abar__cuda_product {
+    int64_t out, columns, kernel, d;   /* d: columns, and 1 with a bias */
+    const float *grad, *bias_grad;     /* (out, columns), (out); no bias_grad where d > columns: zeros */
+    const float *left, *right;         /* (out, out), (d, d), symmetric or eigenvectors by rows; left NULL: the identity */
+    const float *row_scale;            /* (out), multiplies the rows of the result; NULL: 1 */
+    const float *left_values, *values; /* (out), (d): eigenvalues; NULL: none */
+    double shift;                      /* beside the product of eigenvalues, negative ones taken as 0 */
+    float *result;                     /* (out, columns) in the order of the weight's memory, then (out): the bias */
+} abar__cuda_product;
+
+typedef struct abar__cuda_multiplier abar__cuda_multiplier;
+
+extern "C" {
+/* factors: (n) host memory, copied; asked: (n) device memory. */
+abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n, abar__cuda_inversion *asked,
+                                       abar__cuda_inverter **out);
+void abar__cuda_inverter_destroy(abar_device *dev, abar__cuda_inverter *v);
+size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v);
+/* Every factor whose inversion is wanted when this runs. In a recording the device decides how often what is repeated;
+ * otherwise the host looks on. */
+abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v);
+
+/* products: (n) host memory, copied. */
+abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n,
+                                         abar__cuda_multiplier **out);
+void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multiplier *m);
+size_t abar__cuda_multiplier_bytes(const abar__cuda_multiplier *m);
+/* New gradients in the places of the old: (n) host memory; waits for nothing but its own earlier call. */
+abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products);
+/* The products of all maps that are active, (n) device memory; the others are left alone. inner[i] = <G^, G> in double, and
+ * broken[i] = 1 where an element is not finite, else 0: (n) device memory, written for active maps. Recordable. */
+abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
+                                int32_t *broken);
+}
+
+#endif
