@@ -110,16 +110,33 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const lngd_config *c = cv->method_config;
+    out->kind = ABAR_KEPT_DENSE;
+    abar__keep_average(map, PHI, out);
+    abar__keep_average(map, PSI, out);
+    out->pending_number = map->queued_number;
+    out->inverse[0] = map->derived[PHI_INVERSE];
+    out->r = map->derived[PSI_RECIPROCAL];
+    out->damping = ABAR_DAMPING_CLIPPED;
+    out->least = c->nu1;
+    out->most = c->nu2;
+    out->mu = c->mu;
+}
+
 const abar__curvature_ops abar__method_lngd = {
     .method = {.name = "lngd",
                .summary = "layer-wise natural gradient: weighted activations, diagonal gradients",
                .keeps = "Phi and its inverse, Psi: 2 d x d, 3 vectors of d_out",
                .options = options,
-               .config_size = sizeof(lngd_config)},
+               .config_size = sizeof(lngd_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .apply = apply,
+    .keep = keep,
 };

@@ -6,6 +6,7 @@
 #include "abar/optim.h"
 #include "cuda_testing.h"
 
+enum { RIG_SCRATCH = 64 << 20 };
 enum { RIG_LAYERS = 4, RIG_PARAMS = 8, RIG_MAPS = 5, RIG_STEPS = 12, RIG_EXAMPLES = 6 };
 
 /* What to run. Options are those of abar_optim on ref; the program's description is derived from the same words. */
@@ -13,9 +14,11 @@ typedef struct rig_wish {
     const char *rule, *method; /* method NULL: none */
     double momentum, weight_decay, lr;
     bool nesterov, decoupled;
-    double rho; /* 0: adaptive */
+    double rho; /* 0: adaptive; lngd has none */
     double diagonal;
     bool coupled;
+    bool expand, eigen; /* kfac */
+    double kl_clip;     /* kfac, eva; 0: off */
     int64_t tcov, tinv;
     bool spread;
     double clip, grad_scale;
@@ -58,6 +61,7 @@ typedef struct rig {
     abar__kept_map kept[RIG_MAPS];
     abar__program *program;
     int64_t k;
+    void *scratch; /* RIG_SCRATCH bytes, of the statistics */
     struct {
         void *memory;
         size_t bytes;
