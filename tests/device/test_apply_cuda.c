@@ -511,7 +511,7 @@ static void replays_repeat_the_bits(void **unused)
 static void rebinding_reads_the_new_gradients(void **unused)
 {
     (void)unused;
-    const size_t room = 65536;
+    const size_t room = 1 << 18;
     abar__cuda_product products[MAX_MAPS];
     open_device(ABAR_PRECISION_FP32);
     bench *b = make_bench(chosen, CHOSEN);

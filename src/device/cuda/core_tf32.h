@@ -21,6 +21,10 @@ __device__ static inline uint32_t tf32_of(float v)
     return bits;
 }
 
+/* The same in one instruction for who lets a tensor core cut off the rest, which it does; infinities stay, but of what is not a
+ * number only such as have an upper bit of the mantissa at zero. */
+__device__ static inline uint32_t tf32_nearly(float v) { return __float_as_uint(v) + 0x1000u; }
+
 /* v = big + small, but for what is below small's last bit. */
 __device__ static inline void tf32_split(float v, uint32_t *big, uint32_t *small)
 {
