@@ -123,15 +123,6 @@ __device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *aske
     }
 }
 
-__device__ static void forget_asked(const abar__cuda_map &map, abar__cuda_inversion *asked)
-{
-    for (int i = 0; i < 2; i++) {
-        if (map.factor[i] < 0) continue;
-        abar__cuda_inversion *a = asked + map.factor[i];
-        a->wanted = a->valid = a->raised = a->doubled = 0;
-    }
-}
-
 /* Block b: map first + b. Commits its vectors, counts what became of its sums, asks for the inverses that are due. */
 static __global__ void __launch_bounds__(THREADS)
     plan_maps(const __grid_constant__ abar__cuda_maps k, int first, const __grid_constant__ abar__cuda_means means)
@@ -145,10 +136,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t now = k.now->now;
     abar__map_state s = k.states[at];
     __syncthreads(); /* all have read what thread 0 will write */
-    if (threadIdx.x == 0) {
-        forget_asked(map, k.asked);
-        k.spoiled[at] = k.tried[map.dense] = 0;
-    }
+    if (threadIdx.x == 0) k.spoiled[at] = k.tried[map.dense] = 0;
     if (skip) {
         skip_map(k.schedule, m, &k.states[at], now);
         return;
@@ -173,30 +161,25 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) k.states[at] = s;
 }
 
-/* Thread j, dense map j with two factors: asks for the first where the second is there. */
+/* ---- what came of it ---------------------------------------------------------------------------------------------- */
+
+/* Counts the rungs of the map's i-th factor; returns whether it has a new inverse. */
+__device__ static bool count_rungs(const abar__cuda_map &map, int i, const abar__cuda_inversion *asked, abar__map_state *s)
+{
+    const abar__cuda_inversion a = asked[map.factor[i]];
+    s->count[ABAR_COUNT_RAISED] += a.raised;
+    s->count[ABAR_COUNT_DOUBLED] += a.doubled;
+    if (a.valid && !map.map.values[i]) s->real[ABAR_REAL_CONDITION] = a.condition;
+    return a.valid != 0;
+}
+
+/* Thread j, dense map j: where it has two factors and the second is there, asks for the first. */
 static __global__ void ask_first(const __grid_constant__ abar__cuda_maps k)
 {
     const int j = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (j >= k.n_dense || !k.tried[j]) return;
     const abar__cuda_map &map = k.maps[k.dense[j]];
-    if (map.factor[1] >= 0) k.asked[map.factor[0]].wanted = k.asked[map.factor[1]].valid;
-}
-
-/* ---- what came of it ---------------------------------------------------------------------------------------------- */
-
-/* Counts the rungs, the second factor's before the first's; returns whether the map has new inverses. */
-__device__ static bool count_rungs(const abar__cuda_map &map, const abar__cuda_inversion *asked, abar__map_state &s)
-{
-    bool valid = false;
-    for (int i = 1; i >= 0; i--) {
-        if (map.factor[i] < 0) continue;
-        const abar__cuda_inversion a = asked[map.factor[i]];
-        s.count[ABAR_COUNT_RAISED] += a.raised;
-        s.count[ABAR_COUNT_DOUBLED] += a.doubled;
-        valid = a.valid != 0;
-        if (valid && !map.map.values[i]) s.real[ABAR_REAL_CONDITION] = a.condition;
-    }
-    return valid;
+    if (map.factor[1] >= 0) k.asked[map.factor[0]].wanted = count_rungs(map, 1, k.asked, &k.states[k.dense[j]]);
 }
 
 /* Takes over what was held until both factors were there, and r. */
@@ -222,8 +205,8 @@ static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_const
     const abar__cuda_map &map = k.maps[at];
     const bool tried = k.tried[j] != 0, skip = k.now->numbers.skip != 0;
     abar__map_state s = k.states[at];
-    __syncthreads();                             /* all have read what thread 0 will write */
-    if (tried && count_rungs(map, k.asked, s)) { /* the same for all threads */
+    __syncthreads();                                 /* all have read what thread 0 will write */
+    if (tried && count_rungs(map, 0, k.asked, &s)) { /* the same for all threads */
         take_over(map, s, k.schedule.beta, shared);
         s.count[ABAR_COUNT_READY] = 1;
     } else if (tried) {
