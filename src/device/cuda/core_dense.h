@@ -4,7 +4,11 @@
 #ifndef ABAR_CUDA_CORE_DENSE_H
 #define ABAR_CUDA_CORE_DENSE_H
 
+#ifdef __cplusplus
 #include "device/cuda/core_impl.h"
+#else
+#include "device/device_impl.h" /* tests are C */
+#endif
 
 /* ---- inverses ----------------------------------------------------------------------------------------------------- */
 
@@ -17,7 +21,8 @@ typedef struct abar__cuda_factor {
     float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
 } abar__cuda_factor;
 
-/* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */
+/* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. valid, raised and
+ * doubled are of the last abar__cuda_invert_wanted, and 0 where nothing was wanted of it. */
 typedef struct abar__cuda_inversion {
     int32_t wanted;          /* set by who asks; 0 when it has ended */
     int32_t valid;           /* 1: the inverse is new; 0: it is the previous one */
@@ -45,7 +50,9 @@ typedef struct abar__cuda_product {
 
 typedef struct abar__cuda_multiplier abar__cuda_multiplier;
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 /* factors: (n) host memory, copied; asked: (n) device memory. */
 abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n, abar__cuda_inversion *asked,
                                        abar__cuda_inverter **out);
@@ -66,6 +73,8 @@ abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda_multiplier
  * broken[i] = 1 where an element is not finite, else 0: (n) device memory, written for active maps. Recordable. */
 abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
                                 int32_t *broken);
+#ifdef __cplusplus
 }
+#endif
 
 #endif
