@@ -33,10 +33,21 @@ static int close_device(void **unused)
 
 /* ---- factors and what is known of them -------------------------------------------------------------------------------- */
 
-typedef enum kind { DEFINITE, INDEFINITE, HOPELESS, SINGULAR, ZERO, BAD_DIAGONAL, BAD_CORNER, EIGEN, BAD_EIGEN } kind;
+typedef enum matrix_kind {
+    DEFINITE,
+    CORRELATED,
+    INDEFINITE,
+    HOPELESS,
+    SINGULAR,
+    ZERO,
+    BAD_DIAGONAL,
+    BAD_CORNER,
+    EIGEN,
+    BAD_EIGEN
+} matrix_kind;
 
 typedef struct subject {
-    kind kind;
+    matrix_kind kind;
     int64_t d;
     double scale, shift;
     float *square;       /* (d + 1, d): what lies in device memory, average above and pending below */
@@ -74,6 +85,8 @@ static void fill_average(subject *s)
             *average_at(s, i, j) = (float)sum;
         }
     free(x);
+    for (int64_t i = 0; i < d && s->kind == CORRELATED; i++) /* one eigenvalue of about d, the others of about 0.01 */
+        for (int64_t j = i; j < d; j++) *average_at(s, i, j) = 1.0f + 0.01f * *average_at(s, i, j);
     for (int64_t i = 0; i < d && s->kind == INDEFINITE; i++) /* one eigenvalue of -3 */
         for (int64_t j = i; j < d; j++) *average_at(s, i, j) = i != j ? 0.0f : i == d / 2 ? -3.0f : 1.0f;
     for (int64_t i = 0; i < d && s->kind == SINGULAR; i++) /* one of 0 */
@@ -85,7 +98,7 @@ static void fill_average(subject *s)
     if (s->kind == BAD_CORNER || s->kind == BAD_EIGEN) *average_at(s, 0, d - 1) = NAN;
 }
 
-static void add(rig *r, kind kind, int64_t d, double scale, double shift)
+static void add(rig *r, matrix_kind kind, int64_t d, double scale, double shift)
 {
     assert_true(r->n < MOST);
     subject *s = &r->of[r->n++];
@@ -297,6 +310,17 @@ static void inverses_of_many_sizes_at_once_are_right(void **unused)
     stop(&r);
 }
 
+/* Condition numbers of some ten thousand, as rows of images have them: the error may not grow faster than they do. */
+static void inverses_of_correlated_factors_are_right(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) add(&r, CORRELATED, sizes[i], 1.0, 0.005);
+    start(&r);
+    invert(&r, ~0u, 1e-4);
+    stop(&r);
+}
+
 static void inverses_are_touched_only_where_wanted(void **unused)
 {
     (void)unused;
@@ -462,6 +486,7 @@ int main(void)
     if (missing) return missing;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inverses_of_many_sizes_at_once_are_right),
+        cmocka_unit_test(inverses_of_correlated_factors_are_right),
         cmocka_unit_test(inverses_are_touched_only_where_wanted),
         cmocka_unit_test(ladder_is_climbed_by_each_factor_for_itself),
         cmocka_unit_test(ladder_ends_in_double_precision),
