@@ -286,12 +286,12 @@ static size_t place_all(abar_device *dev, abar__inversions *s, abar__inverted *i
         if (items[i].f.values) {
             items[i].eigen = place<double>(base, &at, eigen);
         } else {
-            items[i].panel = place<float>(base, &at, ABAR_PANEL * abar__panels(d) * ABAR_PANEL);
+            items[i].panel = place<float>(base, &at, ABAR_PANEL * abar__panel_pitch(d));
             most = d > most ? d : most;
         }
     }
     s->low = place<float>(base, &at, most * (most + 1) / 2);
-    s->low_panel = place<float>(base, &at, ABAR_PANEL * abar__panels(most) * ABAR_PANEL);
+    s->low_panel = place<float>(base, &at, ABAR_PANEL * abar__panel_pitch(most));
     return at;
 }
 

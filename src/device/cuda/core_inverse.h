@@ -5,10 +5,14 @@
  * panel of its sweep: factors of different sizes and at different attempts run side by side. Rounds are repeated until all are
  * idle.
  *
- * The sweep is Gauss-Jordan's by panels of ABAR_PANEL columns, within the lower triangle of `pending`. With D the inverse of
- * the diagonal block of panel k and P_i the block of panel k in row i (for i < k: the transpose of the block of row k): A_ij -=
- * P_i D P_j^T for all others,   A_ik = P_i D,   A_kk = -D and after the last panel the triangle holds -A^-1. Pivots are those
- * of Cholesky's factorisation: all positive exactly for a positive definite matrix. */
+ * The sweep is Gauss-Jordan's by panels of ABAR_PANEL columns, within the lower triangle of `pending`. With L L^T the diagonal
+ * block of panel k, P_i the block of panel k in row i (for i < k: the transpose of the block of row k) and Y_i = P_i L^-T:
+ *
+ *     A_ij -= Y_i Y_j^T for all others,   A_ik = Y_i L^-1,   A_kk = -L^-T L^-1
+ *
+ * and after the last panel the triangle holds -A^-1. Y comes from substitution: with an explicit inverse the error would grow
+ * with the square of the condition number. Pivots are those of Cholesky's factorisation: all positive exactly for a positive
+ * definite matrix. */
 #ifndef ABAR_CUDA_CORE_INVERSE_H
 #define ABAR_CUDA_CORE_INVERSE_H
 
@@ -37,8 +41,7 @@ typedef struct abar__inversion_state {
 /* A factor with the room that belongs to it. */
 typedef struct abar__inverted {
     abar__cuda_factor f;
-    float
-        *panel; /* (ABAR_PANEL, d rounded up to ABAR_PANEL): P of the present panel, transposed; partial sums between sweeps */
+    float *panel;  /* (ABAR_PANEL, abar__panel_pitch(d)): Y and then L, transposed; partial sums between sweeps */
     double *eigen; /* abar__cuda_eigen_scratch bytes where f has values */
 } abar__inverted;
 
@@ -58,10 +61,12 @@ typedef struct abar__inversions {
     abar__inversion_state *states; /* (n) */
     int64_t *starts;               /* (n + 1) */
     abar__inversion_control *control;
-    float *low, *low_panel; /* for the largest d: (d (d + 1) / 2), (ABAR_PANEL, d rounded up) */
+    float *low, *low_panel; /* for the largest d: (d (d + 1) / 2), and like panel */
 } abar__inversions;
 
 __host__ __device__ static inline int64_t abar__panels(int64_t d) { return (d + ABAR_PANEL - 1) / ABAR_PANEL; }
+
+__host__ __device__ static inline int64_t abar__panel_pitch(int64_t d) { return (abar__panels(d) + 1) * ABAR_PANEL; }
 
 extern "C" {
 /* The launches of a round that compute: one phase of every factor (core_sweep.cu, core_eigen.cu). */

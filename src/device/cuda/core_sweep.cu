@@ -12,14 +12,14 @@
 #define STAGE (SIDE + 1) /* of a tile that is transposed there */
 #define RESIDENT 4       /* blocks that share a multiprocessor */
 
-/* How much of a panel's columns finds room in shared memory at once, and how many rows of its eight a thread adds up at once.
- */
+/* What finds room in one tile of shared memory: so many columns of a panel (depth), or so many rows of all its columns (strip).
+ * rows: of its eight, that a thread adds up at once. */
 template <typename T> struct share;
 template <> struct share<float> {
-    static const int depth = SIDE, rows = 8;
+    static const int depth = SIDE, rows = 8, strip = SIDE, strip_pitch = PITCH;
 };
 template <> struct share<double> {
-    static const int depth = SIDE / 2, rows = 4;
+    static const int depth = SIDE / 2, rows = 4, strip = SIDE / 2, strip_pitch = SIDE / 2 + 2;
 };
 
 /* ---- elements ----------------------------------------------------------------------------------------------------- */
@@ -90,7 +90,7 @@ __device__ static matrix triangle_of(const abar__inversions &s, const abar__inve
 
 __device__ static matrix panel_of(const abar__inversions &s, const abar__inverted &item)
 {
-    return {item.panel, s.low_panel, abar__panels(item.f.d) * SIDE, false, true};
+    return {item.panel, s.low_panel, abar__panel_pitch(item.f.d), false, true};
 }
 
 /* ---- which tile --------------------------------------------------------------------------------------------------- */
@@ -125,46 +125,14 @@ __device__ static void find_tile(int64_t t, int64_t *i, int64_t *j)
 
 /* ---- products of tiles -------------------------------------------------------------------------------------------- */
 
-/* to[k][c] = m(row + k, column + c), zero from row `rows` on; to: (depth, PITCH). */
-template <typename T> __device__ static void load_rows(const matrix &m, int64_t rows, int64_t row, int64_t column, T *to)
+/* to[k][c] = m(row + k, column + c); to: (depth, PITCH). */
+template <typename T> __device__ static void load_rows(const matrix &m, int64_t row, int64_t column, T *to)
 {
     for (int e = threadIdx.x; e < share<T>::depth * (SIDE / 4); e += THREADS) {
         const int k = e / (SIDE / 4), c = e % (SIDE / 4) * 4;
-        T v[4] = {};
-        if (row + k < rows) get4(m, row + k, column + c, v);
+        T v[4];
+        get4(m, row + k, column + c, v);
         for (int i = 0; i < 4; i++) to[k * PITCH + c + i] = v[i];
-    }
-}
-
-/* to[k][r] = m(row + r, column + k). A warp reads 8 columns of 16 rows: whole sectors, and no two lanes share a bank. */
-template <typename T> __device__ static void load_columns(const matrix &m, int64_t rows, int64_t row, int64_t column, T *to)
-{
-    for (int e = threadIdx.x; e < share<T>::depth / 4 * SIDE; e += THREADS) {
-        const int r = e % 16 + e / 32 % 4 * 16, k = (e / 16 % 2 + e / 128 * 2) * 4;
-        T v[4] = {};
-        if (row + r < rows) get4(m, row + r, column + k, v);
-        for (int i = 0; i < 4; i++) to[(k + i) * PITCH + r] = v[i];
-    }
-}
-
-/* P_i or P_i D, wherever the triangle has it: to[k][r] = element (r, first + k) of the block of row i in panel k. */
-template <typename T>
-__device__ static void load_block(const matrix &m, int64_t d, int64_t i, int64_t panel, int64_t first, T *to)
-{
-    if (i > panel)
-        load_columns(m, d, i * SIDE, panel * SIDE + first, to);
-    else
-        load_rows(m, d, panel * SIDE + first, i * SIDE, to);
-}
-
-/* to[k][c] = D(first + k, c), of which the triangle has the negative. */
-template <typename T> __device__ static void load_inverse(const matrix &m, int64_t d, int64_t panel, int64_t first, T *to)
-{
-    for (int e = threadIdx.x; e < share<T>::depth * SIDE; e += THREADS) {
-        const int64_t a = panel * SIDE + first + e / SIDE, b = panel * SIDE + e % SIDE;
-        T v = T(0);
-        if (a < d && b < d) get(m, a > b ? a : b, a > b ? b : a, &v);
-        to[e / SIDE * PITCH + e % SIDE] = -v;
     }
 }
 
@@ -195,31 +163,30 @@ template <typename T> __device__ static void add_up(const T *left, const T *righ
     }
 }
 
-/* Tile (i, j) of the triangle = left^T right (fresh), or it += sign * left^T right; left, right: (depth, PITCH). Off the
- * diagonal all columns of a tile are within the matrix. */
+/* Tile (i, j) of the triangle -= left^T right; left, right: (depth, PITCH). Off the diagonal all columns of a tile are within
+ * the matrix. */
 template <typename T>
-__device__ static void multiply(const T *left, const T *right, const matrix &m, int64_t d, int64_t i, int64_t j, bool fresh,
-                                T sign)
+__device__ static void subtract(const T *left, const T *right, const matrix &m, int64_t d, int64_t i, int64_t j)
 {
-    const int rows = share<T>::rows, across = threadIdx.x % 16 * 4;
+    const int rows = share<T>::rows, across = threadIdx.x % 16 * 4, below = (int)(d - i * SIDE); /* rows that there are */
     for (int part = 0; part < 8; part += rows) {
-        const int down = threadIdx.x / 16 * 8 + part, below = (int)(d - i * SIDE); /* rows that there are */
+        const int down = threadIdx.x / 16 * 8 + part;
         T sum[rows][4] = {}, v[rows][4] = {};
         add_up(left + down, right + across, sum);
         if (i == j) {
             for (int r = 0; r < rows && down + r < below; r++)
                 for (int c = 0; c < 4 && across + c <= down + r; c++) {
-                    if (!fresh) get(m, i * SIDE + down + r, j * SIDE + across + c, &v[r][c]);
-                    put(m, i * SIDE + down + r, j * SIDE + across + c, v[r][c] + sign * sum[r][c]);
+                    get(m, i * SIDE + down + r, j * SIDE + across + c, &v[r][c]);
+                    put(m, i * SIDE + down + r, j * SIDE + across + c, v[r][c] - sum[r][c]);
                 }
             continue;
         }
 #pragma unroll
         for (int r = 0; r < rows; r++) /* all of them before the first is written */
-            if (!fresh && down + r < below) get4(m, i * SIDE + down + r, j * SIDE + across, v[r]);
+            if (down + r < below) get4(m, i * SIDE + down + r, j * SIDE + across, v[r]);
 #pragma unroll
         for (int r = 0; r < rows; r++) {
-            for (int c = 0; c < 4; c++) v[r][c] += sign * sum[r][c];
+            for (int c = 0; c < 4; c++) v[r][c] -= sum[r][c];
             if (down + r < below) put4(m, i * SIDE + down + r, j * SIDE + across, v[r]);
         }
     }
@@ -228,9 +195,12 @@ __device__ static void multiply(const T *left, const T *right, const matrix &m, 
 /* ---- the diagonal block ------------------------------------------------------------------------------------------- */
 
 /* Sweeps the SIDE x SIDE matrix of which every thread holds a 4 x 4 piece, one column after the other, so that it becomes the
- * negative of its inverse. False where a pivot is not positive. column: (2, SIDE). */
-__device__ static bool sweep_block(double a[4][4], int x, int y, double (*column)[SIDE])
+ * negative of its inverse. On the way the columns of L come by: they go to kept, from column `first` on, with 1 / L_kk for
+ * L_kk. False where a pivot is not positive. column: (2, SIDE). */
+template <typename T>
+__device__ static bool sweep_block(double a[4][4], const matrix &kept, int64_t first, double (*column)[SIDE])
 {
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16, t = (int)threadIdx.x;
     for (int group = 0; group < SIDE / 4; group++) {
 #pragma unroll
         for (int own = 0; own < 4; own++) {
@@ -242,6 +212,7 @@ __device__ static bool sweep_block(double a[4][4], int x, int y, double (*column
             const double pivot = now[k];
             if (!(pivot > 0.0) || !isfinite(pivot)) return false; /* the same for all threads */
             const double over = 1.0 / pivot;
+            if (t >= k && t < SIDE) put(kept, k, first + t, (T)(t == k ? sqrt(over) : now[t] * sqrt(over)));
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
@@ -258,27 +229,25 @@ __device__ static bool sweep_block(double a[4][4], int x, int y, double (*column
 }
 
 template <typename T>
-__device__ static void invert_block(const matrix &m, int64_t d, int64_t panel, abar__inversion_state *state)
+__device__ static void invert_block(const abar__inversions &s, const abar__inverted &item, abar__inversion_state *state)
 {
     __shared__ double column[2][SIDE];
-    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    const int64_t first = panel * SIDE;
+    const matrix m = triangle_of(s, item);
+    const int64_t d = item.f.d, first = (int64_t)state->panel * SIDE;
+    const int64_t down = first + threadIdx.x / 16 * 4, across = first + threadIdx.x % 16 * 4;
     double a[4][4];
     for (int r = 0; r < 4; r++)
         for (int c = 0; c < 4; c++) {
-            const int64_t i = first + 4 * y + r, j = first + 4 * x + c;
+            const int64_t i = down + r, j = across + c;
             T v = i == j ? T(1) : T(0); /* the identity beyond the last column */
             if (i < d && j < d) get(m, i > j ? i : j, i > j ? j : i, &v);
             a[r][c] = (double)v;
         }
-    const bool fine = sweep_block(a, x, y, column);
+    const bool fine = sweep_block<T>(a, panel_of(s, item), abar__panels(d) * SIDE, column);
     if (!fine && threadIdx.x == 0) state->failed = 1;
-    if (!fine) return;
-    for (int r = 0; r < 4; r++)
-        for (int c = 0; c < 4; c++) {
-            const int64_t i = first + 4 * y + r, j = first + 4 * x + c;
-            if (i < d && j <= i) put(m, i, j, (T)a[r][c]);
-        }
+    for (int r = 0; fine && r < 4; r++)
+        for (int c = 0; c < 4; c++)
+            if (down + r < d && across + c <= down + r) put(m, down + r, across + c, (T)a[r][c]);
 }
 
 /* Block f: the diagonal block of factor f's panel; always in double precision, which its few numbers can afford. */
@@ -286,12 +255,10 @@ static __global__ void __launch_bounds__(PIVOTERS) run_pivots(const __grid_const
 {
     abar__inversion_state *state = &s.states[blockIdx.x];
     if (state->phase != ABAR_INVERSION_SWEEP) return;
-    const abar__inverted &item = s.items[blockIdx.x];
-    const matrix m = triangle_of(s, item);
     if (state->in_double)
-        invert_block<double>(m, item.f.d, state->panel, state);
+        invert_block<double>(s, s.items[blockIdx.x], state);
     else
-        invert_block<float>(m, item.f.d, state->panel, state);
+        invert_block<float>(s, s.items[blockIdx.x], state);
 }
 
 /* ---- the panel ---------------------------------------------------------------------------------------------------- */
@@ -300,32 +267,111 @@ static __global__ void __launch_bounds__(PIVOTERS) run_pivots(const __grid_const
 typedef struct __align__(16) tiles { char left[SIDE * PITCH * sizeof(float)], right[SIDE * PITCH * sizeof(float)]; }
 tiles;
 
-/* Block i of the panel: P_i goes to item's panel, transposed, and P_i D into its place. */
+/* p[k][r] = element (first + r, k) of block i of the panel, for `strip` rows and all columns; STORE: the other way. Where the
+ * triangle has them as columns, a warp moves 8 of 16 rows: whole sectors, and no two lanes share a bank. */
+template <typename T, bool STORE>
+__device__ static void move_strip(const matrix &m, int64_t d, int64_t i, int64_t panel, int first, T *p)
+{
+    const int strip = share<T>::strip, pitch = share<T>::strip_pitch;
+    const bool columns = i > panel;
+    for (int e = threadIdx.x; e < SIDE * strip / 4; e += THREADS) {
+        const int r = columns ? e % 16 + e / 32 % (strip / 16) * 16 : e % (strip / 4) * 4;
+        const int k = columns ? (e / 16 % 2 + e / (2 * strip) * 2) * 4 : e / (strip / 4);
+        const int64_t row = columns ? i * SIDE + first + r : panel * SIDE + k;
+        const int64_t column = columns ? panel * SIDE + k : i * SIDE + first + r;
+        T *at = p + k * pitch + r, v[4] = {};
+        const int step = columns ? pitch : 1;
+        if (STORE) {
+            for (int c = 0; c < 4; c++) v[c] = at[c * step];
+            if (row < d) put4(m, row, column, v);
+        } else {
+            if (row < d) get4(m, row, column, v);
+            for (int c = 0; c < 4; c++) at[c * step] = v[c];
+        }
+    }
+}
+
+/* Where L_ik lies in a tile of shared memory: columns one after the other, doubles without what is above the diagonal. */
+__device__ static int l_at(const float *, int k, int i) { return k * PITCH + i; }
+__device__ static int l_at(const double *, int k, int i) { return k * SIDE - k * (k - 1) / 2 + i - k; }
+
+/* y = L^-1 x in place, one thread: elements are strip_pitch apart. Eight of them at a time. */
+template <typename T> __device__ static void substitute_forward(const T *l, T *x)
+{
+    const int pitch = share<T>::strip_pitch;
+    for (int g = 0; g < SIDE; g += 8) {
+        T v[8];
+#pragma unroll
+        for (int q = 0; q < 8; q++) v[q] = x[(g + q) * pitch];
+        for (int k = 0; k < g; k++) {
+            const T y = x[k * pitch];
+            T a[8];
+            take4(l + l_at(l, k, g), a);
+            take4(l + l_at(l, k, g + 4), a + 4);
+#pragma unroll
+            for (int q = 0; q < 8; q++) v[q] -= a[q] * y;
+        }
+#pragma unroll
+        for (int q = 0; q < 8; q++) {
+            x[(g + q) * pitch] = v[q] *= l[l_at(l, g + q, g + q)];
+#pragma unroll
+            for (int o = q + 1; o < 8; o++) v[o] -= l[l_at(l, g + q, g + o)] * v[q];
+        }
+    }
+}
+
+/* x = L^-T y likewise. */
+template <typename T> __device__ static void substitute_back(const T *l, T *x)
+{
+    const int pitch = share<T>::strip_pitch;
+    for (int g = SIDE - 8; g >= 0; g -= 8) {
+        T v[8];
+#pragma unroll
+        for (int q = 0; q < 8; q++) v[q] = x[(g + q) * pitch];
+        for (int i = g + 8; i < SIDE; i += 4) {
+            T w[4], a[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) w[c] = x[(i + c) * pitch];
+#pragma unroll
+            for (int q = 0; q < 8; q++) {
+                take4(l + l_at(l, g + q, i), a);
+#pragma unroll
+                for (int c = 0; c < 4; c++) v[q] -= a[c] * w[c];
+            }
+        }
+#pragma unroll
+        for (int q = 7; q >= 0; q--) {
+            x[(g + q) * pitch] = v[q] *= l[l_at(l, g + q, g + q)];
+#pragma unroll
+            for (int o = 0; o < q; o++) v[o] -= l[l_at(l, g + o, g + q)] * v[q];
+        }
+    }
+}
+
+/* Block i of the panel: Y_i goes to item's panel, transposed, and Y_i L^-1 into the place of P_i. A thread has one row. */
 template <typename T>
 __device__ static void sweep_panel(const abar__inversions &s, const abar__inverted &item, int64_t i, int64_t panel,
                                    tiles *shared)
 {
-    const int depth = share<T>::depth;
+    const int strip = share<T>::strip, pitch = share<T>::strip_pitch;
     const matrix m = triangle_of(s, item), kept = panel_of(s, item);
-    const int64_t d = item.f.d;
-    T *p = (T *)shared->left, *inverse = (T *)shared->right;
-    for (int first = 0; first < SIDE; first += depth) {
-        load_block(m, d, i, panel, first, p);
+    const int64_t d = item.f.d, to = abar__panels(d) * SIDE;
+    T *l = (T *)shared->left, *p = (T *)shared->right;
+    for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS)
+        if (e / SIDE <= e % SIDE) get(kept, e / SIDE, to + e % SIDE, l + l_at(l, e / SIDE, e % SIDE));
+    for (int first = 0; first < SIDE; first += strip) {
+        move_strip<T, false>(m, d, i, panel, first, p);
         __syncthreads();
-        for (int e = threadIdx.x; e < depth * (SIDE / 4); e += THREADS) {
-            const int k = e / (SIDE / 4), c = e % (SIDE / 4) * 4;
-            put4(kept, first + k, i * SIDE + c, p + k * PITCH + c);
+        if (threadIdx.x < strip) substitute_forward(l, p + threadIdx.x);
+        __syncthreads();
+        for (int e = threadIdx.x; e < SIDE * strip / 4; e += THREADS) {
+            const int k = e / (strip / 4), r = e % (strip / 4) * 4;
+            put4(kept, k, i * SIDE + first + r, p + k * pitch + r);
         }
         __syncthreads();
-    }
-    for (int first = 0; first < SIDE; first += depth) { /* only now: the product replaces what was copied */
-        load_rows(kept, SIDE, first, i * SIDE, p);
-        load_inverse(m, d, panel, first, inverse);
+        if (threadIdx.x < strip) substitute_back(l, p + threadIdx.x);
         __syncthreads();
-        if (i > panel)
-            multiply(p, inverse, m, d, i, panel, first == 0, T(1));
-        else
-            multiply(inverse, p, m, d, panel, i, first == 0, T(1));
+        move_strip<T, true>(m, d, i, panel, first, p);
         __syncthreads();
     }
 }
@@ -350,19 +396,19 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) run_panels(const __g
 
 /* ---- all tiles ---------------------------------------------------------------------------------------------------- */
 
-/* A_ij -= (P_i D) P_j^T, but in the panel itself, which is done. */
+/* A_ij -= Y_i Y_j^T, but in the panel itself, which is done. */
 template <typename T>
 __device__ static void sweep_tile(const abar__inversions &s, const abar__inverted &item, int64_t i, int64_t j, int64_t panel,
                                   tiles *shared)
 {
     if (i == panel || j == panel) return;
-    const matrix m = triangle_of(s, item), kept = panel_of(s, item);
+    const matrix kept = panel_of(s, item);
     T *left = (T *)shared->left, *right = (T *)shared->right;
     for (int first = 0; first < SIDE; first += share<T>::depth) {
-        load_block(m, item.f.d, i, panel, first, left);
-        load_rows(kept, SIDE, first, j * SIDE, right);
+        load_rows(kept, first, i * SIDE, left);
+        load_rows(kept, first, j * SIDE, right);
         __syncthreads();
-        multiply(left, right, m, item.f.d, i, j, false, T(-1));
+        subtract(left, right, triangle_of(s, item), item.f.d, i, j);
         __syncthreads();
     }
 }
