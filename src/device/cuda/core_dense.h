@@ -6,8 +6,8 @@
 
 #ifdef __cplusplus
 #include "device/cuda/core_impl.h"
-#else /* tests */
-#include "device/device_impl.h"
+#else
+#include "device/device_impl.h" /* tests are C */
 #endif
 
 /* ---- inverses ----------------------------------------------------------------------------------------------------- */
