@@ -1,6 +1,5 @@
 /* The methods on the cuda back end against the float64 oracle (golden_cases.h): in both orders of memory, and with bfloat16
- * activations, which hold the oracle's inputs exactly. In bf16 precision what is multiplied by dense inverses is rounded:
- * there only methods without any can be held to the oracle. */
+ * activations, which hold the oracle's inputs exactly. */
 #include "cuda_testing.h"
 #include "golden_cases.h"
 
@@ -18,6 +17,7 @@ static void golden_cuda_matches_every_case(void **state)
 
 static void golden_cuda_matches_every_case_with_bf16_activations(void **state)
 {
+    run_method(ABAR_PRECISION_FP32, *state, ABAR_LAYOUT_NHWC, ABAR_BF16);
     run_method(ABAR_PRECISION_BF16, *state, ABAR_LAYOUT_NHWC, ABAR_BF16);
 }
 
@@ -35,7 +35,10 @@ int main(void)
         METHOD(golden_cuda_matches_every_case, "attention"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "mac"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "smac"),
+        METHOD(golden_cuda_matches_every_case_with_bf16_activations, "foof"),
+        METHOD(golden_cuda_matches_every_case_with_bf16_activations, "kfac"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "eva"),
+        METHOD(golden_cuda_matches_every_case_with_bf16_activations, "lngd"),
         METHOD(golden_cuda_matches_every_case_with_bf16_activations, "attention"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
