@@ -404,24 +404,45 @@ static void observe_rows(rig *r, const abar__rows *rows, const abar__kept_map *k
     }
     if (is(r, "mac") || is(r, "smac") || is(r, "eva")) stats->input_sum(dev, rows, a);
     if (is(r, "eva")) stats->grad_sum(dev, rows, p);
+    if (is(r, "lngd")) {
+        stats->example_weights(dev, rows, r->weights, r->weights + RIG_EXAMPLES, kept->pending_number);
+        stats->input_product(dev, rows, r->weights + RIG_EXAMPLES, a, r->scratch);
+        stats->grad_squares(dev, rows, r->weights, p);
+    }
     if (is(r, "smac")) stats->grad_squares(dev, rows, NULL, p);
     if (kept->damping == ABAR_DAMPING_ADAPTIVE) stats->input_square_add(dev, rows, kept->pending_number);
 }
 
+static abar__rows rows_of(const rig_layer *l, int64_t group)
+{
+    return (abar__rows){.input = l->x_d,
+                        .output_grad = l->p_d,
+                        .grad_scale = 1.0,
+                        .window = l->map.window,
+                        .convolution = l->x.ndim == 4,
+                        .bias = l->bias >= 0,
+                        .group = group,
+                        .examples = RIG_EXAMPLES,
+                        .per_example = l->rows,
+                        .in = l->in,
+                        .out = l->out};
+}
+
+/* Of the statistics: the most that any layer needs. */
+static size_t scratch_bytes(rig *r)
+{
+    size_t most = 1;
+    for (int i = 0; i < RIG_LAYERS; i++) {
+        const abar__rows rows = rows_of(&r->layer[i], 0);
+        const size_t bytes = r->dev->ops->stats->product_scratch(r->dev, &rows);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static void observe_map(rig *r, int m, int64_t group)
 {
-    const rig_layer *l = &r->layer[r->map_layer[m]];
-    const abar__rows rows = {.input = l->x_d,
-                             .output_grad = l->p_d,
-                             .grad_scale = 1.0,
-                             .window = l->map.window,
-                             .convolution = l->x.ndim == 4,
-                             .bias = l->bias >= 0,
-                             .group = group,
-                             .examples = RIG_EXAMPLES,
-                             .per_example = l->rows,
-                             .in = l->in,
-                             .out = l->out};
+    const abar__rows rows = rows_of(&r->layer[r->map_layer[m]], group);
     for (int part = 0; part < (r->wish.parts ? r->wish.parts : 1); part++) {
         int64_t count, first = part_of(r, part, &count);
         const abar__rows slice = abar__rows_slice(&rows, first, count);
@@ -462,7 +483,8 @@ void rig_open(rig *r, const rig_wish *wish)
     NEED(r, abar_device_open(r->ctx, "ref", NULL, &r->ref));
     NEED(r, abar_device_open(r->ctx, "cuda", &config, &r->dev));
     add_network(r);
-    r->scratch = take(r, RIG_SCRATCH, false);
+    r->scratch = take(r, scratch_bytes(r), false);
+    r->weights = take(r, 2 * RIG_EXAMPLES * sizeof *r->weights, false);
     make_ref(r);
     rig_make_program(r);
 }

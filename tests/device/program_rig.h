@@ -6,7 +6,6 @@
 #include "abar/optim.h"
 #include "cuda_testing.h"
 
-enum { RIG_SCRATCH = 64 << 20 };
 enum { RIG_LAYERS = 4, RIG_PARAMS = 8, RIG_MAPS = 5, RIG_STEPS = 12, RIG_EXAMPLES = 6 };
 
 /* What to run. Options are those of abar_optim on ref; the program's description is derived from the same words. */
@@ -61,7 +60,8 @@ typedef struct rig {
     abar__kept_map kept[RIG_MAPS];
     abar__program *program;
     int64_t k;
-    void *scratch; /* RIG_SCRATCH bytes, of the statistics */
+    void *scratch;   /* of the statistics */
+    double *weights; /* (2, RIG_EXAMPLES): lngd's, of inputs and of gradients */
     struct {
         void *memory;
         size_t bytes;

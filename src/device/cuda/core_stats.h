@@ -1,8 +1,7 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention:
- * core_values.cu), products of rows (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors
- * (core_eigen.cu), vectors and
- * the table (core_stats.cu). Their partial sums lie in the lower half of the device's workspace, what comes from the host in
- * the upper half. */
+ * core_values.cu), products of rows (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu),
+ * eigenvectors (core_eigen.cu), vectors and the table (core_stats.cu). Their partial sums lie in the lower half of the device's
+ * workspace, what comes from the host in the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
