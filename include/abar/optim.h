@@ -110,7 +110,7 @@ abar_map_info abar_optim_map(abar_optim *optim, int i); /* on a queued device it
 /* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 
-abar_phase_times abar_optim_times(const abar_optim *optim);
+abar_phase_times abar_optim_times(abar_optim *optim);
 
 /* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". Counters are host I64. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);

@@ -96,7 +96,7 @@ typedef struct abar__curvature_ops {
     bool (*wants_calibration)(const abar__curvature *cv, const abar__map *map);
     void (*calibrate)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
     bool (*end_calibration)(abar__curvature *cv, abar__map *map); /* false: could not derive */
-    /* Optional: tells a queued device how to keep the map up by itself. rho, bound, form; the frame fills in the tensors. */
+    /* Required: tells a queued device how to keep the map up by itself. The frame has filled in its sizes and place. */
     void (*keep)(const abar__curvature *cv, const abar__map *map, abar__kept_map *out);
 } abar__curvature_ops;
 
@@ -171,12 +171,13 @@ void abar__set_comparison(abar__map *map, const double products[3]);
 
 /* ---- on a queued device (queued.c): the program keeps the averages, the frame counts rows and lends its names ---- */
 
-/* Describes all maps; fails where the method cannot be kept by a device. */
-abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out);
+void abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out); /* describes all maps */
+/* For methods: where the i-th average of the map lies. */
+void abar__keep_average(const abar__map *map, int i, abar__kept_map *out);
 /* (n_maps, 3) factors that turn what was observed since the last call into means; false: nothing was observed. */
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out);
-void abar__curvature_load(abar__curvature *cv, int64_t k, const abar__map_state *states);
-void abar__curvature_unload(const abar__curvature *cv, abar__map_state *states);
+void abar__curvature_load(abar__curvature *cv, const abar__program_state *program, const abar__map_state *states);
+void abar__curvature_unload(const abar__curvature *cv, abar__program_state *program, abar__map_state *states);
 void abar__curvature_set_products(abar__curvature *cv, const double *products); /* (n_maps, 3): cosine and ratio from sums */
 
 /* For methods: invert (map's square average) * scale + shift I with the ladder of methods.md section 9. */
@@ -186,8 +187,9 @@ bool abar__curvature_invert(abar__curvature *cv, abar__map *map, int64_t d, cons
 double abar__pending_count(const abar__map *map, abar__per per);
 /* Where the map has sums by position: multiplies them into what is pending. */
 void abar__curvature_join(abar__curvature *cv, abar__map *map);
-/* Bytes that these calls of the stats table need for this map: the largest. */
-enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4 };
+/* Bytes that these calls of the stats table need for this map: the largest. A queued device's program inverts and diagonalises
+ * by itself, but for what is to be inverted now. */
+enum { ABAR_SCRATCH_PRODUCT = 1, ABAR_SCRATCH_INVERT = 2, ABAR_SCRATCH_EIGEN = 4, ABAR_SCRATCH_INVERT_NOW = 8 };
 size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls);
 
 /* Where the map's single number is summed: on the host, or in a queued device's memory. */

@@ -78,6 +78,18 @@ static void describe(abar__curvature *cv, abar__map *map)
     map->pre.scale = map->bound = 1.0 / c->damping;
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const eva_config *c = cv->method_config;
+    out->kind = ABAR_KEPT_EVA;
+    abar__keep_average(map, MEAN_A, out);
+    abar__keep_average(map, MEAN_P, out);
+    out->u = map->derived[UNIT_A];
+    out->w = map->derived[UNIT_P];
+    out->rho = c->damping;
+    out->scale = out->bound = 1.0 / c->damping;
+}
+
 static double kl_clip(const abar__curvature *cv)
 {
     const eva_config *c = cv->method_config;
@@ -89,7 +101,8 @@ const abar__curvature_ops abar__method_eva = {
                .summary = "rank-1 factors on both sides",
                .keeps = "mean activation and mean output gradient: 3 vectors of d, 4 of d_out",
                .options = options,
-               .config_size = sizeof(eva_config)},
+               .config_size = sizeof(eva_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .every_commit = true,
     .shape = shape,
@@ -97,4 +110,5 @@ const abar__curvature_ops abar__method_eva = {
     .refresh = refresh,
     .describe = describe,
     .kl_clip = kl_clip,
+    .keep = keep,
 };

@@ -43,15 +43,26 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[A_INVERSE], false, out, cv->spare);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const foof_config *c = cv->method_config;
+    out->kind = ABAR_KEPT_DENSE;
+    abar__keep_average(map, A, out);
+    out->inverse[0] = map->derived[A_INVERSE];
+    out->rho = c->damping;
+}
+
 const abar__curvature_ops abar__method_foof = {
     .method = {.name = "foof",
                .summary = "the full activation factor, the identity for the gradients",
                .keeps = "E[a aT] and its inverse: 2 d x d",
                .options = options,
-               .config_size = sizeof(foof_config)},
+               .config_size = sizeof(foof_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .apply = apply,
+    .keep = keep,
 };

@@ -67,8 +67,8 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     }
     out->dense = true;
     out->scratch = abar__scratch_bytes(cv, map, SCRATCH);
-    out->scratch +=
-        abar__vector_bytes(cv, map->out * map->out) + abar__vector_bytes(cv, map->out); /* P's new, until A's is there */
+    if (!cv->dev->ops->queue) /* P's new, until A's is there */
+        out->scratch += abar__vector_bytes(cv, map->out * map->out) + abar__vector_bytes(cv, map->out);
 }
 
 /* Sums of P are divided by N at the commit. expand wants R E[p pᵀ] = (1/N) Σ p pᵀ as it is; reduce wants E_n[p̄_n p̄_nᵀ], and
@@ -140,6 +140,19 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->spare);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const kfac_config *c = cv->method_config;
+    out->kind = ABAR_KEPT_DENSE;
+    out->damping = ABAR_DAMPING_SHARED;
+    out->rho = c->damping;
+    for (int i = A; i <= P; i++) {
+        abar__keep_average(map, i, out);
+        out->inverse[i] = map->derived[A_INVERSE + i];
+        if (c->inverse == EIGEN) out->values[i] = map->derived[A_VALUES + i];
+    }
+}
+
 static double kl_clip(const abar__curvature *cv)
 {
     const kfac_config *c = cv->method_config;
@@ -151,11 +164,13 @@ const abar__curvature_ops abar__method_kfac = {
                .summary = "both Kronecker factors of the Fisher matrix",
                .keeps = "E[a aT], E[p pT] and their inverses: 2 d x d, 2 d_out x d_out",
                .options = options,
-               .config_size = sizeof(kfac_config)},
+               .config_size = sizeof(kfac_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .apply = apply,
     .kl_clip = kl_clip,
+    .keep = keep,
 };

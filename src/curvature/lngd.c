@@ -16,7 +16,9 @@ typedef struct lngd_config {
 enum { PHI, PSI };                    /* averages; PSI: its numerator, the map's number: its denominator */
 enum { PHI_INVERSE, PSI_RECIPROCAL }; /* derived */
 
-#define CHUNK 64 /* examples whose weights are held at a time */
+/* Examples whose weights are held at a time. */
+#define CHUNK 64          /* by the host */
+#define QUEUED_CHUNK 1024 /* by a queued device, behind the scratch of its products */
 
 static const abar_option options[] = {
     {.name = "nu1",
@@ -50,6 +52,12 @@ static abar_status check(abar_context *ctx, const void *config)
     return abar__fail(ctx, ABAR_E_ARGUMENT, "lngd: nu1 %g is above nu2 %g, exchange them", c->nu1, c->nu2);
 }
 
+/* Where in a queued device's scratch the weights are. */
+static size_t weights_at(const abar__curvature *cv, const abar__map *map)
+{
+    return abar__round_up(abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT), ABAR_ALIGN);
+}
+
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     out->average[PHI] =
@@ -60,23 +68,24 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
     out->derived[PSI_RECIPROCAL] = (abar__derived_desc){"Psi_reciprocal", map->out};
     out->dense = true;
     out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
+    if (cv->dev->ops->queue) {
+        const size_t observing = weights_at(cv, map) + 2 * QUEUED_CHUNK * sizeof(double);
+        if (observing > out->scratch) out->scratch = observing;
+    }
 }
 
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
 {
     const abar__stats_ops *stats = cv->stats;
-    const double r = (double)rows->per_example;
-    double a[CHUNK], p[CHUNK]; /* |ā_n|², |p̄_n|² */
-    for (int64_t first = 0; first < rows->examples; first += CHUNK) {
-        const int64_t n = rows->examples - first < CHUNK ? rows->examples - first : CHUNK;
+    const bool queued = cv->dev->ops->queue != NULL;
+    const int64_t chunk = queued ? QUEUED_CHUNK : CHUNK;
+    double held[2 * CHUNK];
+    double *a = queued ? (double *)(void *)((char *)cv->scratch + weights_at(cv, map)) : held; /* |ā_n|² / R */
+    double *p = a + chunk;                                                                     /* |p̄_n|² / R */
+    for (int64_t first = 0; first < rows->examples; first += chunk) {
+        const int64_t n = rows->examples - first < chunk ? rows->examples - first : chunk;
         const abar__rows part = abar__rows_slice(rows, first, n);
-        stats->input_mean_squares(cv->dev, &part, a);
-        stats->grad_mean_squares(cv->dev, &part, p);
-        for (int64_t i = 0; i < n; i++) {
-            map->pending_number += a[i] * p[i];
-            a[i] /= r; /* sums over rows become means */
-            p[i] /= r;
-        }
+        stats->example_weights(cv->dev, &part, a, p, abar__pending_number(map));
         stats->input_product(cv->dev, &part, p, map->pending[PHI], cv->scratch);
         stats->grad_squares(cv->dev, &part, a, map->pending[PSI]);
     }
@@ -110,16 +119,33 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
     stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);
 }
 
+static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
+{
+    const lngd_config *c = cv->method_config;
+    out->kind = ABAR_KEPT_DENSE;
+    abar__keep_average(map, PHI, out);
+    abar__keep_average(map, PSI, out);
+    out->pending_number = map->queued_number;
+    out->inverse[0] = map->derived[PHI_INVERSE];
+    out->r = map->derived[PSI_RECIPROCAL];
+    out->damping = ABAR_DAMPING_CLIPPED;
+    out->least = c->nu1;
+    out->most = c->nu2;
+    out->mu = c->mu;
+}
+
 const abar__curvature_ops abar__method_lngd = {
     .method = {.name = "lngd",
                .summary = "layer-wise natural gradient: weighted activations, diagonal gradients",
                .keeps = "Phi and its inverse, Psi: 2 d x d, 3 vectors of d_out",
                .options = options,
-               .config_size = sizeof(lngd_config)},
+               .config_size = sizeof(lngd_config),
+               .queued = true},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .apply = apply,
+    .keep = keep,
 };

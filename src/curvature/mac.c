@@ -89,6 +89,7 @@ static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map
     abar__mean_keep(cv, &c->mean, map, out);
     out->coupled = c->form == FORM_COUPLED;
     if (out->coupled && out->rho > 0.0) out->bound = 1.0 / out->rho;
+    if (out->coupled && out->kind == ABAR_KEPT_DENSE) out->scale = 1.0; /* rho / rho */
 }
 
 static bool wants_calibration(const abar__curvature *cv, const abar__map *map)

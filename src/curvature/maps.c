@@ -208,8 +208,9 @@ size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsi
     const int64_t side = map->d > map->out ? map->d : map->out;
     const abar__rows rows = {
         .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
+    if (cv->dev->ops->queue) calls &= ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT_NOW;
     size_t need[] = {calls & ABAR_SCRATCH_PRODUCT ? stats->product_scratch(cv->dev, &rows) : 0,
-                     calls & ABAR_SCRATCH_INVERT ? stats->invert_scratch(cv->dev, side) : 0,
+                     calls & (ABAR_SCRATCH_INVERT | ABAR_SCRATCH_INVERT_NOW) ? stats->invert_scratch(cv->dev, side) : 0,
                      calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0};
     size_t most = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
@@ -221,7 +222,8 @@ static void count_memory(abar__curvature *cv)
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
         cv->state_bytes += place_state(cv, map, NULL);
-        size_t apply = map->shape.dense ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
+        const bool applies = map->shape.dense && !cv->dev->ops->queue;
+        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
         size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
         if (need > cv->scratch_bytes) cv->scratch_bytes = need;
     }

@@ -69,7 +69,7 @@ void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, con
         out->average[ABAR_MEAN_AVERAGE] = (abar__average_desc){.name = "aa", .n = map->d, .square = true, .per = ABAR_PER_ROW};
         out->derived[ABAR_MEAN_U] = (abar__derived_desc){"inverse", map->d * map->d};
         out->dense = true;
-        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
+        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT_NOW);
         return;
     }
     bool adaptive;
@@ -140,19 +140,21 @@ void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__m
 
 void abar__mean_keep(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__kept_map *out)
 {
-    (void)cv;
     bool adaptive;
     out->rho = abar__mean_damping(c, &adaptive);
+    out->damping = adaptive ? ABAR_DAMPING_ADAPTIVE : ABAR_DAMPING_FIXED;
     out->fixed = is_calibrated(c, map);
-    out->bound = 1.0;
-    if (is_covariance(c, map))
-        out->inverse = map->derived[ABAR_MEAN_U];
-    else
+    if (is_covariance(c, map)) {
+        out->kind = ABAR_KEPT_DENSE;
+        out->inverse[0] = map->derived[ABAR_MEAN_U];
+        out->scale = out->rho;
+    } else {
+        out->kind = ABAR_KEPT_MEAN;
         out->u = map->derived[ABAR_MEAN_U];
-    if (out->fixed) return;
-    out->average_a = map->average[ABAR_MEAN_AVERAGE];
-    out->pending_a = map->pending[ABAR_MEAN_AVERAGE];
-    out->pending_t = map->queued_number;
+    }
+    if (!out->fixed) abar__keep_average(map, ABAR_MEAN_AVERAGE, out);
+    out->pending_number = out->fixed ? NULL : map->queued_number;
+    (void)cv;
 }
 
 void abar__mean_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)

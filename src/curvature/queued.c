@@ -4,20 +4,28 @@
 
 #include <string.h>
 
-abar_status abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
+void abar__keep_average(const abar__map *map, int i, abar__kept_map *out)
 {
-    if (!cv->ops->method.queued)
-        return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
-                          "optimizer %s: does not run on device %s, use mac, smac, sgd or adamw there, or device cpu",
-                          cv->ops->method.name, cv->dev->ops->name);
+    const abar__average_desc *a = &map->shape.average[i];
+    out->average[i] = (abar__kept_average){a->n, a->square, map->average[i], map->pending[i]};
+}
+
+void abar__curvature_keep(const abar__curvature *cv, abar__kept_map *out)
+{
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__map *map = &cv->maps[i];
         const int64_t kernel = map->channels_last ? map->window.kernel[0] * map->window.kernel[1] : 1;
-        out[i] = (abar__kept_map){
-            .d = map->d, .out = map->out, .link = map->link, .links = map->links, .number = map->number, .kernel = kernel};
+        out[i] = (abar__kept_map){.d = map->d,
+                                  .columns = map->in,
+                                  .out = map->out,
+                                  .link = map->link,
+                                  .links = map->links,
+                                  .number = map->number,
+                                  .kernel = kernel,
+                                  .scale = 1.0,
+                                  .bound = 1.0};
         cv->ops->keep(cv, map, &out[i]);
     }
-    return ABAR_OK;
 }
 
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out)
@@ -36,17 +44,19 @@ bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double 
     return observed;
 }
 
-void abar__curvature_load(abar__curvature *cv, int64_t k, const abar__map_state *states)
+void abar__curvature_load(abar__curvature *cv, const abar__program_state *program, const abar__map_state *states)
 {
-    cv->k = k;
+    cv->k = program->k;
+    cv->times.kl_scale = program->kl_scale;
     for (int i = 0; i < cv->n_maps; i++) {
         memcpy(cv->maps[i].count, states[i].count, sizeof states[i].count);
         memcpy(cv->maps[i].real, states[i].real, sizeof states[i].real);
     }
 }
 
-void abar__curvature_unload(const abar__curvature *cv, abar__map_state *states)
+void abar__curvature_unload(const abar__curvature *cv, abar__program_state *program, abar__map_state *states)
 {
+    program->kl_scale = cv->times.kl_scale;
     for (int i = 0; i < cv->n_maps; i++) {
         memcpy(states[i].count, cv->maps[i].count, sizeof states[i].count);
         memcpy(states[i].real, cv->maps[i].real, sizeof states[i].real);

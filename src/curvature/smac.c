@@ -89,8 +89,7 @@ static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map
 {
     const smac_config *c = cv->method_config;
     abar__mean_keep(cv, &c->mean, map, out);
-    out->average_p = map->average[SQUARES];
-    out->pending_p = map->pending[SQUARES];
+    abar__keep_average(map, SQUARES, out);
     out->r = map->derived[RECIPROCAL];
     out->diagonal = diagonal_damping(c);
     out->bound = 1.0 / out->diagonal;

@@ -1,7 +1,7 @@
 /* An optimizer step that a queued device runs without a word to the host: the skip decision, clipping, committing and
- * refreshing of rank-1 curvature, and the update, all from and to device memory (methods.md sections 0, 1, 3, 8, 9). So a whole
- * training step can be recorded once and replayed. optim.c makes a program where the device has them and the method can be
- * described by abar__kept_map (sgd, adamw, mac, smac). */
+ * refreshing of curvature, preconditioning and the update, all from and to device memory (methods.md). So a whole training step
+ * can be recorded once and replayed. optim.c makes a program where the device has them; a method describes its maps by
+ * abar__kept_map. */
 #ifndef ABAR_PROGRAM_IMPL_H
 #define ABAR_PROGRAM_IMPL_H
 
@@ -37,23 +37,48 @@ typedef struct abar__map_state {
     double real[ABAR_REALS];
 } abar__map_state;
 
-/* A map with a mean on the activation side, and for SMAC a diagonal on the other (methods.md sections 1, 3). Vectors are
- * float32 in device memory, in PyTorch's column order (I, kh, kw), the bias last. */
+/* An average over steps (methods.md section 0). */
+typedef struct abar__kept_average {
+    int64_t n;               /* elements, or the side of a square kept by triangles (stats_impl.h); 0: none */
+    bool square;             /* symmetric */
+    void *average, *pending; /* float32 in device memory */
+} abar__kept_average;
+
+typedef enum abar__kept_kind {
+    ABAR_KEPT_MEAN,  /* sections 1, 3: G^ = diag(r) (G - (G u) uT), u = a / sqrt(rho + |a|^2) */
+    ABAR_KEPT_EVA,   /* section 6: G^ = G - s (wT G u) w uT, u = a / |a|, w = p / |p|, s = q / (rho + q), q = |a|^2 |p|^2 */
+    ABAR_KEPT_DENSE, /* sections 1, 4, 5, 6: G^ = diag(r) inverse[1] G inverse[0] */
+} abar__kept_kind;
+
+typedef enum abar__kept_damping {
+    ABAR_DAMPING_FIXED,    /* rho; dense: of inverse[0] */
+    ABAR_DAMPING_ADAPTIVE, /* mean: max((t - |a|^2) / d, 1e-8 t / d), t the map's number */
+    ABAR_DAMPING_SHARED,   /* KFAC: pi sqrt(rho) and sqrt(rho) / pi, pi from the traces of both averages */
+    ABAR_DAMPING_CLIPPED,  /* LNGD: the mean of the diagonal between least and most; of r likewise */
+} abar__kept_damping;
+
+/* A map as a device keeps it up by itself. Vectors are in PyTorch's column order (I, kh, kw), the bias last; what is derived is
+ * float32 in device memory, NULL: none. */
 typedef struct abar__kept_map {
-    int64_t d, out;
-    int link, links;                 /* maps link .. link + links - 1 are parts of one: committed or dropped together */
-    int number;                      /* of the whole, for refreshes that are spread */
-    void *pending_a, *average_a, *u; /* (d): u = a / sqrt(rho + |a|^2) */
-    void *pending_p, *average_p, *r; /* (out): r = 1 / (p + diagonal); NULL: identity */
-    double *pending_t;               /* device memory: sum of |a|^2 where rho is adaptive; NULL: it is fixed */
-    double rho, diagonal;
-    bool coupled;   /* divide the whole by rho */
-    bool fixed;     /* calibrated before step 0: a is never committed, u never refreshed; only p is */
+    abar__kept_kind kind;
+    int64_t d, columns, out; /* columns: of the weight, d without the bias */
+    int link, links;         /* maps link .. link + links - 1 are parts of one: committed or dropped together */
+    int number;              /* of the whole, for refreshes that are spread */
     int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) has u[c * kernel + k];
                        else 1 */
-    double bound;   /* |G^| is at most this times |G|, but for 1 / rho where that is adaptive */
-    /* calibrated with dataset-cov: (d, d) float32, G^ = rho * G * inverse in place of the rank-1 form; NULL: rank 1 */
-    void *inverse;
+    abar__kept_average average[2]; /* of activations, (d) or (d, d); of output gradients, (out) or (out, out) */
+    double *pending_number;        /* device memory: the sum of one more average, ABAR_REAL_NUMBER; NULL: none */
+    abar__kept_damping damping;
+    double rho, least, most;
+    double diagonal; /* r = 1 / (average[1] + diagonal); clipped: 1 / (average[1] / number + its own damping) */
+    bool fixed;      /* calibrated before step 0: average[0] is never committed, u or inverse never refreshed; only r is */
+    double scale;    /* of G^ */
+    bool coupled;    /* mean: divide it by rho too */
+    double mu;       /* LNGD: scale it by c = <G^, G> / (<G^, G>^2 + mu) too; 0: not */
+    double bound;    /* mean, Eva: |G^| is at most this times |G|, but for 1 / rho where that is adaptive */
+    void *u, *w, *r; /* (d), (out), (out) */
+    void *inverse[2], *values[2]; /* (d, d), (out, out); values: then eigenvectors by rows, with eigenvalues (d), (out), and
+                                     G^ = V1T ((V1 G V0T) / (values1 values0 + rho)) V0. Both are renewed, or neither */
 } abar__kept_map;
 
 typedef enum abar__program_rule { ABAR_PROGRAM_SGD, ABAR_PROGRAM_ADAMW } abar__program_rule;
@@ -68,8 +93,16 @@ typedef struct abar__program_desc {
     abar__program_rule rule;
     const abar__update_scalars *scalars; /* the rule's own: momentum, nesterov, decoupled, beta1, beta2, eps */
     double stat_decay;
-    int64_t tinv, refresh; /* as in abar_curvature_config; 0 without a method */
+    int64_t tinv, refresh;   /* as in abar_curvature_config; 0 without a method */
+    bool every_commit;       /* refresh after every commit, whatever tinv says */
+    double kl_clip, base_lr; /* kappa and eta_0 of section 7; kl_clip 0: off */
 } abar__program_desc;
+
+/* What of a program is no map's. */
+typedef struct abar__program_state {
+    int64_t k, t;    /* steps so far; updates performed */
+    double kl_scale; /* of the last step; 1 without a KL clip */
+} abar__program_state;
 
 /* What one step reports; in shared memory, complete once the step's mark has passed. */
 typedef struct abar__step_note {
@@ -94,21 +127,21 @@ typedef struct abar__program_ops {
     /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it.
      */
     abar_status (*add_loss)(abar_device *dev, abar__program *p, const void *result);
-    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of a,
-     * p and t into means, all of them set on a step that observed; NULL: it took no statistics. Copied at once, and again by
-     * every replay of a recording. */
+    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of
+     * average[0], average[1] and the number into means, all of them set on a step that observed; NULL: it took no statistics.
+     * Copied at once, and again by every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
-    /* cosine and ratio between G and G^ of every map as the last step applied it: (n_maps, 3) sums <G,G>, <G^,G>, <G^,G^> in
-     * host memory. Waits. Call after the step, before the gradients change. */
+    /* cosine and ratio between G and G^ (before the KL clip) of every map as the last step applied it: (n_maps, 3) sums <G,G>,
+     * <G^,G>, <G^,G^> in host memory. Waits. Call after the step, before the gradients change. */
     abar_status (*measure)(abar_device *dev, abar__program *p, double *products);
     const int32_t *(*skipped)(const abar__program *p);  /* device memory: the last step was skipped */
     const int64_t *(*step_now)(const abar__program *p); /* device memory: k */
     /* The note of step k, in shared memory: one of the last ABAR_PROGRAM_NOTES. */
     const abar__step_note *(*note)(const abar__program *p, int64_t k);
-    /* Between device and host, waiting: k, t (updates performed) and the maps' state. Push also after u or r of a map were
-     * written from outside (a checkpoint, calibration): the program keeps a copy of u in the order of the weight's memory. */
-    abar_status (*pull)(abar_device *dev, abar__program *p, int64_t *k, int64_t *t, abar__map_state *maps);
-    abar_status (*push)(abar_device *dev, abar__program *p, int64_t k, int64_t t, const abar__map_state *maps);
+    /* Between device and host, waiting. Push also after what is derived of a map was written from outside (a checkpoint,
+     * calibration): the program keeps a copy of u in the order of the weight's memory. */
+    abar_status (*pull)(abar_device *dev, abar__program *p, abar__program_state *state, abar__map_state *maps);
+    abar_status (*push)(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps);
 } abar__program_ops;
 
 #define ABAR_PROGRAM_RATES 65536

@@ -79,11 +79,11 @@ typedef struct abar__stats_ops {
     void (*position_product)(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences, void *sum,
                              double *square);
     void (*grad_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (out): sum of p */
-    /* (out): sum over n of weight[n] * (sum over r of p * p); weight is host memory, NULL: 1 */
+    /* Of every example n: a[n] = |mean over r of a|^2 / R, p[n] likewise; *number += sum over n of |..|^2 |..|^2. These and all
+     * weights below, (N), are in host memory, or a queued device's. */
+    void (*example_weights)(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
+    /* (out): sum over n of weight[n] * (sum over r of p * p); NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
-    /* |mean over r of a|^2 of every example, and of p: host memory (N) */
-    void (*input_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
-    void (*grad_mean_squares)(abar_device *dev, const abar__rows *r, double *out);
 
     /* Sums of outer products, added to the lower triangle of a square. scratch: product_scratch bytes, which depend on the
      * map (in, out, bias, window, convolution) but not on how many examples of what size come. */

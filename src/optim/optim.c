@@ -438,8 +438,9 @@ void abar_optim_measure(abar_optim *o)
     if (o->curvature) o->curvature->measure = true;
 }
 
-abar_phase_times abar_optim_times(const abar_optim *o)
+abar_phase_times abar_optim_times(abar_optim *o)
 {
+    (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
     return o->curvature ? o->curvature->times : (abar_phase_times){.kl_scale = 1.0};
 }
 

@@ -14,20 +14,24 @@ static abar_status create(abar_optim *o)
     abar__update_scalars scalars = {0};
     o->rule->scalars(o->config, &scalars);
     ABAR_TRY(abar__alloc(ctx, bytes, (void **)&maps));
-    abar_status status = o->curvature ? abar__curvature_keep(o->curvature, maps) : ABAR_OK;
+    const abar__curvature *cv = o->curvature;
+    if (cv) abar__curvature_keep(cv, maps);
     const abar__program_desc desc = {.items = o->active,
                                      .n_items = o->n_active,
                                      .updates = o->updates,
                                      .n_updates = o->n_updates,
                                      .maps = maps,
                                      .n_maps = o->n_maps,
-                                     .n_numbers = o->curvature ? o->curvature->n_numbers : 0,
+                                     .n_numbers = cv ? cv->n_numbers : 0,
                                      .rule = o->rule->program,
                                      .scalars = &scalars,
-                                     .stat_decay = o->curvature ? o->curvature->config.stat_decay : 0.0,
-                                     .tinv = o->curvature ? o->curvature->config.tinv : 0,
-                                     .refresh = o->curvature ? o->curvature->config.refresh : 0};
-    if (status == ABAR_OK) status = ops_of(o)->create(o->dev, &desc, &o->program);
+                                     .stat_decay = cv ? cv->config.stat_decay : 0.0,
+                                     .tinv = cv ? cv->config.tinv : 0,
+                                     .refresh = cv ? cv->config.refresh : 0,
+                                     .every_commit = cv && cv->ops->every_commit,
+                                     .kl_clip = cv && cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0,
+                                     .base_lr = cv ? cv->base_lr : 0.0};
+    abar_status status = ops_of(o)->create(o->dev, &desc, &o->program);
     abar__free(ctx, maps, bytes);
     return status;
 }
@@ -57,8 +61,11 @@ size_t abar__optim_program_bytes(const abar_optim *o)
 abar_status abar__optim_pull(abar_optim *o)
 {
     if (!o->program || !o->stale) return ABAR_OK;
-    ABAR_TRY(ops_of(o)->pull(o->dev, o->program, &o->k, &o->performed, o->map_states));
-    if (o->curvature) abar__curvature_load(o->curvature, o->k, o->map_states);
+    abar__program_state state;
+    ABAR_TRY(ops_of(o)->pull(o->dev, o->program, &state, o->map_states));
+    o->k = state.k;
+    o->performed = state.t;
+    if (o->curvature) abar__curvature_load(o->curvature, &state, o->map_states);
     o->stale = false;
     return ABAR_OK;
 }
@@ -66,11 +73,13 @@ abar_status abar__optim_pull(abar_optim *o)
 abar_status abar__optim_push(abar_optim *o)
 {
     if (!o->program) return ABAR_OK;
+    abar__program_state state = {.t = o->performed, .kl_scale = 1.0};
     if (o->curvature) {
         o->k = o->curvature->k;
-        abar__curvature_unload(o->curvature, o->map_states);
+        abar__curvature_unload(o->curvature, &state, o->map_states);
     }
-    return ops_of(o)->push(o->dev, o->program, o->k, o->performed, o->map_states);
+    state.k = o->k;
+    return ops_of(o)->push(o->dev, o->program, &state, o->map_states);
 }
 
 /* Parameters or gradients lie elsewhere, or the rule changed: the same program where it can be kept, else a new one. */

@@ -57,8 +57,8 @@ typedef struct lab {
     abar_dtype dtype; /* of what is offered; the device's unless a test says otherwise */
 } lab;
 
-/* For main, before its tests: with ABAR_TEST_DEVICE=cuda the cpu's tests run there instead, with the methods it has, and the
- * others are skipped. 0: go on, otherwise what main returns. */
+/* For main, before its tests: with ABAR_TEST_DEVICE=cuda the cpu's tests run there instead, and the others are skipped. 0: go
+ * on, otherwise what main returns. */
 int lab_begin(void);
 
 /* Between any two memories; a row-major copy in doubles that the caller frees. */
@@ -152,9 +152,9 @@ const char *lab_state_changed(const lab_state *a, const lab_state *b);
 /* Weights and device tensors only; NULL when all numbers are finite. */
 const char *lab_state_not_finite(const lab_state *state);
 
-extern const char *lab_methods[];       /* NULL-terminated */
-extern const char *lab_cases[][2];      /* method, options: all of them in their variants; ends in NULL */
-extern const char *const lab_devices[]; /* NULL-terminated */
+extern const char *const lab_methods[];  /* NULL-terminated */
+extern const char *const lab_cases[][2]; /* method, options: all of them in their variants; ends in NULL */
+extern const char *const lab_devices[];  /* NULL-terminated */
 bool lab_uses_output_grad(const char *method);
 bool lab_is_dense(const char *method);
 const char *lab_with(char buffer[256], const char *options, const char *more); /* both, joined */

@@ -290,6 +290,8 @@ static void large_rank_deficient_inputs_descend(void **state)
 
 int main(void)
 {
+    const int missing = lab_begin();
+    if (missing) return missing;
     const struct CMUnitTest tests[] = {
         ON_BOTH(singular_factor_is_damped_until_it_can_be_inverted),
         ON_BOTH(negative_eigenvalue_is_damped_away),

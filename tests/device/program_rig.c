@@ -133,10 +133,11 @@ static void *configured(rig *r, const abar_option *table, size_t size, const cha
 static void make_ref(rig *r)
 {
     const rig_wish *w = &r->wish;
-    char momentum[32], damping[32], diagonal[32], tcov[32], tinv[32];
+    char momentum[32], damping[32], diagonal[32], tcov[32], tinv[32], kl_clip[32];
     snprintf(momentum, sizeof momentum, "%.17g", w->momentum);
     snprintf(damping, sizeof damping, "%.17g", w->rho);
     snprintf(diagonal, sizeof diagonal, "%.17g", w->diagonal);
+    snprintf(kl_clip, sizeof kl_clip, "%.17g", w->kl_clip);
     snprintf(tcov, sizeof tcov, "%d", w->method ? (int)w->tcov : 1);
     snprintf(tinv, sizeof tinv, "%d", w->method ? (int)w->tinv : 1);
     const char *const words[][2] = {{"momentum", momentum},
@@ -147,10 +148,15 @@ static void make_ref(rig *r)
                                     {"tcov", tcov},
                                     {"tinv", tinv},
                                     {"refresh", w->spread ? "spread" : "together"},
+                                    {"kl-clip", kl_clip},
+                                    {"kfac", w->expand ? "expand" : "reduce"},
+                                    {"kfac-inverse", w->eigen ? "eigen" : "cholesky"},
+                                    {"nu1", "0.001"},
+                                    {"nu2", "10"},
                                     {"diagonal-damping", diagonal}};
     const abar_rule *rule = abar_rule_find(w->rule);
     const abar_method *method = w->method ? abar_method_find(w->method) : NULL;
-    const int n = w->diagonal > 0.0 ? 9 : 8;
+    const int n = (int)(sizeof words / sizeof *words) - (w->diagonal > 0.0 ? 0 : 1);
     void *rule_config = configured(r, rule->options, rule->config_size, words, n);
     void *common = configured(r, abar_curvature_options, sizeof(abar_curvature_config), words, n);
     void *own = method ? configured(r, method->options, method->config_size, words, n) : NULL;
@@ -247,28 +253,80 @@ static abar__update_item part_item(abar__update_item item, int64_t first, int64_
     return item;
 }
 
+static bool is(const rig *r, const char *method) { return r->wish.method && strcmp(r->wish.method, method) == 0; }
+
 static float *vector(rig *r, int64_t n) { return take(r, (size_t)n * sizeof(float), true); }
+
+static abar__kept_average average(rig *r, int64_t n, bool square)
+{
+    if (!square) return (abar__kept_average){n, false, vector(r, n), vector(r, n)};
+    float *memory = vector(r, (n + 1) * n);
+    return (abar__kept_average){n, true, memory, memory + n};
+}
+
+/* MAC and SMAC. */
+static void describe_mean(rig *r, abar__kept_map *kept)
+{
+    const rig_wish *w = &r->wish;
+    kept->coupled = w->coupled;
+    kept->average[0] = average(r, kept->d, false);
+    kept->u = vector(r, kept->d);
+    if (w->rho == 0.0) {
+        kept->damping = ABAR_DAMPING_ADAPTIVE;
+        kept->pending_number = take(r, sizeof(double), true);
+    }
+    if (w->coupled && w->rho > 0.0) kept->bound = 1.0 / w->rho;
+    if (!is(r, "smac")) return;
+    kept->average[1] = average(r, kept->out, false);
+    kept->r = vector(r, kept->out);
+    kept->diagonal = w->diagonal > 0.0 ? w->diagonal : w->rho;
+    kept->bound = 1.0 / kept->diagonal;
+}
+
+static void describe_eva(rig *r, abar__kept_map *kept)
+{
+    kept->kind = ABAR_KEPT_EVA;
+    kept->average[0] = average(r, kept->d, false);
+    kept->average[1] = average(r, kept->out, false);
+    kept->u = vector(r, kept->d);
+    kept->w = vector(r, kept->out);
+    kept->scale = kept->bound = 1.0 / kept->rho;
+}
+
+/* FOOF, KFAC and LNGD. */
+static void describe_dense(rig *r, abar__kept_map *kept)
+{
+    const int64_t side[2] = {kept->d, kept->out};
+    kept->kind = ABAR_KEPT_DENSE;
+    for (int i = 0; i < (is(r, "kfac") ? 2 : 1); i++) {
+        kept->average[i] = average(r, side[i], true);
+        kept->inverse[i] = vector(r, side[i] * side[i]);
+        if (r->wish.eigen) kept->values[i] = vector(r, side[i]);
+    }
+    if (is(r, "kfac")) kept->damping = ABAR_DAMPING_SHARED;
+    if (!is(r, "lngd")) return;
+    kept->damping = ABAR_DAMPING_CLIPPED;
+    kept->least = 1e-3;
+    kept->most = 10.0;
+    kept->mu = 0.03;
+    kept->average[1] = average(r, kept->out, false);
+    kept->pending_number = take(r, sizeof(double), true);
+    kept->r = vector(r, kept->out);
+}
 
 static void describe_map(rig *r, int m, const rig_layer *l)
 {
-    const rig_wish *w = &r->wish;
-    const bool smac = strcmp(w->method, "smac") == 0;
     abar__kept_map *kept = &r->kept[m];
-    *kept = (abar__kept_map){.d = l->d, .out = l->out, .rho = w->rho, .coupled = w->coupled, .bound = 1.0};
+    *kept = (abar__kept_map){.d = l->d, .columns = l->in, .out = l->out, .rho = r->wish.rho, .scale = 1.0, .bound = 1.0};
     kept->link = kept->number = m;
     kept->links = 1;
     kept->kernel = l->x.ndim == 4 ? l->map.window.kernel[0] * l->map.window.kernel[1] : 1;
-    kept->pending_a = vector(r, l->d);
-    kept->average_a = vector(r, l->d);
-    kept->u = vector(r, l->d);
-    if (w->rho == 0.0) kept->pending_t = take(r, sizeof(double), true);
-    if (w->coupled && w->rho > 0.0) kept->bound = 1.0 / w->rho;
-    if (!smac) return;
-    kept->pending_p = vector(r, l->out);
-    kept->average_p = vector(r, l->out);
-    kept->r = vector(r, l->out);
-    kept->diagonal = w->diagonal > 0.0 ? w->diagonal : w->rho;
-    kept->bound = 1.0 / kept->diagonal;
+    if (is(r, "mac") || is(r, "smac"))
+        describe_mean(r, kept);
+    else if (is(r, "eva"))
+        describe_eva(r, kept);
+    else
+        describe_dense(r, kept);
 }
 
 static void add_maps(rig *r, int index)
@@ -285,7 +343,7 @@ static void add_maps(rig *r, int index)
             r->biases[m] = part_item(r->items[l->bias], g * l->out, l->out);
             item->bias = &r->biases[m];
         }
-        if (!r->kept[m].u) describe_map(r, m, l);
+        if (!r->kept[m].links) describe_map(r, m, l);
     }
 }
 
@@ -315,7 +373,10 @@ void rig_make_program(rig *r)
                                      .scalars = &scalars,
                                      .stat_decay = 0.95,
                                      .tinv = w->method ? w->tinv : 0,
-                                     .refresh = w->spread};
+                                     .refresh = w->spread,
+                                     .every_commit = is(r, "eva"),
+                                     .kl_clip = w->kl_clip,
+                                     .base_lr = 0.1};
     double lr[RIG_STEPS];
     for (int k = 0; k < RIG_STEPS; k++) lr[k] = rate(r, k);
     NEED(r, rig_ops(r)->create(r->dev, &desc, &r->program));
@@ -329,29 +390,72 @@ void rig_rebind(rig *r)
     NEED(r, rig_ops(r)->rebind(r->dev, r->program, r->items, r->updates));
 }
 
+/* As the methods' observe. */
+static void observe_rows(rig *r, const abar__rows *rows, const abar__kept_map *kept)
+{
+    const abar__stats_ops *stats = r->dev->ops->stats;
+    abar_device *dev = r->dev;
+    void *const a = kept->average[0].pending, *const p = kept->average[1].pending;
+    if (is(r, "foof") || (is(r, "kfac") && r->wish.expand)) stats->input_product(dev, rows, NULL, a, r->scratch);
+    if (is(r, "kfac") && r->wish.expand) stats->grad_product(dev, rows, p, r->scratch);
+    if (is(r, "kfac") && !r->wish.expand) {
+        stats->input_mean_product(dev, rows, a, r->scratch);
+        stats->grad_mean_product(dev, rows, p, r->scratch);
+    }
+    if (is(r, "mac") || is(r, "smac") || is(r, "eva")) stats->input_sum(dev, rows, a);
+    if (is(r, "eva")) stats->grad_sum(dev, rows, p);
+    if (is(r, "lngd")) {
+        stats->example_weights(dev, rows, r->weights, r->weights + RIG_EXAMPLES, kept->pending_number);
+        stats->input_product(dev, rows, r->weights + RIG_EXAMPLES, a, r->scratch);
+        stats->grad_squares(dev, rows, r->weights, p);
+    }
+    if (is(r, "smac")) stats->grad_squares(dev, rows, NULL, p);
+    if (kept->damping == ABAR_DAMPING_ADAPTIVE) stats->input_square_add(dev, rows, kept->pending_number);
+}
+
+static abar__rows rows_of(const rig_layer *l, int64_t group)
+{
+    return (abar__rows){.input = l->x_d,
+                        .output_grad = l->p_d,
+                        .grad_scale = 1.0,
+                        .window = l->map.window,
+                        .convolution = l->x.ndim == 4,
+                        .bias = l->bias >= 0,
+                        .group = group,
+                        .examples = RIG_EXAMPLES,
+                        .per_example = l->rows,
+                        .in = l->in,
+                        .out = l->out};
+}
+
+/* Of the statistics: the most that any layer needs. */
+static size_t scratch_bytes(rig *r)
+{
+    size_t most = 1;
+    for (int i = 0; i < RIG_LAYERS; i++) {
+        const abar__rows rows = rows_of(&r->layer[i], 0);
+        const size_t bytes = r->dev->ops->stats->product_scratch(r->dev, &rows);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static void observe_map(rig *r, int m, int64_t group)
 {
-    const rig_layer *l = &r->layer[r->map_layer[m]];
-    const abar__kept_map *kept = &r->kept[m];
-    const abar__stats_ops *stats = r->dev->ops->stats;
-    const abar__rows rows = {.input = l->x_d,
-                             .output_grad = l->p_d,
-                             .grad_scale = 1.0,
-                             .window = l->map.window,
-                             .convolution = l->x.ndim == 4,
-                             .bias = l->bias >= 0,
-                             .group = group,
-                             .examples = RIG_EXAMPLES,
-                             .per_example = l->rows,
-                             .in = l->in,
-                             .out = l->out};
+    const abar__rows rows = rows_of(&r->layer[r->map_layer[m]], group);
     for (int part = 0; part < (r->wish.parts ? r->wish.parts : 1); part++) {
         int64_t count, first = part_of(r, part, &count);
         const abar__rows slice = abar__rows_slice(&rows, first, count);
-        stats->input_sum(r->dev, &slice, kept->pending_a);
-        if (kept->pending_p) stats->grad_squares(r->dev, &slice, NULL, kept->pending_p);
-        if (kept->pending_t) stats->input_square_add(r->dev, &slice, kept->pending_t);
+        observe_rows(r, &slice, &r->kept[m]);
     }
+}
+
+/* What the sums of average[0], average[1] and the number are divided by: rows or examples. */
+static void means_of(const rig *r, const rig_layer *l, double out[3])
+{
+    const bool per_example = is(r, "lngd") || is(r, "kfac");
+    for (int i = 0; i < 3; i++) out[i] = 1.0 / (double)(RIG_EXAMPLES * (per_example ? 1 : l->rows));
+    if (is(r, "kfac") && r->wish.expand) out[0] /= (double)l->rows;
 }
 
 void rig_device_step(rig *r)
@@ -362,7 +466,7 @@ void rig_device_step(rig *r)
     for (int m = 0; observes && m < r->n_maps; m++) {
         const rig_layer *l = &r->layer[r->map_layer[m]];
         observe_map(r, m, m > 0 && r->map_layer[m - 1] == r->map_layer[m]); /* at most two groups */
-        for (int i = 0; i < 3; i++) to_mean[m][i] = 1.0 / (double)(RIG_EXAMPLES * l->rows);
+        means_of(r, l, to_mean[m]);
     }
     const double scale = r->wish.grad_scale > 0.0 ? r->wish.grad_scale : 1.0;
     NEED(r, rig_ops(r)->step(r->dev, r->program, scale, r->wish.clip, observes ? &to_mean[0][0] : NULL));
@@ -379,6 +483,8 @@ void rig_open(rig *r, const rig_wish *wish)
     NEED(r, abar_device_open(r->ctx, "ref", NULL, &r->ref));
     NEED(r, abar_device_open(r->ctx, "cuda", &config, &r->dev));
     add_network(r);
+    r->scratch = take(r, scratch_bytes(r), false);
+    r->weights = take(r, 2 * RIG_EXAMPLES * sizeof *r->weights, false);
     make_ref(r);
     rig_make_program(r);
 }
@@ -441,25 +547,44 @@ void rig_check_weights(rig *r, double tolerance)
     }
 }
 
+static void check_counts(const rig *r, const abar_map_info *info, const abar__map_state *s)
+{
+    const int64_t expected[][2] = {{ABAR_COUNT_COMMITS, info->commits},
+                                   {ABAR_COUNT_DROPPED, info->dropped},
+                                   {ABAR_COUNT_RAISED, info->raised},
+                                   {ABAR_COUNT_DOUBLED, info->doubled},
+                                   {ABAR_COUNT_KEPT, info->kept}};
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
+        if (s->count[expected[i][0]] != expected[i][1])
+            fail_msg("step %d, %s: count %d is %d, not %d", (int)r->k, info->layer, (int)expected[i][0],
+                     (int)s->count[expected[i][0]], (int)expected[i][1]);
+}
+
+/* Not a number: the method has none, or has had no refresh. The device's numbers begin with 0. */
+static void check_real(const rig *r, const abar_map_info *info, const char *what, double found, double expected,
+                       double tolerance)
+{
+    if (!isnan(expected) && !(fabs(found - expected) <= tolerance * fabs(expected)))
+        fail_msg("step %d, %s: %s is %g, not %g", (int)r->k, info->layer, what, found, expected);
+}
+
 void rig_check_maps(rig *r, int64_t updates)
 {
     abar__map_state states[RIG_MAPS];
-    int64_t k, t;
-    NEED(r, rig_ops(r)->pull(r->dev, r->program, &k, &t, states));
-    assert_int_equal(k, r->k);
-    assert_int_equal(t, updates);
+    abar__program_state program;
+    NEED(r, rig_ops(r)->pull(r->dev, r->program, &program, states));
+    assert_int_equal(program.k, r->k);
+    assert_int_equal(program.t, updates);
+    const double kl_scale = abar_optim_times(r->optim).kl_scale;
+    if (!(fabs(program.kl_scale - kl_scale) <= 1e-4 * kl_scale))
+        fail_msg("step %d: scaled by %g, not %g", (int)r->k, program.kl_scale, kl_scale);
     for (int m = 0; m < r->n_maps; m++) {
         const abar_map_info info = abar_optim_map(r->optim, m);
         const abar__map_state *s = &states[m];
-        if (s->count[ABAR_COUNT_COMMITS] != info.commits || s->count[ABAR_COUNT_DROPPED] != info.dropped)
-            fail_msg("step %d, map %d (%s): %d commits and %d dropped, not %d and %d", (int)k, m, info.layer,
-                     (int)s->count[ABAR_COUNT_COMMITS], (int)s->count[ABAR_COUNT_DROPPED], (int)info.commits,
-                     (int)info.dropped);
-        if (isnan(info.damping)) continue;
-        if (!(fabs(s->real[ABAR_REAL_DAMPING] - info.damping) <= 1e-4 * info.damping) ||
-            !(fabs(s->real[ABAR_REAL_MEAN_SQUARE] - info.mean_square) <= 1e-4 * info.mean_square))
-            fail_msg("step %d, map %d (%s): damping %g and |a|^2 %g, not %g and %g", (int)k, m, info.layer,
-                     s->real[ABAR_REAL_DAMPING], s->real[ABAR_REAL_MEAN_SQUARE], info.damping, info.mean_square);
+        check_counts(r, &info, s);
+        check_real(r, &info, "damping", s->real[ABAR_REAL_DAMPING], info.damping, 1e-4);
+        check_real(r, &info, "|a|^2", s->real[ABAR_REAL_MEAN_SQUARE], info.mean_square, 1e-4);
+        check_real(r, &info, "condition", s->real[ABAR_REAL_CONDITION], info.condition, 1e-2);
     }
 }
 

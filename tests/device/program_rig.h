@@ -13,9 +13,11 @@ typedef struct rig_wish {
     const char *rule, *method; /* method NULL: none */
     double momentum, weight_decay, lr;
     bool nesterov, decoupled;
-    double rho; /* 0: adaptive */
+    double rho; /* 0: adaptive; lngd has none */
     double diagonal;
     bool coupled;
+    bool expand, eigen; /* kfac */
+    double kl_clip;     /* kfac, eva; 0: off */
     int64_t tcov, tinv;
     bool spread;
     double clip, grad_scale;
@@ -58,6 +60,8 @@ typedef struct rig {
     abar__kept_map kept[RIG_MAPS];
     abar__program *program;
     int64_t k;
+    void *scratch;   /* of the statistics */
+    double *weights; /* (2, RIG_EXAMPLES): lngd's, of inputs and of gradients */
     struct {
         void *memory;
         size_t bytes;

@@ -230,26 +230,29 @@ static void check_product(const problem *x, kind k, bool weighted)
     abar_device_free(x->dev, scratch, scratch_bytes);
 }
 
-static void check_mean_squares(const problem *x)
+static void check_weights(const problem *x)
 {
     const int64_t n = x->rows.examples;
-    double *got = calloc((size_t)(4 * n), sizeof *got), *expected = got + 2 * n;
-    ref->ops->stats->input_mean_squares(ref, &x->rows, expected);
-    ref->ops->stats->grad_mean_squares(ref, &x->rows, expected + n);
-    x->dev->ops->stats->input_mean_squares(x->dev, &x->rows, got);
-    x->dev->ops->stats->grad_mean_squares(x->dev, &x->rows, got + n);
+    double *got = calloc((size_t)(4 * n), sizeof *got), *expected = got + 2 * n, number[2] = {3.0, 3.0};
+    ref->ops->stats->example_weights(ref, &x->rows, expected, expected + n, &number[0]);
+    x->dev->ops->stats->example_weights(x->dev, &x->rows, got, got + n, &number[1]);
     double largest[2] = {0.0, 0.0}; /* means that cancel have no digits of their own */
     for (int64_t i = 0; i < 2 * n; i++) largest[i / n] = fmax(largest[i / n], expected[i]);
     for (int64_t i = 0; i < 2 * n; i++)
         if (!(fabs(got[i] - expected[i]) <= 4.0 * TOLERANCE * (expected[i] + 0.01 * largest[i / n])))
-            fail_msg("%s: mean square %lld is %g, not %g", x->label, (long long)i, got[i], expected[i]);
+            fail_msg("%s: weight %lld is %g, not %g", x->label, (long long)i, got[i], expected[i]);
+    double sum = 3.0; /* by the definition, from ref's */
+    for (int64_t i = 0; i < n; i++)
+        sum += expected[i] * expected[n + i] * (double)x->rows.per_example * (double)x->rows.per_example;
+    if (!(fabs(number[0] - sum) <= 1e-12 * sum)) fail_msg("%s: ref's number is %g, not %g", x->label, number[0], sum);
+    if (!(fabs(number[1] - sum) <= 4.0 * TOLERANCE * sum)) fail_msg("%s: number is %g, not %g", x->label, number[1], sum);
     free(got);
 }
 
 static void check_all(problem *x, bool weighted)
 {
     for (kind k = 0; k < KINDS; k++) check_product(x, k, weighted);
-    check_mean_squares(x);
+    check_weights(x);
     free_problem(x);
 }
 

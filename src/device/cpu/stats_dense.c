@@ -123,16 +123,16 @@ void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *sq
     mean_product(dev, &f, square, scratch);
 }
 
-void abar__cpu_input_mean_squares(abar_device *dev, const abar__rows *r, double *out)
+void abar__cpu_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number)
 {
-    const abar__field f = input_field(r);
-    abar__mean_squares(dev, &f, out);
-}
-
-void abar__cpu_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out)
-{
-    const abar__field f = grad_field(r);
-    abar__mean_squares(dev, &f, out);
+    const abar__field input = input_field(r), grad = grad_field(r);
+    abar__mean_squares(dev, &input, a);
+    abar__mean_squares(dev, &grad, p);
+    for (int64_t n = 0; n < r->examples; n++) {
+        *number += a[n] * p[n];
+        a[n] /= (double)r->per_example;
+        p[n] /= (double)r->per_example;
+    }
 }
 
 static size_t field_scratch(const abar_device *dev, const abar__field *f)

@@ -10,8 +10,7 @@ void abar__cpu_grad_product(abar_device *dev, const abar__rows *r, void *square,
 void abar__cpu_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r);
-void abar__cpu_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
-void abar__cpu_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+void abar__cpu_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 
 bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
 void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add);

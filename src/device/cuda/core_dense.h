@@ -4,7 +4,11 @@
 #ifndef ABAR_CUDA_CORE_DENSE_H
 #define ABAR_CUDA_CORE_DENSE_H
 
+#ifdef __cplusplus
 #include "device/cuda/core_impl.h"
+#else
+#include "device/device_impl.h" /* tests are C */
+#endif
 
 /* ---- inverses ----------------------------------------------------------------------------------------------------- */
 
@@ -45,7 +49,9 @@ typedef struct abar__cuda_product {
 
 typedef struct abar__cuda_multiplier abar__cuda_multiplier;
 
+#ifdef __cplusplus
 extern "C" {
+#endif
 /* factors: (n) host memory, copied; asked: (n) device memory. */
 abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n, abar__cuda_inversion *asked,
                                        abar__cuda_inverter **out);
@@ -66,6 +72,8 @@ abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda_multiplier
  * broken[i] = 1 where an element is not finite, else 0: (n) device memory, written for active maps. Recordable. */
 abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
                                 int32_t *broken);
+#ifdef __cplusplus
 }
+#endif
 
 #endif

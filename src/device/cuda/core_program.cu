@@ -1,7 +1,6 @@
-/* An optimizer step that never asks the host (program_impl.h; methods.md sections 0, 1, 3, 8, 9): three launches, or two
- * without maps. The norm of all gradients, whose last block decides whether to skip, how much to clip and at which rate; one
- * block per map that commits and refreshes its averages (linked maps are judged by one more launch, where there are any); and
- * the update. Everything they pass on lies in device memory, so that
+/* An optimizer step that never asks the host (program_impl.h; methods.md sections 0, 8, 9): the norm of all gradients, whose
+ * last block decides whether to skip, how much to clip and at which rate; the maps, where there are any (core_maps.cu: one
+ * launch for means, core_factors.cu for dense factors); and the update. Everything they pass on lies in device memory, so that
  * a recording of them can be replayed. What they decide is what curvature.c and optim.c decide for the other devices. */
 #include "device/cuda/core_program.h"
 
@@ -22,11 +21,11 @@ struct abar__program {
     int64_t norm_units, units, norm_blocks;
     bool adamw;
     abar__cuda_rule rule;
-    abar__cuda_schedule schedule;
     abar__cuda_maps m;
     /* device memory: one block, of which the first tables_bytes are sent from p->host */
     char *memory;
     size_t memory_bytes, tables_bytes, vectors;
+    int64_t n_tiles;
     norm_item *norm_items;
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;
@@ -36,8 +35,11 @@ struct abar__program {
     char *host;
     size_t host_bytes;
     double *host_rates;
-    abar__step_note *notes; /* (ABAR_PROGRAM_NOTES) */
-    cudaEvent_t sent;       /* the tables */
+    abar__step_note *notes;          /* (ABAR_PROGRAM_NOTES) */
+    int64_t *first_tile;             /* (maps + 1) */
+    abar__cuda_factor *factors;      /* (n_factors) */
+    abar__cuda_product *to_multiply; /* (n_dense) */
+    cudaEvent_t sent;                /* the tables */
 };
 
 /* ---- losses and the norm ------------------------------------------------------------------------------------------ */
@@ -73,21 +75,21 @@ __device__ static double unit_squares(const norm_item &item, int64_t first)
 __device__ static void decide(abar__cuda_live *l, double total, double grad_scale, double clip, const double *rates,
                               abar__step_note *notes, const abar__cuda_rule &rule)
 {
-    const int64_t k = l->k;
+    const int64_t k = l->state.k;
     const double norm = grad_scale * sqrt(total);
     const bool skip = l->seen.bad || !isfinite(norm);
     const double clipping = clip > 0.0 ? fmin(1.0, clip / (norm + 1e-6)) : 1.0;
     l->now = k;
-    l->k = k + 1;
+    l->state.k = k + 1;
     l->norm = sqrt(total);
     l->scale = grad_scale * clipping;
     l->numbers.skip = skip;
     if (!skip) {
-        l->t++;
+        l->state.t++;
         l->numbers.lr = rates[k % ABAR_PROGRAM_RATES];
         l->numbers.grad_scale = (float)l->scale;
-        l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->t));
-        l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->t)));
+        l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->state.t));
+        l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->state.t)));
     }
     abar__step_note note = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip};
     notes[k % ABAR_PROGRAM_NOTES] = note;
@@ -120,39 +122,71 @@ template <typename T> static void place(T **out, char *base, size_t *at, size_t 
     *at = abar__round_up(*at + n * sizeof(T), 256);
 }
 
+/* Inverses that the program renews. */
+static int factors_of(const abar__kept_map *m)
+{
+    if (m->kind != ABAR_KEPT_DENSE || m->fixed) return 0;
+    return m->inverse[1] ? 2 : 1;
+}
+
+static int64_t row_units(const abar__kept_map *m)
+{
+    return m->kind == ABAR_KEPT_EVA ? abar__cuda_blocks(m->out, abar__cuda_unit_rows(m->d)) : 0;
+}
+
 /* Hands out the device's memory, or only counts it. */
 static void place_all(abar__program *p, char *base)
 {
     size_t at = 0;
-    const size_t maps = (size_t)p->m.n;
+    const size_t maps = (size_t)p->m.n, dense = (size_t)p->m.n_dense;
     place(&p->m.maps, base, &at, maps);
     place(&p->m.forms, base, &at, maps);
     place(&p->norm_items, base, &at, (size_t)p->n_items);
     place(&p->norm_table, base, &at, (size_t)p->norm_units);
     place(&p->items, base, &at, (size_t)p->n_updates);
     place(&p->table, base, &at, (size_t)p->units);
+    place(&p->m.rows, base, &at, (size_t)p->m.n_rows);
+    place(&p->m.tiles, base, &at, (size_t)p->n_tiles);
+    place(&p->m.dense, base, &at, dense);
     p->tables_bytes = at;
     place(&p->m.now, base, &at, 1);
     place(&p->m.states, base, &at, maps);
     place(&p->m.stale, base, &at, maps);
-    place(&p->m.broken, base, &at, maps);
     place(&p->m.spoiled, base, &at, maps);
     place(&p->m.products, base, &at, 3 * maps);
     place(&p->partial, base, &at, (size_t)p->norm_blocks);
     place(&p->rates, base, &at, ABAR_PROGRAM_RATES);
+    place(&p->m.row_sums, base, &at, 2 * (size_t)p->m.n_rows);
+    place(&p->m.map_sums, base, &at, p->m.n_eva > 0 ? 2 * maps : 0);
+    place(&p->m.tried, base, &at, dense);
+    place(&p->m.active, base, &at, dense);
+    place(&p->m.broken, base, &at, dense);
+    place(&p->m.inner, base, &at, dense);
+    place(&p->m.asked, base, &at, (size_t)p->m.n_factors);
     p->vectors = at;
 }
 
-/* The vectors of the maps behind that; returns where they end. */
-static size_t place_vectors(abar__program *p, const abar__kept_map *maps, abar__cuda_map *out)
+/* What the maps have for themselves, behind that; returns where it ends. */
+static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cuda_map *out)
 {
     size_t at = p->vectors;
+    int32_t dense = 0, factors = 0, rows = 0;
     for (int i = 0; i < p->m.n; i++) {
         const abar__kept_map *m = &maps[i];
         abar__cuda_map map = {};
         map.map = *m;
-        place(&map.ordered, p->memory, &at, (size_t)m->d);
-        if (m->inverse) place(&map.product, p->memory, &at, (size_t)(m->out * m->d));
+        map.dense = map.factor[0] = map.factor[1] = -1;
+        map.rows = rows;
+        map.n_rows = (int32_t)row_units(m);
+        rows += map.n_rows;
+        if (m->u) place(&map.ordered, p->memory, &at, (size_t)m->d);
+        if (m->kind == ABAR_KEPT_DENSE) {
+            map.dense = dense++;
+            place(&map.product, p->memory, &at, (size_t)(m->out * m->d));
+        }
+        for (int f = 0; f < factors_of(m); f++) map.factor[f] = factors++;
+        if (factors_of(m) > 1) place(&map.held, p->memory, &at, (size_t)(m->out * m->out));
+        if (factors_of(m) > 1 && m->values[1]) place(&map.held_values, p->memory, &at, (size_t)m->out);
         if (out) out[i] = map;
     }
     return at;
@@ -164,29 +198,52 @@ template <typename T> static T *host_side(const abar__program *p, T *device)
     return (T *)(p->host + ((char *)device - p->memory));
 }
 
+/* Tiles along a side of this square; 0: it is none that is committed. */
+static int64_t tiles_along(const abar__kept_average *a) { return a->square ? abar__cuda_blocks(a->n, ABAR_TILE) : 0; }
+
+static int64_t tiles_of(const abar__kept_map *m)
+{
+    const int64_t a = tiles_along(&m->average[0]), p = tiles_along(&m->average[1]);
+    return a * (a + 1) / 2 + p * (p + 1) / 2;
+}
+
+static void count_maps(abar__program *p, const abar__kept_map *maps)
+{
+    for (int i = 0; i < p->m.n; i++) {
+        p->m.n_linked += maps[i].links > 1;
+        p->m.n_eva += maps[i].kind == ABAR_KEPT_EVA;
+        p->m.n_dense += maps[i].kind == ABAR_KEPT_DENSE;
+        p->m.n_factors += factors_of(&maps[i]);
+        p->m.n_pairs += factors_of(&maps[i]) > 1;
+        p->m.n_rows += row_units(&maps[i]);
+        p->n_tiles += tiles_of(&maps[i]);
+    }
+}
+
+/* What stays on the host, behind the tables; or only counts. */
+static void place_host(abar__program *p, char *base)
+{
+    size_t at = p->tables_bytes;
+    place(&p->host_rates, base, &at, ABAR_PROGRAM_RATES);
+    place(&p->notes, base, &at, ABAR_PROGRAM_NOTES);
+    place(&p->first_tile, base, &at, (size_t)p->m.n + 1);
+    place(&p->factors, base, &at, (size_t)p->m.n_factors);
+    place(&p->to_multiply, base, &at, (size_t)p->m.n_dense);
+    p->host_bytes = at;
+}
+
 static abar_status take_memory(abar_device *dev, abar__program *p, const abar__program_desc *desc)
 {
     place_all(p, NULL);
-    p->memory_bytes = place_vectors(p, desc->maps, NULL);
+    p->memory_bytes = place_maps(p, desc->maps, NULL);
     ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
     place_all(p, p->memory);
-
-    size_t at = p->tables_bytes;
-    place(&p->host_rates, (char *)NULL, &at, ABAR_PROGRAM_RATES);
-    place(&p->notes, (char *)NULL, &at, ABAR_PROGRAM_NOTES);
-    p->host_bytes = at;
+    place_host(p, NULL);
     ABAR_TRY(abar__cuda_pinned(dev, p->host_bytes, (void **)&p->host));
-    at = p->tables_bytes;
-    place(&p->host_rates, p->host, &at, ABAR_PROGRAM_RATES);
-    place(&p->notes, p->host, &at, ABAR_PROGRAM_NOTES);
-
-    p->m.host = host_side(p, p->m.maps);
-    place_vectors(p, desc->maps, host_side(p, p->m.maps));
-    for (int i = 0; i < p->m.n; i++) {
-        host_side(p, p->m.forms)[i].scale = 1.0f;
-        if (desc->maps[i].inverse) p->m.n_dense++;
-        if (desc->maps[i].links > 1) p->m.n_linked++;
-    }
+    place_host(p, p->host);
+    p->m.first_tile = p->first_tile;
+    place_maps(p, desc->maps, host_side(p, p->m.maps));
+    for (int i = 0; i < p->m.n; i++) host_side(p, p->m.forms)[i].scale = 1.0f;
     return ABAR_OK;
 }
 
@@ -203,21 +260,93 @@ static void fill_tables(abar__program *p, const abar__program_desc *desc)
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
         for (int64_t u = 0; u < abar__cuda_units_of(&item); u++) *unit++ = {i, (int32_t)u};
     }
+    unit = host_side(p, p->m.rows);
+    for (int i = 0; i < p->m.n; i++)
+        for (int64_t u = 0; u < row_units(&desc->maps[i]); u++)
+            *unit++ = {i, (int32_t)(u * abar__cuda_unit_rows(desc->maps[i].d))};
 }
+
+/* The squares' tiles, and which maps are dense. */
+static void fill_tiles(abar__program *p, const abar__kept_map *maps)
+{
+    abar__cuda_unit *unit = host_side(p, p->m.tiles), *const begin = unit;
+    int32_t *dense = host_side(p, p->m.dense);
+    for (int i = 0; i < p->m.n; i++) {
+        p->first_tile[i] = unit - begin;
+        if (maps[i].kind == ABAR_KEPT_DENSE) *dense++ = i;
+        for (int which = 0; which < 2; which++)
+            for (int64_t down = 0; down < tiles_along(&maps[i].average[which]); down++)
+                for (int64_t left = 0; left <= down; left++) *unit++ = {2 * i + which, ABAR_TILE_AT(down, left)};
+    }
+    p->first_tile[p->m.n] = unit - begin;
+}
+
+/* ---- dense maps --------------------------------------------------------------------------------------------------- */
+
+/* The second of two inverses is held until the first is there too. */
+static void fill_factors(abar__program *p)
+{
+    for (int i = 0; i < p->m.n; i++) {
+        const abar__cuda_map *map = host_side(p, p->m.maps) + i;
+        const abar__kept_map *m = &map->map;
+        for (int f = 0; f < factors_of(m); f++) {
+            abar__cuda_factor *to = &p->factors[map->factor[f]];
+            to->d = m->average[f].n;
+            to->average = (const float *)m->average[f].average;
+            to->pending = (float *)m->average[f].pending;
+            to->inverse = f ? map->held : (float *)m->inverse[0];
+            to->values = f ? map->held_values : (float *)m->values[0];
+        }
+    }
+}
+
+static void fill_products(abar__program *p)
+{
+    for (int i = 0; i < p->m.n; i++) {
+        const abar__cuda_map *map = host_side(p, p->m.maps) + i;
+        const abar__kept_map *m = &map->map;
+        if (map->dense < 0) continue;
+        abar__cuda_product product = {};
+        product.out = m->out;
+        product.columns = m->columns;
+        product.kernel = m->kernel;
+        product.d = m->d;
+        product.grad = map->grad;
+        product.bias_grad = map->bias_grad;
+        product.left = (const float *)m->inverse[1];
+        product.right = (const float *)m->inverse[0];
+        product.row_scale = (const float *)m->r;
+        product.left_values = (const float *)m->values[1];
+        product.values = (const float *)m->values[0];
+        product.shift = m->rho;
+        product.result = map->product;
+        p->to_multiply[map->dense] = product;
+    }
+}
+
+static abar_status make_dense(abar_device *dev, abar__program *p)
+{
+    fill_factors(p);
+    if (p->m.n_factors > 0) ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, &p->m.inverter));
+    fill_products(p);
+    return p->m.n_dense > 0 ? abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, &p->m.multiplier) : ABAR_OK;
+}
+
+/* ---- binding ------------------------------------------------------------------------------------------------------ */
 
 static void fill_item(abar__program *p, int i, const abar__update_item *update)
 {
     abar__cuda_item item = abar__cuda_item_of(update, is_map(update));
     if (is_map(update)) {
         abar__cuda_map *map = host_side(p, p->m.maps) + update->map;
-        map->columns = item.columns;
         map->grad = item.body.grad;
         map->bias_grad = item.bias.grad;
-        item.u = map->map.u ? map->ordered : NULL;
-        item.row_scale = (const float *)map->map.r;
+        item.u = map->ordered;
+        item.coefficient = (const float *)map->map.w;
+        item.row_scale = map->product ? NULL : (const float *)map->map.r; /* the product has it */
         item.form = p->m.forms + update->map;
         item.dense = map->product;
-        item.dense_bias = map->product ? map->product + map->map.out * map->columns : NULL;
+        item.dense_bias = map->product ? map->product + map->map.out * map->map.columns : NULL;
     }
     host_side(p, p->items)[i] = item;
 }
@@ -264,7 +393,18 @@ static abar_status rebind(abar_device *dev, abar__program *p, const abar__update
     if (!same_sizes(p, items, updates))
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another program");
     CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
-    return bind(dev, p, items, updates);
+    ABAR_TRY(bind(dev, p, items, updates));
+    if (p->m.n_dense == 0) return ABAR_OK;
+    fill_products(p);
+    return abar__cuda_multiplier_rebind(dev, p->m.multiplier, p->to_multiply);
+}
+
+static abar_status fetch(abar_device *dev, void *to, const void *from, size_t n)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, cuda->stream));
+    CUDA_TRY(dev, cudaStreamSynchronize(cuda->stream));
+    return ABAR_OK;
 }
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
@@ -274,6 +414,8 @@ static void destroy(abar_device *dev, abar__program *p)
     if (!p) return;
     cudaSetDevice(dev->ordinal);
     cudaStreamSynchronize(abar__cuda_of(dev)->stream);
+    abar__cuda_multiplier_destroy(dev, p->m.multiplier);
+    abar__cuda_inverter_destroy(dev, p->m.inverter);
     if (p->sent) cudaEventDestroy(p->sent);
     abar__cuda_pinned_free(dev, p->host, p->host_bytes);
     abar_device_free(dev, p->memory, p->memory_bytes);
@@ -287,7 +429,10 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     p->m.n = desc->n_maps;
     p->adamw = desc->rule == ABAR_PROGRAM_ADAMW;
     p->rule = abar__cuda_rule_of(desc->scalars);
-    p->schedule = {desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers};
+    p->m.schedule = {
+        desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers, desc->every_commit, desc->kl_clip,
+        desc->base_lr};
+    count_maps(p, desc->maps);
     for (int i = 0; i < p->n_items; i++) p->norm_units += abar__cuda_blocks(desc->items[i].count, NORM_SPAN);
     for (int i = 0; i < p->n_updates; i++) {
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
@@ -299,7 +444,11 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
     ABAR_TRY(take_memory(dev, p, desc));
     fill_tables(p, desc);
-    return bind(dev, p, desc->items, desc->updates);
+    fill_tiles(p, desc->maps);
+    ABAR_TRY(bind(dev, p, desc->items, desc->updates));
+    ABAR_TRY(make_dense(dev, p));
+    const abar__program_state state = {0, 0, 1.0};
+    return fetch(dev, &p->m.now->state, &state, sizeof state);
 }
 
 static abar_status create(abar_device *dev, const abar__program_desc *desc, abar__program **out)
@@ -316,7 +465,11 @@ static abar_status create(abar_device *dev, const abar__program_desc *desc, abar
     return ABAR_OK;
 }
 
-static size_t bytes(const abar__program *p) { return sizeof *p + p->memory_bytes + p->host_bytes; }
+static size_t bytes(const abar__program *p)
+{
+    return sizeof *p + p->memory_bytes + p->host_bytes + (p->m.inverter ? abar__cuda_inverter_bytes(p->m.inverter) : 0) +
+           (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0);
+}
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
 
@@ -353,20 +506,12 @@ static abar_status step(abar_device *dev, abar__program *p, double grad_scale, d
 {
     abar__cuda_launch(dev, take_norm, dim3((unsigned)p->norm_blocks), dim3(THREADS), 0, p->norm_items, p->norm_table,
                       p->norm_units, p->partial, p->m.now, grad_scale, clip, p->rates, p->notes, p->rule);
-    if (p->m.n > 0) abar__cuda_keep_maps(dev, &p->m, to_mean, p->schedule);
+    if (p->m.n > 0) ABAR_TRY(abar__cuda_keep_maps(dev, &p->m, to_mean));
     abar__cuda_update(dev, p->adamw, p->items, p->table, p->units, &p->m.now->numbers, p->rule);
     return abar__cuda_status(dev);
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
-
-static abar_status fetch(abar_device *dev, void *to, const void *from, size_t n)
-{
-    abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, cuda->stream));
-    CUDA_TRY(dev, cudaStreamSynchronize(cuda->stream));
-    return ABAR_OK;
-}
 
 static abar_status measure(abar_device *dev, abar__program *p, double *products)
 {
@@ -377,25 +522,20 @@ static abar_status measure(abar_device *dev, abar__program *p, double *products)
 
 static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
 
-static const int64_t *step_now(const abar__program *p) { return &p->m.now->k; }
+static const int64_t *step_now(const abar__program *p) { return &p->m.now->state.k; }
 
 static const abar__step_note *note(const abar__program *p, int64_t k) { return &p->notes[k % ABAR_PROGRAM_NOTES]; }
 
-static abar_status pull(abar_device *dev, abar__program *p, int64_t *k, int64_t *t, abar__map_state *maps)
+static abar_status pull(abar_device *dev, abar__program *p, abar__program_state *state, abar__map_state *maps)
 {
-    abar__cuda_live now;
     ABAR_TRY(abar__cuda_status(dev));
-    ABAR_TRY(fetch(dev, &now, p->m.now, sizeof now));
-    if (p->m.n > 0) ABAR_TRY(fetch(dev, maps, p->m.states, (size_t)p->m.n * sizeof *maps));
-    *k = now.k;
-    *t = now.t;
-    return ABAR_OK;
+    ABAR_TRY(fetch(dev, state, &p->m.now->state, sizeof *state));
+    return p->m.n > 0 ? fetch(dev, maps, p->m.states, (size_t)p->m.n * sizeof *maps) : ABAR_OK;
 }
 
-static abar_status push(abar_device *dev, abar__program *p, int64_t k, int64_t t, const abar__map_state *maps)
+static abar_status push(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps)
 {
-    ABAR_TRY(fetch(dev, &p->m.now->k, &k, sizeof k));
-    ABAR_TRY(fetch(dev, &p->m.now->t, &t, sizeof t));
+    ABAR_TRY(fetch(dev, &p->m.now->state, state, sizeof *state));
     if (p->m.n == 0) return ABAR_OK;
     CUDA_TRY(dev, cudaMemsetAsync(p->m.stale, 1, (size_t)p->m.n * sizeof *p->m.stale, abar__cuda_of(dev)->stream));
     return fetch(dev, p->m.states, maps, (size_t)p->m.n * sizeof *maps);

@@ -1,8 +1,9 @@
-/* What an optimizer step on the device passes on from launch to launch (core_program.cu), and the maps it keeps
- * (core_maps.cu). */
+/* What an optimizer step on the device passes on from launch to launch (core_program.cu), and the maps it keeps: with means
+ * (core_maps.cu) and with dense factors (core_factors.cu). */
 #ifndef ABAR_CUDA_CORE_PROGRAM_H
 #define ABAR_CUDA_CORE_PROGRAM_H
 
+#include "device/cuda/core_dense.h"
 #include "device/cuda/core_update.h"
 
 typedef struct abar__cuda_losses {
@@ -14,7 +15,7 @@ typedef struct abar__cuda_losses {
 /* What a step leaves for the launches after it, and for the next step. */
 typedef struct abar__cuda_live {
     abar__cuda_numbers numbers;
-    int64_t k, t;       /* steps so far; updates performed */
+    abar__program_state state;
     int64_t now;        /* the step being made */
     double norm, scale; /* |G| as it lies in memory; what the update multiplies it by */
     abar__cuda_losses seen;
@@ -24,35 +25,64 @@ typedef struct abar__cuda_live {
 /* A kept map with what the program adds to it. */
 typedef struct abar__cuda_map {
     abar__kept_map map;
-    int64_t columns;               /* of the weight: d without the bias */
     float *ordered;                /* (d): u in the order of the weight's memory */
-    float *product;                /* (out, columns), then (out): G times the inverse; NULL: rank 1 */
     const float *grad, *bias_grad; /* NULL: none now */
+    int32_t rows, n_rows;          /* Eva: its units of rows */
+    /* dense maps */
+    int32_t dense;             /* which of them; -1: none */
+    int32_t factor[2];         /* which of the inverter's; -1: none */
+    float *product;            /* (out, columns), then (out): G^ before any scale */
+    float *held, *held_values; /* (out, out), (out): the second inverse, until the first is there too; NULL: there is one */
 } abar__cuda_map;
 
 typedef struct abar__cuda_schedule {
     double beta;
     int64_t tinv, spread, numbers; /* numbers: of maps, linked ones counting as one */
+    int32_t every_commit;
+    double kl_clip, base_lr;
 } abar__cuda_schedule;
 
-/* Device memory, (n) each but the last; host: the same as maps, as it was sent. */
+/* Device memory, (n) each unless said otherwise. */
 typedef struct abar__cuda_maps {
-    int n, n_dense, n_linked;
+    int n, n_linked, n_eva, n_dense, n_factors, n_pairs; /* pairs: dense maps with two factors */
+    abar__cuda_schedule schedule;
     abar__cuda_map *maps;
-    const abar__cuda_map *host;
     abar__map_state *states;
     abar__cuda_form *forms;
     int32_t *stale;   /* u came from outside: order it again */
-    int32_t *broken;  /* the product with the inverse is not finite */
-    int32_t *spoiled; /* what is pending is not finite: of linked maps */
+    int32_t *spoiled; /* what is pending is not finite: of linked maps, and of those with squares */
     double *products; /* (n, 3) */
     abar__cuda_live *now;
+    /* Eva: rows of all gradients, and what they add to <G, G> and wT G u */
+    int64_t n_rows;
+    abar__cuda_unit *rows; /* (n_rows): map, first row */
+    double *row_sums;      /* (n_rows, 2) */
+    double *map_sums;      /* (n, 2) */
+    /* dense maps, (n_dense) each */
+    int32_t *dense;                /* which map */
+    int32_t *tried;                /* is to be refreshed in this step */
+    int32_t *active, *broken;      /* as abar__cuda_multiply wants them */
+    double *inner;                 /* likewise */
+    abar__cuda_inversion *asked;   /* (n_factors) */
+    abar__cuda_unit *tiles;        /* of all squares that are committed: 2 map + which, place (ABAR_TILE) */
+    const int64_t *first_tile;     /* host: (n + 1), of each map */
+    abar__cuda_inverter *inverter; /* NULL: nothing to invert */
+    abar__cuda_multiplier *multiplier;
 } abar__cuda_maps;
+
+/* Tile (down, left) of the lower triangle of a square. */
+#define ABAR_TILE 64
+#define ABAR_TILE_AT(down, left) ((int32_t)((down) << 16 | (left)))
+
+/* Rows of a unit, about 4096 elements. */
+__host__ __device__ static inline int64_t abar__cuda_unit_rows(int64_t d) { return d < 4096 ? 4096 / d : 1; }
 
 extern "C" {
 /* Commits where to_mean is given, refreshes what is due, decides how the update shall treat every map. */
-void abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean, abar__cuda_schedule schedule);
-/* <G,G>, <G^,G>, <G^,G^> of every map as it is treated now, into m->products. */
+abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+/* The dense ones of them. */
+abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+/* <G,G>, <G^,G>, <G^,G^> of every map as it was treated, into m->products. */
 abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m);
 }
 

@@ -1,7 +1,7 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention:
- * core_values.cu), products and factorisations (core_dense.cu), vectors and
- * the table (core_stats.cu). Their partial sums lie in the lower half of the device's workspace, what comes from the host in
- * the upper half. */
+ * core_values.cu), products of rows (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu),
+ * eigenvectors (core_eigen.cu), vectors and the table (core_stats.cu). Their partial sums lie in the lower half of the device's
+ * workspace, what comes from the host in the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
@@ -61,8 +61,13 @@ void abar__cuda_position_sums(abar_device *dev, const abar__rows *r, const abar_
 void abar__cuda_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,
                                  void *sum, double *square);
 
-void abar__cuda_input_mean_squares(abar_device *dev, const abar__rows *r, double *out);
-void abar__cuda_grad_mean_squares(abar_device *dev, const abar__rows *r, double *out);
+/* Sum of w a; weight: device memory, NULL: 1. */
+void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+/* Every example's mean of a, (N, d), and of p, (N, out); not more than 65535 examples. */
+void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows);
+void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows);
+
+void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
 void abar__cuda_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);

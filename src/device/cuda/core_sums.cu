@@ -20,7 +20,8 @@ typedef struct stack {
     const double *weight; /* of every image, device memory; NULL: 1 */
     float *out;           /* (channels, kernel[0], kernel[1]), added to */
     double scale;         /* of the sums */
-    double last;          /* where not 0: added behind the channels */
+    double last;          /* where not 0: added behind the channels, times the sum of the weights */
+    int64_t row;          /* not 0: no sums over images, but of every image, this far apart, and not added */
     int lanes, pixels;    /* a block's threads: so many at a pixel (of vectors), so many pixels */
     int64_t tiles;        /* of pixels */
     int slices, groups;   /* blocks that share the images, the tiles */
@@ -94,8 +95,28 @@ __device__ static void add_taps(const stack &s, int64_t tile, int width, const f
     }
 }
 
+__device__ static double weights_sum(const stack &s)
+{
+    if (!s.weight) return 1.0;
+    double sum = 0.0;
+#pragma unroll 8
+    for (int64_t n = 0; n < s.images; n++) sum += s.weight[n];
+    return sum;
+}
+
+/* What image z's block has summed. */
+__device__ static void store_row(const stack &s, int64_t first, const float *taps, int outputs)
+{
+    const int kernel = s.kernel[0] * s.kernel[1];
+    float *out = s.out + blockIdx.z * s.row;
+    for (int o = threadIdx.x; o < outputs; o += THREADS)
+        if (first + o / kernel < s.channels) out[first * kernel + o] = (float)(s.scale * (double)taps[o]);
+    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) out[s.channels * kernel] = (float)s.last;
+}
+
 /* Block (split, y): channels from first + y * width on, every groups-th tile of pixels, one slice of the images. Thread:
  * `lane`-th vector of N channels at the `place`-th pixel of the tile. The last split to finish adds up all of them, in order.
+ * Where every image has its own sums, block z has image z alone.
  * Shared: masks (pixels), the tile's S (pixels, width), taps (width, kernel). */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
@@ -109,20 +130,24 @@ static __global__ void __launch_bounds__(THREADS)
     const int slice = (int)blockIdx.x % s.slices, group = (int)blockIdx.x / s.slices;
     const int64_t first = s.first + (int64_t)blockIdx.y * width, channel = first + lane * N;
     const int64_t from = s.images * slice / s.slices, to = s.images * (slice + 1) / s.slices;
+    const T *data = (const T *)s.data + blockIdx.z * s.stride[0];
     for (int o = threadIdx.x; o < outputs; o += THREADS) taps[o] = 0.0f;
     for (int64_t tile = group; tile < s.tiles; tile += s.groups) {
         const int64_t pixel = tile * s.pixels + place, y = pixel / s.width, x = pixel % s.width;
         const bool inside = place < s.pixels && pixel < s.height * s.width;
         float sum[N] = {};
         if (inside && channel < s.channels)
-            sum_images<T, N>(s, (const T *)s.data + channel * s.stride[1] + y * s.stride[2] + x * s.stride[3], from, to,
-                             squares, sum);
+            sum_images<T, N>(s, data + channel * s.stride[1] + y * s.stride[2] + x * s.stride[3], from, to, squares, sum);
         __syncthreads(); /* the tile before has been used */
         if (place < s.pixels)
             for (int i = 0; i < N; i++) image[place * width + lane * N + i] = sum[i];
         if (inside && lane == 0 && s.kernel[0] * s.kernel[1] <= MASK) masks[place] = mask_of(s, y, x);
         __syncthreads();
         add_taps(s, tile, width, image, masks, taps);
+    }
+    if (s.row) {
+        store_row(s, first, taps, outputs);
+        return;
     }
     float *own = partial + (int64_t)blockIdx.y * splits * outputs;
     for (int o = threadIdx.x; o < outputs; o += THREADS) own[(int64_t)blockIdx.x * outputs + o] = taps[o];
@@ -134,7 +159,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < splits; i++) total += (double)__ldcg(own + (int64_t)i * outputs + o);
         if (first + o / kernel < s.channels) s.out[first * kernel + o] += (float)(s.scale * total);
     }
-    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) s.out[s.channels * kernel] += (float)s.last;
+    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) s.out[s.channels * kernel] += (float)(s.last * weights_sum(s));
 }
 
 /* ---- how the blocks share a stack --------------------------------------------------------------------------------- */
@@ -168,6 +193,8 @@ static void share_block(stack *s, int n)
 /* Slices and groups: about two blocks per processor, eight images in flight per thread. */
 static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t outputs)
 {
+    s->groups = s->slices = 1;
+    if (s->row) return;
     const int64_t room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / outputs; /* partial sums of so many blocks */
     int64_t limit = 2 * (int64_t)abar__cuda_of(dev)->processors / blocks;
     limit = limit < 1 ? 1 : least(limit, SPLITS);
@@ -180,19 +207,21 @@ static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t
 template <typename T, int N> static void launch_sums(abar_device *dev, stack s, bool squares)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
+    const unsigned rows = s.row ? (unsigned)s.images : 1;
+    if (s.row) s.images = 1;
     share_block(&s, N);
     const int64_t width = (int64_t)s.lanes * N, outputs = width * s.kernel[0] * s.kernel[1];
     const int64_t blocks = (s.channels + width - 1) / width;
     share_grid(dev, &s, blocks, outputs);
     const int64_t splits = (int64_t)s.slices * s.groups, room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
-    const int64_t at_once = least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
+    const int64_t at_once = s.row ? blocks : least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
     const size_t bytes = shared_bytes(&s, N);
     if (bytes > 48 * 1024)
         abar__cuda_remember(dev,
                             cudaFuncSetAttribute(sum_windows<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     for (int64_t done = 0; done < blocks; done += at_once) {
         s.first = done * width;
-        const dim3 grid((unsigned)splits, (unsigned)least(at_once, blocks - done));
+        const dim3 grid((unsigned)splits, (unsigned)least(at_once, blocks - done), rows);
         abar__cuda_launch(dev, sum_windows<T, N>, grid, dim3(THREADS), bytes, s, squares, (float *)cuda->workspace,
                           cuda->tickets);
     }
@@ -279,11 +308,11 @@ static stack stack_of(const abar__rows *r, const abar_tensor *tensor, int64_t ch
     return s;
 }
 
-/* The inputs under their windows, and the homogeneous ones behind them. */
-static stack input_stack(const abar__rows *r)
+/* The inputs under their windows, and the homogeneous ones behind them, one per row. */
+static stack input_stack(const abar__rows *r, bool by_example)
 {
     const abar_window *w = &r->window;
-    stack s = stack_of(r, &r->input, r->convolution ? r->input.dim[1] / w->groups : r->in, false);
+    stack s = stack_of(r, &r->input, r->convolution ? r->input.dim[1] / w->groups : r->in, by_example);
     for (int i = 0; i < 2 && r->convolution; i++) {
         s.kernel[i] = (int)w->kernel[i];
         s.step[i] = (int)w->stride[i];
@@ -297,9 +326,35 @@ static stack input_stack(const abar__rows *r)
 
 extern "C" void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum)
 {
-    stack s = input_stack(r);
+    abar__cuda_weighted_sum(dev, r, NULL, sum);
+}
+
+extern "C" void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, const double *weight, void *sum)
+{
+    stack s = input_stack(r, weight != NULL);
     s.out = (float *)sum;
+    s.weight = weight;
+    if (weight) s.last /= (double)r->examples;
     sum_stack(dev, &s, r->input.dtype, false);
+}
+
+extern "C" void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows)
+{
+    stack s = input_stack(r, true);
+    s.out = rows;
+    s.row = abar__rows_d(r);
+    s.scale = 1.0 / (double)r->per_example;
+    s.last = r->bias ? 1.0 : 0.0;
+    sum_stack(dev, &s, r->input.dtype, false);
+}
+
+extern "C" void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows)
+{
+    stack s = stack_of(r, &r->output_grad, r->out, true);
+    s.out = rows;
+    s.row = r->out;
+    s.scale = r->grad_scale / (double)r->per_example;
+    sum_stack(dev, &s, r->output_grad.dtype, false);
 }
 
 extern "C" void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum)
@@ -312,19 +367,11 @@ extern "C" void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void 
 
 extern "C" void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum)
 {
-    for (int64_t first = 0; first < r->examples; first += ABAR_STATS_EXAMPLES) {
-        const int64_t left = r->examples - first, n = weight ? least(left, ABAR_STATS_EXAMPLES) : left;
-        const abar__rows part = abar__rows_slice(r, first, n);
-        stack s = stack_of(&part, &part.output_grad, r->out, weight != NULL);
-        s.out = (float *)sum;
-        s.scale = r->grad_scale * r->grad_scale;
-        if (weight) {
-            if (!abar__cuda_carry(dev, abar__cuda_upper(dev), weight + first, (size_t)n * sizeof *weight)) return;
-            s.weight = abar__cuda_upper(dev);
-        }
-        sum_stack(dev, &s, r->output_grad.dtype, true);
-        if (!weight) return;
-    }
+    stack s = stack_of(r, &r->output_grad, r->out, weight != NULL);
+    s.out = (float *)sum;
+    s.scale = r->grad_scale * r->grad_scale;
+    s.weight = weight;
+    sum_stack(dev, &s, r->output_grad.dtype, true);
 }
 
 /* ---- sum of squares ----------------------------------------------------------------------------------------------- */
@@ -367,7 +414,7 @@ static __global__ void __launch_bounds__(THREADS) sum_squares(const __grid_const
 extern "C" void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    stack s = input_stack(r);
+    stack s = input_stack(r, false);
     const int64_t count = s.images * s.channels * s.height * s.width;
     if (count == 0) return;
     const int64_t wish = (count + THREADS * 8 - 1) / (THREADS * 8), most = 4 * (int64_t)cuda->processors;

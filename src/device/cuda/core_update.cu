@@ -100,12 +100,11 @@ struct segment {
     int lane, team;
 };
 
-/* c of the row: its product with u, the bias's element included. */
+/* c of the row where it is not given: its product with u, the bias's element included. */
 __device__ static float coefficient_of(const abar__cuda_item &it, const segment &s, float part, float *shared)
 {
     if (s.lane == 0 && s.n > 0 && it.bias.weight) part += it.bias.grad[s.row] * it.u[s.n];
-    const float sum = team_sum(part, s.team, shared);
-    return it.coefficient && s.n > 0 ? it.coefficient[s.row] : sum;
+    return team_sum(part, s.team, shared);
 }
 
 /* Element by element, reading the gradient twice: memory that is not aligned, and very long rows. */
@@ -113,10 +112,11 @@ template <class Rule>
 __device__ static void update_slowly(const abar__cuda_item &it, const segment &s, const float *grad, bool rank1, float scale,
                                      const Rule &rule, float *shared, float *c)
 {
-    float part = 0.0f;
-    if (rank1)
+    if (rank1 && !it.coefficient) {
+        float part = 0.0f;
         for (int64_t i = s.lane; i < s.n; i += s.team) part += grad[s.base + i] * it.u[i];
-    if (rank1) *c = coefficient_of(it, s, part, shared);
+        *c = coefficient_of(it, s, part, shared);
+    }
     for (int64_t i = s.lane; i < s.n; i += s.team) {
         const float g = grad[s.base + i];
         update_one(it.body, rule, s.base + i, scale * (rank1 ? g - *c * it.u[i] : g));
@@ -131,7 +131,6 @@ __device__ static void update_quickly(const abar__cuda_item &it, const segment &
     const int quads = (int)(s.n / 4);
     const bool has_state = it.body.state[0] != nullptr;
     pack<float> g[ABAR_UPDATE_QUADS], w[ABAR_UPDATE_QUADS], s0[ABAR_UPDATE_QUADS];
-    float part = 0.0f;
 #pragma unroll
     for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
         const int q = s.lane + j * s.team;
@@ -140,7 +139,8 @@ __device__ static void update_quickly(const abar__cuda_item &it, const segment &
         w[j] = load_pack(it.body.weight + s.base + 4 * q);
         s0[j] = has_state ? load_pack(it.body.state[0] + s.base + 4 * q) : pack<float>{};
     }
-    if (rank1) {
+    if (rank1 && !it.coefficient) {
+        float part = 0.0f;
 #pragma unroll
         for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
             const int q = s.lane + j * s.team;
@@ -182,7 +182,8 @@ __device__ static void update_unit(const abar__cuda_item &it, int64_t first, con
         s.base = first * ABAR_UPDATE_SPAN;
         s.n = it.count - s.base < ABAR_UPDATE_SPAN ? it.count - s.base : ABAR_UPDATE_SPAN;
     }
-    float scale = n.grad_scale * form.scale, c = 0.0f;
+    float scale = n.grad_scale * form.scale, c = 0.0f; /* c: the coefficient, given or to be found */
+    if (rank1 && it.coefficient && s.n > 0) c = form.factor * it.coefficient[s.row];
     if (form.kind != ABAR_FORM_PLAIN && it.row_scale && s.n > 0) scale *= it.row_scale[s.row];
     if (it.vectors && s.n <= (int64_t)s.team * ABAR_UPDATE_QUADS * 4)
         update_quickly(it, s, grad, rank1, scale, Rule(it.body, n, k), shared, &c);
@@ -302,6 +303,7 @@ static void update_all(abar_device *dev, bool adamw, const abar__update_item *it
             item.row_scale = (const float *)pre->row_scale;
             item.given.kind = ABAR_FORM_RANK1;
             item.given.scale = (float)pre->scale;
+            item.given.factor = 1.0f;
             item.vectors = item.vectors && (uintptr_t)item.u % 16 == 0;
         }
         abar__cuda_launch(dev, adamw ? update_item<adamw_rule> : update_item<sgd_rule>,

@@ -25,6 +25,7 @@ enum { ABAR_FORM_PLAIN, ABAR_FORM_RANK1, ABAR_FORM_DENSE };
 typedef struct abar__cuda_form {
     int32_t kind;
     float scale;
+    float factor; /* of the coefficients, where they are given */
 } abar__cuda_form;
 
 typedef struct abar__cuda_item {
@@ -32,7 +33,8 @@ typedef struct abar__cuda_item {
     int64_t count, rows, columns; /* rows 0: no map */
     int32_t team;
     int32_t vectors; /* 1: rows and memory allow 16-byte accesses */
-    /* rank 1: scale * row_scale[o] * (G_o - c_o u), c_o = <G_o, u> or coefficient[o]; u in the order of memory, bias last */
+    /* rank 1: scale * row_scale[o] * (G_o - c_o u), c_o = <G_o, u> or factor * coefficient[o]; u in the order of memory, bias
+     * last */
     const float *u, *coefficient, *row_scale;
     abar__cuda_form given;
     const abar__cuda_form *form;     /* in device memory; NULL: the given one */

@@ -94,21 +94,16 @@ static double grad_mean(const abar__rows *s, int64_t n, int64_t o)
     return sum / (double)s->per_example;
 }
 
-static void input_mean_squares(abar_device *dev, const abar__rows *s, double *out)
+static void example_weights(abar_device *dev, const abar__rows *s, double *a, double *p, double *number)
 {
     (void)dev;
     for (int64_t n = 0; n < s->examples; n++) {
-        out[n] = 0.0;
-        for (int64_t k = 0; k < abar__rows_d(s); k++) out[n] += input_mean(s, n, k) * input_mean(s, n, k);
-    }
-}
-
-static void grad_mean_squares(abar_device *dev, const abar__rows *s, double *out)
-{
-    (void)dev;
-    for (int64_t n = 0; n < s->examples; n++) {
-        out[n] = 0.0;
-        for (int64_t o = 0; o < s->out; o++) out[n] += grad_mean(s, n, o) * grad_mean(s, n, o);
+        a[n] = p[n] = 0.0;
+        for (int64_t k = 0; k < abar__rows_d(s); k++) a[n] += input_mean(s, n, k) * input_mean(s, n, k);
+        for (int64_t o = 0; o < s->out; o++) p[n] += grad_mean(s, n, o) * grad_mean(s, n, o);
+        *number += a[n] * p[n];
+        a[n] /= (double)s->per_example;
+        p[n] /= (double)s->per_example;
     }
 }
 
@@ -454,8 +449,7 @@ const abar__stats_ops abar__ref_stats = {
     .position_product = abar__ref_position_product,
     .grad_sum = grad_sum,
     .grad_squares = grad_squares,
-    .input_mean_squares = input_mean_squares,
-    .grad_mean_squares = grad_mean_squares,
+    .example_weights = example_weights,
     .input_product = input_product,
     .grad_product = grad_product,
     .input_mean_product = input_mean_product,

@@ -1,0 +1,385 @@
+/* Gradients multiplied by dense inverses (core_dense.h; methods.md sections 4 to 6): one launch per stage for all maps,
+ *
+ *   without left              G^ = G R
+ *   with left                 Y = G R                 G^ = L Y
+ *   with eigenvalues          Y = V_P G   W = Y V_A^T / (l_P l_A + shift)   Y = W V_A   G^ = V_P^T Y
+ *
+ * A launch is a table of tiles, one block each: tile of step (m, n) = a (m, k) b (k, n). G lies in the order of the weight's
+ * memory (out, kernel, channels), inverses in PyTorch's (channels, kernel): a sum may run in any order, so G R takes the rows
+ * of R in the order of memory, and what is in PyTorch's order is ordered again when a tile of G^ is written. */
+#include "device/cuda/core_apply_tile.h"
+
+#define STAGES 4
+
+struct abar__cuda_multiplier {
+    int n;
+    bool exact, large;                           /* float32's own accuracy; tiles of 128 x 128 among the others */
+    int64_t n_tiles, n_slots, first[STAGES + 1]; /* tiles of stage i: first[i] .. first[i + 1] */
+    size_t shared[STAGES];
+    char *memory; /* on the device */
+    size_t memory_bytes;
+    step *steps; /* (STAGES, n) */
+    tile *tiles;
+    account told;
+    float *middle; /* for maps with left: (out, d rounded up to 4) each */
+    char *host;    /* pinned: steps, tiles */
+    size_t host_bytes;
+    cudaEvent_t sent;
+};
+
+/* Block b: tile b. steps: (n) of this stage. */
+template <bool EXACT, bool LARGE>
+static __global__ void __launch_bounds__(THREADS, LARGE || EXACT ? 2 : 4)
+    multiply_tiles(const step *steps, const tile *tiles, const int32_t *active, account all, double *inner, int32_t *broken)
+{
+    extern __shared__ __align__(16) float pool[];
+    __shared__ step s;
+    const tile t = tiles[blockIdx.x];
+    if (!active[t.map]) return;
+    for (unsigned i = threadIdx.x; i < sizeof s / 4; i += THREADS) ((uint32_t *)&s)[i] = ((const uint32_t *)&steps[t.map])[i];
+    __syncthreads();
+    if (LARGE && t.shape == SHAPE_LARGE)
+        do_tile<large_shape, EXACT>(s, t, pool, all, inner, broken);
+    else if (t.shape == SHAPE_MIDDLE)
+        do_tile<middle_shape, EXACT>(s, t, pool, all, inner, broken);
+    else
+        do_tile<low_shape, EXACT>(s, t, pool, all, inner, broken);
+}
+
+/* ---- the host's side: steps ----------------------------------------------------------------------------------------- */
+
+typedef void (*tiles_kernel)(const step *, const tile *, const int32_t *, account, double *, int32_t *);
+
+static tiles_kernel kernel_of(const abar__cuda_multiplier *m)
+{
+    return m->exact ? multiply_tiles<true, false> : m->large ? multiply_tiles<false, true> : multiply_tiles<false, false>;
+}
+
+static int stages_of(const abar__cuda_product *p) { return p->values ? 4 : p->left ? 2 : 1; }
+
+static int64_t pitch_of(const abar__cuda_product *p) { return (p->d + 3) / 4 * 4; }
+
+static size_t middle_of(const abar__cuda_product *p) { return stages_of(p) > 1 ? (size_t)(p->out * pitch_of(p)) : 0; }
+
+static ordering order_of(const abar__cuda_product *p)
+{
+    const int64_t channels = p->columns / p->kernel;
+    ordering o = {(int32_t)p->columns, 1, (int32_t)p->columns, 0}; /* one channel, or a kernel of 1: nothing to order */
+    if (p->kernel == 1 || channels == 1) return o;
+    o.kernel = (int32_t)p->kernel;
+    o.channels = (int32_t)channels;
+    o.part = (uint32_t)((((uint64_t)1 << 32) + (uint64_t)channels - 1) / (uint64_t)channels);
+    return o;
+}
+
+/* A matrix by rows, `row` floats apart. */
+static operand matrix(const float *data, int64_t row, int64_t columns)
+{
+    operand o = {};
+    o.data = data;
+    o.row = (int32_t)row;
+    o.column = 1;
+    o.columns = (int32_t)columns;
+    o.rows.kernel = 1;
+    o.vectors = (uintptr_t)data % 16 == 0 && row % 4 == 0;
+    return o;
+}
+
+static operand transposed(const float *data, int64_t side)
+{
+    operand o = matrix(data, side, side);
+    o.row = 1;
+    o.column = (int32_t)side;
+    o.vectors = 0;
+    return o;
+}
+
+static operand gradient(const abar__cuda_product *p)
+{
+    operand o = matrix(p->grad, p->columns, p->columns);
+    if (p->d > p->columns) o.last = p->bias_grad;
+    return o;
+}
+
+static step blank_step(const abar__cuda_product *p, int map, int64_t k)
+{
+    step s = {};
+    s.m = (int32_t)p->out;
+    s.n = (int32_t)p->d;
+    s.k = (int32_t)k;
+    s.map = map;
+    return s;
+}
+
+static void end_in(step *s, float *to, int64_t pitch)
+{
+    s->end = END_MIDDLE;
+    s->to = to;
+    s->pitch = (int32_t)pitch;
+}
+
+static void end_with_result(step *s, const abar__cuda_product *p)
+{
+    s->end = END_RESULT;
+    s->columns = order_of(p);
+    s->to = p->result;
+    s->grad = p->grad;
+    s->bias_grad = p->bias_grad;
+    s->row_scale = p->row_scale;
+}
+
+/* out: (STAGES) */
+static void make_steps(const abar__cuda_product *p, int map, float *middle, step *out)
+{
+    const int64_t pitch = pitch_of(p);
+    for (int i = 0; i < STAGES; i++) out[i] = blank_step(p, map, i % 3 == 0 ? p->out : p->d);
+    if (p->values) {
+        out[0].a = matrix(p->left, p->out, p->out);
+        out[0].b = gradient(p);
+        end_in(&out[0], middle, pitch);
+        out[0].columns = order_of(p);
+        out[1].a = matrix(middle, pitch, p->d);
+        out[1].b = transposed(p->right, p->d);
+        end_in(&out[1], p->result, p->d); /* lent until the last stage */
+        out[1].end = END_DIVIDE;
+        out[1].left_values = p->left_values;
+        out[1].values = p->values;
+        out[1].shift = p->shift;
+        out[2].a = matrix(p->result, p->d, p->d);
+        out[2].b = matrix(p->right, p->d, p->d);
+        end_in(&out[2], middle, pitch);
+        out[3].a = transposed(p->left, p->out);
+        out[3].b = matrix(middle, pitch, p->d);
+        end_with_result(&out[3], p);
+        return;
+    }
+    out[0].k = (int32_t)p->d;
+    out[0].a = gradient(p);
+    out[0].b = matrix(p->right, p->d, p->d);
+    out[0].b.rows = order_of(p);
+    if (!p->left) {
+        end_with_result(&out[0], p);
+        return;
+    }
+    end_in(&out[0], middle, pitch);
+    out[1].k = (int32_t)p->out;
+    out[1].a = matrix(p->left, p->out, p->out);
+    out[1].b = matrix(middle, pitch, p->d);
+    end_with_result(&out[1], p);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------ */
+
+static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m};
+static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n};
+static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes};
+
+static double work_of(const abar__cuda_product *p) { return (double)p->out * (double)p->d * (double)p->d; }
+
+/* Large tiles read less for the same work, where they are mostly full. */
+static bool suits_large(const abar__cuda_product *p)
+{
+    const int64_t m = abar__cuda_blocks(p->out, 128) * 128, n = abar__cuda_blocks(p->d, 128) * 128;
+    return p->out >= 256 && 4 * m * n <= 5 * (abar__cuda_blocks(p->out, 64) * 64) * (abar__cuda_blocks(p->d, 64) * 64);
+}
+
+/* Large tiles leave room for two blocks on a multiprocessor: bad for many small maps, which wait for memory. */
+static bool wants_large(const abar__cuda_product *products, int n)
+{
+    double large = 0.0, all = 0.0;
+    for (int i = 0; i < n; i++) {
+        all += work_of(&products[i]);
+        if (suits_large(&products[i])) large += work_of(&products[i]);
+    }
+    return large > 0.5 * all;
+}
+
+static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+{
+    return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
+}
+
+static int64_t tiles_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+{
+    const int shape = shape_of(m, p);
+    return abar__cuda_blocks(p->out, shape_m[shape]) * abar__cuda_blocks(p->d, shape_n[shape]);
+}
+
+/* The tiles of one step; those that read the same columns of b stand together. */
+static tile *fill_tiles(const step *s, int shape, tile *to)
+{
+    int32_t slot = s->first;
+    for (int32_t column = 0; column < s->n; column += shape_n[shape])
+        for (int32_t row = 0; row < s->m; row += shape_m[shape]) *to++ = {s->map, row, column, shape, slot++};
+    return to;
+}
+
+/* Stage by stage, longest sums first, so that short ones fill the end. steps: (STAGES, n) */
+static void fill_table(abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, tile *tiles)
+{
+    tile *to = tiles;
+    for (int stage = 0; stage < STAGES; stage++) {
+        const step *own = steps + (size_t)stage * (size_t)m->n;
+        m->first[stage] = to - tiles;
+        for (int64_t k = INT64_MAX; k > 0;) {
+            int64_t next = 0; /* the longest below k */
+            for (int i = 0; i < m->n; i++)
+                if (stage < stages_of(&products[i]) && own[i].k < k && own[i].k > next) next = own[i].k;
+            k = next;
+            for (int i = 0; k > 0 && i < m->n; i++) {
+                const int shape = shape_of(m, &products[i]);
+                if (stage >= stages_of(&products[i]) || own[i].k != k) continue;
+                to = fill_tiles(&own[i], shape, to);
+                if (m->shared[stage] < shape_bytes[shape]) m->shared[stage] = shape_bytes[shape];
+            }
+        }
+    }
+    m->first[STAGES] = to - tiles;
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------------------ */
+
+template <typename T> static void place(T **out, char *base, size_t *at, size_t n)
+{
+    *out = base ? (T *)(base + *at) : NULL;
+    *at = abar__round_up(*at + n * sizeof(T), 256);
+}
+
+/* Hands out the device's memory, or only counts it; steps and tiles come first, as on the host. */
+static size_t place_all(abar__cuda_multiplier *m, char *base, size_t middle)
+{
+    size_t at = 0;
+    place(&m->steps, base, &at, (size_t)STAGES * (size_t)m->n);
+    place(&m->tiles, base, &at, (size_t)m->n_tiles);
+    m->host_bytes = at;
+    place(&m->told.partial, base, &at, (size_t)m->n_slots);
+    place(&m->told.bad, base, &at, (size_t)m->n_slots);
+    place(&m->told.tickets, base, &at, (size_t)m->n);
+    place(&m->middle, base, &at, middle);
+    return at;
+}
+
+static abar_status check(abar_device *dev, const abar__cuda_product *p)
+{
+    const char *wrong = NULL;
+    if (p->out < 1 || p->columns < 1 || p->kernel < 1 || p->columns % p->kernel != 0)
+        wrong = "sizes";
+    else if (p->d != p->columns && p->d != p->columns + 1)
+        wrong = "columns";
+    else if (p->d > INT32_MAX / 2 || p->out > INT32_MAX / 2 || p->columns / p->kernel * p->columns > UINT32_MAX)
+        wrong = "size";
+    else if (!p->right || !p->result)
+        wrong = "matrices";
+    else if (p->values && (!p->left || !p->left_values))
+        wrong = "left eigenvectors";
+    if (!wrong) return ABAR_OK;
+    return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: a product of %lld x %lld has the wrong %s", (long long)p->out,
+                      (long long)p->d, wrong);
+}
+
+static abar_status send(abar_device *dev, abar__cuda_multiplier *m, size_t bytes)
+{
+    const cudaStream_t stream = abar__cuda_of(dev)->stream;
+    CUDA_TRY(dev, cudaMemcpyAsync(m->memory, m->host, bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_TRY(dev, cudaEventRecord(m->sent, stream));
+    return ABAR_OK;
+}
+
+static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *products)
+{
+    step *steps = (step *)m->host, own[STAGES];
+    float *middle = m->middle;
+    int32_t first = 0;
+    for (int i = 0; i < m->n; i++) {
+        make_steps(&products[i], i, middle, own);
+        middle += middle_of(&products[i]);
+        for (int stage = 0; stage < STAGES; stage++) {
+            own[stage].first = first;
+            own[stage].all = (int32_t)tiles_of(m, &products[i]);
+            steps[stage * m->n + i] = own[stage];
+        }
+        first += own[0].all;
+    }
+}
+
+static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products)
+{
+    size_t middle = 0;
+    m->exact = dev->config.precision == ABAR_PRECISION_FP32;
+    m->large = !m->exact && wants_large(products, m->n);
+    for (int i = 0; i < m->n; i++) {
+        ABAR_TRY(check(dev, &products[i]));
+        m->n_slots += tiles_of(m, &products[i]);
+        m->n_tiles += tiles_of(m, &products[i]) * stages_of(&products[i]);
+        middle += middle_of(&products[i]);
+    }
+    if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");
+    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
+    CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&m->sent, cudaEventDisableTiming));
+    m->memory_bytes = place_all(m, NULL, middle);
+    ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));
+    place_all(m, m->memory, middle);
+    ABAR_TRY(abar__cuda_pinned(dev, m->host_bytes, (void **)&m->host));
+    fill_steps(m, products);
+    fill_table(m, products, (const step *)m->host, (tile *)(m->host + ((char *)m->tiles - m->memory)));
+    return send(dev, m, m->host_bytes);
+}
+
+extern "C" void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multiplier *m)
+{
+    if (!m) return;
+    cudaSetDevice(dev->ordinal);
+    cudaStreamSynchronize(abar__cuda_of(dev)->stream);
+    if (m->sent) cudaEventDestroy(m->sent);
+    abar__cuda_pinned_free(dev, m->host, m->host_bytes);
+    abar_device_free(dev, m->memory, m->memory_bytes);
+    abar__free(dev->ctx, m, sizeof *m);
+}
+
+extern "C" abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n,
+                                                    abar__cuda_multiplier **out)
+{
+    *out = NULL;
+    abar__cuda_multiplier *m;
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *m, (void **)&m));
+    m->n = n;
+    const abar_status status = n > 0 ? make(dev, m, products) : ABAR_OK;
+    if (status < 0) {
+        abar__cuda_multiplier_destroy(dev, m);
+        return status;
+    }
+    *out = m;
+    return ABAR_OK;
+}
+
+extern "C" size_t abar__cuda_multiplier_bytes(const abar__cuda_multiplier *m)
+{
+    return m ? sizeof *m + m->memory_bytes + m->host_bytes : 0;
+}
+
+extern "C" abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda_multiplier *m,
+                                                    const abar__cuda_product *products)
+{
+    if (m->n == 0) return ABAR_OK;
+    const step *steps = (const step *)m->host;
+    for (int i = 0; i < m->n; i++)
+        if (steps[i].m != products[i].out || steps[i].n != products[i].d)
+            return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of other sizes need another multiplier");
+    CUDA_TRY(dev, cudaEventSynchronize(m->sent)); /* what was sent before has left this memory */
+    fill_steps(m, products);
+    return send(dev, m, (size_t)STAGES * (size_t)m->n * sizeof(step));
+}
+
+extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
+                                           int32_t *broken)
+{
+    for (int stage = 0; stage < STAGES && m->n > 0; stage++) {
+        const int64_t first = m->first[stage], tiles = m->first[stage + 1] - first;
+        if (tiles == 0) continue;
+        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)tiles), dim3(THREADS), m->shared[stage],
+                          m->steps + (size_t)stage * (size_t)m->n, m->tiles + first, active, m->told, inner, broken);
+    }
+    return abar__cuda_status(dev);
+}

@@ -1,0 +1,305 @@
+/* The maps of an optimizer step on the device that have dense factors (methods.md sections 0, 1, 4 to 7, 9): what is pending is
+ * judged and committed tile by tile, inverses that are due are asked for and taken over, gradients are multiplied by them, and
+ * the sums decide how the update shall treat what came out. What curvature.c, foof.c, kfac.c and lngd.c do for the other
+ * devices. The inverting is in core_inverse.cu, the multiplying in core_apply.cu. */
+#include "device/cuda/core_maps.h"
+
+#define THREADS ABAR_MAP_THREADS
+#define TILE ABAR_TILE
+
+/* ---- squares ------------------------------------------------------------------------------------------------------ */
+
+/* A tile of the lower triangle of a pending sum: thread x owns column x % TILE of every (THREADS / TILE)-th row. */
+struct tile {
+    int at, which; /* map, average */
+    int64_t n, down, left;
+    float *average, *pending;
+};
+
+__device__ static tile tile_of(const abar__cuda_map *maps, const abar__cuda_unit &unit)
+{
+    const int at = unit.item / 2, which = unit.item % 2;
+    const abar__kept_average &a = maps[at].map.average[which];
+    return {at,
+            which,
+            a.n,
+            TILE * (int64_t)(unit.first >> 16),
+            TILE * (int64_t)(unit.first & 0xffff),
+            (float *)a.average,
+            (float *)a.pending};
+}
+
+/* Block b judges tile b; the first of a map judges its vectors and its number too. first: of the maps whose factors came. */
+static __global__ void __launch_bounds__(THREADS)
+    judge_tiles(const abar__cuda_map *maps, const abar__cuda_unit *units, int first, const abar__cuda_live *now,
+                const __grid_constant__ abar__cuda_means means, int32_t *spoiled)
+{
+    if (now->numbers.skip) return;
+    const tile t = tile_of(maps, units[blockIdx.x]);
+    const double *factor = means.factor + 3 * (t.at - first), scale = factor[t.which];
+    const int64_t column = t.left + threadIdx.x % TILE;
+    bool fine = true;
+    for (int64_t row = t.down + threadIdx.x / TILE; row < t.down + TILE && row < t.n; row += THREADS / TILE) {
+        if (column > row) continue;
+        const float x = t.pending[row * t.n + column];
+        fine = fine && isfinite(x) && isfinite((float)(scale * (double)x));
+    }
+    if (t.which == 0 && t.down == 0) fine = vectors_are_finite(maps[t.at].map, factor) && fine;
+    if (!__syncthreads_and(fine) && threadIdx.x == 0) atomicOr(spoiled + t.at, 1);
+}
+
+/* Block b commits tile b, or forgets it: average = beta * average + (1 - beta) * factor * pending, transposed; pending = 0. */
+static __global__ void __launch_bounds__(THREADS)
+    commit_tiles(const abar__cuda_map *maps, const abar__cuda_unit *units, int first, const abar__cuda_live *now,
+                 const __grid_constant__ abar__cuda_means means, const int32_t *spoiled, double beta)
+{
+    __shared__ float turned[TILE][TILE + 1];
+    const tile t = tile_of(maps, units[blockIdx.x]);
+    const double add = (1.0 - beta) * means.factor[3 * (t.at - first) + t.which];
+    const int x = threadIdx.x % TILE;
+    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
+        const int64_t row = t.down + y, column = t.left + x;
+        if (row >= t.n || column > row) continue;
+        turned[x][y] = t.pending[row * t.n + column];
+        t.pending[row * t.n + column] = 0.0f;
+    }
+    if (now->numbers.skip || spoiled[t.at] || !was_observed(means.factor + 3 * (t.at - first))) return; /* the whole block */
+    __syncthreads();
+    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
+        const int64_t row = t.left + y, column = t.down + x; /* of the upper triangle */
+        if (column >= t.n || row > column) continue;
+        float *average = t.average + row * t.n + column;
+        *average = (float)(beta * (double)*average + add * (double)turned[y][x]);
+    }
+}
+
+/* ---- what is due -------------------------------------------------------------------------------------------------- */
+
+__device__ static double diagonal_sum(const float *x, int64_t n, int64_t step, double *shared)
+{
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x; i < n; i += THREADS) sum += (double)x[i * step];
+    return block_sum(sum, shared);
+}
+
+/* Mean of the diagonal of an average, or of a vector. */
+__device__ static double mean_of(const abar__kept_average &a, double *shared)
+{
+    return diagonal_sum((const float *)a.average, a.n, a.square ? a.n + 1 : 1, shared) / (double)a.n;
+}
+
+struct dampings {
+    double shift[2];   /* of the factors */
+    double scale, row; /* of r: its average is multiplied by the one, the other added */
+};
+
+__device__ static dampings dampings_of(const abar__kept_map &m, const abar__map_state &s, double unbias, double *shared)
+{
+    dampings k = {{m.rho, 0.0}, unbias, m.diagonal};
+    if (m.damping == ABAR_DAMPING_SHARED) {
+        const double a = unbias * mean_of(m.average[0], shared), p = unbias * mean_of(m.average[1], shared);
+        const double pi = a > 0.0 && p > 0.0 ? fmin(fmax(sqrt(a / p), 1e-5), 1e5) : 1.0;
+        k.shift[0] = pi * sqrt(m.rho);
+        k.shift[1] = sqrt(m.rho) / pi;
+    }
+    if (m.damping == ABAR_DAMPING_CLIPPED) {
+        const double number = s.real[ABAR_REAL_NUMBER];
+        k.scale = number > 0.0 ? 1.0 / number : 0.0; /* the averages' bias cancels */
+        k.shift[0] = fmin(fmax(unbias * mean_of(m.average[0], shared), m.least), m.most);
+        k.row = fmin(fmax(k.scale * mean_of(m.average[1], shared), m.least), m.most);
+    }
+    return k;
+}
+
+/* The last factor first: the other follows once that one is there (ask_first). */
+__device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *asked, double unbias, const dampings &k)
+{
+    const int last = map.factor[1] >= 0;
+    for (int i = 0; i <= last; i++) {
+        abar__cuda_inversion *a = asked + map.factor[i];
+        a->scale = unbias;
+        a->shift = map.map.values[i] ? 0.0 : k.shift[i];
+        a->wanted = i == last;
+    }
+}
+
+/* Block b: map first + b. Commits its vectors, counts what became of its sums, asks for the inverses that are due. */
+static __global__ void __launch_bounds__(THREADS)
+    plan_maps(const __grid_constant__ abar__cuda_maps k, int first, const __grid_constant__ abar__cuda_means means)
+{
+    __shared__ double shared[32];
+    const int at = first + (int)blockIdx.x;
+    const abar__cuda_map &map = k.maps[at];
+    const abar__kept_map &m = map.map;
+    if (m.kind != ABAR_KEPT_DENSE) return;
+    const bool skip = k.now->numbers.skip, squares = m.average[0].square, spoiled = k.spoiled[at];
+    const int64_t now = k.now->now;
+    abar__map_state s = k.states[at];
+    __syncthreads(); /* all have read what thread 0 will write */
+    if (threadIdx.x == 0) k.spoiled[at] = k.tried[map.dense] = 0;
+    if (skip) {
+        skip_map(k.schedule, m, &k.states[at], now);
+        return;
+    }
+    const double *factor = means.factor + 3 * blockIdx.x;
+    bool committed = false;
+    if (was_observed(factor))
+        committed = commit_vectors(m, s, factor, k.schedule.beta, squares ? !spoiled : vectors_are_finite(m, factor));
+    __syncthreads(); /* averages are complete */
+    if (refreshes(k.schedule, m, s, now, committed)) {
+        const double unbias = unbias_of(s, k.schedule.beta);
+        const dampings damping = dampings_of(m, s, unbias, shared);
+        if (m.fixed) {
+            derive_rows(m, damping.scale, damping.row);
+            s.count[ABAR_COUNT_READY] = 1;
+        } else {
+            if (m.damping != ABAR_DAMPING_CLIPPED) s.real[ABAR_REAL_DAMPING] = m.rho;
+            if (threadIdx.x == 0) ask(map, k.asked, unbias, damping);
+            if (threadIdx.x == 0) k.tried[map.dense] = 1;
+        }
+    }
+    if (threadIdx.x == 0) k.states[at] = s;
+}
+
+/* ---- what came of it ---------------------------------------------------------------------------------------------- */
+
+/* Counts the rungs of the map's i-th factor; returns whether it has a new inverse. */
+__device__ static bool count_rungs(const abar__cuda_map &map, int i, const abar__cuda_inversion *asked, abar__map_state *s)
+{
+    const abar__cuda_inversion a = asked[map.factor[i]];
+    s->count[ABAR_COUNT_RAISED] += a.raised;
+    s->count[ABAR_COUNT_DOUBLED] += a.doubled;
+    if (a.valid && !map.map.values[i]) s->real[ABAR_REAL_CONDITION] = a.condition;
+    return a.valid != 0;
+}
+
+/* Thread j, dense map j: where it has two factors and the second is there, asks for the first. */
+static __global__ void ask_first(const __grid_constant__ abar__cuda_maps k)
+{
+    const int j = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (j >= k.n_dense || !k.tried[j]) return;
+    const abar__cuda_map &map = k.maps[k.dense[j]];
+    if (map.factor[1] >= 0) k.asked[map.factor[0]].wanted = count_rungs(map, 1, k.asked, &k.states[k.dense[j]]);
+}
+
+/* Takes over what was held until both factors were there, and r. */
+__device__ static void take_over(const abar__cuda_map &map, abar__map_state &s, double beta, double *shared)
+{
+    const abar__kept_map &m = map.map;
+    for (int64_t i = threadIdx.x; map.held && i < m.out * m.out; i += THREADS) ((float *)m.inverse[1])[i] = map.held[i];
+    for (int64_t i = threadIdx.x; map.held_values && i < m.out; i += THREADS) ((float *)m.values[1])[i] = map.held_values[i];
+    if (m.damping == ABAR_DAMPING_CLIPPED) {
+        const dampings k = dampings_of(m, s, unbias_of(s, beta), shared);
+        derive_rows(m, k.scale, k.row);
+        s.real[ABAR_REAL_DAMPING] = k.shift[0];
+    } else {
+        derive_rows(m, unbias_of(s, beta), m.diagonal);
+    }
+}
+
+/* Block j: dense map j. Afterwards it is known which gradients are to be multiplied. */
+static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_constant__ abar__cuda_maps k)
+{
+    __shared__ double shared[32];
+    const int j = (int)blockIdx.x, at = k.dense[j];
+    const abar__cuda_map &map = k.maps[at];
+    const bool tried = k.tried[j] != 0, skip = k.now->numbers.skip != 0;
+    abar__map_state s = k.states[at];
+    __syncthreads();                                 /* all have read what thread 0 will write */
+    if (tried && count_rungs(map, 0, k.asked, &s)) { /* the same for all threads */
+        take_over(map, s, k.schedule.beta, shared);
+        s.count[ABAR_COUNT_READY] = 1;
+    } else if (tried) {
+        s.count[ABAR_COUNT_KEPT]++;
+    }
+    if (threadIdx.x != 0) return;
+    k.active[j] = s.count[ABAR_COUNT_READY] && map.grad && !skip;
+    if (tried) k.states[at] = s;
+}
+
+/* ---- forms -------------------------------------------------------------------------------------------------------- */
+
+/* |V| is at most this times |G| (LNGD): rows are divided by at least nu1, the rest by the factor's damping. */
+__device__ static double bound_of(const abar__kept_map &m, const abar__map_state &s)
+{
+    return 1.0 / (m.least * s.real[ABAR_REAL_DAMPING]);
+}
+
+/* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
+__device__ static double form_of(const abar__kept_map &m, abar__map_state *s, const abar__cuda_live &l, bool broken,
+                                 double inner, abar__cuda_form *form)
+{
+    double scale = m.scale;
+    if (m.mu > 0.0) {
+        const double own = inner * l.scale * l.scale;
+        scale *= own / (own * own + m.mu);
+        broken = broken || !isfinite(scale) || (fabs(scale) > 1.0 && would_overflow(l, fabs(scale) * bound_of(m, *s)));
+    }
+    if (broken) {
+        s->count[ABAR_COUNT_KEPT]++;
+        return 0.0;
+    }
+    *form = {ABAR_FORM_DENSE, (float)scale, 1.0f};
+    return scale * inner;
+}
+
+/* One block: the KL clip joins all maps. */
+static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_constant__ abar__cuda_maps k)
+{
+    __shared__ double shared[32];
+    const abar__cuda_live l = *k.now;
+    if (l.numbers.skip) return;
+    double sum = 0.0;
+    for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
+        const int at = k.dense[j];
+        abar__cuda_form form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
+        if (k.active[j]) sum += form_of(k.maps[at].map, &k.states[at], l, k.broken[j] != 0, k.inner[j], &form);
+        k.forms[at] = form;
+    }
+    const double kl_scale = kl_scale_of(k.schedule, l, block_sum(sum, shared));
+    for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
+        const int at = k.dense[j];
+        if (k.states[at].count[ABAR_COUNT_READY]) k.forms[at].scale = (float)(kl_scale * (double)k.forms[at].scale);
+    }
+    if (threadIdx.x == 0) k.now->state.kl_scale = kl_scale;
+}
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------- */
+
+static void commit_squares(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
+{
+    for (int first = 0; first < m->n; first += ABAR_MEANS) {
+        const int n = abar__cuda_maps_from(m, first);
+        const int64_t from = m->first_tile[first], tiles = m->first_tile[first + n] - from;
+        if (tiles == 0) continue;
+        const abar__cuda_means means = abar__cuda_means_of(to_mean, first, n);
+        abar__cuda_launch(dev, judge_tiles, dim3((unsigned)tiles), dim3(THREADS), 0, m->maps, m->tiles + from, first, m->now,
+                          means, m->spoiled);
+        abar__cuda_launch(dev, commit_tiles, dim3((unsigned)tiles), dim3(THREADS), 0, m->maps, m->tiles + from, first, m->now,
+                          means, m->spoiled, m->schedule.beta);
+    }
+}
+
+static abar_status refresh(abar_device *dev, const abar__cuda_maps *m)
+{
+    if (!m->inverter) return ABAR_OK;
+    ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
+    if (m->n_pairs == 0) return ABAR_OK;
+    abar__cuda_launch(dev, ask_first, dim3((unsigned)abar__cuda_blocks(m->n_dense, THREADS)), dim3(THREADS), 0, *m);
+    return abar__cuda_invert_wanted(dev, m->inverter);
+}
+
+extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
+{
+    if (to_mean) commit_squares(dev, m, to_mean);
+    for (int first = 0; first < m->n; first += ABAR_MEANS) {
+        const int n = abar__cuda_maps_from(m, first);
+        abar__cuda_launch(dev, plan_maps, dim3((unsigned)n), dim3(THREADS), 0, *m, first,
+                          abar__cuda_means_of(to_mean, first, n));
+    }
+    ABAR_TRY(refresh(dev, m));
+    abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
+    ABAR_TRY(abar__cuda_multiply(dev, m->multiplier, m->active, m->inner, m->broken));
+    abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m);
+    return ABAR_OK;
+}

@@ -1,0 +1,506 @@
+/* Sums of outer products of rows (methods.md sections 4 to 6) without a word to the host: which kernel takes them, how blocks
+ * share them, and how partial sums become the lower triangle of a square.
+ *
+ * Inputs of 3 x 3 convolutions of stride 1 are not multiplied by taps. A pair of taps with lag l = tap' - tap sums x[u] x[u+l]T
+ * over the pixels u that its first tap sees: all of them but for a row and a column at the border, which only matter where l
+ * does not point across. So 13 products over all pixels, and 16 over border rows, columns and corners, make all 45 blocks. */
+#include "device/cuda/core_products.h"
+
+#include <math.h>
+
+#define SIDE 64  /* of a tile of the plain kernel */
+#define DEPTH 16 /* positions it holds */
+#define THREADS 256
+#define MEANS 256      /* examples whose mean rows are held at a time */
+#define LEAST_ROWS 256 /* of a split */
+#define MOST_SPLITS 128
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- plain products ------------------------------------------------------------------------------------------------- */
+
+template <typename T> __device__ static inline float element(const T *p) { return (float)*p; }
+template <> __device__ inline float element<bf16>(const bf16 *p) { return __bfloat162float(*p); }
+template <> __device__ inline float element<__half>(const __half *p) { return __half2float(*p); }
+
+/* Adds DEPTH rows of both sides to a thread's 4 x 4 sums: rows and columns ty, tx and 16, 32, 48 further. */
+__device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[4][4])
+{
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+        float left[4], right[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            left[i] = a[k][ty + 16 * i];
+            right[i] = b[k][tx + 16 * i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) sums[i][j] += left[i] * right[j];
+    }
+}
+
+/* Any type, any strides, in float32. A block makes a SIDE x SIDE tile; thread: the same column of four rows of every DEPTH. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) multiply_plain(const __grid_constant__ abar__products s)
+{
+    __shared__ float a[2][DEPTH][SIDE], b[2][DEPTH][SIDE];
+    __shared__ place rows[2][DEPTH];
+    __shared__ float weights[2][DEPTH];
+    const share own = share_of(s);
+    const int column = (int)threadIdx.x % SIDE, first = (int)threadIdx.x / SIDE;
+    const place left = column_place(s, s.taps, s.columns, own.down * SIDE + column);
+    const place right = column_place(s, own.part->taps, own.part->columns, own.left * SIDE + column);
+    const int tiles = (int)((own.to - own.from + DEPTH - 1) / DEPTH);
+    float sums[4][4] = {};
+    for (int t = 0; t <= tiles + 1; t++) { /* finds the rows of tile t, reads tile t - 1, multiplies tile t - 2 */
+        const int now = t % 2, before = 1 - now;
+        if (threadIdx.x < DEPTH) {
+            const int64_t row = own.from + (int64_t)t * DEPTH + threadIdx.x;
+            const bool there = row < own.to;
+            rows[now][threadIdx.x] = there ? row_place(s, *own.part, row) : place{0, NOWHERE, NOWHERE};
+            weights[now][threadIdx.x] = there && s.weight ? row_weight(s, *own.part, row) : 1.0f;
+        }
+        if (t > 0) {
+#pragma unroll
+            for (int k = first; k < DEPTH; k += THREADS / SIDE) {
+                const place r = rows[before][k];
+                const T *at = (const T *)s.data + r.offset;
+                a[before][k][column] = inside(s, r, left) ? weights[before][k] * element(at + left.offset) : 0.0f;
+                b[before][k][column] = inside(s, r, right) ? element(at + right.offset) : 0.0f;
+            }
+        }
+        if (t > 1) multiply_rows(a[now], b[now], sums);
+        __syncthreads();
+    }
+    const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
+    float *partial = s.partial + own.part->at + ((int64_t)own.split * own.part->tiles + own.tile) * SIDE * SIDE;
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            const int m = ty + 16 * i, n = tx + 16 * j;
+            if (s.partial)
+                partial[m * SIDE + n] = sums[i][j];
+            else if (own.down * SIDE + m < s.columns && own.left * SIDE + n <= own.down * SIDE + m)
+                add_to_square(s, own.down * SIDE + m, own.left * SIDE + n, sums[i][j]);
+        }
+}
+
+static void launch_plain(abar_device *dev, const abar__products *s, abar_dtype dtype, unsigned blocks)
+{
+    switch (dtype) {
+    case ABAR_F32: abar__cuda_launch(dev, multiply_plain<float>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    case ABAR_BF16: abar__cuda_launch(dev, multiply_plain<bf16>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    case ABAR_F16: abar__cuda_launch(dev, multiply_plain<__half>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    case ABAR_F64: abar__cuda_launch(dev, multiply_plain<double>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    default: break; /* observe takes no others */
+    }
+}
+
+/* ---- partial sums into the square ------------------------------------------------------------------------------------ */
+
+/* Element (m, n) of a part's result. */
+template <int M, int N> __device__ static float joined(const abar__products &s, int part, int m, int n)
+{
+    const abar__product_part &q = s.part[part];
+    const int down = m / M, left = n / N, tile = q.across ? down * q.across + left : down * (down + 1) / 2 + left;
+    const float *from = s.partial + q.at + ((int64_t)tile * M + m % M) * N + n % N;
+    float sum = 0.0f;
+#pragma unroll 16 /* as many loads on their way */
+    for (int k = 0; k < q.splits; k++) sum += __ldcg(from + (int64_t)k * q.tiles * M * N);
+    return sum;
+}
+
+/* Block i: row i of the square from products of rows with themselves. */
+template <int SIDE_> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
+{
+    const int i = (int)blockIdx.x, a = i % s.kernel * s.channels + i / s.kernel;
+    for (int j = (int)threadIdx.x; j <= i; j += 128) {
+        const int b = j % s.kernel * s.channels + j / s.kernel;
+        s.square[i * s.d + j] += s.scale * joined<SIDE_, SIDE_>(s, 0, a > b ? a : b, a > b ? b : a);
+    }
+}
+
+enum {
+    ALL,
+    FIRST_ROW,
+    LAST_ROW,
+    FIRST_COLUMN,
+    LAST_COLUMN,
+    CORNERS
+}; /* parts; corners: + 2 in the last row + 1 in the last column */
+
+/* Row i of the square from products of pixels and shifted ones: of channels c and d through taps t and u. Tap 0 of an axis does
+ * not see its last pixel, tap 2 not its first. */
+template <int M, int N> static __global__ void __launch_bounds__(128) join_shifts(const __grid_constant__ abar__products s)
+{
+    const int i = (int)blockIdx.x, channels = s.channels;
+    for (int j = (int)threadIdx.x; j <= i; j += 128) {
+        int c = i / 9, d = j / 9, t = i % 9, u = j % 9;
+        if (u < t) { /* lags point down, or to the right */
+            c = j / 9, d = i / 9;
+            t = j % 9, u = i % 9;
+        }
+        const int ty = t / 3, tx = t % 3, down = u / 3 - ty, right = u % 3 - tx;
+        float sum = joined<M, N>(s, ALL, c, (5 * down + right) * channels + d);
+        if (down == 0 && ty != 1) sum -= joined<M, N>(s, ty == 0 ? LAST_ROW : FIRST_ROW, c, right * channels + d);
+        if (right == 0 && tx != 1) sum -= joined<M, N>(s, tx == 0 ? LAST_COLUMN : FIRST_COLUMN, c, down * channels + d);
+        if (t == u && ty != 1 && tx != 1) sum += joined<M, N>(s, CORNERS + (ty == 0 ? 2 : 0) + (tx == 0 ? 1 : 0), c, d);
+        s.square[i * s.d + j] += s.scale * sum;
+    }
+}
+
+static void join(abar_device *dev, const abar__products *s, abar__product_tile tile)
+{
+    const dim3 blocks((unsigned)(s->channels * s->kernel)), threads(128);
+    switch (tile) {
+    case ABAR_TILE_16_104: abar__cuda_launch(dev, join_shifts<16, 104>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_32_104: abar__cuda_launch(dev, join_shifts<32, 104>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_64_128: abar__cuda_launch(dev, join_shifts<64, 128>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_160: abar__cuda_launch(dev, join_shifts<160, 160>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_128:
+        if (s->parts == 1)
+            abar__cuda_launch(dev, join_square<128>, blocks, threads, 0, *s);
+        else
+            abar__cuda_launch(dev, join_shifts<128, 128>, blocks, threads, 0, *s);
+        break;
+    case ABAR_TILES: break;
+    }
+}
+
+/* ---- how blocks share a product --------------------------------------------------------------------------------------- */
+
+static int64_t part_rows(const abar__products *s, const abar__product_part *q) { return s->examples * q->high * q->wide; }
+
+/* Splits of all parts, the first into this many and the others into parts of the same length. Returns the partial sums'
+ * floats. */
+static int64_t split(abar__products *s, abar__product_tile tile, int64_t splits)
+{
+    const int64_t size = (int64_t)abar__tile_rows[tile] * abar__tile_columns[tile], rows = part_rows(s, &s->part[0]);
+    int64_t at = 0;
+    for (int i = 0; i < s->parts; i++) {
+        abar__product_part *q = &s->part[i];
+        q->splits = (int)most(1, rows > 0 ? (part_rows(s, q) * splits + rows - 1) / rows : 1);
+        q->at = at;
+        at += (int64_t)q->splits * q->tiles * size;
+    }
+    return at;
+}
+
+static unsigned number_blocks(abar__products *s)
+{
+    unsigned blocks = 0;
+    for (int i = 0; i < s->parts; i++) {
+        s->part[i].block = blocks;
+        blocks += (unsigned)(s->part[i].splits * s->part[i].tiles);
+    }
+    return blocks;
+}
+
+static void set_tiles(abar__products *s, abar__product_tile tile)
+{
+    const int down = (int)abar__cuda_blocks(s->columns, abar__tile_rows[tile]);
+    for (int i = 0; i < s->parts; i++) {
+        abar__product_part *q = &s->part[i];
+        q->across = s->parts == 1 ? 0 : (int)abar__cuda_blocks(q->columns, abar__tile_columns[tile]);
+        q->tiles = q->across ? down * q->across : down * (down + 1) / 2;
+    }
+}
+
+/* As many splits as give every processor a block, of the parts' tiles. */
+static int64_t wanted_splits(const abar_device *dev, const abar__products *s)
+{
+    const int64_t n = abar__cuda_blocks(abar__cuda_of(dev)->processors, s->part[0].tiles);
+    return least(n, MOST_SPLITS);
+}
+
+/* Runs a product; partial sums go where there is more room, the workspace or the scratch. */
+static void run(abar_device *dev, abar__products *s, abar__product_tile tile, abar_dtype dtype, bool tensor_cores,
+                void *scratch, size_t scratch_bytes)
+{
+    const int64_t rows = part_rows(s, &s->part[0]);
+    if (rows == 0 || s->columns == 0) return;
+    set_tiles(s, tile);
+    const bool apart = scratch_bytes > ABAR_CUDA_WORKSPACE;
+    const int64_t room = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
+    int64_t splits = most(1, least(wanted_splits(dev, s), rows / LEAST_ROWS));
+    while (splits > 1 && split(s, tile, splits) > room) splits--;
+    split(s, tile, splits);
+    const bool direct = s->parts == 1 && splits == 1;
+    s->partial = direct ? NULL : apart ? (float *)scratch : (float *)abar__cuda_of(dev)->workspace;
+    const unsigned blocks = number_blocks(s);
+    if (tensor_cores)
+        abar__cuda_multiply_rows(dev, s, tile, blocks);
+    else
+        launch_plain(dev, s, dtype, blocks);
+    if (!direct) join(dev, s, tile);
+}
+
+/* ---- rows as products ------------------------------------------------------------------------------------------------- */
+
+/* One side of a map: its tensor, and the window it is seen through. */
+typedef struct view {
+    const abar_tensor *t;
+    abar_window window;
+    bool convolution;
+    int64_t in, group;
+} view;
+
+static view input_view(const abar__rows *r) { return {&r->input, r->window, r->convolution, r->in, r->group}; }
+static view grad_view(const abar__rows *r) { return {&r->output_grad, abar_window_unit(), r->convolution, r->out, r->group}; }
+
+/* Every row with itself: pixels under a window, or vectors, which are pixels of an image one wide. */
+static abar__products products_of(const view *v, int64_t examples)
+{
+    abar__products s = {};
+    const abar_tensor t = abar__cuda_strided(v->t);
+    const abar_window *w = &v->window;
+    s.kernel = (int)(w->kernel[0] * w->kernel[1]);
+    s.channels = (int)(v->in / s.kernel);
+    s.columns = (int)v->in;
+    s.examples = examples;
+    s.parts = 1;
+    s.taps = {(int)w->kernel[1], 0, {(int)w->pad[0], (int)w->pad[1]}, {(int)w->dilation[0], (int)w->dilation[1]}};
+    for (int i = 0; i < 2; i++) s.step[i] = (int)w->stride[i];
+    s.part[0].taps = s.taps;
+    s.part[0].columns = s.columns;
+    s.part[0].high = s.part[0].wide = 1;
+    s.stride[0] = t.stride[0];
+    if (v->convolution) {
+        for (int i = 0; i < 4; i++) s.stride[i] = t.stride[i];
+        s.height = (int)t.dim[2];
+        s.width = (int)t.dim[3];
+        s.part[0].high = (int)abar_window_out(w, 0, t.dim[2]);
+        s.part[0].wide = (int)abar_window_out(w, 1, t.dim[3]);
+    } else {
+        s.height = s.part[0].high = t.ndim == 3 ? (int)t.dim[1] : 1;
+        s.width = 1;
+        s.stride[1] = t.stride[t.ndim - 1];
+        s.stride[2] = t.ndim == 3 ? t.stride[1] : 0;
+    }
+    s.data = (const char *)t.data + (size_t)(v->group * s.channels * s.stride[1]) * abar_dtype_size(t.dtype);
+    return s;
+}
+
+/* Can pieces of eight channels be copied? */
+static bool fits_pieces(const abar__products *s, abar_dtype dtype)
+{
+    bool fits = dtype == ABAR_BF16 && s->stride[1] == 1 && s->channels % 8 == 0 && (uintptr_t)s->data % 16 == 0;
+    for (int i = 0; i < 4; i++) fits = fits && (i == 1 || s->stride[i] % 8 == 0);
+    return fits;
+}
+
+static abar__product_tile square_tile(int64_t columns) { return columns <= 256 ? ABAR_TILE_64 : ABAR_TILE_128; }
+
+/* ---- shifts ----------------------------------------------------------------------------------------------------------- */
+
+static bool may_shift(const abar_window *w, bool convolution, int64_t in)
+{
+    bool may = convolution && w->groups == 1 && in / 9 % 16 == 0;
+    for (int i = 0; i < 2; i++) may = may && w->kernel[i] == 3 && w->stride[i] == 1 && w->pad[i] == 1 && w->dilation[i] == 1;
+    return may;
+}
+
+static abar__product_tile shift_tile(int64_t channels)
+{
+    if (channels == 16) return ABAR_TILE_16_104;
+    if (channels == 32) return ABAR_TILE_32_104;
+    if (channels <= 64) return ABAR_TILE_64_128;
+    return channels % 160 == 0 ? ABAR_TILE_160 : ABAR_TILE_128;
+}
+
+static abar__product_part rectangle(int top, int left, int high, int wide, abar__taps taps, int columns)
+{
+    abar__product_part q = {};
+    q.top = top;
+    q.left = left;
+    q.high = high;
+    q.wide = wide;
+    q.taps = taps;
+    q.columns = columns;
+    return q;
+}
+
+/* Pixels with shifted pixels, in the parts that join_shifts puts together. */
+static void shift_parts(abar__products *s)
+{
+    const int bottom = s->height - 1, edge = s->width - 1, channels = s->channels;
+    const abar__taps one = {1, 0, {0, 0}, {1, 1}},
+                     lags = {5, 2, {0, 2}, {1, 1}}; /* lags: (0, 0), (0, 1), (0, 2), (1, -2) ... */
+    s->taps = one;
+    s->columns = channels;
+    s->parts = CORNERS + 4;
+    s->part[ALL] = rectangle(0, 0, s->height, s->width, lags, 13 * channels);
+    for (int last = 0; last < 2; last++) {
+        s->part[FIRST_ROW + last] = rectangle(last * bottom, 0, 1, s->width, lags, 3 * channels);
+        s->part[FIRST_COLUMN + last] = rectangle(0, last * edge, s->height, 1, one, 3 * channels);
+    }
+    for (int i = 0; i < 4; i++) s->part[CORNERS + i] = rectangle(i / 2 * bottom, i % 2 * edge, 1, 1, one, channels);
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of partial sums that give every processor a block, where the workspace is too small for them. */
+static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__product_tile tile)
+{
+    set_tiles(s, tile);
+    const int64_t splits = wanted_splits(dev, s);
+    if (s->parts == 1 && splits == 1) return 0;
+    const size_t bytes = (size_t)split(s, tile, splits) * sizeof(float);
+    return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
+}
+
+/* Of one side of a map, whatever its tensor; for the shifts of an image that is all border. */
+static size_t view_scratch(const abar_device *dev, const abar_window *w, bool convolution, int64_t in)
+{
+    abar__products s = {};
+    s.examples = 1;
+    s.columns = (int)in;
+    s.parts = 1;
+    s.part[0].high = s.part[0].wide = 1;
+    if (dev->activation != ABAR_BF16) return 0;
+    size_t bytes = partial_bytes(dev, &s, square_tile(in));
+    if (may_shift(w, convolution, in)) {
+        s.channels = (int)(in / 9);
+        s.height = s.width = 3;
+        shift_parts(&s);
+        const size_t shifts = partial_bytes(dev, &s, shift_tile(s.channels));
+        if (shifts > bytes) bytes = shifts;
+    }
+    return bytes;
+}
+
+static size_t mean_bytes(int64_t d) { return (size_t)(MEANS * d) * sizeof(float); }
+
+extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r)
+{
+    const abar_window unit = abar_window_unit();
+    const size_t need[] = {view_scratch(dev, &r->window, r->convolution, r->in),
+                           view_scratch(dev, &unit, r->convolution, r->out), mean_bytes(abar__rows_d(r)), mean_bytes(r->out)};
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof need / sizeof *need; i++) bytes = need[i] > bytes ? need[i] : bytes;
+    return bytes;
+}
+
+static void multiply_view(abar_device *dev, const view *v, abar__products *s, void *scratch)
+{
+    const bool pieces = fits_pieces(s, v->t->dtype);
+    if (pieces && s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in)) {
+        shift_parts(s);
+        run(dev, s, shift_tile(s->channels), v->t->dtype, true, scratch, view_scratch(dev, &v->window, v->convolution, v->in));
+    } else {
+        run(dev, s, pieces ? square_tile(v->in) : ABAR_TILE_64, v->t->dtype, pieces, scratch,
+            view_scratch(dev, &v->window, v->convolution, v->in));
+    }
+}
+
+/* The last row of the square is the sum of the rows. */
+extern "C" void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square,
+                                         void *scratch)
+{
+    const view v = input_view(r);
+    abar__products s = products_of(&v, r->examples);
+    s.weight = weight;
+    s.square = (float *)square;
+    s.d = abar__rows_d(r);
+    s.scale = 1.0f;
+    multiply_view(dev, &v, &s, scratch);
+    if (r->bias) abar__cuda_weighted_sum(dev, r, weight, s.square + r->in * s.d);
+}
+
+extern "C" void abar__cuda_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    const view v = grad_view(r);
+    abar__products s = products_of(&v, r->examples);
+    s.square = (float *)square;
+    s.d = r->out;
+    s.scale = (float)(r->grad_scale * r->grad_scale);
+    multiply_view(dev, &v, &s, scratch);
+}
+
+/* Of rows (n, d) that are one after the other. */
+static void multiply_means(abar_device *dev, const float *rows, int64_t n, int64_t d, float *square)
+{
+    const int64_t dim[2] = {n, d};
+    const abar_tensor t = abar_tensor_wrap(dev, (void *)rows, ABAR_F32, 2, dim);
+    const view v = {&t, abar_window_unit(), false, d, 0};
+    abar__products s = products_of(&v, n);
+    s.square = square;
+    s.d = d;
+    s.scale = 1.0f;
+    run(dev, &s, ABAR_TILE_64, ABAR_F32, false, NULL, 0);
+}
+
+/* Where there is one row per example it is its own mean. */
+extern "C" void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    const int64_t d = abar__rows_d(r);
+    if (r->per_example == 1) {
+        abar__cuda_input_product(dev, r, NULL, square, scratch);
+        return;
+    }
+    for (int64_t first = 0; first < r->examples; first += MEANS) {
+        const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
+        abar__cuda_input_means(dev, &part, (float *)scratch);
+        multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
+    }
+}
+
+extern "C" void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    if (r->per_example == 1) {
+        abar__cuda_grad_product(dev, r, square, scratch);
+        return;
+    }
+    for (int64_t first = 0; first < r->examples; first += MEANS) {
+        const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
+        abar__cuda_grad_means(dev, &part, (float *)scratch);
+        multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
+    }
+}
+
+/* ---- weights of examples ------------------------------------------------------------------------------------------------ */
+
+/* Block n: |.|^2 / rows of both means of example n. The last one adds up the products, in order. */
+static __global__ void __launch_bounds__(128)
+    weigh_examples(int64_t d, int64_t out, const float *inputs, const float *grads, double rows, double *a, double *p,
+                   double *products, unsigned *ticket, double *number)
+{
+    __shared__ double shared[32];
+    double input = 0.0, grad = 0.0;
+    for (int64_t k = threadIdx.x; k < d; k += 128)
+        input += (double)inputs[blockIdx.x * d + k] * (double)inputs[blockIdx.x * d + k];
+    for (int64_t k = threadIdx.x; k < out; k += 128)
+        grad += (double)grads[blockIdx.x * out + k] * (double)grads[blockIdx.x * out + k];
+    input = block_sum(input, shared);
+    grad = block_sum(grad, shared);
+    if (threadIdx.x == 0) {
+        a[blockIdx.x] = input / rows;
+        p[blockIdx.x] = grad / rows;
+        products[blockIdx.x] = input * grad;
+    }
+    if (!last_block(ticket, gridDim.x)) return;
+    double sum = 0.0;
+    for (unsigned n = threadIdx.x; n < gridDim.x; n += 128) sum += __ldcg(products + n);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) *number += sum;
+}
+
+/* Means and products are in the workspace, of as many examples as find room. */
+extern "C" void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    const int64_t d = abar__rows_d(r), bytes = (d + r->out) * (int64_t)sizeof(float) + (int64_t)sizeof(double);
+    const int64_t chunk = most(16, (int64_t)ABAR_CUDA_WORKSPACE / bytes / 16 * 16);
+    for (int64_t first = 0; first < r->examples; first += chunk) {
+        const abar__rows part = abar__rows_slice(r, first, least(chunk, r->examples - first));
+        double *products = (double *)cuda->workspace;
+        float *inputs = (float *)(products + part.examples), *grads = inputs + part.examples * d;
+        abar__cuda_input_means(dev, &part, inputs);
+        abar__cuda_grad_means(dev, &part, grads);
+        abar__cuda_launch(dev, weigh_examples, dim3((unsigned)part.examples), dim3(128), 0, d, r->out, inputs, grads,
+                          (double)r->per_example, a + first, p + first, products, cuda->tickets, number);
+    }
+}
