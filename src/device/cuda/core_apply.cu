@@ -317,6 +317,9 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
+    CUDA_TRY(dev,
+             cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared)); /* as many blocks as fit; nothing is read by way of L1 */
     CUDA_TRY(dev, cudaEventCreateWithFlags(&m->sent, cudaEventDisableTiming));
     m->memory_bytes = place_all(m, NULL, middle);
     ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));
