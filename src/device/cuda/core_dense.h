@@ -21,7 +21,8 @@ typedef struct abar__cuda_factor {
     float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
 } abar__cuda_factor;
 
-/* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */
+/* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. valid, raised and
+ * doubled are of the last abar__cuda_invert_wanted, and 0 where nothing was wanted of it. */
 typedef struct abar__cuda_inversion {
     int32_t wanted;          /* set by who asks; 0 when it has ended */
     int32_t valid;           /* 1: the inverse is new; 0: it is the previous one */

@@ -1,5 +1,5 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention:
- * core_values.cu), products and factorisations (core_dense.cu), vectors and
+ * core_values.cu), products (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and
  * the table (core_stats.cu). Their partial sums lie in the lower half of the device's workspace, what comes from the host in
  * the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
