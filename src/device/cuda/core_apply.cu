@@ -266,7 +266,8 @@ static abar_status check(abar_device *dev, const abar__cuda_product *p)
         wrong = "sizes";
     else if (p->d != p->columns && p->d != p->columns + 1)
         wrong = "columns";
-    else if (p->d > INT32_MAX / 2 || p->out > INT32_MAX / 2 || p->columns / p->kernel * p->columns > UINT32_MAX)
+    else if (p->d > INT32_MAX / 4 || p->out > INT32_MAX / 4 ||
+             (p->kernel > 1 && p->columns / p->kernel * p->columns > UINT32_MAX))
         wrong = "size";
     else if (!p->right || !p->result)
         wrong = "matrices";
