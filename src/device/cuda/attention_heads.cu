@@ -1,0 +1,265 @@
+/* Attention of sequences of at most 208 tokens in bf16 on the tensor cores, heads of 32 or 64 columns; equations in
+ * attention.h. All rows of one sample and head lie in a block's shared memory, so that everything is read once and, in
+ * backward, nothing is computed twice: five products instead of seven. */
+#include "device/cuda/attention_steps.h"
+
+#include <limits.h>
+
+#define MOST_TILES 13 /* of 16 rows: what ds leaves room for */
+#define FEW_TILES 5   /* up to here several blocks are on a multiprocessor at once */
+#define MOST_ROWS (16 * MOST_TILES)
+
+static int tiles_of(const attention *a) { return (int)abar__cuda_blocks(a->length, 16); }
+static bool few(const attention *a) { return tiles_of(a) <= FEW_TILES; }
+
+/* Bytes of one matrix of a head. */
+template <int D> __host__ __device__ static constexpr int part_bytes(int tiles)
+{
+    return tiles * 16 * tile_step<D> * (int)sizeof(bf16);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------- */
+
+#define FORWARD_WARPS ((MOST_TILES + 1) / 2)
+
+/* A block owns one sample and head, a warp two tiles of 16 queries, one after the other: the w-th and the w-th from the end,
+ * which under causality are equal work for all. */
+template <int D, bool DROPS>
+static __global__ void __launch_bounds__(32 * FORWARD_WARPS, 2)
+    forward_kernel(attention a, const bf16 *qkv, bf16 *y, float *log_sums)
+{
+    extern __shared__ uint4 tile_memory[];
+    const int tiles = (a.length + 15) / 16, warp = (int)threadIdx.x / 32;
+    const uint32_t q = shared_address(tile_memory), k = q + (uint32_t)part_bytes<D>(tiles),
+                   v = k + (uint32_t)part_bytes<D>(tiles);
+    const strip_place strip = place_of_strip(a, blockIdx.x);
+    const uint32_t when = DROPS ? dropout_when(a.key) : 0;
+    const uint32_t parts[3] = {q, k, v};
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        copy_tile<D>(parts[i], qkv + strip.qkv + i * part_step(a), token_step(a), 0, 16 * tiles, a.length, (int)blockDim.x);
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+    for (int turn = 0; turn < 2; turn++) {
+        const int tile = turn ? tiles - 1 - warp : warp, first = 16 * tile;
+        if (turn && tile == warp) break;
+        forward_state<D> f;
+        begin_forward(f, q + rows_offset<D>(first));
+        for (int at = 0; at < (a.causal ? first + 16 : a.length); at += TILE_ROWS)
+            forward_tile<D, DROPS>(a, first, f, k + rows_offset<D>(at), v + rows_offset<D>(at), at, when, strip.query);
+        store_queries(a, strip, first, f, y, log_sums);
+    }
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------------- */
+
+/* Shared memory of a head of at most 16 TILES rows: q, dy, v, k, then ds (keys, queries), then two numbers a query. */
+template <int D, int TILES> struct head_memory {
+    static constexpr int rows = 16 * TILES, part = part_bytes<D>(TILES);
+    static constexpr int q = 0, dy = part, v = 2 * part, k = 3 * part, ds = 4 * part;
+    static constexpr int log_sum = ds + part_bytes<rows>(TILES), delta = log_sum + rows * (int)sizeof(float);
+    static constexpr int bytes = delta + rows * (int)sizeof(float);
+};
+
+/* Rows first .. first + count of q and dy. */
+template <int D, int TILES>
+__device__ static inline void fetch_queries(const attention &a, const attention_memory &m, uint32_t memory, unsigned strip,
+                                            int first, int count)
+{
+    typedef head_memory<D, TILES> h;
+    const strip_place at = place_of_strip(a, strip);
+    memory += rows_offset<D>(first);
+    copy_tile<D>(memory + h::q, (const bf16 *)m.qkv + at.qkv, token_step(a), first, count, a.length, (int)blockDim.x);
+    copy_tile<D>(memory + h::dy, (const bf16 *)m.dy + at.y, part_step(a), first, count, a.length, (int)blockDim.x);
+}
+
+/* All rows of k (part 1) or v (part 2). */
+template <int D>
+__device__ static inline void fetch_part(const attention &a, const attention_memory &m, uint32_t to, unsigned strip, int part)
+{
+    copy_tile<D>(to, (const bf16 *)m.qkv + place_of_strip(a, strip).qkv + part * part_step(a), token_step(a), 0,
+                 (int)blockDim.x / 2, a.length, (int)blockDim.x);
+}
+
+/* What delta needs besides dy: two threads a row, half of its columns each. */
+template <int D> struct row_half {
+    uint4 y[D / 16];
+    float log_sum;
+};
+
+template <int D>
+__device__ static inline void fetch_row(const attention &a, const attention_memory &m, unsigned strip, row_half<D> &r)
+{
+    const int row = min((int)threadIdx.x / 2, a.length - 1);
+    const strip_place at = place_of_strip(a, strip);
+    const bf16 *y = (const bf16 *)m.y + at.y + row * part_step(a) + threadIdx.x % 2 * (D / 2);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) r.y[i] = *reinterpret_cast<const uint4 *>(y + 8 * i);
+    r.log_sum = m.log_sums[at.numbers + row];
+}
+
+/* The numbers of all queries, once dy is there. */
+template <int D, int TILES> __device__ static inline void share_numbers(char *memory, const row_half<D> &r)
+{
+    typedef head_memory<D, TILES> h;
+    const int row = (int)threadIdx.x / 2, half = (int)threadIdx.x % 2;
+    const bf16 *dy = (const bf16 *)(memory + h::dy) + row * tile_step<D> + half * (D / 2);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const pack<bf16> left = unpack(r.y[i]), right = load_pack(dy + 8 * i);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += left.v[j] * right.v[j];
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    ((float *)(memory + (half ? h::log_sum : h::delta)))[row] = half ? r.log_sum : sum;
+}
+
+/* The warp's 16 keys over tiles from .. to - 1 of queries; leaves ds in shared memory. */
+template <int D, int TILES, bool DROPS>
+__device__ static inline void key_tiles(const attention &a, char *memory, key_state<D> &s, int from, int to, uint32_t when,
+                                        unsigned strip)
+{
+    typedef head_memory<D, TILES> h;
+    const int warp = (int)threadIdx.x / 32, first = 16 * warp;
+    const uint64_t base = DROPS ? place_of_strip(a, strip).query : 0;
+    bf16 *ds_rows = (bf16 *)(memory + h::ds) + first * tile_step<h::rows>;
+#pragma unroll 1
+    for (int t = a.causal ? max(from, warp) : from; t < to; t++) {
+        const int at = 16 * t;
+        const uint32_t rows = shared_address(memory) + rows_offset<D>(at);
+        const float *log_sum = (const float *)(memory + h::log_sum) + at, *delta = (const float *)(memory + h::delta) + at;
+        float ds[2][4];
+        if (at + 16 > a.length || first + 16 > a.length || (a.causal && t == warp))
+            key_step<D, 16, DROPS, true>(a, first, s, rows + h::q, rows + h::dy, log_sum, delta, at, when, base, ds);
+        else
+            key_step<D, 16, DROPS, false>(a, first, s, rows + h::q, rows + h::dy, log_sum, delta, at, when, base, ds);
+        share_gradients<16, h::rows>(ds_rows + at, ds);
+    }
+}
+
+/* A block owns every gridDim.x-th sample and head, one at a time; a warp owns 16 keys for dk and dv, then 16 queries for dq. As
+ * soon as a part of shared memory is no longer needed, the next head's rows come into it. */
+template <int D, int TILES, bool DROPS>
+static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backward_kernel(attention a, attention_memory m)
+{
+    extern __shared__ uint4 tile_memory[];
+    typedef head_memory<D, TILES> h;
+    char *memory = (char *)tile_memory;
+    const uint32_t shared = shared_address(memory);
+    const int tiles = (int)blockDim.x / 32, half = (tiles + 1) / 2, warp = (int)threadIdx.x / 32, first = 16 * warp;
+    const unsigned strips = (unsigned)a.samples * (unsigned)a.heads;
+    const uint32_t when = DROPS ? dropout_when(a.key) : 0;
+    row_half<D> row;
+    fetch_queries<D, TILES>(a, m, shared, blockIdx.x, 0, 16 * tiles);
+    fetch_part<D>(a, m, shared + h::v, blockIdx.x, 2);
+    fetch_part<D>(a, m, shared + h::k, blockIdx.x, 1);
+    copies_commit();
+    fetch_row(a, m, blockIdx.x, row);
+    for (unsigned strip = blockIdx.x; strip < strips; strip += gridDim.x) {
+        const unsigned next = strip + gridDim.x;
+        copies_wait<0>();
+        __syncthreads();
+        share_numbers<D, TILES>(memory, row);
+        key_state<D> s;
+        begin_keys(s, shared + h::k + rows_offset<D>(first), shared + h::v + rows_offset<D>(first));
+        __syncthreads();
+        if (next < strips) fetch_part<D>(a, m, shared + h::v, next, 2);
+        key_tiles<D, TILES, DROPS>(a, memory, s, 0, half, when, strip);
+        __syncthreads();
+        if (next < strips) fetch_queries<D, TILES>(a, m, shared, next, 0, 16 * half);
+        key_tiles<D, TILES, DROPS>(a, memory, s, half, tiles, when, strip);
+        store_keys(a, m, place_of_strip(a, strip), first, s);
+        __syncthreads();
+        if (next < strips) {
+            fetch_queries<D, TILES>(a, m, shared, next, 16 * half, 16 * (tiles - half));
+            fetch_row(a, m, next, row);
+        }
+        float dq[D / 8][4] = {};
+        for (int t = 0; t < (a.causal ? warp + 1 : tiles); t++)
+            multiply_gradients<D, h::rows>(
+                dq, shared + h::ds + rows_offset<h::rows>(16 * t) + (uint32_t)(first * (int)sizeof(bf16)),
+                shared + h::k + rows_offset<D>(16 * t));
+        if (m.dqkv) store_dq<D>(a, m, place_of_strip(a, strip), first, dq);
+        __syncthreads();
+        if (next < strips) fetch_part<D>(a, m, shared + h::k, next, 1);
+        copies_commit();
+    }
+}
+
+/* ---- launches -------------------------------------------------------------------------------------------------------- */
+
+template <int D> static constexpr size_t forward_bytes(int tiles) { return (size_t)(3 * part_bytes<D>(tiles)); }
+
+template <int D, bool DROPS> static abar_status prepare_as(abar_device *dev)
+{
+    ABAR_TRY(abar__attention_allow(dev, (const void *)forward_kernel<D, DROPS>, forward_bytes<D>(MOST_TILES)));
+    ABAR_TRY(abar__attention_allow(dev, (const void *)backward_kernel<D, FEW_TILES, DROPS>, head_memory<D, FEW_TILES>::bytes));
+    return abar__attention_allow(dev, (const void *)backward_kernel<D, MOST_TILES, DROPS>, head_memory<D, MOST_TILES>::bytes);
+}
+
+static abar_status prepare(abar_device *dev, const attention *a)
+{
+    if (a->side || a->length > MOST_ROWS || (a->width != 32 && a->width != 64)) return ABAR_E_UNSUPPORTED;
+    if (a->samples * a->heads > INT_MAX) return ABAR_E_UNSUPPORTED;
+    ABAR_TRY((prepare_as<32, false>(dev)));
+    ABAR_TRY((prepare_as<32, true>(dev)));
+    ABAR_TRY((prepare_as<64, false>(dev)));
+    return prepare_as<64, true>(dev);
+}
+
+/* Blocks of backward: as many as run at once, or as there are heads. */
+template <int D, int TILES> static int blocks_as(abar_device *dev, const attention *a)
+{
+    int resident = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &resident, (const void *)backward_kernel<D, TILES, false>, 32 * tiles_of(a), (size_t)head_memory<D, TILES>::bytes);
+    if (error != cudaSuccess || resident < 1) resident = 1;
+    const int64_t wish = (int64_t)resident * abar__cuda_of(dev)->processors, strips = a->samples * a->heads;
+    return (int)(wish < strips ? wish : strips);
+}
+
+static int blocks(abar_device *dev, const attention *a)
+{
+    if (a->width == 32) return few(a) ? blocks_as<32, FEW_TILES>(dev, a) : blocks_as<32, MOST_TILES>(dev, a);
+    return few(a) ? blocks_as<64, FEW_TILES>(dev, a) : blocks_as<64, MOST_TILES>(dev, a);
+}
+
+template <int D, bool DROPS> static void forward_as(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    const int tiles = tiles_of(a);
+    abar__cuda_launch(dev, forward_kernel<D, DROPS>, dim3((unsigned)(a->samples * a->heads)),
+                      dim3((unsigned)(32 * ((tiles + 1) / 2))), forward_bytes<D>(tiles), *a, (const bf16 *)m->qkv, (bf16 *)m->y,
+                      m->log_sums);
+}
+
+template <int D, int TILES, bool DROPS>
+static void launch_backward(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    abar__cuda_launch(dev, backward_kernel<D, TILES, DROPS>, dim3((unsigned)m->blocks), dim3((unsigned)(32 * tiles_of(a))),
+                      (size_t)head_memory<D, TILES>::bytes, *a, *m);
+}
+
+template <int D, bool DROPS> static void backward_as(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    few(a) ? launch_backward<D, FEW_TILES, DROPS>(dev, a, m) : launch_backward<D, MOST_TILES, DROPS>(dev, a, m);
+}
+
+static void forward(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    if (a->width == 32)
+        a->drops ? forward_as<32, true>(dev, a, m) : forward_as<32, false>(dev, a, m);
+    else
+        a->drops ? forward_as<64, true>(dev, a, m) : forward_as<64, false>(dev, a, m);
+}
+
+static void backward(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    if (a->width == 32)
+        a->drops ? backward_as<32, true>(dev, a, m) : backward_as<32, false>(dev, a, m);
+    else
+        a->drops ? backward_as<64, true>(dev, a, m) : backward_as<64, false>(dev, a, m);
+}
+
+const attention_kernels abar__attention_heads = {prepare, forward, backward, blocks};
