@@ -82,6 +82,21 @@ __device__ static inline void fetch_part(const attention &a, const attention_mem
                  (int)blockDim.x / 2, a.length, (int)blockDim.x);
 }
 
+/* k of the warp's keys as the left factor, straight from memory: the next head's is wanted while this one's is in the way. Past
+ * the end the last row again; what comes of it is masked. */
+template <int D>
+__device__ static inline void fetch_left(const attention &a, const attention_memory &m, unsigned strip, int first,
+                                         uint32_t (&k)[D / 16][4])
+{
+    const bf16 *from = (const bf16 *)m.qkv + place_of_strip(a, strip).qkv + part_step(a) + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const bf16 *row = from + min(first + (int)(threadIdx.x % 32 / 4) + 8 * h, a.length - 1) * token_step(a);
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) k[i / 2][i % 2 * 2 + h] = *reinterpret_cast<const uint32_t *>(row + 8 * i);
+    }
+}
+
 /* What delta needs besides dy: two threads a row, half of its columns each. */
 template <int D> struct row_half {
     uint4 y[D / 16];
@@ -152,30 +167,38 @@ static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backwar
     const unsigned strips = (unsigned)a.samples * (unsigned)a.heads;
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
     row_half<D> row;
+    key_state<D> s;
     fetch_queries<D, TILES>(a, m, shared, blockIdx.x, 0, 16 * tiles);
     fetch_part<D>(a, m, shared + h::v, blockIdx.x, 2);
+    copies_commit();
     fetch_part<D>(a, m, shared + h::k, blockIdx.x, 1);
     copies_commit();
     fetch_row(a, m, blockIdx.x, row);
+    fetch_left<D>(a, m, blockIdx.x, first, s.k);
     for (unsigned strip = blockIdx.x; strip < strips; strip += gridDim.x) {
         const unsigned next = strip + gridDim.x;
-        copies_wait<0>();
+        copies_wait<1>(); /* all but k */
         __syncthreads();
         share_numbers<D, TILES>(memory, row);
-        key_state<D> s;
-        begin_keys(s, shared + h::k + rows_offset<D>(first), shared + h::v + rows_offset<D>(first));
+        load_left<D>(s.v, shared + h::v + rows_offset<D>(first));
+        clear_keys(s);
         __syncthreads();
         if (next < strips) fetch_part<D>(a, m, shared + h::v, next, 2);
+        copies_commit();
         key_tiles<D, TILES, DROPS>(a, memory, s, 0, half, when, strip);
         __syncthreads();
         if (next < strips) fetch_queries<D, TILES>(a, m, shared, next, 0, 16 * half);
+        copies_commit();
         key_tiles<D, TILES, DROPS>(a, memory, s, half, tiles, when, strip);
         store_keys(a, m, place_of_strip(a, strip), first, s);
+        copies_wait<2>(); /* k is there, too */
         __syncthreads();
         if (next < strips) {
             fetch_queries<D, TILES>(a, m, shared, next, 16 * half, 16 * (tiles - half));
             fetch_row(a, m, next, row);
+            fetch_left<D>(a, m, next, first, s.k);
         }
+        copies_commit();
         float dq[D / 8][4] = {};
         for (int t = 0; t < (a.causal ? warp + 1 : tiles); t++)
             multiply_gradients<D, h::rows>(

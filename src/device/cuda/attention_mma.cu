@@ -210,7 +210,11 @@ template <int D, bool DROPS> static __global__ void __launch_bounds__(THREADS, 2
     for (int at = begin, stage = 0; at < a.length; at += TILE_ROWS, stage ^= 1) {
         copies_wait<0>();
         __syncthreads();
-        if (at == begin) begin_keys(s, k + rows_offset<D>(first - o.first), v + rows_offset<D>(first - o.first));
+        if (at == begin) {
+            load_left<D>(s.k, k + rows_offset<D>(first - o.first));
+            load_left<D>(s.v, v + rows_offset<D>(first - o.first));
+            clear_keys(s);
+        }
         if (at + TILE_ROWS < a.length)
             copy_queries<D>(a, m, strip, stages + (uint32_t)(stage ^ 1) * query_stage_bytes<D>, at + TILE_ROWS);
         if (first < a.length)

@@ -152,10 +152,8 @@ template <int D> struct key_state {
     float dk[D / 8][4], dv[D / 8][4], seen[2];
 };
 
-template <int D> __device__ static inline void begin_keys(key_state<D> &s, uint32_t k, uint32_t v)
+template <int D> __device__ static inline void clear_keys(key_state<D> &s)
 {
-    load_left<D>(s.k, k);
-    load_left<D>(s.v, v);
 #pragma unroll
     for (int c = 0; c < D / 8; c++)
 #pragma unroll
