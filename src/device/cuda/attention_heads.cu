@@ -12,43 +12,62 @@
 static int tiles_of(const attention *a) { return (int)abar__cuda_blocks(a->length, 16); }
 static bool few(const attention *a) { return tiles_of(a) <= FEW_TILES; }
 
+/* Blocks on a multiprocessor, such that a warp has 128 registers. */
+__host__ __device__ static constexpr int blocks_wished(int tiles) { return 16 / tiles; }
+
 /* Bytes of one matrix of a head. */
 template <int D> __host__ __device__ static constexpr int part_bytes(int tiles)
 {
     return tiles * 16 * tile_step<D> * (int)sizeof(bf16);
 }
 
+/* Rows first .. first + count of part 0 (q), 1 (k) or 2 (v) of a head. */
+template <int D>
+__device__ static inline void fetch_part(const attention &a, const bf16 *qkv, uint32_t to, unsigned strip, int part, int first,
+                                         int count)
+{
+    copy_tile<D>(to + rows_offset<D>(first), qkv + place_of_strip(a, strip).qkv + part * part_step(a), token_step(a), first,
+                 count, a.length, (int)blockDim.x);
+}
+
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
 
-#define FORWARD_WARPS ((MOST_TILES + 1) / 2)
+/* q, k and v of a head, all rows. */
+template <int D, int TILES>
+__device__ static inline void fetch_head(const attention &a, const bf16 *qkv, uint32_t to, unsigned strip)
+{
+    for (int part = 0; part < 3; part++)
+        fetch_part<D>(a, qkv, to + (uint32_t)(part * part_bytes<D>(TILES)), strip, part, 0, (int)blockDim.x / 2);
+    copies_commit();
+}
 
-/* A block owns one sample and head, a warp two tiles of 16 queries, one after the other: the w-th and the w-th from the end,
- * which under causality are equal work for all. */
-template <int D, bool DROPS>
-static __global__ void __launch_bounds__(32 * FORWARD_WARPS, 2)
+/* A block owns every gridDim.x-th sample and head, one at a time, and copies the next while it works; a warp owns 16 queries,
+ * counted from the end in every second head: under causality two heads together are equal work for all. */
+template <int D, int TILES, bool DROPS>
+static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES))
     forward_kernel(attention a, const bf16 *qkv, bf16 *y, float *log_sums)
 {
     extern __shared__ uint4 tile_memory[];
-    const int tiles = (a.length + 15) / 16, warp = (int)threadIdx.x / 32;
-    const uint32_t q = shared_address(tile_memory), k = q + (uint32_t)part_bytes<D>(tiles),
-                   v = k + (uint32_t)part_bytes<D>(tiles);
-    const strip_place strip = place_of_strip(a, blockIdx.x);
+    const int tiles = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
+    const unsigned strips = (unsigned)a.samples * (unsigned)a.heads;
+    const uint32_t shared = shared_address(tile_memory), part = (uint32_t)part_bytes<D>(TILES);
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
-    const uint32_t parts[3] = {q, k, v};
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        copy_tile<D>(parts[i], qkv + strip.qkv + i * part_step(a), token_step(a), 0, 16 * tiles, a.length, (int)blockDim.x);
-    copies_commit();
-    copies_wait<0>();
-    __syncthreads();
-    for (int turn = 0; turn < 2; turn++) {
-        const int tile = turn ? tiles - 1 - warp : warp, first = 16 * tile;
-        if (turn && tile == warp) break;
+    fetch_head<D, TILES>(a, qkv, shared, blockIdx.x);
+    uint32_t stage = 0;
+    for (unsigned strip = blockIdx.x; strip < strips; strip += gridDim.x, stage ^= 1) {
+        const uint32_t q = shared + stage * 3 * part;
+        const int first = 16 * (stage ? tiles - 1 - warp : warp);
+        const strip_place here = place_of_strip(a, strip);
+        copies_wait<0>();
+        __syncthreads();
+        if (strip + gridDim.x < strips) fetch_head<D, TILES>(a, qkv, shared + (stage ^ 1) * 3 * part, strip + gridDim.x);
         forward_state<D> f;
         begin_forward(f, q + rows_offset<D>(first));
-        for (int at = 0; at < (a.causal ? first + 16 : a.length); at += TILE_ROWS)
-            forward_tile<D, DROPS>(a, first, f, k + rows_offset<D>(at), v + rows_offset<D>(at), at, when, strip.query);
-        store_queries(a, strip, first, f, y, log_sums);
+        for (int at = 0; at < (a.causal ? first + 16 : a.length); at += TILE_ROWS) {
+            const uint32_t k = q + part + rows_offset<D>(at);
+            forward_tile<D, DROPS>(a, first, f, k, k + part, at, when, here.query);
+        }
+        store_queries(a, here, first, f, y, log_sums);
     }
 }
 
@@ -68,18 +87,9 @@ __device__ static inline void fetch_queries(const attention &a, const attention_
                                             int first, int count)
 {
     typedef head_memory<D, TILES> h;
-    const strip_place at = place_of_strip(a, strip);
-    memory += rows_offset<D>(first);
-    copy_tile<D>(memory + h::q, (const bf16 *)m.qkv + at.qkv, token_step(a), first, count, a.length, (int)blockDim.x);
-    copy_tile<D>(memory + h::dy, (const bf16 *)m.dy + at.y, part_step(a), first, count, a.length, (int)blockDim.x);
-}
-
-/* All rows of k (part 1) or v (part 2). */
-template <int D>
-__device__ static inline void fetch_part(const attention &a, const attention_memory &m, uint32_t to, unsigned strip, int part)
-{
-    copy_tile<D>(to, (const bf16 *)m.qkv + place_of_strip(a, strip).qkv + part * part_step(a), token_step(a), 0,
-                 (int)blockDim.x / 2, a.length, (int)blockDim.x);
+    fetch_part<D>(a, (const bf16 *)m.qkv, memory + h::q, strip, 0, first, count);
+    copy_tile<D>(memory + h::dy + rows_offset<D>(first), (const bf16 *)m.dy + place_of_strip(a, strip).y, part_step(a), first,
+                 count, a.length, (int)blockDim.x);
 }
 
 /* k of the warp's keys as the left factor, straight from memory: the next head's is wanted while this one's is in the way. Past
@@ -157,7 +167,7 @@ __device__ static inline void key_tiles(const attention &a, char *memory, key_st
 /* A block owns every gridDim.x-th sample and head, one at a time; a warp owns 16 keys for dk and dv, then 16 queries for dq. As
  * soon as a part of shared memory is no longer needed, the next head's rows come into it. */
 template <int D, int TILES, bool DROPS>
-static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backward_kernel(attention a, attention_memory m)
+static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES)) backward_kernel(attention a, attention_memory m)
 {
     extern __shared__ uint4 tile_memory[];
     typedef head_memory<D, TILES> h;
@@ -166,12 +176,13 @@ static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backwar
     const int tiles = (int)blockDim.x / 32, half = (tiles + 1) / 2, warp = (int)threadIdx.x / 32, first = 16 * warp;
     const unsigned strips = (unsigned)a.samples * (unsigned)a.heads;
     const uint32_t when = DROPS ? dropout_when(a.key) : 0;
+    const bf16 *qkv = (const bf16 *)m.qkv;
     row_half<D> row;
     key_state<D> s;
     fetch_queries<D, TILES>(a, m, shared, blockIdx.x, 0, 16 * tiles);
-    fetch_part<D>(a, m, shared + h::v, blockIdx.x, 2);
+    fetch_part<D>(a, qkv, shared + h::v, blockIdx.x, 2, 0, 16 * tiles);
     copies_commit();
-    fetch_part<D>(a, m, shared + h::k, blockIdx.x, 1);
+    fetch_part<D>(a, qkv, shared + h::k, blockIdx.x, 1, 0, 16 * tiles);
     copies_commit();
     fetch_row(a, m, blockIdx.x, row);
     fetch_left<D>(a, m, blockIdx.x, first, s.k);
@@ -183,7 +194,7 @@ static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backwar
         load_left<D>(s.v, shared + h::v + rows_offset<D>(first));
         clear_keys(s);
         __syncthreads();
-        if (next < strips) fetch_part<D>(a, m, shared + h::v, next, 2);
+        if (next < strips) fetch_part<D>(a, qkv, shared + h::v, next, 2, 0, 16 * tiles);
         copies_commit();
         key_tiles<D, TILES, DROPS>(a, memory, s, 0, half, when, strip);
         __syncthreads();
@@ -206,38 +217,42 @@ static __global__ void __launch_bounds__(32 * TILES, MOST_TILES / TILES) backwar
                 shared + h::k + rows_offset<D>(16 * t));
         if (m.dqkv) store_dq<D>(a, m, place_of_strip(a, strip), first, dq);
         __syncthreads();
-        if (next < strips) fetch_part<D>(a, m, shared + h::k, next, 1);
+        if (next < strips) fetch_part<D>(a, qkv, shared + h::k, next, 1, 0, 16 * tiles);
         copies_commit();
     }
 }
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-template <int D> static constexpr size_t forward_bytes(int tiles) { return (size_t)(3 * part_bytes<D>(tiles)); }
+template <int D, int TILES> static constexpr size_t forward_bytes = 6 * part_bytes<D>(TILES);
+template <int D, int TILES> static constexpr size_t backward_bytes = head_memory<D, TILES>::bytes;
 
-template <int D, bool DROPS> static abar_status prepare_as(abar_device *dev)
+template <int D, int TILES, bool DROPS> static abar_status prepare_as(abar_device *dev)
 {
-    ABAR_TRY(abar__attention_allow(dev, (const void *)forward_kernel<D, DROPS>, forward_bytes<D>(MOST_TILES)));
-    ABAR_TRY(abar__attention_allow(dev, (const void *)backward_kernel<D, FEW_TILES, DROPS>, head_memory<D, FEW_TILES>::bytes));
-    return abar__attention_allow(dev, (const void *)backward_kernel<D, MOST_TILES, DROPS>, head_memory<D, MOST_TILES>::bytes);
+    ABAR_TRY(abar__attention_allow(dev, (const void *)forward_kernel<D, TILES, DROPS>, forward_bytes<D, TILES>));
+    return abar__attention_allow(dev, (const void *)backward_kernel<D, TILES, DROPS>, backward_bytes<D, TILES>);
+}
+
+template <int D, int TILES> static abar_status prepare_both(abar_device *dev)
+{
+    ABAR_TRY((prepare_as<D, TILES, false>(dev)));
+    return prepare_as<D, TILES, true>(dev);
 }
 
 static abar_status prepare(abar_device *dev, const attention *a)
 {
     if (a->side || a->length > MOST_ROWS || (a->width != 32 && a->width != 64)) return ABAR_E_UNSUPPORTED;
     if (a->samples * a->heads > INT_MAX) return ABAR_E_UNSUPPORTED;
-    ABAR_TRY((prepare_as<32, false>(dev)));
-    ABAR_TRY((prepare_as<32, true>(dev)));
-    ABAR_TRY((prepare_as<64, false>(dev)));
-    return prepare_as<64, true>(dev);
+    if (a->width == 32) return few(a) ? prepare_both<32, FEW_TILES>(dev) : prepare_both<32, MOST_TILES>(dev);
+    return few(a) ? prepare_both<64, FEW_TILES>(dev) : prepare_both<64, MOST_TILES>(dev);
 }
 
-/* Blocks of backward: as many as run at once, or as there are heads. */
+/* As many as run at once, or as there are heads. Forward fits where backward does. */
 template <int D, int TILES> static int blocks_as(abar_device *dev, const attention *a)
 {
     int resident = 0;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &resident, (const void *)backward_kernel<D, TILES, false>, 32 * tiles_of(a), (size_t)head_memory<D, TILES>::bytes);
+        &resident, (const void *)backward_kernel<D, TILES, false>, 32 * tiles_of(a), backward_bytes<D, TILES>);
     if (error != cudaSuccess || resident < 1) resident = 1;
     const int64_t wish = (int64_t)resident * abar__cuda_of(dev)->processors, strips = a->samples * a->heads;
     return (int)(wish < strips ? wish : strips);
@@ -249,19 +264,23 @@ static int blocks(abar_device *dev, const attention *a)
     return few(a) ? blocks_as<64, FEW_TILES>(dev, a) : blocks_as<64, MOST_TILES>(dev, a);
 }
 
-template <int D, bool DROPS> static void forward_as(abar_device *dev, const attention *a, const attention_memory *m)
+template <int D, int TILES, bool DROPS>
+static void launch_forward(abar_device *dev, const attention *a, const attention_memory *m)
 {
-    const int tiles = tiles_of(a);
-    abar__cuda_launch(dev, forward_kernel<D, DROPS>, dim3((unsigned)(a->samples * a->heads)),
-                      dim3((unsigned)(32 * ((tiles + 1) / 2))), forward_bytes<D>(tiles), *a, (const bf16 *)m->qkv, (bf16 *)m->y,
-                      m->log_sums);
+    abar__cuda_launch(dev, forward_kernel<D, TILES, DROPS>, dim3((unsigned)m->blocks), dim3((unsigned)(32 * tiles_of(a))),
+                      forward_bytes<D, TILES>, *a, (const bf16 *)m->qkv, (bf16 *)m->y, m->log_sums);
 }
 
 template <int D, int TILES, bool DROPS>
 static void launch_backward(abar_device *dev, const attention *a, const attention_memory *m)
 {
     abar__cuda_launch(dev, backward_kernel<D, TILES, DROPS>, dim3((unsigned)m->blocks), dim3((unsigned)(32 * tiles_of(a))),
-                      (size_t)head_memory<D, TILES>::bytes, *a, *m);
+                      backward_bytes<D, TILES>, *a, *m);
+}
+
+template <int D, bool DROPS> static void forward_as(abar_device *dev, const attention *a, const attention_memory *m)
+{
+    few(a) ? launch_forward<D, FEW_TILES, DROPS>(dev, a, m) : launch_forward<D, MOST_TILES, DROPS>(dev, a, m);
 }
 
 template <int D, bool DROPS> static void backward_as(abar_device *dev, const attention *a, const attention_memory *m)
