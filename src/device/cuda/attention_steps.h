@@ -47,14 +47,15 @@ template <int D> __device__ static inline void begin_forward(forward_state<D> &f
 }
 
 /* Lets top keep up with the scores p of one step. Every query has at least one key in it that it sees. */
-template <int D> __device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TILE_ROWS / 8][4], float scale)
+template <int D>
+__device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TILE_ROWS / 8][4], int chunks, float scale)
 {
     float high[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         high[h] = fmaxf(p[0][2 * h], p[0][2 * h + 1]);
 #pragma unroll
-        for (int t = 1; t < TILE_ROWS / 8; t++) high[h] = fmaxf(high[h], fmaxf(p[t][2 * h], p[t][2 * h + 1]));
+        for (int t = 1; t < TILE_ROWS / 8 && t < 2 * chunks; t++) high[h] = fmaxf(high[h], fmaxf(p[t][2 * h], p[t][2 * h + 1]));
         high[h] = lanes_max(high[h]);
     }
     const bool first = high[0] * scale > f.top[0] * scale + GROWTH, second = high[1] * scale > f.top[1] * scale + GROWTH;
@@ -70,7 +71,7 @@ template <int D> __device__ static inline void raise_top(forward_state<D> &f, co
 }
 
 /* The 64 keys from `at` on, whose k and v are rows of tiles; the warp's queries begin at `first`. EDGE: some of the keys are
- * past the end, or after some of the queries. */
+ * past the end, or after some of the queries; only the first 16 chunks are any query's. */
 template <int D, bool DROPS, bool EDGE>
 __device__ static inline void forward_step(const attention &a, int first, forward_state<D> &f, uint32_t k, uint32_t v, int at,
                                            uint32_t when, uint64_t base)
@@ -79,7 +80,7 @@ __device__ static inline void forward_step(const attention &a, int first, forwar
     int chunks = TILE_ROWS / 16;
     if (EDGE) {
         const int end = a.causal ? min(a.length, first + 16) : a.length;
-        chunks = (end - at + 15) / 16;
+        chunks = min(chunks, (end - at + 15) / 16);
         if (chunks <= 0) return;
     }
     const float scale = a.scale * LOG2_E;
@@ -87,32 +88,24 @@ __device__ static inline void forward_step(const attention &a, int first, forwar
     multiply_rows<D, TILE_ROWS>(p, f.q, k, chunks);
     if (EDGE) {
 #pragma unroll
-        for (int t = 0; t < TILE_ROWS / 8; t++)
+        for (int t = 0; t < TILE_ROWS / 8 && t < 2 * chunks; t++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = at + t * 8 + 2 * pair + e % 2, query = row + e / 2 * 8;
                 if (key >= a.length || (a.causal && key > query)) p[t][e] = -INFINITY;
             }
     }
-    raise_top(f, p, scale);
+    raise_top(f, p, chunks, scale);
+    const float zero[2] = {f.top[0] * scale, f.top[1] * scale};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float zero = f.top[h] * scale;
+    for (int t = 0; t < TILE_ROWS / 8 && t < 2 * chunks; t++) {
+        float keep[4];
+        if (DROPS) keep_of_queries(a, when, base + (uint64_t)row, at + t * 8 + 2 * pair, keep);
 #pragma unroll
-        for (int t = 0; t < TILE_ROWS / 8; t++)
-#pragma unroll
-            for (int e = 2 * h; e < 2 * h + 2; e++) {
-                p[t][e] = power_of_two(p[t][e] * scale - zero);
-                f.total[h] += p[t][e];
-            }
-    }
-    if (DROPS) {
-#pragma unroll
-        for (int t = 0; t < TILE_ROWS / 8; t++) {
-            float keep[4];
-            keep_of_queries(a, when, base + (uint64_t)row, at + t * 8 + 2 * pair, keep);
-#pragma unroll
-            for (int e = 0; e < 4; e++) p[t][e] *= keep[e];
+        for (int e = 0; e < 4; e++) {
+            p[t][e] = power_of_two(p[t][e] * scale - zero[e / 2]);
+            f.total[e / 2] += p[t][e];
+            if (DROPS) p[t][e] *= keep[e];
         }
     }
     add_rows<D, TILE_ROWS>(f.sum, p, v, chunks);
