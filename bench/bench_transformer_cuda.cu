@@ -3,7 +3,7 @@
  * comes to: TFLOP/s of attention's and linear's products (attention: 4 T^2 d a head forward, 10 T^2 d backward, half of that
  * where causal), GB/s of what the others must at least read and write.
  *
- *   bench_transformer_cuda */
+ *   bench_transformer_cuda [PART OF A NAME]... */
 #include "device/cuda/cuda_nn.h"
 
 #include <stdio.h>
@@ -182,7 +182,7 @@ static abar__op_args args_create(memory *m, const abar__op *op, const abar__run 
     if (d->kind == ABAR_OP_LINEAR) a.shadow[0] = take_noise<bf16>(m, param_count(d, 0));
     if (d->kind == ABAR_OP_ATTENTION) a.columns = take(m, (size_t)(d->in[0].dim[0] * d->heads * d->in[0].dim[1]) * 4);
     if (d->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY) a.target = take_numbers(m, nx / d->in[0].dim[2], d->in[0].dim[2]);
-    a.result = (abar__loss_result *)take(m, sizeof(abar__loss_result));
+    a.result = (abar_loss *)take(m, sizeof(abar_loss));
     a.saved = take(m, op->saved_bytes);
     a.scratch = take(m, op->scratch_bytes);
     return a;
@@ -243,7 +243,15 @@ static void bench(abar_device *dev, const bench_case *c)
     abar__op_destroy(op);
 }
 
-int main(void)
+/* Whether one of the arguments is a part of the name, or there are none. */
+static bool is_wanted(const char *name, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i])) return true;
+    return argc <= 1;
+}
+
+int main(int argc, char **argv)
 {
     const bench_case cases[] = {
         attention("attention DeiT-Small, 256 x 197", 256, 197, 6, 64, false, 0.0, 0, 0, 0),
@@ -277,7 +285,8 @@ int main(void)
     stop_unless(abar_device_open(ctx, "cuda", &config, &dev) >= 0, abar_context_error(ctx));
     printf("%s, microseconds\n", abar_device_describe(dev));
     printf("%-38s %-18s %9s %9s   %7s %7s\n", "operation", "implementation", "forward", "backward", "forward", "backward");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) bench(dev, &cases[i]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (is_wanted(cases[i].name, argc, argv)) bench(dev, &cases[i]);
     abar_device_close(dev);
     abar_context_destroy(ctx);
     return 0;

@@ -376,7 +376,11 @@ const op_case op_cases[] = {
     {"attention_t196", ATTENTION, .x = {1, 196, 96}, .heads = 1},
     {"attention_t197", ATTENTION, .x = {2, 197, 192}, .heads = 2},
     {"attention_t197_d64", ATTENTION, .x = {1, 197, 192}, .heads = 1},
+    {"attention_t208_d64", ATTENTION, .x = {1, 208, 192}, .heads = 1}, /* the most and the least that differ in kernels */
+    {"attention_t209_d64", ATTENTION, .x = {1, 209, 192}, .heads = 1},
     {"attention_t256_d64", ATTENTION, .x = {1, 256, 192}, .heads = 1},
+    {"attention_many_t17", ATTENTION, .x = {150, 17, 576}, .heads = 3}, /* more heads than blocks run at once */
+    {"attention_many_t81", ATTENTION, .x = {70, 81, 192}, .heads = 2},
     {"attention_t33_d20", ATTENTION, .x = {2, 33, 180}, .heads = 3},
     {"attention_t19_d96", ATTENTION, .x = {1, 19, 288}, .heads = 1},
     {"attention_t17_d128", ATTENTION, .x = {1, 17, 384}, .heads = 1},
@@ -389,6 +393,7 @@ const op_case op_cases[] = {
     {"attention_causal_t1", ATTENTION, .x = {1, 1, 96}, .heads = 1, .causal = true},
     {"attention_causal_t50", ATTENTION, .x = {2, 50, 96}, .heads = 1, .causal = true},
     {"attention_causal_t64_h3", ATTENTION, .x = {1, 64, 288}, .heads = 3, .causal = true},
+    {"attention_causal_many_t83", ATTENTION, .x = {140, 83, 96}, .heads = 1, .causal = true},
     {"attention_causal_t197", ATTENTION, .x = {1, 197, 96}, .heads = 1, .causal = true},
     {"attention_causal_t256_d64", ATTENTION, .x = {1, 256, 384}, .heads = 2, .causal = true},
     {"attention_causal_t1024_d64", ATTENTION, .x = {1, 1024, 192}, .heads = 1, .causal = true},

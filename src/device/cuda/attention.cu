@@ -6,7 +6,7 @@
 typedef struct attention_plan {
     const attention_kernels *kernels;
     attention a; /* without the draws of a run */
-    int slabs;
+    int blocks;
 } attention_plan;
 
 abar_status abar__attention_allow(abar_device *dev, const void *kernel, size_t bytes)
@@ -88,11 +88,12 @@ static attention describe(const abar__op_desc *d)
 
 static abar_status choose(abar_device *dev, attention_plan *plan)
 {
-    const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_mma, &abar__attention_bf16};
+    const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_heads, &abar__attention_mma,
+                                                     &abar__attention_bf16};
     const attention_kernels *const float_kernels[] = {&abar__attention_float};
     const bool half = abar__cuda_is_bf16(dev);
     abar_status status = ABAR_E_UNSUPPORTED;
-    for (int i = 0; i < (half ? 3 : 1) && status == ABAR_E_UNSUPPORTED; i++) {
+    for (int i = 0; i < (half ? 4 : 1) && status == ABAR_E_UNSUPPORTED; i++) {
         plan->kernels = half ? bf16_kernels[i] : float_kernels[i];
         status = plan->kernels->prepare(dev, &plan->a);
     }
@@ -116,12 +117,12 @@ static abar_status create(abar__op *op)
         op->priv = NULL;
         return status;
     }
-    plan->slabs = d->side ? plan->kernels->slabs(op->dev, &plan->a) : 0;
+    plan->blocks = plan->kernels->blocks ? plan->kernels->blocks(op->dev, &plan->a) : 0;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X | ABAR_NEEDS_Y;
     op->saved_bytes = per_token_bytes(&plan->a);
     const size_t square = (size_t)plan->a.length * (size_t)plan->a.length * sizeof(float);
-    op->scratch_bytes = per_token_bytes(&plan->a) + (size_t)plan->slabs * (size_t)plan->a.heads * square;
+    op->scratch_bytes = per_token_bytes(&plan->a) + (d->side ? (size_t)plan->blocks * (size_t)plan->a.heads * square : 0);
     return ABAR_OK;
 }
 
@@ -148,7 +149,7 @@ static attention_memory memory_of(const abar__op *op, const abar__op_args *args)
     m.delta = (float *)args->scratch;
     m.columns = args->run->observing ? (float *)args->columns : NULL;
     m.partial = plan->a.side && args->dparam[0] ? (float *)args->scratch + per_token_bytes(&plan->a) / sizeof(float) : NULL;
-    m.slabs = plan->slabs;
+    m.blocks = plan->blocks;
     return m;
 }
 
@@ -168,7 +169,7 @@ static abar_status backward(abar__op *op, const abar__op_args *args)
     const unsigned span = (unsigned)(2 * a.side - 1);
     if (m.partial)
         abar__cuda_launch(op->dev, table_kernel, dim3(span * span, (unsigned)a.heads), dim3(128), 0, a,
-                          (const float *)m.partial, m.slabs, (float *)args->dparam[0], args->accumulate);
+                          (const float *)m.partial, m.blocks, (float *)args->dparam[0], args->accumulate);
     return abar__cuda_status(op->dev);
 }
 

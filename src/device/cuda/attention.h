@@ -36,8 +36,8 @@ typedef struct attention_memory {
     const float *table;      /* ((2 side - 1)^2, heads): bias by relative position; NULL without windows */
     float *log_sums, *delta; /* (N, heads, T) */
     float *columns;          /* (N, heads, T), or NULL */
-    float *partial;          /* (slabs, heads, length, length): sums of ds over strips */
-    int slabs;
+    float *partial;          /* windowed: (blocks, heads, length, length), sums of ds over strips */
+    int blocks;
 } attention_memory;
 
 /* A family of kernels, chosen when the operation is made. */
@@ -45,9 +45,10 @@ typedef struct attention_kernels {
     abar_status (*prepare)(abar_device *dev, const attention *a); /* raises limits; ABAR_E_UNSUPPORTED: not for these sizes */
     void (*forward)(abar_device *dev, const attention *a, const attention_memory *m);
     void (*backward)(abar_device *dev, const attention *a, const attention_memory *m);
-    int (*slabs)(abar_device *dev, const attention *a); /* of partial */
+    int (*blocks)(abar_device *dev, const attention *a); /* that share the strips, in kernels with a loop over them; or NULL */
 } attention_kernels;
 
+extern const attention_kernels abar__attention_heads;   /* bf16 sequences of at most 208 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_mma;     /* bf16 sequences, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_windows; /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_bf16, abar__attention_float; /* everything, without tensor cores */

@@ -369,7 +369,7 @@ static __global__ void __launch_bounds__(THREADS) table_kernel(attention a, atte
     const int first_query = blockIdx.x / across * B, first_key = blockIdx.x % across * B;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     float sum[M][M] = {};
-    for (int64_t i = slab; i < a.samples * a.windows; i += m.slabs) {
+    for (int64_t i = slab; i < a.samples * a.windows; i += m.blocks) {
         const strip s = {i / a.windows, head, (int)(i % a.windows)};
         const sources<T> from(a, s, (const T *)m.qkv, (const T *)m.dy);
         load_tile<T, P, B>(a, s, from.q, from.step, first_query, t.q);
@@ -406,7 +406,7 @@ static dim3 strips_grid(const attention *a)
     return dim3((unsigned)abar__cuda_blocks(a->length, tile_of(a)), (unsigned)abar__cuda_blocks(strips, fold), (unsigned)fold);
 }
 
-static int slabs(abar_device *dev, const attention *a)
+static int blocks(abar_device *dev, const attention *a)
 {
     const int64_t tiles = abar__cuda_blocks(a->length, tile_of(a)), strips = a->samples * a->windows;
     const int64_t wish = abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, tiles * tiles * a->heads);
@@ -439,7 +439,7 @@ template <typename T, int P, int B> static void backward_as(abar_device *dev, co
     abar__cuda_launch(dev, key_kernel<T, P, B>, strips_grid(a), dim3(THREADS), backward_bytes<P, B>(), *a, *m);
     if (m->dqkv) abar__cuda_launch(dev, query_kernel<T, P, B>, strips_grid(a), dim3(THREADS), backward_bytes<P, B>(), *a, *m);
     if (m->partial)
-        abar__cuda_launch(dev, table_kernel<T, P, B>, dim3(tiles * tiles, (unsigned)a->heads, (unsigned)m->slabs),
+        abar__cuda_launch(dev, table_kernel<T, P, B>, dim3(tiles * tiles, (unsigned)a->heads, (unsigned)m->blocks),
                           dim3(THREADS), backward_bytes<P, B>(), *a, *m);
 }
 
@@ -476,5 +476,5 @@ template <typename T> static void backward(abar_device *dev, const attention *a,
         backward_as<T, 256, 32>(dev, a, m);
 }
 
-const attention_kernels abar__attention_float = {prepare<float>, forward<float>, backward<float>, slabs};
-const attention_kernels abar__attention_bf16 = {prepare<bf16>, forward<bf16>, backward<bf16>, slabs};
+const attention_kernels abar__attention_float = {prepare<float>, forward<float>, backward<float>, blocks};
+const attention_kernels abar__attention_bf16 = {prepare<bf16>, forward<bf16>, backward<bf16>, blocks};

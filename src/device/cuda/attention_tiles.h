@@ -1,6 +1,6 @@
 /* What attention's tensor-core kernels are made of: tiles of rows of D bf16 in shared memory, D + 8 apart so that the eight
  * rows of a matrix lie in different banks, and products of fragments with them. Layouts of fragments: conv_tiles_mma.h; of a
- * product (16 MT, columns) a lane owns rows group and group + 8 of each 16, columns 2 pair and 2 pair + 1 of each 8. */
+ * product (16, columns) a lane owns rows group and group + 8, columns 2 pair and 2 pair + 1 of each 8. */
 #ifndef ABAR_ATTENTION_TILES_H
 #define ABAR_ATTENTION_TILES_H
 
@@ -29,12 +29,13 @@ __device__ static inline void copy4_async(uint32_t to, const void *from, bool va
                  : "memory");
 }
 
-/* Rows first .. first + count of a matrix whose rows are step elements apart, zeros from row `end` on. */
+/* Rows first .. first + count of a matrix whose rows are step elements apart, zeros from row `end` on, by all threads of the
+ * block. */
 template <int D>
-__device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t step, int first, int count, int end)
+__device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t step, int first, int count, int end, int threads)
 {
     constexpr int packs = D / 8;
-    for (int i = threadIdx.x; i < count * packs; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < count * packs; i += threads) {
         const int r = i / packs, c = i % packs * 8;
         const bool valid = first + r < end;
         copy16_async(to + (uint32_t)(r * tile_step<D> + c) * sizeof(bf16), from + (valid ? first + r : 0) * step + c, valid);
@@ -55,27 +56,22 @@ template <int D> __device__ static inline uint32_t lane_columns(void)
     return (uint32_t)((lane % 8 + lane / 16 * 8) * tile_step<D> + lane / 8 % 2 * 8) * sizeof(bf16);
 }
 
-/* The left factor from rows of a tile: 16 MT of them. */
-template <int D, int MT> __device__ static inline void load_left(uint32_t (&left)[MT][D / 16][4], uint32_t tile)
+/* The left factor from 16 rows of a tile. */
+template <int D> __device__ static inline void load_left(uint32_t (&left)[D / 16][4], uint32_t tile)
 {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            load_matrices(left[m][k], tile + lane_rows<D>() + (uint32_t)(m * 16 * tile_step<D> + k * 16) * sizeof(bf16));
+    for (int k = 0; k < D / 16; k++) load_matrices(left[k], tile + lane_rows<D>() + (uint32_t)(k * 16) * sizeof(bf16));
 }
 
-/* product (16 MT, C) = left (16 MT, D) times the transpose of the C rows at tile. Of these only the first 16 chunks count. */
-template <int D, int MT, int C>
-__device__ static inline void multiply_rows(float (&product)[MT][C / 8][4], const uint32_t (&left)[MT][D / 16][4],
-                                            uint32_t tile, int chunks = C / 16)
+/* product (16, C) = left (16, D) times the transpose of the C rows at tile. Of these only the first 16 chunks count. */
+template <int D, int C>
+__device__ static inline void multiply_rows(float (&product)[C / 8][4], const uint32_t (&left)[D / 16][4], uint32_t tile,
+                                            int chunks = C / 16)
 {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int t = 0; t < C / 8; t++)
 #pragma unroll
-        for (int t = 0; t < C / 8; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) product[m][t][e] = 0.0f;
+        for (int e = 0; e < 4; e++) product[t][e] = 0.0f;
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
         if (t >= chunks) break;
@@ -83,51 +79,91 @@ __device__ static inline void multiply_rows(float (&product)[MT][C / 8][4], cons
         for (int k = 0; k < D / 16; k++) {
             uint32_t right[4];
             load_matrices(right, tile + lane_columns<D>() + (uint32_t)(t * 16 * tile_step<D> + k * 16) * sizeof(bf16));
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                multiply_add(product[m][2 * t], left[m][k], right[0], right[1]);
-                multiply_add(product[m][2 * t + 1], left[m][k], right[2], right[3]);
-            }
+            multiply_add(product[2 * t], left[k], right[0], right[1]);
+            multiply_add(product[2 * t + 1], left[k], right[2], right[3]);
         }
     }
 }
 
-/* sum (16 MT, D) += left (16 MT, C), rounded to bf16, times the C rows at tile; only the first 16 chunks count. */
-template <int D, int MT, int C>
-__device__ static inline void add_rows(float (&sum)[MT][D / 8][4], const float (&left)[MT][C / 8][4], uint32_t tile,
+/* sum (16, D) += left (16, C), rounded to bf16, times the C rows at tile; only the first 16 chunks count. */
+template <int D, int C>
+__device__ static inline void add_rows(float (&sum)[D / 8][4], const float (&left)[C / 8][4], uint32_t tile,
                                        int chunks = C / 16)
 {
 #pragma unroll
     for (int t = 0; t < C / 16; t++) {
         if (t >= chunks) break;
-        uint32_t bits[MT][4];
+        uint32_t bits[4];
 #pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                bits[m][i] = pair_bits(left[m][2 * t + i / 2][i % 2 * 2], left[m][2 * t + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; i++) bits[i] = pair_bits(left[2 * t + i / 2][i % 2 * 2], left[2 * t + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int c = 0; c < D / 16; c++) {
             uint32_t right[4];
             load_matrices_transposed(right, tile + lane_rows<D>() + (uint32_t)(t * 16 * tile_step<D> + c * 16) * sizeof(bf16));
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                multiply_add(sum[m][2 * c], bits[m], right[0], right[1]);
-                multiply_add(sum[m][2 * c + 1], bits[m], right[2], right[3]);
-            }
+            multiply_add(sum[2 * c], bits, right[0], right[1]);
+            multiply_add(sum[2 * c + 1], bits, right[2], right[3]);
         }
     }
 }
 
-/* A lane's part of sum row (of 16 MT) times factor, as bf16: rows m * 16 + group + 8 h of the warp's. to: the row's column 0.
- */
-template <int D> __device__ static inline void store_row(bf16 *to, const float (&sum)[D / 8][4], int half, float factor)
+/* Four lanes, one word each of four chunks: lane i gets chunk i, words in the order of the lanes. */
+__device__ static inline uint4 gather_chunk(uint32_t (&word)[4])
 {
-    const int pair = threadIdx.x % 4;
+    const bool odd = threadIdx.x % 2, high = threadIdx.x / 2 % 2;
 #pragma unroll
-    for (int c = 0; c < D / 8; c++)
-        *reinterpret_cast<uint32_t *>(to + c * 8 + 2 * pair) =
-            pair_bits(sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
+        word[i] = odd ? got : word[i];
+        word[i + 1] = odd ? word[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
+        word[i] = high ? got : word[i];
+        word[i + 2] = high ? word[i + 2] : got;
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* A lane's part of row group + 8 half of sum (16, D) times factor, as bf16; to: the row's column 0, written if valid. The four
+ * lanes of a row trade words so that each writes 16 bytes at once; all lanes of a warp come here together. */
+template <int D>
+__device__ static inline void store_row(bf16 *to, const float (&sum)[D / 8][4], int half, float factor, bool valid)
+{
+#pragma unroll
+    for (int c = 0; c < D / 8; c += 4) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) word[i] = pair_bits(sum[c + i][2 * half] * factor, sum[c + i][2 * half + 1] * factor);
+        const uint4 chunk = gather_chunk(word);
+        if (valid) *reinterpret_cast<uint4 *>(to + (c + (int)(threadIdx.x % 4)) * 8) = chunk;
+    }
+}
+
+/* ds (16 keys, C queries) as bf16 into rows of WIDE + 8 elements from `to` on. */
+template <int C, int WIDE> __device__ static inline void share_gradients(bf16 *to, const float (&ds)[C / 8][4])
+{
+    const int pair = threadIdx.x % 4, group = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int t = 0; t < C / 8; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *reinterpret_cast<uint32_t *>(to + (group + 8 * h) * tile_step<WIDE> + t * 8 + 2 * pair) =
+                pair_bits(ds[t][2 * h], ds[t][2 * h + 1]);
+}
+
+/* dq (16, D) += the transpose of ds (16 keys, 16 queries; rows of WIDE + 8 elements) times the 16 rows at k. */
+template <int D, int WIDE> __device__ static inline void multiply_gradients(float (&dq)[D / 8][4], uint32_t ds, uint32_t k)
+{
+    uint32_t left[4];
+    load_matrices_transposed(left, ds + lane_columns<WIDE>());
+#pragma unroll
+    for (int c = 0; c < D / 16; c++) {
+        uint32_t right[4];
+        load_matrices_transposed(right, k + lane_rows<D>() + (uint32_t)(c * 16) * (uint32_t)sizeof(bf16));
+        multiply_add(dq[2 * c], left, right[0], right[1]);
+        multiply_add(dq[2 * c + 1], left, right[2], right[3]);
+    }
 }
 
 /* Over the four lanes that share a row. */

@@ -90,17 +90,17 @@ __device__ static inline void forward_window(const attention &a, int strip, uint
     const int64_t sample = strip / a.windows;
     const bool mixed = is_mixed(a, strip % a.windows);
     const uint32_t warp = threadIdx.x / 32 * (uint32_t)(16 * tile_step<D> * sizeof(bf16));
-    uint32_t q[1][D / 16][4];
-    float p[1][TILE_ROWS / 8][4], sum[1][D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    load_left<D, 1>(q, tile + warp);
-    multiply_rows<D, 1, TILE_ROWS>(p, q, tile + tile_bytes<D>);
+    uint32_t q[D / 16][4];
+    float p[TILE_ROWS / 8][4], sum[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    load_left<D>(q, tile + warp);
+    multiply_rows<D, TILE_ROWS>(p, q, tile + tile_bytes<D>);
     const float scale = a.scale * LOG2_E;
 #pragma unroll
     for (int t = 0; t < TILE_ROWS / 8; t++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 b = *reinterpret_cast<const float2 *>(bias + (row + 8 * h) * BIAS_STEP + t * 8 + 2 * pair);
-            float &left = p[0][t][2 * h], &right = p[0][t][2 * h + 1];
+            float &left = p[t][2 * h], &right = p[t][2 * h + 1];
             left = left * scale + b.x;
             right = right * scale + b.y;
             if (mixed) {
@@ -117,7 +117,7 @@ __device__ static inline void forward_window(const attention &a, int strip, uint
     for (int t = 0; t < TILE_ROWS / 8; t++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float &v = p[0][t][e];
+            float &v = p[t][e];
             v = power_of_two(v - top[e / 2]);
             total[e / 2] += v;
             if (DROPS) {
@@ -126,14 +126,14 @@ __device__ static inline void forward_window(const attention &a, int strip, uint
                 v *= factor_of(a.key, word_of(draw, (uint32_t)key));
             }
         }
-    add_rows<D, 1, TILE_ROWS>(sum, p, tile + 2 * tile_bytes<D>);
+    add_rows<D, TILE_ROWS>(sum, p, tile + 2 * tile_bytes<D>);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float all = lanes_sum(total[h]);
-        if (row + 8 * h >= a.length) continue;
+        const bool valid = row + 8 * h < a.length;
         const int64_t token = map->token[row + 8 * h];
-        store_row<D>(y + (sample * a.tokens + token) * part_step(a) + (int64_t)head * D, sum[0], h, 1.0f / all);
-        if (log_sums && pair == 0) log_sums[(sample * a.heads + head) * a.tokens + token] = top[h] + log2f(all);
+        store_row<D>(y + (sample * a.tokens + token) * part_step(a) + (int64_t)head * D, sum, h, 1.0f / all, valid);
+        if (log_sums && pair == 0 && valid) log_sums[(sample * a.heads + head) * a.tokens + token] = top[h] + log2f(all);
     }
 }
 
@@ -240,39 +240,6 @@ __device__ static inline void window_gradients(const attention &a, int strip, co
         }
 }
 
-/* ds of this warp's keys as bf16 into (keys, queries). */
-__device__ static inline void share_gradients(char *to, const float (&ds)[TILE_ROWS / 8][4])
-{
-    const int pair = threadIdx.x % 4, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    bf16 *first = (bf16 *)to + row * tile_step<TILE_ROWS> + 2 * pair;
-#pragma unroll
-    for (int t = 0; t < TILE_ROWS / 8; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            *reinterpret_cast<uint32_t *>(first + h * 8 * tile_step<TILE_ROWS> + t * 8) =
-                pair_bits(ds[t][2 * h], ds[t][2 * h + 1]);
-}
-
-/* dq of this warp's 16 queries = ds^T (queries, keys) k. */
-template <int D> __device__ static inline void multiply_gradients(float (&dq)[D / 8][4], uint32_t ds, uint32_t k)
-{
-#pragma unroll
-    for (int t = 0; t < TILE_ROWS / 16; t++) {
-        uint32_t left[4];
-        load_matrices_transposed(left, ds + lane_columns<TILE_ROWS>() +
-                                           (uint32_t)(t * 16 * tile_step<TILE_ROWS> + threadIdx.x / 32 * 16) *
-                                               (uint32_t)sizeof(bf16));
-#pragma unroll
-        for (int c = 0; c < D / 16; c++) {
-            uint32_t right[4];
-            load_matrices_transposed(right,
-                                     k + lane_rows<D>() + (uint32_t)(t * 16 * tile_step<D> + c * 16) * (uint32_t)sizeof(bf16));
-            multiply_add(dq[2 * c], left, right[0], right[1]);
-            multiply_add(dq[2 * c + 1], left, right[2], right[3]);
-        }
-    }
-}
-
 /* One window whose rows are there. The warp owns 16 keys, and for dq 16 queries. */
 template <int D, bool DROPS>
 __device__ static inline void backward_window(const attention &a, const attention_memory &m, int strip, uint32_t tile,
@@ -285,32 +252,36 @@ __device__ static inline void backward_window(const attention &a, const attentio
     const uint32_t warp = threadIdx.x / 32 * (uint32_t)(16 * tile_step<D> * sizeof(bf16));
     make_delta<D>(stage, numbers);
     __syncthreads();
-    float p[1][TILE_ROWS / 8][4], ds[1][TILE_ROWS / 8][4], dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {}, seen[2] = {};
-    uint32_t left[1][D / 16][4];
-    load_left<D, 1>(left, tile + K * tile_bytes<D> + warp);
-    multiply_rows<D, 1, TILE_ROWS>(p, left, tile + Q * tile_bytes<D>);
-    load_left<D, 1>(left, tile + V * tile_bytes<D> + warp);
-    multiply_rows<D, 1, TILE_ROWS>(ds, left, tile + DY * tile_bytes<D>);
-    window_gradients<D, DROPS>(a, strip, map, numbers, bias, p[0], ds[0], ds_sum, seen);
-    add_rows<D, 1, TILE_ROWS>(dv, p, tile + DY * tile_bytes<D>);
-    add_rows<D, 1, TILE_ROWS>(dk, ds, tile + Q * tile_bytes<D>);
+    float p[TILE_ROWS / 8][4], ds[TILE_ROWS / 8][4], dk[D / 8][4] = {}, dv[D / 8][4] = {}, seen[2] = {};
+    uint32_t left[D / 16][4];
+    load_left<D>(left, tile + K * tile_bytes<D> + warp);
+    multiply_rows<D, TILE_ROWS>(p, left, tile + Q * tile_bytes<D>);
+    load_left<D>(left, tile + V * tile_bytes<D> + warp);
+    multiply_rows<D, TILE_ROWS>(ds, left, tile + DY * tile_bytes<D>);
+    window_gradients<D, DROPS>(a, strip, map, numbers, bias, p, ds, ds_sum, seen);
+    add_rows<D, TILE_ROWS>(dv, p, tile + DY * tile_bytes<D>);
+    add_rows<D, TILE_ROWS>(dk, ds, tile + Q * tile_bytes<D>);
     __syncthreads();
-    share_gradients(stage + Q * tile_bytes<D>, ds[0]);
+    share_gradients<TILE_ROWS, TILE_ROWS>((bf16 *)(stage + Q * tile_bytes<D>)+threadIdx.x / 32 * 16 * tile_step<TILE_ROWS>, ds);
     __syncthreads();
     float dq[D / 8][4] = {};
-    multiply_gradients<D>(dq, tile + Q * tile_bytes<D>, tile + K * tile_bytes<D>);
+    const uint32_t columns = tile + Q * tile_bytes<D> + threadIdx.x / 32 * 16 * (uint32_t)sizeof(bf16);
+#pragma unroll
+    for (int t = 0; t < TILE_ROWS; t += 16)
+        multiply_gradients<D, TILE_ROWS>(dq, columns + (uint32_t)(t * tile_step<TILE_ROWS> * (int)sizeof(bf16)),
+                                         tile + K * tile_bytes<D> + (uint32_t)(t * tile_step<D> * (int)sizeof(bf16)));
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float all = lanes_sum(seen[h]);
-        if (row + 8 * h >= a.length) continue;
+        const bool valid = row + 8 * h < a.length;
         const int64_t token = map->token[row + 8 * h];
-        if (m.columns && threadIdx.x % 4 == 0)
+        if (m.columns && threadIdx.x % 4 == 0 && valid)
             m.columns[(sample * a.heads + blockIdx.y) * a.tokens + token] = all * a.column_share;
         if (!m.dqkv) continue;
         bf16 *to = (bf16 *)m.dqkv + (sample * a.tokens + token) * step + (int64_t)blockIdx.y * D;
-        store_row<D>(to, dq, h, a.scale);
-        store_row<D>(to + part, dk[0], h, a.scale);
-        store_row<D>(to + 2 * part, dv[0], h, 1.0f);
+        store_row<D>(to, dq, h, a.scale, valid);
+        store_row<D>(to + part, dk, h, a.scale, valid);
+        store_row<D>(to + 2 * part, dv, h, 1.0f, valid);
     }
 }
 
@@ -355,7 +326,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) backward_kernel(attention
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
 /* Blocks that share the windows of a head: as many as run at once. Each has its own place in partial. */
-static int slabs(abar_device *dev, const attention *a)
+static int blocks(abar_device *dev, const attention *a)
 {
     const bool narrow = a->width == 32;
     const void *kernel = narrow ? (const void *)backward_kernel<32, false> : (const void *)backward_kernel<64, false>;
@@ -385,13 +356,13 @@ static abar_status prepare(abar_device *dev, const attention *a)
 
 template <int D, bool DROPS> static void forward_as(abar_device *dev, const attention *a, const attention_memory *m)
 {
-    abar__cuda_launch(dev, forward_kernel<D, DROPS>, dim3((unsigned)m->slabs, (unsigned)a->heads), dim3(TILE_THREADS),
+    abar__cuda_launch(dev, forward_kernel<D, DROPS>, dim3((unsigned)m->blocks, (unsigned)a->heads), dim3(TILE_THREADS),
                       (size_t)forward_bytes<D>, *a, (const bf16 *)m->qkv, m->table, (bf16 *)m->y, m->log_sums);
 }
 
 template <int D, bool DROPS> static void backward_as(abar_device *dev, const attention *a, const attention_memory *m)
 {
-    abar__cuda_launch(dev, backward_kernel<D, DROPS>, dim3((unsigned)m->slabs, (unsigned)a->heads), dim3(TILE_THREADS),
+    abar__cuda_launch(dev, backward_kernel<D, DROPS>, dim3((unsigned)m->blocks, (unsigned)a->heads), dim3(TILE_THREADS),
                       (size_t)backward_bytes<D>, *a, *m);
 }
 
@@ -411,4 +382,4 @@ static void backward(abar_device *dev, const attention *a, const attention_memor
         a->drops ? backward_as<64, true>(dev, a, m) : backward_as<64, false>(dev, a, m);
 }
 
-const attention_kernels abar__attention_windows = {prepare, forward, backward, slabs};
+const attention_kernels abar__attention_windows = {prepare, forward, backward, blocks};

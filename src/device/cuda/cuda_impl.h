@@ -94,9 +94,8 @@ __device__ static inline void store_pack(float *p, const pack<float> &a)
     *reinterpret_cast<float4 *>(p) = make_float4(a.v[0], a.v[1], a.v[2], a.v[3]);
 }
 
-__device__ static inline pack<bf16> load_pack(const bf16 *p)
+__device__ static inline pack<bf16> unpack(const uint4 &w)
 {
-    uint4 w = *reinterpret_cast<const uint4 *>(p);
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};
     pack<bf16> a;
 #pragma unroll
@@ -106,6 +105,8 @@ __device__ static inline pack<bf16> load_pack(const bf16 *p)
     }
     return a;
 }
+
+__device__ static inline pack<bf16> load_pack(const bf16 *p) { return unpack(*reinterpret_cast<const uint4 *>(p)); }
 
 __device__ static inline void store_pack(bf16 *p, const pack<bf16> &a)
 {
