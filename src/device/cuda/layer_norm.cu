@@ -4,7 +4,7 @@
  *
  * A warp that can hold a row in its registers reads it once; backward keeps the column sums there, too. Other widths take
  * kernels that read a row again for every pass over it. */
-#include "device/cuda/cuda_nn.h"
+#include "device/cuda/bias_relu.h"
 
 #define ROWS_PER_BLOCK 8 /* a warp each */
 #define COLUMN_LANES 8   /* threads that share a column of a slab */
@@ -215,23 +215,6 @@ static __global__ void column_sums_kernel(int64_t rows, int width, const T *dy, 
     partial[((int64_t)blockIdx.y * 2 + 1) * width + c] = sum.y;
 }
 
-/* dscale (the first width columns of partial) and dshift: threads (32, COLUMN_LANES), blockIdx.x and threadIdx.x choose a
- * column, threadIdx.y every COLUMN_LANES-th slab; these are joined in order. */
-static __global__ void join_kernel(int slabs, int width, const float *partial, float *dscale, float *dshift, bool accumulate)
-{
-    __shared__ float part[COLUMN_LANES][32];
-    const int i = blockIdx.x * 32 + threadIdx.x;
-    float sum = 0.0f;
-    for (int s = threadIdx.y; s < slabs && i < 2 * width; s += COLUMN_LANES) sum += partial[(int64_t)s * 2 * width + i];
-    part[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    float *to = i < width ? dscale : dshift;
-    if (threadIdx.y != 0 || i >= 2 * width || !to) return;
-    to += i < width ? i : i - width;
-    for (int l = 1; l < COLUMN_LANES; l++) sum += part[l][threadIdx.x];
-    *to = accumulate ? *to + sum : sum;
-}
-
 template <typename T, int V> static void input_grad_launch(abar__op *op, const abar__op_args *a, int64_t rows, int width)
 {
     abar__cuda_launch(op->dev, input_grad_kernel<T, V>, dim3((unsigned)abar__cuda_blocks(rows, ROWS_PER_BLOCK)),
@@ -332,14 +315,12 @@ template <typename T> static void backward_streamed(abar__op *op, const abar__op
 
 template <typename T> static void backward_as(abar__op *op, const abar__op_args *a)
 {
-    const int width = width_of(op);
     if (held_of(op))
         held_run<T>(op, a, true);
     else
         backward_streamed<T>(op, a);
-    abar__cuda_launch(op->dev, join_kernel, dim3((unsigned)abar__cuda_blocks(2 * width, 32)), dim3(32, COLUMN_LANES), 0,
-                      slabs_of(op), width, (const float *)a->scratch, (float *)a->dparam[0], (float *)a->dparam[1],
-                      a->accumulate);
+    abar__cuda_join_pairs(op->dev, (const float *)a->scratch, slabs_of(op), width_of(op), (float *)a->dparam[0],
+                          (float *)a->dparam[1], a->accumulate);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
