@@ -61,6 +61,7 @@ typedef struct abar__op_desc {
     bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing upstream has parameters */
     abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
     bool bias;                             /* LINEAR, CONV2D; LAYER_NORM: it has a shift */
+    bool pad;                              /* LINEAR: whoever reads the output takes PADDED rows as well */
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]) */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
@@ -158,6 +159,10 @@ void abar__op_destroy(abar__op *op);
 abar_status abar__op_forward(abar__op *op, const abar__op_args *args);
 abar_status abar__op_backward(abar__op *op, const abar__op_args *args);
 
+/* A value of this shape and layout on dev: PADDED becomes STRIDED. */
+abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, abar_layout layout);
+/* Elements from one row of a dense or PADDED value to the next. */
+int64_t abar__row_pitch(const abar_device *dev, int64_t width, abar_layout layout);
 /* Bytes of a value of this shape and layout on dev. */
 size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout);
 int64_t abar__shape_count(const abar__shape *shape);

@@ -354,9 +354,10 @@ void abar_net_profile(abar_net *net, bool on)
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)
 {
     const abar__value *v = &net->values[value];
-    abar_dtype dtype = v->integer ? ABAR_I32 : net->dev->activation;
-    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, dtype, v->shape.ndim, v->shape.dim);
-    t.layout = v->layout;
+    if (v->integer) return abar_tensor_wrap(net->dev, (void *)data, ABAR_I32, v->shape.ndim, v->shape.dim);
+    abar_tensor t = abar__shape_view(net->dev, &v->shape, v->layout);
+    t.dev = net->dev;
+    t.data = (void *)data;
     return t;
 }
 

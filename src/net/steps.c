@@ -23,6 +23,13 @@ static abar__shape as_rows(const abar__shape *shape)
     return (abar__shape){2, {abar__shape_count(shape) / width, width}};
 }
 
+/* Losses take rows with gaps between them: where nobody else reads a value, a linear map may leave such. */
+static bool may_pad(const abar_net *net, int value)
+{
+    const abar__op_kind reader = net->nodes[net->loss].desc.kind;
+    return value == net->output && net->values[value].uses == 1 && reader == ABAR_OP_SOFTMAX_CROSS_ENTROPY;
+}
+
 static abar__op_desc describe(const abar_net *net, const abar__node *node)
 {
     abar__op_desc d = node->desc;
@@ -33,6 +40,7 @@ static abar__op_desc describe(const abar_net *net, const abar__node *node)
         d.in_layout[i] = v->layout;
         d.need_dx[i] = net->config.training && v->wants_grad;
     }
+    d.pad = d.kind == ABAR_OP_LINEAR && may_pad(net, node->out);
     if (node->out < 0)
         d.out = (abar__shape){1, {1}}; /* a loss */
     else

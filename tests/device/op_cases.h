@@ -14,6 +14,7 @@ typedef struct op_case {
     int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
     int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
     bool bias, residual, average, soft_targets;
+    bool padded;     /* LINEAR: its rows may be */
     bool scale_only; /* LAYER_NORM: without its shift */
     abar__activation activation;
     double smoothing, drop;

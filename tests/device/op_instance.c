@@ -204,9 +204,7 @@ static void *take(op_instance *t, size_t bytes)
 /* A value between operations: of the activations' dtype. No memory yet. */
 static abar_tensor value_of(const op_instance *t, const abar__shape *shape, abar_layout layout)
 {
-    abar_tensor v = abar_tensor_wrap(NULL, NULL, t->dev->activation, shape->ndim, shape->dim);
-    v.layout = layout;
-    return v;
+    return abar__shape_view(t->dev, shape, layout);
 }
 
 /* Input i; tokens are integers on every device. */
@@ -333,8 +331,9 @@ static void put(const op_instance *t, void *to, const double *from, abar_tensor 
 {
     if (!to || !from || abar_tensor_count(&view) == 0) return;
     abar_tensor src = abar_tensor_wrap(NULL, (void *)(uintptr_t)from, ABAR_F64, view.ndim, view.dim);
-    view.data = calloc(1, abar_tensor_bytes(&view));
+    view.data = malloc(abar_tensor_bytes(&view));
     assert_non_null(view.data);
+    memset(view.data, 0xff, abar_tensor_bytes(&view)); /* gaps between rows stay spoilt */
     abar__tensor_copy_host(&view, &src);
     move(t, to, view.data, abar_tensor_bytes(&view));
     free(view.data);
