@@ -165,8 +165,13 @@ abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, 
         return NULL;
     }
     abar__node *node = &net->nodes[id];
-    *node = (abar__node){
-        .desc = {.kind = kind, .n_in = n_in}, .out = -1, .param = {-1, -1}, .norm = -1, .absorbed = -1, .source = -1};
+    *node = (abar__node){.desc = {.kind = kind, .n_in = n_in},
+                         .out = -1,
+                         .stream = -1,
+                         .param = {-1, -1},
+                         .norm = -1,
+                         .absorbed = -1,
+                         .source = -1};
     int length = snprintf(node->name, sizeof node->name, "%s%s", net->scope, name);
     if (length >= (int)sizeof node->name) {
         abar__net_mistake(net, "net: the name %s is too long", node->name);
@@ -295,6 +300,7 @@ static const char *operation_name(const abar__op_desc *d)
         static const char *const names[] = {"none", "relu", "tanh", "gelu", "gelu_tanh"};
         return names[d->activation];
     }
+    case ABAR_OP_LAYER_NORM: return d->residual ? "add+layer_norm" : "layer_norm";
     case ABAR_OP_POOL2D: return d->average ? "average_pool" : "max_pool";
     case ABAR_OP_DROPOUT: return d->per_sample ? "drop_path" : "dropout";
     case ABAR_OP_ATTENTION: return d->side ? "window_attention" : d->causal ? "causal_attention" : "attention";

@@ -30,6 +30,7 @@ typedef struct op_case {
     bool evaluate;                 /* as in testing: running statistics, no dropout, no backward */
     bool accumulate;               /* parameter gradients are added to what is there */
     bool second_dy;                /* the output's gradient comes in two parts */
+    bool stream_dy;                /* LAYER_NORM with a residual: the sum has a gradient of its own */
     bool ties;                     /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
     int64_t valid;                 /* losses: samples that count */
     double loss_scale;             /* losses */
