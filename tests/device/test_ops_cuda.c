@@ -183,7 +183,8 @@ static void add_precision(abar_precision precision, const char *part)
         if (part && !strstr(c->name, part)) continue;
         if (cuda_only("ABAR_TEST_SMALL") && !op_case_is_modest(c)) continue;
         add(c, precision, true);
-        if (c->kind == ABAR_OP_CONV2D && !op_case_is_modest(c)) add(c, precision, false);
+        const bool choice = c->kind == ABAR_OP_LINEAR || (c->kind == ABAR_OP_CONV2D && !op_case_is_modest(c));
+        if (choice) add(c, precision, false);
     }
 }
 
