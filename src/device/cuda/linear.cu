@@ -69,14 +69,20 @@ static void release_product(product *p)
     if (p->desc) cublasLtMatmulDescDestroy(p->desc);
 }
 
-static void destroy(abar__op *op)
+static void release_parts(linear *l)
 {
-    linear *l = (linear *)op->priv;
-    for (int i = 0; i < l->n_parts; i++) {
+    for (int i = 0; i < 2; i++) {
         release_product(&l->parts[i].y);
         release_product(&l->parts[i].dx);
         release_product(&l->parts[i].dw);
+        l->parts[i] = {};
     }
+}
+
+static void destroy(abar__op *op)
+{
+    linear *l = (linear *)op->priv;
+    release_parts(l);
     release_product(&l->dw_db);
 }
 
@@ -174,15 +180,13 @@ static cublasStatus_t make_part(const abar__op *op, cublasLtHandle_t blas, const
     return status;
 }
 
-static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, linear *l)
+static cublasStatus_t make_parts(const abar__op *op, cublasLtHandle_t blas, linear *l, int64_t first_part)
 {
-    const int64_t out = outputs(op), whole = out - out % (int64_t)(FAST_BYTES / element_size(op));
-    const bool two = op->out_layout == ABAR_LAYOUT_PADDED && out >= WIDE && whole < out;
-    l->pitch = abar__row_pitch(op->dev, out, op->out_layout);
-    l->n_parts = two ? 2 : 1;
-    l->parts[0].outputs = two ? whole : out;
-    l->parts[1].first = whole;
-    l->parts[1].outputs = out - whole;
+    const int64_t out = outputs(op);
+    release_parts(l);
+    l->n_parts = first_part < out ? 2 : 1;
+    l->parts[0].outputs = l->parts[1].first = first_part;
+    l->parts[1].outputs = out - first_part;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     for (int i = 0; i < l->n_parts && !status; i++) status = make_part(op, blas, l, &l->parts[i]);
     return status;
@@ -192,6 +196,18 @@ static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, l
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* In two parts where that is faster and can be had. */
+static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, linear *l)
+{
+    const int64_t out = outputs(op), whole = out - out % (int64_t)(FAST_BYTES / element_size(op));
+    l->pitch = abar__row_pitch(op->dev, out, op->out_layout);
+    if (op->out_layout == ABAR_LAYOUT_PADDED && out >= WIDE) {
+        const cublasStatus_t status = make_parts(op, blas, l, whole);
+        if (!is_refusal(status)) return status;
+    }
+    return make_parts(op, blas, l, out);
 }
 
 /* With bias and ReLU behind the product; where that is refused, and in bf16 where there are both, with a pass of their own. */
