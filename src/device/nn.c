@@ -11,11 +11,32 @@ int64_t abar__shape_count(const abar__shape *shape)
     return n;
 }
 
-size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
+int64_t abar__row_pitch(const abar_device *dev, int64_t width, abar_layout layout)
+{
+    const size_t element = abar_dtype_size(dev->activation);
+    if (layout != ABAR_LAYOUT_PADDED) return width;
+    return (int64_t)(abar__round_up((size_t)width * element, ABAR_ALIGN) / element);
+}
+
+abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, abar_layout layout)
 {
     abar_tensor t = abar_tensor_wrap(NULL, NULL, dev->activation, shape->ndim, shape->dim);
     t.layout = layout;
-    return abar_tensor_bytes(&t);
+    if (layout != ABAR_LAYOUT_PADDED) return t;
+    t.layout = ABAR_LAYOUT_STRIDED;
+    int64_t stride = abar__row_pitch(dev, shape->dim[shape->ndim - 1], layout);
+    for (int i = shape->ndim - 2; i >= 0; i--) {
+        t.stride[i] = stride;
+        stride *= shape->dim[i];
+    }
+    return t;
+}
+
+size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
+{
+    const abar_tensor t = abar__shape_view(dev, shape, layout);
+    const int64_t gap = layout == ABAR_LAYOUT_PADDED ? t.stride[t.ndim - 2] - t.dim[t.ndim - 1] : 0; /* behind the last row */
+    return abar_tensor_bytes(&t) + (size_t)gap * abar_dtype_size(t.dtype);
 }
 
 static const abar__op_impl *const *implementations(const abar_device *dev)

@@ -13,7 +13,8 @@ typedef enum abar__op_kind {
     ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
     ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
     ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
-    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, and where bias says so shift (else NULL: 0) */
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, and where bias says so shift (else NULL: 0); with a residual
+                         * of in[0] + in[1], which is a second output: the stream */
     ABAR_OP_ACTIVATION,
     ABAR_OP_POOL2D,
     ABAR_OP_ADD,      /* y = x0 + x1 */
@@ -61,8 +62,9 @@ typedef struct abar__op_desc {
     bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing upstream has parameters */
     abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
     bool bias;                             /* LINEAR, CONV2D; LAYER_NORM: it has a shift */
+    bool pad;                              /* LINEAR: whoever reads the output takes PADDED rows as well */
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
-    bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]) */
+    bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]); LAYER_NORM: y = norm(in[0] + in[1]) */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
     bool soft_targets;                     /* SOFTMAX_CROSS_ENTROPY */
     double eps, momentum;                  /* norms */
@@ -104,8 +106,10 @@ typedef struct abar__op_args {
     const abar__run *run;
     const void *x[ABAR_OP_MAX_IN];
     void *y;
-    void *dy;        /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
-    const void *dy2; /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
+    void *dy;            /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
+    const void *dy2;     /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
+    void *stream;        /* LAYER_NORM with a residual: in[0] + in[1], of y's shape; backward reads it again */
+    const void *dstream; /* ... and its gradient, without what y adds to it; NULL: nobody else read it */
     void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
@@ -136,7 +140,7 @@ typedef struct abar__op_impl {
 } abar__op_impl;
 
 /* Forward values that backward reads again. */
-enum { ABAR_NEEDS_X = 1, ABAR_NEEDS_Y = 2 };
+enum { ABAR_NEEDS_X = 1, ABAR_NEEDS_Y = 2, ABAR_NEEDS_STREAM = 4 };
 
 struct abar__op {
     abar_device *dev;
@@ -148,6 +152,7 @@ struct abar__op {
     bool takes_dy2; /* backward can add dy2 to dy on the fly */
     bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
     bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
+    bool dx_alike;  /* backward makes one gradient for all inputs: every dx may be the same memory */
     void *priv;     /* of the implementation */
     size_t priv_bytes;
 };
@@ -158,6 +163,10 @@ void abar__op_destroy(abar__op *op);
 abar_status abar__op_forward(abar__op *op, const abar__op_args *args);
 abar_status abar__op_backward(abar__op *op, const abar__op_args *args);
 
+/* A value of this shape and layout on dev: PADDED becomes STRIDED. */
+abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, abar_layout layout);
+/* Elements from one row of a dense or PADDED value to the next. */
+int64_t abar__row_pitch(const abar_device *dev, int64_t width, abar_layout layout);
 /* Bytes of a value of this shape and layout on dev. */
 size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout);
 int64_t abar__shape_count(const abar__shape *shape);

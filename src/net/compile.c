@@ -116,6 +116,10 @@ static void settle_pointers(abar_net *net, abar__step *step)
         a->dy = address(net, y->grad[0]);
         a->dy2 = address(net, y->grad[1]);
     }
+    if (step->stream >= 0) {
+        a->stream = address(net, net->values[step->stream].buffer);
+        a->dstream = address(net, net->values[step->stream].grad[0]);
+    }
     if (step->node < 0) return;
     const abar__node *node = &net->nodes[step->node];
     for (int k = 0; k < ABAR_OP_MAX_PARAM; k++) {

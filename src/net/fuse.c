@@ -2,9 +2,11 @@
  *
  *     conv2d or linear -> relu
  *     batch norm [-> add] [-> relu]
+ *     add -> layer norm
  *
- * Each member but the last is read by the next one only. The chain runs where its last member stood, so that a residual made
- * after the batch norm is there in time. */
+ * Each member but the last is read by the next one only, and the chain runs where its last member stood, so that a residual
+ * made after the batch norm is there in time. The sum in front of a layer norm is read by others, too: it becomes a second
+ * output, and the pair runs where the add stood. */
 #include "net/net_impl.h"
 
 /* The node that makes this value, if nobody else reads the value; else -1. */
@@ -53,6 +55,21 @@ static void fold_add(abar_net *net, int norm, int add, int operand)
     node->desc.residual = true;
 }
 
+/* Lets the add do the norm's work as well. */
+static void fold_norm(abar_net *net, int add, int norm)
+{
+    abar__node *from = &net->nodes[norm], *to = &net->nodes[add];
+    to->desc = from->desc;
+    to->desc.n_in = 2;
+    to->desc.residual = true;
+    to->stream = to->out;
+    to->out = from->out;
+    to->source = norm;
+    from->absorbed = add;
+    net->values[to->out].producer = add;
+    net->values[to->stream].uses--;
+}
+
 void abar__net_fuse(abar_net *net)
 {
     for (int n = 0; n < net->n_nodes; n++) {
@@ -61,6 +78,9 @@ void abar__net_fuse(abar_net *net)
         if (d->kind == ABAR_OP_ADD) {
             int norm = norm_below_add(net, n, &operand);
             if (norm >= 0) fold_add(net, norm, n, operand);
+        } else if (d->kind == ABAR_OP_LAYER_NORM) {
+            const int below = net->values[net->nodes[n].in[0]].producer;
+            if (is_kind(net, below, ABAR_OP_ADD)) fold_norm(net, below, n);
         } else if (d->kind == ABAR_OP_ACTIVATION && d->activation == ABAR_ACT_RELU) {
             int below = sole_producer(net, net->nodes[n].in[0]);
             bool fusable = is_kind(net, below, ABAR_OP_BATCH_NORM) || is_kind(net, below, ABAR_OP_CONV2D) ||

@@ -45,6 +45,12 @@ static abar_status forward_buffers(abar_net *net, int s)
         if (y->buffer < 0) return (abar_status)y->buffer;
         live_until(net, y->buffer, back && op->backward_needs & ABAR_NEEDS_Y ? backward_time(net, s) : s);
     }
+    if (step->stream >= 0) {
+        abar__value *v = &net->values[step->stream];
+        v->buffer = add_buffer(net, value_bytes(net, step->stream), s, s);
+        if (v->buffer < 0) return (abar_status)v->buffer;
+        live_until(net, v->buffer, back && op->backward_needs & ABAR_NEEDS_STREAM ? backward_time(net, s) : s);
+    }
     if (op->saved_bytes) {
         step->saved = add_buffer(net, op->saved_bytes, s, back ? backward_time(net, s) : s);
         if (step->saved < 0) return (abar_status)step->saved;
@@ -89,10 +95,9 @@ static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buff
     return ABAR_OK;
 }
 
-/* Whether a step's dx may all be its dy: nobody who reads them may write to them. */
-static bool passes_dy(const abar_net *net, const abar__step *step)
+/* Whether one memory may be the gradient of all that this step reads: nobody may write to it then. */
+static bool may_share(const abar_net *net, const abar__step *step)
 {
-    if (!step->op->dx_is_dy || net->values[step->out].grad[1] >= 0) return false;
     for (int i = 0; i < step->op->desc.n_in; i++) {
         int producer = net->values[step->in[i]].producer;
         while (producer >= 0 && net->steps[producer].op->y_is_x) producer = net->values[net->steps[producer].in[0]].producer;
@@ -101,6 +106,12 @@ static bool passes_dy(const abar_net *net, const abar__step *step)
             return false; /* a fused ReLU turns its dy into dL/dz in place */
     }
     return true;
+}
+
+/* Whether a step's dx may all be its dy. */
+static bool passes_dy(const abar_net *net, const abar__step *step)
+{
+    return step->op->dx_is_dy && net->values[step->out].grad[1] < 0 && may_share(net, step);
 }
 
 /* The column means of an attention's probabilities live until the linear map that made q, k and v has been observed. */
@@ -125,16 +136,20 @@ static abar_status backward_buffers(abar_net *net, int s)
     if (step->out >= 0)
         for (int k = 0; k < 2; k++)
             if (net->values[step->out].grad[k] >= 0) live_until(net, net->values[step->out].grad[k], time);
+    if (step->stream >= 0 && net->values[step->stream].grad[0] >= 0) live_until(net, net->values[step->stream].grad[0], time);
     if (op->scratch_bytes) {
         step->backward_scratch = add_buffer(net, op->scratch_bytes, time, time);
         if (step->backward_scratch < 0) return (abar_status)step->backward_scratch;
     }
     ABAR_TRY(columns_buffer(net, s));
     step->passes_dy = passes_dy(net, step);
+    const bool alike = op->dx_alike && may_share(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         if (!op->desc.need_dx[i]) continue;
         bool same = step->passes_dy || (op->y_is_x && i == 0);
-        step->dx[i] = same ? net->values[step->out].grad[0] : add_buffer(net, value_bytes(net, step->in[i]), time, time);
+        step->dx[i] = same                                 ? net->values[step->out].grad[0]
+                      : alike && i > 0 && step->dx[0] >= 0 ? step->dx[0]
+                                                           : add_buffer(net, value_bytes(net, step->in[i]), time, time);
         if (step->dx[i] < 0) return (abar_status)step->dx[i];
         ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));
     }

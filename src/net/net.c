@@ -165,8 +165,13 @@ abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, 
         return NULL;
     }
     abar__node *node = &net->nodes[id];
-    *node = (abar__node){
-        .desc = {.kind = kind, .n_in = n_in}, .out = -1, .param = {-1, -1}, .norm = -1, .absorbed = -1, .source = -1};
+    *node = (abar__node){.desc = {.kind = kind, .n_in = n_in},
+                         .out = -1,
+                         .stream = -1,
+                         .param = {-1, -1},
+                         .norm = -1,
+                         .absorbed = -1,
+                         .source = -1};
     int length = snprintf(node->name, sizeof node->name, "%s%s", net->scope, name);
     if (length >= (int)sizeof node->name) {
         abar__net_mistake(net, "net: the name %s is too long", node->name);
@@ -295,6 +300,7 @@ static const char *operation_name(const abar__op_desc *d)
         static const char *const names[] = {"none", "relu", "tanh", "gelu", "gelu_tanh"};
         return names[d->activation];
     }
+    case ABAR_OP_LAYER_NORM: return d->residual ? "add+layer_norm" : "layer_norm";
     case ABAR_OP_POOL2D: return d->average ? "average_pool" : "max_pool";
     case ABAR_OP_DROPOUT: return d->per_sample ? "drop_path" : "dropout";
     case ABAR_OP_ATTENTION: return d->side ? "window_attention" : d->causal ? "causal_attention" : "attention";
@@ -354,9 +360,10 @@ void abar_net_profile(abar_net *net, bool on)
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)
 {
     const abar__value *v = &net->values[value];
-    abar_dtype dtype = v->integer ? ABAR_I32 : net->dev->activation;
-    abar_tensor t = abar_tensor_wrap(net->dev, (void *)data, dtype, v->shape.ndim, v->shape.dim);
-    t.layout = v->layout;
+    if (v->integer) return abar_tensor_wrap(net->dev, (void *)data, ABAR_I32, v->shape.ndim, v->shape.dim);
+    abar_tensor t = abar__shape_view(net->dev, &v->shape, v->layout);
+    t.dev = net->dev;
+    t.data = (void *)data;
     return t;
 }
 

@@ -39,6 +39,7 @@ typedef struct abar__node {
     char name[NAME_MAX_LENGTH];
     abar__op_desc desc; /* kind and attributes; shapes are filled by compile */
     int in[ABAR_OP_MAX_IN], out;
+    int stream;                      /* a value: the second output of a layer norm with a residual, -1: none */
     int param[ABAR_OP_MAX_PARAM];    /* -1: none */
     int norm;                        /* index of its running statistics, -1: none */
     int absorbed;                    /* another node does its work, -1: stands alone */
@@ -50,7 +51,7 @@ typedef struct abar__node {
 typedef struct abar__step {
     abar__op *op;
     int node; /* the one that gives it its name and parameters; -1: a reorder */
-    int in[ABAR_OP_MAX_IN], out;
+    int in[ABAR_OP_MAX_IN], out, stream;
     int saved, forward_scratch, backward_scratch; /* buffers, -1: none */
     int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
     int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */

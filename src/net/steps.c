@@ -8,7 +8,7 @@ static int add_step(abar_net *net)
     int id = abar__net_grow(net, (void **)&net->steps, &net->n_steps, &net->cap_steps, sizeof *net->steps);
     if (id < 0) return id;
     abar__step *s = &net->steps[id];
-    s->node = s->out = s->layer = s->saved = s->forward_scratch = s->backward_scratch = s->columns = -1;
+    s->node = s->out = s->stream = s->layer = s->saved = s->forward_scratch = s->backward_scratch = s->columns = -1;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) {
         s->in[i] = s->dx[i] = -1;
         for (int k = 0; k < 3; k++) s->sum[i][k] = -1;
@@ -23,6 +23,13 @@ static abar__shape as_rows(const abar__shape *shape)
     return (abar__shape){2, {abar__shape_count(shape) / width, width}};
 }
 
+/* Losses take rows with gaps between them: where nobody else reads a value, a linear map may leave such. */
+static bool may_pad(const abar_net *net, int value)
+{
+    const abar__op_kind reader = net->nodes[net->loss].desc.kind;
+    return value == net->output && net->values[value].uses == 1 && reader == ABAR_OP_SOFTMAX_CROSS_ENTROPY;
+}
+
 static abar__op_desc describe(const abar_net *net, const abar__node *node)
 {
     abar__op_desc d = node->desc;
@@ -33,6 +40,7 @@ static abar__op_desc describe(const abar_net *net, const abar__node *node)
         d.in_layout[i] = v->layout;
         d.need_dx[i] = net->config.training && v->wants_grad;
     }
+    d.pad = d.kind == ABAR_OP_LINEAR && may_pad(net, node->out);
     if (node->out < 0)
         d.out = (abar__shape){1, {1}}; /* a loss */
     else
@@ -106,11 +114,16 @@ static abar_status make_step(abar_net *net, int n)
     step->op = op;
     step->node = node->source >= 0 ? node->source : n;
     step->out = node->out;
+    step->stream = node->stream;
     memcpy(step->in, in, (size_t)d.n_in * sizeof *in);
     if (node->out >= 0) {
         abar__value *out = &net->values[node->out];
         out->layout = op->out_layout;
         out->producer = id;
+    }
+    if (node->stream >= 0) {
+        net->values[node->stream].layout = op->out_layout;
+        net->values[node->stream].producer = id;
     }
     return add_layer(net, id);
 }
@@ -120,8 +133,10 @@ abar_status abar__net_make_steps(abar_net *net)
     for (int n = 0; n < net->n_nodes; n++) {
         const abar__node *node = &net->nodes[n];
         if (node->absorbed >= 0) continue;
-        bool wants = net->nodes[node->source >= 0 ? node->source : n].param[0] >= 0;
+        bool wants = false;
         for (int i = 0; i < node->desc.n_in; i++) wants = wants || net->values[node->in[i]].wants_grad;
+        if (node->stream >= 0) net->values[node->stream].wants_grad = wants;
+        wants = wants || net->nodes[node->source >= 0 ? node->source : n].param[0] >= 0;
         if (node->out >= 0) net->values[node->out].wants_grad = wants;
         ABAR_TRY(make_step(net, n));
     }

@@ -54,6 +54,7 @@ size_t abar_tensor_bytes(const abar_tensor *t)
     case ABAR_LAYOUT_C16: return element * (size_t)(d[0] * blocks(d[1], 16) * d[2] * d[3] * 16);
     case ABAR_LAYOUT_N16: return element * (size_t)(blocks(d[0], 16) * d[1] * d[2] * d[3] * 16);
     case ABAR_LAYOUT_NHWC: return element * (size_t)abar_tensor_count(t);
+    case ABAR_LAYOUT_PADDED:
     case ABAR_LAYOUT_STRIDED: break;
     }
     int64_t last = 0;
@@ -121,6 +122,7 @@ int64_t abar__tensor_offset(const abar_tensor *t, const int64_t *index)
     case ABAR_LAYOUT_C16: block = 16; break;
     case ABAR_LAYOUT_N16: return (((index[0] / 16 * d[1] + index[1]) * d[2] + index[2]) * d[3] + index[3]) * 16 + index[0] % 16;
     case ABAR_LAYOUT_NHWC: return ((index[0] * d[2] + index[2]) * d[3] + index[3]) * d[1] + index[1];
+    case ABAR_LAYOUT_PADDED:
     case ABAR_LAYOUT_STRIDED: break;
     }
     if (block) {

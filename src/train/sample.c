@@ -117,7 +117,7 @@ static abar_status think(sampler *s)
     ABAR_TRY(abar_tensor_copy(s->ctx, &input, &from));
     abar_loss ignored;
     ABAR_TRY(abar_net_forward(s->net, &run, &ignored));
-    char *row = (char *)output.data + (size_t)((s->used - 1) * count) * abar_dtype_size(output.dtype);
+    char *row = (char *)output.data + (size_t)((s->used - 1) * output.stride[1]) * abar_dtype_size(output.dtype);
     const abar_tensor last = abar_tensor_wrap(output.dev, row, output.dtype, 1, &count);
     const abar_tensor to = abar_tensor_wrap(NULL, s->logits, ABAR_F64, 1, &count);
     return abar_tensor_copy(s->ctx, &to, &last);

@@ -143,6 +143,7 @@ static int64_t expected_offset(abar_layout layout, const int64_t *d, const int64
         return (((i[0] * c_blocks + i[1] / 16) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[1] % 16;
     case ABAR_LAYOUT_N16: return (((i[0] / 16 * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[0] % 16;
     case ABAR_LAYOUT_NHWC: return ((i[0] * d[2] + i[2]) * d[3] + i[3]) * d[1] + i[1];
+    case ABAR_LAYOUT_PADDED: /* told by strides */
     case ABAR_LAYOUT_STRIDED: break;
     }
     return ((i[0] * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3];

@@ -49,6 +49,17 @@ const op_case op_cases[] = {
     {"linear_lenet_fc2", LINEAR, .x = {32, 120}, .width = 84, .bias = true, .activation = RELU},
     {"linear_lenet_fc3", LINEAR, .x = {32, 84}, .width = 10, .bias = true},
     {"linear_resnet", LINEAR, .x = {32, 64}, .width = 10, .bias = true, .accumulate = true},
+    {"linear_padded", LINEAR, .x = {6, 16}, .width = 10, .bias = true, .padded = true},
+    {"linear_padded_one", LINEAR, .x = {3, 5}, .width = 1, .padded = true, .skip_dx = 1},
+    {"linear_padded_relu_accumulate", LINEAR, .x = {33, 24}, .width = 65, .bias = true, .activation = RELU, .padded = true,
+     .accumulate = true},
+    {"linear_padded_even", LINEAR, .x = {5, 8}, .width = 32, .bias = true, .padded = true},
+    {"linear_padded_wide", LINEAR, .x = {12, 24}, .width = 1035, .padded = true},
+    {"linear_padded_wide_bias_accumulate", LINEAR, .x = {40, 16}, .width = 1025, .bias = true, .padded = true,
+     .accumulate = true},
+    {"linear_padded_wide_relu", LINEAR, .x = {9, 40}, .width = 1031, .bias = true, .activation = RELU, .padded = true},
+    {"linear_many_rows", LINEAR, .x = {4099, 8}, .width = 24, .bias = true, .accumulate = true},
+    {"linear_many_rows_odd", LINEAR, .x = {3001, 5}, .width = 37, .bias = true, .activation = RELU},
 
     {"conv_k1", CONV, .x = {2, 3, 5, 4}, .width = 4, .bias = true},
     {"conv_k1_one", CONV, .x = {1, 1, 1, 1}, .width = 1, .bias = true},
@@ -214,6 +225,20 @@ const op_case op_cases[] = {
     {"layer_norm_one_row", LAYER_NORM, .x = {1, 17}},
     {"layer_norm_nodx_accumulate", LAYER_NORM, .x = {5, 8}, .skip_dx = 1, .accumulate = true},
     {"layer_norm_wide", LAYER_NORM, .x = {32, 192}},
+    {"layer_norm_residual", LAYER_NORM, .x = {5, 7}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_last", LAYER_NORM, .x = {2, 3, 9}, .residual = true},
+    {"layer_norm_residual_one_row", LAYER_NORM, .x = {1, 40}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_scale_accumulate", LAYER_NORM, .x = {6, 32}, .residual = true, .stream_dy = true, .scale_only = true,
+     .accumulate = true},
+    {"layer_norm_residual_nodx0", LAYER_NORM, .x = {5, 16}, .residual = true, .stream_dy = true, .skip_dx = 1},
+    {"layer_norm_residual_nodx1", LAYER_NORM, .x = {5, 16}, .residual = true, .stream_dy = true, .skip_dx = 2},
+    {"layer_norm_residual_nodx", LAYER_NORM, .x = {5, 11}, .residual = true, .skip_dx = 3},
+    {"layer_norm_residual_evaluate", LAYER_NORM, .x = {5, 8}, .residual = true, .evaluate = true},
+    {"layer_norm_residual_deit", LAYER_NORM, .x = {3, 197, 384}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_gpt2", LAYER_NORM, .x = {2, 33, 768}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_swin", LAYER_NORM, .x = {2, 49, 96}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_wide", LAYER_NORM, .x = {3, 1608}, .residual = true, .stream_dy = true},
+    {"layer_norm_residual_wide_odd", LAYER_NORM, .x = {3, 1601}, .residual = true, .stream_dy = true},
 
     {"relu", ACTIVATION, .x = {2, 3, 5, 3}, .activation = RELU},
     {"relu_zeros", ACTIVATION, .x = {3, 6, 5, 3}, .activation = RELU, .ties = true},
@@ -302,6 +327,9 @@ const op_case op_cases[] = {
     {"cross_entropy_valid_soft", ENTROPY, .x = {8, 6}, .soft_targets = true, .valid = 7, .loss_scale = 0.5},
     {"cross_entropy_eval", ENTROPY, .x = {8, 10}, .valid = 6, .evaluate = true},
     {"cross_entropy_batch32", ENTROPY, .x = {32, 10}},
+    {"cross_entropy_1025_soft", ENTROPY, .x = {3, 1025}, .soft_targets = true, .valid = 2},
+    {"cross_entropy_1031_smooth", ENTROPY, .x = {5, 1031}, .smoothing = 0.1, .loss_scale = 0.5},
+    {"cross_entropy_1200_ties", ENTROPY, .x = {4, 1200}, .ties = true},
     {"cross_entropy_1000", ENTROPY, .x = {7, 1000}, .smoothing = 0.1},
 
     {"squared_error", SQUARED, .x = {5, 3}},
@@ -486,6 +514,7 @@ abar__op_desc op_case_desc(const op_case *c)
     if (c->kind == ABAR_OP_LAYER_NORM) d.bias = !c->scale_only;
     for (int i = 0; i < d.n_in; i++) d.need_dx[i] = !(c->skip_dx >> i & 1u) && c->kind != ABAR_OP_EMBEDDING;
     d.out = output_shape(c, &d);
+    d.pad = c->padded;
     d.residual = c->residual;
     d.average = c->average;
     d.soft_targets = c->soft_targets;

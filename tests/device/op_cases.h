@@ -14,6 +14,7 @@ typedef struct op_case {
     int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
     int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
     bool bias, residual, average, soft_targets;
+    bool padded;     /* LINEAR: its rows may be */
     bool scale_only; /* LAYER_NORM: without its shift */
     abar__activation activation;
     double smoothing, drop;
@@ -29,6 +30,7 @@ typedef struct op_case {
     bool evaluate;                 /* as in testing: running statistics, no dropout, no backward */
     bool accumulate;               /* parameter gradients are added to what is there */
     bool second_dy;                /* the output's gradient comes in two parts */
+    bool stream_dy;                /* LAYER_NORM with a residual: the sum has a gradient of its own */
     bool ties;                     /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
     int64_t valid;                 /* losses: samples that count */
     double loss_scale;             /* losses */

@@ -16,6 +16,8 @@
 
 bool op_is_loss(const abar__op_desc *d) { return d->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY || d->kind == ABAR_OP_SQUARED_ERROR; }
 
+bool op_has_stream(const abar__op_desc *d) { return d->kind == ABAR_OP_LAYER_NORM && d->residual; }
+
 abar__shape op_param_shape(const abar__op_desc *d, int i)
 {
     const abar__shape *x = &d->in[0];
@@ -142,6 +144,7 @@ void op_inputs_create(const op_case *c, op_inputs *out)
     out->table_written = c->table_written;
     if (!c->evaluate) out->dy = normal_array(c, 40, abar__shape_count(&d.out), 1.0, 0.0);
     if (c->second_dy) out->dy2 = normal_array(c, 41, abar__shape_count(&d.out), 1.0, 0.0);
+    if (c->stream_dy) out->dstream = normal_array(c, 42, abar__shape_count(&d.out), 1.0, 0.0);
     if (op_is_loss(&d)) make_target(c, &d, out);
 }
 
@@ -156,6 +159,7 @@ void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *
     for (int i = 0; i < d->n_in && d->kind != ABAR_OP_EMBEDDING; i++) round_to_bf16(in->x[i], abar__shape_count(&d->in[i]));
     round_to_bf16(in->dy, abar__shape_count(&d->out));
     round_to_bf16(in->dy2, abar__shape_count(&d->out));
+    round_to_bf16(in->dstream, abar__shape_count(&d->out));
     round_to_bf16(in->target, abar__shape_count(&d->in[0]));
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++)
         if (has_shadow(dev, d, i)) round_to_bf16(in->param[i], op_param_count(d, i));
@@ -171,6 +175,7 @@ void op_inputs_free(op_inputs *in)
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) free(in->buffer[i]);
     free(in->dy);
     free(in->dy2);
+    free(in->dstream);
     free(in->target);
     free(in->labels);
     *in = (op_inputs){0};
@@ -184,6 +189,7 @@ void op_outputs_free(op_outputs *out)
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) free(out->dparam[i]);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) free(out->buffer[i]);
     free(out->columns);
+    free(out->stream);
     *out = (op_outputs){0};
 }
 
@@ -204,9 +210,7 @@ static void *take(op_instance *t, size_t bytes)
 /* A value between operations: of the activations' dtype. No memory yet. */
 static abar_tensor value_of(const op_instance *t, const abar__shape *shape, abar_layout layout)
 {
-    abar_tensor v = abar_tensor_wrap(NULL, NULL, t->dev->activation, shape->ndim, shape->dim);
-    v.layout = layout;
-    return v;
+    return abar__shape_view(t->dev, shape, layout);
 }
 
 /* Input i; tokens are integers on every device. */
@@ -237,6 +241,10 @@ static void take_memory(op_instance *out)
         out->y = op->y_is_x ? out->x[0] : take(out, y_bytes);
         out->dy = take(out, y_bytes);
         out->dy2 = take(out, y_bytes);
+    }
+    if (op_has_stream(d)) {
+        out->stream = take(out, y_bytes);
+        out->dstream = take(out, y_bytes);
     }
     for (int i = 0; i < d->n_in; i++)
         if (d->need_dx[i])
@@ -333,8 +341,9 @@ static void put(const op_instance *t, void *to, const double *from, abar_tensor 
 {
     if (!to || !from || abar_tensor_count(&view) == 0) return;
     abar_tensor src = abar_tensor_wrap(NULL, (void *)(uintptr_t)from, ABAR_F64, view.ndim, view.dim);
-    view.data = calloc(1, abar_tensor_bytes(&view));
+    view.data = malloc(abar_tensor_bytes(&view));
     assert_non_null(view.data);
+    memset(view.data, 0xff, abar_tensor_bytes(&view)); /* gaps between rows stay spoilt */
     abar__tensor_copy_host(&view, &src);
     move(t, to, view.data, abar_tensor_bytes(&view));
     free(view.data);
@@ -381,6 +390,7 @@ void op_instance_load(op_instance *t, const op_inputs *in)
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) put(t, t->buffer[i], in->buffer[i], buffer_of(t, i));
     put(t, t->dy, in->dy, value_of(t, &d->out, op->out_layout));
     put(t, t->dy2, in->dy2, value_of(t, &d->out, op->out_layout));
+    put(t, t->dstream, in->dstream, value_of(t, &d->out, op->out_layout));
     put(t, t->target, in->target, value_of(t, &d->in[0], ABAR_LAYOUT_STRIDED));
     int64_t rows = abar__shape_count(&d->in[0]) / d->in[0].dim[d->in[0].ndim - 1];
     if (in->labels) move(t, t->target, in->labels, (size_t)rows * sizeof *in->labels);
@@ -388,7 +398,8 @@ void op_instance_load(op_instance *t, const op_inputs *in)
 
 static abar__op_args arguments(op_instance *t)
 {
-    abar__op_args a = {.run = &t->run, .y = t->y, .target = t->target, .saved = t->saved, .scratch = t->scratch};
+    abar__op_args a = {
+        .run = &t->run, .y = t->y, .stream = t->stream, .target = t->target, .saved = t->saved, .scratch = t->scratch};
     if (op_is_loss(&t->op->desc)) a.result = t->shared ? t->shared : &t->result;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) a.x[i] = t->x[i];
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {
@@ -417,6 +428,8 @@ void op_instance_backward(op_instance *t, const op_inputs *in)
 {
     abar__op_args a = arguments(t);
     if (!(t->op->backward_needs & ABAR_NEEDS_Y)) a.y = NULL;
+    if (!(t->op->backward_needs & ABAR_NEEDS_STREAM)) a.stream = NULL;
+    if (in->dstream) a.dstream = t->dstream;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) {
         if (!(t->op->backward_needs & ABAR_NEEDS_X)) a.x[i] = NULL;
         a.dx[i] = t->dx[i];
@@ -477,6 +490,7 @@ static void assert_inputs_unchanged(const op_instance *t, const op_inputs *in)
     abar_tensor view = value_of(t, &d->out, op->out_layout);
     if (!masks_dy) assert_unchanged(t, "output gradient", t->dy, in->dy, view);
     assert_unchanged(t, "output gradient", t->dy2, in->dy2, view);
+    assert_unchanged(t, "stream's gradient", t->dstream, in->dstream, view);
 }
 
 void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
@@ -487,6 +501,7 @@ void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out)
     *out = (op_outputs){.result = t->result};
     assert_padding_zero(t, "y", t->y, y);
     out->y = get(t, t->y, y);
+    out->stream = get(t, t->stream, y);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) out->buffer[i] = get(t, t->buffer[i], buffer_of(t, i));
     assert_inputs_unchanged(t, in);
     if (!in->dy) return;
@@ -546,6 +561,7 @@ int op_compare(const char *label, const abar__op_desc *d, const op_outputs *a, c
         bad += compare(label, "dparam", i, a->dparam[i], b->dparam[i], op_param_count(d, i), tolerance);
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++)
         bad += compare(label, "buffer", i, a->buffer[i], b->buffer[i], op_buffer_count(d, i), tolerance);
+    bad += compare(label, "stream", 0, a->stream, b->stream, abar__shape_count(&d->out), tolerance);
     bad += compare(label, "columns", 0, a->columns, b->columns, op_column_count(d), tolerance);
     if (!op_is_loss(d)) return bad;
     bad += compare(label, "loss", 0, &a->result.loss, &b->result.loss, 1, tolerance);

@@ -10,6 +10,7 @@ typedef struct op_inputs {
     double *x[ABAR_OP_MAX_IN], *param[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *dparam[ABAR_OP_MAX_PARAM]; /* NULL: the gradients do not accumulate */
     bool table_written;                /* of an embedding: dparam[0] is added to whether the others accumulate or not */
+    double *dstream;                   /* NULL: nobody else read the stream */
     double *dy, *dy2;                  /* both NULL: forward only; losses need neither, so theirs says backward is wanted */
     double *target;
     int32_t *labels; /* of class labels, instead of target */
@@ -19,6 +20,7 @@ typedef struct op_inputs {
 typedef struct op_outputs {
     double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *columns; /* an attention's, where observed */
+    double *stream;  /* of a layer norm with a residual */
     abar_loss result;
 } op_outputs;
 
@@ -28,6 +30,7 @@ int64_t op_param_count(const abar__op_desc *d, int i);
 int64_t op_buffer_count(const abar__op_desc *d, int i);
 int64_t op_column_count(const abar__op_desc *d);
 bool op_is_loss(const abar__op_desc *d);
+bool op_has_stream(const abar__op_desc *d);
 
 /* Random inputs for a case, exact in float32. Free with op_inputs_free. */
 void op_inputs_create(const op_case *c, op_inputs *out);
@@ -46,7 +49,7 @@ typedef struct op_instance {
     void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
-    void *y, *dy, *dy2, *target, *columns, *saved, *scratch;
+    void *y, *dy, *dy2, *stream, *dstream, *target, *columns, *saved, *scratch;
     abar_loss result;
     abar_loss *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {

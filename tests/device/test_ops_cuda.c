@@ -102,12 +102,16 @@ static int check_implementations(const trial *t, const abar__op_desc *d, const a
     return bad + (taken == 0 && t->deterministic);
 }
 
-/* Images come channels last; a reorder is asked from and to both orders. */
+/* Images come channels last, logits also in padded rows; a reorder is asked from and to both orders. */
 static int check_layouts(const trial *t, abar__op_desc *d, const abar__run *run, const op_inputs *in,
                          const op_outputs *expected)
 {
     int bad = 0;
     bool reorder = d->kind == ABAR_OP_REORDER;
+    if (d->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY) {
+        d->in_layout[0] = ABAR_LAYOUT_PADDED;
+        bad += check_implementations(t, d, run, in, expected);
+    }
     for (int from = 0; from < 2; from++)
         for (int to = 0; to < 2; to++) {
             if (!reorder && (from == 0 || to == 0)) continue;
@@ -179,7 +183,8 @@ static void add_precision(abar_precision precision, const char *part)
         if (part && !strstr(c->name, part)) continue;
         if (cuda_only("ABAR_TEST_SMALL") && !op_case_is_modest(c)) continue;
         add(c, precision, true);
-        if (c->kind == ABAR_OP_CONV2D && !op_case_is_modest(c)) add(c, precision, false);
+        const bool choice = c->kind == ABAR_OP_LINEAR || (c->kind == ABAR_OP_CONV2D && !op_case_is_modest(c));
+        if (choice) add(c, precision, false);
     }
 }
 

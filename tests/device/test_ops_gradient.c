@@ -18,7 +18,7 @@
 #define SOME 40  /* larger ones at so many random places */
 #define MAX_CASES 600
 
-/* What the gradients are those of: the loss, or the outputs weighted by dy + dy2. */
+/* What the gradients are those of: the loss, or the outputs weighted by dy + dy2, and the stream by its own. */
 static double objective(op_instance *t, const op_inputs *in)
 {
     const abar__op_desc *d = &t->op->desc;
@@ -27,6 +27,8 @@ static double objective(op_instance *t, const op_inputs *in)
     const double *y = t->y;
     double sum = 0.0;
     for (int64_t i = 0; i < abar__shape_count(&d->out); i++) sum += y[i] * (in->dy[i] + (in->dy2 ? in->dy2[i] : 0.0));
+    const double *stream = t->stream;
+    for (int64_t i = 0; in->dstream && i < abar__shape_count(&d->out); i++) sum += stream[i] * in->dstream[i];
     return sum;
 }
 

@@ -220,6 +220,39 @@ static void max_pool_padding_never_wins(void **state)
     close_ref(b);
 }
 
+/* Fused with the add in front of it, a layer norm is that add and the norm: the sum's gradient is what the norm and others give
+ * it, and goes to both summands. */
+static void layer_norm_of_a_sum_is_add_and_norm(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case together = {"sum", ABAR_OP_LAYER_NORM, .x = {3, 5}, .residual = true, .stream_dy = true, .accumulate = true};
+    op_case sum = {"sum", ABAR_OP_ADD, .x = {3, 5}}, norm = {"sum", ABAR_OP_LAYER_NORM, .x = {3, 5}, .accumulate = true};
+    abar__op_desc d = op_case_desc(&together), add = op_case_desc(&sum), alone = op_case_desc(&norm);
+    abar__run run = op_case_run(&together);
+    op_inputs in;
+    op_outputs fused, first, second;
+    op_inputs_create(&together, &in);
+    op_run(b.dev, &d, &run, &in, &fused);
+    op_run(b.dev, &add, &run, &(op_inputs){.x = {in.x[0], in.x[1]}}, &first);
+    op_inputs behind = in;
+    behind.x[0] = first.y;
+    behind.x[1] = behind.dstream = NULL;
+    op_run(b.dev, &alone, &run, &behind, &second);
+    for (int64_t i = 0; i < 15; i++) {
+        assert_close(fused.stream[i], first.y[i]);
+        assert_close(fused.y[i], second.y[i]);
+        for (int k = 0; k < 2; k++) assert_close(fused.dx[k][i], second.dx[0][i] + in.dstream[i]);
+    }
+    for (int64_t i = 0; i < 5; i++)
+        for (int k = 0; k < 2; k++) assert_close(fused.dparam[k][i], second.dparam[k][i]);
+    op_outputs_free(&fused);
+    op_outputs_free(&first);
+    op_outputs_free(&second);
+    op_inputs_free(&in);
+    close_ref(b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -231,6 +264,7 @@ int main(void)
         cmocka_unit_test(cross_entropy_foreign_label_is_an_argument_error),
         cmocka_unit_test(reorder_through_every_layout_keeps_values),
         cmocka_unit_test(max_pool_padding_never_wins),
+        cmocka_unit_test(layer_norm_of_a_sum_is_add_and_norm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -241,6 +241,31 @@ static void models_take_the_shape_of_their_data(void **state)
     }
 }
 
+/* Sums in front of layer norms, read in every way: by two norms and another sum, by nobody else, twice the same value, and a
+ * summand whose layer changes its gradient in place. */
+static void build_sums(abar_net *net)
+{
+    const abar_linear_config wide = {.out = 6, .bias = true};
+    abar_value x = abar_linear(net, abar_input(net, 1, (int64_t[]){5}), "in", &wide);
+    abar_value a = abar_add(net, x, abar_relu(net, abar_linear(net, x, "relu", &wide)));
+    abar_value b = abar_add(net, abar_layer_norm(net, a, "n1", 1e-5), abar_tanh(net, abar_layer_norm(net, a, "n2", 1e-5)));
+    b = abar_linear(net, abar_layer_norm(net, b, "n3", 1e-5), "mid", &wide);
+    abar_value c = abar_add(net, a, b);
+    abar_value d = abar_add(net, abar_layer_norm(net, c, "n4", 1e-5), c);
+    abar_value e = abar_layer_norm(net, abar_add(net, d, d), "n5", 1e-5);
+    abar_squared_error(net, abar_linear(net, abar_add(net, e, d), "out", &wide));
+}
+
+static void models_gradients_of_sums_and_norms_match_differences(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("ref", 1);
+    build_sums(f.net);
+    OK(f.ctx, compile(&f, 3, true));
+    check_gradients(&f, 0);
+    fixture_close(&f);
+}
+
 /* A net with everything else: values read three times, concat, dropout, layer norm, tanh, gelu, groups, average pool. */
 static void models_gradients_of_a_tangled_net_match_differences(void **state)
 {
@@ -372,6 +397,7 @@ int main(void)
         cmocka_unit_test(models_refuse_shapes_that_do_not_fit),
         cmocka_unit_test(models_take_the_shape_of_their_data),
         cmocka_unit_test(models_gradients_of_a_tangled_net_match_differences),
+        cmocka_unit_test(models_gradients_of_sums_and_norms_match_differences),
         cmocka_unit_test(models_cpu_matches_ref_in_loss_and_every_gradient),
         cmocka_unit_test(models_gradients_accumulate_over_calls),
         cmocka_unit_test(models_of_many_readers_keep_their_memory_in_bounds),

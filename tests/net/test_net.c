@@ -102,6 +102,25 @@ static void net_fusion_stops_where_a_value_is_read_twice(void **state)
     fixture_close(&f);
 }
 
+/* The sum in front of a layer norm becomes its second output; a second norm of the same sum reads that. */
+static void net_transformer_is_fused_to_sums_and_norms(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("ref", 1);
+    abar_value x = abar_tokens(f.net, abar_conv2d(f.net, image(f.net), "c", &conv3));
+    abar_value y = abar_layer_norm(f.net, x, "first", 1e-5); /* of no sum */
+    x = abar_add(f.net, x, y);
+    y = abar_add(f.net, abar_layer_norm(f.net, x, "a", 1e-5), abar_layer_norm(f.net, x, "b", 1e-5)); /* twice of one */
+    x = abar_add(f.net, x, y);
+    abar_value last = abar_layer_norm(f.net, abar_add(f.net, x, y), "last", 1e-5);
+    abar_softmax_cross_entropy(f.net, abar_token_mean(f.net, last), 0.0);
+    OK(f.ctx, compile(&f, 2, true));
+    assert_int_equal(count_operation(f.net, "add+layer_norm"), 2);
+    assert_int_equal(count_operation(f.net, "layer_norm"), 2);
+    assert_int_equal(count_operation(f.net, "add"), 2);
+    fixture_close(&f);
+}
+
 static void net_step_after_compile_allocates_nothing(void **state)
 {
     (void)state;
@@ -255,6 +274,7 @@ int main(void)
         cmocka_unit_test(net_mistakes_are_told_by_compile),
         cmocka_unit_test(net_resnet_is_fused_to_conv_and_norm),
         cmocka_unit_test(net_fusion_stops_where_a_value_is_read_twice),
+        cmocka_unit_test(net_transformer_is_fused_to_sums_and_norms),
         cmocka_unit_test(net_step_after_compile_allocates_nothing),
         cmocka_unit_test(net_rollback_forgets_running_statistics),
         cmocka_unit_test(net_backward_without_forward_is_refused),

@@ -42,7 +42,8 @@ abar__planes abar__planes_of(const abar__shape *shape, abar_layout layout)
     p.outer = p.images;
     p.groups = p.channels;
     switch (layout) {
-    case ABAR_LAYOUT_NHWC: /* never on this device */
+    case ABAR_LAYOUT_NHWC:
+    case ABAR_LAYOUT_PADDED: /* never on this device */
     case ABAR_LAYOUT_STRIDED: break;
     case ABAR_LAYOUT_C8:
         p.lanes = 8;

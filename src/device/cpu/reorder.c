@@ -22,7 +22,8 @@ static form form_of(abar_layout layout, const abar__shape *s)
     case ABAR_LAYOUT_C8: f.inner = CHANNEL, f.block = 8; break;
     case ABAR_LAYOUT_C16: f.inner = CHANNEL, f.block = 16; break;
     case ABAR_LAYOUT_N16: f.inner = IMAGE, f.block = 16; break;
-    case ABAR_LAYOUT_NHWC: /* never on this device */
+    case ABAR_LAYOUT_NHWC:
+    case ABAR_LAYOUT_PADDED: /* never on this device */
     case ABAR_LAYOUT_STRIDED: break;
     }
     return f;

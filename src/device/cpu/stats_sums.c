@@ -39,7 +39,8 @@ static bool as_planes(const abar_tensor *t, planes *p)
     const int64_t *d = t->dim, pixels = d[2] * d[3];
     *p = (planes){.data = t->data, .images = d[0], .channels = d[1], .height = d[2], .width = d[3], .lanes = 1};
     switch (t->layout) {
-    case ABAR_LAYOUT_NHWC: return false;
+    case ABAR_LAYOUT_NHWC:
+    case ABAR_LAYOUT_PADDED: return false;
     case ABAR_LAYOUT_STRIDED:
         p->image_stride = t->stride[0];
         p->channel_stride = t->stride[1];

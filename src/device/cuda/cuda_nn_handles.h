@@ -14,6 +14,8 @@ typedef struct abar__cuda_nn_state {
     cudaStream_t main_stream; /* the one main was told last */
     void *convolutions;       /* what conv_cudnn.cu has chosen so far, and how to release it */
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
+    void *products; /* the same of linear.cu */
+    void (*forget_products)(abar_device *dev, void *products);
 } abar__cuda_nn_state;
 
 extern "C" {

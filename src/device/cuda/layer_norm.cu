@@ -2,206 +2,266 @@
  * xh = (x - mean) rstd and g = scale dy: dx = rstd (g - mean(g) - xh mean(g xh)), dscale = sum dy xh, dshift = sum dy over
  * rows. saved, (rows, 2): mean and rstd.
  *
+ * With a residual x is the sum of two inputs, the stream, which forward writes beside y; backward adds the gradient that others
+ * brought to it, and the sum is the gradient of both inputs.
+ *
  * A warp that can hold a row in its registers reads it once; backward keeps the column sums there, too. Other widths take
  * kernels that read a row again for every pass over it. */
-#include "device/cuda/cuda_nn.h"
+#include "device/cuda/bias_relu.h"
 
 #define ROWS_PER_BLOCK 8 /* a warp each */
 #define COLUMN_LANES 8   /* threads that share a column of a slab */
-#define MAX_SLABS 512    /* of rows, summed apart and then joined in order */
+#define MAX_SLABS 1024   /* of rows, summed apart and then joined in order */
 #define MAX_HELD 48      /* elements of a row that a lane holds */
+
+/* What the kernels read and write. Without a residual x is what is normalised; with one forward makes stream = x + residual,
+ * and backward finds it in x. shift, saved (forward), dx, dx_too (the second input's, where it has memory of its own) and
+ * dstream may be NULL. */
+template <typename T> struct norm_memory {
+    int64_t rows;
+    int width;
+    float eps;
+    const T *x, *residual, *dy, *dstream;
+    const float *scale, *shift;
+    T *y, *stream, *dx, *dx_too;
+    float *saved, *partial; /* partial (slabs, 2, width): sums of dy xh and of dy over a slab of rows */
+};
+
+/* V neighbouring parameters. */
+template <int V> __device__ static inline lanes<V> load_params(const float *p)
+{
+    lanes<V> a;
+    if constexpr (V == 1) {
+        a.v[0] = p[0];
+    } else {
+#pragma unroll
+        for (int k = 0; k < V; k += 4) {
+            const float4 w = *reinterpret_cast<const float4 *>(p + k);
+            a.v[k] = w.x, a.v[k + 1] = w.y, a.v[k + 2] = w.z, a.v[k + 3] = w.w;
+        }
+    }
+    return a;
+}
+
+/* As it will be read again. */
+__device__ static inline float rounded(const float *, float v) { return v; }
+__device__ static inline float rounded(const bf16 *, float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
+
+/* What stays of a row's gradient: written to both inputs. */
+template <typename T, int V> __device__ static inline void store_both(const norm_memory<T> &m, int64_t at, const lanes<V> &g)
+{
+    if (m.dx) store_lanes<V>(m.dx + at, g);
+    if (m.dx_too) store_lanes<V>(m.dx_too + at, g);
+}
+
+/* Blocks of backward that a multiprocessor can have at once where a lane holds K packs of V elements: of three rows as they lie
+ * in memory, and of two sums. */
+static constexpr int blocks_at_once(int K, int V)
+{
+    const int registers = 3 * 4 * K + 2 * K * V;
+    return registers <= 40 ? 4 : registers <= 56 ? 3 : registers <= 84 ? 2 : 1;
+}
 
 /* ---- rows in registers: K packs a lane ------------------------------------------------------------------------------- */
 
-/* The lane's part of a row: packs lane, lane + 32, ...; zeros past its end. */
-template <typename T, int K> struct held_row {
-    static const int V = pack<T>::n;
-    lanes<pack<T>::n> part[K];
+/* The lane's part of a row, as it lies in memory: packs lane, lane + 32, ...; zeros past its end. */
+template <typename T, int K> struct raw_row {
+    uint4 part[K];
     __device__ void read(const T *row, int width)
     {
 #pragma unroll
         for (int j = 0; j < K; j++) {
-            const int c = (threadIdx.x % 32 + 32 * j) * V;
-            part[j] = {};
-            if (c < width) part[j] = load_lanes<V>(row + c);
+            const int c = (threadIdx.x % 32 + 32 * j) * pack<T>::n;
+            part[j] = make_uint4(0, 0, 0, 0);
+            if (c < width) part[j] = *reinterpret_cast<const uint4 *>(row + c);
         }
     }
-    __device__ void write(T *row, int width) const
-    {
-#pragma unroll
-        for (int j = 0; j < K; j++) {
-            const int c = (threadIdx.x % 32 + 32 * j) * V;
-            if (c < width) store_lanes<V>(row + c, part[j]);
-        }
-    }
+    __device__ lanes<pack<T>::n> numbers(int j) const { return load_lanes<pack<T>::n>(reinterpret_cast<const T *>(&part[j])); }
 };
 
-/* Calls work(j, k, column) for every element that the lane holds. */
+/* Calls work(j, column) for every pack that the lane holds. */
 template <typename T, int K, typename Work> __device__ static inline void for_held(int width, Work work)
 {
 #pragma unroll
     for (int j = 0; j < K; j++) {
         const int c = (threadIdx.x % 32 + 32 * j) * pack<T>::n;
-        if (c >= width) continue;
-#pragma unroll
-        for (int k = 0; k < pack<T>::n; k++) work(j, k, c + k);
+        if (c < width) work(j, c);
     }
 }
 
 /* A warp owns a row. */
-template <typename T, int K>
-static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK)
-    forward_held_kernel(int64_t rows, int width, float eps, const T *x, const float *scale, const float *shift, T *y,
-                        float *saved)
+template <typename T, int K, bool RESIDUAL>
+static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kernel(norm_memory<T> m)
 {
-    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32;
-    if (row >= rows) return;
-    held_row<T, K> v;
-    v.read(x + row * width, width);
-    float sum = 0.0f, square = 0.0f;
-    for_held<T, K>(width, [&](int j, int k, int) { sum += v.part[j].v[k]; });
-    const float mean = warp_sum(sum) / (float)width;
-    for_held<T, K>(width, [&](int j, int k, int) { square += (v.part[j].v[k] - mean) * (v.part[j].v[k] - mean); });
-    const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)width + eps);
-    for_held<T, K>(width, [&](int j, int k, int c) {
-        v.part[j].v[k] = (v.part[j].v[k] - mean) * rstd * scale[c] + (shift ? shift[c] : 0.0f);
+    constexpr int V = pack<T>::n;
+    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32, at = row * m.width;
+    if (row >= m.rows) return;
+    raw_row<T, K> x, residual;
+    lanes<V> v[K];
+    x.read(m.x + at, m.width);
+    if (RESIDUAL) residual.read(m.residual + at, m.width);
+    for_held<T, K>(m.width, [&](int j, int c) {
+        v[j] = x.numbers(j);
+        if (!RESIDUAL) return;
+        const lanes<V> other = residual.numbers(j);
+#pragma unroll
+        for (int k = 0; k < V; k++) v[j].v[k] = rounded(m.x, v[j].v[k] + other.v[k]);
+        store_lanes<V>(m.stream + at + c, v[j]);
     });
-    v.write(y + row * width, width);
-    if (saved && threadIdx.x % 32 == 0) saved[2 * row] = mean, saved[2 * row + 1] = rstd;
+    float sum = 0.0f, square = 0.0f;
+    for_held<T, K>(m.width, [&](int j, int) {
+#pragma unroll
+        for (int k = 0; k < V; k++) sum += v[j].v[k];
+    });
+    const float mean = warp_sum(sum) / (float)m.width;
+    for_held<T, K>(m.width, [&](int j, int) {
+#pragma unroll
+        for (int k = 0; k < V; k++) square += (v[j].v[k] - mean) * (v[j].v[k] - mean);
+    });
+    const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)m.width + m.eps);
+    for_held<T, K>(m.width, [&](int j, int c) {
+        const lanes<V> scale = load_params<V>(m.scale + c);
+        lanes<V> shift = {};
+        if (m.shift) shift = load_params<V>(m.shift + c);
+#pragma unroll
+        for (int k = 0; k < V; k++) v[j].v[k] = (v[j].v[k] - mean) * rstd * scale.v[k] + shift.v[k];
+        store_lanes<V>(m.y + at + c, v[j]);
+    });
+    if (m.saved && threadIdx.x % 32 == 0) m.saved[2 * row] = mean, m.saved[2 * row + 1] = rstd;
 }
 
-/* dx, and partial (gridDim.x, 2, width): a block's sums of dy xh and of dy. A warp owns every so many-th row of all; the sums
- * of a block's warps are joined in order in shared memory, (ROWS_PER_BLOCK, width). */
-template <typename T, int K>
-static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK)
-    backward_held_kernel(int64_t rows, int width, const T *dy, const T *x, const float *scale, const float *saved, T *dx,
-                         float *partial)
+/* dx and partial. A warp owns every so many-th row of all; RESIDUAL: there is a dstream. Rows stay as they lie in memory, which
+ * takes half the registers, and are made numbers twice. The sums of a block's warps are joined in order in shared memory,
+ * (ROWS_PER_BLOCK, width). */
+template <typename T, int K, bool RESIDUAL>
+static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, pack<T>::n))
+    backward_held_kernel(norm_memory<T> m)
 {
     extern __shared__ float sums[];
-    lanes<pack<T>::n> dscale[K] = {}, dshift[K] = {};
+    constexpr int V = pack<T>::n;
+    lanes<V> dscale[K] = {}, dshift[K] = {};
     const int warp = threadIdx.x / 32;
-    for (int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + warp; row < rows; row += (int64_t)gridDim.x * ROWS_PER_BLOCK) {
-        held_row<T, K> v, g;
-        v.read(x + row * width, width);
-        g.read(dy + row * width, width);
-        const float mean = saved[2 * row], rstd = saved[2 * row + 1];
-        float sum = 0.0f, dot = 0.0f; /* of scale dy, and of scale dy xh */
-        for_held<T, K>(width, [&](int j, int k, int c) {
-            const float xh = (v.part[j].v[k] - mean) * rstd, d = g.part[j].v[k];
-            dscale[j].v[k] += d * xh;
-            dshift[j].v[k] += d;
-            v.part[j].v[k] = xh;
-            g.part[j].v[k] = d * scale[c];
-            sum += g.part[j].v[k];
-            dot += g.part[j].v[k] * xh;
+    const int64_t step = (int64_t)gridDim.x * ROWS_PER_BLOCK;
+    for (int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + warp; row < m.rows; row += step) {
+        const int64_t at = row * m.width;
+        raw_row<T, K> x, dy, dstream;
+        x.read(m.x + at, m.width);
+        dy.read(m.dy + at, m.width);
+        if (RESIDUAL) dstream.read(m.dstream + at, m.width);
+        const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
+        float sum = 0.0f, dot = 0.0f; /* of g = scale dy, and of g with xh */
+        for_held<T, K>(m.width, [&](int j, int c) {
+            const lanes<V> v = x.numbers(j), d = dy.numbers(j), scale = load_params<V>(m.scale + c);
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                const float xh = (v.v[k] - mean) * rstd, g = d.v[k] * scale.v[k];
+                dscale[j].v[k] += d.v[k] * xh;
+                dshift[j].v[k] += d.v[k];
+                sum += g;
+                dot += g * xh;
+            }
         });
-        if (!dx) continue;
-        sum = warp_sum(sum) / (float)width;
-        dot = warp_sum(dot) / (float)width;
-        for_held<T, K>(width,
-                       [&](int j, int k, int) { g.part[j].v[k] = rstd * (g.part[j].v[k] - sum - v.part[j].v[k] * dot); });
-        g.write(dx + row * width, width);
+        if (!m.dx) continue;
+        sum = warp_sum(sum) / (float)m.width;
+        dot = warp_sum(dot) / (float)m.width;
+        for_held<T, K>(m.width, [&](int j, int c) {
+            const lanes<V> v = x.numbers(j), scale = load_params<V>(m.scale + c);
+            lanes<V> g = dy.numbers(j), beside = {};
+            if (RESIDUAL) beside = dstream.numbers(j);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                g.v[k] = rstd * (g.v[k] * scale.v[k] - sum - (v.v[k] - mean) * rstd * dot) + beside.v[k];
+            store_both(m, at + c, g);
+        });
     }
 #pragma unroll
     for (int which = 0; which < 2; which++) {
         __syncthreads();
-        for_held<T, K>(width, [&](int j, int k, int c) { sums[warp * width + c] = which ? dshift[j].v[k] : dscale[j].v[k]; });
+        for_held<T, K>(m.width, [&](int j, int c) {
+#pragma unroll
+            for (int k = 0; k < V; k++) sums[warp * m.width + c + k] = which ? dshift[j].v[k] : dscale[j].v[k];
+        });
         __syncthreads();
-        for (int c = threadIdx.x; c < width; c += 32 * ROWS_PER_BLOCK) {
+        for (int c = threadIdx.x; c < m.width; c += 32 * ROWS_PER_BLOCK) {
             float sum = 0.0f;
-            for (int w = 0; w < ROWS_PER_BLOCK; w++) sum += sums[w * width + c];
-            partial[((int64_t)blockIdx.x * 2 + which) * width + c] = sum;
+            for (int w = 0; w < ROWS_PER_BLOCK; w++) sum += sums[w * m.width + c];
+            m.partial[((int64_t)blockIdx.x * 2 + which) * m.width + c] = sum;
         }
     }
 }
 
-/* ---- rows of any width: forward ------------------------------------------------------------------------------------ */
+/* ---- rows of any width ------------------------------------------------------------------------------------------------ */
 
-/* A warp owns a row, a lane every 32nd V-vector of it. shift may be NULL. */
-template <typename T, int V>
-static __global__ void forward_kernel(int64_t rows, int width, float eps, const T *x, const float *scale, const float *shift,
-                                      T *y, float *saved)
+/* A warp owns a row, a lane every 32nd V-vector of it. */
+template <typename T, int V> static __global__ void forward_kernel(norm_memory<T> m)
 {
-    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32, at = row * m.width;
     const int first = threadIdx.x % 32 * V;
-    if (row >= rows) return;
-    x += row * width;
-    y += row * width;
+    if (row >= m.rows) return;
+    const T *x = m.residual ? m.stream : m.x; /* a lane reads only what it has written itself */
     float sum = 0.0f, square = 0.0f;
-    for (int c = first; c < width; c += 32 * V) {
-        const lanes<V> v = load_lanes<V>(x + c);
+    for (int c = first; c < m.width; c += 32 * V) {
+        lanes<V> v = load_sum<V>(m.x, m.residual, at + c);
 #pragma unroll
-        for (int k = 0; k < V; k++) sum += v.v[k];
+        for (int k = 0; k < V; k++) sum += v.v[k] = rounded(m.x, v.v[k]);
+        if (m.residual) store_lanes<V>(m.stream + at + c, v);
     }
-    const float mean = warp_sum(sum) / (float)width;
-    for (int c = first; c < width; c += 32 * V) {
-        const lanes<V> v = load_lanes<V>(x + c);
+    const float mean = warp_sum(sum) / (float)m.width;
+    for (int c = first; c < m.width; c += 32 * V) {
+        const lanes<V> v = load_lanes<V>(x + at + c);
 #pragma unroll
         for (int k = 0; k < V; k++) square += (v.v[k] - mean) * (v.v[k] - mean);
     }
-    const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)width + eps);
-    for (int c = first; c < width; c += 32 * V) {
-        lanes<V> v = load_lanes<V>(x + c);
+    const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)m.width + m.eps);
+    for (int c = first; c < m.width; c += 32 * V) {
+        lanes<V> v = load_lanes<V>(x + at + c);
 #pragma unroll
-        for (int k = 0; k < V; k++) v.v[k] = (v.v[k] - mean) * rstd * scale[c + k] + (shift ? shift[c + k] : 0.0f);
-        store_lanes<V>(y + c, v);
+        for (int k = 0; k < V; k++) v.v[k] = (v.v[k] - mean) * rstd * m.scale[c + k] + (m.shift ? m.shift[c + k] : 0.0f);
+        store_lanes<V>(m.y + at + c, v);
     }
-    if (saved && first == 0) saved[2 * row] = mean, saved[2 * row + 1] = rstd;
+    if (m.saved && first == 0) m.saved[2 * row] = mean, m.saved[2 * row + 1] = rstd;
 }
-
-template <typename T, int V> static void forward_launch(abar__op *op, const abar__op_args *a, int64_t rows, int width)
-{
-    abar__cuda_launch(op->dev, forward_kernel<T, V>, dim3((unsigned)abar__cuda_blocks(rows, ROWS_PER_BLOCK)),
-                      dim3(32 * ROWS_PER_BLOCK), 0, rows, width, (float)op->desc.eps, (const T *)a->x[0],
-                      (const float *)a->param[0], (const float *)a->param[1], (T *)a->y, (float *)a->saved);
-}
-
-/* ---- rows of any width: backward ----------------------------------------------------------------------------------- */
 
 /* dx. A warp owns a row, a lane every 32nd V-vector of it. */
-template <typename T, int V>
-static __global__ void input_grad_kernel(int64_t rows, int width, const T *dy, const T *x, const float *scale,
-                                         const float *saved, T *dx)
+template <typename T, int V> static __global__ void input_grad_kernel(norm_memory<T> m)
 {
-    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32, at = row * m.width;
     const int first = threadIdx.x % 32 * V;
-    if (row >= rows) return;
-    x += row * width;
-    dy += row * width;
-    dx += row * width;
-    const float mean = saved[2 * row], rstd = saved[2 * row + 1];
+    if (row >= m.rows) return;
+    const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
     float sum = 0.0f, dot = 0.0f; /* of g, and of g with xh */
-    for (int c = first; c < width; c += 32 * V) {
-        const lanes<V> v = load_lanes<V>(x + c), d = load_lanes<V>(dy + c);
+    for (int c = first; c < m.width; c += 32 * V) {
+        const lanes<V> v = load_lanes<V>(m.x + at + c), d = load_lanes<V>(m.dy + at + c);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            const float g = d.v[k] * scale[c + k];
+            const float g = d.v[k] * m.scale[c + k];
             sum += g;
             dot += g * (v.v[k] - mean) * rstd;
         }
     }
-    sum = warp_sum(sum) / (float)width;
-    dot = warp_sum(dot) / (float)width;
-    for (int c = first; c < width; c += 32 * V) {
-        lanes<V> v = load_lanes<V>(x + c), d = load_lanes<V>(dy + c);
+    sum = warp_sum(sum) / (float)m.width;
+    dot = warp_sum(dot) / (float)m.width;
+    for (int c = first; c < m.width; c += 32 * V) {
+        lanes<V> v = load_lanes<V>(m.x + at + c), d = load_lanes<V>(m.dy + at + c), beside = {};
+        if (m.dstream) beside = load_lanes<V>(m.dstream + at + c);
 #pragma unroll
-        for (int k = 0; k < V; k++) v.v[k] = rstd * (d.v[k] * scale[c + k] - sum - (v.v[k] - mean) * rstd * dot);
-        store_lanes<V>(dx + c, v);
+        for (int k = 0; k < V; k++)
+            v.v[k] = rstd * (d.v[k] * m.scale[c + k] - sum - (v.v[k] - mean) * rstd * dot) + beside.v[k];
+        store_both(m, at + c, v);
     }
 }
 
-/* partial (slabs, 2, width): sums of dy xh and of dy over a slab of rows. Threads (32, COLUMN_LANES): blockIdx.x and
- * threadIdx.x choose a column, blockIdx.y the slab, threadIdx.y every COLUMN_LANES-th row of it. */
-template <typename T>
-static __global__ void column_sums_kernel(int64_t rows, int width, const T *dy, const T *x, const float *saved, float *partial)
+/* partial. Threads (32, COLUMN_LANES): blockIdx.x and threadIdx.x choose a column, blockIdx.y the slab, threadIdx.y every
+ * COLUMN_LANES-th row of it. */
+template <typename T> static __global__ void column_sums_kernel(norm_memory<T> m)
 {
     __shared__ float2 part[COLUMN_LANES][32];
-    const int c = blockIdx.x * 32 + threadIdx.x;
-    const int64_t begin = rows * blockIdx.y / gridDim.y, end = rows * (blockIdx.y + 1) / gridDim.y;
+    const int c = blockIdx.x * 32 + threadIdx.x, width = m.width;
+    const int64_t begin = m.rows * blockIdx.y / gridDim.y, end = m.rows * (blockIdx.y + 1) / gridDim.y;
     float2 sum = make_float2(0.0f, 0.0f);
     for (int64_t row = begin + threadIdx.y; row < end && c < width; row += COLUMN_LANES) {
-        const float g = load(dy, row * width + c), xh = (load(x, row * width + c) - saved[2 * row]) * saved[2 * row + 1];
-        sum.x += g * xh;
+        const float g = load(m.dy, row * width + c);
+        sum.x += g * (load(m.x, row * width + c) - m.saved[2 * row]) * m.saved[2 * row + 1];
         sum.y += g;
     }
     part[threadIdx.y][threadIdx.x] = sum;
@@ -211,32 +271,8 @@ static __global__ void column_sums_kernel(int64_t rows, int width, const T *dy, 
         sum.x += part[l][threadIdx.x].x;
         sum.y += part[l][threadIdx.x].y;
     }
-    partial[(int64_t)blockIdx.y * 2 * width + c] = sum.x;
-    partial[((int64_t)blockIdx.y * 2 + 1) * width + c] = sum.y;
-}
-
-/* dscale (the first width columns of partial) and dshift: threads (32, COLUMN_LANES), blockIdx.x and threadIdx.x choose a
- * column, threadIdx.y every COLUMN_LANES-th slab; these are joined in order. */
-static __global__ void join_kernel(int slabs, int width, const float *partial, float *dscale, float *dshift, bool accumulate)
-{
-    __shared__ float part[COLUMN_LANES][32];
-    const int i = blockIdx.x * 32 + threadIdx.x;
-    float sum = 0.0f;
-    for (int s = threadIdx.y; s < slabs && i < 2 * width; s += COLUMN_LANES) sum += partial[(int64_t)s * 2 * width + i];
-    part[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    float *to = i < width ? dscale : dshift;
-    if (threadIdx.y != 0 || i >= 2 * width || !to) return;
-    to += i < width ? i : i - width;
-    for (int l = 1; l < COLUMN_LANES; l++) sum += part[l][threadIdx.x];
-    *to = accumulate ? *to + sum : sum;
-}
-
-template <typename T, int V> static void input_grad_launch(abar__op *op, const abar__op_args *a, int64_t rows, int width)
-{
-    abar__cuda_launch(op->dev, input_grad_kernel<T, V>, dim3((unsigned)abar__cuda_blocks(rows, ROWS_PER_BLOCK)),
-                      dim3(32 * ROWS_PER_BLOCK), 0, rows, width, (const T *)a->dy, (const T *)a->x[0],
-                      (const float *)a->param[0], (const float *)a->saved, (T *)a->dx[0]);
+    m.partial[(int64_t)blockIdx.y * 2 * width + c] = sum.x;
+    m.partial[((int64_t)blockIdx.y * 2 + 1) * width + c] = sum.y;
 }
 
 /* ---- the operation -------------------------------------------------------------------------------------------------- */
@@ -256,90 +292,107 @@ static int held_of(const abar__op *op)
 static int slabs_of(const abar__op *op)
 {
     const int64_t wish = abar__cuda_blocks(rows_of(op), held_of(op) ? ROWS_PER_BLOCK : 8 * COLUMN_LANES);
-    const int64_t most = held_of(op) ? 2 * abar__cuda_of(op->dev)->processors : 64;
+    const int V = abar__cuda_is_bf16(op->dev) ? pack<bf16>::n : pack<float>::n;
+    const int64_t most = held_of(op) ? blocks_at_once(held_of(op), V) * abar__cuda_of(op->dev)->processors : 64;
     const int64_t slabs = wish < most ? wish : most;
     return slabs < MAX_SLABS ? (int)slabs : MAX_SLABS;
 }
 
 static abar_status create(abar__op *op)
 {
-    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
-    op->backward_needs = ABAR_NEEDS_X;
+    op->in_layout[0] = op->in_layout[1] = op->out_layout = ABAR_LAYOUT_STRIDED;
+    op->backward_needs = op->desc.residual ? ABAR_NEEDS_STREAM : ABAR_NEEDS_X;
+    op->dx_alike = op->desc.residual;
     op->saved_bytes = (size_t)rows_of(op) * 2 * sizeof(float);
     op->scratch_bytes = (size_t)slabs_of(op) * 2 * (size_t)width_of(op) * sizeof(float);
     return ABAR_OK;
 }
 
-template <typename T, int K> static void held_launch(abar__op *op, const abar__op_args *a, bool back)
+template <typename T> static norm_memory<T> memory_of(const abar__op *op, const abar__op_args *a, bool back)
 {
-    const int width = width_of(op);
-    const int64_t rows = rows_of(op);
+    const bool residual = op->desc.residual;
+    norm_memory<T> m = {};
+    m.rows = rows_of(op);
+    m.width = width_of(op);
+    m.eps = (float)op->desc.eps;
+    m.x = (const T *)(residual && back ? a->stream : a->x[0]);
+    m.residual = residual ? (const T *)a->x[1] : NULL;
+    m.stream = (T *)a->stream;
+    m.y = (T *)a->y;
+    m.dy = (const T *)a->dy;
+    m.dstream = (const T *)a->dstream;
+    m.dx = (T *)(a->dx[0] ? a->dx[0] : a->dx[1]);
+    m.dx_too = a->dx[0] && a->dx[1] != a->dx[0] ? (T *)a->dx[1] : NULL;
+    m.scale = (const float *)a->param[0];
+    m.shift = (const float *)a->param[1];
+    m.saved = (float *)a->saved;
+    m.partial = (float *)a->scratch;
+    return m;
+}
+
+template <typename T, int K> static void held_launch(abar__op *op, const norm_memory<T> &m, bool back)
+{
     const dim3 threads(32 * ROWS_PER_BLOCK);
     if (back)
-        abar__cuda_launch(op->dev, backward_held_kernel<T, K>, dim3((unsigned)slabs_of(op)), threads,
-                          ROWS_PER_BLOCK * (size_t)width * sizeof(float), rows, width, (const T *)a->dy, (const T *)a->x[0],
-                          (const float *)a->param[0], (const float *)a->saved, (T *)a->dx[0], (float *)a->scratch);
+        abar__cuda_launch(op->dev, m.dstream ? backward_held_kernel<T, K, true> : backward_held_kernel<T, K, false>,
+                          dim3((unsigned)slabs_of(op)), threads, ROWS_PER_BLOCK * (size_t)m.width * sizeof(float), m);
     else
-        abar__cuda_launch(op->dev, forward_held_kernel<T, K>, dim3((unsigned)abar__cuda_blocks(rows, ROWS_PER_BLOCK)), threads,
-                          0, rows, width, (float)op->desc.eps, (const T *)a->x[0], (const float *)a->param[0],
-                          (const float *)a->param[1], (T *)a->y, (float *)a->saved);
+        abar__cuda_launch(op->dev, m.residual ? forward_held_kernel<T, K, true> : forward_held_kernel<T, K, false>,
+                          dim3((unsigned)abar__cuda_blocks(m.rows, ROWS_PER_BLOCK)), threads, 0, m);
 }
 
 /* K: 1, 2, 3, 4, 6, and for floats 8 and 12. */
-template <typename T> static void held_run(abar__op *op, const abar__op_args *a, bool back)
+template <typename T> static void held_run(abar__op *op, const norm_memory<T> &m, bool back)
 {
     const int held = held_of(op);
     if (held == 1)
-        held_launch<T, 1>(op, a, back);
+        held_launch<T, 1>(op, m, back);
     else if (held == 2)
-        held_launch<T, 2>(op, a, back);
+        held_launch<T, 2>(op, m, back);
     else if (held == 3)
-        held_launch<T, 3>(op, a, back);
+        held_launch<T, 3>(op, m, back);
     else if (held == 4)
-        held_launch<T, 4>(op, a, back);
+        held_launch<T, 4>(op, m, back);
     else if (held <= 6)
-        held_launch<T, 6>(op, a, back);
-    else if (held <= 8)
-        held_launch<float, 8>(op, a, back); /* only floats hold so many */
-    else
-        held_launch<float, 12>(op, a, back);
+        held_launch<T, 6>(op, m, back);
+    else if constexpr (sizeof(T) == sizeof(float)) { /* only floats hold so many */
+        if (held <= 8)
+            held_launch<T, 8>(op, m, back);
+        else
+            held_launch<T, 12>(op, m, back);
+    }
 }
 
 template <typename T> static void forward_as(abar__op *op, const abar__op_args *a)
 {
-    const int width = width_of(op);
-    if (held_of(op))
-        held_run<T>(op, a, false);
-    else if (width % pack<T>::n == 0)
-        forward_launch<T, pack<T>::n>(op, a, rows_of(op), width);
-    else
-        forward_launch<T, 1>(op, a, rows_of(op), width);
+    const norm_memory<T> m = memory_of<T>(op, a, false);
+    if (held_of(op)) {
+        held_run<T>(op, m, false);
+        return;
+    }
+    abar__cuda_launch(op->dev, m.width % pack<T>::n == 0 ? forward_kernel<T, pack<T>::n> : forward_kernel<T, 1>,
+                      dim3((unsigned)abar__cuda_blocks(m.rows, ROWS_PER_BLOCK)), dim3(32 * ROWS_PER_BLOCK), 0, m);
 }
 
 /* partial, and dx where it is wanted, by kernels that read rows again. */
-template <typename T> static void backward_streamed(abar__op *op, const abar__op_args *a)
+template <typename T> static void backward_streamed(abar__op *op, const norm_memory<T> &m)
 {
-    const int width = width_of(op);
-    const int64_t rows = rows_of(op);
-    if (a->dx[0] && width % pack<T>::n == 0)
-        input_grad_launch<T, pack<T>::n>(op, a, rows, width);
-    else if (a->dx[0])
-        input_grad_launch<T, 1>(op, a, rows, width);
-    abar__cuda_launch(op->dev, column_sums_kernel<T>, dim3((unsigned)abar__cuda_blocks(width, 32), (unsigned)slabs_of(op)),
-                      dim3(32, COLUMN_LANES), 0, rows, width, (const T *)a->dy, (const T *)a->x[0], (const float *)a->saved,
-                      (float *)a->scratch);
+    if (m.dx)
+        abar__cuda_launch(op->dev, m.width % pack<T>::n == 0 ? input_grad_kernel<T, pack<T>::n> : input_grad_kernel<T, 1>,
+                          dim3((unsigned)abar__cuda_blocks(m.rows, ROWS_PER_BLOCK)), dim3(32 * ROWS_PER_BLOCK), 0, m);
+    abar__cuda_launch(op->dev, column_sums_kernel<T>, dim3((unsigned)abar__cuda_blocks(m.width, 32), (unsigned)slabs_of(op)),
+                      dim3(32, COLUMN_LANES), 0, m);
 }
 
 template <typename T> static void backward_as(abar__op *op, const abar__op_args *a)
 {
-    const int width = width_of(op);
+    const norm_memory<T> m = memory_of<T>(op, a, true);
     if (held_of(op))
-        held_run<T>(op, a, true);
+        held_run<T>(op, m, true);
     else
-        backward_streamed<T>(op, a);
-    abar__cuda_launch(op->dev, join_kernel, dim3((unsigned)abar__cuda_blocks(2 * width, 32)), dim3(32, COLUMN_LANES), 0,
-                      slabs_of(op), width, (const float *)a->scratch, (float *)a->dparam[0], (float *)a->dparam[1],
-                      a->accumulate);
+        backward_streamed<T>(op, m);
+    abar__cuda_join_pairs(op->dev, m.partial, slabs_of(op), m.width, (float *)a->dparam[0], (float *)a->dparam[1],
+                          a->accumulate);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)

@@ -1,11 +1,23 @@
 /* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is dy before the
- * ReLU: products by cuBLASLt, algorithms picked when the layer is made, none that adds in an order of its own.
+ * ReLU: products by cuBLASLt, none that adds in an order of its own. Its algorithms are measured, once for every shape, and so
+ * is whether db comes cheaper with dW; deterministic runs take cuBLASLt's first advice, and db from our own kernels.
  *
- * cuBLASLt counts columns first: what is (R, C) here is a C x R matrix there, and every product is written transposed. */
+ * cuBLASLt counts columns first: what is (R, C) here is a C x R matrix there, and every product is written transposed.
+ *
+ * Its fast kernels want 16 bytes to divide every row, and where it begins. A head whose number of outputs does not (50257
+ * tokens) leaves PADDED rows where their reader allows, and its outputs are two parts: as many as can be had so, and the few
+ * left over. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/cuda_nn_handles.h"
 
-enum { MAX_WORKSPACE = 32 << 20 };
+enum {
+    MAX_WORKSPACE = 32 << 20,
+    FAST_BYTES = 16,
+    WIDE = 1024, /* outputs from which on a second product for the last few pays */
+    CANDIDATES = 8,
+    ROUNDS = 2, /* of REPEAT runs: the better one counts */
+    REPEAT = 4,
+};
 
 typedef struct product {
     cublasLtMatmulDesc_t desc;
@@ -14,8 +26,17 @@ typedef struct product {
     size_t workspace;
 } product;
 
-typedef struct linear {
+/* Outputs first .. first + outputs - 1. */
+typedef struct part {
     product y, dx, dw;
+    int64_t first, outputs;
+} part;
+
+typedef struct linear {
+    part parts[2];
+    int n_parts;
+    product dw_db;     /* dw and db at once, written; desc NULL: that does not pay */
+    int64_t pitch;     /* from row to row of the output */
     bool tail;         /* bias and ReLU follow the product in a pass of their own */
     size_t bias_bytes; /* of the bf16 copy of the bias in front of the forward product's workspace; 0: none is needed */
 } linear;
@@ -23,12 +44,13 @@ typedef struct linear {
 /* One side of a product: how it lies in memory as (rows, width), and whether it is to be transposed. */
 typedef struct side {
     cudaDataType_t type;
-    int64_t rows, width;
+    int64_t rows, width, pitch;
     cublasOperation_t op;
 } side;
 
 static int64_t inputs(const abar__op *op) { return op->desc.in[0].dim[op->desc.in[0].ndim - 1]; }
 static int64_t outputs(const abar__op *op) { return op->desc.out.dim[op->desc.out.ndim - 1]; }
+static size_t element_size(const abar__op *op) { return abar_dtype_size(op->dev->activation); }
 static int64_t row_count(const abar__op *op) { return abar__shape_count(&op->desc.out) / outputs(op); }
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
@@ -47,12 +69,21 @@ static void release_product(product *p)
     if (p->desc) cublasLtMatmulDescDestroy(p->desc);
 }
 
+static void release_parts(linear *l)
+{
+    for (int i = 0; i < 2; i++) {
+        release_product(&l->parts[i].y);
+        release_product(&l->parts[i].dx);
+        release_product(&l->parts[i].dw);
+        l->parts[i] = {};
+    }
+}
+
 static void destroy(abar__op *op)
 {
     linear *l = (linear *)op->priv;
-    release_product(&l->y);
-    release_product(&l->dx);
-    release_product(&l->dw);
+    release_parts(l);
+    release_product(&l->dw_db);
 }
 
 static cublasStatus_t set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value, size_t bytes)
@@ -60,8 +91,8 @@ static cublasStatus_t set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttribute
     return cublasLtMatmulDescSetAttribute(desc, what, value, bytes);
 }
 
-/* The best algorithm of those whose sums have one order, for memory aligned as the arena is. */
-static cublasStatus_t pick(cublasLtHandle_t blas, product *p)
+/* Up to `most` algorithms whose sums have one order, for memory aligned as the arena is, the likely best first. */
+static cublasStatus_t ask(cublasLtHandle_t blas, const product *p, int most, cublasLtMatmulHeuristicResult_t *out, int *found)
 {
     const uint64_t workspace = MAX_WORKSPACE;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16;
@@ -76,16 +107,27 @@ static cublasStatus_t pick(cublasLtHandle_t blas, product *p)
         status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                                                       sizeof reductions);
     for (int i = 0; i < 4 && !status; i++) status = cublasLtMatmulPreferenceSetAttribute(wish, sides[i], &align, sizeof align);
-    cublasLtMatmulHeuristicResult_t best;
-    int found = 0;
-    if (!status) status = cublasLtMatmulAlgoGetHeuristic(blas, p->desc, p->a, p->b, p->d, p->d, wish, 1, &best, &found);
+    *found = 0;
+    if (!status) status = cublasLtMatmulAlgoGetHeuristic(blas, p->desc, p->a, p->b, p->d, p->d, wish, most, out, found);
     cublasLtMatmulPreferenceDestroy(wish);
     if (status) return status;
-    if (!found) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (best.state) return best.state;
-    p->algo = best.algo;
-    p->workspace = best.workspaceSize;
-    return CUBLAS_STATUS_SUCCESS;
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+static void take(product *p, const cublasLtMatmulHeuristicResult_t *advice)
+{
+    p->algo = advice->algo;
+    p->workspace = advice->workspaceSize;
+}
+
+static cublasStatus_t pick(cublasLtHandle_t blas, product *p)
+{
+    cublasLtMatmulHeuristicResult_t best;
+    int found;
+    cublasStatus_t status = ask(blas, p, 1, &best, &found);
+    if (!status) status = best.state;
+    if (!status) take(p, &best);
+    return status;
 }
 
 /* d (rows, width) = a and b multiplied as cuBLASLt sees them; epilogue: behind it. */
@@ -101,15 +143,27 @@ static cublasStatus_t make_product(const abar_device *dev, cublasLtHandle_t blas
     if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &a.op, sizeof a.op);
     if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &b.op, sizeof b.op);
     if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &behind, sizeof behind);
-    if (!status && epilogue & CUBLASLT_EPILOGUE_BIAS)
+    if (!status && epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB))
         status = set(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->a, a.type, (uint64_t)a.width, (uint64_t)a.rows, a.width);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->b, b.type, (uint64_t)b.width, (uint64_t)b.rows, b.width);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->d, d.type, (uint64_t)d.width, (uint64_t)d.rows, d.width);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->a, a.type, (uint64_t)a.width, (uint64_t)a.rows, a.pitch);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->b, b.type, (uint64_t)b.width, (uint64_t)b.rows, b.pitch);
+    if (!status) status = cublasLtMatrixLayoutCreate(&p->d, d.type, (uint64_t)d.width, (uint64_t)d.rows, d.pitch);
     return status ? status : pick(blas, p);
 }
 
-static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, linear *l)
+/* dw (and, with BGRADB behind it, db) of one part. */
+static cublasStatus_t make_slope(const abar__op *op, cublasLtHandle_t blas, const linear *l, const part *p,
+                                 cublasLtEpilogue_t epilogue, product *to)
+{
+    const cudaDataType_t type = abar__cuda_is_bf16(op->dev) ? CUDA_R_16BF : CUDA_R_32F;
+    const int64_t in = inputs(op), rows = row_count(op);
+    const side x = {type, rows, in, in, CUBLAS_OP_N}, z_turned = {type, rows, p->outputs, l->pitch, CUBLAS_OP_T};
+    const side dw = {CUDA_R_32F, p->outputs, in, in, CUBLAS_OP_N};
+    return make_product(op->dev, blas, x, z_turned, dw, epilogue, to);
+}
+
+/* The products of one part: z has its columns of the output, w and dw their rows. */
+static cublasStatus_t make_part(const abar__op *op, cublasLtHandle_t blas, const linear *l, part *p)
 {
     const bool bias = op->desc.bias && !l->tail, relu = op->desc.activation == ABAR_ACT_RELU && !l->tail;
     const cublasLtEpilogue_t epilogue = bias && relu ? CUBLASLT_EPILOGUE_RELU_BIAS
@@ -117,13 +171,24 @@ static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, l
                                         : relu       ? CUBLASLT_EPILOGUE_RELU
                                                      : CUBLASLT_EPILOGUE_DEFAULT;
     const cudaDataType_t type = abar__cuda_is_bf16(op->dev) ? CUDA_R_16BF : CUDA_R_32F;
-    const int64_t in = inputs(op), out = outputs(op), rows = row_count(op);
-    const side x = {type, rows, in, CUBLAS_OP_N}, w = {type, out, in, CUBLAS_OP_N}, z = {type, rows, out, CUBLAS_OP_N};
-    const side w_turned = {type, out, in, CUBLAS_OP_T}, z_turned = {type, rows, out, CUBLAS_OP_T};
-    const side dw = {CUDA_R_32F, out, in, CUBLAS_OP_N};
-    cublasStatus_t status = make_product(op->dev, blas, w_turned, x, z, epilogue, &l->y);
-    if (!status) status = make_product(op->dev, blas, x, z_turned, dw, CUBLASLT_EPILOGUE_DEFAULT, &l->dw);
-    if (!status && op->desc.need_dx[0]) status = make_product(op->dev, blas, w, z, x, CUBLASLT_EPILOGUE_DEFAULT, &l->dx);
+    const int64_t in = inputs(op), out = p->outputs, rows = row_count(op);
+    const side x = {type, rows, in, in, CUBLAS_OP_N}, z = {type, rows, out, l->pitch, CUBLAS_OP_N};
+    const side w = {type, out, in, in, CUBLAS_OP_N}, w_turned = {type, out, in, in, CUBLAS_OP_T};
+    cublasStatus_t status = make_product(op->dev, blas, w_turned, x, z, epilogue, &p->y);
+    if (!status) status = make_slope(op, blas, l, p, CUBLASLT_EPILOGUE_DEFAULT, &p->dw);
+    if (!status && op->desc.need_dx[0]) status = make_product(op->dev, blas, w, z, x, CUBLASLT_EPILOGUE_DEFAULT, &p->dx);
+    return status;
+}
+
+static cublasStatus_t make_parts(const abar__op *op, cublasLtHandle_t blas, linear *l, int64_t first_part)
+{
+    const int64_t out = outputs(op);
+    release_parts(l);
+    l->n_parts = first_part < out ? 2 : 1;
+    l->parts[0].outputs = l->parts[1].first = first_part;
+    l->parts[1].outputs = out - first_part;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < l->n_parts && !status; i++) status = make_part(op, blas, l, &l->parts[i]);
     return status;
 }
 
@@ -131,6 +196,18 @@ static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, l
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* In two parts where that is faster and can be had. */
+static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, linear *l)
+{
+    const int64_t out = outputs(op), whole = out - out % (int64_t)(FAST_BYTES / element_size(op));
+    l->pitch = abar__row_pitch(op->dev, out, op->out_layout);
+    if (op->out_layout == ABAR_LAYOUT_PADDED && out >= WIDE) {
+        const cublasStatus_t status = make_parts(op, blas, l, whole);
+        if (!is_refusal(status)) return status;
+    }
+    return make_parts(op, blas, l, out);
 }
 
 /* With bias and ReLU behind the product; where that is refused, and in bf16 where there are both, with a pass of their own. */
@@ -146,17 +223,242 @@ static cublasStatus_t make_either(abar__op *op, cublasLtHandle_t blas, linear *l
     return make_products(op, blas, l);
 }
 
+static cublasStatus_t run_product(abar_device *dev, char *workspace, const product *p, const void *a, const void *b, float beta,
+                                  void *d)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    const abar__cuda_nn_state *nn = (const abar__cuda_nn_state *)cuda->nn;
+    const float one = 1.0f;
+    return cublasLtMatmul(nn->blas, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, workspace, p->workspace,
+                          cuda->stream);
+}
+
+/* ---- measuring -------------------------------------------------------------------------------------------------- */
+
+/* Memory as the layer will have it, filled with small numbers, and a clock. */
+typedef struct trial {
+    abar_device *dev;
+    cublasLtHandle_t blas;
+    void *memory;
+    size_t bytes;
+    char *x, *z, *w, *dw, *db, *workspace;
+    cudaEvent_t begin, end;
+} trial;
+
+static void close_trial(trial *t)
+{
+    if (t->end) cudaEventDestroy(t->end);
+    if (t->begin) cudaEventDestroy(t->begin);
+    abar_device_free(t->dev, t->memory, t->bytes);
+}
+
+static abar_status open_trial(const abar__op *op, const linear *l, trial *t)
+{
+    const cudaStream_t stream = abar__cuda_of(t->dev)->stream;
+    const size_t in = (size_t)inputs(op), out = (size_t)outputs(op), rows = (size_t)row_count(op), element = element_size(op);
+    const size_t partials = abar__cuda_bias_partials(t->dev, row_count(op), outputs(op));
+    const size_t parts[] = {rows * in * element, rows * (size_t)l->pitch * element,
+                            out * in * element,  out * in * sizeof(float),
+                            out * sizeof(float), partials > MAX_WORKSPACE ? partials : (size_t)MAX_WORKSPACE};
+    char **const places[] = {&t->x, &t->z, &t->w, &t->dw, &t->db, &t->workspace};
+    size_t bytes = ABAR_CUDA_ALIGN;
+    for (int i = 0; i < 6; i++) bytes += abar__round_up(parts[i], ABAR_CUDA_ALIGN);
+    ABAR_TRY(abar_device_alloc(t->dev, bytes, &t->memory));
+    t->bytes = bytes;
+    char *at = abar__cuda_workspace(t->memory);
+    for (int i = 0; i < 6; at += abar__round_up(parts[i++], ABAR_CUDA_ALIGN)) *places[i] = at;
+    CUDA_TRY(t->dev, cudaEventCreate(&t->begin));
+    CUDA_TRY(t->dev, cudaEventCreate(&t->end));
+    CUDA_TRY(t->dev, cudaMemsetAsync(t->memory, 0x3c, bytes, stream)); /* 0.0115, in float32 and bfloat16 */
+    return ABAR_OK;
+}
+
+/* Milliseconds that work() takes; negative: it returned false, or the device did not carry it out. */
+template <typename Work> static float time_of(const trial *t, Work work)
+{
+    const cudaStream_t stream = abar__cuda_of(t->dev)->stream;
+    float best = -1.0f, ms;
+    if (!work()) return -1.0f;
+    for (int round = 0; round < ROUNDS; round++) {
+        bool good = cudaEventRecord(t->begin, stream) == cudaSuccess;
+        for (int i = 0; i < REPEAT && good; i++) good = work();
+        good = cudaEventRecord(t->end, stream) == cudaSuccess && good;
+        good = cudaEventSynchronize(t->end) == cudaSuccess && good;
+        if (!good || cudaEventElapsedTime(&ms, t->begin, t->end) != cudaSuccess) return -1.0f;
+        if (best < 0.0f || ms < best) best = ms;
+    }
+    return best / (float)REPEAT;
+}
+
+/* Lets p take the fastest of its algorithms, and returns its milliseconds; negative: none worked, it keeps what it had. */
+static float take_fastest(const trial *t, product *p, const void *a, const void *b, void *d)
+{
+    cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
+    int found, chosen = -1;
+    float best = -1.0f;
+    if (ask(t->blas, p, CANDIDATES, advice, &found)) return -1.0f;
+    for (int i = 0; i < found; i++) {
+        if (advice[i].state) continue;
+        product candidate = *p;
+        take(&candidate, &advice[i]);
+        const float ms = time_of(t, [&] { return !run_product(t->dev, t->workspace, &candidate, a, b, 0.0f, d); });
+        if (ms >= 0.0f && (best < 0.0f || ms < best)) best = ms, chosen = i;
+    }
+    if (chosen >= 0) take(p, &advice[chosen]);
+    return best;
+}
+
+/* db is read out of dz while dw is made, or by a pass of its own: whichever is faster. */
+static void join_slope_and_bias(const abar__op *op, linear *l, const trial *t, float dw_ms)
+{
+    const void *db = t->db;
+    if (make_slope(op, t->blas, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db) ||
+        set(l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)) {
+        release_product(&l->dw_db);
+        l->dw_db = {};
+        return;
+    }
+    const float both = take_fastest(t, &l->dw_db, t->x, t->z, t->dw),
+                alone = time_of(t, [&] {
+                    abar__cuda_bias_relu_gradient(t->dev, t->z, NULL, (float *)t->db, false, row_count(op), outputs(op),
+                                                  (float *)t->workspace, l->pitch);
+                    return true;
+                });
+    if (both >= 0.0f && dw_ms >= 0.0f && both < dw_ms + alone) return;
+    release_product(&l->dw_db);
+    l->dw_db = {};
+}
+
+static abar_status measure(const abar__op *op, cublasLtHandle_t blas, linear *l)
+{
+    trial t = {};
+    t.dev = op->dev;
+    t.blas = blas;
+    abar_status status = open_trial(op, l, &t);
+    float dw_ms = -1.0f;
+    for (int i = 0; i < l->n_parts && status >= 0; i++) {
+        part *p = &l->parts[i];
+        const void *bias = t.db;
+        if (op->desc.bias && !l->tail) set(p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (i == 0) take_fastest(&t, &p->y, t.w, t.x, t.z); /* for nothing: an idle device is slow at first */
+        take_fastest(&t, &p->y, t.w, t.x, t.z);
+        dw_ms = take_fastest(&t, &p->dw, t.x, t.z, t.dw);
+        if (op->desc.need_dx[0]) take_fastest(&t, &p->dx, t.w, t.z, t.x);
+    }
+    const bool joins = op->desc.bias && op->desc.activation == ABAR_ACT_NONE && l->n_parts == 1;
+    if (status >= 0 && joins) join_slope_and_bias(op, l, &t, dw_ms);
+    if (status >= 0) status = abar__cuda_status(op->dev);
+    close_trial(&t);
+    return status;
+}
+
+/* ---- remembering -------------------------------------------------------------------------------------------------- */
+
+enum { PRODUCTS = 7 };
+
+/* What was chosen for a shape: layers that are alike run alike, and a net that was planned is the net that runs. */
+typedef struct choice {
+    struct choice *next;
+    int64_t rows, in, out, pitch;
+    bool bias, relu, tail, need_dx, joint;
+    struct {
+        cublasLtMatmulAlgo_t algo;
+        size_t workspace;
+    } of[PRODUCTS];
+} choice;
+
+static void forget(abar_device *dev, void *choices)
+{
+    for (choice *c = (choice *)choices, *next; c; c = next) {
+        next = c->next;
+        abar__free(dev->ctx, c, sizeof *c);
+    }
+}
+
+static void list_products(linear *l, product *out[PRODUCTS])
+{
+    for (int i = 0; i < 2; i++) {
+        out[3 * i] = &l->parts[i].y;
+        out[3 * i + 1] = &l->parts[i].dw;
+        out[3 * i + 2] = &l->parts[i].dx;
+    }
+    out[PRODUCTS - 1] = &l->dw_db;
+}
+
+static choice describe(const abar__op *op, const linear *l)
+{
+    choice c = {};
+    c.rows = row_count(op);
+    c.in = inputs(op);
+    c.out = outputs(op);
+    c.pitch = l->pitch;
+    c.bias = op->desc.bias;
+    c.relu = op->desc.activation == ABAR_ACT_RELU;
+    c.tail = l->tail;
+    c.need_dx = op->desc.need_dx[0];
+    return c;
+}
+
+static bool are_alike(const choice *a, const choice *b)
+{
+    return a->rows == b->rows && a->in == b->in && a->out == b->out && a->pitch == b->pitch && a->bias == b->bias &&
+           a->relu == b->relu && a->tail == b->tail && a->need_dx == b->need_dx;
+}
+
+static abar_status remember(const abar__op *op, abar__cuda_nn_state *nn, linear *l)
+{
+    product *products[PRODUCTS];
+    void *memory;
+    list_products(l, products);
+    ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(choice), &memory));
+    choice *c = (choice *)memory;
+    *c = describe(op, l);
+    c->joint = l->dw_db.desc != NULL;
+    for (int i = 0; i < PRODUCTS; i++) {
+        c->of[i].algo = products[i]->algo;
+        c->of[i].workspace = products[i]->workspace;
+    }
+    c->next = (choice *)nn->products;
+    nn->products = c;
+    nn->forget_products = forget;
+    return ABAR_OK;
+}
+
+/* What was chosen before for a layer like this, or is now. */
+static abar_status choose(const abar__op *op, abar__cuda_nn_state *nn, linear *l)
+{
+    const choice wanted = describe(op, l), *c = (const choice *)nn->products;
+    product *products[PRODUCTS];
+    while (c && !are_alike(c, &wanted)) c = c->next;
+    if (!c) {
+        ABAR_TRY(measure(op, nn->blas, l));
+        return remember(op, nn, l);
+    }
+    if (c->joint) ABAR_TRY(explain(op->dev, make_slope(op, nn->blas, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db)));
+    list_products(l, products);
+    for (int i = 0; i < PRODUCTS; i++) {
+        products[i]->algo = c->of[i].algo;
+        products[i]->workspace = c->of[i].workspace;
+    }
+    return ABAR_OK;
+}
+
+/* ---- the operation ---------------------------------------------------------------------------------------------- */
+
 static abar_status create(abar__op *op)
 {
-    const bool relu = op->desc.activation == ABAR_ACT_RELU;
+    const bool relu = op->desc.activation == ABAR_ACT_RELU, odd = (size_t)outputs(op) * element_size(op) % FAST_BYTES != 0;
     abar__cuda_nn_state *nn;
     if (!relu && op->desc.activation != ABAR_ACT_NONE) return ABAR_E_UNSUPPORTED;
     ABAR_TRY(abar__cuda_blas(op->dev, &nn));
     ABAR_TRY(abar__alloc(op->dev->ctx, sizeof(linear), &op->priv));
     op->priv_bytes = sizeof(linear);
     linear *l = (linear *)op->priv;
+    op->in_layout[0] = ABAR_LAYOUT_STRIDED;
+    op->out_layout = op->desc.pad && odd ? ABAR_LAYOUT_PADDED : ABAR_LAYOUT_STRIDED;
     const cublasStatus_t made = make_either(op, nn->blas, l);
     abar_status status = is_refusal(made) ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
+    if (status >= 0 && !op->dev->config.deterministic) status = choose(op, nn, l);
     if (status < 0) {
         destroy(op);
         abar__free(op->dev->ctx, op->priv, op->priv_bytes);
@@ -166,10 +468,13 @@ static abar_status create(abar__op *op)
     if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt adds a bias of the output's type */
         l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
     size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
-    const size_t needs[] = {l->bias_bytes + l->y.workspace, l->dx.workspace, l->dw.workspace};
-    for (int i = 0; i < 3; i++) scratch = needs[i] > scratch ? needs[i] : scratch;
+    if (scratch < l->dw_db.workspace) scratch = l->dw_db.workspace;
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        const size_t needs[] = {l->bias_bytes + p->y.workspace, p->dx.workspace, p->dw.workspace};
+        for (int k = 0; k < 3; k++) scratch = needs[k] > scratch ? needs[k] : scratch;
+    }
     op->scratch_bytes = scratch ? scratch + ABAR_CUDA_ALIGN : 0;
-    op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X | (relu ? (unsigned)ABAR_NEEDS_Y : 0u);
     return ABAR_OK;
 }
@@ -178,44 +483,65 @@ static abar_status create(abar__op *op)
 
 static abar_status multiply(abar__op *op, char *workspace, const product *p, const void *a, const void *b, float beta, void *d)
 {
-    const abar__cuda *cuda = abar__cuda_of(op->dev);
-    const abar__cuda_nn_state *nn = (const abar__cuda_nn_state *)cuda->nn;
-    const float one = 1.0f;
-    return explain(op->dev, cublasLtMatmul(nn->blas, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo,
-                                           workspace, p->workspace, cuda->stream));
+    return explain(op->dev, run_product(op->dev, workspace, p, a, b, beta, d));
 }
 
-static const void *weight_of(const abar__op *op, const abar__op_args *a)
+/* The rows of the weight that make this part. */
+static const void *weight_of(const abar__op *op, const abar__op_args *a, const part *p)
 {
-    return abar__cuda_is_bf16(op->dev) ? a->shadow[0] : a->param[0];
+    const void *weight = abar__cuda_is_bf16(op->dev) ? a->shadow[0] : a->param[0];
+    return (const char *)weight + (size_t)(p->first * inputs(op)) * element_size(op);
 }
+
+static void *columns_of(const abar__op *op, void *z, const part *p) { return (char *)z + (size_t)p->first * element_size(op); }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
 {
     linear *l = (linear *)op->priv;
     char *workspace = abar__cuda_workspace(a->scratch);
-    const void *bias = op->desc.bias ? a->param[1] : NULL;
-    if (l->bias_bytes) {
-        abar__cuda_round_bias(op->dev, outputs(op), (const float *)bias, workspace);
-        bias = workspace;
+    const float *bias = op->desc.bias ? (const float *)a->param[1] : NULL;
+    const size_t bias_element = l->bias_bytes ? sizeof(bf16) : sizeof(float);
+    if (l->bias_bytes) abar__cuda_round_bias(op->dev, outputs(op), bias, workspace);
+    for (int i = 0; i < l->n_parts; i++) {
+        part *p = &l->parts[i];
+        const void *behind = (l->bias_bytes ? workspace : (const char *)bias) + (size_t)p->first * bias_element;
+        if (bias && !l->tail)
+            ABAR_TRY(explain(op->dev, set(p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &behind, sizeof behind)));
+        ABAR_TRY(multiply(op, workspace + l->bias_bytes, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, a->y, p)));
     }
-    if (bias && !l->tail) ABAR_TRY(explain(op->dev, set(l->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
-    ABAR_TRY(multiply(op, workspace + l->bias_bytes, &l->y, weight_of(op, a), a->x[0], 0.0f, a->y));
     if (l->tail)
-        abar__cuda_bias_relu(op->dev, a->y, (const float *)bias, op->desc.activation == ABAR_ACT_RELU, row_count(op),
-                             outputs(op));
+        abar__cuda_bias_relu(op->dev, a->y, bias, op->desc.activation == ABAR_ACT_RELU, row_count(op), outputs(op), l->pitch);
     return abar__cuda_status(op->dev);
+}
+
+/* dw and db by one product; only where neither is added to what is there. */
+static abar_status slope_and_bias(abar__op *op, const abar__op_args *a, char *workspace)
+{
+    const linear *l = (const linear *)op->priv;
+    void *db = a->dparam[1];
+    ABAR_TRY(explain(op->dev, set(l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)));
+    return multiply(op, workspace, &l->dw_db, a->x[0], a->dy, 0.0f, a->dparam[0]);
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)
 {
     linear *l = (linear *)op->priv;
     char *workspace = abar__cuda_workspace(a->scratch);
-    abar__cuda_bias_relu_gradient(op->dev, a->dy, op->desc.activation == ABAR_ACT_RELU ? a->y : NULL,
-                                  op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
-                                  (float *)workspace);
-    ABAR_TRY(multiply(op, workspace, &l->dw, a->x[0], a->dy, a->accumulate ? 1.0f : 0.0f, a->dparam[0]));
-    if (op->desc.need_dx[0]) ABAR_TRY(multiply(op, workspace, &l->dx, weight_of(op, a), a->dy, 0.0f, a->dx[0]));
+    const bool joint = l->dw_db.desc && !a->accumulate;
+    if (joint)
+        ABAR_TRY(slope_and_bias(op, a, workspace));
+    else
+        abar__cuda_bias_relu_gradient(op->dev, a->dy, op->desc.activation == ABAR_ACT_RELU ? a->y : NULL,
+                                      op->desc.bias ? (float *)a->dparam[1] : NULL, a->accumulate, row_count(op), outputs(op),
+                                      (float *)workspace, l->pitch);
+    for (int i = 0; i < l->n_parts; i++) {
+        const part *p = &l->parts[i];
+        const void *dz = columns_of(op, a->dy, p);
+        float *dw = (float *)a->dparam[0] + p->first * inputs(op);
+        if (!joint) ABAR_TRY(multiply(op, workspace, &p->dw, a->x[0], dz, a->accumulate ? 1.0f : 0.0f, dw));
+        if (op->desc.need_dx[0])
+            ABAR_TRY(multiply(op, workspace, &p->dx, weight_of(op, a, p), dz, i > 0 ? 1.0f : 0.0f, a->dx[0]));
+    }
     return abar__cuda_status(op->dev);
 }
 

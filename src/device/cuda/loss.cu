@@ -5,14 +5,16 @@
  * loss a NaN: nobody waits here to be told more. */
 #include "device/cuda/cuda_nn.h"
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 
 #define THREADS 1024
 #define WARPS (THREADS / 32)
-#define MAX_PARTS 512 /* blocks that share a loss */
-#define WIDE 1024     /* rows from so many classes on get a block each, not a warp */
-#define WIDE_THREADS 512
+#define MAX_PARTS 1024 /* blocks that share a loss */
+#define WIDE 1024      /* rows from so many classes on get a block each, not a warp */
+#define WIDE_THREADS 256
+#define AT_ONCE 4 /* packs of a wide row that a thread reads before it uses them */
 
 typedef struct part_sum { /* of one block */
     double loss;
@@ -99,7 +101,7 @@ template <typename T> __device__ static inline float row_maximum(const T *row, i
 }
 
 typedef struct entropy {
-    int64_t rows, valid;
+    int64_t rows, valid, pitch; /* pitch: from row to row of the logits and their gradient */
     int width;
     float smoothing;
     bool soft;
@@ -145,7 +147,7 @@ static __global__ void __launch_bounds__(THREADS)
     part_sum mine = {};
     for (int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; row < e.valid; row += (int64_t)gridDim.x * WARPS) {
         bool hit;
-        const float cost = entropy_row(e, x + row * e.width, target, row, saved ? saved + 2 * row : NULL, hit);
+        const float cost = entropy_row(e, x + row * e.pitch, target, row, saved ? saved + 2 * row : NULL, hit);
         if (threadIdx.x % 32 == 0) mine.loss += cost, mine.correct += hit;
     }
     leave(mine, parts, (double)e.valid, e.valid, result);
@@ -156,8 +158,8 @@ template <typename T>
 static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
 {
     const int64_t row = blockIdx.x;
-    x += row * e.width;
-    dx += row * e.width;
+    x += row * e.pitch;
+    dx += row * e.pitch;
     const bool counts = row < e.valid;
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
     for (int k = threadIdx.x; k < e.width; k += blockDim.x) {
@@ -175,33 +177,56 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
 
 /* ---- rows of many classes ------------------------------------------------------------------------------------------- */
 
-/* A row of elements that need not begin on a multiple of 16 bytes: single ones, packs, single ones. A block shares it. */
+/* A row of elements that need not begin on a multiple of 16 bytes: single ones, packs, single ones. A block shares it; what a
+ * thread gets comes in rising order. */
 template <typename T, typename Work> __device__ static inline void for_row(const T *row, int width, Work work)
 {
     constexpr int V = pack<T>::n;
     const int skew = (int)((uintptr_t)row % 16 / sizeof(T)), head = min(width, (V - skew) % V), packs = (width - head) / V;
-    const int tail = head + packs * V;
+    const int tail = head + packs * V, step = (int)blockDim.x;
     if ((int)threadIdx.x < head) work(threadIdx.x, lanes<1>{{load(row, threadIdx.x)}});
-    for (int i = threadIdx.x; i < packs; i += blockDim.x) work(head + i * V, load_lanes<V>(row + head + i * V));
+    for (int i = threadIdx.x; i < packs; i += AT_ONCE * step) {
+        lanes<V> v[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if (i + u * step < packs) v[u] = load_lanes<V>(row + head + (i + u * step) * V);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if (i + u * step < packs) work(head + (i + u * step) * V, v[u]);
+    }
     if (tail + (int)threadIdx.x < width) work(tail + threadIdx.x, lanes<1>{{load(row, tail + threadIdx.x)}});
 }
 
-/* What a thread, and then a block, knows of a row: its largest value and where that first stands, sums of e^(x - top), of x, of
- * the soft target and of its products with x. */
+/* e^v, as exact as what is made from it will be kept. */
+template <typename T> __device__ static inline float exponential(float v)
+{
+    if constexpr (sizeof(T) == sizeof(float))
+        return expf(v);
+    else
+        return __expf(v);
+}
+
+/* What a thread, and then a block, knows of a row: its largest value and about where that first stands (-1: nowhere), sums of
+ * e^(x - top), of x, of the soft target and of its products with x. top is finite while x is: minus infinity adds nothing, and
+ * what is no number makes the sum none. */
 typedef struct row_sums {
     float top, sum, plain, mass, product;
     int at;
 } row_sums;
 
-__device__ static inline void take(row_sums &r, float v, int k)
+/* V neighbours from place k on. */
+template <typename T, int V> __device__ static inline void take(row_sums &r, const lanes<V> &v, int k)
 {
-    if (v > r.top || r.at < 0) {
-        r.sum = r.at < 0 ? 0.0f : r.sum * expf(r.top - v);
-        r.top = v;
+    float most = v.v[0];
+#pragma unroll
+    for (int i = 1; i < V; i++) most = fmaxf(most, v.v[i]);
+    if (most > r.top) {
+        r.sum *= exponential<T>(r.top - most);
+        r.top = most;
         r.at = k;
     }
-    r.sum += v == r.top ? 1.0f : expf(v - r.top); /* minus infinity minus itself is no number */
-    r.plain += v;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.sum += exponential<T>(v.v[i] - r.top);
 }
 
 /* The first largest over a block whose threads each bring their own (at < 0: none). */
@@ -226,24 +251,27 @@ __device__ static float wide_row(const entropy &e, const T *x, const void *targe
 {
     __shared__ float shared[32];
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
-    row_sums r = {-INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -1};
+    row_sums r = {-FLT_MAX, 0.0f, 0.0f, 0.0f, 0.0f, -1};
     float most = -INFINITY; /* of the soft target, and where */
     int truth = -1;
     for_row(x, e.width, [&](int k, auto v) {
+        constexpr int V = (int)(sizeof v / sizeof(float));
+        take<T>(r, v, k);
 #pragma unroll
-        for (int i = 0; i < (int)(sizeof v / sizeof(float)); i++) {
-            take(r, v.v[i], k + i);
-            if (!soft) continue;
+        for (int i = 0; i < V && e.smoothing > 0.0f; i++) r.plain += v.v[i];
+#pragma unroll
+        for (int i = 0; i < V && soft; i++) {
             const float t = load(soft, k + i);
             r.mass += t;
             r.product += t * v.v[i];
             if (t > most || truth < 0) most = t, truth = k + i;
         }
     });
-    const float mine = r.top, sum_of_mine = r.sum;
-    const bool any = r.at >= 0;
+    while (r.at >= 0 && r.at + 1 < e.width && load(x, r.at) != r.top) r.at++; /* among its neighbours */
+    const float mine = r.top;
     block_first_maximum(r.top, r.at);
-    const float sum = block_sum(any ? sum_of_mine * expf(mine - r.top) : 0.0f, shared), log_sum = r.top + logf(sum);
+    const float top = fmaxf(r.top, -FLT_MAX), sum = block_sum(r.sum * exponential<T>(mine - top), shared);
+    const float log_sum = top + logf(sum);
     float cost;
     if (soft) {
         block_first_maximum(most, truth);
@@ -254,7 +282,7 @@ __device__ static float wide_row(const entropy &e, const T *x, const void *targe
     }
     if (e.smoothing > 0.0f)
         cost = (1.0f - e.smoothing) * cost + e.smoothing * (log_sum - block_sum(r.plain, shared) / (float)e.width);
-    if (saved && threadIdx.x == 0) saved[0] = r.top, saved[1] = 1.0f / sum;
+    if (saved && threadIdx.x == 0) saved[0] = top, saved[1] = 1.0f / sum;
     hit = r.at == truth;
     return cost;
 }
@@ -267,7 +295,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     part_sum mine = {};
     for (int64_t row = blockIdx.x; row < e.valid; row += gridDim.x) {
         bool hit;
-        const float cost = wide_row(e, x + row * e.width, target, row, saved ? saved + 2 * row : NULL, hit);
+        const float cost = wide_row(e, x + row * e.pitch, target, row, saved ? saved + 2 * row : NULL, hit);
         if (threadIdx.x == 0) mine.loss += cost, mine.correct += hit;
     }
     leave(mine, parts, (double)e.valid, e.valid, result);
@@ -279,19 +307,23 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     wide_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
 {
     const int64_t row = blockIdx.x;
-    x += row * e.width;
-    dx += row * e.width;
+    x += row * e.pitch;
+    dx += row * e.pitch;
     const bool counts = row < e.valid;
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
     const int truth = !counts || e.soft ? -1 : ((const int32_t *)target)[row];
+    const float factor = by_sum * share, sure = (1.0f - e.smoothing) * share, even = e.smoothing / (float)e.width * share;
     for_row(x, e.width, [&](int k, auto v) {
         constexpr int V = (int)(sizeof v / sizeof(float));
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            const float wanted = soft ? load(soft, k + i) : truth == k + i ? 1.0f : 0.0f;
-            const float q = (1.0f - e.smoothing) * wanted + e.smoothing / (float)e.width;
-            v.v[i] = counts ? (expf(v.v[i] - top) * by_sum - q) * share : 0.0f;
+        for (int i = 0; i < V; i++) v.v[i] = counts ? exponential<T>(v.v[i] - top) * factor - even : 0.0f;
+        if (soft && counts) {
+#pragma unroll
+            for (int i = 0; i < V; i++) v.v[i] -= sure * load(soft, k + i);
+        } else if (truth >= k && truth < k + V) {
+#pragma unroll
+            for (int i = 0; i < V; i++) v.v[i] -= truth == k + i ? sure : 0.0f;
         }
         store_lanes<V>(dx + k, v);
     });
@@ -306,12 +338,14 @@ static entropy entropy_of(const abar__op *op, const abar__op_args *a)
 {
     const abar__op_desc *d = &op->desc;
     const int64_t width = d->in[0].dim[d->in[0].ndim - 1], each = rows_a_sample(op);
-    return {d->in[0].dim[0] * each, a->run->valid * each, (int)width, (float)d->smoothing, d->soft_targets};
+    const int64_t pitch = abar__row_pitch(op->dev, width, op->in_layout[0]);
+    return {d->in[0].dim[0] * each, a->run->valid * each, pitch, (int)width, (float)d->smoothing, d->soft_targets};
 }
 
 static abar_status entropy_create(abar__op *op)
 {
     ABAR_TRY(create(op));
+    if (op->desc.in_layout[0] == ABAR_LAYOUT_PADDED) op->in_layout[0] = ABAR_LAYOUT_PADDED;
     op->saved_bytes = (size_t)(op->desc.in[0].dim[0] * rows_a_sample(op)) * 2 * sizeof(float);
     return ABAR_OK;
 }

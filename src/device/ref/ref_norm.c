@@ -1,6 +1,6 @@
 /* Normalisation: y = scale (x - mean) / sqrt(variance + eps) + shift. Batch norm takes the moments per channel over the batch,
- * layer norm per row over the last dimension. With xh = (x - mean) / std and g = scale dy the gradient is
- * dx = (g - mean(g) - xh mean(g xh)) / std. saved: the means, then the reciprocal standard deviations. */
+ * layer norm per row over the last dimension, of one input or the sum of two. With xh = (x - mean) / std and g = scale dy the
+ * gradient is dx = (g - mean(g) - xh mean(g xh)) / std. saved: the means, then the reciprocal standard deviations. */
 #include "device/ref/ref_nn.h"
 
 #include <math.h>
@@ -117,15 +117,27 @@ static int64_t row_count(const abar__shape *s) { return abar__shape_count(s) / r
 static abar_status layer_create(abar__op *op)
 {
     abar__ref_dense(op);
-    op->backward_needs = ABAR_NEEDS_X;
+    op->backward_needs = op->desc.residual ? ABAR_NEEDS_STREAM : ABAR_NEEDS_X;
+    op->dx_alike = op->desc.residual;
     op->saved_bytes = 2 * (size_t)row_count(&op->desc.out) * sizeof(double);
     return ABAR_OK;
+}
+
+/* What is normalised. */
+static const double *layer_input(const abar__op *op, const abar__op_args *a) { return op->desc.residual ? a->stream : a->x[0]; }
+
+static void add_residual(const abar__op *op, const abar__op_args *a)
+{
+    const double *x = a->x[0], *residual = a->x[1];
+    double *stream = a->stream;
+    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) stream[i] = x[i] + residual[i];
 }
 
 static abar_status layer_forward(abar__op *op, const abar__op_args *a)
 {
     int64_t rows = row_count(&op->desc.out), width = row_length(&op->desc.out);
-    const double *x = a->x[0], *scale = a->param[0], *shift = a->param[1];
+    if (op->desc.residual) add_residual(op, a);
+    const double *x = layer_input(op, a), *scale = a->param[0], *shift = a->param[1];
     double *y = a->y, *means = a->saved, *inverses = means + rows;
     for (int64_t r = 0; r < rows; r++) {
         double mean, variance;
@@ -146,7 +158,8 @@ static abar_status layer_backward(abar__op *op, const abar__op_args *a)
     const double *scale = a->param[0], *means = a->saved, *inverses = means + rows;
     double *dscale = abar__ref_dparam(a, 0, width), *dshift = a->dparam[1] ? abar__ref_dparam(a, 1, width) : NULL;
     for (int64_t r = 0; r < rows; r++) {
-        const double *x = (const double *)a->x[0] + r * width, *dy = (const double *)a->dy + r * width;
+        const double *x = layer_input(op, a) + r * width, *dy = (const double *)a->dy + r * width;
+        const double *beside = a->dstream ? (const double *)a->dstream + r * width : NULL;
         double sum = 0.0, dot = 0.0; /* of g = scale dy, and of g with xh */
         for (int64_t i = 0; i < width; i++) {
             double xh = (x[i] - means[r]) * inverses[r];
@@ -155,11 +168,11 @@ static abar_status layer_backward(abar__op *op, const abar__op_args *a)
             sum += scale[i] * dy[i];
             dot += scale[i] * dy[i] * xh;
         }
-        if (!a->dx[0]) continue;
-        double *dx = (double *)a->dx[0] + r * width;
         for (int64_t i = 0; i < width; i++) {
             double xh = (x[i] - means[r]) * inverses[r];
-            dx[i] = inverses[r] * (scale[i] * dy[i] - sum / (double)width - xh * dot / (double)width);
+            double dx = inverses[r] * (scale[i] * dy[i] - sum / (double)width - xh * dot / (double)width);
+            for (int k = 0; k < op->desc.n_in; k++)
+                if (a->dx[k]) ((double *)a->dx[k])[r * width + i] = beside ? dx + beside[i] : dx;
         }
     }
     return ABAR_OK;
