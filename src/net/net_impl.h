@@ -58,7 +58,7 @@ typedef struct abar__step {
     bool passes_dy;                               /* its dx are its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers settled once and for all */
-    double forward_seconds, backward_seconds;
+    double forward_seconds, backward_seconds, observe_seconds;
 } abar__step;
 
 /* Running statistics of one batch norm. */
@@ -108,6 +108,8 @@ struct abar_net {
     int64_t pending_batches; /* training forwards since the last commit */
     bool ran_forward;
     bool profile;
+    void **marks;  /* profiling a queued device: its ticks (profile.c) ... */
+    double *clock; /* ... or the host's, in seconds */
 };
 
 /* Makes room for one more element and returns its index, or a negative status. */
@@ -145,5 +147,13 @@ void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
+
+/* profile.c. While profiling: step s has run forward, or backward and been joined, or been observed; -1: before the first. */
+abar_status abar__profile_forward(abar_net *net, int s);
+abar_status abar__profile_backward(abar_net *net, int s, bool observed);
+void abar__profile_release(abar_net *net);
+int64_t abar__multiply_adds(const abar__op_desc *d); /* of the forward pass */
+/* What step s did and has to do. */
+void abar__net_work(const abar_net *net, int s, abar_node_info *out);
 
 #endif

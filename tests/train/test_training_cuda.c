@@ -354,6 +354,33 @@ static void run_that_exceeds_the_memory_says_what_to_lower(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* ---- timing ----------------------------------------------------------------------------------------------------------- */
+
+/* One by one operations take at least as long as in a recorded step; the rates are those of a GPU, not of a clock gone wrong.
+ */
+static void profile_times_every_operation(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "resnet20", "mac", "device=cuda batch=64 precision=bf16 tcov=2 tinv=2 threads=1");
+    abar_bench_config config = {.size = sizeof config, .steps = 10, .warmup = 4, .profile = true};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    assert_true(r.copy_rate > 1e11 && r.copy_rate < 1e14 && r.product_rate > 1e12 && r.product_rate < 1e16);
+    double total = 0.0, statistics = 0.0;
+    for (int i = 0; i < abar_bench_row_count(bench); i++) {
+        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const bool does_something = row.phase[ABAR_BENCH_FORWARD].bytes > 0.0;
+        if (does_something && !(row.phase[ABAR_BENCH_FORWARD].us > 0.0 && row.phase[ABAR_BENCH_FORWARD].floor_us > 0.0))
+            fail_msg("%s took no time", row.name);
+        for (int k = 0; k < ABAR_BENCH_PHASES; k++) total += row.phase[k].us;
+        statistics += row.phase[ABAR_BENCH_STATISTICS].us;
+    }
+    assert_true(total > 0.8e3 * r.ms_median && statistics > 0.0);
+    abar_bench_release(bench);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(int argc, char **argv)
@@ -373,6 +400,7 @@ int main(int argc, char **argv)
         with_fixture(training_allocates_nothing),
         with_fixture(runs_in_every_precision_learn),
         with_fixture(methods_that_cuda_does_not_have_are_refused_by_name),
+        with_fixture(profile_times_every_operation),
         with_fixture(run_that_exceeds_the_memory_says_what_to_lower),
         with_fixture(lost_device_is_told_and_the_checkpoint_stays), /* the last: no work is done after it */
     };
