@@ -13,6 +13,7 @@ static void close_libraries(abar_device *dev)
     abar__cuda_nn_state *s = (abar__cuda_nn_state *)cuda->nn;
     if (!s) return;
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
+    abar__choices_close(s->choices);
     if (s->side) cudnnDestroy(s->side);
     if (s->main) cudnnDestroy(s->main);
     if (s->blas) cublasLtDestroy(s->blas);

@@ -4,6 +4,10 @@
 
 #include "device/cuda/cuda_nn.h"
 
+extern "C" {
+#include "device/choices.h"
+}
+
 #include <cublasLt.h>
 #include <cudnn.h>
 
@@ -14,6 +18,8 @@ typedef struct abar__cuda_nn_state {
     cudaStream_t main_stream; /* the one main was told last */
     void *convolutions;       /* what conv_cudnn.cu has chosen so far, and how to release it */
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
+    bool asked;             /* for choices */
+    abar__choices *choices; /* measured by earlier processes and this one; NULL: none are kept */
 } abar__cuda_nn_state;
 
 extern "C" {
