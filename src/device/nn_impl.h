@@ -106,7 +106,11 @@ typedef struct abar__op_args {
     void *y;
     void *dy;        /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
     const void *dy2; /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
-    void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
+    void *dx[ABAR_OP_MAX_IN]; /* written, unless add_dx; NULL where not needed */
+    bool add_dx;              /* dx[0] holds a gradient already: add to that; only where op->view_align */
+    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: as many as there are channels. Others
+     * occur only where op->view_align says so. */
+    int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
@@ -148,7 +152,10 @@ struct abar__op {
     bool takes_dy2; /* backward can add dy2 to dy on the fly */
     bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
     bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
-    void *priv;     /* of the implementation */
+    /* Not 0: x[0] and dx[0] may be channels of a wider value, beginning at and stepping by multiples of this. Of a CONCAT any
+     * input, and y too; an input that lies in its place in y, with its dx in dy (and no dy2), is not copied. */
+    int view_align;
+    void *priv; /* of the implementation */
     size_t priv_bytes;
 };
 

@@ -30,6 +30,17 @@ static bool goes_back(const abar_net *net, const abar__step *step)
     return step->out < 0 || net->values[step->out].wants_grad;
 }
 
+/* The buffer of step s's output: its own, its input's, or that of the value it is a part of, made for the first part. */
+static int output_buffer(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const abar__value *y = &net->values[step->out];
+    const int owner = y->within >= 0 ? y->within : step->out;
+    if (step->op->y_is_x) return net->values[step->in[0]].buffer;
+    if (net->values[owner].buffer < 0) net->values[owner].buffer = add_buffer(net, value_bytes(net, owner), s, s);
+    return net->values[owner].buffer;
+}
+
 static abar_status forward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -41,7 +52,7 @@ static abar_status forward_buffers(abar_net *net, int s)
     }
     if (step->out >= 0) {
         abar__value *y = &net->values[step->out];
-        y->buffer = op->y_is_x ? net->values[step->in[0]].buffer : add_buffer(net, value_bytes(net, step->out), s, s);
+        y->buffer = output_buffer(net, s);
         if (y->buffer < 0) return (abar_status)y->buffer;
         live_until(net, y->buffer, back && op->backward_needs & ABAR_NEEDS_Y ? backward_time(net, s) : s);
     }
@@ -72,7 +83,7 @@ static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buff
         v->grad[0] = buffer;
         return ABAR_OK;
     }
-    bool producer_adds = v->producer >= 0 && net->steps[v->producer].op->takes_dy2;
+    bool producer_adds = v->producer >= 0 && net->steps[v->producer].op->takes_dy2 && !v->hosts;
     if (producer_adds && v->grad[1] < 0) {
         v->grad[1] = buffer;
         return ABAR_OK;
@@ -96,9 +107,11 @@ static bool passes_dy(const abar_net *net, const abar__step *step)
     for (int i = 0; i < step->op->desc.n_in; i++) {
         int producer = net->values[step->in[i]].producer;
         while (producer >= 0 && net->steps[producer].op->y_is_x) producer = net->values[net->steps[producer].in[0]].producer;
-        if (producer >= 0 && net->steps[producer].op->desc.activation != ABAR_ACT_NONE &&
-            net->steps[producer].op->desc.kind != ABAR_OP_BATCH_NORM)
-            return false; /* a fused ReLU turns its dy into dL/dz in place */
+        if (producer < 0) continue;
+        const abar__step *maker = &net->steps[producer];
+        if (maker->op->desc.activation != ABAR_ACT_NONE && maker->op->desc.kind != ABAR_OP_BATCH_NORM)
+            return false;                                /* a fused ReLU turns its dy into dL/dz in place */
+        if (net->values[maker->out].hosts) return false; /* readers of its parts add to its dy */
     }
     return true;
 }
@@ -114,6 +127,18 @@ static abar_status columns_buffer(abar_net *net, int s)
     step->columns =
         add_buffer(net, count * abar_dtype_size(net->dev->ops->dtype), backward_time(net, s), backward_time(net, maker));
     return step->columns < 0 ? (abar_status)step->columns : ABAR_OK;
+}
+
+/* The gradient of a part lies in that of the whole: the concatenation that took it in finds it there, the others add. */
+static void part_gradient(abar_net *net, abar__step *step, int i, int time)
+{
+    abar__value *x = &net->values[step->in[i]];
+    if (x->grad[0] < 0)
+        x->grad[0] = net->values[step->out].grad[0];
+    else
+        step->args.add_dx = true;
+    step->dx[i] = x->grad[0];
+    live_until(net, step->dx[i], time);
 }
 
 static abar_status backward_buffers(abar_net *net, int s)
@@ -133,6 +158,11 @@ static abar_status backward_buffers(abar_net *net, int s)
     step->passes_dy = passes_dy(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         if (!op->desc.need_dx[i]) continue;
+        const abar__value *x = &net->values[step->in[i]];
+        if (x->within >= 0) {
+            part_gradient(net, step, i, time);
+            continue;
+        }
         bool same = step->passes_dy || (op->y_is_x && i == 0);
         step->dx[i] = same ? net->values[step->out].grad[0] : add_buffer(net, value_bytes(net, step->in[i]), time, time);
         if (step->dx[i] < 0) return (abar_status)step->dx[i];

@@ -18,9 +18,12 @@ typedef struct abar__value {
     bool wants_grad;   /* something upstream has parameters */
     bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
-    int buffer;     /* of the plan */
-    int grad[2];    /* buffers whose sum is the gradient; -1: none */
-    abar__op *join; /* adds the gradients of several readers; NULL: not needed */
+    int buffer;      /* of the plan */
+    int grad[2];     /* buffers whose sum is the gradient; -1: none */
+    abar__op *join;  /* adds the gradients of several readers; NULL: not needed */
+    int within;      /* value whose memory it is a part of, as is its gradient (views.c); -1: it has its own */
+    int64_t channel; /* ... and where it begins there */
+    bool hosts;      /* others are within it, some of them written before it is made */
 } abar__value;
 
 typedef struct abar__param_info {
@@ -145,6 +148,7 @@ const char *abar__shape_text(const abar__shape *shape, char text[64]);
 abar_status abar__net_list_state(abar_net *net);  /* state.c: the state dict */
 void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
+void abar__net_place_views(abar_net *net);        /* views.c: values that are parts of others */
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
 

@@ -121,6 +121,16 @@ int64_t abar__multiply_adds(const abar__op_desc *d)
     return 0;
 }
 
+/* Bytes of a concatenation's inputs that lie in their place in its output: nobody moves them. */
+static double bytes_in_place(const abar_net *net, const abar__step *step)
+{
+    double bytes = 0.0;
+    if (step->op->desc.kind != ABAR_OP_CONCAT) return bytes;
+    for (int i = 0; i < step->op->desc.n_in; i++)
+        if (net->values[step->in[i]].within >= 0) bytes += bytes_of(net, step->in[i]);
+    return bytes;
+}
+
 static abar_work forward_work(const abar_net *net, const abar__step *step)
 {
     const abar__op_desc *d = &step->op->desc;
@@ -128,7 +138,7 @@ static abar_work forward_work(const abar_net *net, const abar__step *step)
     if (step->op->y_is_x) return w;
     for (int i = 0; i < d->n_in; i++) w.bytes += bytes_of(net, step->in[i]);
     if (step->out >= 0) w.bytes += bytes_of(net, step->out);
-    w.bytes += param_bytes(net, step, false);
+    w.bytes += param_bytes(net, step, false) - 2.0 * bytes_in_place(net, step);
     w.flops = 2.0 * (double)abar__multiply_adds(d);
     return w;
 }
@@ -144,12 +154,13 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
         const double x = bytes_of(net, step->in[i]);
         const bool added = i > 0 && op->desc.residual; /* its gradient does not depend on it */
         if (op->backward_needs & ABAR_NEEDS_X && !added) w.bytes += x;
-        if (op->desc.need_dx[i]) w.bytes += x;
+        if (op->desc.need_dx[i]) w.bytes += step->args.add_dx ? 2.0 * x : x;
     }
     if (step->out >= 0) {
         const abar__value *y = &net->values[step->out];
         w.bytes += bytes_of(net, step->out) * (1 + (y->grad[1] >= 0) + ((op->backward_needs & ABAR_NEEDS_Y) != 0));
     }
+    w.bytes -= 2.0 * bytes_in_place(net, step);
     w.bytes += param_bytes(net, step, true) + (op->desc.need_dx[0] ? param_bytes(net, step, false) : 0.0);
     const bool both = op->desc.kind == ABAR_OP_ATTENTION || op->desc.need_dx[0]; /* gradients of two factors, or of one */
     w.flops = (both ? 4.0 : 2.0) * (double)abar__multiply_adds(&op->desc);

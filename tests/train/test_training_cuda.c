@@ -131,6 +131,41 @@ static void small_networks_train_as_on_ref(void **state)
     }
 }
 
+/* Concatenations of a dense block share one value and one gradient, to which every layer adds. Growth 8 and 3: with vectors and
+ * without. The arena is far from holding a value for every concatenation. */
+static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
+{
+    fixture *f = *state;
+    static const char *const options[] = {"layers=3-5 growth=8", "layers=4-3 growth=3"};
+    for (int i = 0; i < 2; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "batch=4 limit-train=16 limit-test=4 workers=0 threads=1 deterministic=true %s",
+                 options[i]);
+        abar_setup *on_cuda = make_setup(f, "densenet121", "sgd", text), *on_ref = make_setup(f, "densenet121", "sgd", text);
+        set(f, on_cuda, "device", "cuda");
+        set(f, on_cuda, "precision", "fp32");
+        set(f, on_ref, "device", "ref");
+        engine *cuda = make_engine(f, on_cuda), *ref = make_engine(f, on_ref);
+        copy_weights(cuda, ref);
+        abar__step_result a = train_on(cuda, 0), b = train_on(ref, 0);
+        assert_true(fabs(a.loss.loss - b.loss.loss) <= 1e-4 * b.loss.loss);
+        check_gradients(cuda, ref, 1e-4);
+        size_t joined = 0, whole = 0; /* what concatenations make, and what they are parts of */
+        for (int n = 0; n < abar_net_node_count(cuda->net); n++) {
+            const abar_node_info node = abar_net_node(cuda->net, n);
+            const size_t bytes = (size_t)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * sizeof(float);
+            if (strcmp(node.operation, "concat") != 0) continue;
+            joined += bytes;
+            if (strcmp(abar_net_node(cuda->net, n + 1).name, "trans1.bn") == 0) whole += bytes;
+        }
+        const abar_net_memory of_cuda = abar_net_memory_plan(cuda->net), of_ref = abar_net_memory_plan(ref->net);
+        assert_true(whole > 0 && joined > 2 * whole);
+        assert_true(of_cuda.arena_without_reuse < of_ref.arena_without_reuse / 2 - joined / 2); /* ref is in doubles */
+        drop_engine(cuda);
+        drop_engine(ref);
+    }
+}
+
 /* ---- bit for bit -----------------------------------------------------------------------------------------------------------
  */
 
@@ -393,6 +428,7 @@ int main(int argc, char **argv)
         with_fixture(losses_of_sgd_and_first_gradients_are_refs),
         with_fixture(losses_of_mac_and_first_gradients_are_refs),
         with_fixture(small_networks_train_as_on_ref),
+        with_fixture(dense_blocks_grow_in_place_and_have_refs_gradients),
         with_fixture(recorded_steps_equal_those_taken_one_by_one),
         with_fixture(deterministic_runs_end_in_the_same_bits),
         with_fixture(stopped_runs_resume_bit_for_bit),
