@@ -122,6 +122,8 @@ typedef struct abar__op_args {
     /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the tokens' own
      * order: mean over the queries of its window of the probability (before dropout) that they give this token */
     void *columns;
+    void *moments; /* CONCAT: a training forward leaves those of y here, op->moment_bytes a channel, of the channels it copies;
+                    * BATCH_NORM: those of x, made so. NULL: nobody wants them, or each takes its own */
     void *saved;   /* op->saved_bytes, lives from forward to backward */
     void *scratch; /* op->scratch_bytes, lives during one call */
 } abar__op_args;
@@ -155,7 +157,8 @@ struct abar__op {
     /* Not 0: x[0] and dx[0] may be channels of a wider value, beginning at and stepping by multiples of this. Of a CONCAT any
      * input, and y too; an input that lies in its place in y, with its dx in dy (and no dy2), is not copied. */
     int view_align;
-    void *priv; /* of the implementation */
+    size_t moment_bytes; /* CONCAT: of a channel's moments; BATCH_NORM: of those that it can use instead of its own; 0: none */
+    void *priv;          /* of the implementation */
     size_t priv_bytes;
 };
 

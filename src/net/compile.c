@@ -112,6 +112,15 @@ static int64_t pitch_of(const abar_net *net, int value)
     return within >= 0 ? net->values[within].shape.dim[1] : 0;
 }
 
+/* Of the channels of a concatenation's output or a batch norm's input, in those of their chain. */
+static void *moments_address(const abar_net *net, const abar__step *step)
+{
+    if (step->op->moment_bytes == 0) return NULL;
+    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_CONCAT ? step->out : step->in[0]];
+    char *moments = address(net, v->within >= 0 ? net->values[v->within].moments : v->moments);
+    return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
+}
+
 static void settle_pointers(abar_net *net, abar__step *step)
 {
     abar__op_args *a = &step->args;
@@ -120,6 +129,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->result = net->result;
     a->saved = address(net, step->saved);
     a->columns = address(net, step->columns);
+    a->moments = moments_address(net, step);
     a->table_written = net->tied >= 0;
     for (int i = 0; i < step->op->desc.n_in; i++) {
         a->x[i] = part_address(net, net->values[step->in[i]].buffer, step->in[i]);

@@ -41,6 +41,29 @@ static int output_buffer(abar_net *net, int s)
     return net->values[owner].buffer;
 }
 
+/* The value whose moments a step leaves or uses: that of a chain of concatenations, made (first) by them for the batch norms
+ * that read it. -1: none. */
+static int chain_of(const abar_net *net, const abar__step *step)
+{
+    const bool makes = step->op->desc.kind == ABAR_OP_CONCAT;
+    const int v = makes ? step->out : step->in[0], host = v >= 0 && net->values[v].within >= 0 ? net->values[v].within : v;
+    return step->op->moment_bytes > 0 && net->values[host].hosts && net->config.training ? host : -1;
+}
+
+static abar_status moments_buffer(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const int host = chain_of(net, step);
+    if (host < 0) return ABAR_OK;
+    abar__value *v = &net->values[host];
+    const size_t bytes = (size_t)v->shape.dim[1] * step->op->moment_bytes;
+    if (v->moments < 0 && step->op->desc.kind != ABAR_OP_CONCAT) return ABAR_OK;
+    if (v->moments < 0) v->moments = add_buffer(net, bytes, s, s);
+    if (v->moments < 0) return (abar_status)v->moments;
+    live_until(net, v->moments, s);
+    return ABAR_OK;
+}
+
 static abar_status forward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -56,6 +79,7 @@ static abar_status forward_buffers(abar_net *net, int s)
         if (y->buffer < 0) return (abar_status)y->buffer;
         live_until(net, y->buffer, back && op->backward_needs & ABAR_NEEDS_Y ? backward_time(net, s) : s);
     }
+    ABAR_TRY(moments_buffer(net, s));
     if (op->saved_bytes) {
         step->saved = add_buffer(net, op->saved_bytes, s, back ? backward_time(net, s) : s);
         if (step->saved < 0) return (abar_status)step->saved;

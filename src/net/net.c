@@ -116,7 +116,8 @@ static int add_value(abar_net *net, const abar__shape *shape, int producer)
 {
     int id = abar__net_grow(net, (void **)&net->values, &net->n_values, &net->cap_values, sizeof *net->values);
     if (id >= 0)
-        net->values[id] = (abar__value){.shape = *shape, .producer = producer, .buffer = -1, .grad = {-1, -1}, .within = -1};
+        net->values[id] =
+            (abar__value){.shape = *shape, .producer = producer, .buffer = -1, .grad = {-1, -1}, .within = -1, .moments = -1};
     return id;
 }
 

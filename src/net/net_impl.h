@@ -24,6 +24,7 @@ typedef struct abar__value {
     int within;      /* value whose memory it is a part of, as is its gradient (views.c); -1: it has its own */
     int64_t channel; /* ... and where it begins there */
     bool hosts;      /* others are within it, some of them written before it is made */
+    int moments;     /* buffer of its channels' moments, for batch norms that read it or what is within it; -1: none */
 } abar__value;
 
 typedef struct abar__param_info {

@@ -131,6 +131,24 @@ static void small_networks_train_as_on_ref(void **state)
     }
 }
 
+/* Running means and variances as ref has them. */
+static void check_running(engine *got, engine *expected)
+{
+    for (int i = 0; i < abar_net_tensor_count(got->net); i++) {
+        const char *name;
+        abar_tensor a, b;
+        abar_net_tensor(got->net, i, &name, &a);
+        abar_net_tensor(expected->net, i, &name, &b);
+        if (!strstr(name, "running_")) continue;
+        double *x = values_of(got->f, &a), *y = values_of(got->f, &b);
+        for (int64_t k = 0; k < abar_tensor_count(&a); k++)
+            if (!(fabs(x[k] - y[k]) <= 1e-5 * (1.0 + fabs(y[k]))))
+                fail_msg("%s[%d] is %.9g, not %.9g", name, (int)k, x[k], y[k]);
+        free(x);
+        free(y);
+    }
+}
+
 /* Concatenations of a dense block share one value and one gradient, to which every layer adds. Growth 8 and 3: with vectors and
  * without. The arena is far from holding a value for every concatenation. */
 static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
@@ -150,6 +168,7 @@ static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
         abar__step_result a = train_on(cuda, 0), b = train_on(ref, 0);
         assert_true(fabs(a.loss.loss - b.loss.loss) <= 1e-4 * b.loss.loss);
         check_gradients(cuda, ref, 1e-4);
+        check_running(cuda, ref);
         size_t joined = 0, whole = 0; /* what concatenations make, and what they are parts of */
         for (int n = 0; n < abar_net_node_count(cuda->net); n++) {
             const abar_node_info node = abar_net_node(cuda->net, n);

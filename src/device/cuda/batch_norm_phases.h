@@ -26,6 +26,28 @@ typedef struct cut {
     double unbias; /* rows / (rows - 1); 0 for a single row */
 } cut;
 
+#define MOMENT_SLABS 64 /* at most, of moments that several operations use */
+
+/* How moments of (rows, channels) that were taken for others are cut: by rows alone into slabs that everybody knows. */
+static inline cut moments_cut(int64_t rows, int channels, bool vectors)
+{
+    const int64_t most = abar__cuda_blocks(rows, THREADS / 2), slabs = most < MOMENT_SLABS ? most : MOMENT_SLABS;
+    cut k = {};
+    k.share = rows / slabs;
+    k.rest = rows % slabs;
+    k.channels = k.pitch = channels;
+    k.slabs = (int)slabs;
+    k.across = vectors ? 1 : 3;
+    k.per = 1.0 / (double)rows;
+    return k;
+}
+
+/* Bytes a channel of a value of this shape. */
+static inline size_t moment_bytes(const abar__shape *s)
+{
+    return (size_t)moments_cut(abar__shape_count(s) / s->dim[1], (int)s->dim[1], false).slabs * sizeof(float2);
+}
+
 typedef struct own {
     int64_t first; /* row */
     int channel, count, step;
@@ -116,9 +138,10 @@ template <int V> __device__ static inline void merge_lanes(int across, float &co
 }
 
 /* partial[channel * slabs + slab] = mean and sum of squared distances from it. Each thread measures from its own first row: the
- * distance to the mean of what it sees is then part of what it sees, and nothing cancels. KEEP: x stays in kept. */
+ * distance to the mean of what it sees is then part of what it sees, and nothing cancels. KEEP: x stays in kept. copy: x goes
+ * there on the way, rows copy_pitch apart; NULL: nowhere. */
 template <typename T, int V, bool KEEP>
-__device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, float2 *partial)
+__device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, T *copy, int64_t copy_pitch, float2 *partial)
 {
     __shared__ float2 part[WARPS][MAX_TILE];
     __shared__ float counts[WARPS];
@@ -134,6 +157,10 @@ __device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, f
         for (int b = 0; b < ROWS_AHEAD; b++) {
             if (n + b >= o.count) break;
             if (KEEP) kept[(n + b) * THREADS + threadIdx.x] = word[b];
+            if (copy) {
+                T *to = copy + (o.first + (int64_t)(n + b) * o.step) * copy_pitch + o.channel;
+                *reinterpret_cast<raw<T, V> *>(to) = word[b];
+            }
             const lanes<V> v = expand<T, V>(word[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -198,8 +225,9 @@ __device__ static inline void join_moments(const cut &k, const float2 *partial, 
     if (variance < 0.0) variance = 0.0;
 }
 
-/* The coefficients of the block's channels, a warp for each; the first slab's blocks also move the running statistics. */
-template <int V> __device__ static void settle_statistics(const cut &k, const statistics &s, affine *tile)
+/* The coefficients of the block's channels, a warp for each; the first slab's blocks also move the running statistics. taken:
+ * how the moments were cut. */
+template <int V> __device__ static void settle_statistics(const cut &k, const cut &taken, const statistics &s, affine *tile)
 {
     const int width = V << k.across;
     for (int i = threadIdx.x / 32; i < width; i += WARPS) {
@@ -208,7 +236,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const st
         const float scale = s.scale[c], shift = s.shift[c];
         double mean, variance;
         if (s.training)
-            join_moments(k, s.partial, c, mean, variance);
+            join_moments(taken, s.partial, c, mean, variance);
         else
             mean = (double)s.running_mean[c], variance = (double)s.running_variance[c];
         if (threadIdx.x % 32 != 0) continue;
