@@ -125,6 +125,12 @@ const char *help_placeholder(const abar_option *option);
 /* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
 void help_options(const cli *c, const abar_option *table, const void *config);
 
+/* ---- profile.c ------------------------------------------------------------------------------------------------- */
+
+void print_profile(const abar_bench *bench, const abar_bench_result *result);
+/* Members of the result's object, a comma first. */
+void print_profile_json(const abar_bench *bench, const abar_bench_result *result);
+
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32

@@ -10,31 +10,32 @@ typedef struct bench_flags {
     bool profile, json;
 } bench_flags;
 
-static const abar_option own[] = {{.name = "steps",
-                                   .type = ABAR_OPTION_INT,
-                                   .offset = offsetof(bench_flags, steps),
-                                   .fallback = "50",
-                                   .min = 2,
-                                   .max = 1e6,
-                                   .help = "steps to time"},
-                                  {.name = "warmup-steps",
-                                   .type = ABAR_OPTION_INT,
-                                   .offset = offsetof(bench_flags, warmup_steps),
-                                   .fallback = "5",
-                                   .min = 0,
-                                   .max = 1e6,
-                                   .help = "steps before them that do not count"},
-                                  {.name = "profile",
-                                   .type = ABAR_OPTION_BOOL,
-                                   .offset = offsetof(bench_flags, profile),
-                                   .fallback = "false",
-                                   .help = "time every operation of the network, too"},
-                                  {.name = "json",
-                                   .type = ABAR_OPTION_BOOL,
-                                   .offset = offsetof(bench_flags, json),
-                                   .fallback = "false",
-                                   .help = "print one JSON object"},
-                                  {0}};
+static const abar_option own[] = {
+    {.name = "steps",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(bench_flags, steps),
+     .fallback = "50",
+     .min = 2,
+     .max = 1e6,
+     .help = "steps to time"},
+    {.name = "warmup-steps",
+     .type = ABAR_OPTION_INT,
+     .offset = offsetof(bench_flags, warmup_steps),
+     .fallback = "5",
+     .min = 0,
+     .max = 1e6,
+     .help = "steps before them that do not count"},
+    {.name = "profile",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(bench_flags, profile),
+     .fallback = "false",
+     .help = "time every operation of the network, too, beside what it has to move and to compute"},
+    {.name = "json",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(bench_flags, json),
+     .fallback = "false",
+     .help = "print one JSON object"},
+    {0}};
 
 static const char *const settings[] = {
     "model",  "data",      "optim",   "batch",         "accumulate", "clip", "label-smoothing",
@@ -55,23 +56,7 @@ static void print_result(const abar_setup *setup, const abar_bench_result *r)
     printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
 }
 
-static void print_profile(const abar_net *net)
-{
-    double total = 0;
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
-        total += node.forward_seconds + node.backward_seconds;
-    }
-    printf("\n  %-24s %-22s %-24s %9s %9s\n", "operation", "", "implementation", "forward", "backward");
-    for (int i = 0; i < abar_net_node_count(net) && total > 0; i++) {
-        abar_node_info node = abar_net_node(net, i);
-        printf("  %-24s %-22s %-24s %7.1f %% %7.1f %%\n", node.name ? node.name : "", node.operation,
-               node.implementation ? node.implementation : "", 100 * node.forward_seconds / total,
-               100 * node.backward_seconds / total);
-    }
-}
-
-static void print_result_json(const abar_setup *setup, const abar_bench_result *r, int64_t steps)
+static void print_result_json(const abar_setup *setup, const abar_bench_result *r, int64_t steps, const abar_bench *bench)
 {
     const struct {
         const char *key;
@@ -96,7 +81,9 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
         printf(", \"%s\": ", field[i].key);
         print_json_number(stdout, field[i].value);
     }
-    printf(", \"peak_bytes\": %zu}\n", r->peak_bytes);
+    printf(", \"peak_bytes\": %zu", r->peak_bytes);
+    if (abar_bench_row_count(bench) > 0) print_profile_json(bench, r);
+    printf("}\n");
 }
 
 static int run(cli *c)
@@ -114,10 +101,10 @@ static int run(cli *c)
         if (status < 0)
             code = cli_fail_status(c, status);
         else if (flags.json)
-            print_result_json(setup, &result, flags.steps);
+            print_result_json(setup, &result, flags.steps, bench);
         else
             print_result(setup, &result);
-        if (!code && flags.profile && !flags.json) print_profile(abar_bench_net(bench));
+        if (!code && flags.profile && !flags.json) print_profile(bench, &result);
     }
     abar_bench_release(bench);
     abar_setup_destroy(c->ctx, setup);

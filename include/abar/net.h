@@ -183,18 +183,28 @@ typedef struct abar_net_memory {
 
 abar_net_memory abar_net_memory_plan(const abar_net *net);
 
+/* One pass of an operation. */
+typedef struct abar_work {
+    double seconds; /* summed while profiling is on */
+    double bytes;   /* that a run has to move: what is read and what is written, once each */
+    double flops;   /* of matrix products: two for a multiplication and its addition */
+} abar_work;
+
 /* One row per operation after fusion, for printing. */
 typedef struct abar_node_info {
     const char *name, *operation, *implementation; /* "layer1.0.bn1", "batch_norm+relu", "cpu-batch-norm" */
     int ndim;
-    int64_t dim[4];                           /* of the output, batch included */
-    int64_t parameters, multiply_adds;        /* multiply-adds of one sample's forward pass */
-    double forward_seconds, backward_seconds; /* summed while profiling is on */
+    int64_t dim[4];                    /* of the output, batch included */
+    int64_t parameters, multiply_adds; /* multiply-adds of one sample's forward pass */
+    abar_work forward, backward, observe;
 } abar_node_info;
 
 int abar_net_node_count(const abar_net *net);
 abar_node_info abar_net_node(const abar_net *net, int i);
-void abar_net_profile(abar_net *net, bool on);
+/* Takes the time of every operation from now on. Statistics then run after an operation's gradients instead of beside them. */
+abar_status abar_net_profile(abar_net *net, bool on);
+/* Adds the times of the last forward and backward pass to those before; waits for a queued device. */
+abar_status abar_net_profile_take(abar_net *net);
 
 /* ---- running -------------------------------------------------------------------------------------------------- */
 

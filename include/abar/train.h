@@ -157,7 +157,7 @@ abar_status abar_sample(abar_context *ctx, const abar_setup *setup, const char *
 typedef struct abar_bench_config {
     size_t size; /* sizeof(abar_bench_config) */
     int64_t steps, warmup;
-    bool profile; /* per-node times */
+    bool profile; /* every operation's times, too: abar_bench_row_at */
 } abar_bench_config;
 
 typedef struct abar_bench_result {
@@ -168,15 +168,41 @@ typedef struct abar_bench_result {
     double samples_per_second;
     double seconds_to_first_step;
     size_t peak_bytes;
-    char device[128]; /* what computed: abar_device_describe */
+    char device[128];               /* what computed: abar_device_describe */
+    double copy_rate, product_rate; /* bytes moved and flops in a second, at best: measured for a profile on a queued device */
 } abar_bench_result;
 
-/* out may be NULL; otherwise it receives the net for per-node times, to be released with abar_bench_release. The learning
+typedef enum abar_bench_phase {
+    ABAR_BENCH_FORWARD,
+    ABAR_BENCH_BACKWARD,
+    ABAR_BENCH_STATISTICS,
+    ABAR_BENCH_UPDATE,
+    ABAR_BENCH_PHASES
+} abar_bench_phase;
+
+/* What a phase of an operation takes in one step, or in the last of its micro-batches; what comes every few steps is spread
+ * over them. */
+typedef struct abar_bench_cost {
+    double us;
+    double bytes, flops; /* that it has to move and to compute */
+    double floor_us;     /* what those take at copy_rate and product_rate, the longer of the two; 0: rates unknown */
+} abar_bench_cost;
+
+/* One operation of the net, or the update. On a queued device operations are timed one by one: together they take longer than
+ * a step, which runs some side by side and leaves no gaps. */
+typedef struct abar_bench_row {
+    const char *name, *operation, *implementation; /* as abar_node_info has them */
+    abar_bench_cost phase[ABAR_BENCH_PHASES];
+} abar_bench_row;
+
+/* out may be NULL; otherwise it receives the net and the profile's rows, to be released with abar_bench_release. The learning
  * rate is 0: every step computes on the same numbers. */
 typedef struct abar_bench abar_bench;
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out);
 const abar_net *abar_bench_net(const abar_bench *bench);
+int abar_bench_row_count(const abar_bench *bench); /* 0: it was not profiled */
+abar_bench_row abar_bench_row_at(const abar_bench *bench, int i);
 void abar_bench_release(abar_bench *bench);
 
 #ifdef __cplusplus

@@ -110,7 +110,11 @@ typedef struct abar__op_args {
     const void *dy2;     /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
     void *stream;        /* LAYER_NORM with a residual: in[0] + in[1], of y's shape; backward reads it again */
     const void *dstream; /* ... and its gradient, without what y adds to it; NULL: nobody else read it */
-    void *dx[ABAR_OP_MAX_IN]; /* written, never added to; NULL where not needed */
+    void *dx[ABAR_OP_MAX_IN]; /* written, unless add_dx; NULL where not needed */
+    bool add_dx;              /* dx[0] holds a gradient already: add to that; only where op->view_align */
+    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: as many as there are channels. Others
+     * occur only where op->view_align says so. */
+    int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
@@ -122,6 +126,8 @@ typedef struct abar__op_args {
     /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the tokens' own
      * order: mean over the queries of its window of the probability (before dropout) that they give this token */
     void *columns;
+    void *moments; /* CONCAT: a training forward leaves those of y here, op->moment_bytes a channel, of the channels it copies;
+                    * BATCH_NORM: those of x, made so. NULL: nobody wants them, or each takes its own */
     void *saved;   /* op->saved_bytes, lives from forward to backward */
     void *scratch; /* op->scratch_bytes, lives during one call */
 } abar__op_args;
@@ -153,7 +159,11 @@ struct abar__op {
     bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
     bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
     bool dx_alike;  /* backward makes one gradient for all inputs: every dx may be the same memory */
-    void *priv;     /* of the implementation */
+    /* Not 0: x[0] and dx[0] may be channels of a wider value, beginning at and stepping by multiples of this. Of a CONCAT any
+     * input, and y too; an input that lies in its place in y, with its dx in dy (and no dy2), is not copied. */
+    int view_align;
+    size_t moment_bytes; /* CONCAT: of a channel's moments; BATCH_NORM: of those that it can use instead of its own; 0: none */
+    void *priv;          /* of the implementation */
     size_t priv_bytes;
 };
 

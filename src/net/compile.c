@@ -97,6 +97,30 @@ static void *address(const abar_net *net, int buffer)
     return buffer < 0 ? NULL : (char *)net->arena + net->buffers[buffer].offset;
 }
 
+/* Where the value, or its gradient, lies in this buffer. */
+static void *part_address(const abar_net *net, int buffer, int value)
+{
+    const abar__value *v = &net->values[value];
+    const size_t skip = v->within >= 0 ? (size_t)v->channel * abar_dtype_size(net->dev->activation) : 0;
+    return buffer < 0 ? NULL : (char *)address(net, buffer) + skip;
+}
+
+/* 0: the value is dense. */
+static int64_t pitch_of(const abar_net *net, int value)
+{
+    const int within = net->values[value].within;
+    return within >= 0 ? net->values[within].shape.dim[1] : 0;
+}
+
+/* Of the channels of a concatenation's output or a batch norm's input, in those of their chain. */
+static void *moments_address(const abar_net *net, const abar__step *step)
+{
+    if (step->op->moment_bytes == 0) return NULL;
+    const abar__value *v = &net->values[step->op->desc.kind == ABAR_OP_CONCAT ? step->out : step->in[0]];
+    char *moments = address(net, v->within >= 0 ? net->values[v->within].moments : v->moments);
+    return moments ? moments + (size_t)v->channel * step->op->moment_bytes : NULL;
+}
+
 static void settle_pointers(abar_net *net, abar__step *step)
 {
     abar__op_args *a = &step->args;
@@ -105,16 +129,19 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->result = net->result;
     a->saved = address(net, step->saved);
     a->columns = address(net, step->columns);
+    a->moments = moments_address(net, step);
     a->table_written = net->tied >= 0;
     for (int i = 0; i < step->op->desc.n_in; i++) {
-        a->x[i] = address(net, net->values[step->in[i]].buffer);
-        a->dx[i] = address(net, step->dx[i]);
+        a->x[i] = part_address(net, net->values[step->in[i]].buffer, step->in[i]);
+        a->dx[i] = part_address(net, step->dx[i], step->in[i]);
+        a->x_pitch[i] = pitch_of(net, step->in[i]);
     }
     if (step->out >= 0) {
         const abar__value *y = &net->values[step->out];
-        a->y = address(net, y->buffer);
-        a->dy = address(net, y->grad[0]);
+        a->y = part_address(net, y->buffer, step->out);
+        a->dy = part_address(net, y->grad[0], step->out);
         a->dy2 = address(net, y->grad[1]);
+        a->y_pitch = pitch_of(net, step->out);
     }
     if (step->stream >= 0) {
         a->stream = address(net, net->values[step->stream].buffer);
@@ -190,6 +217,7 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     ABAR_TRY(abar__net_list_state(net));
     abar__net_fuse(net);
     ABAR_TRY(abar__net_make_steps(net));
+    abar__net_place_views(net);
     ABAR_TRY(abar__net_plan_memory(net));
     if (!net->config.plan_only) {
         ABAR_TRY(take_memory(net));

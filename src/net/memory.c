@@ -30,6 +30,40 @@ static bool goes_back(const abar_net *net, const abar__step *step)
     return step->out < 0 || net->values[step->out].wants_grad;
 }
 
+/* The buffer of step s's output: its own, its input's, or that of the value it is a part of, made for the first part. */
+static int output_buffer(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const abar__value *y = &net->values[step->out];
+    const int owner = y->within >= 0 ? y->within : step->out;
+    if (step->op->y_is_x) return net->values[step->in[0]].buffer;
+    if (net->values[owner].buffer < 0) net->values[owner].buffer = add_buffer(net, value_bytes(net, owner), s, s);
+    return net->values[owner].buffer;
+}
+
+/* The value whose moments a step leaves or uses: that of a chain of concatenations, made (first) by them for the batch norms
+ * that read it. -1: none. */
+static int chain_of(const abar_net *net, const abar__step *step)
+{
+    const bool makes = step->op->desc.kind == ABAR_OP_CONCAT;
+    const int v = makes ? step->out : step->in[0], host = v >= 0 && net->values[v].within >= 0 ? net->values[v].within : v;
+    return step->op->moment_bytes > 0 && net->values[host].hosts && net->config.training ? host : -1;
+}
+
+static abar_status moments_buffer(abar_net *net, int s)
+{
+    const abar__step *step = &net->steps[s];
+    const int host = chain_of(net, step);
+    if (host < 0) return ABAR_OK;
+    abar__value *v = &net->values[host];
+    const size_t bytes = (size_t)v->shape.dim[1] * step->op->moment_bytes;
+    if (v->moments < 0 && step->op->desc.kind != ABAR_OP_CONCAT) return ABAR_OK;
+    if (v->moments < 0) v->moments = add_buffer(net, bytes, s, s);
+    if (v->moments < 0) return (abar_status)v->moments;
+    live_until(net, v->moments, s);
+    return ABAR_OK;
+}
+
 static abar_status forward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -41,7 +75,7 @@ static abar_status forward_buffers(abar_net *net, int s)
     }
     if (step->out >= 0) {
         abar__value *y = &net->values[step->out];
-        y->buffer = op->y_is_x ? net->values[step->in[0]].buffer : add_buffer(net, value_bytes(net, step->out), s, s);
+        y->buffer = output_buffer(net, s);
         if (y->buffer < 0) return (abar_status)y->buffer;
         live_until(net, y->buffer, back && op->backward_needs & ABAR_NEEDS_Y ? backward_time(net, s) : s);
     }
@@ -51,6 +85,7 @@ static abar_status forward_buffers(abar_net *net, int s)
         if (v->buffer < 0) return (abar_status)v->buffer;
         live_until(net, v->buffer, back && op->backward_needs & ABAR_NEEDS_STREAM ? backward_time(net, s) : s);
     }
+    ABAR_TRY(moments_buffer(net, s));
     if (op->saved_bytes) {
         step->saved = add_buffer(net, op->saved_bytes, s, back ? backward_time(net, s) : s);
         if (step->saved < 0) return (abar_status)step->saved;
@@ -78,7 +113,7 @@ static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buff
         v->grad[0] = buffer;
         return ABAR_OK;
     }
-    bool producer_adds = v->producer >= 0 && net->steps[v->producer].op->takes_dy2;
+    bool producer_adds = v->producer >= 0 && net->steps[v->producer].op->takes_dy2 && !v->hosts;
     if (producer_adds && v->grad[1] < 0) {
         v->grad[1] = buffer;
         return ABAR_OK;
@@ -101,9 +136,11 @@ static bool may_share(const abar_net *net, const abar__step *step)
     for (int i = 0; i < step->op->desc.n_in; i++) {
         int producer = net->values[step->in[i]].producer;
         while (producer >= 0 && net->steps[producer].op->y_is_x) producer = net->values[net->steps[producer].in[0]].producer;
-        if (producer >= 0 && net->steps[producer].op->desc.activation != ABAR_ACT_NONE &&
-            net->steps[producer].op->desc.kind != ABAR_OP_BATCH_NORM)
-            return false; /* a fused ReLU turns its dy into dL/dz in place */
+        if (producer < 0) continue;
+        const abar__step *maker = &net->steps[producer];
+        if (maker->op->desc.activation != ABAR_ACT_NONE && maker->op->desc.kind != ABAR_OP_BATCH_NORM)
+            return false;                                /* a fused ReLU turns its dy into dL/dz in place */
+        if (net->values[maker->out].hosts) return false; /* readers of its parts add to its dy */
     }
     return true;
 }
@@ -127,6 +164,18 @@ static abar_status columns_buffer(abar_net *net, int s)
     return step->columns < 0 ? (abar_status)step->columns : ABAR_OK;
 }
 
+/* The gradient of a part lies in that of the whole: the concatenation that took it in finds it there, the others add. */
+static void part_gradient(abar_net *net, abar__step *step, int i, int time)
+{
+    abar__value *x = &net->values[step->in[i]];
+    if (x->grad[0] < 0)
+        x->grad[0] = net->values[step->out].grad[0];
+    else
+        step->args.add_dx = true;
+    step->dx[i] = x->grad[0];
+    live_until(net, step->dx[i], time);
+}
+
 static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -146,6 +195,11 @@ static abar_status backward_buffers(abar_net *net, int s)
     const bool alike = op->dx_alike && may_share(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         if (!op->desc.need_dx[i]) continue;
+        const abar__value *x = &net->values[step->in[i]];
+        if (x->within >= 0) {
+            part_gradient(net, step, i, time);
+            continue;
+        }
         bool same = step->passes_dy || (op->y_is_x && i == 0);
         step->dx[i] = same                                 ? net->values[step->out].grad[0]
                       : alike && i > 0 && step->dx[0] >= 0 ? step->dx[0]

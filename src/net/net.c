@@ -27,6 +27,7 @@ void abar_net_destroy(abar_net *net)
 {
     if (!net) return;
     abar_context *ctx = net->ctx;
+    abar__profile_release(net);
     for (int i = 0; i < net->n_steps; i++) abar__op_destroy(net->steps[i].op);
     for (int i = 0; i < net->n_values; i++) abar__op_destroy(net->values[i].join);
     if (net->dev) {
@@ -114,7 +115,9 @@ void abar_scope_pop(abar_net *net)
 static int add_value(abar_net *net, const abar__shape *shape, int producer)
 {
     int id = abar__net_grow(net, (void **)&net->values, &net->n_values, &net->cap_values, sizeof *net->values);
-    if (id >= 0) net->values[id] = (abar__value){.shape = *shape, .producer = producer, .buffer = -1, .grad = {-1, -1}};
+    if (id >= 0)
+        net->values[id] =
+            (abar__value){.shape = *shape, .producer = producer, .buffer = -1, .grad = {-1, -1}, .within = -1, .moments = -1};
     return id;
 }
 
@@ -308,16 +311,6 @@ static const char *operation_name(const abar__op_desc *d)
     }
 }
 
-static int64_t multiply_adds(const abar__op_desc *d)
-{
-    const abar_window *w = &d->window;
-    int64_t outputs = abar__shape_count(&d->out);
-    if (d->kind == ABAR_OP_LINEAR) return outputs * d->in[0].dim[1];
-    if (d->kind == ABAR_OP_ATTENTION) return 2 * outputs * (d->side ? d->side * d->side : d->in[0].dim[1]); /* scores, sums */
-    if (d->kind == ABAR_OP_CONV2D) return outputs * (d->in[0].dim[1] / w->groups) * w->kernel[0] * w->kernel[1];
-    return 0;
-}
-
 int abar_net_node_count(const abar_net *net) { return net->n_steps; }
 
 abar_node_info abar_net_node(const abar_net *net, int i)
@@ -327,9 +320,8 @@ abar_node_info abar_net_node(const abar_net *net, int i)
     abar_node_info info = {.name = step->node >= 0 ? net->nodes[step->node].name : "",
                            .operation = operation_name(d),
                            .implementation = step->op->impl->name,
-                           .multiply_adds = multiply_adds(d) / net->config.batch,
-                           .forward_seconds = step->forward_seconds,
-                           .backward_seconds = step->backward_seconds};
+                           .multiply_adds = abar__multiply_adds(d) / net->config.batch};
+    abar__net_work(net, i, &info);
     const abar__shape *shape = step->out >= 0 ? &net->values[step->out].shape : &d->out;
     info.ndim = shape->ndim;
     memcpy(info.dim, shape->dim, sizeof info.dim);
@@ -349,12 +341,6 @@ abar_net_memory abar_net_memory_plan(const abar_net *net)
                          .other = net->target_bytes + net->shadow_bytes};
     for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
     return m;
-}
-
-void abar_net_profile(abar_net *net, bool on)
-{
-    net->profile = on;
-    for (int i = 0; on && i < net->n_steps; i++) net->steps[i].forward_seconds = net->steps[i].backward_seconds = 0.0;
 }
 
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)

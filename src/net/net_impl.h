@@ -18,9 +18,13 @@ typedef struct abar__value {
     bool wants_grad;   /* something upstream has parameters */
     bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
-    int buffer;     /* of the plan */
-    int grad[2];    /* buffers whose sum is the gradient; -1: none */
-    abar__op *join; /* adds the gradients of several readers; NULL: not needed */
+    int buffer;      /* of the plan */
+    int grad[2];     /* buffers whose sum is the gradient; -1: none */
+    abar__op *join;  /* adds the gradients of several readers; NULL: not needed */
+    int within;      /* value whose memory it is a part of, as is its gradient (views.c); -1: it has its own */
+    int64_t channel; /* ... and where it begins there */
+    bool hosts;      /* others are within it, some of them written before it is made */
+    int moments;     /* buffer of its channels' moments, for batch norms that read it or what is within it; -1: none */
 } abar__value;
 
 typedef struct abar__param_info {
@@ -59,7 +63,7 @@ typedef struct abar__step {
     bool passes_dy;                               /* its dx are its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers settled once and for all */
-    double forward_seconds, backward_seconds;
+    double forward_seconds, backward_seconds, observe_seconds;
 } abar__step;
 
 /* Running statistics of one batch norm. */
@@ -109,6 +113,8 @@ struct abar_net {
     int64_t pending_batches; /* training forwards since the last commit */
     bool ran_forward;
     bool profile;
+    void **marks;  /* profiling a queued device: its ticks (profile.c) ... */
+    double *clock; /* ... or the host's, in seconds */
 };
 
 /* Makes room for one more element and returns its index, or a negative status. */
@@ -144,7 +150,16 @@ const char *abar__shape_text(const abar__shape *shape, char text[64]);
 abar_status abar__net_list_state(abar_net *net);  /* state.c: the state dict */
 void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
+void abar__net_place_views(abar_net *net);        /* views.c: values that are parts of others */
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
+
+/* profile.c. While profiling: step s has run forward, or backward and been joined, or been observed; -1: before the first. */
+abar_status abar__profile_forward(abar_net *net, int s);
+abar_status abar__profile_backward(abar_net *net, int s, bool observed);
+void abar__profile_release(abar_net *net);
+int64_t abar__multiply_adds(const abar__op_desc *d); /* of the forward pass */
+/* What step s did and has to do. */
+void abar__net_work(const abar_net *net, int s, abar_node_info *out);
 
 #endif

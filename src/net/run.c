@@ -2,14 +2,6 @@
 #include "net/net_impl.h"
 
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static abar_status check(abar_net *net, const abar_run_config *run, abar_run_config *r)
 {
@@ -36,13 +28,12 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
                            .sample0 = r.sample0,
                            .loss_scale = r.loss_scale != 0.0 ? r.loss_scale : 1.0};
     net->ran_forward = false;
+    ABAR_TRY(abar__profile_forward(net, -1));
     for (int s = 0; s < net->n_steps; s++) {
         abar__step *step = &net->steps[s];
-        if (step->op->y_is_x) continue;
-        double start = net->profile ? now() : 0.0;
         step->args.scratch = step->forward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->forward_scratch].offset;
-        ABAR_TRY(abar__op_forward(step->op, &step->args));
-        if (net->profile) step->forward_seconds += now() - start;
+        if (!step->op->y_is_x) ABAR_TRY(abar__op_forward(step->op, &step->args));
+        ABAR_TRY(abar__profile_forward(net, s));
     }
     if (r.training) net->pending_batches++;
     net->ran_forward = r.training && net->config.training;
@@ -67,10 +58,13 @@ static abar_status join(abar_net *net, const abar__step *step, int i)
 /* A fused ReLU turns dy into dL/dz in the backward pass: only then is it what an observer wants. */
 static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE; }
 
-static abar_status backward_step(abar_net *net, abar__step *step, bool accumulate, const abar_observer *observer)
+/* Observing waits for nothing that backward writes, so it may run beside it; but not where each is to be timed alone. */
+static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)
 {
+    abar__step *step = &net->steps[s];
     const abar__queue_ops *queue = net->dev->ops->queue;
-    const bool observes = step->layer >= 0 && observer, beside = observes && queue && !changes_dy(step);
+    const bool observes = step->layer >= 0 && observer;
+    const bool beside = observes && queue && !changes_dy(step) && !net->profile;
     step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
     step->args.accumulate = accumulate;
     if (beside) {
@@ -81,10 +75,11 @@ static abar_status backward_step(abar_net *net, abar__step *step, bool accumulat
     }
     if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
     if (beside) ABAR_TRY(queue->aside_join(net->dev));
-    if (observes && !beside) ABAR_TRY(observer->observe(observer->user, step->layer, &net->layers[step->layer]));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
-    return ABAR_OK;
+    ABAR_TRY(abar__profile_backward(net, s, false));
+    if (!observes || beside) return ABAR_OK;
+    return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
 }
 
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *observer)
@@ -94,12 +89,12 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
                           "net: backward needs a training forward before it, on a net compiled for training");
     net->ran_forward = false;
     net->run.observing = observer != NULL;
+    ABAR_TRY(abar__profile_backward(net, -1, false));
     for (int s = net->n_steps - 1; s >= 0; s--) {
-        abar__step *step = &net->steps[s];
-        if (step->out >= 0 && !net->values[step->out].wants_grad) continue;
-        double start = net->profile ? now() : 0.0;
-        ABAR_TRY(backward_step(net, step, accumulate, observer));
-        if (net->profile) step->backward_seconds += now() - start;
+        const int out = net->steps[s].out;
+        const bool goes_back = out < 0 || net->values[out].wants_grad;
+        ABAR_TRY(goes_back ? backward_step(net, s, accumulate, observer) : abar__profile_backward(net, s, false));
+        ABAR_TRY(abar__profile_backward(net, s, true));
     }
     return ABAR_OK;
 }

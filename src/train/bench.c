@@ -15,6 +15,8 @@ struct abar_bench {
     abar__stepper stepper;
     double *times; /* of each step: whole, forward, backward, update */
     int64_t steps;
+    int64_t period; /* steps between statistics, 0: none are taken */
+    abar__bench_profile profile;
 };
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
@@ -73,13 +75,14 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
 }
 
 /* Steps at rate 0: the weights stay where they are, so that every step computes on the same, finite numbers. */
-static abar_status run(abar_bench *b, int64_t steps, double *times)
+static abar_status run(abar_bench *b, int64_t steps, bool profile, double *times)
 {
     for (int64_t k = 0; k < steps; k++) {
         abar__step_result r;
         double began = abar__seconds();
         ABAR_TRY(abar__stepper_run(&b->stepper, NULL, k, 0.0, &r));
         if (!times) continue;
+        if (profile) ABAR_TRY(abar_net_profile_take(b->net));
         times[WHOLE * steps + k] = abar__seconds() - began;
         times[FORWARD * steps + k] = r.forward_seconds;
         times[BACKWARD * steps + k] = r.backward_seconds;
@@ -127,6 +130,22 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
     snprintf(out->device, sizeof out->device, "%s", abar_device_describe(b->dev));
 }
 
+/* Steps on the host, with every operation's times where they are wanted. */
+static abar_status measure_host(abar_bench *b, const abar_bench_config *config, abar_bench_result *result)
+{
+    ABAR_TRY(run(b, config->warmup, false, NULL));
+    ABAR_TRY(abar_net_profile(b->net, config->profile));
+    const abar_phase_times before = abar_optim_times(b->optim);
+    ABAR_TRY(run(b, config->steps, config->profile, b->times));
+    const abar_phase_times after = abar_optim_times(b->optim);
+    result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
+    result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
+    if (!config->profile) return ABAR_OK;
+    b->profile.steps = b->profile.observed = (double)config->steps;
+    for (int64_t k = 0; k < config->steps; k++) b->profile.update_seconds += b->times[UPDATE * config->steps + k];
+    return ABAR_OK;
+}
+
 static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_bench_config *config, abar_bench_result *result)
 {
     double began = abar__seconds();
@@ -136,20 +155,14 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
     b->times = memory;
     result->seconds_to_first_step = abar__seconds() - began;
-    if (b->dev->ops->queue) {
-        if (config->profile)
-            return abar__fail(b->ctx, ABAR_E_UNSUPPORTED, "--profile: operations are timed on the host alone, leave it out");
-        const int64_t period = setup->method ? setup->curvature.tcov : 1;
-        ABAR_TRY(abar__bench_queued(b->dev, &b->stepper, period, config->warmup, config->steps, b->times, result));
-    } else {
-        ABAR_TRY(run(b, config->warmup, NULL));
-        abar_net_profile(b->net, config->profile);
-        const abar_phase_times before = abar_optim_times(b->optim);
-        ABAR_TRY(run(b, config->steps, b->times));
-        const abar_phase_times after = abar_optim_times(b->optim);
-        result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
-        result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
-    }
+    b->period = setup->method ? setup->curvature.tcov : 0;
+    if (b->dev->ops->queue)
+        ABAR_TRY(abar__bench_queued(b->dev, &b->stepper, b->period ? b->period : 1, config->warmup, config->steps, b->times,
+                                    result, config->profile ? &b->profile : NULL));
+    else
+        ABAR_TRY(measure_host(b, config, result));
+    result->copy_rate = b->profile.copy_rate;
+    result->product_rate = b->profile.product_rate;
     summarise(b, setup->train.batch * abar__context_of(setup), result);
     return ABAR_OK;
 }
@@ -174,6 +187,10 @@ abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const aba
 }
 
 const abar_net *abar_bench_net(const abar_bench *b) { return b->net; }
+
+int abar_bench_row_count(const abar_bench *b) { return b->profile.steps > 0.0 ? abar_net_node_count(b->net) + 1 : 0; }
+
+abar_bench_row abar_bench_row_at(const abar_bench *b, int i) { return abar__bench_row(&b->stepper, &b->profile, b->period, i); }
 
 void abar_bench_release(abar_bench *b)
 {

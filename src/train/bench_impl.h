@@ -6,8 +6,23 @@
 
 double abar__median(double *values, int64_t n); /* sorts them */
 
-/* Seconds of each of `steps` whole steps, and out's times of the parts. period: steps between statistics. */
+/* What a profile is made of, beside the times that the net keeps: sums over all profiled steps. */
+typedef struct abar__bench_profile {
+    double steps;    /* profiled: what the net's times are divided by, */
+    double observed; /* and what those of its statistics are, so that they come out spread over the steps between */
+    double update_seconds;
+    double copy_rate, product_rate; /* 0: unknown */
+} abar__bench_profile;
+
+/* Seconds of each of `steps` whole steps, and out's times of the parts. period: steps between statistics. profile: NULL, or
+ * filled from steps of their own, run after the others. */
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,
-                               double *seconds, abar_bench_result *out);
+                               double *seconds, abar_bench_result *out, abar__bench_profile *profile);
+
+/* Bytes per second, read and written, of a copy within the device's memory; flops per second of a large matrix product. */
+abar_status abar__bench_rates(abar_device *dev, double *copy_rate, double *product_rate);
+
+/* Row i of a profile; the update comes after the net's operations. period 0: no statistics are taken. */
+abar_bench_row abar__bench_row(const abar__stepper *stepper, const abar__bench_profile *profile, int64_t period, int i);
 
 #endif

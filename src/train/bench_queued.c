@@ -1,9 +1,11 @@
 /* Timing steps on a queued device: each kind of step is recorded and replayed as in training, with marks in the queue between
- * steps; then the same in its parts. */
+ * steps; then the same in its parts, and for a profile with marks between operations. */
 #include "train/bench_impl.h"
 
 #define RATES 256 /* steps whose rate, 0, the device is told at once */
 #define PARTS_STEPS 40
+#define PROFILE_STEPS 12 /* of each kind */
+#define BACKLOG 8        /* steps before one that is profiled: the device must never wait for the host's next call */
 
 enum { PLAIN, OBSERVING, KINDS };
 
@@ -130,6 +132,53 @@ static abar_status time_parts(recordings *r, int64_t period, abar_bench_result *
     return ABAR_OK;
 }
 
+/* One step, not recorded, with a mark after every operation. Seconds of all but the net's passes go to update. */
+static abar_status profiled_step(recordings *r, int kind, double *update)
+{
+    abar_net *net = r->stepper->net;
+    ABAR_TRY(send_rates(r));
+    ABAR_TRY(r->queue->mark_set(r->dev, r->part[0]));
+    ABAR_TRY(abar__stepper_queue_forward(r->stepper));
+    ABAR_TRY(r->queue->mark_set(r->dev, r->part[1]));
+    ABAR_TRY(backward_parts[kind](r->stepper));
+    ABAR_TRY(r->queue->mark_set(r->dev, r->part[2]));
+    ABAR_TRY(abar__stepper_queue_update(r->stepper));
+    ABAR_TRY(r->queue->mark_set(r->dev, r->part[3]));
+    double forward = 0.0, before = 0.0;
+    for (int i = 0; i < abar_net_node_count(net); i++) before += abar_net_node(net, i).forward.seconds;
+    ABAR_TRY(abar_net_profile_take(net));
+    for (int i = 0; i < abar_net_node_count(net); i++) forward += abar_net_node(net, i).forward.seconds;
+    const double whole = 1e-3 * r->queue->mark_elapsed(r->dev, r->part[0], r->part[1]) - (forward - before);
+    *update += (whole > 0.0 ? whole : 0.0) + 1e-3 * r->queue->mark_elapsed(r->dev, r->part[2], r->part[3]);
+    return ABAR_OK;
+}
+
+/* Steps of one kind, each after so many replays of any kind that the host is ahead of the device. */
+static abar_status profile_kind(recordings *r, int kind, double *update)
+{
+    for (int i = 0; i < PROFILE_STEPS; i++) {
+        for (int k = 0; k < BACKLOG || (int)abar_optim_observes(r->optim) != kind; k++) ABAR_TRY(whole_step(r));
+        ABAR_TRY(profiled_step(r, kind, update));
+    }
+    return ABAR_OK;
+}
+
+static abar_status profile_steps(recordings *r, int64_t period, abar__bench_profile *p)
+{
+    double update[KINDS] = {0}, share[KINDS] = {1.0 - 1.0 / (double)period, 1.0 / (double)period};
+    if (!r->whole[OBSERVING]) share[PLAIN] = 1.0;
+    ABAR_TRY(abar__bench_rates(r->dev, &p->copy_rate, &p->product_rate));
+    ABAR_TRY(abar_net_profile(r->stepper->net, true));
+    for (int kind = 0; kind < KINDS; kind++) {
+        if (!r->whole[kind]) continue;
+        ABAR_TRY(profile_kind(r, kind, &update[kind]));
+        p->steps += PROFILE_STEPS;
+        p->observed += kind == OBSERVING ? (double)(PROFILE_STEPS * period) : 0.0;
+    }
+    p->update_seconds = p->steps * (share[PLAIN] * update[PLAIN] + share[OBSERVING] * update[OBSERVING]) / PROFILE_STEPS;
+    return ABAR_OK;
+}
+
 static void release(recordings *r)
 {
     (void)r->queue->wait(r->dev); /* failures were told where they happened */
@@ -155,7 +204,7 @@ static abar_status make_marks(recordings *r)
 }
 
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,
-                               double *seconds, abar_bench_result *out)
+                               double *seconds, abar_bench_result *out, abar__bench_profile *profile)
 {
     recordings r = {.queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
     const int64_t least = 2 * period + 2;
@@ -163,6 +212,7 @@ abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, i
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);
     if (status == ABAR_OK) status = time_steps(&r, steps, seconds);
     if (status == ABAR_OK && stepper->accumulate == 1 && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);
+    if (status == ABAR_OK && profile) status = profile_steps(&r, period, profile);
     release(&r);
     return status;
 }

@@ -25,6 +25,10 @@ run bench --model lenet5 --batch 8 --steps 3 --threads 1 --json
 check "bench --json prints one object" one_json_object
 succeeds "bench with a profile" bench --model lenet5 --batch 8 --steps 3 --threads 1 --profile
 check "bench names operations" says 'conv1'
+check "bench sums up kinds and phases" says '^  (conv2d|together) +[0-9]'
+run bench --model lenet5 --batch 8 --steps 3 --threads 1 --profile --json
+check "bench --profile --json prints one object" one_json_object
+check "bench --profile --json has the operations" says '"operations": \[.*\{"name": "conv1"'
 
 # --- eval ---
 accuracy=$(sed -nE 's/.*"test_acc": ?([0-9.]+).*/\1/p' <(run eval --checkpoint json --json && cat stdout))

@@ -119,6 +119,24 @@ static void memory_plan_is_within_two_percent_of_the_peak(void **state)
 
 /* ---- timing --------------------------------------------------------------------------------------------------- */
 
+static double profile_of(const abar_bench *bench)
+{
+    double us = 0.0;
+    for (int i = 0; i < abar_bench_row_count(bench); i++) {
+        const abar_bench_row row = abar_bench_row_at(bench, i);
+        for (int k = 0; k < ABAR_BENCH_PHASES; k++) us += row.phase[k].us;
+    }
+    return us;
+}
+
+static int row_named(const abar_bench *bench, const char *name)
+{
+    for (int i = 0; i < abar_bench_row_count(bench); i++)
+        if (strcmp(abar_bench_row_at(bench, i).name, name) == 0) return i;
+    fail_msg("no operation %s", name);
+    return -1;
+}
+
 static void bench_times_add_up(void **state)
 {
     fixture *f = *state;
@@ -131,17 +149,54 @@ static void bench_times_add_up(void **state)
     assert_true(r.ms_forward > 0.0 && r.ms_backward > 0.0 && r.ms_update > 0.0);
     assert_true(fabs(r.samples_per_second - 16e3 / r.ms_median) <= 1e-6 * r.samples_per_second);
     assert_true(r.seconds_to_first_step > 0.0 && r.peak_bytes > 0);
-    const abar_net *net = abar_bench_net(bench);
-    double seconds = 0.0;
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
-        seconds += node.forward_seconds + node.backward_seconds;
-    }
-    assert_true(seconds > 0.0);
+    const double us = profile_of(bench);
+    assert_true(us > 0.0 && us <= 1e3 * r.ms_mean);
     abar_bench_release(bench);
     need(f, abar_bench_run(f->ctx, setup, &config, &r, NULL));
     config.steps = 0;
     assert_int_equal(abar_bench_run(f->ctx, setup, &config, &r, &bench), ABAR_E_ARGUMENT);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+/* conv1 of LeNet-5: 28x28 in, 6 maps of 28x28 out with a ReLU, 156 parameters; the input needs no gradient. */
+static void bench_counts_bytes_and_flops(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=3 device=ref momentum=0.9");
+    abar_bench_config config = {.size = sizeof config, .steps = 2, .warmup = 0, .profile = true};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    const abar_bench_row conv = abar_bench_row_at(bench, row_named(bench, "conv1"));
+    const abar_bench_row update = abar_bench_row_at(bench, abar_bench_row_count(bench) - 1);
+    const double in = 3 * 28 * 28 * 8, out = 3 * 6 * 28 * 28 * 8, weights = 156 * 8, products = 2.0 * 3 * 6 * 28 * 28 * 25;
+    assert_true(conv.phase[ABAR_BENCH_FORWARD].bytes == in + out + weights);
+    assert_true(conv.phase[ABAR_BENCH_FORWARD].flops == products);
+    assert_true(conv.phase[ABAR_BENCH_BACKWARD].bytes == in + 2 * out + weights); /* x, dy and the mask's y; dw */
+    assert_true(conv.phase[ABAR_BENCH_BACKWARD].flops == products);
+    assert_true(conv.phase[ABAR_BENCH_STATISTICS].us == 0.0 && conv.phase[ABAR_BENCH_FORWARD].floor_us == 0.0);
+    assert_true(update.phase[ABAR_BENCH_UPDATE].bytes == 61706.0 * 8 * 5); /* weight and momentum twice, gradient once */
+    abar_bench_release(bench);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void bench_spreads_statistics_over_steps(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "lenet5", "mac", "batch=16 device=ref tcov=4 tinv=4");
+    abar_bench_config config = {.size = sizeof config, .steps = 8, .warmup = 1, .profile = true};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    const abar_bench_row conv = abar_bench_row_at(bench, row_named(bench, "conv1"));
+    assert_true(conv.phase[ABAR_BENCH_STATISTICS].us > 0.0);
+    assert_true(conv.phase[ABAR_BENCH_STATISTICS].bytes == 16 * 28 * 28 * 8 / 4.0);
+    assert_true(profile_of(bench) <= 1e3 * r.ms_mean);
+    abar_bench_release(bench);
+    config.profile = false;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    assert_int_equal(abar_bench_row_count(bench), 0);
+    abar_bench_release(bench);
     abar_setup_destroy(f->ctx, setup);
 }
 
@@ -216,6 +271,8 @@ int main(void)
         with_fixture(batch_larger_than_the_data_is_refused),
         with_fixture(memory_plan_is_within_two_percent_of_the_peak),
         with_fixture(bench_times_add_up),
+        with_fixture(bench_counts_bytes_and_flops),
+        with_fixture(bench_spreads_statistics_over_steps),
         with_fixture(any_allocation_may_fail_and_everything_is_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

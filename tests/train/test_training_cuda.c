@@ -142,6 +142,60 @@ static void small_networks_train_as_on_ref(void **state)
     }
 }
 
+/* Running means and variances as ref has them. */
+static void check_running(engine *got, engine *expected)
+{
+    for (int i = 0; i < abar_net_tensor_count(got->net); i++) {
+        const char *name;
+        abar_tensor a, b;
+        abar_net_tensor(got->net, i, &name, &a);
+        abar_net_tensor(expected->net, i, &name, &b);
+        if (!strstr(name, "running_")) continue;
+        double *x = values_of(got->f, &a), *y = values_of(got->f, &b);
+        for (int64_t k = 0; k < abar_tensor_count(&a); k++)
+            if (!(fabs(x[k] - y[k]) <= 1e-5 * (1.0 + fabs(y[k]))))
+                fail_msg("%s[%d] is %.9g, not %.9g", name, (int)k, x[k], y[k]);
+        free(x);
+        free(y);
+    }
+}
+
+/* Concatenations of a dense block share one value and one gradient, to which every layer adds. Growth 8 and 3: with vectors and
+ * without. The arena is far from holding a value for every concatenation. */
+static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
+{
+    fixture *f = *state;
+    static const char *const options[] = {"layers=3-5 growth=8", "layers=4-3 growth=3"};
+    for (int i = 0; i < 2; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "batch=4 limit-train=16 limit-test=4 workers=0 threads=1 deterministic=true %s",
+                 options[i]);
+        abar_setup *on_cuda = make_setup(f, "densenet121", "sgd", text), *on_ref = make_setup(f, "densenet121", "sgd", text);
+        set(f, on_cuda, "device", "cuda");
+        set(f, on_cuda, "precision", "fp32");
+        set(f, on_ref, "device", "ref");
+        engine *cuda = make_engine(f, on_cuda), *ref = make_engine(f, on_ref);
+        copy_weights(cuda, ref);
+        abar__step_result a = train_on(cuda, 0), b = train_on(ref, 0);
+        assert_true(fabs(a.loss.loss - b.loss.loss) <= 1e-4 * b.loss.loss);
+        check_gradients(cuda, ref, 1e-4);
+        check_running(cuda, ref);
+        size_t joined = 0, whole = 0; /* what concatenations make, and what they are parts of */
+        for (int n = 0; n < abar_net_node_count(cuda->net); n++) {
+            const abar_node_info node = abar_net_node(cuda->net, n);
+            const size_t bytes = (size_t)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * sizeof(float);
+            if (strcmp(node.operation, "concat") != 0) continue;
+            joined += bytes;
+            if (strcmp(abar_net_node(cuda->net, n + 1).name, "trans1.bn") == 0) whole += bytes;
+        }
+        const abar_net_memory of_cuda = abar_net_memory_plan(cuda->net), of_ref = abar_net_memory_plan(ref->net);
+        assert_true(whole > 0 && joined > 2 * whole);
+        assert_true(of_cuda.arena_without_reuse < of_ref.arena_without_reuse / 2 - joined / 2); /* ref is in doubles */
+        drop_engine(cuda);
+        drop_engine(ref);
+    }
+}
+
 /* ---- bit for bit -----------------------------------------------------------------------------------------------------------
  */
 
@@ -375,6 +429,33 @@ static void run_that_exceeds_the_memory_says_what_to_lower(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* ---- timing ----------------------------------------------------------------------------------------------------------- */
+
+/* One by one operations take at least as long as in a recorded step; the rates are those of a GPU, not of a clock gone wrong.
+ */
+static void profile_times_every_operation(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "resnet20", "mac", "device=cuda batch=64 precision=bf16 tcov=2 tinv=2 threads=1");
+    abar_bench_config config = {.size = sizeof config, .steps = 10, .warmup = 4, .profile = true};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    assert_true(r.copy_rate > 1e11 && r.copy_rate < 1e14 && r.product_rate > 1e12 && r.product_rate < 1e16);
+    double total = 0.0, statistics = 0.0;
+    for (int i = 0; i < abar_bench_row_count(bench); i++) {
+        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const bool does_something = row.phase[ABAR_BENCH_FORWARD].bytes > 0.0;
+        if (does_something && !(row.phase[ABAR_BENCH_FORWARD].us > 0.0 && row.phase[ABAR_BENCH_FORWARD].floor_us > 0.0))
+            fail_msg("%s took no time", row.name);
+        for (int k = 0; k < ABAR_BENCH_PHASES; k++) total += row.phase[k].us;
+        statistics += row.phase[ABAR_BENCH_STATISTICS].us;
+    }
+    assert_true(total > 0.8e3 * r.ms_median && statistics > 0.0);
+    abar_bench_release(bench);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
 int main(int argc, char **argv)
@@ -387,12 +468,14 @@ int main(int argc, char **argv)
         with_fixture(losses_of_sgd_and_first_gradients_are_refs),
         with_fixture(losses_of_mac_and_first_gradients_are_refs),
         with_fixture(small_networks_train_as_on_ref),
+        with_fixture(dense_blocks_grow_in_place_and_have_refs_gradients),
         with_fixture(recorded_steps_equal_those_taken_one_by_one),
         with_fixture(deterministic_runs_end_in_the_same_bits),
         with_fixture(stopped_runs_resume_bit_for_bit),
         with_fixture(step_with_a_loss_that_is_not_finite_changes_nothing),
         with_fixture(training_allocates_nothing),
         with_fixture(runs_in_every_precision_learn),
+        with_fixture(profile_times_every_operation),
         with_fixture(run_that_exceeds_the_memory_says_what_to_lower),
         with_fixture(lost_device_is_told_and_the_checkpoint_stays), /* the last: no work is done after it */
     };

@@ -1,4 +1,4 @@
-/* Operations that only move elements: reorder, flatten, concat, and the parameter-free shortcut of CIFAR ResNets. */
+/* Operations that only move elements: reorder, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "device/cuda/cuda_nn.h"
 
 /* ---- transposition: the heart of reorder and flatten ------------------------------------------------------------- */
@@ -106,82 +106,6 @@ static abar_status flatten_backward(abar__op *op, const abar__op_args *a)
 
 const abar__op_impl abar__cuda_flatten = {"cuda-flatten",  ABAR_OP_FLATTEN,  flatten_create,
                                           flatten_forward, flatten_backward, NULL};
-
-/* ---- concat along channels: rows of the inputs, one after another -------------------------------------------------- */
-
-/* A sample of input i is rows x length[i] elements, one of the joint value rows x total: rows are pixels in NHWC, and a dense
- * sample is a single row. */
-typedef struct joint {
-    void *part[ABAR_OP_MAX_IN]; /* NULL: not wanted */
-    int length[ABAR_OP_MAX_IN];
-    int n, rows, total;
-} joint;
-
-/* Parts to whole, or whole (+ whole2) back to the parts. blockIdx.x is the sample; a thread owns V neighbours of the whole. */
-template <typename T, int V> static __global__ void concat_kernel(joint j, T *whole, const T *whole2, bool back)
-{
-    const int units = j.rows * (j.total / V);
-    const int64_t sample = (int64_t)blockIdx.x * j.rows * j.total;
-    for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
-        const int row = u / (j.total / V);
-        int column = u % (j.total / V) * V, i = 0;
-        const int64_t at = sample + (int64_t)row * j.total + column;
-        while (column >= j.length[i]) column -= j.length[i++];
-        T *part = (T *)j.part[i];
-        if (!part) continue;
-        part += ((int64_t)blockIdx.x * j.rows + row) * j.length[i] + column;
-        if (back)
-            store_lanes<V>(part, load_sum<V>((const T *)whole, whole2, at));
-        else
-            store_lanes<V>(whole + at, load_lanes<V>((const T *)part));
-    }
-}
-
-template <typename T> static void concat_run(abar__op *op, const joint &j, void *whole, const void *whole2, bool back)
-{
-    bool vectors = true;
-    for (int i = 0; i < j.n; i++) vectors = vectors && j.length[i] % pack<T>::n == 0;
-    const int v = vectors ? pack<T>::n : 1;
-    const dim3 grid = abar__cuda_image_grid(op->desc.out.dim[0], (int64_t)j.rows * (j.total / v));
-    if (vectors)
-        abar__cuda_launch(op->dev, concat_kernel<T, pack<T>::n>, grid, ABAR_CUDA_THREADS, 0, j, (T *)whole, (const T *)whole2,
-                          back);
-    else
-        abar__cuda_launch(op->dev, concat_kernel<T, 1>, grid, ABAR_CUDA_THREADS, 0, j, (T *)whole, (const T *)whole2, back);
-}
-
-static abar_status concat_create(abar__op *op)
-{
-    for (int i = 0; i < op->desc.n_in; i++) op->in_layout[i] = abar__cuda_layout(&op->desc.in[i]);
-    op->out_layout = abar__cuda_layout(&op->desc.out);
-    op->takes_dy2 = true;
-    return ABAR_OK;
-}
-
-static abar_status concat(abar__op *op, const void *const parts[], void *whole, const void *whole2, bool back)
-{
-    const abar__op_desc *d = &op->desc;
-    const int64_t samples = d->out.dim[0];
-    joint j = {};
-    j.n = d->n_in;
-    j.rows = d->out.ndim == 4 ? (int)(d->out.dim[2] * d->out.dim[3]) : 1;
-    for (int i = 0; i < d->n_in; i++) {
-        j.part[i] = (void *)parts[i];
-        j.length[i] = (int)(abar__shape_count(&d->in[i]) / samples / j.rows);
-        j.total += j.length[i];
-    }
-    if (abar__cuda_is_bf16(op->dev))
-        concat_run<bf16>(op, j, whole, whole2, back);
-    else
-        concat_run<float>(op, j, whole, whole2, back);
-    return abar__cuda_status(op->dev);
-}
-
-static abar_status concat_forward(abar__op *op, const abar__op_args *a) { return concat(op, a->x, a->y, NULL, false); }
-
-static abar_status concat_backward(abar__op *op, const abar__op_args *a) { return concat(op, a->dx, a->dy, a->dy2, true); }
-
-const abar__op_impl abar__cuda_concat = {"cuda-concat", ABAR_OP_CONCAT, concat_create, concat_forward, concat_backward, NULL};
 
 /* ---- shortcut, option A: y[i, j, c + before] = x[s i, s j, c], the other channels zero ------------------------------- */
 

@@ -4,8 +4,9 @@
  * The value is (rows, channels) in memory. It is cut into tiles of channels and slabs of rows, a block each. Forward and
  * backward have two phases: sums over every slab, left in scratch, then the elementwise part, before which each block joins the
  * sums of its channels over all slabs in order. Where a slab fits into shared memory both phases are one kernel with a barrier
- * over the grid between them, and memory is read once; else they are two kernels. Without a residual the ReLU's mask comes from
- * x again, and y is not read at all. saved: the means, then the reciprocal deviations. */
+ * over the grid between them, and memory is read once; else they are two kernels. Moments that a concatenation has taken are
+ * used as they are. Without a residual the ReLU's mask comes from x again, and y is not read at all. x may be some channels of
+ * a wider value, and dx added to what is there. saved: the means, then the reciprocal deviations. */
 #include "device/cuda/batch_norm_phases.h"
 
 #include <cooperative_groups.h>
@@ -19,15 +20,15 @@ extern __shared__ uint4 kept_words[]; /* x, and in backward g, between the phase
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1) moments_kernel(cut k, const T *x, float2 *partial)
 {
-    take_moments<T, V, false>(k, x, NULL, partial);
+    take_moments<T, V, false>(k, x, NULL, NULL, 0, partial);
 }
 
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
-    normalise_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, T *y)
+    normalise_kernel(cut k, cut taken, statistics s, bool relu, const T *x, const T *residual, T *y)
 {
     __shared__ affine tile[MAX_TILE];
-    settle_statistics<V>(k, s, tile);
+    settle_statistics<V>(k, taken, s, tile);
     normalise<T, V, false>(k, tile, relu, x, NULL, residual, y);
 }
 
@@ -36,9 +37,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     whole_forward_kernel(cut k, statistics s, bool relu, const T *x, const T *residual, float2 *partial, T *y)
 {
     __shared__ affine tile[MAX_TILE];
-    take_moments<T, V, true>(k, x, kept_words, partial);
+    take_moments<T, V, true>(k, x, kept_words, NULL, 0, partial);
     cooperative_groups::this_grid().sync();
-    settle_statistics<V>(k, s, tile);
+    settle_statistics<V>(k, k, s, tile);
     normalise<T, V, true>(k, tile, relu, x, kept_words, residual, y);
 }
 
@@ -53,18 +54,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* dx NULL: only the parameters' gradients. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(THREADS, 1) input_kernel(cut k, streams<T> s, coefficients f, gradients p, T *dx)
+static __global__ void __launch_bounds__(THREADS, 1)
+    input_kernel(cut k, streams<T> s, coefficients f, gradients p, bool add, T *dx)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, dx);
+    if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, add, dx);
 }
 
 /* slots: rows that a thread keeps, at most. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
-    whole_backward_kernel(cut k, int slots, streams<T> s, coefficients f, gradients p, float2 *partial, T *dresidual, T *dx)
+    whole_backward_kernel(cut k, int slots, streams<T> s, coefficients f, gradients p, float2 *partial, T *dresidual, bool add,
+                          T *dx)
 {
     __shared__ affine tile[MAX_TILE];
     __shared__ slopes slope[MAX_TILE];
@@ -72,7 +75,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     sum_gradients<T, V, true>(k, s, f, dresidual, kept_words, kept_g, partial);
     cooperative_groups::this_grid().sync();
     settle_gradients<V>(k, f, p, tile, slope);
-    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, dx);
+    if (dx) input_gradient<T, V, true>(k, tile, slope, s, kept_words, kept_g, add, dx);
 }
 
 /* ---- the operation ------------------------------------------------------------------------------------------------------ */
@@ -162,6 +165,8 @@ static abar_status create(abar__op *op)
     batch_norm b = plan(op);
     if (b.vectors) ABAR_TRY(abar__cuda_is_bf16(op->dev) ? plan_whole<bf16>(op, &b) : plan_whole<float>(op, &b));
     op->takes_dy2 = true;
+    op->view_align = d->in[0].ndim != 4 ? 0 : b.vectors ? (int)(16 / abar_dtype_size(op->dev->activation)) : 1;
+    if (op->view_align) op->moment_bytes = moment_bytes(&d->in[0]);
     op->backward_needs = ABAR_NEEDS_X | (d->residual && d->activation == ABAR_ACT_RELU ? ABAR_NEEDS_Y : 0);
     op->saved_bytes = 2 * (size_t)b.k.channels * sizeof(float);
     op->scratch_bytes = (size_t)b.k.channels * (size_t)b.k.slabs * sizeof(float2);
@@ -190,13 +195,23 @@ static void launch_whole(abar_device *dev, void (*kernel)(Parameters...), dim3 g
     if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
 }
 
+/* As planned, for this x. */
+static cut cut_of(const abar__op *op, const abar__op_args *a)
+{
+    cut k = ((const batch_norm *)op->priv)->k;
+    k.pitch = a->x_pitch[0] ? (int)a->x_pitch[0] : k.channels;
+    return k;
+}
+
 template <typename T, int V> static void forward_as(abar__op *op, const abar__op_args *a)
 {
     const batch_norm *b = (const batch_norm *)op->priv;
+    const cut k = cut_of(op, a);
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
     const dim3 grid((unsigned)b->tiles, (unsigned)b->k.slabs);
     const T *x = (const T *)a->x[0], *residual = op->desc.residual ? (const T *)a->x[1] : NULL;
-    float2 *partial = (float2 *)a->scratch;
+    const bool given = a->moments && a->run->training;
+    float2 *partial = given ? (float2 *)a->moments : (float2 *)a->scratch;
     const statistics s = {partial,
                           (float *)a->buffer[0],
                           (float *)a->buffer[1],
@@ -207,18 +222,20 @@ template <typename T, int V> static void forward_as(abar__op *op, const abar__op
                           op->desc.momentum,
                           a->run->training};
     if constexpr (V > 1)
-        if (s.training && b->forward_shared) {
-            launch_whole(op->dev, whole_forward_kernel<T, V>, grid, b->forward_shared, b->k, s, relu, x, residual, partial,
+        if (s.training && !given && b->forward_shared) {
+            launch_whole(op->dev, whole_forward_kernel<T, V>, grid, b->forward_shared, k, s, relu, x, residual, partial,
                          (T *)a->y);
             return;
         }
-    if (s.training) abar__cuda_launch(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, b->k, x, partial);
-    abar__cuda_launch(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, b->k, s, relu, x, residual, (T *)a->y);
+    const cut taken = given ? moments_cut(abar__shape_count(&op->desc.in[0]) / k.channels, k.channels, V > 1) : k;
+    if (s.training && !given) abar__cuda_launch(op->dev, moments_kernel<T, V>, grid, dim3(THREADS), 0, k, x, partial);
+    abar__cuda_launch(op->dev, normalise_kernel<T, V>, grid, dim3(THREADS), 0, k, taken, s, relu, x, residual, (T *)a->y);
 }
 
 template <typename T, int V> static void backward_as(abar__op *op, const abar__op_args *a)
 {
     const batch_norm *b = (const batch_norm *)op->priv;
+    const cut k = cut_of(op, a);
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
     const dim3 grid((unsigned)b->tiles, (unsigned)b->k.slabs);
     float2 *partial = (float2 *)a->scratch;
@@ -230,13 +247,13 @@ template <typename T, int V> static void backward_as(abar__op *op, const abar__o
     if (s.by == MASK_BY_Y) s.y = (const T *)a->y;
     if constexpr (V > 1)
         if (b->backward_shared) {
-            launch_whole(op->dev, whole_backward_kernel<T, V>, grid, b->backward_shared, b->k, b->slots, s, f, p, partial,
-                         dresidual, dx);
+            launch_whole(op->dev, whole_backward_kernel<T, V>, grid, b->backward_shared, k, b->slots, s, f, p, partial,
+                         dresidual, a->add_dx, dx);
             return;
         }
-    abar__cuda_launch(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, b->k, s, f, dresidual, partial);
+    abar__cuda_launch(op->dev, sums_kernel<T, V>, grid, dim3(THREADS), 0, k, s, f, dresidual, partial);
     if (dresidual) s = {s.x, dresidual, NULL, NULL, MASK_NONE}; /* g, as it was written */
-    abar__cuda_launch(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, b->k, s, f, p, dx);
+    abar__cuda_launch(op->dev, input_kernel<T, V>, dx ? grid : dim3(grid.x), dim3(THREADS), 0, k, s, f, p, a->add_dx, dx);
 }
 
 template <typename T> static void run_as(abar__op *op, const abar__op_args *a, bool back)

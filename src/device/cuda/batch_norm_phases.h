@@ -1,7 +1,8 @@
 /* The two phases of batch norm in either direction, as functions of a block: sums over its slab of rows, then, from the sums of
  * all slabs, its share of the result. See batch_norm.cu.
  *
- * The value is (rows, channels) in memory, cut into tiles of channels and slabs of rows. */
+ * The value is (rows, channels) in memory, cut into tiles of channels and slabs of rows. x and dx may be part of a wider one,
+ * the others are dense. */
 #ifndef ABAR_BATCH_NORM_PHASES_H
 #define ABAR_BATCH_NORM_PHASES_H
 
@@ -12,16 +13,40 @@
 #define WARPS (THREADS / 32)
 #define MAX_TILE 64   /* channels of a block, at most */
 #define ROWS_AHEAD 4  /* of x (and the residual) a thread has on their way from memory in forward, */
-#define GRADS_AHEAD 2 /* and of up to four values in backward */
+#define GRADS_AHEAD 2 /* and of up to four values in backward, */
+#define SUMS_AHEAD 4  /* or of dx alone, where the others were kept and dx is added to */
 
 /* A slab has `share` rows, each of the first `rest` slabs one more. A thread owns V channels, of which 1 << across (at most 32)
  * such groups make a tile, and every (THREADS >> across)-th row of the slab. Grid: (tiles, slabs). */
 typedef struct cut {
     int64_t share, rest;
     int channels, slabs, across;
+    int pitch;     /* elements from one row of x or dx to the next */
     double per;    /* 1 / rows */
     double unbias; /* rows / (rows - 1); 0 for a single row */
 } cut;
+
+#define MOMENT_SLABS 64 /* at most, of moments that several operations use */
+
+/* How moments of (rows, channels) that were taken for others are cut: by rows alone into slabs that everybody knows. */
+static inline cut moments_cut(int64_t rows, int channels, bool vectors)
+{
+    const int64_t most = abar__cuda_blocks(rows, THREADS / 2), slabs = most < MOMENT_SLABS ? most : MOMENT_SLABS;
+    cut k = {};
+    k.share = rows / slabs;
+    k.rest = rows % slabs;
+    k.channels = k.pitch = channels;
+    k.slabs = (int)slabs;
+    k.across = vectors ? 1 : 3;
+    k.per = 1.0 / (double)rows;
+    return k;
+}
+
+/* Bytes a channel of a value of this shape. */
+static inline size_t moment_bytes(const abar__shape *s)
+{
+    return (size_t)moments_cut(abar__shape_count(s) / s->dim[1], (int)s->dim[1], false).slabs * sizeof(float2);
+}
 
 typedef struct own {
     int64_t first; /* row */
@@ -42,10 +67,16 @@ template <int V> __device__ static inline own own_of(const cut &k)
     return o;
 }
 
-/* Where V channels of the thread's n-th row lie. */
+/* Where V channels of the thread's n-th row lie in a dense value, */
 __device__ static inline int64_t place(const cut &k, const own &o, int n)
 {
     return (o.first + (int64_t)n * o.step) * k.channels + o.channel;
+}
+
+/* and in x and dx. */
+__device__ static inline int64_t place_x(const cut &k, const own &o, int n)
+{
+    return (o.first + (int64_t)n * o.step) * k.pitch + o.channel;
 }
 
 /* V elements as they lie in memory: what waits in registers and shared memory. */
@@ -107,9 +138,10 @@ template <int V> __device__ static inline void merge_lanes(int across, float &co
 }
 
 /* partial[channel * slabs + slab] = mean and sum of squared distances from it. Each thread measures from its own first row: the
- * distance to the mean of what it sees is then part of what it sees, and nothing cancels. KEEP: x stays in kept. */
+ * distance to the mean of what it sees is then part of what it sees, and nothing cancels. KEEP: x stays in kept. copy: x goes
+ * there on the way, rows copy_pitch apart; NULL: nowhere. */
 template <typename T, int V, bool KEEP>
-__device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, float2 *partial)
+__device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, T *copy, int64_t copy_pitch, float2 *partial)
 {
     __shared__ float2 part[WARPS][MAX_TILE];
     __shared__ float counts[WARPS];
@@ -119,12 +151,16 @@ __device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, f
         raw<T, V> word[ROWS_AHEAD];
 #pragma unroll
         for (int b = 0; b < ROWS_AHEAD; b++)
-            if (n + b < o.count) word[b] = fetch<T, V>(x + place(k, o, n + b));
+            if (n + b < o.count) word[b] = fetch<T, V>(x + place_x(k, o, n + b));
         if (n == 0) zero = expand<T, V>(word[0]);
 #pragma unroll
         for (int b = 0; b < ROWS_AHEAD; b++) {
             if (n + b >= o.count) break;
             if (KEEP) kept[(n + b) * THREADS + threadIdx.x] = word[b];
+            if (copy) {
+                T *to = copy + (o.first + (int64_t)(n + b) * o.step) * copy_pitch + o.channel;
+                *reinterpret_cast<raw<T, V> *>(to) = word[b];
+            }
             const lanes<V> v = expand<T, V>(word[b]);
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -189,8 +225,9 @@ __device__ static inline void join_moments(const cut &k, const float2 *partial, 
     if (variance < 0.0) variance = 0.0;
 }
 
-/* The coefficients of the block's channels, a warp for each; the first slab's blocks also move the running statistics. */
-template <int V> __device__ static void settle_statistics(const cut &k, const statistics &s, affine *tile)
+/* The coefficients of the block's channels, a warp for each; the first slab's blocks also move the running statistics. taken:
+ * how the moments were cut. */
+template <int V> __device__ static void settle_statistics(const cut &k, const cut &taken, const statistics &s, affine *tile)
 {
     const int width = V << k.across;
     for (int i = threadIdx.x / 32; i < width; i += WARPS) {
@@ -199,7 +236,7 @@ template <int V> __device__ static void settle_statistics(const cut &k, const st
         const float scale = s.scale[c], shift = s.shift[c];
         double mean, variance;
         if (s.training)
-            join_moments(k, s.partial, c, mean, variance);
+            join_moments(taken, s.partial, c, mean, variance);
         else
             mean = (double)s.running_mean[c], variance = (double)s.running_variance[c];
         if (threadIdx.x % 32 != 0) continue;
@@ -233,7 +270,8 @@ __device__ static void normalise(const cut &k, const affine *tile, bool relu, co
         raw<T, V> value[ROWS_AHEAD], added[ROWS_AHEAD];
 #pragma unroll
         for (int b = 0; b < ROWS_AHEAD; b++)
-            if (last >= b) value[b] = KEPT ? kept[(last - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place(k, o, last - b));
+            if (last >= b)
+                value[b] = KEPT ? kept[(last - b) * THREADS + threadIdx.x] : fetch<T, V>(x + place_x(k, o, last - b));
         if (residual)
 #pragma unroll
             for (int b = 0; b < ROWS_AHEAD; b++)
@@ -274,7 +312,7 @@ __device__ static inline void fetch_rows(const cut &k, const own &o, const strea
 #pragma unroll
     for (int b = 0; b < GRADS_AHEAD; b++)
         if (n >= b) {
-            w[b].x = fetch<T, V>(s.x + place(k, o, n - b));
+            w[b].x = fetch<T, V>(s.x + place_x(k, o, n - b));
             w[b].dy = fetch<T, V>(s.dy + place(k, o, n - b));
         }
     if (s.dy2)
@@ -416,28 +454,36 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
     __syncthreads();
 }
 
+/* dx of the thread's rows, last row first; added to what is there where add is set. */
 template <typename T, int V, bool KEPT>
 __device__ static void input_gradient(const cut &k, const affine *tile, const slopes *slope, const streams<T> &s,
-                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, T *dx)
+                                      const raw<T, V> *kept_x, const raw<T, V> *kept_g, bool add, T *dx)
 {
+    const int ahead = KEPT ? SUMS_AHEAD : GRADS_AHEAD;
     const own o = own_of<V>(k);
     affine c[V];
     slopes d[V];
     own_coefficients<V>(k, tile, c);
 #pragma unroll
     for (int i = 0; i < V; i++) d[i] = slope[column_of(k) * V + i];
-    for (int n = o.count - 1; n >= 0; n -= GRADS_AHEAD) {
-        words<T, V> w[GRADS_AHEAD];
-        if (!KEPT) fetch_rows(k, o, s, n, w);
+    for (int n = o.count - 1; n >= 0; n -= ahead) {
+        words<T, V> w[ahead];
+        raw<T, V> before[ahead];
+        if constexpr (!KEPT) fetch_rows(k, o, s, n, w);
+        if (add)
 #pragma unroll
-        for (int b = 0; b < GRADS_AHEAD; b++) {
+            for (int b = 0; b < ahead; b++)
+                if (n >= b) before[b] = fetch<T, V>(dx + place_x(k, o, n - b));
+#pragma unroll
+        for (int b = 0; b < ahead; b++) {
             if (n < b) break;
             if (KEPT) w[b].x = kept_x[(n - b) * THREADS + threadIdx.x];
             const lanes<V> x = expand<T, V>(w[b].x);
-            lanes<V> g = KEPT ? expand<T, V>(kept_g[(n - b) * THREADS + threadIdx.x]) : gradient(s, w[b], x, c);
+            lanes<V> g = KEPT ? expand<T, V>(kept_g[(n - b) * THREADS + threadIdx.x]) : gradient(s, w[b], x, c), sum = {};
+            if (add) sum = expand<T, V>(before[b]);
 #pragma unroll
-            for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i], d[i].offset));
-            store_lanes<V>(dx + place(k, o, n - b), g);
+            for (int i = 0; i < V; i++) g.v[i] = fmaf(c[i].scale, g.v[i], fmaf(d[i].from_x, x.v[i], d[i].offset)) + sum.v[i];
+            store_lanes<V>(dx + place_x(k, o, n - b), g);
         }
     }
 }

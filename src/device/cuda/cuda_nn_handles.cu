@@ -14,6 +14,7 @@ static void close_libraries(abar_device *dev)
     if (!s) return;
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
     if (s->products) s->forget_products(dev, s->products);
+    abar__choices_close(s->choices);
     if (s->side) cudnnDestroy(s->side);
     if (s->main) cudnnDestroy(s->main);
     if (s->blas) cublasLtDestroy(s->blas);

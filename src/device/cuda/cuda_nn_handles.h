@@ -4,6 +4,10 @@
 
 #include "device/cuda/cuda_nn.h"
 
+extern "C" {
+#include "device/choices.h"
+}
+
 #include <cublasLt.h>
 #include <cudnn.h>
 
@@ -16,6 +20,8 @@ typedef struct abar__cuda_nn_state {
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
     void *products; /* the same of linear.cu */
     void (*forget_products)(abar_device *dev, void *products);
+    bool asked;             /* for choices */
+    abar__choices *choices; /* measured by earlier processes and this one; NULL: none are kept */
 } abar__cuda_nn_state;
 
 extern "C" {

@@ -1,7 +1,9 @@
-/* Which of cuDNN's plans a convolution uses: the fastest, measured once for every shape the device meets; in deterministic runs
- * the first that works. In float32 only plans that have proved themselves (dnn_trial.cu) are taken. */
+/* Which of cuDNN's plans a convolution uses: the fastest, measured once for every shape the device meets and remembered for
+ * later processes (choices.h); in deterministic runs the first that works. In float32 only plans that have proved themselves
+ * (dnn_trial.cu) are taken. */
 #include "device/cuda/dnn_conv.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2 };
@@ -13,6 +15,8 @@ typedef struct offer {
     abar__dnn_graph graph[2];
     abar__dnn_plan plan[2][MAX_PLANS];
 } offer;
+
+static const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16}; /* of the graphs of an offer */
 
 /* ---- what is on offer -------------------------------------------------------------------------------------------- */
 
@@ -29,7 +33,6 @@ static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shap
 {
     const bool bf16_data = abar__cuda_is_bf16(dev), exact = abar__dnn_exact(dev);
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
-    const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16};
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
     for (int g = 0; g < o->graphs; g++) {
         if (abar__dnn_graph_make(handle, shape, pass, data, results[g], &o->graph[g]) != CUDNN_STATUS_SUCCESS) continue;
@@ -79,33 +82,97 @@ static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const 
 }
 
 /* Where there is no memory to try plans, as when a plan is made for a batch too large, the most promising is taken; but never
- * in float32, where it could not prove itself: ABAR_E_UNSUPPORTED. */
+ * in float32, where it could not prove itself: ABAR_E_UNSUPPORTED. measured: the choice rests on trials. */
 static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const offer *o,
-                        bool *found, int at[2])
+                        bool *found, bool *measured, int at[2])
 {
     abar__dnn_trial t;
-    *found = false;
+    *found = *measured = false;
     for (int g = o->graphs - 1; g >= 0; g--)
         if (o->plans[g]) *found = true, at[0] = g, at[1] = 0;
     if (!*found) return ABAR_OK;
     abar_status status = abar__dnn_trial_open(dev, shape, pass, largest_workspace(o), &t);
     if (status == ABAR_E_MEMORY) return abar__dnn_exact(dev) ? ABAR_E_UNSUPPORTED : ABAR_OK;
     ABAR_TRY(status);
-    *found = judge(dev, handle, o, &t, at);
+    *found = *measured = judge(dev, handle, o, &t, at);
     abar__dnn_trial_close(dev, &t);
     return ABAR_OK;
 }
 
-/* A failure leaves c untried: with more memory another time there may be a choice. */
-static abar_status choose_pass(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
-                               abar__dnn_choice *c)
+/* ---- remembering -------------------------------------------------------------------------------------------------- */
+
+/* What earlier processes measured for this GPU, driver, cuDNN and abar; NULL: nothing is kept, as in deterministic runs. */
+static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
 {
+    char title[ABAR_CHOICE_MAX];
+    cudaDeviceProp gpu;
+    int driver = 0;
+    if (nn->asked || dev->config.deterministic) return ABAR_OK;
+    CUDA_TRY(dev, cudaGetDeviceProperties(&gpu, dev->ordinal));
+    CUDA_TRY(dev, cudaDriverGetVersion(&driver));
+    snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, cudnnGetVersion(), abar_version());
+    nn->asked = true;
+    return abar__choices_open(dev->ctx, title, &nn->choices);
+}
+
+static void print4(char *text, size_t size, const char *name, const int64_t v[4])
+{
+    snprintf(text, size, " %s %lldx%lldx%lldx%lld", name, (long long)v[0], (long long)v[1], (long long)v[2], (long long)v[3]);
+}
+
+/* "conv forward bf16 in 128x64x32x32 out 128x128x32x32 kernel/stride 1x1x1x1 pad/dilation 0x0x1x1 groups 1" */
+static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int pass, char text[ABAR_CHOICE_MAX])
+{
+    static const char *const passes[ABAR_DNN_PASSES] = {"forward", "data", "weights"};
+    const abar_window *w = &shape->window;
+    const char *precision = abar__cuda_is_bf16(dev) ? "bf16" : abar__dnn_exact(dev) ? "fp32" : "tf32";
+    const int64_t kernel[4] = {w->kernel[0], w->kernel[1], w->stride[0], w->stride[1]};
+    const int64_t pad[4] = {w->pad[0], w->pad[1], w->dilation[0], w->dilation[1]};
+    const struct {
+        const char *name;
+        const int64_t *v;
+    } part[4] = {{"in", shape->in}, {"out", shape->out}, {"kernel/stride", kernel}, {"pad/dilation", pad}};
+    size_t n = (size_t)snprintf(text, ABAR_CHOICE_MAX, "conv %s %s", passes[pass], precision);
+    for (int i = 0; i < 4 && n < ABAR_CHOICE_MAX; n = strlen(text), i++)
+        print4(text + n, ABAR_CHOICE_MAX - n, part[i].name, part[i].v);
+    snprintf(text + n, ABAR_CHOICE_MAX - n, " groups %lld", (long long)w->groups);
+}
+
+/* "float ENGINE ..." or, for a rounded gradient of the weight, "bf16 ENGINE ..." */
+static abar_status remember(abar__choices *cache, const char *problem, const abar__dnn_choice *c)
+{
+    char text[ABAR_CHOICE_MAX];
+    const int n = snprintf(text, sizeof text, c->graph.bf16_result ? "bf16 " : "float ");
+    if (!abar__dnn_plan_write(&c->plan, text + n, sizeof text - (size_t)n)) return ABAR_OK;
+    return abar__choices_put(cache, problem, text);
+}
+
+/* False: nothing was remembered, or there is no such plan any more. */
+static bool recall(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const char *text,
+                   abar__dnn_choice *c)
+{
+    const cudnnDataType_t data = abar__cuda_is_bf16(dev) ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+    const bool rounded = text && strncmp(text, "bf16 ", 5) == 0;
+    if (!text || (!rounded && strncmp(text, "float ", 6) != 0)) return false;
+    if (abar__dnn_graph_make(handle, shape, pass, data, results[rounded], &c->graph) != CUDNN_STATUS_SUCCESS) return false;
+    c->found = abar__dnn_plan_read(handle, &c->graph, text + (rounded ? 5 : 6), &c->plan);
+    if (!c->found) abar__dnn_graph_release(&c->graph);
+    return c->found;
+}
+
+/* ---- a convolution's choices ---------------------------------------------------------------------------------------- */
+
+/* A failure leaves c untried: with more memory another time there may be a choice. */
+static abar_status measure_pass(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
+                                abar__dnn_choice *c, bool *measured)
+{
+    *measured = false;
     for (int compiled = 0; compiled < 2 && !c->found; compiled++) {
         int at[2] = {0, 0};
         bool found = false;
         offer o = {};
         collect(dev, handle, shape, pass, compiled != 0, &o);
-        abar_status status = pick(dev, handle, shape, pass, &o, &found, at);
+        abar_status status = pick(dev, handle, shape, pass, &o, &found, measured, at);
         if (status >= 0 && found) {
             c->found = true;
             c->graph = o.graph[at[0]];
@@ -116,8 +183,20 @@ static abar_status choose_pass(abar_device *dev, cudnnHandle_t handle, const aba
         decline(&o);
         ABAR_TRY(status);
     }
-    c->tried = true;
     return ABAR_OK;
+}
+
+static abar_status choose_pass(abar_device *dev, abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass,
+                               abar__dnn_choice *c)
+{
+    char problem[ABAR_CHOICE_MAX];
+    bool measured = false;
+    ABAR_TRY(open_cache(dev, nn));
+    problem_of(dev, shape, pass, problem);
+    if (!recall(dev, nn->side, shape, pass, abar__choices_find(nn->choices, problem), c))
+        ABAR_TRY(measure_pass(dev, nn->side, shape, pass, c, &measured));
+    c->tried = true;
+    return measured && c->found ? remember(nn->choices, problem, c) : ABAR_OK;
 }
 
 static void forget(abar_device *dev, void *convolutions)
@@ -159,7 +238,7 @@ abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, const 
     for (int pass = 0; pass < ABAR_DNN_PASSES; pass++) {
         abar__dnn_choice *choice = &c->pass[pass];
         if (pass == ABAR_DNN_DATA && !desc->need_dx[0]) continue;
-        if (!choice->tried) ABAR_TRY(choose_pass(dev, nn->side, &c->shape, pass, choice));
+        if (!choice->tried) ABAR_TRY(choose_pass(dev, nn, &c->shape, pass, choice));
         if (!choice->found) return ABAR_E_UNSUPPORTED;
     }
     *out = c;

@@ -46,6 +46,11 @@ int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const ab
                     abar__dnn_plan *out);
 void abar__dnn_plan_release(abar__dnn_plan *plan);
 
+/* The plan's engine, workspace and the values of its knobs as text, and the plan for graph that a text tells of; false: it
+ * cannot be told, or there is no such plan any more. */
+bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size);
+bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, const char *text, abar__dnn_plan *out);
+
 /* Memory bound to a plan; kept from one run to the next, as a net's addresses do not change. */
 typedef struct abar__dnn_pack {
     abar__dnn_node pack;

@@ -2,6 +2,8 @@
  * only file that knows its attributes. */
 #include "device/cuda/dnn_conv.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_ENGINES = 128 }; /* looked at for one graph and mode */
@@ -249,6 +251,113 @@ void abar__dnn_plan_release(abar__dnn_plan *p)
 {
     drop(&p->plan);
     drop(&p->config);
+}
+
+/* ---- plans as text ------------------------------------------------------------------------------------------------ */
+
+typedef struct knob {
+    int64_t type, value;
+} knob;
+
+/* The engine of a configuration by its number; negative: unknown. */
+static int64_t engine_number(abar__dnn_node config)
+{
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    int64_t n = 0, number = -1;
+    abar__dnn_node engine = open_node(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &status);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine);
+    if (status == CUDNN_STATUS_SUCCESS && n == 1)
+        status = cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &n, &number);
+    drop(&engine);
+    return status == CUDNN_STATUS_SUCCESS ? number : -1;
+}
+
+/* The knobs of a configuration; returns how many, negative: unknown. */
+static int knobs_of(abar__dnn_node config, knob knobs[CUDNN_KNOB_TYPE_COUNTS])
+{
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    abar__dnn_node node[CUDNN_KNOB_TYPE_COUNTS];
+    int64_t n = 0, one = 0;
+    for (int i = 0; i < CUDNN_KNOB_TYPE_COUNTS; i++) node[i] = open_node(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, &status);
+    if (status == CUDNN_STATUS_SUCCESS)
+        status = cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                          CUDNN_KNOB_TYPE_COUNTS, &n, node);
+    for (int64_t i = 0; i < n && i < CUDNN_KNOB_TYPE_COUNTS && status == CUDNN_STATUS_SUCCESS; i++) {
+        cudnnBackendKnobType_t type = CUDNN_KNOB_TYPE_COUNTS;
+        status = cudnnBackendGetAttribute(node[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &one, &type);
+        knobs[i].type = (int64_t)type;
+        if (status == CUDNN_STATUS_SUCCESS)
+            status = cudnnBackendGetAttribute(node[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &one,
+                                              &knobs[i].value);
+    }
+    for (int i = 0; i < CUDNN_KNOB_TYPE_COUNTS; i++) drop(&node[i]);
+    return status == CUDNN_STATUS_SUCCESS && n <= CUDNN_KNOB_TYPE_COUNTS ? (int)n : -1;
+}
+
+/* "34 4096 0:1 3:2": engine, bytes of workspace, knobs. */
+bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size)
+{
+    knob knobs[CUDNN_KNOB_TYPE_COUNTS];
+    const int64_t engine = engine_number(plan->config);
+    const int n = knobs_of(plan->config, knobs);
+    if (engine < 0 || n < 0) return false;
+    int length = snprintf(text, size, "%lld %zu", (long long)engine, plan->workspace);
+    for (int i = 0; i < n && (size_t)length < size; i++)
+        length +=
+            snprintf(text + length, size - (size_t)length, " %lld:%lld", (long long)knobs[i].type, (long long)knobs[i].value);
+    return (size_t)length < size;
+}
+
+/* The same backwards; returns how many knobs, negative: this is no such text. */
+static int parse(const char *text, long long *engine, size_t *workspace, knob knobs[CUDNN_KNOB_TYPE_COUNTS])
+{
+    int used = 0, n = 0;
+    if (sscanf(text, "%lld %zu%n", engine, workspace, &used) != 2) return -1;
+    for (text += used; *text; text += used, n++) {
+        long long type, value;
+        if (n == CUDNN_KNOB_TYPE_COUNTS || sscanf(text, " %lld:%lld%n", &type, &value, &used) != 2) return -1;
+        knobs[n] = {type, value};
+    }
+    return n;
+}
+
+static abar__dnn_node make_knob(const knob *k, cudnnStatus_t *status)
+{
+    const cudnnBackendKnobType_t type = (cudnnBackendKnobType_t)k->type;
+    abar__dnn_node node = open_node(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, status);
+    put(node, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type, status);
+    put(node, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &k->value, status);
+    finish(node, status);
+    return node;
+}
+
+bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, const char *text, abar__dnn_plan *out)
+{
+    knob knobs[CUDNN_KNOB_TYPE_COUNTS];
+    abar__dnn_node node[CUDNN_KNOB_TYPE_COUNTS] = {};
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    long long number;
+    size_t workspace;
+    const int n = parse(text, &number, &workspace, knobs);
+    if (n < 0) return false;
+    const int64_t index = number;
+    abar__dnn_node engine = open_node(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &status);
+    put(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph->graph, &status);
+    put(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &index, &status);
+    finish(engine, &status);
+    abar__dnn_node config = open_node(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &status);
+    put(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine, &status);
+    for (int i = 0; i < n; i++) node[i] = make_knob(&knobs[i], &status);
+    if (n > 0) put(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, n, node, &status);
+    finish(config, &status);
+    for (int i = 0; i < n; i++) drop(&node[i]);
+    drop(&engine);
+    if (status != CUDNN_STATUS_SUCCESS) drop(&config);
+    if (!config || !make_plan(handle, config, workspace, out)) return false;
+    if (out->workspace == workspace) return true;
+    abar__dnn_plan_release(out);
+    return false;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

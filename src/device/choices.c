@@ -1,0 +1,276 @@
+/* A table of choices and its file: a head, a line for every choice, and a sum over all that stands before it. */
+#include "device/choices.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEAD "abar choices 1: "
+#define SUM_LENGTH 21 /* "sum 0123456789abcdef\n" */
+#define LARGEST ((size_t)4 << 20)
+
+typedef struct pair {
+    char problem[ABAR_CHOICE_MAX], choice[ABAR_CHOICE_MAX];
+} pair;
+
+struct abar__choices {
+    abar_context *ctx;
+    char title[ABAR_CHOICE_MAX], path[PATH_MAX];
+    pair *pairs;
+    int n, capacity;
+    bool told; /* of a damaged file, or of one that cannot be written */
+};
+
+/* ---- the table ------------------------------------------------------------------------------------------------------ */
+
+static pair *find(const abar__choices *c, const char *problem)
+{
+    for (int i = 0; i < c->n; i++)
+        if (strcmp(c->pairs[i].problem, problem) == 0) return &c->pairs[i];
+    return NULL;
+}
+
+/* keep: what is there already stays. */
+static abar_status put(abar__choices *c, const char *problem, const char *choice, bool keep)
+{
+    pair *p = find(c, problem);
+    if (p && keep) return ABAR_OK;
+    if (!p && c->n == c->capacity) {
+        const int more = c->capacity ? 2 * c->capacity : 64;
+        void *bigger;
+        ABAR_TRY(abar__alloc(c->ctx, (size_t)more * sizeof *c->pairs, &bigger));
+        if (c->n) memcpy(bigger, c->pairs, (size_t)c->n * sizeof *c->pairs);
+        abar__free(c->ctx, c->pairs, (size_t)c->capacity * sizeof *c->pairs);
+        c->pairs = bigger;
+        c->capacity = more;
+    }
+    if (!p) p = &c->pairs[c->n++];
+    snprintf(p->problem, sizeof p->problem, "%s", problem);
+    snprintf(p->choice, sizeof p->choice, "%s", choice);
+    return ABAR_OK;
+}
+
+static bool is_one_line(const char *text)
+{
+    const size_t length = strlen(text);
+    return length > 0 && length < ABAR_CHOICE_MAX && !strpbrk(text, "\t\r\n");
+}
+
+/* ---- the file's text -------------------------------------------------------------------------------------------------- */
+
+/* FNV-1a. */
+static uint64_t sum_of(const char *text, size_t n)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
+    return h;
+}
+
+static abar_status compose(const abar__choices *c, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(c->ctx, out, HEAD "%s\n", c->title));
+    for (int i = 0; i < c->n; i++)
+        ABAR_TRY(abar__text_printf(c->ctx, out, "%s\t%s\n", c->pairs[i].problem, c->pairs[i].choice));
+    return abar__text_printf(c->ctx, out, "sum %016" PRIx64 "\n", sum_of(out->data, out->length));
+}
+
+static bool is_whole(const abar__choices *c, const char *text, size_t n)
+{
+    char expected[SUM_LENGTH + 1];
+    const size_t head = strlen(HEAD), title = strlen(c->title);
+    if (!text || n < head + title + 1 + SUM_LENGTH || memchr(text, '\0', n)) return false;
+    if (memcmp(text, HEAD, head) != 0 || memcmp(text + head, c->title, title) != 0 || text[head + title] != '\n') return false;
+    snprintf(expected, sizeof expected, "sum %016" PRIx64 "\n", sum_of(text, n - SUM_LENGTH));
+    return memcmp(text + n - SUM_LENGTH, expected, SUM_LENGTH) == 0;
+}
+
+/* Adds the lines of a whole file to the table; those of problems that it knows stay as they are. Changes text. */
+static abar_status take_lines(abar__choices *c, char *text, size_t n)
+{
+    char *end = text + n - SUM_LENGTH, *line = text + strlen(HEAD) + strlen(c->title) + 1;
+    while (line < end) {
+        char *stop = memchr(line, '\n', (size_t)(end - line)), *tab;
+        if (!stop) break;
+        *stop = '\0';
+        tab = strchr(line, '\t');
+        if (tab) {
+            *tab = '\0';
+            if (is_one_line(line) && is_one_line(tab + 1)) ABAR_TRY(put(c, line, tab + 1, true));
+        }
+        line = stop + 1;
+    }
+    return ABAR_OK;
+}
+
+/* ---- the file --------------------------------------------------------------------------------------------------------- */
+
+static void tell(abar__choices *c, const char *what)
+{
+    if (!c->told) abar__log(c->ctx, ABAR_LOG_WARNING, "%s: %s", c->path, what);
+    c->told = true;
+}
+
+/* The whole file into text; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
+static abar_status slurp(const abar__choices *c, abar__text *text)
+{
+    char part[4096];
+    abar_status status = ABAR_OK;
+    const int fd = open(c->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return ABAR_E_IO;
+    for (ssize_t got = 1; got != 0 && status >= 0;) {
+        got = read(fd, part, sizeof part);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 || text->length > LARGEST)
+            status = ABAR_E_IO;
+        else if (got > 0)
+            status = abar__text_append(c->ctx, text, part, (size_t)got);
+    }
+    close(fd);
+    return status;
+}
+
+/* What is in the file, beside what is in the table. */
+static abar_status join_file(abar__choices *c)
+{
+    abar__text text = {0};
+    if (access(c->path, F_OK) != 0) return ABAR_OK;
+    abar_status status = slurp(c, &text);
+    if (status >= 0 && is_whole(c, text.data, text.length))
+        status = take_lines(c, text.data, text.length);
+    else if (status != ABAR_E_MEMORY) {
+        tell(c, "this cache of measured choices cannot be read or is damaged: they are measured again, and it is replaced");
+        status = ABAR_OK;
+    }
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+static bool write_all(int fd, const char *text, size_t n)
+{
+    while (n > 0) {
+        const ssize_t done = write(fd, text, n);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return false;
+        text += done;
+        n -= (size_t)done;
+    }
+    return true;
+}
+
+/* No fsync: a file that a power cut leaves half written is found damaged, and measured again. */
+static bool replace_file(const abar__choices *c, const abar__text *text)
+{
+    char temporary[PATH_MAX + 64]; /* of this process, and of this table in it */
+    snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, c->path, (long)getpid(), (uintptr_t)c);
+    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return false;
+    bool good = write_all(fd, text->data, text->length);
+    good = close(fd) == 0 && good;
+    good = good && rename(temporary, c->path) == 0;
+    if (!good) unlink(temporary);
+    return good;
+}
+
+/* Makes the folder of the file, with those above it. */
+static void make_folder(const abar__choices *c)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", c->path);
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(path, 0777); /* there already, or writing will fail and tell */
+        *slash = '/';
+    }
+}
+
+static abar_status save(abar__choices *c)
+{
+    abar__text text = {0};
+    abar_status status = join_file(c);
+    if (status >= 0) status = compose(c, &text);
+    if (status >= 0) {
+        make_folder(c);
+        if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
+    }
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------------- */
+
+/* The folder where caches of this user lie; false: there is none. */
+static bool find_folder(char *out, size_t size)
+{
+    const char *own = getenv("ABAR_CACHE"), *all = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length;
+    if (own && *own)
+        length = strcmp(own, "off") == 0 ? -1 : snprintf(out, size, "%s", own);
+    else if (all && *all == '/') /* others are to be ignored, says the standard */
+        length = snprintf(out, size, "%s/abar", all);
+    else
+        length = home && *home == '/' ? snprintf(out, size, "%s/.cache/abar", home) : -1;
+    return length > 0 && (size_t)length < size;
+}
+
+/* "NVIDIA H200, driver 13000" -> "nvidia-h200-driver-13000" */
+static void name_of(const char *title, char *out)
+{
+    size_t n = 0;
+    for (const char *p = title; *p; p++) {
+        const bool upper = *p >= 'A' && *p <= 'Z', digit = *p >= '0' && *p <= '9', lower = *p >= 'a' && *p <= 'z';
+        if (upper || lower || digit || *p == '.')
+            out[n++] = (char)(upper ? *p - 'A' + 'a' : *p);
+        else if (n > 0 && out[n - 1] != '-')
+            out[n++] = '-';
+    }
+    out[n] = '\0';
+}
+
+abar_status abar__choices_open(abar_context *ctx, const char *title, abar__choices **out)
+{
+    char folder[PATH_MAX], name[ABAR_CHOICE_MAX];
+    void *memory;
+    *out = NULL;
+    if (!is_one_line(title) || !find_folder(folder, sizeof folder)) return ABAR_OK;
+    name_of(title, name);
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar__choices), &memory));
+    abar__choices *c = memory;
+    c->ctx = ctx;
+    snprintf(c->title, sizeof c->title, "%s", title);
+    const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);
+    const bool fits = length > 0 && (size_t)length < sizeof c->path;
+    const abar_status status = fits ? join_file(c) : ABAR_OK;
+    if (fits && status >= 0)
+        *out = c;
+    else
+        abar__choices_close(c);
+    return status;
+}
+
+void abar__choices_close(abar__choices *c)
+{
+    if (!c) return;
+    abar__free(c->ctx, c->pairs, (size_t)c->capacity * sizeof *c->pairs);
+    abar__free(c->ctx, c, sizeof *c);
+}
+
+const char *abar__choices_path(const abar__choices *c) { return c->path; }
+
+const char *abar__choices_find(const abar__choices *c, const char *problem)
+{
+    const pair *p = c ? find(c, problem) : NULL;
+    return p ? p->choice : NULL;
+}
+
+abar_status abar__choices_put(abar__choices *c, const char *problem, const char *choice)
+{
+    if (!c || !is_one_line(problem) || !is_one_line(choice)) return ABAR_OK;
+    ABAR_TRY(put(c, problem, choice, false));
+    return save(c);
+}

@@ -1,0 +1,185 @@
+/* What operations take and what they cannot do without: times between ticks, which are the host's clock or marks in a queued
+ * device's queue, and the bytes and multiplications of either pass.
+ *
+ * Ticks of n steps: 0 before the forward pass and s + 1 after its step s; n + 1 before the backward pass, then two after each
+ * step in the order they run: one when its gradients are there, one when it has been observed. */
+#include "net/net_impl.h"
+
+#include <time.h>
+
+static int ticks(const abar_net *net) { return 3 * net->n_steps + 2; }
+static int forward_tick(int s) { return s + 1; }
+static int backward_tick(const abar_net *net, int s) { return net->n_steps + 2 + 2 * (net->n_steps - 1 - s); }
+
+/* ---- taking times ----------------------------------------------------------------------------------------------- */
+
+static abar_status tick(abar_net *net, int at)
+{
+    if (!net->profile) return ABAR_OK;
+    if (net->marks) return net->dev->ops->queue->mark_set(net->dev, net->marks[at]);
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    net->clock[at] = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return ABAR_OK;
+}
+
+abar_status abar__profile_forward(abar_net *net, int s) { return tick(net, s < 0 ? 0 : forward_tick(s)); }
+
+abar_status abar__profile_backward(abar_net *net, int s, bool observed)
+{
+    return tick(net, s < 0 ? net->n_steps + 1 : backward_tick(net, s) + observed);
+}
+
+/* Seconds from the tick before this one to this one. */
+static double lap(const abar_net *net, int at)
+{
+    if (net->marks) return 1e-3 * net->dev->ops->queue->mark_elapsed(net->dev, net->marks[at - 1], net->marks[at]);
+    return net->clock[at] - net->clock[at - 1];
+}
+
+abar_status abar_net_profile_take(abar_net *net)
+{
+    if (!net->profile) return abar__fail(net->ctx, ABAR_E_STATE, "net: nothing was profiled, call abar_net_profile first");
+    ABAR_TRY(abar_device_wait(net->dev));
+    for (int s = 0; s < net->n_steps; s++) {
+        abar__step *step = &net->steps[s];
+        if (step->layer >= 0 && net->run.observing) step->observe_seconds += lap(net, backward_tick(net, s) + 1);
+        if (step->op->y_is_x) continue; /* two ticks without anything between them are not quite the same */
+        step->forward_seconds += lap(net, forward_tick(s));
+        step->backward_seconds += lap(net, backward_tick(net, s));
+    }
+    return ABAR_OK;
+}
+
+void abar__profile_release(abar_net *net)
+{
+    for (int i = 0; net->marks && i < ticks(net); i++)
+        if (net->marks[i]) net->dev->ops->queue->mark_destroy(net->dev, net->marks[i]);
+    abar__free(net->ctx, net->marks, net->marks ? (size_t)ticks(net) * sizeof *net->marks : 0);
+    abar__free(net->ctx, net->clock, net->clock ? (size_t)ticks(net) * sizeof *net->clock : 0);
+    net->marks = NULL;
+    net->clock = NULL;
+    net->profile = false;
+}
+
+static abar_status make_marks(abar_net *net)
+{
+    ABAR_TRY(abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->marks, (void **)&net->marks));
+    for (int i = 0; i < ticks(net); i++) ABAR_TRY(net->dev->ops->queue->mark_create(net->dev, &net->marks[i]));
+    return ABAR_OK;
+}
+
+abar_status abar_net_profile(abar_net *net, bool on)
+{
+    if (!net->dev) return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net");
+    abar__profile_release(net);
+    if (!on) return ABAR_OK;
+    abar_status status = net->dev->ops->queue
+                             ? make_marks(net)
+                             : abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->clock, (void **)&net->clock);
+    if (status < 0) {
+        abar__profile_release(net);
+        return status;
+    }
+    for (int s = 0; s < net->n_steps; s++)
+        net->steps[s].forward_seconds = net->steps[s].backward_seconds = net->steps[s].observe_seconds = 0.0;
+    net->profile = true;
+    return ABAR_OK;
+}
+
+/* ---- what has to be done ------------------------------------------------------------------------------------------ */
+
+static double bytes_of(const abar_net *net, int value)
+{
+    const abar__value *v = &net->values[value];
+    if (v->integer) return (double)abar__shape_count(&v->shape) * sizeof(int32_t);
+    return (double)abar__shape_bytes(net->dev, &v->shape, v->layout);
+}
+
+/* As the operation reads them: the bf16 copy where there is one; of a table, the rows that are looked up. */
+static double param_bytes(const abar_net *net, const abar__step *step, bool gradient)
+{
+    if (step->op->desc.kind == ABAR_OP_EMBEDDING && !gradient) return 2.0 * bytes_of(net, step->out);
+    double bytes = 0.0;
+    for (int k = 0; step->node >= 0 && k < ABAR_OP_MAX_PARAM; k++) {
+        const int p = net->nodes[step->node].param[k];
+        if (p < 0) continue;
+        const abar_param *param = &net->params[p].public;
+        const bool shadow = param->shadow.ndim > 0 && !gradient;
+        bytes += (double)abar_tensor_bytes(shadow ? &param->shadow : &param->value);
+    }
+    return bytes;
+}
+
+int64_t abar__multiply_adds(const abar__op_desc *d)
+{
+    const abar_window *w = &d->window;
+    int64_t outputs = abar__shape_count(&d->out);
+    if (d->kind == ABAR_OP_LINEAR) return outputs * d->in[0].dim[1];
+    if (d->kind == ABAR_OP_ATTENTION) return 2 * outputs * (d->side ? d->side * d->side : d->in[0].dim[1]); /* scores, sums */
+    if (d->kind == ABAR_OP_CONV2D) return outputs * (d->in[0].dim[1] / w->groups) * w->kernel[0] * w->kernel[1];
+    return 0;
+}
+
+/* Bytes of a concatenation's inputs that lie in their place in its output: nobody moves them. */
+static double bytes_in_place(const abar_net *net, const abar__step *step)
+{
+    double bytes = 0.0;
+    if (step->op->desc.kind != ABAR_OP_CONCAT) return bytes;
+    for (int i = 0; i < step->op->desc.n_in; i++)
+        if (net->values[step->in[i]].within >= 0) bytes += bytes_of(net, step->in[i]);
+    return bytes;
+}
+
+static abar_work forward_work(const abar_net *net, const abar__step *step)
+{
+    const abar__op_desc *d = &step->op->desc;
+    abar_work w = {0};
+    if (step->op->y_is_x) return w;
+    for (int i = 0; i < d->n_in; i++) w.bytes += bytes_of(net, step->in[i]);
+    if (step->out >= 0) w.bytes += bytes_of(net, step->out);
+    w.bytes += param_bytes(net, step, false) - 2.0 * bytes_in_place(net, step);
+    w.flops = 2.0 * (double)abar__multiply_adds(d);
+    return w;
+}
+
+/* The output's gradient and what else backward reads, and the gradients it writes. */
+static abar_work backward_work(const abar_net *net, const abar__step *step)
+{
+    const abar__op *op = step->op;
+    abar_work w = {0};
+    const bool goes = net->config.training && (step->out < 0 || net->values[step->out].wants_grad);
+    if (!goes || op->y_is_x || step->passes_dy) return w;
+    for (int i = 0; i < op->desc.n_in; i++) {
+        const double x = bytes_of(net, step->in[i]);
+        const bool added = i > 0 && op->desc.residual; /* its gradient does not depend on it */
+        if (op->backward_needs & ABAR_NEEDS_X && !added) w.bytes += x;
+        if (op->desc.need_dx[i]) w.bytes += step->args.add_dx ? 2.0 * x : x;
+    }
+    if (step->out >= 0) {
+        const abar__value *y = &net->values[step->out];
+        w.bytes += bytes_of(net, step->out) * (1 + (y->grad[1] >= 0) + ((op->backward_needs & ABAR_NEEDS_Y) != 0));
+    }
+    w.bytes -= 2.0 * bytes_in_place(net, step);
+    w.bytes += param_bytes(net, step, true) + (op->desc.need_dx[0] ? param_bytes(net, step, false) : 0.0);
+    const bool both = op->desc.kind == ABAR_OP_ATTENTION || op->desc.need_dx[0]; /* gradients of two factors, or of one */
+    w.flops = (both ? 4.0 : 2.0) * (double)abar__multiply_adds(&op->desc);
+    return w;
+}
+
+/* What any statistic of a linear map reads: its input. */
+static abar_work observe_work(const abar_net *net, const abar__step *step)
+{
+    return (abar_work){.bytes = step->layer >= 0 ? bytes_of(net, step->in[0]) : 0.0};
+}
+
+void abar__net_work(const abar_net *net, int s, abar_node_info *out)
+{
+    const abar__step *step = &net->steps[s];
+    out->forward = forward_work(net, step);
+    out->backward = backward_work(net, step);
+    out->observe = observe_work(net, step);
+    out->forward.seconds = step->forward_seconds;
+    out->backward.seconds = step->backward_seconds;
+    out->observe.seconds = step->observe_seconds;
+}
