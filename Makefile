@@ -52,7 +52,7 @@ asan: bootstrap
 tsan: bootstrap
 	@$(call configure,tsan,build-tsan)
 	@cmake --build build-tsan --parallel $(JOBS)
-	@tools/test-summary build-tsan -R loader
+	@tools/test-summary build-tsan -R "loader|test_jobs"
 
 fuzz: bootstrap
 	@$(call configure,fuzz,build-fuzz)
