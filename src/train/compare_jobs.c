@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #define ROUNDS 3           /* of timing each method alone */
-#define PLAIN_STEPS 50     /* of one round, where no method says how often it refreshes */
-#define STEPS_MAX 200      /* of one round */
+#define STEPS_LEAST 50     /* of one round */
+#define STEPS_MAX 200      /* between refreshes, to have one in a round */
 #define ROUND_SECONDS 5.0  /* a round that takes longer needs no second */
 #define SHORT_SECONDS 60.0 /* a comparison that ends before measuring would have paid */
 #define WORTH 1.05         /* times the work of one alone: less is noise */
@@ -22,7 +22,7 @@ typedef struct subject {
     abar_context *ctx;
     abar_bench *bench;
     int method;
-    int64_t steps; /* of a round: a whole period, so that refreshes count as often as they come */
+    int64_t steps; /* of a round: whole periods, so that refreshes count as often as they come */
     bool failed;
 } subject;
 
@@ -40,8 +40,8 @@ static abar_status open_subject(lab *l, int method)
 {
     subject *s = &l->subject[l->n];
     const abar_setup *setup = l->c->method[method].setup;
-    const int64_t period = setup->method ? setup->curvature.tinv : PLAIN_STEPS;
-    *s = (subject){.method = method, .steps = period < STEPS_MAX ? period : STEPS_MAX};
+    const int64_t period = setup->method && setup->curvature.tinv < STEPS_MAX ? setup->curvature.tinv : 1;
+    *s = (subject){.method = method, .steps = (STEPS_LEAST + period - 1) / period * period};
     ABAR_TRY(abar__context_beside(l->c->ctx, NULL, NULL, &s->ctx));
     abar_status status = abar__bench_open(s->ctx, setup, &s->bench);
     if (status < 0)

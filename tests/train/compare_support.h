@@ -18,16 +18,22 @@ typedef struct plan {
     abar_compare_config config;
 } plan;
 
-static inline void make_plan(fixture *f, plan *p, const char *folder, const char *optims, int64_t seeds, const char *options)
+static inline void make_plan_of(fixture *f, plan *p, const char *model, const char *folder, const char *optims, int64_t seeds,
+                                const char *options)
 {
     char names[128], *rest = names;
     *p = (plan){.config = {.size = sizeof p->config, .seeds = seeds}};
     path_in(f, folder, p->dir);
     snprintf(names, sizeof names, "%s", optims);
     for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest))
-        p->setup[p->config.methods++] = make_setup(f, "mlp", name, options);
+        p->setup[p->config.methods++] = make_setup(f, model, name, options);
     p->config.out = p->dir;
     p->config.setups = (const abar_setup *const *)p->setup;
+}
+
+static inline void make_plan(fixture *f, plan *p, const char *folder, const char *optims, int64_t seeds, const char *options)
+{
+    make_plan_of(f, p, "mlp", folder, optims, seeds, options);
 }
 
 static inline void drop_plan(fixture *f, plan *p)
