@@ -81,23 +81,41 @@ static int seeds_most(const abar_compare *compare)
 
 static bool is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
 
-/* "lr 0.05, momentum 0.9": what drives an optimizer. */
-static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
+static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
-    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
-    int n = abar_setup_tables(setup, tables);
+    for (const char *const *s = said; *s; s++)
+        if (strcmp(name, *s) == 0) return true;
+    return false;
+}
+
+/* Appends "name value" of an option that is always said, or that differs from what the recipe has. */
+static size_t describe_option(cli *c, const abar_setup_table *table, const abar_setup_table *usual, const char *name,
+                              char *line, size_t at, size_t size)
+{
+    char value[ABAR_OPTION_TEXT_MAX], other[ABAR_OPTION_TEXT_MAX] = "";
+    if (abar_options_get(c->ctx, table->options, table->config, name, value, sizeof value) < 0) return at;
+    if (usual) (void)abar_options_get(c->ctx, usual->options, usual->config, name, other, sizeof other);
+    if ((!is_said(name) && (!usual || strcmp(value, other) == 0)) || at >= size) return at;
+    return at + (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", name, value);
+}
+
+/* "lr 0.05, momentum 0.9, value-stat per-head": what drives an optimizer, and how it differs from what it usually is. */
+static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX], usual[ABAR_SETUP_TABLES_MAX];
+    abar_setup *recipe = NULL;
     size_t at = 0;
+    const int n = abar_setup_tables(setup, tables);
+    const abar_train_config *t = &setup->train;
+    const bool known = abar_setup_create(c->ctx, t->model, t->data, t->optim, &recipe) >= 0;
+    if (known) abar_setup_tables(recipe, usual);
     line[0] = '\0';
-    for (const char *const *name = said; *name; name++) {
-        for (int i = 0; i < n && at < size; i++) {
-            char value[ABAR_OPTION_TEXT_MAX];
-            if (!abar_options_find(tables[i].options, *name)) continue;
-            if (abar_options_get(c->ctx, tables[i].options, tables[i].config, *name, value, sizeof value) < 0) continue;
-            at += (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", *name, value);
-            break;
-        }
-    }
+    for (int i = 0; i < n; i++)
+        for (const abar_option *o = tables[i].options; o->name; o++)
+            if (is_said(o->name) || i >= 2) /* the optimizer's own */
+                at = describe_option(c, &tables[i], known ? &usual[i] : NULL, o->name, line, at, size);
+    if (known) abar_setup_destroy(c->ctx, recipe);
 }
 
 static void announce(watcher *w)
@@ -396,6 +414,12 @@ static void say_finished(watcher *w)
 static void say_stopped(const watcher *w)
 {
     char folder[2 * ABAR_OPTION_TEXT_MAX];
+    char file[ABAR_OPTION_TEXT_MAX + 16];
+    snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
+    if (!path_exists(file)) {
+        fprintf(w->line.out, "stopped before any training began\n");
+        return;
+    }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
     print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
     if (w->running > 1)
@@ -548,11 +572,12 @@ const command command_compare = {
     .all_settings = true,
     .model_options = true,
     .rule_options = true,
-    .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
-                "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
-                "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
-                "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,foof,kfac,eva,lngd,adamw\n"
-                "  abar compare --model deit-tiny --data cifar10:DIR --optim adamw,mac,heads=mac --heads.value-stat per-head\n"
-                "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
+    .examples =
+        "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
+        "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
+        "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
+        "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,foof,kfac,eva,lngd,adamw\n"
+        "  abar compare --model deit-tiny --data cifar10:DIR --optim adamw,mac,per-head=mac --per-head.value-stat per-head\n"
+        "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

@@ -82,7 +82,7 @@ static void time_alone(lab *l)
 {
     double ms[ABAR_COMPARE_JOBS_MAX][ROUNDS];
     int rounds = 0;
-    for (double longest = 0.0; rounds < ROUNDS && longest < ROUND_SECONDS; rounds++) {
+    for (double longest = 0.0; rounds < ROUNDS && longest < ROUND_SECONDS && !atomic_load(&l->c->stop); rounds++) {
         for (int i = 0; i < l->n; i++) {
             subject *s = &l->subject[i];
             double seconds = 0.0;
@@ -92,7 +92,7 @@ static void time_alone(lab *l)
             longest = fmax(longest, seconds);
         }
     }
-    for (int i = 0; i < l->n; i++)
+    for (int i = 0; i < l->n && rounds > 0; i++)
         l->c->method[l->subject[i].method].ms_alone = l->subject[i].failed ? NAN : abar__median(ms[i], rounds);
 }
 
@@ -258,12 +258,13 @@ static int find_jobs(lab *l, int pending, double steps)
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);    /* each training keeps one waiting */
     if (open_subject(l, pending_method(c, 0)) < 0) return 1; /* its run will tell why */
     time_alone(l);
-    if (l->subject[0].failed) return 1;
+    if (l->subject[0].failed || atomic_load(&c->stop)) return 1;
     const double expected = 1e-3 * c->method[l->subject[0].method].ms_alone * steps * pending;
     if (expected < SHORT_SECONDS) {
         abar__compare_news(c, "one training at a time: all of them take about %.0f s", expected);
         return 1;
     }
+    abar__compare_news(c, "timing steps alone and side by side, to find how many trainings to run at a time");
     open_methods(l);
     time_alone(l);
     const int limit = least(least(pending, cores), fitting(l));

@@ -104,8 +104,8 @@ refuses "too many seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:50
 
 # --- flags for all, and for one ---
 succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,high=mac,sgd --high.damping 7 --damping 0.5 --out labels
-check "--damping reaches those that have it" says '^  low .* damping 0\.5,'
-check "--high.damping reaches one, whatever the order" says '^  high .* damping 7,'
+check "--damping reaches those that have it" says '^  low .* damping 0\.5$'
+check "--high.damping reaches one, whatever the order" says '^  high .* damping 7$'
 succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
 check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: .*not finite'
 check "a failed run is a row" says '^bad .* - .* 1 of 1$'
