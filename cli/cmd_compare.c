@@ -550,6 +550,7 @@ static int run(cli *c)
     watcher w = {.c = c};
     abar_compare_events events = {watch, &w};
     const char *folder = flags_peek(c, "resume");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
     int code = folder && folder[0] ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
     if (!code) code = set_jobs(&flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
