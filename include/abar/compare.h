@@ -116,8 +116,9 @@ void abar_compare_jobs(abar_compare *compare, int jobs);
 
 /* Runs whatever has not ended and writes the files anew after every run. A run that cannot go on (numbers that are not
  * finite, no memory, nothing its device can do) is a result like any other, not a failure of the comparison; but what finds no
- * memory beside others is tried again with fewer at a time. ABAR_STOPPED after abar_compare_stop: the steps were finished and
- * saved. */
+ * memory beside others is tried again with fewer at a time. Any other failure ends the comparison, saved; one of a library
+ * underneath (ABAR_E_BACKEND) does so when the other runs have ended. ABAR_STOPPED after abar_compare_stop: the steps were
+ * finished and saved. */
 abar_status abar_compare_run_all(abar_compare *compare);
 /* May be called from a signal handler or another thread. */
 void abar_compare_stop(abar_compare *compare);

@@ -241,8 +241,9 @@ static int race_all(lab *l, int limit)
         const double gain = time_together(l, n);
         const size_t used = strlen(found);
         snprintf(found + used, sizeof found - used, "%s%d: %.2f", used ? ", " : "", n, gain);
+        const bool better = gain > 1.03 * most;
         if (gain > most) most = gain, best = n;
-        if (gain < 0.97 * most) break;
+        if (!better) break;
     }
     if (best > 1 && most > WORTH) {
         abar__compare_news(c, "%d trainings side by side: they do %.2f times the work of one alone (%s)", best, most, found);

@@ -325,7 +325,7 @@ static abar_status run_one(job *j)
 /* The next run that nobody has, or -1. */
 static int take(abar_compare *c)
 {
-    if (atomic_load(&c->stop) || c->failure < 0) return -1;
+    if (atomic_load(&c->stop)) return -1;
     for (int i = 0; i < c->runs; i++) {
         if (c->record[i].taken) continue;
         c->record[i].taken = true;
@@ -345,12 +345,16 @@ static void stop_all(abar_compare *c)
     atomic_fetch_sub(&c->handlers, 1);
 }
 
-/* A failure that is no result ends the comparison: the others stop and save. */
-static void fail_all(abar_compare *c, abar_status status, const char *why)
+/* A failure that is no result: the others stop and save, but where a library underneath failed, which may not fail them. */
+static void fail(abar_compare *c, abar_status status, const char *why, int i)
 {
+    const abar_compare_run *run = &c->record[i].run;
     pthread_mutex_lock(&c->lock);
     if (c->failure == ABAR_OK) c->failure = abar__fail(c->ctx, status, "%s", why);
-    stop_all(c);
+    if (status != ABAR_E_BACKEND)
+        stop_all(c);
+    else if (c->runs > 1)
+        abar__compare_news(c, "%s, seed %lld, could not go on (%s); the others do", run->label, (long long)run->seed, why);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -360,13 +364,13 @@ static bool run_next(abar__compare_worker *w, int i)
     job j = {.worker = w, .i = i};
     abar_status status = abar__context_beside(w->c->ctx, pass_log, w->c, &j.ctx);
     if (status < 0) {
-        fail_all(w->c, status, "memory: could not get any more, close something");
+        fail(w->c, status, "memory: could not get any more, close something", i);
         return false;
     }
     status = run_one(&j);
-    if (status < 0 && !j.put_back) fail_all(w->c, status, abar_context_error(j.ctx));
+    if (status < 0 && !j.put_back) fail(w->c, status, abar_context_error(j.ctx), i);
     abar_context_destroy(j.ctx);
-    return status == ABAR_OK;
+    return status == ABAR_OK || status == ABAR_E_BACKEND;
 }
 
 static void *work(void *user)
