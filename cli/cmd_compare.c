@@ -573,12 +573,11 @@ const command command_compare = {
     .all_settings = true,
     .model_options = true,
     .rule_options = true,
-    .examples =
-        "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
-        "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
-        "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
-        "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,foof,kfac,eva,lngd,adamw\n"
-        "  abar compare --model deit-tiny --data cifar10:DIR --optim adamw,mac,per-head=mac --per-head.value-stat per-head\n"
-        "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
+    .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
+                "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
+                "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
+                "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,adamw\n"
+                "  abar compare --model deit-tiny --optim mac,heads=mac --heads.value-stat per-head\n"
+                "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

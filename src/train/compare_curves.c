@@ -15,12 +15,14 @@ static bool succeeded(const abar_compare_run *run) { return run->ended && !run->
 
 static double value_of(const abar__epoch *e, int kind) { return kind == ABAR_CURVE_LOSS ? e->train_loss : e->test_accuracy; }
 
-/* Where trainings shared the device: what it would have taken alone. */
+/* Where trainings shared the device: what it would have taken alone, all epochs alike, since their differences are the
+ * neighbours' doing. */
 static double elapsed(const abar_compare *c, const abar__compare_record *r, int64_t epochs)
 {
+    const bool shared = r->run.side_by_side > 1;
     double seconds = 0.0;
-    for (int64_t e = 0; e < epochs; e++) seconds += r->history[e].seconds;
-    return seconds * abar__compare_time_scale(c, &r->run);
+    for (int64_t e = 0; e < (shared ? r->run.epochs : epochs); e++) seconds += r->history[e].seconds;
+    return shared ? seconds * abar__compare_time_scale(c, &r->run) * (double)epochs / (double)r->run.epochs : seconds;
 }
 
 /* Epochs that every successful run of the method has, and how many runs these are. */
