@@ -201,11 +201,12 @@ static double steps_of(const abar_compare *c)
     return (double)epochs * fmax(1.0, (double)samples / (double)(train->batch * abar__context_of(c->method[0].setup)));
 }
 
-/* Subjects for the first runs that have not ended, each method once, as many as memory takes. */
-static void open_methods(lab *l)
+/* Subjects for the runs that have not ended, each method once, up to so many and as long as memory lasts. Methods that the
+ * device does not have are left out: their runs will say so. */
+static void open_methods(lab *l, int most)
 {
-    for (int k = 0, m; (m = pending_method(l->c, k)) >= 0 && l->n < ABAR_COMPARE_JOBS_MAX; k++)
-        if (!has_subject(l, m) && open_subject(l, m) < 0) break;
+    for (int k = 0, m; (m = pending_method(l->c, k)) >= 0 && l->n < most; k++)
+        if (!has_subject(l, m) && open_subject(l, m) == ABAR_E_MEMORY) break;
 }
 
 /* How many trainings like the subjects fit in what is free now, beside the n that are there already. */
@@ -232,11 +233,11 @@ static int race_all(lab *l, int limit)
 {
     abar_compare *c = l->c;
     char found[160] = "";
+    const int methods = l->n;
     int best = 1;
     double most = 1.0;
     for (int n = 2; n <= limit && !atomic_load(&c->stop); n *= 2) {
-        for (int m; l->n < n && (m = pending_method(c, l->n)) >= 0;)
-            if (open_subject(l, m) < 0) break;
+        while (l->n < n && open_subject(l, l->subject[l->n - methods].method) == ABAR_OK) {} /* another seed of each */
         if (l->n < n) break;
         const double gain = time_together(l, n);
         const size_t used = strlen(found);
@@ -256,19 +257,19 @@ static int race_all(lab *l, int limit)
 static int find_jobs(lab *l, int pending, double steps)
 {
     abar_compare *c = l->c;
-    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);    /* each training keeps one waiting */
-    if (open_subject(l, pending_method(c, 0)) < 0) return 1; /* its run will tell why */
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* each training keeps one waiting */
+    open_methods(l, 1);
     time_alone(l);
-    if (l->subject[0].failed || atomic_load(&c->stop)) return 1;
+    if (l->n == 0 || l->subject[0].failed || atomic_load(&c->stop)) return 1; /* the runs will tell why */
     const double expected = 1e-3 * c->method[l->subject[0].method].ms_alone * steps * pending;
     if (expected < SHORT_SECONDS) {
         abar__compare_news(c, "one training at a time: all of them take about %.0f s", expected);
         return 1;
     }
     abar__compare_news(c, "timing steps alone and side by side, to find how many trainings to run at a time");
-    open_methods(l);
+    open_methods(l, ABAR_COMPARE_JOBS_MAX);
     time_alone(l);
-    const int limit = least(least(pending, cores), fitting(l));
+    const int limit = least(least(pending, cores), least(fitting(l), ABAR_COMPARE_JOBS_MAX));
     if (limit >= 2) return race_all(l, limit);
     abar__compare_news(c, "one training at a time: there is %s for more", cores < 2 ? "no core" : "no memory");
     return 1;
