@@ -48,11 +48,11 @@ asan: bootstrap
 	@cmake --build build-asan --parallel $(JOBS)
 	@tools/test-summary build-asan
 
-# gcc's OpenMP runtime is opaque to the thread sanitizer; the loader's threads are ours.
+# gcc's OpenMP runtime is opaque to the thread sanitizer; the threads of the loader and of a comparison are ours.
 tsan: bootstrap
 	@$(call configure,tsan,build-tsan)
 	@cmake --build build-tsan --parallel $(JOBS)
-	@tools/test-summary build-tsan -R loader
+	@OMP_NUM_THREADS=1 tools/test-summary build-tsan -R "loader|test_jobs"
 
 fuzz: bootstrap
 	@$(call configure,fuzz,build-fuzz)

@@ -66,6 +66,7 @@ typedef struct setup_list {
     int n;
     abar_setup *setup[ABAR_COMPARE_METHODS_MAX];
     char label[ABAR_COMPARE_METHODS_MAX][ABAR_COMPARE_LABEL_MAX]; /* "": the only one */
+    int64_t seeds[ABAR_COMPARE_METHODS_MAX];                      /* "mac:3"; 0: not said */
 } setup_list;
 
 void setup_list_destroy(const cli *c, setup_list *list);

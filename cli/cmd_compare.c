@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 typedef struct compare_flags {
-    char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX];
+    char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX], jobs[ABAR_OPTION_TEXT_MAX];
     int64_t seeds;
     bool json, quiet;
     bool own_folder; /* no flag: the folder is one we chose */
@@ -20,7 +20,7 @@ static const abar_option own[] = {
      .type = ABAR_OPTION_TEXT,
      .offset = offsetof(compare_flags, optim),
      .fallback = "sgd,mac",
-     .help = "optimizers to compare, as `abar optimizers` lists them, or LABEL=NAME to have one twice"},
+     .help = "optimizers to compare, as `abar optimizers` lists them, LABEL=NAME to have one twice, NAME:N for N seeds of it"},
     {.name = "seeds",
      .type = ABAR_OPTION_INT,
      .offset = offsetof(compare_flags, seeds),
@@ -28,6 +28,11 @@ static const abar_option own[] = {
      .min = 1,
      .max = ABAR_COMPARE_SEEDS_MAX,
      .help = "runs of each optimizer, from --seed on; with --resume there may be more than before"},
+    {.name = "jobs",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(compare_flags, jobs),
+     .fallback = "auto",
+     .help = "trainings side by side on the device; auto: one on the CPU, on a GPU as many as fit and get more done"},
     {.name = "out",
      .type = ABAR_OPTION_TEXT,
      .offset = offsetof(compare_flags, out),
@@ -57,29 +62,60 @@ typedef struct watcher {
     const abar_compare *compare;
     progress line;
     bool announced;
-    int first;     /* run that this command saw */
-    int run;       /* the last one, ... */
-    int64_t epoch; /* ... and its epoch, from 0 */
+    int run;            /* the one told of last, ... */
+    int64_t epoch;      /* ... and its epoch, from 0 */
+    int ended, running; /* runs that have; runs that train */
     int label_width, run_width;
 } watcher;
 
-/* "lr 0.05, momentum 0.9": what drives an optimizer. */
-static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
+/* Runs of the method that has most. */
+static int seeds_most(const abar_compare *compare)
+{
+    int most = 0, n[ABAR_COMPARE_METHODS_MAX] = {0};
+    for (int i = 0; i < abar_compare_run_count(compare); i++) {
+        int count = ++n[abar_compare_run_of(compare, i)->method];
+        if (count > most) most = count;
+    }
+    return most;
+}
+
+static bool is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
+
+static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
-    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
-    int n = abar_setup_tables(setup, tables);
+    for (const char *const *s = said; *s; s++)
+        if (strcmp(name, *s) == 0) return true;
+    return false;
+}
+
+/* Appends "name value" of an option that is always said, or that differs from what the recipe has. */
+static size_t describe_option(cli *c, const abar_setup_table *table, const abar_setup_table *usual, const char *name,
+                              char *line, size_t at, size_t size)
+{
+    char value[ABAR_OPTION_TEXT_MAX], other[ABAR_OPTION_TEXT_MAX] = "";
+    if (abar_options_get(c->ctx, table->options, table->config, name, value, sizeof value) < 0) return at;
+    if (usual) (void)abar_options_get(c->ctx, usual->options, usual->config, name, other, sizeof other);
+    if ((!is_said(name) && (!usual || strcmp(value, other) == 0)) || at >= size) return at;
+    return at + (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", name, value);
+}
+
+/* "lr 0.05, momentum 0.9, value-stat per-head": what drives an optimizer, and how it differs from what it usually is. */
+static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX], usual[ABAR_SETUP_TABLES_MAX];
+    abar_setup *recipe = NULL;
     size_t at = 0;
+    const int n = abar_setup_tables(setup, tables);
+    const abar_train_config *t = &setup->train;
+    const bool known = abar_setup_create(c->ctx, t->model, t->data, t->optim, &recipe) >= 0;
+    if (known) abar_setup_tables(recipe, usual);
     line[0] = '\0';
-    for (const char *const *name = said; *name; name++) {
-        for (int i = 0; i < n && at < size; i++) {
-            char value[ABAR_OPTION_TEXT_MAX];
-            if (!abar_options_find(tables[i].options, *name)) continue;
-            if (abar_options_get(c->ctx, tables[i].options, tables[i].config, *name, value, sizeof value) < 0) continue;
-            at += (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", *name, value);
-            break;
-        }
-    }
+    for (int i = 0; i < n; i++)
+        for (const abar_option *o = tables[i].options; o->name; o++)
+            if (is_said(o->name) || i >= 2) /* the optimizer's own */
+                at = describe_option(c, &tables[i], known ? &usual[i] : NULL, o->name, line, at, size);
+    if (known) abar_setup_destroy(c->ctx, recipe);
 }
 
 static void announce(watcher *w)
@@ -89,9 +125,13 @@ static void announce(watcher *w)
     const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
     int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare), ended = 0;
     char line[512];
-    fprintf(out, "%s on %s, %s: %d optimizer%s x %d seed%s, %" PRId64 " epoch%s each, batch %" PRId64 "\n", t->model, t->data,
-            t->device, methods, methods > 1 ? "s" : "", runs / methods, runs / methods > 1 ? "s" : "", t->epochs,
-            t->epochs > 1 ? "s" : "", t->batch);
+    int seeds = seeds_most(compare);
+    fprintf(out, "%s on %s, %s: %d optimizer%s", t->model, t->data, t->device, methods, methods > 1 ? "s" : "");
+    if (runs == methods * seeds)
+        fprintf(out, " x %d seed%s", seeds, seeds > 1 ? "s" : "");
+    else
+        fprintf(out, ", %d runs", runs);
+    fprintf(out, ", %" PRId64 " epoch%s each, batch %" PRId64 "\n", t->epochs, t->epochs > 1 ? "s" : "", t->batch);
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
@@ -99,6 +139,10 @@ static void announce(watcher *w)
     }
     for (int i = 0; i < runs; i++) ended += abar_compare_run_of(compare, i)->ended;
     if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
+    for (int i = 0; i < runs; i++) {
+        const abar_compare_run *r = abar_compare_run_of(compare, i);
+        if (r->ended && r->failure) fprintf(out, "%s, seed %" PRId64 ", failed: %s\n", r->label, r->seed, r->failure);
+    }
     fflush(out);
     w->announced = true;
 }
@@ -108,39 +152,75 @@ static void print_run(watcher *w, const abar_compare_progress *p)
     char ms[NUMBER_MAX], time[NUMBER_MAX];
     const abar_compare_run *r = p->result;
     FILE *out = w->line.out;
+    const char *bold = progress_bold(&w->line), *plain = progress_plain(&w->line);
     progress_clear(&w->line);
-    fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->run + 1, p->runs, w->label_width, r->label, r->seed);
-    if (r->failure)
+    fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
+    if (r->failure) {
         fprintf(out, "failed after %" PRId64 " epoch%s: %s\n", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
-    else
-        fprintf(out, "loss %.4f  test %s%5.2f %%%s  %6s ms/step  %s\n", r->train_loss, progress_bold(&w->line),
-                r->test_accuracy, progress_plain(&w->line), print_significant(ms, r->ms_per_step),
-                print_duration(time, r->seconds));
+    } else {
+        fprintf(out, "loss %.4f  ", r->train_loss);
+        if (is_text(w->compare))
+            fprintf(out, "test %s%.4f%s (best %.4f, epoch %" PRId64 ")", bold, r->test_loss, plain, r->best_loss,
+                    r->best_loss_epoch);
+        else
+            fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
+        fprintf(out, "  %6s ms/step  %s", print_significant(ms, r->ms_per_step), print_duration(time, r->seconds));
+        if (r->side_by_side > 1) fprintf(out, "  beside %" PRId64, r->side_by_side - 1);
+        fputc('\n', out);
+    }
     fflush(out);
+}
+
+/* "3 of 12 done, running: mac/1 epoch 12/50, sgd/0 11/50" */
+static void draw_several(watcher *w, const abar_compare_progress *p)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, "%d of %d done, running: ", p->ended, p->runs);
+    for (int i = 0; i < p->n_running && n < (int)sizeof text; i++) {
+        const abar_compare_running *r = &p->running[i];
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s/%" PRId64 " %s%" PRId64 "/%" PRId64, i ? ", " : "", r->label,
+                      r->seed, i ? "" : "epoch ", r->epoch + 1, r->epochs);
+    }
+    progress_redraw_text(&w->line, text, p->done, p->seconds_left);
+}
+
+static void draw_one(watcher *w, const abar_compare_progress *p)
+{
+    char lead[96];
+    abar_progress now = *p->training;
+    now.seconds_left = p->seconds_left;
+    snprintf(lead, sizeof lead, "[%*d/%d] %s seed %" PRId64 "  ", w->run_width, p->run + 1, p->runs, p->label, p->seed);
+    progress_redraw(&w->line, lead, p->done, &now);
 }
 
 static void watch(void *user, const abar_compare_progress *p)
 {
     watcher *w = user;
-    if (w->first < 0) w->first = p->run;
-    w->run = p->run;
-    if (p->training) w->epoch = p->training->epoch;
+    if (!p->news) {
+        w->run = p->run;
+        w->ended = p->ended;
+        w->running = p->n_running;
+        if (p->training) w->epoch = p->training->epoch;
+    }
     if (!w->line.out) return;
     if (!w->announced) announce(w);
-    if (p->result) {
+    if (p->news) {
+        progress_clear(&w->line);
+        fprintf(w->line.out, "%s\n", p->news);
+        fflush(w->line.out);
+    } else if (p->result) {
         print_run(w, p);
+    } else if (p->n_running > 1) {
+        draw_several(w, p);
     } else if (!p->training->epoch_done) {
-        char lead[96];
-        abar_progress now = *p->training;
-        now.seconds_left = p->seconds_left;
-        snprintf(lead, sizeof lead, "[%*d/%d] %s seed %" PRId64 "  ", w->run_width, p->run + 1, p->runs, p->label, p->seed);
-        progress_redraw(&w->line, lead, p->done, &now);
+        draw_one(w, p);
     }
 }
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
-enum { OPTIMIZER, ACCURACY, TEST_LOSS, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
+/* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
+enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
 #define TABLE_WIDTH 99
 
@@ -155,14 +235,18 @@ typedef struct table {
     int width[COLUMNS]; /* 0: not shown */
 } table;
 
+/* The time of a step: alone, where trainings shared the device. */
+static double step_of(const abar_compare_row *r, bool shared) { return shared ? r->ms_alone : r->ms_per_step.mean; }
+
 /* What makes a method the best of its column: more is better. NaN: nothing to compare. */
-static double merit(const abar_compare_row *r, int column)
+static double merit(const abar_compare_row *r, int column, bool text, bool shared)
 {
     switch (column) {
-    case ACCURACY: return r->test_accuracy.mean;
-    case TEST_LOSS: return -r->test_loss.mean;
+    case RESULT: return text ? -r->test_loss.mean : r->test_accuracy.mean;
+    case BEST: return text ? -r->best_loss.mean : r->best_accuracy.mean;
+    case ASIDE: return text ? r->test_accuracy.mean : -r->test_loss.mean;
     case TRAIN_LOSS: return -r->train_loss.mean;
-    case STEP: return -r->ms_per_step.mean;
+    case STEP: return -step_of(r, shared);
     case MEMORY: return -r->memory_bytes;
     default: return NAN;
     }
@@ -176,19 +260,22 @@ static void fill_number(cell *c, double value, int decimals, const char *unit)
         snprintf(c->text, sizeof c->text, "%.*f%s", decimals, value, unit);
 }
 
-static void fill_row(cell *cells, const abar_compare_row *r, bool utf8)
+static void fill_row(cell *cells, const abar_compare_row *r, bool utf8, bool text, bool shared)
 {
     char number[NUMBER_MAX];
+    const abar_compare_spread result = text ? r->test_loss : r->test_accuracy;
+    const int decimals = text ? 4 : 2;
+    const double ms = step_of(r, shared);
     snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
-    fill_number(&cells[ACCURACY], r->test_accuracy.mean, 2, "");
-    if (!isnan(r->test_accuracy.std))
-        snprintf(cells[ACCURACY].text, sizeof cells->text, "%.2f %s %.2f", r->test_accuracy.mean, utf8 ? "\xc2\xb1" : "+-",
-                 r->test_accuracy.std);
-    fill_number(&cells[TEST_LOSS], r->test_loss.mean, 4, "");
+    fill_number(&cells[RESULT], result.mean, decimals, "");
+    if (!isnan(result.std))
+        snprintf(cells[RESULT].text, sizeof cells->text, "%.*f %s %.*f", decimals, result.mean, utf8 ? "\xc2\xb1" : "+-",
+                 decimals, result.std);
+    fill_number(&cells[BEST], text ? r->best_loss.mean : r->best_accuracy.mean, decimals, "");
+    fill_number(&cells[ASIDE], text ? r->test_accuracy.mean : r->test_loss.mean, text ? 2 : 4, "");
     fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");
-    fill_number(&cells[STEP], r->ms_per_step.mean, 3, "");
-    if (!isnan(r->ms_per_step.mean))
-        snprintf(cells[STEP].text, sizeof cells->text, "%s", print_significant(number, r->ms_per_step.mean));
+    fill_number(&cells[STEP], ms, 3, "");
+    if (!isnan(ms)) snprintf(cells[STEP].text, sizeof cells->text, "%s", print_significant(number, ms));
     fill_number(&cells[STEP_RATIO], r->time_ratio, 2, "x");
     fill_number(&cells[MEMORY], r->memory_bytes, 0, "");
     if (!isnan(r->memory_bytes))
@@ -197,17 +284,18 @@ static void fill_row(cell *cells, const abar_compare_row *r, bool utf8)
     if (r->failures) snprintf(cells[FAILED].text, sizeof cells->text, "%" PRId64 " of %" PRId64, r->failures, r->runs);
 }
 
-static void mark_best(table *t, const abar_compare *compare)
+static void mark_best(table *t, const abar_compare *compare, bool shared)
 {
+    const bool text = is_text(compare);
     for (int column = 0; column < COLUMNS; column++) {
         double best = NAN;
         for (int m = 0; m + 1 < t->rows; m++) {
             abar_compare_row r = abar_compare_row_of(compare, m);
-            best = fmax(best, merit(&r, column));
+            best = fmax(best, merit(&r, column, text, shared));
         }
         for (int m = 0; m + 1 < t->rows && t->rows > 2; m++) {
             abar_compare_row r = abar_compare_row_of(compare, m);
-            t->cell[m + 1][column].best = merit(&r, column) == best;
+            t->cell[m + 1][column].best = merit(&r, column, text, shared) == best;
         }
     }
 }
@@ -223,7 +311,7 @@ static int columns_of(const char *text)
 /* Columns as wide as their texts; where a line would be too long, those that say least go. */
 static void measure(table *t)
 {
-    static const int dispensable[] = {TEST_LOSS, MEMORY, STEP};
+    static const int dispensable[] = {ASIDE, MEMORY, STEP, BEST};
     int total = 0;
     for (int column = 0; column < COLUMNS; column++) {
         bool empty = true;
@@ -259,64 +347,87 @@ static void print_table(const table *t, const progress *p)
     }
 }
 
+/* The most trainings that shared the device. */
+static int64_t side_by_side(const abar_compare *compare)
+{
+    int64_t most = 1;
+    for (int m = 0; m < abar_compare_method_count(compare); m++) {
+        int64_t n = abar_compare_row_of(compare, m).side_by_side;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+static void say_notes(const abar_compare *compare, const progress *p, bool several)
+{
+    const int seeds = seeds_most(compare);
+    const int64_t shared = side_by_side(compare);
+    if (several) fprintf(p->out, "* best; ");
+    if (seeds > 1) fprintf(p->out, "means over %d seeds, %s one standard deviation; ", seeds, p->utf8 ? "\xc2\xb1" : "+-");
+    fprintf(p->out, "memory: held while training\n");
+    if (shared > 1)
+        fprintf(p->out, "ms alone: a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device\n",
+                shared);
+}
+
 static void say_table(const abar_compare *compare, const progress *p)
 {
-    static const char *const heading[COLUMNS] = {"optimizer", "test acc %", "test loss", "train loss", "ms/step",
-                                                 "",          "memory",     "",          "failed"};
+    static const char *const heading[2][COLUMNS] = {
+        {"optimizer", "test acc %", "best", "test loss", "train loss", "ms/step", "", "memory", "", "failed"},
+        {"optimizer", "test loss", "best", "test acc %", "train loss", "ms/step", "", "memory", "", "failed"}};
     table t = {.rows = abar_compare_method_count(compare) + 1};
     const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare)).label;
-    int64_t seeds = abar_compare_run_count(compare) / abar_compare_method_count(compare);
+    const bool text = is_text(compare), shared = side_by_side(compare) > 1;
     for (int column = 0; column < COLUMNS; column++)
-        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s", heading[column]);
+        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s",
+                 column == STEP && shared ? "ms alone" : heading[text][column]);
     for (int column = STEP_RATIO; column <= MEMORY_RATIO; column += MEMORY_RATIO - STEP_RATIO)
         snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, strlen(baseline) <= 8 ? "vs %s" : "ratio", baseline);
     for (int m = 0; m + 1 < t.rows; m++) {
         abar_compare_row r = abar_compare_row_of(compare, m);
-        fill_row(t.cell[m + 1], &r, p->utf8);
+        fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
     }
-    mark_best(&t, compare);
+    mark_best(&t, compare, shared);
     measure(&t);
     fputc('\n', p->out);
     print_table(&t, p);
-    if (t.rows > 2) fprintf(p->out, "* best; ");
-    if (seeds > 1)
-        fprintf(p->out, "means over %" PRId64 " seeds, %s one standard deviation; ", seeds, p->utf8 ? "\xc2\xb1" : "+-");
-    fprintf(p->out, "memory: held while training\n");
+    say_notes(compare, p, t.rows > 2);
 }
 
 /* ---- what is said ----------------------------------------------------------------------------------------------- */
-
-/* Failures of runs that ended before this command began; the others have been told. */
-static void say_old_failures(const watcher *w)
-{
-    for (int i = 0; i < (w->first < 0 ? abar_compare_run_count(w->compare) : w->first); i++) {
-        const abar_compare_run *r = abar_compare_run_of(w->compare, i);
-        if (r->failure) fprintf(w->line.out, "%s, seed %" PRId64 ", failed: %s\n", r->label, r->seed, r->failure);
-    }
-}
 
 static void say_finished(watcher *w)
 {
     FILE *out = w->line.out;
     char folder[2 * ABAR_OPTION_TEXT_MAX];
     const char *dir = abar_compare_dir(w->compare);
-    int seeds = abar_compare_run_count(w->compare) / abar_compare_method_count(w->compare);
+    int seeds = seeds_most(w->compare);
     if (!w->announced) announce(w);
     say_table(w->compare, &w->line);
-    say_old_failures(w);
     print_shell_word(folder, sizeof folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nNumbers: %s/compare.csv, %s/compare.json\nCheckpoints: %s/OPTIM-sSEED/\n\nNext:\n",
-            dir, dir, dir, dir);
+    fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv, %s/compare.json\n", dir, dir, dir,
+            dir);
+    fprintf(out, "Checkpoints: %s/OPTIM-sSEED/\n\nNext:\n", dir);
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 
 static void say_stopped(const watcher *w)
 {
     char folder[2 * ABAR_OPTION_TEXT_MAX];
+    char file[ABAR_OPTION_TEXT_MAX + 16];
+    snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
+    if (!path_exists(file)) {
+        fprintf(w->line.out, "stopped before any training began\n");
+        return;
+    }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
     print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
-    fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
-            w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+    if (w->running > 1)
+        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n", w->ended,
+                abar_compare_run_count(w->compare), w->running);
+    else
+        fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
+                w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
     fprintf(w->line.out, "  %s compare --resume %s\n", w->c->program, folder);
 }
 
@@ -328,14 +439,15 @@ static void stop_compare(void *compare) { abar_compare_stop(compare); }
 /* A comparison that goes on has its settings already. */
 static int refuse_settings(const cli *c)
 {
-    static const char *const allowed[] = {"resume", "seeds", "json", "quiet", NULL};
+    static const char *const allowed[] = {"resume", "seeds", "jobs", "json", "quiet", NULL};
     for (int i = 0; i < c->argc; i++) {
         const char *const *a = allowed;
         const char *name = c->argv[i] + 2;
         if (strncmp(c->argv[i], "--", 2) != 0) continue;
         while (*a && (strncmp(name, *a, strlen(*a)) != 0 || (name[strlen(*a)] && name[strlen(*a)] != '='))) a++;
         if (!*a)
-            return cli_fail(EXIT_USAGE, "--%.*s: a comparison goes on with the settings it has, only --seeds may grow",
+            return cli_fail(EXIT_USAGE,
+                            "--%.*s: a comparison goes on with the settings it has, only --seeds may grow and --jobs change",
                             (int)strcspn(name, "="), name);
     }
     return EXIT_SUCCESS;
@@ -349,6 +461,19 @@ static int load(cli *c, compare_flags *flags, const abar_compare_events *events,
     c->quiet = flags->quiet;
     abar_status status = abar_compare_load(c->ctx, flags->resume, flags_peek(c, "seeds") ? flags->seeds : 0, events, out);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+/* --jobs N or auto. Returns an exit code. */
+static int set_jobs(const compare_flags *flags, abar_compare *compare)
+{
+    char *end;
+    const bool automatic = strcmp(flags->jobs, "auto") == 0;
+    const long n = automatic ? 0 : strtol(flags->jobs, &end, 10);
+    if (!automatic && (*end || n < 1 || n > ABAR_COMPARE_JOBS_MAX))
+        return cli_fail(EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
+                        ABAR_COMPARE_JOBS_MAX);
+    abar_compare_jobs(compare, (int)n);
+    return EXIT_SUCCESS;
 }
 
 static void claim_folder(compare_flags *flags, const abar_setup *setup)
@@ -378,7 +503,8 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
                                       .setups = (const abar_setup *const *)list.setup,
                                       .labels = labels,
                                       .methods = list.n,
-                                      .seeds = flags->seeds};
+                                      .seeds = flags->seeds,
+                                      .method_seeds = list.seeds};
         status = abar_compare_create(c->ctx, &config, events, out);
         if (status < 0) code = cli_fail_usage(c, status);
     }
@@ -389,7 +515,6 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
 static void prepare_watcher(watcher *w, const abar_compare *compare, const compare_flags *flags)
 {
     w->compare = compare;
-    w->first = -1;
     progress_init(&w->line, flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL);
     w->run_width = snprintf(NULL, 0, "%d", abar_compare_run_count(compare));
     for (int m = 0; m < abar_compare_method_count(compare); m++) {
@@ -425,7 +550,9 @@ static int run(cli *c)
     watcher w = {.c = c};
     abar_compare_events events = {watch, &w};
     const char *folder = flags_peek(c, "resume");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
     int code = folder && folder[0] ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
+    if (!code) code = set_jobs(&flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
     abar_compare_destroy(compare);
     if (code && flags.own_folder) folder_unclaim(flags.out);
@@ -436,10 +563,12 @@ const command command_compare = {
     .name = "compare",
     .summary = "compare optimizers on one problem: table, curves, CSV",
     .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--data NAME] [--flag value ...]",
-    .about = "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
-             "order, same augmentation, one run after the other, seed by seed. Every optimizer has the settings that suit it; "
-             "a flag changes them for all that know it, --LABEL.flag for one alone. Prints a table, and writes compare.svg, "
-             "compare.csv and compare.json. Ctrl-C ends it after the current step, with everything saved.",
+    .about =
+        "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
+        "order, same augmentation, seed by seed; on a GPU several trainings side by side where that is faster. Every optimizer "
+        "has the settings that suit it; a flag changes them for all that know it, --LABEL.flag for one alone. Prints a "
+        "table, and writes compare.svg, compare.md, compare.csv and compare.json. Ctrl-C ends it after the current step, with "
+        "everything saved.",
     .own = own,
     .all_settings = true,
     .model_options = true,
@@ -447,6 +576,8 @@ const command command_compare = {
     .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
                 "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
                 "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
+                "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,adamw\n"
+                "  abar compare --model deit-tiny --optim mac,heads=mac --heads.value-stat per-head\n"
                 "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

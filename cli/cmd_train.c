@@ -128,12 +128,15 @@ static void say_result(const progress *p)
 {
     char time[NUMBER_MAX];
     const abar_progress *last = &p->last;
+    const char *bold = progress_bold(p), *plain = progress_plain(p);
     if (last->text)
-        fprintf(p->out, "\nTest loss %s%.4f%s (perplexity %.3f, %.3f bits a token, accuracy %.2f %%)", progress_bold(p),
-                last->test_loss, progress_plain(p), last->test_perplexity, last->test_bits, last->test_accuracy);
+        fprintf(p->out,
+                "\nTest loss %s%.4f%s (best %.4f in epoch %" PRId64 "; perplexity %.3f, %.3f bits a token, accuracy %.2f %%)",
+                bold, last->test_loss, plain, last->best_loss, last->best_loss_epoch + 1, last->test_perplexity,
+                last->test_bits, last->test_accuracy);
     else
-        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %%)", progress_bold(p), last->test_accuracy, progress_plain(p),
-                last->best_accuracy);
+        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %% in epoch %" PRId64 ")", bold, last->test_accuracy, plain,
+                last->best_accuracy, last->best_accuracy_epoch + 1);
     fprintf(p->out, " after %" PRId64 " epoch%s, %s.\n", last->epoch + 1, last->epoch ? "s" : "",
             print_duration(time, last->seconds));
 }

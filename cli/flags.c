@@ -72,9 +72,26 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     return EXIT_SUCCESS;
 }
 
-/* One entry of "sgd,mac,slow=mac". */
+/* The N of "mac:N", taken off; 0: there is none. */
+static int take_seeds(char *entry, int64_t *out)
+{
+    char *colon = strrchr(entry, ':'), *end;
+    *out = 0;
+    if (!colon) return EXIT_SUCCESS;
+    *out = strtoll(colon + 1, &end, 10);
+    if (*end || *out < 1 || *out > ABAR_COMPARE_SEEDS_MAX)
+        return cli_fail(EXIT_USAGE, "--optim %s: after the colon stands a number of seeds, from 1 to %d, as in mac:3", entry,
+                        ABAR_COMPARE_SEEDS_MAX);
+    *colon = '\0';
+    return EXIT_SUCCESS;
+}
+
+/* One entry of "sgd,mac:3,slow=mac". */
 static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
 {
+    int64_t seeds;
+    int code = take_seeds(entry, &seeds);
+    if (code) return code;
     char *equals = strchr(entry, '=');
     if (equals) *equals = '\0';
     if (out->n == ABAR_COMPARE_METHODS_MAX)
@@ -82,6 +99,7 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     if (strlen(entry) >= ABAR_COMPARE_LABEL_MAX)
         return cli_fail(EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
                         ABAR_COMPARE_LABEL_MAX - 1);
+    out->seeds[out->n] = seeds;
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
 }
 

@@ -10,7 +10,7 @@ const char *help_placeholder(const abar_option *option)
 {
     static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
                                            {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
-                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"}};
+                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"},   {"jobs", "N|auto"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
     }

@@ -106,6 +106,23 @@ void progress_redraw(progress *p, const char *lead, double done, const abar_prog
     draw(p, lead, done, now);
 }
 
+void progress_redraw_text(progress *p, const char *text, double done, double seconds_left)
+{
+    double time = clock_seconds();
+    if (!p->live || time - p->last_draw < REDRAW_SECONDS) return;
+    char number[NUMBER_MAX], tail[64] = "";
+    int width = progress_width(p) - 3, n = snprintf(tail, sizeof tail, "  %3d %%", (int)(100 * done));
+    if (seconds_left >= 0 && isfinite(seconds_left))
+        n += snprintf(tail + n, sizeof tail - (size_t)n, "  %s left", print_duration(number, seconds_left));
+    int room = width - n > 0 ? width - n : 0;
+    bool cut = (int)strlen(text) > room;
+    fprintf(p->out, "\r%.*s%s%.*s\033[K", cut && room > 3 ? room - 3 : room, text, cut && room > 3 ? "..." : "",
+            width > 0 ? width : 0, tail);
+    fflush(p->out);
+    p->last_draw = time;
+    p->drawn = true;
+}
+
 /* ---- the lines that stay -------------------------------------------------------------------------------------- */
 
 static void print_epoch_line(progress *p, const abar_progress *now)

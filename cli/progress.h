@@ -23,6 +23,8 @@ void progress_init(progress *p, FILE *out);
 void progress_update(void *user, const abar_progress *now);
 /* The line alone, for watchers that keep other lines: lead stands before the epoch, done (0 to 1) is what the bar shows. */
 void progress_redraw(progress *p, const char *lead, double done, const abar_progress *now);
+/* The same for several at a time: a text, cut where the window ends, and what is left. */
+void progress_redraw_text(progress *p, const char *text, double done, double seconds_left);
 /* Takes the line that is being redrawn off the screen. p may be NULL. */
 void progress_clear(progress *p);
 /* Columns for text: the window's, where there is one. */

@@ -78,8 +78,10 @@ typedef struct abar_progress {
     double lr, samples_per_second, seconds, seconds_left; /* samples: images, or tokens of a text */
     bool text;                                            /* losses and accuracies are of tokens, in nats */
     bool epoch_done;                                      /* then also: */
-    double test_loss, test_accuracy, best_accuracy;
-    double test_perplexity, test_bits; /* text: exp(test_loss), and bits per character (or byte) */
+    double test_loss, test_accuracy;
+    double best_accuracy, best_loss;              /* of the test part, over the epochs so far, ... */
+    int64_t best_accuracy_epoch, best_loss_epoch; /* ... and when: from 0 */
+    double test_perplexity, test_bits;            /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
 } abar_progress;
 
@@ -118,10 +120,11 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
 /* Every map that the setup's curvature method preconditions, with the bytes of its state; none without a method. */
 abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
-/* The final report as one JSON object: epochs, test_acc, best_acc, test_loss, train_acc, train_loss (of the last epoch;
- * accuracies in percent), for texts also test_ppl and test_bpc (perplexity, bits per character), seconds, ms_per_step,
- * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per
- * epoch, counted from 1) and config. The text lives until the next report. */
+/* The final report as one JSON object: epochs, test_acc, test_loss, train_acc, train_loss (of the last epoch; accuracies in
+ * percent), best_acc and best_loss (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for
+ * texts also test_ppl and test_bpc (perplexity, bits per character), seconds, ms_per_step, samples_per_second, peak_bytes,
+ * optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per epoch, counted from 1) and config.
+ * The text lives until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 

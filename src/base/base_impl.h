@@ -25,6 +25,10 @@
 abar_status abar__fail(abar_context *ctx, abar_status status, const char *format, ...) ABAR_PRINTF(3, 4);
 void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...) ABAR_PRINTF(3, 4);
 
+/* Another context with the same allocator, for another thread: a context serves one at a time. Its log goes to log. */
+abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
+                                 void *log_user, abar_context **out);
+
 /* Zeroed memory, ABAR_ALIGN-aligned. The caller remembers the size. Thread-safe. bytes 0 yields NULL and ABAR_OK. */
 abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out);
 void abar__free(abar_context *ctx, void *memory, size_t bytes);

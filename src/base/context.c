@@ -68,6 +68,13 @@ abar_status abar_context_create(const abar_context_config *config, abar_context 
     return ABAR_OK;
 }
 
+abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
+                                 void *log_user, abar_context **out)
+{
+    abar_context_config config = {.size = sizeof config, .allocator = ctx->config.allocator, .log = log, .log_user = log_user};
+    return abar_context_create(&config, out);
+}
+
 void abar_context_destroy(abar_context *ctx)
 {
     if (ctx) ctx->config.allocator.release(ctx->config.allocator.user, ctx, sizeof *ctx);

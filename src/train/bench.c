@@ -17,6 +17,9 @@ struct abar_bench {
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
+    abar__replays *replays; /* of abar__bench_steps on a queued device */
+    bool warm;              /* ... has been called */
+    int64_t given;          /* steps that it ran on the host */
 };
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
@@ -186,6 +189,39 @@ abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const aba
     return status;
 }
 
+abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_bench **out)
+{
+    void *memory;
+    *out = NULL;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar_bench), &memory));
+    abar_bench *b = memory;
+    b->ctx = ctx;
+    abar_status status = build(b, setup);
+    if (status == ABAR_OK && b->dev->ops->queue)
+        status = abar__replays_create(b->dev, &b->stepper, setup->method ? setup->curvature.tcov : 1, &b->replays);
+    if (status == ABAR_OK)
+        *out = b;
+    else
+        abar_bench_release(b);
+    return status;
+}
+
+abar_status abar__bench_steps(abar_bench *b, int64_t steps, double *seconds)
+{
+    if (b->replays && !b->warm) ABAR_TRY(abar__replays_run(b->replays, 1));
+    b->warm = true;
+    const double began = abar__seconds();
+    if (b->replays) ABAR_TRY(abar__replays_run(b->replays, steps));
+    for (int64_t k = 0; k < steps && !b->replays; k++) {
+        abar__step_result r;
+        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, b->given++, 0.0, &r));
+    }
+    *seconds = abar__seconds() - began;
+    return ABAR_OK;
+}
+
+abar_device *abar__bench_device(const abar_bench *b) { return b->dev; }
+
 const abar_net *abar_bench_net(const abar_bench *b) { return b->net; }
 
 int abar_bench_row_count(const abar_bench *b) { return b->profile.steps > 0.0 ? abar_net_node_count(b->net) + 1 : 0; }
@@ -195,6 +231,7 @@ abar_bench_row abar_bench_row_at(const abar_bench *b, int i) { return abar__benc
 void abar_bench_release(abar_bench *b)
 {
     if (!b) return;
+    abar__replays_destroy(b->replays);
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);

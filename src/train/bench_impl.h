@@ -25,4 +25,17 @@ abar_status abar__bench_rates(abar_device *dev, double *copy_rate, double *produ
 /* Row i of a profile; the update comes after the net's operations. period 0: no statistics are taken. */
 abar_bench_row abar__bench_row(const abar__stepper *stepper, const abar__bench_profile *profile, int64_t period, int i);
 
+/* Steps as training takes them, given again and again: to time several at a time, or in turns. */
+typedef struct abar__replays abar__replays;
+abar_status abar__replays_create(abar_device *dev, const abar__stepper *stepper, int64_t period, abar__replays **out);
+void abar__replays_destroy(abar__replays *r);
+abar_status abar__replays_run(abar__replays *r, int64_t steps); /* and waits for them; the first call warms up first */
+
+/* A bench that was built and has run nothing; any device. */
+abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_bench **out);
+/* The wall-clock seconds of so many steps, once a first call has warmed up. Another thread than the one that opened it may
+ * call. */
+abar_status abar__bench_steps(abar_bench *b, int64_t steps, double *seconds);
+abar_device *abar__bench_device(const abar_bench *b);
+
 #endif

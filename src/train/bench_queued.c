@@ -9,7 +9,7 @@
 
 enum { PLAIN, OBSERVING, KINDS };
 
-typedef struct recordings {
+typedef struct abar__replays {
     const abar__queue_ops *queue;
     abar_device *dev;
     const abar__stepper *stepper;
@@ -17,7 +17,8 @@ typedef struct recordings {
     void *whole[KINDS], *forward, *backward[KINDS], *update[KINDS];
     void *part[4]; /* marks around the parts of a step */
     void **mark;   /* before the first timed step and after each */
-    int64_t marks, rates_until;
+    int64_t marks, rates_until, period;
+    bool warm;
 } recordings;
 
 typedef abar_status (*part)(const abar__stepper *s);
@@ -201,6 +202,29 @@ static abar_status make_marks(recordings *r)
     for (int64_t i = 0; i < r->marks; i++) ABAR_TRY(r->queue->mark_create(r->dev, &r->mark[i]));
     for (int i = 0; i < 4; i++) ABAR_TRY(r->queue->mark_create(r->dev, &r->part[i]));
     return ABAR_OK;
+}
+
+abar_status abar__replays_create(abar_device *dev, const abar__stepper *stepper, int64_t period, abar__replays **out)
+{
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof **out, (void **)out));
+    **out = (recordings){.queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .period = period};
+    return ABAR_OK;
+}
+
+void abar__replays_destroy(abar__replays *r)
+{
+    if (!r) return;
+    release(r);
+    abar__free(r->dev->ctx, r, sizeof *r);
+}
+
+abar_status abar__replays_run(abar__replays *r, int64_t steps)
+{
+    ABAR_TRY(r->queue->wait(r->dev)); /* and makes the device this thread's */
+    if (!r->warm) ABAR_TRY(warm_up(r, 2 * r->period + 2));
+    r->warm = true;
+    for (int64_t k = 0; k < steps; k++) ABAR_TRY(whole_step(r));
+    return r->queue->wait(r->dev);
 }
 
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,

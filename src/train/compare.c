@@ -1,5 +1,5 @@
-/* A comparison: every method with every seed, one run after the other, each an ordinary trainer in a folder of its own. What
- * has ended is kept, so that stopping and being killed cost at most what the run in progress had not saved. */
+/* A comparison: every method with every seed, each an ordinary trainer in a folder of its own. What has ended is kept, so that
+ * stopping and being killed cost at most what the runs in progress had not saved. */
 #include "train/compare_impl.h"
 
 #include <math.h>
@@ -84,12 +84,15 @@ static abar_status check_label(const abar_compare *c, int m)
 static abar_status check_seeds(const abar_compare *c)
 {
     const abar_option *seed = abar_options_find(abar_train_options, "seed");
-    if (c->seeds < 1 || c->seeds > ABAR_COMPARE_SEEDS_MAX)
-        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seeds %lld: out of range, give a value from 1 to %d", (long long)c->seeds,
-                          ABAR_COMPARE_SEEDS_MAX);
-    if ((double)(c->method[0].setup->train.seed + c->seeds) > seed->max)
-        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seed: too large for %lld seeds from there on, start lower",
-                          (long long)c->seeds);
+    for (int m = 0; m < c->methods; m++) {
+        const int64_t seeds = c->method[m].seeds;
+        if (seeds < 1 || seeds > ABAR_COMPARE_SEEDS_MAX)
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seeds %lld: out of range, give a value from 1 to %d",
+                              (long long)seeds, ABAR_COMPARE_SEEDS_MAX);
+        if ((double)(c->method[m].setup->train.seed + seeds) > seed->max)
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seed: too large for %lld seeds from there on, start lower",
+                              (long long)seeds);
+    }
     return ABAR_OK;
 }
 
@@ -136,22 +139,36 @@ static abar_status copy_config(abar_compare *c, const abar_compare_config *confi
             return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%.40s: too long for a label, use at most %d letters", label,
                               ABAR_COMPARE_LABEL_MAX - 1);
         memcpy(c->method[m].label, label, strlen(label));
+        c->method[m].ms_alone = NAN;
+        c->method[m].seeds = config->method_seeds && config->method_seeds[m] ? config->method_seeds[m] : config->seeds;
         ABAR_TRY(abar__setup_copy(c->ctx, config->setups[m], &c->method[m].setup));
     }
     return ABAR_OK;
 }
 
+int64_t abar__compare_seeds_most(const abar_compare *c)
+{
+    int64_t most = 0;
+    for (int m = 0; m < c->methods; m++)
+        if (c->method[m].seeds > most) most = c->method[m].seeds;
+    return most;
+}
+
+/* Seed by seed, method by method. */
 static abar_status make_records(abar_compare *c)
 {
     void *memory;
-    int runs = c->methods * (int)c->seeds;
+    int runs = 0;
+    for (int m = 0; m < c->methods; m++) runs += (int)c->method[m].seeds;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)runs * sizeof *c->record, &memory));
     c->record = memory;
-    c->runs = runs;
-    for (int i = 0; i < runs; i++) {
-        const abar__compare_method *method = &c->method[i % c->methods];
-        c->record[i].run.label = method->label;
-        c->record[i].run.seed = method->setup->train.seed + i / c->methods;
+    for (int64_t s = 0; s < abar__compare_seeds_most(c); s++) {
+        for (int m = 0; m < c->methods; m++) {
+            const abar__compare_method *method = &c->method[m];
+            if (s >= method->seeds) continue;
+            c->record[c->runs++].run = (abar_compare_run){
+                .label = method->label, .method = m, .seed = method->setup->train.seed + s, .side_by_side = 1};
+        }
     }
     return ABAR_OK;
 }
@@ -168,6 +185,21 @@ static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
     return make_records(c);
 }
 
+/* Methods that have fewer seeds get so many. */
+static abar_status grow_seeds(abar_compare *c, int64_t seeds)
+{
+    int64_t fewest = INT64_MAX;
+    for (int m = 0; m < c->methods; m++)
+        if (c->method[m].seeds < fewest) fewest = c->method[m].seeds;
+    if (seeds > 0 && seeds < fewest)
+        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seeds %lld: %s has %lld already, give more or leave it out",
+                          (long long)seeds, c->dir, (long long)fewest);
+    for (int m = 0; m < c->methods; m++)
+        if (c->method[m].seeds < seeds) c->method[m].seeds = seeds;
+    if (c->seeds < seeds) c->seeds = seeds;
+    return ABAR_OK;
+}
+
 static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t seeds)
 {
     char path[ABAR_RUN_PATH_MAX];
@@ -175,12 +207,9 @@ static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t se
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
     if (!exists(path))
         return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no comparison (no compare.json), check the path", c->dir);
-    ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->lock));
+    ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
     ABAR_TRY(abar__compare_config_load(c));
-    if (seeds > 0 && seeds < c->seeds)
-        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--seeds %lld: %s has %lld already, give more or leave it out",
-                          (long long)seeds, c->dir, (long long)c->seeds);
-    if (seeds > 0) c->seeds = seeds;
+    ABAR_TRY(grow_seeds(c, seeds));
     ABAR_TRY(check(c));
     ABAR_TRY(make_records(c));
     return abar__compare_records_load(c);
@@ -192,12 +221,17 @@ static abar_status make(abar_context *ctx, const abar_compare_events *events, ab
     *out = NULL;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_compare), &memory));
     *out = memory;
+    pthread_mutex_init(&(*out)->lock, NULL);
+    pthread_cond_init(&(*out)->built, NULL);
     (*out)->ctx = ctx;
-    (*out)->lock = -1;
+    (*out)->folder = -1;
     if (events) (*out)->events = *events;
     atomic_init(&(*out)->stop, false);
     atomic_init(&(*out)->handlers, 0);
-    atomic_init(&(*out)->running, NULL);
+    for (int i = 0; i < ABAR_COMPARE_JOBS_MAX; i++) {
+        (*out)->worker[i].c = *out;
+        atomic_init(&(*out)->worker[i].trainer, NULL);
+    }
     return ABAR_OK;
 }
 
@@ -236,191 +270,10 @@ void abar_compare_destroy(abar_compare *c)
     abar__free(c->ctx, c->record, (size_t)c->runs * sizeof *c->record);
     abar__free(c->ctx, c->method, (size_t)c->methods * sizeof *c->method);
     abar__text_free(c->ctx, &c->text);
-    abar__folder_unlock(c->lock);
+    abar__folder_unlock(c->folder);
+    pthread_cond_destroy(&c->built);
+    pthread_mutex_destroy(&c->lock);
     abar__free(c->ctx, c, sizeof *c);
-}
-
-/* ---- watching --------------------------------------------------------------------------------------------------- */
-
-/* What is left of this run (NULL: it has ended), and for every other what its method's runs took; where none of these has
- * ended yet, what all others took. */
-static double seconds_left(const abar_compare *c, const abar_progress *p)
-{
-    double sum = p ? p->seconds + p->seconds_left : 0.0, total = p ? p->seconds_left : 0.0;
-    int64_t known = p ? 1 : 0;
-    for (int m = 0; m < c->methods; m++) {
-        sum += c->method[m].seconds;
-        known += c->method[m].ended;
-    }
-    double usual = known > 0 ? sum / (double)known : 0.0;
-    for (int i = c->at + 1; i < c->runs; i++) {
-        const abar__compare_method *method = &c->method[i % c->methods];
-        if (!c->record[i].run.ended) total += method->ended > 0 ? method->seconds / (double)method->ended : usual;
-    }
-    return total;
-}
-
-static double share_done(const abar_compare *c, const abar_progress *p)
-{
-    const abar_train_config *train = &c->method[0].setup->train;
-    int64_t epochs = train->stop_after > 0 && train->stop_after < train->epochs ? train->stop_after : train->epochs;
-    double within = 0.0;
-    int ended = 0;
-    for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
-    if (p) within = ((double)p->epoch + (p->epoch_done ? 1.0 : (double)p->step / (double)p->steps)) / (double)epochs;
-    return ((double)ended + within) / (double)c->runs;
-}
-
-static void tell(const abar_compare *c, const abar_progress *training, const abar_compare_run *result)
-{
-    if (!c->events.progress) return;
-    const abar_compare_run *run = &c->record[c->at].run;
-    abar_compare_progress p = {.run = c->at,
-                               .runs = c->runs,
-                               .label = run->label,
-                               .seed = run->seed,
-                               .training = training,
-                               .result = result,
-                               .done = share_done(c, training),
-                               .seconds_left = seconds_left(c, training)};
-    c->events.progress(c->events.user, &p);
-}
-
-static void watch(void *user, const abar_progress *p) { tell(user, p, NULL); }
-
-/* ---- running ---------------------------------------------------------------------------------------------------- */
-
-/* The setup of run i: its method's, with its own seed and folder. */
-static abar_status setup_of(abar_compare *c, int i, abar_setup **out)
-{
-    char dir[ABAR_RUN_PATH_MAX];
-    ABAR_TRY(abar__compare_run_dir(c, i, dir));
-    ABAR_TRY(abar__setup_copy(c->ctx, c->method[i % c->methods].setup, out));
-    abar_train_config *train = &(*out)->train;
-    train->seed = c->record[i].run.seed;
-    abar_status status = abar_options_set(c->ctx, abar_train_options, train, "out", dir);
-    if (status < 0) abar_setup_destroy(c->ctx, *out);
-    return status;
-}
-
-/* What a run that ended leaves. */
-static abar_status take_numbers(abar_compare *c, const abar_trainer *t)
-{
-    abar__compare_record *r = &c->record[c->at];
-    const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : NULL;
-    double steps = (double)(t->at.epoch * t->steps + t->at.step);
-    size_t bytes = (size_t)t->at.epoch * sizeof *r->history;
-    void *memory;
-    ABAR_TRY(abar__alloc(c->ctx, bytes, &memory));
-    r->history = memory;
-    if (bytes) memcpy(r->history, t->history, bytes);
-    r->run.epochs = t->at.epoch;
-    r->run.best_accuracy = last ? abar__best_accuracy(t->history, t->at.epoch) : NAN;
-    r->run.test_accuracy = last ? last->test_accuracy : NAN;
-    r->run.test_loss = last ? last->test_loss : NAN;
-    r->run.train_accuracy = last ? last->train_accuracy : NAN;
-    r->run.train_loss = last ? last->train_loss : NAN;
-    r->run.seconds = t->at.seconds;
-    r->run.ms_per_step = steps > 0 ? 1e3 * t->at.step_seconds / steps : NAN;
-    r->run.optimizer_bytes = (int64_t)abar_optim_state_bytes(t->optim);
-    r->run.skipped_steps = t->at.skipped;
-    return ABAR_OK;
-}
-
-static void take_nothing(abar__compare_record *r)
-{
-    abar_compare_run *run = &r->run;
-    run->test_accuracy = run->best_accuracy = run->test_loss = run->train_accuracy = run->train_loss = NAN;
-    run->ms_per_step = NAN;
-}
-
-static abar_status end_run(abar_compare *c, abar_status status)
-{
-    abar__compare_record *r = &c->record[c->at];
-    if (status < 0) {
-        const char *why = abar_context_error(c->ctx);
-        ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, why, strlen(why)));
-        r->run.failure = r->failure_text.data;
-    }
-    r->run.ended = true;
-    ABAR_TRY(abar__compare_record_save(c, c->at));
-    if (status >= 0) {
-        c->method[c->at % c->methods].seconds += r->run.seconds;
-        c->method[c->at % c->methods].ended++;
-    }
-    ABAR_TRY(abar__compare_save(c));
-    tell(c, NULL, &r->run);
-    return ABAR_OK;
-}
-
-/* What says something about the method; the rest is the machine's or the user's trouble and ends the comparison. */
-static bool is_result(abar_status status)
-{
-    return status == ABAR_E_NUMERIC || status == ABAR_E_MEMORY || status == ABAR_E_UNSUPPORTED;
-}
-
-/* The first run has made the folder: from now on it is ours, and can be resumed. */
-static abar_status claim(abar_compare *c)
-{
-    if (c->lock >= 0) return ABAR_OK;
-    ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->lock));
-    return abar__compare_save(c);
-}
-
-static abar_status train(abar_compare *c, abar_trainer *t)
-{
-    ABAR_TRY(claim(c));
-    atomic_store(&c->running, t);
-    if (atomic_load(&c->stop)) abar_trainer_stop(t); /* asked before there was anything to stop */
-    abar_status status = abar_trainer_run(t);
-    atomic_store(&c->running, NULL);
-    while (atomic_load(&c->handlers) > 0) {}
-    return status;
-}
-
-static abar_status run_one(abar_compare *c, int i)
-{
-    abar_setup *setup;
-    abar_trainer *t = NULL;
-    abar_trainer_events events = {watch, c};
-    c->at = i;
-    ABAR_TRY(setup_of(c, i, &setup));
-    size_t base = abar_context_memory(c->ctx).now;
-    abar_status status = abar_trainer_create(c->ctx, setup, exists(setup->train.out), &events, &t);
-    c->record[i].run.memory_bytes = (int64_t)(abar_context_memory(c->ctx).now - base); /* it takes no more from here on */
-    if (status >= 0) status = train(c, t);
-    if (status == ABAR_OK || is_result(status)) {
-        abar_status ended = ABAR_OK;
-        if (t)
-            ended = take_numbers(c, t);
-        else
-            take_nothing(&c->record[i]);
-        if (ended >= 0) ended = end_run(c, status);
-        status = ended;
-    }
-    abar_trainer_destroy(t);
-    abar_setup_destroy(c->ctx, setup);
-    return status;
-}
-
-abar_status abar_compare_run_all(abar_compare *c)
-{
-    for (int i = 0; i < c->runs; i++) {
-        if (c->record[i].run.ended) continue;
-        abar_status status = atomic_load(&c->stop) ? ABAR_STOPPED : run_one(c, i);
-        if (status == ABAR_STOPPED) atomic_store(&c->stop, false);
-        if (status != ABAR_OK) return status;
-    }
-    return abar__compare_save(c);
-}
-
-void abar_compare_stop(abar_compare *c)
-{
-    atomic_fetch_add(&c->handlers, 1);
-    atomic_store(&c->stop, true);
-    abar_trainer *t = atomic_load(&c->running);
-    if (t) abar_trainer_stop(t);
-    atomic_fetch_sub(&c->handlers, 1);
 }
 
 /* ---- looking ---------------------------------------------------------------------------------------------------- */

@@ -15,11 +15,14 @@ static bool succeeded(const abar_compare_run *run) { return run->ended && !run->
 
 static double value_of(const abar__epoch *e, int kind) { return kind == ABAR_CURVE_LOSS ? e->train_loss : e->test_accuracy; }
 
-static double elapsed(const abar__compare_record *r, int64_t epochs)
+/* Where trainings shared the device: what it would have taken alone, all epochs alike, since their differences are the
+ * neighbours' doing. */
+static double elapsed(const abar_compare *c, const abar__compare_record *r, int64_t epochs)
 {
+    const bool shared = r->run.side_by_side > 1;
     double seconds = 0.0;
-    for (int64_t e = 0; e < epochs; e++) seconds += r->history[e].seconds;
-    return seconds;
+    for (int64_t e = 0; e < (shared ? r->run.epochs : epochs); e++) seconds += r->history[e].seconds;
+    return shared ? seconds * abar__compare_time_scale(c, &r->run) * (double)epochs / (double)r->run.epochs : seconds;
 }
 
 /* Epochs that every successful run of the method has, and how many runs these are. */
@@ -27,25 +30,25 @@ static int64_t common_epochs(const abar_compare *c, int method, int64_t *runs)
 {
     int64_t n = INT64_MAX;
     *runs = 0;
-    for (int i = method; i < c->runs; i += c->methods) {
+    for (int i = 0; i < c->runs; i++) {
         const abar_compare_run *run = &c->record[i].run;
-        if (!succeeded(run)) continue;
+        if (run->method != method || !succeeded(run)) continue;
         ++*runs;
         if (run->epochs < n) n = run->epochs;
     }
     return *runs > 0 ? n : 0;
 }
 
-/* After epoch e (from 0), over the runs i, i + stride, ... of a comparison that count. */
-static abar__curve_point point_at(const abar_compare *c, const abar__curve *curve, int first, int stride, int64_t e)
+/* After epoch e (from 0): run `only`, or where that is -1 all of the curve's method that succeeded. */
+static abar__curve_point point_at(const abar_compare *c, const abar__curve *curve, int only, int64_t e)
 {
     double value[ABAR_CURVE_KINDS][ABAR_COMPARE_SEEDS_MAX] = {{0.0}}, seconds = 0.0;
     int64_t n = 0;
-    for (int i = first; i < c->runs; i += stride) {
+    for (int i = 0; i < c->runs; i++) {
         const abar__compare_record *r = &c->record[i];
-        if (!curve->failed && !succeeded(&r->run)) continue;
+        if (only >= 0 ? i != only : r->run.method != curve->method || !succeeded(&r->run)) continue;
         for (int kind = 0; kind < ABAR_CURVE_KINDS; kind++) value[kind][n] = value_of(&r->history[e], kind);
-        seconds += elapsed(r, e + 1);
+        seconds += elapsed(c, r, e + 1);
         n++;
     }
     abar__curve_point p = {.epoch = (double)(e + 1), .seconds = seconds / (double)n};
@@ -63,11 +66,11 @@ static abar__curve_point point_at(const abar_compare *c, const abar__curve *curv
 static int64_t stride_of(int64_t n) { return 1 + (n - 1) / POINTS_MAX; }
 static int64_t points_of(int64_t n) { return n > 0 ? 1 + (n - 1) / stride_of(n) : 0; }
 
-static void fill_curve(const abar_compare *c, abar__curve *curve, int first, int stride, int64_t epochs)
+static void fill_curve(const abar_compare *c, abar__curve *curve, int only, int64_t epochs)
 {
     curve->n = points_of(epochs);
     for (int64_t i = 0; i < curve->n; i++)
-        curve->point[i] = point_at(c, curve, first, stride, epochs - 1 - (curve->n - 1 - i) * stride_of(epochs));
+        curve->point[i] = point_at(c, curve, only, epochs - 1 - (curve->n - 1 - i) * stride_of(epochs));
 }
 
 /* Fills what there is room for, or only counts it: curves and points. */
@@ -80,7 +83,7 @@ static void lay_out(const abar_compare *c, abar__curves *out, int *count, int64_
         if (epochs == 0) continue;
         if (out->curve) {
             out->curve[*count] = (abar__curve){.method = m, .runs = runs, .point = out->points + *points};
-            fill_curve(c, &out->curve[*count], m, c->methods, epochs);
+            fill_curve(c, &out->curve[*count], -1, epochs);
         }
         ++*count;
         *points += points_of(epochs);
@@ -90,8 +93,8 @@ static void lay_out(const abar_compare *c, abar__curves *out, int *count, int64_
         if (!run->ended || !run->failure || run->epochs == 0) continue;
         if (out->curve) {
             out->curve[*count] =
-                (abar__curve){.method = i % c->methods, .failed = true, .runs = 1, .point = out->points + *points};
-            fill_curve(c, &out->curve[*count], i, c->runs, run->epochs);
+                (abar__curve){.method = run->method, .failed = true, .runs = 1, .point = out->points + *points};
+            fill_curve(c, &out->curve[*count], i, run->epochs);
         }
         ++*count;
         *points += points_of(run->epochs);

@@ -1,12 +1,13 @@
-/* The folder of a comparison: report.json of every run that ended, compare.json, compare.csv and compare.svg. Each is
+/* The folder of a comparison: report.json of every run that ended, compare.json, .csv, .svg and .md. Each is
  * replaced whole, so that there is never half a file, and the report of a run is what says that it has ended.
  *
- *     {"abar": "0.1.0", "config": {"seeds": 3, "methods": [{"label": "sgd", "setup": {...}}, ...]}, "complete": true,
- *      "runs": [...], "table": {"baseline": "sgd", "rows": [...]}} */
+ *     {"abar": "0.1.0", "config": {"seeds": 3, "methods": [{"label": "sgd", "seeds": 3, "ms_alone": null, "setup": {...}},
+ * ...]}, "complete": true, "jobs": 0, "wall_seconds": 7.5, "runs": [...], "table": {"baseline": "sgd", "rows": [...]}} */
 #include "base/json.h"
 #include "train/compare_impl.h"
 #include "train/train_json.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,7 +19,6 @@
 static const abar__field run_fields[] = {
     {"epochs", ABAR_FIELD_WHOLE, RUN(epochs)},
     {"test_acc", ABAR_FIELD_REAL, RUN(test_accuracy)},
-    {"best_acc", ABAR_FIELD_REAL, RUN(best_accuracy)},
     {"test_loss", ABAR_FIELD_REAL, RUN(test_loss)},
     {"train_acc", ABAR_FIELD_REAL, RUN(train_accuracy)},
     {"train_loss", ABAR_FIELD_REAL, RUN(train_loss)},
@@ -28,6 +28,13 @@ static const abar__field run_fields[] = {
     {"optimizer_bytes", ABAR_FIELD_WHOLE, RUN(optimizer_bytes)},
     {"skipped_steps", ABAR_FIELD_WHOLE, RUN(skipped_steps)},
     {0},
+};
+
+/* Written for readers; the history says them too. */
+static const abar__field best_fields[] = {
+    {"best_acc", ABAR_FIELD_REAL, RUN(best_accuracy)},     {"best_acc_epoch", ABAR_FIELD_WHOLE, RUN(best_accuracy_epoch)},
+    {"best_loss", ABAR_FIELD_REAL, RUN(best_loss)},        {"best_loss_epoch", ABAR_FIELD_WHOLE, RUN(best_loss_epoch)},
+    {"side_by_side", ABAR_FIELD_WHOLE, RUN(side_by_side)}, {0},
 };
 
 abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
@@ -50,13 +57,15 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
 {
     const abar__compare_record *r = &c->record[i];
     ABAR_TRY(abar__text_printf(c->ctx, out, "{\"label\": \"%s\", \"optim\": \"%s\", \"seed\": %lld, \"failure\": ",
-                               r->run.label, c->method[i % c->methods].setup->train.optim, (long long)r->run.seed));
+                               r->run.label, c->method[r->run.method].setup->train.optim, (long long)r->run.seed));
     if (r->run.failure)
         ABAR_TRY(abar__json_string(c->ctx, out, r->run.failure));
     else
         ABAR_TRY(abar__text_append(c->ctx, out, "null", 4));
     ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
     ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+    ABAR_TRY(abar__fields_write(c->ctx, best_fields, &r->run, out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"history\": ", 13));
     ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, false, out));
     return abar__text_append(c->ctx, out, "}", 1);
@@ -67,7 +76,10 @@ static abar_status write_config(const abar_compare *c, abar__text *out)
     ABAR_TRY(abar__text_printf(c->ctx, out, "{\"seeds\": %lld, \"methods\": [", (long long)c->seeds));
     for (int m = 0; m < c->methods; m++) {
         const abar__compare_method *method = &c->method[m];
-        ABAR_TRY(abar__text_printf(c->ctx, out, "%s{\"label\": \"%s\", \"setup\": ", m ? ", " : "", method->label));
+        ABAR_TRY(abar__text_printf(c->ctx, out, "%s{\"label\": \"%s\", \"seeds\": %lld, \"ms_alone\": ", m ? ", " : "",
+                                   method->label, (long long)method->seeds));
+        ABAR_TRY(abar__json_number(c->ctx, out, method->ms_alone));
+        ABAR_TRY(abar__text_append(c->ctx, out, ", \"setup\": ", 11));
         ABAR_TRY(abar__setup_write(c->ctx, method->setup, out));
         ABAR_TRY(abar__text_append(c->ctx, out, "}", 1));
     }
@@ -78,7 +90,10 @@ static abar_status write_runs(const abar_compare *c, abar__text *out)
 {
     int written = 0, ended = 0;
     for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
-    ABAR_TRY(abar__text_printf(c->ctx, out, "\"complete\": %s, \"runs\": [", ended == c->runs ? "true" : "false"));
+    ABAR_TRY(abar__text_printf(c->ctx, out, "\"complete\": %s, \"jobs\": %lld, \"wall_seconds\": ",
+                               ended == c->runs ? "true" : "false", (long long)c->jobs));
+    ABAR_TRY(abar__json_number(c->ctx, out, c->wall_seconds));
+    ABAR_TRY(abar__text_append(c->ctx, out, ", \"runs\": [", 11));
     for (int i = 0; i < c->runs; i++) {
         if (!c->record[i].run.ended) continue;
         if (written++) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
@@ -121,8 +136,10 @@ abar_status abar__compare_save(abar_compare *c)
     static const struct {
         const char *name;
         abar_status (*write)(const abar_compare *c, abar__text *out);
-    } file[] = {
-        {"compare.csv", abar__compare_csv_write}, {"compare.svg", abar__compare_svg_write}, {"compare.json", write_json_file}};
+    } file[] = {{"compare.csv", abar__compare_csv_write},
+                {"compare.svg", abar__compare_svg_write},
+                {"compare.md", abar__compare_md_write},
+                {"compare.json", write_json_file}};
     abar_status status = ABAR_OK;
     for (size_t i = 0; i < sizeof file / sizeof *file && status >= 0; i++) {
         char path[ABAR_RUN_PATH_MAX];
@@ -146,6 +163,13 @@ static abar_status read_json(abar_context *ctx, const char *path, cJSON **out)
     return status;
 }
 
+/* Of files that older versions wrote: what they do not say. */
+static double number_or(const cJSON *object, const char *name, double otherwise)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) && fabs(item->valuedouble) < 0x1p53 ? item->valuedouble : otherwise;
+}
+
 static abar_status read_record(abar_compare *c, const char *path, const cJSON *root, abar__compare_record *r)
 {
     abar_compare_run run = r->run; /* epochs must not be there before its history is */
@@ -160,6 +184,8 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     r->history = memory;
     r->run = run;
     ABAR_TRY(abar__history_read(c->ctx, path, history, run.epochs, r->history));
+    abar__compare_best(r);
+    r->run.side_by_side = (int64_t)fmax(1.0, number_or(root, "side_by_side", 1.0));
     if (cJSON_IsString(failure)) {
         ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, failure->valuestring, strlen(failure->valuestring)));
         r->run.failure = r->failure_text.data;
@@ -180,7 +206,7 @@ abar_status abar__compare_records_load(abar_compare *c)
         abar_status status = read_record(c, path, root, &c->record[i]);
         cJSON_Delete(root);
         ABAR_TRY(status);
-        abar__compare_method *method = &c->method[i % c->methods];
+        abar__compare_method *method = &c->method[c->record[i].run.method];
         if (c->record[i].run.failure) continue;
         method->seconds += c->record[i].run.seconds;
         method->ended++;
@@ -195,6 +221,8 @@ static abar_status read_method(abar_compare *c, const char *path, const cJSON *i
     if (!label || strlen(label) >= sizeof out->label || !setup)
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: a method must have a label and a setup, the file is damaged", path);
     memcpy(out->label, label, strlen(label) + 1);
+    out->seeds = (int64_t)number_or(item, "seeds", (double)c->seeds);
+    out->ms_alone = number_or(item, "ms_alone", NAN);
     return abar__setup_read(c->ctx, path, setup, &out->setup);
 }
 
@@ -208,6 +236,8 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it of another program?", path,
                           ABAR_COMPARE_METHODS_MAX);
     ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, c));
+    c->jobs = (int64_t)fmax(0.0, number_or(root, "jobs", 0.0));
+    c->wall_seconds = number_or(root, "wall_seconds", 0.0);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)n * sizeof *c->method, &memory));
     c->method = memory;

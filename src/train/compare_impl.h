@@ -1,6 +1,9 @@
 /* The inside of a comparison.
  *
- *     compare.c           methods x seeds: making, running, stopping
+ *     compare.c           methods x seeds: making, looking
+ *     compare_run.c       running, watching, stopping: one worker per training that runs at the same time
+ *     compare_jobs.c      how many run side by side, and what a step takes alone
+ *     compare_md.c        compare.md
  *     compare_folder.c    compare.json and the runs' report.json: writing and reading back
  *     compare_table.c     mean and spread per method; the table as JSON; compare.csv
  *     compare_curves.c    the curves to draw: mean and band over the seeds, and the scales they are drawn on
@@ -11,9 +14,13 @@
 #include "abar/compare.h"
 #include "train/train_impl.h"
 
+#include <pthread.h>
+
 typedef struct abar__compare_method {
     char label[ABAR_COMPARE_LABEL_MAX];
     abar_setup *setup; /* its seed is the first one */
+    int64_t seeds;     /* runs of it */
+    double ms_alone;   /* of a step, with the device to itself; NaN: not measured */
     double seconds;    /* of its runs that ended without failure ... */
     int64_t ended;     /* ... and how many these are, for the time left */
 } abar__compare_method;
@@ -22,22 +29,40 @@ typedef struct abar__compare_record {
     abar_compare_run run; /* failure points into failure_text */
     abar__epoch *history; /* run.epochs of them */
     abar__text failure_text;
+    bool taken;       /* a worker has it, or it has ended */
+    abar_progress at; /* epochs > 0: it is training, and stands here */
 } abar__compare_record;
+
+/* One training at a time. */
+typedef struct abar__compare_worker {
+    abar_compare *c;
+    pthread_t thread;
+    abar_trainer *_Atomic trainer; /* what abar_compare_stop stops */
+} abar__compare_worker;
 
 struct abar_compare {
     abar_context *ctx;
     abar_compare_events events;
     char dir[ABAR_OPTION_TEXT_MAX];
-    int lock; /* -1: nothing on disk yet */
+    int folder; /* its lock; -1: nothing on disk yet */
     abar__compare_method *method;
     abar__compare_record *record; /* runs of them, seed by seed */
     int methods, runs;
-    int64_t seeds;
-    int at; /* the run in progress */
+    int64_t seeds; /* of methods that have no number of their own */
     abar__text text;
+    double wall_seconds; /* of abar_compare_run_all so far, without what a killed one did after its last run */
+    double since;        /* when it began */
+    int jobs_wish;       /* 0: to be found out */
+    int64_t jobs;        /* the most that were chosen so far */
     atomic_bool stop;
-    atomic_int handlers;           /* calls of abar_compare_stop in progress: running must live until they return */
-    abar_trainer *_Atomic running; /* what they stop */
+    atomic_int handlers; /* calls of abar_compare_stop in progress: trainers must live until they return */
+    abar__compare_worker worker[ABAR_COMPARE_JOBS_MAX];
+    /* lock: over all below, and over everything above while several workers run */
+    pthread_mutex_t lock;
+    pthread_cond_t built; /* building is over */
+    int building;         /* trainers being made: others wait, so that what is measured then is measured in peace */
+    int working, training;
+    abar_status failure; /* of the whole comparison; its text is in ctx */
 };
 
 /* ---- on disk --------------------------------------------------------------------------------------------------- */
@@ -53,7 +78,23 @@ abar_status abar__compare_records_load(abar_compare *c);
 abar_status abar__compare_write(const abar_compare *c, abar__text *out);
 /* Methods and seeds out of compare.json. */
 abar_status abar__compare_config_load(abar_compare *c);
-abar_status abar__compare_save(abar_compare *c); /* compare.json, compare.csv, compare.svg */
+abar_status abar__compare_save(abar_compare *c); /* compare.json, .csv, .svg, .md */
+
+/* ---- running --------------------------------------------------------------------------------------------------- */
+
+/* How many to run side by side; where it is more than one, what a step of each method takes alone is known afterwards. */
+int abar__compare_choose_jobs(abar_compare *c);
+/* The number that gets most done, of runs of so many steps; what was found is told. */
+int abar__compare_measure_jobs(abar_compare *c, double steps);
+/* Tells whoever watches. */
+void abar__compare_news(const abar_compare *c, const char *format, ...) ABAR_PRINTF(2, 3);
+/* What a run's seconds are multiplied by to be those it would have taken alone: 1 where it was, or nobody knows. */
+double abar__compare_time_scale(const abar_compare *c, const abar_compare_run *run);
+/* The most trainings that ran at the same time. */
+int64_t abar__compare_side_by_side(const abar_compare *c);
+/* Fills the best numbers of a run from its history. */
+void abar__compare_best(abar__compare_record *r);
+int64_t abar__compare_seeds_most(const abar_compare *c);
 
 /* ---- what they show -------------------------------------------------------------------------------------------- */
 
@@ -61,6 +102,7 @@ abar_compare_spread abar__spread(const double *value, int64_t n);
 abar_status abar__compare_table_write(const abar_compare *c, abar__text *out);
 abar_status abar__compare_csv_write(const abar_compare *c, abar__text *out);
 abar_status abar__compare_svg_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_md_write(const abar_compare *c, abar__text *out);
 
 /* ---- curves ---------------------------------------------------------------------------------------------------- */
 

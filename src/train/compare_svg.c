@@ -104,10 +104,12 @@ static void draw_title(picture *p)
     for (int i = 0; i < p->c->runs; i++) ended += p->c->record[i].run.ended;
     put(p, "<text x='%d' y='%d' font-size='230' font-weight='bold' fill='#1c1f23'>%s on %.*s</text>\n", MARGIN, TITLE, t->model,
         (int)strcspn(t->data, ":"), t->data);
-    put(p, "<text x='%d' y='%d' font-size='140' fill='#5b626b'>%lld epoch%s, batch %lld, %lld seed%s, %s", MARGIN, SUBTITLE,
-        (long long)epochs, epochs > 1 ? "s" : "", (long long)t->batch, (long long)p->c->seeds, p->c->seeds > 1 ? "s" : "",
-        t->device);
-    if (p->c->seeds > 1) put(p, "; line: mean, band: %s", p->c->seeds > 2 ? "&#177; one standard deviation" : "both seeds");
+    const int64_t seeds = abar__compare_seeds_most(p->c), shared = abar__compare_side_by_side(p->c);
+    put(p, "<text x='%d' y='%d' font-size='140' fill='#5b626b'>%lld epoch%s, batch %lld, %s%lld seed%s, %s", MARGIN, SUBTITLE,
+        (long long)epochs, epochs > 1 ? "s" : "", (long long)t->batch, p->c->runs < seeds * p->c->methods ? "up to " : "",
+        (long long)seeds, seeds > 1 ? "s" : "", t->device);
+    if (seeds > 1) put(p, "; line: mean, band: %s", seeds > 2 ? "&#177; one standard deviation" : "both seeds");
+    if (shared > 1) put(p, "; %lld shared the device", (long long)shared);
     if (ended < p->c->runs) put(p, "; %d of %d runs so far", ended, p->c->runs);
     put(p, "</text>\n");
 }
@@ -120,7 +122,7 @@ static int legend_columns(const picture *p)
     int letters = 0;
     for (int m = 0; m < p->c->methods; m++) {
         int failed = abar_compare_row_of(p->c, m).failures > 0 ? 10 : 0; /* ", 1 failed" after "90.02 +- 0.08 %" */
-        letters = greater(letters, (int)strlen(p->c->method[m].label) + (p->c->seeds > 1 ? 15 : 8) + failed);
+        letters = greater(letters, (int)strlen(p->c->method[m].label) + (p->c->runs > p->c->methods ? 15 : 8) + failed);
     }
     return greater(1, (WIDTH - 2 * MARGIN) / (600 + letters * LETTER));
 }
@@ -309,13 +311,23 @@ static void draw_panel(picture *p, const panel *a)
             a->x + a->width / 2, a->y + PLOT_HEIGHT / 2);
 }
 
+/* What the time axis is not: the time that passed, where trainings shared the device. */
+static const char *time_note(const abar_compare *c)
+{
+    bool known = true;
+    for (int m = 0; m < c->methods; m++) known = known && c->method[m].ms_alone > 0.0;
+    if (abar__compare_side_by_side(c) < 2) return "";
+    return known ? ", scaled to the speed alone" : ", on a shared device";
+}
+
 /* Columns share what is shown, rows what it is shown over. All curves end together over epochs: there they are named. */
 static void draw_panels(picture *p, double *scratch)
 {
-    static const char *const below[] = {"epoch", "seconds of training and testing", "minutes of training and testing",
-                                        "hours of training and testing"};
+    static const char *const units[] = {"", "seconds", "minutes", "hours"};
+    char below[96];
     const double unit[] = {1.0, 1.0, 60.0, 3600.0};
     int time = abar__axis_time_unit(&p->curves);
+    snprintf(below, sizeof below, "%s of training and testing%s", units[time], time_note(p->c));
     abar__axis across[] = {abar__axis_epochs(&p->curves), abar__axis_time(&p->curves, unit[time])};
     abar__axis up[] = {abar__axis_values(&p->curves, ABAR_CURVE_LOSS, scratch),
                        abar__axis_values(&p->curves, ABAR_CURVE_ACCURACY, scratch)};
@@ -330,7 +342,7 @@ static void draw_panels(picture *p, double *scratch)
                    .time = row == 1,
                    .unit = unit[time],
                    .title = title[column],
-                   .below = row == 0 ? below[0] : below[time],
+                   .below = row == 0 ? "epoch" : below,
                    .across = across[row],
                    .up = up[column]};
         draw_panel(p, &a);

@@ -100,8 +100,29 @@ abar_status abar__place_write(abar_context *ctx, const abar__place *at, const ab
 
 double abar__best_accuracy(const abar__epoch *history, int64_t n)
 {
-    double best = 0.0;
-    for (int64_t i = 0; i < n; i++) best = history[i].test_accuracy > best ? history[i].test_accuracy : best;
+    return n > 0 ? history[abar__best_accuracy_epoch(history, n)].test_accuracy : 0.0;
+}
+
+double abar__best_loss(const abar__epoch *history, int64_t n)
+{
+    return n > 0 ? history[abar__best_loss_epoch(history, n)].test_loss : NAN;
+}
+
+int64_t abar__best_accuracy_epoch(const abar__epoch *history, int64_t n)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (history[i].test_accuracy > history[best].test_accuracy) best = i;
+    return best;
+}
+
+/* A loss that is no number is worse than any. */
+int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (history[i].test_loss < history[best].test_loss || (isnan(history[best].test_loss) && !isnan(history[i].test_loss)))
+            best = i;
     return best;
 }
 

@@ -94,6 +94,7 @@ static abar_status report_numbers(abar_trainer *t)
     } reals[] = {{"test_acc", last->test_accuracy},
                  {"best_acc", abar__best_accuracy(t->history, t->at.epoch)},
                  {"test_loss", last->test_loss},
+                 {"best_loss", abar__best_loss(t->history, t->at.epoch)},
                  {"train_acc", last->train_accuracy},
                  {"train_loss", last->train_loss},
                  {"seconds", t->at.seconds},
@@ -101,6 +102,10 @@ static abar_status report_numbers(abar_trainer *t)
                  {"samples_per_second", train > 0 ? steps * (double)abar__samples_each(t) / train : 0.0}};
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
+    const bool any = t->at.epoch > 0;
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"best_acc_epoch\": %lld, \"best_loss_epoch\": %lld",
+                               any ? (long long)abar__best_accuracy_epoch(t->history, t->at.epoch) + 1 : 0LL,
+                               any ? (long long)abar__best_loss_epoch(t->history, t->at.epoch) + 1 : 0LL));
     if (t->setup->model->text) {
         ABAR_TRY(report_real(t, "test_ppl", abar__perplexity(last->test_loss)));
         ABAR_TRY(report_real(t, "test_bpc", abar__bits(last->test_loss)));

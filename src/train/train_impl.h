@@ -236,7 +236,11 @@ abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoc
 abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out);
 double abar__perplexity(double loss); /* of nats per token */
 double abar__bits(double loss);
-double abar__best_accuracy(const abar__epoch *history, int64_t n);
+double abar__best_accuracy(const abar__epoch *history, int64_t n); /* 0 before the first epoch */
+double abar__best_loss(const abar__epoch *history, int64_t n);     /* of the test part; NaN before the first epoch */
+/* The first epoch, from 0, that has it. */
+int64_t abar__best_accuracy_epoch(const abar__epoch *history, int64_t n);
+int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n);
 
 /* Images, or tokens, of one step. */
 int64_t abar__samples_each(const abar_trainer *t);

@@ -297,6 +297,9 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     p.test_perplexity = p.text ? abar__perplexity(e->test_loss) : 0.0;
     p.test_bits = p.text ? abar__bits(e->test_loss) : 0.0;
     p.best_accuracy = abar__best_accuracy(t->history, t->at.epoch);
+    p.best_loss = abar__best_loss(t->history, t->at.epoch);
+    p.best_accuracy_epoch = abar__best_accuracy_epoch(t->history, t->at.epoch);
+    p.best_loss_epoch = abar__best_loss_epoch(t->history, t->at.epoch);
     p.seconds_left = seconds_left(t);
     tell(t, &p);
     return ABAR_OK;

@@ -32,7 +32,8 @@ check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 check "--json prints what the file holds" cmp -s stdout pipe/compare.json
 
 # --- going on ---
-numbers() { sed -E 's/"(seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio)": [0-9.e+-]+//g' "$1/compare.json"; }
+times='seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio|epoch_seconds|epoch_seconds_std|ms_alone|wall_seconds|jobs|side_by_side'
+numbers() { sed -E "s/\"($times)\": ([0-9.e+-]+|null)//g" "$1/compare.json"; }
 going=("${tiny[@]}" --optim mac,sgd --seeds 2 --limit-train 8000 --epochs 3 --batch 16)
 begun() { for _ in {1..500}; do [[ -e $1/compare.json ]] && return 0 || sleep 0.02; done; } # its first run trains
 succeeds "left alone" compare "${going[@]}" --out alone --quiet
@@ -64,15 +65,47 @@ check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(number
 succeeds "more seeds" compare --resume pipe --seeds 3
 check "more seeds run only what is new" test "$(grep -cE '^\[[0-9]/9\]' stdout)" = 3
 refuses "fewer seeds" 2 'has 3 already' compare --resume pipe --seeds 2
-refuses "other settings" 2 'epochs.*only --seeds' compare --resume pipe --epochs 3
+refuses "other settings" 2 'epochs.*only --seeds may grow' compare --resume pipe --epochs 3
 refuses "nothing to go on with" 1 'holds no comparison' compare --resume alone/mac-s0
 refuses "a folder in use" 2 'already holds a comparison' compare "${tiny[@]}" --out pipe
 refuses "not a run to train on" 1 'holds no run' train --resume pipe
 
+# --- side by side ---
+run compare "${going[@]}" --out beside --jobs 2
+check "two side by side" succeeded
+check "says how many and how steps are timed" says '^2 trainings side by side; .*alone$'
+check "the table says that steps were timed alone" says '^optimizer .* ms alone '
+check "a run tells of its neighbours" says '  beside 1$'
+check "ends in the numbers of one after the other" cmp <(numbers alone) <(numbers beside)
+check "the picture says that the device was shared" grep -q '2 shared the device' beside/compare.svg
+check "its time is what it would be alone" grep -q 'scaled to the speed alone' beside/compare.svg
+check "the page says so, too" grep -q 'Up to 2 trainings shared the device' beside/compare.md
+"$abar" compare "${going[@]}" --out halves --jobs 2 >stdout 2>stderr &
+begun halves
+kill -INT $!
+wait $!
+rc=$?
+ran="compare --jobs 2, then SIGINT"
+check "SIGINT stops all" test $rc = 130
+check "SIGINT says how to go on with all" says 'compare --resume halves$'
+check "SIGINT to all is no error" test ! -s stderr
+succeeds "all go on" compare --resume halves --jobs 3
+check "all end in the same numbers" cmp <(numbers alone) <(numbers halves)
+refuses "no number of jobs" 2 'jobs few.*or auto' compare "${tiny[@]}" --jobs few --out none
+refuses "no jobs at all" 2 'jobs 0' compare "${tiny[@]}" --jobs 0 --out none
+
+# --- seeds and options of one ---
+succeeds "seeds of its own" compare "${tiny[@]}" --epochs 1 --optim sgd:2,mac:3,low=mac --low.damping 0.1 --out uneven
+check "seeds of its own are told" says '3 optimizers, 6 runs'
+check "they are its rows" test "$(grep -cE '^\| (sgd \| 2|mac \| 3|low \| 1) \| [0-9.]+' uneven/compare.md)" = 3
+check "the page has mean and deviation" grep -qE '^\| mac \| 3 \| [0-9.]+ ± [0-9.]+ ' uneven/compare.md
+refuses "no number of seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:x
+refuses "too many seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:5000
+
 # --- flags for all, and for one ---
 succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,high=mac,sgd --high.damping 7 --damping 0.5 --out labels
-check "--damping reaches those that have it" says '^  low .* damping 0\.5,'
-check "--high.damping reaches one, whatever the order" says '^  high .* damping 7,'
+check "--damping reaches those that have it" says '^  low .* damping 0\.5$'
+check "--high.damping reaches one, whatever the order" says '^  high .* damping 7$'
 succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
 check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: .*not finite'
 check "a failed run is a row" says '^bad .* - .* 1 of 1$'

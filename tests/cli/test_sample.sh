@@ -11,7 +11,7 @@ tiny=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --contex
 succeeds "train on a text" train "${tiny[@]}" --out run
 check "an epoch's line has perplexity and bits" says '^epoch 5/5  loss [0-9.]+  test [0-9.]+  ppl [0-9.]+  bpc [0-9.]+  acc'
 check "an epoch's line counts tokens" says 'tok/s'
-check "the end names the loss" says '^Test loss [0-9.]+ \(perplexity [0-9.]+, [0-9.]+ bits'
+check "the end names the loss" says '^Test loss [0-9.]+ \(best [0-9.]+ in epoch [0-9]+; perplexity [0-9.]+, [0-9.]+ bits'
 check "the end suggests to sample" says 'sample --checkpoint run'
 check "the log has both numbers" test "$(grep -c '"test_ppl": [0-9.]*, "test_bpc": [0-9.]*' run/log.jsonl)" = 5
 run train "${tiny[@]}" --epochs 1 --json --no-out

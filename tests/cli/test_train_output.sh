@@ -16,7 +16,7 @@ check "--quiet is quiet" test "$rc" = 0 -a ! -s stdout -a ! -s stderr
 run train "${small[@]}" --json --out json
 check "--json prints one object" one_json_object
 check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
-for key in test_acc best_acc train_loss seconds ms_per_step peak_bytes optimizer_bytes skipped_steps; do
+for key in test_acc best_acc best_acc_epoch test_loss best_loss best_loss_epoch train_loss seconds ms_per_step peak_bytes optimizer_bytes skipped_steps; do
     check "--json has $key" says "\"$key\": ?[0-9]"
 done
 run eval --checkpoint json --json

@@ -56,25 +56,58 @@ static double real_of(fixture *f, const abar_setup *s, const char *name)
     return 0.0;
 }
 
-/* What a recipe sets, "name=number ..." */
-static void assert_recipe(fixture *f, const char *model, const char *data, const char *optim, const char *settings)
+/* "name=number ..." */
+static void assert_settings(fixture *f, const abar_setup *s, const char *settings)
 {
-    abar_setup *s;
     char text[512], *rest = text;
-    need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &s));
-    strcpy(s->train.data, data); /* may be a set that this build cannot read */
-    need(f, abar__recipe_apply(f->ctx, s));
     snprintf(text, sizeof text, "%s", settings);
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '=');
         *value = '\0';
         if (real_of(f, s, word) != strtod(value + 1, NULL))
-            fail_msg("%s on %s with %s: %s is %g, expected %s", model, data, optim, word, real_of(f, s, word), value + 1);
+            fail_msg("%s on %s with %s: %s is %g, expected %s", s->train.model, s->train.data, s->train.optim, word,
+                     real_of(f, s, word), value + 1);
     }
+}
+
+/* What a recipe sets. */
+static void assert_recipe(fixture *f, const char *model, const char *data, const char *optim, const char *settings)
+{
+    abar_setup *s;
+    need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &s));
+    strcpy(s->train.data, data); /* may be a set that this build cannot read */
+    need(f, abar__recipe_apply(f->ctx, s));
+    assert_settings(f, s, settings);
     assert_true(s->train.decay_all == (strncmp(model, "resnet", 6) == 0));
     assert_false(s->train.schedule_per_epoch);
     assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
     abar_setup_destroy(f->ctx, s);
+}
+
+/* methods.md section 0: what one `abar compare` of all methods on CIFAR runs with. */
+static void recipes_of_the_cifar_table_are_the_papers(void **state)
+{
+    static const char *const common = "epochs=50 batch=128 label-smoothing=0 warmup=0 final-lr=0";
+    static const struct {
+        const char *optim, *settings;
+    } row[] = {{"sgd", "lr=0.1 weight-decay=5e-4 momentum=0.9"},
+               {"mac", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=1"},
+               {"smac", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=1"},
+               {"foof", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=1"},
+               {"kfac", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
+               {"eva", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 damping=0.03 kl-clip=1e-3"},
+               {"lngd", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 nu1=1e-5 nu2=1e-2 mu=0.03"},
+               {"adamw", "lr=1e-3 weight-decay=0.5 beta1=0.9 beta2=0.999 eps=1e-8"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, "resnet110", "cifar10", row[i].optim, &s));
+        assert_settings(f, s, common);
+        assert_settings(f, s, row[i].settings);
+        assert_true(s->train.schedule_per_epoch && s->train.augment && s->train.decay_all);
+        assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
+        abar_setup_destroy(f->ctx, s);
+    }
 }
 
 static void recipes_of_imagenet_resnets_are_the_papers(void **state)
@@ -299,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),
         with_fixture(setup_with_an_unknown_name_suggests_the_nearest),

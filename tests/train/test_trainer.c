@@ -49,6 +49,10 @@ static void run_learns_reports_and_writes_its_files(void **state)
     assert_non_null(report);
     assert_true(number(report, "test_acc") == w.last.test_accuracy);
     assert_true(number(report, "best_acc") == w.last.best_accuracy);
+    assert_true(number(report, "best_loss") == w.last.best_loss);
+    const abar__epoch *best = &t->history[(int)number(report, "best_loss_epoch") - 1];
+    assert_true(best->test_loss == w.last.best_loss && w.last.best_loss <= w.last.test_loss);
+    assert_true(t->history[(int)number(report, "best_acc_epoch") - 1].test_accuracy == w.last.best_accuracy);
     assert_true(number(report, "train_loss") > 0.0 && number(report, "ms_per_step") > 0.0);
     assert_true(number(report, "seconds") > 0.0 && number(report, "samples_per_second") > 0.0);
     assert_true(number(report, "peak_bytes") == (double)abar_context_memory(f->ctx).peak);

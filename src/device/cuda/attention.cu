@@ -11,8 +11,10 @@ typedef struct attention_plan {
 
 abar_status abar__attention_allow(abar_device *dev, const void *kernel, size_t bytes)
 {
-    if (bytes > abar__cuda_of(dev)->shared_memory) return ABAR_E_UNSUPPORTED;
-    CUDA_TRY(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    cudaFuncAttributes of;
+    CUDA_TRY(dev, cudaFuncGetAttributes(&of, kernel));
+    if (of.sharedSizeBytes + bytes > abar__cuda_of(dev)->shared_memory) return ABAR_E_UNSUPPORTED;
+    CUDA_TRY(dev, abar__cuda_allow_shared(dev, kernel));
     return ABAR_OK;
 }
 

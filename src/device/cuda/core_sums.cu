@@ -271,9 +271,7 @@ template <typename T, int N> static void launch_sums(abar_device *dev, stack s, 
     const int64_t splits = (int64_t)s.slices * s.groups, room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
     const int64_t at_once = s.row ? blocks : least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
     const size_t bytes = shared_bytes(&s, N);
-    if (bytes > 48 * 1024)
-        abar__cuda_remember(dev,
-                            cudaFuncSetAttribute(sum_windows<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    if (bytes > 48 * 1024) abar__cuda_remember(dev, abar__cuda_allow_shared(dev, (const void *)sum_windows<T, N>));
     for (int64_t done = 0; done < blocks; done += at_once) {
         s.first = done * width;
         const dim3 grid((unsigned)splits, (unsigned)least(at_once, blocks - done), rows);

@@ -60,6 +60,17 @@ static inline void abar__cuda_launch(abar_device *dev, void (*kernel)(Parameters
     if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
 }
 
+/* Lets a kernel have all the dynamic shared memory that a block may have. The limit is the process's, not the device's or the
+ * thread's: it is always the same number, so that nobody lowers it between another's setting and launch. */
+static inline cudaError_t abar__cuda_allow_shared(const abar_device *dev, const void *kernel)
+{
+    cudaFuncAttributes of;
+    cudaError_t error = cudaFuncGetAttributes(&of, kernel);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)(abar__cuda_of(dev)->shared_memory - of.sharedSizeBytes));
+}
+
 /* What an operation returns after its launches: ABAR_OK, or the failure remembered. */
 extern "C" abar_status abar__cuda_status(abar_device *dev);
 

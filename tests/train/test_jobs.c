@@ -1,0 +1,248 @@
+/* Trainings side by side: the numbers of trainings one after the other, whatever was stopped, failed or found no memory
+ * meanwhile; and how many of them to run. Small enough for the thread sanitizer. */
+#include "compare_support.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+#define TINY \
+    "limit-train=80 limit-test=24 batch=16 epochs=3 threads=1 workers=1 device=cpu widths=784-8-10" /* 5 steps an epoch */
+
+/* The whole comparison one after the other, in a folder of this name. */
+static void run_one_by_one(fixture *f, const char *folder, const char *optims, int64_t seeds, char dir[PATH_MAX_TEST])
+{
+    plan p;
+    watcher w = {.jobs = 1};
+    make_plan(f, &p, folder, optims, seeds, TINY);
+    assert_int_equal(run_new(f, &p, &w), ABAR_OK);
+    assert_int_equal(w.most_running, 1);
+    assert_true(isnan(abar_compare_row_of(w.compare, 0).ms_alone));
+    abar_compare_destroy(w.compare);
+    strcpy(dir, p.dir);
+    drop_plan(f, &p);
+}
+
+static void trainings_side_by_side_give_the_numbers_of_one_after_the_other(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    char alone[PATH_MAX_TEST], name[16];
+    run_one_by_one(f, "alone", "sgd mac kfac", 2, alone);
+    for (int jobs = 2; jobs <= 6; jobs += 2) {
+        watcher w = {.jobs = jobs};
+        snprintf(name, sizeof name, "jobs-%d", jobs);
+        make_plan(f, &p, name, "sgd mac kfac", 2, TINY);
+        assert_int_equal(run_new(f, &p, &w), ABAR_OK);
+        assert_int_equal(w.ended, 6);
+        assert_near(w.done, 1.0, 1e-12);
+        assert_true(w.most_running <= jobs);
+        assert_non_null(strstr(w.news, "side by side"));
+        for (int m = 0; m < 3; m++) assert_true(abar_compare_row_of(w.compare, m).ms_alone > 0.0);
+        for (int i = 0; i < 6; i++) assert_true(abar_compare_run_of(w.compare, i)->side_by_side <= jobs);
+        abar_compare_destroy(w.compare);
+        assert_same_comparison(alone, p.dir);
+        drop_plan(f, &p);
+    }
+}
+
+static void assert_has_checkpoint(const abar_compare *c, int i)
+{
+    char path[ABAR_RUN_PATH_MAX + 32];
+    struct stat info;
+    assert_int_equal(abar__compare_run_dir(c, i, path), ABAR_OK);
+    strcat(path, "/state.safetensors");
+    assert_int_equal(stat(path, &info), 0);
+}
+
+/* Stopped at various moments; it goes on with as many, with more, and with one at a time. */
+static void stopped_side_by_side_all_are_saved_and_go_on(void **state)
+{
+    static const int64_t stops[] = {1, 9, 22, 33};
+    fixture *f = *state;
+    plan p;
+    char alone[PATH_MAX_TEST], name[16];
+    run_one_by_one(f, "alone", "sgd mac", 2, alone);
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+        watcher w = {.jobs = 2, .stop_at = stops[i]};
+        snprintf(name, sizeof name, "stop-%d", (int)stops[i]);
+        make_plan(f, &p, name, "sgd mac", 2, TINY);
+        assert_int_equal(run_new(f, &p, &w), ABAR_STOPPED);
+        for (int k = 0; k < 2; k++) /* both that began */
+            if (stops[i] > 5 && !abar_compare_run_of(w.compare, k)->ended) assert_has_checkpoint(w.compare, k);
+        abar_compare_destroy(w.compare);
+        w = (watcher){.jobs = 3, .stop_at = 4};
+        assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_STOPPED);
+        abar_compare_destroy(w.compare);
+        w = (watcher){.jobs = i % 2 ? 1 : 4};
+        assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);
+        abar_compare_destroy(w.compare);
+        assert_same_comparison(alone, p.dir);
+        drop_plan(f, &p);
+    }
+}
+
+static void one_that_fails_is_a_row_and_its_neighbours_go_on(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    watcher w = {.jobs = 3};
+    make_plan(f, &p, "failing", "adamw sgd mac", 1, TINY " epochs=4");
+    set(f, p.setup[1], "lr", "1e6");
+    set(f, p.setup[1], "schedule", "constant");
+    assert_int_equal(run_new(f, &p, &w), ABAR_OK);
+    assert_int_equal(w.ended, 3);
+    assert_non_null(strstr(abar_compare_run_of(w.compare, 1)->failure, "not finite"));
+    assert_null(abar_compare_run_of(w.compare, 0)->failure);
+    assert_int_equal(abar_compare_run_of(w.compare, 2)->epochs, 4);
+    abar_compare_destroy(w.compare);
+    drop_plan(f, &p);
+}
+
+/* A run that cannot have its folder is the user's trouble: all stop, saved, and the reason is told. */
+static void trouble_with_a_folder_stops_all_and_is_told(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    watcher w = {.jobs = 2};
+    char path[PATH_MAX_TEST + 16];
+    make_plan(f, &p, "trouble", "sgd mac", 1, TINY " epochs=200");
+    need(f, abar__folder_make(f->ctx, p.dir));
+    snprintf(path, sizeof path, "%s/mac-s0", p.dir);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fclose(file);
+    assert_true(run_new(f, &p, &w) < 0);
+    assert_error(f, "mac-s0");
+    assert_false(abar_compare_run_of(w.compare, 1)->ended);
+    abar_compare_destroy(w.compare);
+    remove(path);
+    if (w.calls > 0) { /* the other had begun */
+        w = (watcher){.jobs = 2, .stop_at = 3};
+        assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_STOPPED);
+        abar_compare_destroy(w.compare);
+    }
+    drop_plan(f, &p);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* So many bytes and no more, over all contexts of it. */
+typedef struct purse {
+    atomic_llong left;
+} purse;
+
+static void *spend(void *user, size_t bytes, size_t align)
+{
+    purse *p = user;
+    if (atomic_fetch_sub(&p->left, (long long)bytes) >= (long long)bytes)
+        return aligned_alloc(align, abar__round_up(bytes, align));
+    atomic_fetch_add(&p->left, (long long)bytes);
+    return NULL;
+}
+
+static void earn(void *user, void *memory, size_t bytes)
+{
+    purse *p = user;
+    free(memory);
+    atomic_fetch_add(&p->left, (long long)bytes);
+}
+
+/* Room for one training and a half. */
+static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    char alone[PATH_MAX_TEST];
+    purse money = {0};
+    watcher w = {.jobs = 3};
+    abar_context *rich = f->ctx;
+    run_one_by_one(f, "alone", "sgd adamw", 2, alone);
+    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
+    atomic_store(&money.left, 1LL << 40);
+    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    make_plan(f, &p, "poor", "sgd adamw", 2, TINY);
+    abar_compare_events events = {watch, &w};
+    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
+    char *json = read_text(alone, "compare.json");
+    const char *memory = strstr(json, "\"memory_bytes\": ");
+    assert_non_null(memory);
+    atomic_store(&money.left, (long long)(1.6 * atof(memory + 16)) + (1 << 19)); /* and for the books of all */
+    assert_int_equal(run_watched(&w), ABAR_OK);
+    assert_non_null(strstr(w.news, "no memory for"));
+    abar_compare_destroy(w.compare);
+    assert_same_comparison(alone, p.dir);
+    drop_plan(f, &p);
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    f->ctx = rich;
+    free(json);
+}
+
+/* ---- how many ---------------------------------------------------------------------------------------------------- */
+
+static void number_of_jobs_is_measured_and_told(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    watcher w = {0};
+    abar_compare_events events = {watch, &w};
+    make_plan(f, &p, "many", "sgd mac", 2, TINY);
+    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
+    assert_int_equal(abar__compare_measure_jobs(w.compare, 3.0), 1); /* a second in all: nothing to gain */
+    assert_non_null(strstr(w.news, "one training at a time: all of them take about"));
+    w.news[0] = '\0';
+    int jobs = abar__compare_measure_jobs(w.compare, 1e12);
+    assert_true(jobs == 1 || jobs == 2 || jobs == 4);
+    assert_non_null(strstr(w.news, sysconf(_SC_NPROCESSORS_ONLN) < 2 ? "no core" : "side by side"));
+    for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m).ms_alone > 0.0);
+    assert_int_equal(abar__compare_choose_jobs(w.compare), 1); /* the host: one, unless told otherwise */
+    abar_compare_destroy(w.compare);
+    drop_plan(f, &p);
+}
+
+static void methods_may_have_seeds_of_their_own(void **state)
+{
+    static const struct {
+        const char *label;
+        int64_t seed;
+    } expected[] = {{"sgd", 5}, {"mac", 5}, {"adamw", 5}, {"mac", 6}, {"adamw", 6}, {"mac", 7}};
+    fixture *f = *state;
+    plan p;
+    watcher w = {.jobs = 2};
+    make_plan(f, &p, "seeds", "sgd mac adamw", 2, TINY " seed=5");
+    p.config.method_seeds = (const int64_t[]){1, 3, 0}; /* 0: as many as --seeds says */
+    assert_int_equal(run_new(f, &p, &w), ABAR_OK);
+    assert_int_equal(abar_compare_run_count(w.compare), 6);
+    for (int i = 0; i < 6; i++) {
+        assert_string_equal(abar_compare_run_of(w.compare, i)->label, expected[i].label);
+        assert_int_equal(abar_compare_run_of(w.compare, i)->seed, expected[i].seed);
+    }
+    assert_int_equal(abar_compare_row_of(w.compare, 1).runs, 3);
+    assert_true(isnan(abar_compare_row_of(w.compare, 0).test_accuracy.std));
+    abar_compare_destroy(w.compare);
+    w = (watcher){0};
+    assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);
+    assert_int_equal(w.calls, 0); /* and it knows them again */
+    abar_compare_destroy(w.compare);
+    w = (watcher){0};
+    assert_int_equal(run_on(f, p.dir, 3, &w), ABAR_OK); /* at least three of each */
+    assert_int_equal(w.ended, 3);
+    assert_int_equal(abar_compare_run_count(w.compare), 9);
+    abar_compare_destroy(w.compare);
+    drop_plan(f, &p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(trainings_side_by_side_give_the_numbers_of_one_after_the_other, make_fixture,
+                                        drop_fixture),
+        cmocka_unit_test_setup_teardown(stopped_side_by_side_all_are_saved_and_go_on, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(one_that_fails_is_a_row_and_its_neighbours_go_on, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(trouble_with_a_folder_stops_all_and_is_told, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(trainings_that_do_not_fit_together_run_one_by_one, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(number_of_jobs_is_measured_and_told, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(methods_may_have_seeds_of_their_own, make_fixture, drop_fixture),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
