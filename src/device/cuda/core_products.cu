@@ -53,12 +53,12 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
     const int column = (int)threadIdx.x % SIDE, first = (int)threadIdx.x / SIDE;
     const place left = column_place(s, s.taps, s.columns, own.down * SIDE + column);
     const place right = column_place(s, own.part->taps, own.part->columns, own.left * SIDE + column);
-    const int tiles = (int)((own.to - own.from + DEPTH - 1) / DEPTH);
+    const int tiles = (own.to - own.from + DEPTH - 1) / DEPTH;
     float sums[4][4] = {};
     for (int t = 0; t <= tiles + 1; t++) { /* finds the rows of tile t, reads tile t - 1, multiplies tile t - 2 */
         const int now = t % 2, before = 1 - now;
         if (threadIdx.x < DEPTH) {
-            const int64_t row = own.from + (int64_t)t * DEPTH + threadIdx.x;
+            const int row = own.from + t * DEPTH + (int)threadIdx.x;
             const bool there = row < own.to;
             rows[now][threadIdx.x] = there ? row_place(s, *own.part, row) : place{0, NOWHERE, NOWHERE};
             weights[now][threadIdx.x] = there && s.weight ? row_weight(s, *own.part, row) : 1.0f;
@@ -216,9 +216,9 @@ static int64_t wanted_splits(const abar_device *dev, const abar__products *s)
     return least(n, MOST_SPLITS);
 }
 
-/* Runs a product; partial sums go where there is more room, the workspace or the scratch. */
-static void run(abar_device *dev, abar__products *s, abar__product_tile tile, abar_dtype dtype, bool tensor_cores,
-                void *scratch, size_t scratch_bytes)
+/* Runs a product of some examples; partial sums go where there is more room, the workspace or the scratch. */
+static void run_some(abar_device *dev, abar__products *s, abar__product_tile tile, abar_dtype dtype, bool tensor_cores,
+                     void *scratch, size_t scratch_bytes)
 {
     const int64_t rows = part_rows(s, &s->part[0]);
     if (rows == 0 || s->columns == 0) return;
@@ -236,6 +236,21 @@ static void run(abar_device *dev, abar__products *s, abar__product_tile tile, ab
     else
         launch_plain(dev, s, dtype, blocks);
     if (!direct) join(dev, s, tile);
+}
+
+/* All of them. */
+static void run(abar_device *dev, const abar__products *s, abar__product_tile tile, abar_dtype dtype, bool tensor_cores,
+                void *scratch, size_t scratch_bytes)
+{
+    const int64_t positions = (int64_t)s->part[0].high * s->part[0].wide;
+    const int64_t chunk = most(1, ABAR_PRODUCT_ROWS / most(1, positions));
+    for (int64_t first = 0; first < s->examples; first += chunk) {
+        abar__products some = *s;
+        some.examples = least(chunk, s->examples - first);
+        some.data = (const char *)s->data + (size_t)(first * s->stride[0]) * abar_dtype_size(dtype);
+        if (s->weight) some.weight = s->weight + first;
+        run_some(dev, &some, tile, dtype, tensor_cores, scratch, scratch_bytes);
+    }
 }
 
 /* ---- rows as products ------------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "device/cuda/core_stats.h"
 
 #define ABAR_PRODUCT_PARTS 9
+#define ABAR_PRODUCT_ROWS ((int64_t)1 << 30)
 
 /* Tap t of a window looks (t + first) / width * dilation - pad pixels down, the remainder likewise to the right. */
 typedef struct abar__taps {
@@ -30,7 +31,7 @@ typedef struct abar__product_part {
 typedef struct abar__products {
     const void *data;
     int64_t stride[4]; /* of n, c, y, x in elements */
-    int64_t examples;
+    int64_t examples;  /* of no more than ABAR_PRODUCT_ROWS positions */
     int channels, height, width;
     int step[2];          /* pixels from a position to the next */
     int columns;          /* of a */
@@ -72,16 +73,14 @@ typedef struct place {
     int y, x;
 } place;
 
-__device__ static inline place row_place(const abar__products &s, const abar__product_part &q, int64_t row)
+__device__ static inline place row_place(const abar__products &s, const abar__product_part &q, int row)
 {
-    const int area = q.high * q.wide;
-    const int64_t n = row / area;
-    const int rest = (int)(row - n * area), down = rest / q.wide;
+    const int area = q.high * q.wide, n = row / area, rest = row - n * area, down = rest / q.wide;
     const int y = (q.top + down) * s.step[0], x = (q.left + rest - down * q.wide) * s.step[1];
-    return {n * s.stride[0] + y * s.stride[2] + x * s.stride[3], y, x};
+    return {(int64_t)n * s.stride[0] + y * s.stride[2] + x * s.stride[3], y, x};
 }
 
-__device__ static inline float row_weight(const abar__products &s, const abar__product_part &q, int64_t row)
+__device__ static inline float row_weight(const abar__products &s, const abar__product_part &q, int row)
 {
     return (float)s.weight[row / (q.high * q.wide)];
 }
@@ -103,7 +102,7 @@ __device__ static inline bool inside(const abar__products &s, const place &row, 
 typedef struct share {
     const abar__product_part *part;
     int tile, split, down, left;
-    int64_t from, to;
+    int from, to;
 } share;
 
 __device__ static inline share share_of(const abar__products &s)
@@ -120,7 +119,7 @@ __device__ static inline share share_of(const abar__products &s)
         while (left > down) left -= ++down;
     }
     const int64_t rows = s.examples * q.high * q.wide;
-    return {&q, tile, split, down, left, rows * split / q.splits, rows * (split + 1) / q.splits};
+    return {&q, tile, split, down, left, (int)(rows * split / q.splits), (int)(rows * (split + 1) / q.splits)};
 }
 
 /* Element (a, b) of a product of rows with themselves, a >= b, to its place in the square. */

@@ -5,7 +5,7 @@
 #include "device/cuda/core_products.h"
 
 #define STAGES 3 /* tiles of positions in shared memory */
-#define RING 4   /* tiles of positions whose weights are there */
+#define BATCH 4  /* tiles of positions that are found at a time: the next while this one is loaded and multiplied */
 
 /* A block makes M x N sums, with warps MW x NW x KW; those along the last share the positions, DEPTH at a time. */
 template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_> struct tile_shape {
@@ -15,37 +15,38 @@ template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_> struct tile_sha
     static const int CHUNKS = (M + N) / 8;                   /* 16-byte pieces of a row: a's, then b's */
     static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2); /* odd: eight rows lie in different banks */
     static const int STAGE = DEPTH * PITCH;
-    static const int TABLES = 16 * CHUNKS + 2 * 16 * DEPTH + 4 * RING * DEPTH; /* columns, rows, weights */
+    static const int TABLES = 16 * CHUNKS + 2 * BATCH * DEPTH * (16 + 4); /* columns, rows, weights */
     static const int BYTES = TABLES + STAGES * STAGE;
 };
 
 /* The tables of a block in shared memory, and the tiles behind them. */
 template <class S> struct block_memory {
-    place *columns, *rows; /* (CHUNKS), (2, DEPTH) */
-    float *weights;        /* (RING, DEPTH) */
+    place *columns, *rows; /* (CHUNKS), (2, BATCH, DEPTH) */
+    float *weights;        /* (2, BATCH, DEPTH) */
     uint32_t tiles;        /* (STAGES, STAGE bytes) */
     __device__ explicit block_memory(void *memory)
-        : columns((place *)memory), rows(columns + S::CHUNKS), weights((float *)(rows + 2 * S::DEPTH)),
+        : columns((place *)memory), rows(columns + S::CHUNKS), weights((float *)(rows + 2 * BATCH * S::DEPTH)),
           tiles(shared_address(memory) + (uint32_t)S::TABLES)
     {
     }
 };
 
-/* Where the rows of tile t are, and what they weigh: to be seen by all after a barrier. */
-template <class S> __device__ static void find_rows(const abar__products &s, const share &own, const block_memory<S> &m, int t)
+/* Where the rows of a batch of tiles are, and what they weigh: to be seen by all after a barrier. */
+template <class S>
+__device__ static void find_rows(const abar__products &s, const share &own, const block_memory<S> &m, int batch)
 {
-    for (int i = (int)threadIdx.x; i < S::DEPTH; i += S::THREADS) {
-        const int64_t row = own.from + (int64_t)t * S::DEPTH + i;
+    for (int i = (int)threadIdx.x; i < BATCH * S::DEPTH; i += S::THREADS) {
+        const int row = own.from + batch * BATCH * S::DEPTH + i, at = batch % 2 * BATCH * S::DEPTH + i;
         const bool there = row < own.to;
-        m.rows[t % 2 * S::DEPTH + i] = there ? row_place(s, *own.part, row) : place{0, NOWHERE, NOWHERE};
-        if (s.weight) m.weights[t % RING * S::DEPTH + i] = there ? row_weight(s, *own.part, row) : 0.0f;
+        m.rows[at] = there ? row_place(s, *own.part, row) : place{0, NOWHERE, NOWHERE};
+        if (s.weight) m.weights[at] = there ? row_weight(s, *own.part, row) : 0.0f;
     }
 }
 
 template <class S> __device__ static void load_tile(const abar__products &s, const block_memory<S> &m, int t)
 {
     const uint32_t to = m.tiles + (uint32_t)(t % STAGES * S::STAGE);
-    const place *rows = m.rows + t % 2 * S::DEPTH;
+    const place *rows = m.rows + t % (2 * BATCH) * S::DEPTH;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < S::DEPTH * S::CHUNKS; i += S::THREADS) {
         const int row = i / S::CHUNKS, chunk = i % S::CHUNKS;
@@ -139,26 +140,25 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) multiply
     const share own = share_of(s);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, turn = warp / (S::MW * S::NW);
     const int m = warp % S::MW * (S::M / S::MW), n = warp / S::MW % S::NW * (S::N / S::NW);
-    const int tiles = (int)((own.to - own.from + S::DEPTH - 1) / S::DEPTH);
+    const int tiles = (own.to - own.from + S::DEPTH - 1) / S::DEPTH;
     for (int i = (int)threadIdx.x; i < S::CHUNKS; i += S::THREADS)
         memory.columns[i] = i < S::M / 8 ? column_place(s, s.taps, s.columns, own.down * S::M + i * 8)
                                          : column_place(s, own.part->taps, own.part->columns, own.left * S::N + i * 8 - S::M);
     find_rows(s, own, memory, 0);
+    __syncthreads();
     for (int t = 0; t < STAGES - 1; t++) {
-        __syncthreads();
         load_tile(s, memory, t);
         copies_commit();
-        find_rows(s, own, memory, t + 1);
     }
     float sums[S::TM][S::TN][4] = {};
     for (int t = 0; t < tiles; t++) {
         copies_wait<STAGES - 2>();
-        __syncthreads(); /* tile t is here, all are done with t - 1, and know the rows of the next to be loaded */
+        __syncthreads(); /* tile t is here, and all are done with t - 1 */
         load_tile(s, memory, t + STAGES - 1);
         copies_commit();
-        find_rows(s, own, memory, t + STAGES);
+        if (t % BATCH == 0) find_rows(s, own, memory, t / BATCH + 1); /* for loads from t + 2 on */
         const uint32_t tile = memory.tiles + (uint32_t)(t % STAGES * S::STAGE);
-        const float *weights = s.weight ? memory.weights + t % RING * S::DEPTH : NULL;
+        const float *weights = s.weight ? memory.weights + t % (2 * BATCH) * S::DEPTH : NULL;
 #pragma unroll
         for (int k = 16 * turn; k < S::DEPTH; k += 16 * S::KW) multiply_step<S>(sums, tile, k, m, n, weights);
     }

@@ -1,14 +1,14 @@
-/* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention:
- * core_values.cu), products of rows (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu),
- * eigenvectors (core_eigen.cu), vectors and the table (core_stats.cu). Their partial sums lie in the lower half of the device's
- * workspace, what comes from the host in the upper half. */
+/* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), products of rows
+ * (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and the
+ * table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it, and
+ * single results in the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
 #include "device/cuda/core_impl.h"
 
 #define ABAR_STATS_HALF (ABAR_CUDA_WORKSPACE / 2)
-#define ABAR_STATS_EXAMPLES ((int64_t)(ABAR_STATS_HALF / sizeof(double))) /* whose weights find room there */
+#define ABAR_STATS_EXAMPLES ((int64_t)(ABAR_STATS_HALF / sizeof(double))) /* one double each finds room there */
 
 static inline double *abar__cuda_upper(const abar_device *dev)
 {

@@ -9,6 +9,8 @@
 #define CHANNELS 64 /* of a block, at most: whole cache lines of a pixel */
 #define SPLITS 64   /* blocks that share channels, at most: the last of them adds up what they leave */
 #define MASK 64     /* taps of a window that fit a mask */
+#define LANES 8     /* of mean_windows, at most */
+#define EXTENT 1024 /* of its images, at most */
 
 /* The channels to be summed, how they lie, and how the blocks share them. */
 typedef struct stack {
@@ -162,6 +164,59 @@ static __global__ void __launch_bounds__(THREADS)
     if (first == 0 && threadIdx.x == 0 && s.last != 0.0) s.out[s.channels * kernel] += (float)(s.last * weights_sum(s));
 }
 
+/* ---- every image by itself ------------------------------------------------------------------------------------------- */
+
+/* The usual windows, K x K taps, of vectors of N channels: block (y, z) has width channels from y * width on of image z. A
+ * thread sums its pixels by taps, then the block its threads; lanes is a power of two. */
+template <typename T, int N, int K>
+static __global__ void __launch_bounds__(THREADS) mean_windows(const __grid_constant__ stack s)
+{
+    __shared__ float sums[THREADS / 32][LANES * N * K * K];
+    __shared__ unsigned char seen[2][EXTENT]; /* bit k: by tap k */
+    const int lane = (int)threadIdx.x % s.lanes, place = (int)threadIdx.x / s.lanes, warp = (int)threadIdx.x / 32;
+    const int wide = (int)s.width, area = (int)s.height * wide, width = s.lanes * N;
+    const int64_t first = (int64_t)blockIdx.y * width;
+    const T *data = (const T *)s.data + blockIdx.z * s.stride[0] + first + lane * N;
+    for (int axis = 0; axis < 2; axis++)
+        for (int i = (int)threadIdx.x; i < (axis ? wide : (int)s.height); i += THREADS) {
+            unsigned bits = 0;
+            for (int k = 0; k < K; k++) bits |= (unsigned)sees(s, axis, i, k) << k;
+            seen[axis][i] = (unsigned char)bits;
+        }
+    __syncthreads();
+    float sum[K * K][N] = {};
+#pragma unroll 4
+    for (int pixel = place; pixel < area; pixel += s.pixels) {
+        const int y = pixel / wide, x = pixel - y * wide;
+        const pack<T> a = load_pack(data + y * s.stride[2] + x * s.stride[3]);
+#pragma unroll
+        for (int k = 0; k < K * K; k++)
+            if (seen[0][y] >> k / K & seen[1][x] >> k % K & 1)
+#pragma unroll
+                for (int i = 0; i < N; i++) sum[k][i] += a.v[i];
+    }
+#pragma unroll
+    for (int i = 0; i < K * K * N; i++) {
+        float &v = sum[i / N][i % N];
+        for (int other = 16; other >= s.lanes; other /= 2) v += __shfl_xor_sync(0xffffffffu, v, other);
+        if (threadIdx.x % 32 < s.lanes) sums[warp][(lane * N + i % N) * K * K + i / N] = v;
+    }
+    __syncthreads();
+    for (int o = (int)threadIdx.x; o < width * K * K; o += THREADS)
+        for (int w = 1; w < THREADS / 32; w++) sums[0][o] += sums[w][o];
+    store_row(s, first, sums[0], width * K * K); /* each thread what it has summed */
+}
+
+template <typename T, int N, int K> static void launch_means(abar_device *dev, stack s)
+{
+    const int64_t vectors = s.channels / N;
+    s.lanes = 1;
+    while (s.lanes < LANES && vectors % (2 * s.lanes) == 0) s.lanes *= 2;
+    s.pixels = THREADS / s.lanes;
+    const dim3 grid(1, (unsigned)(vectors / s.lanes), (unsigned)s.images);
+    abar__cuda_launch(dev, mean_windows<T, N, K>, grid, dim3(THREADS), 0, s);
+}
+
 /* ---- how the blocks share a stack --------------------------------------------------------------------------------- */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -237,15 +292,21 @@ static bool fits_vectors(const stack *s, int n, int64_t size)
 static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool squares)
 {
     if (s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0) return;
+    const bool usual = s->row && s->kernel[0] == s->kernel[1] && s->height <= EXTENT && s->width <= EXTENT;
+    const int taps = usual && (s->kernel[0] == 1 || s->kernel[0] == 3) ? s->kernel[0] : 0;
     switch (dtype) {
     case ABAR_F32:
-        if (fits_vectors(s, 4, 4))
+        if (taps && fits_vectors(s, 4, 4))
+            taps == 1 ? launch_means<float, 4, 1>(dev, *s) : launch_means<float, 4, 3>(dev, *s);
+        else if (fits_vectors(s, 4, 4))
             launch_sums<float, 4>(dev, *s, squares);
         else
             launch_sums<float, 1>(dev, *s, squares);
         break;
     case ABAR_BF16:
-        if (fits_vectors(s, 8, 2))
+        if (taps && fits_vectors(s, 8, 2))
+            taps == 1 ? launch_means<bf16, 8, 1>(dev, *s) : launch_means<bf16, 8, 3>(dev, *s);
+        else if (fits_vectors(s, 8, 2))
             launch_sums<bf16, 8>(dev, *s, squares);
         else
             launch_sums<bf16, 1>(dev, *s, squares);
