@@ -204,7 +204,7 @@ static void bench_products(abar_device *dev, const network *n, bool left)
     static abar__cuda_product products[MAX_MAPS];
     memory m = {dev, NULL, 0, 0};
     task t = {};
-    int32_t ones[MAX_MAPS], *active;
+    int32_t ones[MAX_MAPS] = {}, *active;
     double operations = 0.0, bytes = 0.0;
     place_products(n, left, &m, products);
     m.floats = m.taken;

@@ -266,7 +266,8 @@ static abar_status check(abar_device *dev, const abar__cuda_product *p)
         wrong = "sizes";
     else if (p->d != p->columns && p->d != p->columns + 1)
         wrong = "columns";
-    else if (p->d > INT32_MAX / 2 || p->out > INT32_MAX / 2 || p->columns / p->kernel * p->columns > UINT32_MAX)
+    else if (p->d > INT32_MAX / 4 || p->out > INT32_MAX / 4 ||
+             (p->kernel > 1 && p->columns / p->kernel * p->columns > UINT32_MAX))
         wrong = "size";
     else if (!p->right || !p->result)
         wrong = "matrices";
@@ -317,6 +318,9 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
+    CUDA_TRY(dev,
+             cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared)); /* as many blocks as fit; nothing is read by way of L1 */
     CUDA_TRY(dev, cudaEventCreateWithFlags(&m->sent, cudaEventDisableTiming));
     m->memory_bytes = place_all(m, NULL, middle);
     ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));

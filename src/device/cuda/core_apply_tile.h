@@ -234,6 +234,20 @@ __device__ static inline void multiply_slab(float (&sum)[S::down][S::across][4],
     }
 }
 
+/* A warp's sums into the finished tile; to: row group, column 8 pair of its own. Element e of a fragment is in row group or
+ * group + 8 (e / 2), column 2 pair or 2 pair + 1 (e % 2); four neighbouring fragments make four neighbouring columns of it. */
+template <class S> __device__ static inline void store_sums(const float (&sum)[S::down][S::across][4], float *to)
+{
+#pragma unroll
+    for (int i = 0; i < S::down; i++)
+#pragma unroll
+        for (int j = 0; j < S::across; j += 4)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                store_pack(to + (16 * i + e / 2 * 8) * S::pitch + 8 * j + e % 2 * 4,
+                           pack<float>{{sum[i][j][e], sum[i][j + 1][e], sum[i][j + 2][e], sum[i][j + 3][e]}});
+}
+
 /* The tile that begins at (row, column) of a step, into shared memory: (S::m, S::n), rows S::pitch apart. */
 template <class S, bool EXACT> __device__ static inline void multiply_tile(const step &s, int row, int column, float *pool)
 {
@@ -271,17 +285,7 @@ template <class S, bool EXACT> __device__ static inline void multiply_tile(const
     }
     copies_wait<0>();
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < S::down; i++)
-#pragma unroll
-        for (int j = 0; j < S::across; j += 4)
-#pragma unroll
-            for (int e = 0; e < 4;
-                 e++) { /* e / 2: row group or group + 8; e % 2: column 2 pair or 2 pair + 1 of each fragment */
-                float *to =
-                    pool + (warp_row + 16 * i + group + e / 2 * 8) * S::pitch + warp_column + 8 * j + 8 * pair + e % 2 * 4;
-                store_pack(to, pack<float>{{sum[i][j][e], sum[i][j + 1][e], sum[i][j + 2][e], sum[i][j + 3][e]}});
-            }
+    store_sums<S>(sum, pool + (warp_row + group) * S::pitch + warp_column + 8 * pair);
     __syncthreads();
 }
 
