@@ -57,8 +57,8 @@ abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor
                                        abar__cuda_inverter **out);
 void abar__cuda_inverter_destroy(abar_device *dev, abar__cuda_inverter *v);
 size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v);
-/* Every factor whose inversion is wanted when this runs. In a recording the device decides how often what is repeated;
- * otherwise the host looks on. */
+/* Every factor whose inversion is wanted when this runs; what the others were told by an earlier call is over. In a recording
+ * the device decides how often what is repeated; otherwise the host looks on. */
 abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v);
 
 /* products: (n) host memory, copied. */
