@@ -22,6 +22,11 @@ abar_status abar__cuda_pinned(abar_device *dev, size_t bytes, void **out);
 void abar__cuda_pinned_free(abar_device *dev, void *memory, size_t bytes);
 }
 
+/* An element of a type that is known. */
+template <typename T> __device__ static inline float element(const T *p) { return (float)*p; }
+template <> __device__ inline float element<bf16>(const bf16 *p) { return __bfloat162float(*p); }
+template <> __device__ inline float element<__half>(const __half *p) { return __half2float(*p); }
+
 /* Element i of floating memory, whatever its type. */
 __device__ static inline double load_any(const void *data, abar_dtype dtype, int64_t i)
 {

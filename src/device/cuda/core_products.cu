@@ -6,23 +6,17 @@
  * does not point across. So 13 products over all pixels, and 16 over border rows, columns and corners, make all 45 blocks. */
 #include "device/cuda/core_products.h"
 
-#include <math.h>
-
 #define SIDE 64  /* of a tile of the plain kernel */
 #define DEPTH 16 /* positions it holds */
 #define THREADS 256
 #define MEANS 256      /* examples whose mean rows are held at a time */
 #define LEAST_ROWS 256 /* of a split */
-#define MOST_SPLITS 128
+#define MOST_SPLITS 256
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- plain products ------------------------------------------------------------------------------------------------- */
-
-template <typename T> __device__ static inline float element(const T *p) { return (float)*p; }
-template <> __device__ inline float element<bf16>(const bf16 *p) { return __bfloat162float(*p); }
-template <> __device__ inline float element<__half>(const __half *p) { return __half2float(*p); }
 
 /* Adds DEPTH rows of both sides to a thread's 4 x 4 sums: rows and columns ty, tx and 16, 32, 48 further. */
 __device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[4][4])
@@ -209,10 +203,10 @@ static void set_tiles(abar__products *s, abar__product_tile tile)
     }
 }
 
-/* As many splits as give every processor a block, of the parts' tiles. */
-static int64_t wanted_splits(const abar_device *dev, const abar__products *s)
+/* As many splits as give every processor a block, of the parts' tiles; the plain kernel hides its loads behind a second one. */
+static int64_t wanted_splits(const abar_device *dev, const abar__products *s, bool tensor_cores)
 {
-    const int64_t n = abar__cuda_blocks(abar__cuda_of(dev)->processors, s->part[0].tiles);
+    const int64_t n = abar__cuda_blocks((tensor_cores ? 1 : 2) * abar__cuda_of(dev)->processors, s->part[0].tiles);
     return least(n, MOST_SPLITS);
 }
 
@@ -225,7 +219,7 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     set_tiles(s, tile);
     const bool apart = scratch_bytes > ABAR_CUDA_WORKSPACE;
     const int64_t room = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
-    int64_t splits = most(1, least(wanted_splits(dev, s), rows / LEAST_ROWS));
+    int64_t splits = most(1, least(wanted_splits(dev, s, tensor_cores), rows / LEAST_ROWS));
     while (splits > 1 && split(s, tile, splits) > room) splits--;
     split(s, tile, splits);
     const bool direct = s->parts == 1 && splits == 1;
@@ -361,7 +355,7 @@ static void shift_parts(abar__products *s)
 static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__product_tile tile)
 {
     set_tiles(s, tile);
-    const int64_t splits = wanted_splits(dev, s);
+    const int64_t splits = wanted_splits(dev, s, true);
     if (s->parts == 1 && splits == 1) return 0;
     const size_t bytes = (size_t)split(s, tile, splits) * sizeof(float);
     return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;

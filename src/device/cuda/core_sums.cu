@@ -47,10 +47,6 @@ __device__ static uint64_t mask_of(const stack &s, int64_t y, int64_t x)
     return mask;
 }
 
-template <typename T> __device__ static inline float element(const T *p) { return (float)*p; }
-template <> __device__ inline float element<bf16>(const bf16 *p) { return __bfloat162float(*p); }
-template <> __device__ inline float element<__half>(const __half *p) { return __half2float(*p); }
-
 /* sum += the vector at p, or its squares, times w */
 template <typename T, int N> __device__ static inline void add_vector(const T *p, bool squares, float w, float sum[N])
 {
