@@ -5,8 +5,8 @@
  * float32 in the tokens' own order, like everything per token here. Backward recomputes p = 2^(s - saved) tile by tile:
  *   delta_i = sum_j p_ij dp_ij = dy_i y_i,   dp_ij = keep_ij (dy_i v_j),   ds_ij = p_ij (dp_ij - delta_i),
  *   dv_j = sum_i keep_ij p_ij dy_i,   dk_j = sum_i ds_ij q_i / sqrt(d),   dq_i = sum_j ds_ij k_j / sqrt(d),
- * once for blocks of keys and once for blocks of queries, so that no sum depends on the order in which blocks run. keep is
- * dropout's factor, drawn anew. */
+ * in one block for a whole head or window where that fits, else once for blocks of queries and once for blocks of keys, so that
+ * no sum depends on the order in which blocks run. keep is dropout's factor, drawn anew. */
 #ifndef ABAR_CUDA_ATTENTION_H
 #define ABAR_CUDA_ATTENTION_H
 

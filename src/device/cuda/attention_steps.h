@@ -163,26 +163,30 @@ __device__ static inline void key_step(const attention &a, int first, key_state<
 {
     const int pair = threadIdx.x % 4, row = first + (int)(threadIdx.x % 32 / 4);
     const float scale = a.scale * LOG2_E;
-    float p[C / 8][4];
+    float p[C / 8][4], keep[C / 8][4];
     multiply_rows<D, C>(p, s.k, q);
-    multiply_rows<D, C>(ds, s.v, dy);
 #pragma unroll
     for (int t = 0; t < C / 8; t++) {
         const float2 log_sum = *reinterpret_cast<const float2 *>(log_sums + t * 8 + 2 * pair);
-        const float2 d = *reinterpret_cast<const float2 *>(delta + t * 8 + 2 * pair);
-        float keep[4];
-        if (DROPS) keep_of_keys(a, when, base + (uint64_t)(at + t * 8 + 2 * pair), row, keep);
+        if (DROPS) keep_of_keys(a, when, base + (uint64_t)(at + t * 8 + 2 * pair), row, keep[t]);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int query = at + t * 8 + 2 * pair + e % 2, key = row + e / 2 * 8;
             float v = power_of_two(p[t][e] * scale - (e % 2 ? log_sum.y : log_sum.x));
             if (EDGE && (query >= a.length || key >= a.length || (a.causal && key > query))) v = 0.0f;
             s.seen[e / 2] += v;
-            ds[t][e] = v * ((DROPS ? ds[t][e] * keep[e] : ds[t][e]) - (e % 2 ? d.y : d.x));
-            p[t][e] = DROPS ? v * keep[e] : v;
+            p[t][e] = v;
+            ds[t][e] = DROPS ? v * keep[t][e] : v;
         }
     }
-    add_rows<D, C>(s.dv, p, dy);
+    add_rows<D, C>(s.dv, ds, dy);
+    multiply_rows<D, C>(ds, s.v, dy);
+#pragma unroll
+    for (int t = 0; t < C / 8; t++) {
+        const float2 d = *reinterpret_cast<const float2 *>(delta + t * 8 + 2 * pair);
+#pragma unroll
+        for (int e = 0; e < 4; e++) ds[t][e] = p[t][e] * ((DROPS ? ds[t][e] * keep[t][e] : ds[t][e]) - (e % 2 ? d.y : d.x));
+    }
     add_rows<D, C>(s.dk, ds, q);
 }
 
