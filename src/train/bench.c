@@ -129,7 +129,7 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
         out->ms_update = 1e3 * quantile(b->times + UPDATE * n, n, 0.5);
     }
     out->samples_per_second = 1e3 * (double)batch / out->ms_median;
-    out->peak_bytes = abar_context_memory(b->ctx).peak;
+    if (!b->dev->ops->queue) out->peak_bytes = abar_context_memory(b->ctx).peak;
     snprintf(out->device, sizeof out->device, "%s", abar_device_describe(b->dev));
 }
 

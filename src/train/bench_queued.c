@@ -236,6 +236,7 @@ abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, i
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);
     if (status == ABAR_OK) status = time_steps(&r, steps, seconds);
     if (status == ABAR_OK && stepper->accumulate == 1 && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);
+    out->peak_bytes = abar_context_memory(dev->ctx).peak; /* of training, not of what a profile needs */
     if (status == ABAR_OK && profile) status = profile_steps(&r, period, profile);
     release(&r);
     return status;
