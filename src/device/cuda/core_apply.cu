@@ -13,8 +13,9 @@
 
 struct abar__cuda_multiplier {
     int n;
-    bool exact, large;                           /* float32's own accuracy; tiles of 128 x 128 among the others */
-    int64_t n_tiles, n_slots, first[STAGES + 1]; /* tiles of stage i: first[i] .. first[i + 1] */
+    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; those of 128 x 256 apart */
+    int64_t n_tiles, n_slots, first[STAGES + 1]; /* tiles of stage i: first[i] .. first[i + 1], ... */
+    int64_t n_wide[STAGES];                      /* ... so many wide ones before the others */
     size_t shared[STAGES];
     char *memory; /* on the device */
     size_t memory_bytes;
@@ -170,9 +171,9 @@ static void make_steps(const abar__cuda_product *p, int map, float *middle, step
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------ */
 
-static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m};
-static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n};
-static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes};
+static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m};
+static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n};
+static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes};
 
 static double work_of(const abar__cuda_product *p) { return (double)p->out * (double)p->d * (double)p->d; }
 
@@ -183,19 +184,28 @@ static bool suits_large(const abar__cuda_product *p)
     return p->out >= 256 && 4 * m * n <= 5 * (abar__cuda_blocks(p->out, 64) * 64) * (abar__cuda_blocks(p->d, 64) * 64);
 }
 
-/* Large tiles leave room for two blocks on a multiprocessor: bad for many small maps, which wait for memory. */
-static bool wants_large(const abar__cuda_product *products, int n)
+/* Wide ones read the least, and multiply the fastest. Gradients may change places: they need not be aligned. */
+static bool suits_wide(const abar__cuda_product *p)
 {
-    double large = 0.0, all = 0.0;
+    return p->out >= 128 && p->d >= 512 && p->d == p->columns && p->d % 4 == 0 && (!p->left || p->out % 4 == 0) && !p->values &&
+           (uintptr_t)p->right % 16 == 0 && (uintptr_t)p->left % 16 == 0;
+}
+
+/* Large tiles leave room for two blocks on a multiprocessor, wide ones for one: bad for many small maps, which wait for memory.
+ */
+static bool mostly(const abar__cuda_product *products, int n, bool (*suits)(const abar__cuda_product *))
+{
+    double own = 0.0, all = 0.0;
     for (int i = 0; i < n; i++) {
         all += work_of(&products[i]);
-        if (suits_large(&products[i])) large += work_of(&products[i]);
+        if (suits(&products[i])) own += work_of(&products[i]);
     }
-    return large > 0.5 * all;
+    return own > 0.5 * all;
 }
 
 static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
 {
+    if (m->wide && suits_wide(p)) return SHAPE_WIDE;
     return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
 }
 
@@ -214,25 +224,35 @@ static tile *fill_tiles(const step *s, int shape, tile *to)
     return to;
 }
 
-/* Stage by stage, longest sums first, so that short ones fill the end. steps: (STAGES, n) */
+/* The tiles of one stage, wide ones or the others; longest sums first, so that short ones fill the end. steps: (n) of it */
+static tile *fill_stage(abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int stage, bool wide,
+                        tile *to)
+{
+    for (int64_t k = INT64_MAX; k > 0;) {
+        int64_t next = 0; /* the longest below k */
+        for (int i = 0; i < m->n; i++)
+            if (stage < stages_of(&products[i]) && steps[i].k < k && steps[i].k > next) next = steps[i].k;
+        k = next;
+        for (int i = 0; k > 0 && i < m->n; i++) {
+            const int shape = shape_of(m, &products[i]);
+            if (stage >= stages_of(&products[i]) || steps[i].k != k || wide != (shape == SHAPE_WIDE)) continue;
+            to = fill_tiles(&steps[i], shape, to);
+            if (!wide && m->shared[stage] < shape_bytes[shape]) m->shared[stage] = shape_bytes[shape];
+        }
+    }
+    return to;
+}
+
+/* steps: (STAGES, n) */
 static void fill_table(abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, tile *tiles)
 {
     tile *to = tiles;
     for (int stage = 0; stage < STAGES; stage++) {
         const step *own = steps + (size_t)stage * (size_t)m->n;
         m->first[stage] = to - tiles;
-        for (int64_t k = INT64_MAX; k > 0;) {
-            int64_t next = 0; /* the longest below k */
-            for (int i = 0; i < m->n; i++)
-                if (stage < stages_of(&products[i]) && own[i].k < k && own[i].k > next) next = own[i].k;
-            k = next;
-            for (int i = 0; k > 0 && i < m->n; i++) {
-                const int shape = shape_of(m, &products[i]);
-                if (stage >= stages_of(&products[i]) || own[i].k != k) continue;
-                to = fill_tiles(&own[i], shape, to);
-                if (m->shared[stage] < shape_bytes[shape]) m->shared[stage] = shape_bytes[shape];
-            }
-        }
+        to = fill_stage(m, products, own, stage, true, to);
+        m->n_wide[stage] = to - tiles - m->first[stage];
+        to = fill_stage(m, products, own, stage, false, to);
     }
     m->first[STAGES] = to - tiles;
 }
@@ -306,8 +326,10 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
 static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products)
 {
     size_t middle = 0;
+    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
-    m->large = !m->exact && wants_large(products, m->n);
+    m->large = !m->exact && mostly(products, m->n, suits_large);
+    if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
         ABAR_TRY(check(dev, &products[i]));
         m->n_slots += tiles_of(m, &products[i]);
@@ -315,7 +337,6 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
         middle += middle_of(&products[i]);
     }
     if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");
-    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
     CUDA_TRY(dev,
@@ -380,10 +401,12 @@ extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multipli
                                            int32_t *broken)
 {
     for (int stage = 0; stage < STAGES && m->n > 0; stage++) {
-        const int64_t first = m->first[stage], tiles = m->first[stage + 1] - first;
-        if (tiles == 0) continue;
-        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)tiles), dim3(THREADS), m->shared[stage],
-                          m->steps + (size_t)stage * (size_t)m->n, m->tiles + first, active, m->told, inner, broken);
+        const int64_t first = m->first[stage], wide = m->n_wide[stage], others = m->first[stage + 1] - first - wide;
+        const step *steps = m->steps + (size_t)stage * (size_t)m->n;
+        if (wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + first, wide, active, &m->told, inner, broken);
+        if (others == 0) continue;
+        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)others), dim3(THREADS), m->shared[stage], steps,
+                          m->tiles + first + wide, active, m->told, inner, broken);
     }
     return abar__cuda_status(dev);
 }
