@@ -93,36 +93,6 @@ __device__ static matrix panel_of(const abar__inversions &s, const abar__inverte
     return {item.panel, s.low_panel, abar__panel_pitch(item.f.d), false, true};
 }
 
-/* ---- which tile --------------------------------------------------------------------------------------------------- */
-
-__device__ static int64_t start_of(const abar__inversions &s, int f, int shift) { return s.starts[f] >> shift & 0xffffffff; }
-
-/* The factor that unit t of this round's tiles (shift 0) or blocks of panels (shift 32) belongs to; *t becomes its number
- * there. */
-__device__ static int find_factor(const abar__inversions &s, int shift, int64_t *t)
-{
-    int first = 0, end = s.n;
-    while (end - first > 1) {
-        const int middle = (first + end) / 2;
-        if (start_of(s, middle, shift) <= *t)
-            first = middle;
-        else
-            end = middle;
-    }
-    *t -= start_of(s, first, shift);
-    return first;
-}
-
-/* Tile t of those on and below the diagonal, by rows. */
-__device__ static void find_tile(int64_t t, int64_t *i, int64_t *j)
-{
-    int64_t row = (int64_t)((sqrtf(8.0f * (float)t + 1.0f) - 1.0f) * 0.5f);
-    while (row * (row + 1) / 2 > t) row--;
-    while ((row + 1) * (row + 2) / 2 <= t) row++;
-    *i = row;
-    *j = t - row * (row + 1) / 2;
-}
-
 /* ---- products of tiles -------------------------------------------------------------------------------------------- */
 
 /* to[k][c] = m(row + k, column + c); to: (depth, PITCH). */
@@ -380,10 +350,10 @@ __device__ static void sweep_panel(const abar__inversions &s, const abar__invert
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_panels(const __grid_constant__ abar__inversions s)
 {
     __shared__ tiles shared;
-    const int64_t count = start_of(s, s.n, 32);
+    const int64_t count = abar__units_before(s, s.n, ABAR_UNITS_PANEL);
     for (int64_t unit = blockIdx.x; unit < count; unit += gridDim.x) {
         int64_t i = unit;
-        const int f = find_factor(s, 32, &i);
+        const int f = abar__find_factor(s, ABAR_UNITS_PANEL, &i);
         const abar__inversion_state &state = s.states[f];
         if (state.failed) continue;
         if (i >= state.panel) i++;
@@ -477,15 +447,15 @@ __device__ static void leave_tile(const abar__inverted &item, int64_t i, int64_t
     }
 }
 
-/* Blocks share the tiles of all triangles that have work, one at a time. */
+/* Blocks share the tiles of all triangles that have work, one at a time; but for those that are swept by quads. */
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __grid_constant__ abar__inversions s)
 {
     __shared__ tiles shared;
-    const int64_t count = start_of(s, s.n, 0);
+    const int64_t count = abar__units_before(s, s.n, ABAR_UNITS_TILE);
     for (int64_t unit = blockIdx.x; unit < count; unit += gridDim.x) {
         int64_t t = unit, i, j;
-        const int f = find_factor(s, 0, &t);
-        find_tile(t, &i, &j);
+        const int f = abar__find_factor(s, ABAR_UNITS_TILE, &t);
+        abar__find_tile(t, &i, &j);
         const abar__inversion_state &state = s.states[f];
         const abar__inverted &item = s.items[f];
         if (state.phase == ABAR_INVERSION_SWEEP && !state.failed) {
@@ -513,4 +483,5 @@ extern "C" void abar__cuda_sweep_round(abar_device *dev, const abar__inversions 
     abar__cuda_launch(dev, run_pivots, dim3((unsigned)s->n), dim3(PIVOTERS), 0, *s);
     abar__cuda_launch(dev, run_panels, all, dim3(THREADS), 0, *s);
     abar__cuda_launch(dev, run_tiles, all, dim3(THREADS), 0, *s);
+    if (s->quads) abar__cuda_sweep_quads(dev, s);
 }
