@@ -145,9 +145,10 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) run_quads(const __gr
     for (int64_t unit = blockIdx.x; unit < count; unit += gridDim.x) {
         int64_t t = unit, i, j;
         const int f = abar__find_factor(s, ABAR_UNITS_QUAD, &t);
+        const abar__inverted item = s.items[f];
         if (s.states[f].failed) continue;
         abar__find_tile(t, &i, &j);
-        sweep_quad(s.items[f], i, j, s.states[f].panel, pool);
+        sweep_quad(item, i, j, s.states[f].panel, pool);
         __syncthreads(); /* before the next quad comes to where this one lay */
     }
 }
