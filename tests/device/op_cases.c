@@ -396,6 +396,9 @@ const op_case op_cases[] = {
     {"class_token_c16", CLASS_TOKEN, .x = {2, 9, 16}},
     {"class_token_nodx", CLASS_TOKEN, .x = {2, 4, 8}, .skip_dx = 1},
     {"class_token_accumulate", CLASS_TOKEN, .x = {5, 3, 8}, .accumulate = true},
+    {"class_token_d6", CLASS_TOKEN, .x = {2, 3, 6}},
+    {"class_token_many", CLASS_TOKEN, .x = {41, 4, 16}},
+    {"class_token_many_nodx", CLASS_TOKEN, .x = {75, 2, 8}, .skip_dx = 1, .accumulate = true},
     {"class_token_deit", CLASS_TOKEN, .x = {4, 64, 192}},
 
     {"patch_merge", PATCH_MERGE, .x = {2, 24, 3}, .grid = {4, 6}},

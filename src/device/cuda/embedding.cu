@@ -222,7 +222,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     const int64_t used = op->desc.out.dim[1] * op->desc.out.dim[2], all = op->desc.positions * op->desc.out.dim[2];
     float *dpositions = (float *)a->dparam[1];
     if (a->dparam[0]) ABAR_TRY(table_gradient(op, a));
-    abar__cuda_sum_samples(op->dev, op->desc.out.dim[0], used, a->dy, a->accumulate, dpositions, 0, NULL);
+    abar__cuda_sum_samples(op->dev, op->desc.out.dim[0], used, a->dy, a->accumulate, dpositions);
     if (dpositions && !a->accumulate && all > used)
         CUDA_TRY(op->dev,
                  cudaMemsetAsync(dpositions + used, 0, (size_t)(all - used) * sizeof(float), abar__cuda_of(op->dev)->stream));

@@ -4,9 +4,8 @@
 
 #include "device/cuda/cuda_nn.h"
 
-/* to (count) is written or added to with the sums of from (samples, count), of the device's activation dtype, over samples;
- * first likewise with the first `head` of these sums. Either may be NULL. */
-void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to,
-                            int64_t head, float *first);
+/* to (count), unless NULL, is written or added to with the sums of from (samples, count), of the device's activation dtype,
+ * over samples. */
+void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to);
 
 #endif
