@@ -377,6 +377,8 @@ const op_case op_cases[] = {
     {"embedding_one", EMBEDDING, .x = {1, 1}, .width = 1, .vocabulary = 1, .positions = 1},
     {"embedding_spare_positions", EMBEDDING, .x = {2, 6}, .width = 16, .vocabulary = 11, .positions = 9},
     {"embedding_rare_tokens", EMBEDDING, .x = {2, 9}, .width = 24, .vocabulary = 300, .positions = 9},
+    {"embedding_repeated", EMBEDDING, .x = {3, 700}, .width = 24, .vocabulary = 200, .positions = 700},
+    {"embedding_repeated_odd", EMBEDDING, .x = {5, 300}, .width = 7, .vocabulary = 193, .positions = 301, .accumulate = true},
     {"embedding_accumulate", EMBEDDING, .x = {3, 4}, .width = 8, .vocabulary = 5, .positions = 6, .accumulate = true},
     {"embedding_tied", EMBEDDING, .x = {3, 4}, .width = 8, .vocabulary = 5, .positions = 6, .table_written = true},
     {"embedding_tied_accumulate", EMBEDDING, .x = {3, 4}, .width = 9, .vocabulary = 5, .positions = 4, .table_written = true,

@@ -74,7 +74,7 @@ static void sum(abar_device *dev, int64_t samples, int64_t count, const void *fr
 
 void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to)
 {
-    sum(dev, samples, count, from, {.to = to, .add = add});
+    sum(dev, samples, count, from, {.to = to, .first = NULL, .head = 0, .add = add, .rest = NULL});
 }
 
 /* ---- tokens: with channels last, an image's pixels are tokens already ----------------------------------------------- */
@@ -117,10 +117,10 @@ static __global__ void class_kernel(int rest, int width, const T *x, const float
     y += (int64_t)blockIdx.x * (rest + width);
     for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
         const int i = u * V;
-        lanes<V> v = {};
-        if (i >= width) v = load_lanes<V>(x + i - width);
+        lanes<V> v = i < width ? load_floats<V>(token + i) : load_lanes<V>(x + i - width);
+        const lanes<V> position = load_floats<V>(positions + i);
 #pragma unroll
-        for (int k = 0; k < V; k++) v.v[k] = (i < width ? token[i + k] : v.v[k]) + positions[i + k];
+        for (int k = 0; k < V; k++) v.v[k] += position.v[k];
         store_lanes<V>(y + i, v);
     }
 }
