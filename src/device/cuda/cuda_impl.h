@@ -105,7 +105,7 @@ __device__ static inline void store_pack(float *p, const pack<float> &a)
     *reinterpret_cast<float4 *>(p) = make_float4(a.v[0], a.v[1], a.v[2], a.v[3]);
 }
 
-__device__ static inline pack<bf16> unpack(const uint4 &w)
+__device__ static inline pack<bf16> unpack(uint4 w)
 {
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};
     pack<bf16> a;

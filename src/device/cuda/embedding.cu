@@ -1,13 +1,15 @@
 /* Embedding: y[n, t] = table[token[n, t]] + positions[t]; its gradients sum over all places where a token stands, in their
  * order, without a sort: of a small vocabulary in shared memory, slab by slab of places; of a large one by the first place of
- * each token, which looks for the others. A token outside the vocabulary makes a NaN, and no gradient: nobody waits to be told.
+ * each token, which looks for the others as far as the last. A token outside the vocabulary makes a NaN, and no gradient:
+ * nobody waits to be told.
  */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/sequence.h"
 
+#include <limits.h>
 #include <math.h>
 
-enum { COLUMNS = 32, LANES = 4, SMALL_VOCABULARY = 192, MAX_SLABS = 64, SEARCH = 256, LIST = 512 };
+enum { COLUMNS = 32, LANES = 4, SMALL_VOCABULARY = 192, MAX_SLABS = 64, SEARCH = 256, LIST = 512, AHEAD = 4 };
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -22,10 +24,10 @@ static __global__ void embed_kernel(int64_t units, int tokens, int width, int64_
     const int c = (int)(at % width);
     const int32_t which = token[place];
     const bool known = which >= 0 && which < vocabulary;
-    const float *row = table + (known ? which : 0) * (int64_t)width + c, *position = positions + place % tokens * width + c;
-    lanes<V> v;
+    const lanes<V> row = load_floats<V>(table + (known ? which : 0) * (int64_t)width + c);
+    lanes<V> v = load_floats<V>(positions + place % tokens * width + c);
 #pragma unroll
-    for (int k = 0; k < V; k++) v.v[k] = known ? row[k] + position[k] : NAN;
+    for (int k = 0; k < V; k++) v.v[k] = known ? row.v[k] + v.v[k] : NAN;
     store_lanes<V>(y + at, v);
 }
 
@@ -94,21 +96,30 @@ template <typename T> static void small_gradient(abar__op *op, const abar__op_ar
 
 /* ---- the gradient of a large table ---------------------------------------------------------------------------------- */
 
-/* Whether no place before `place` has the same token. All threads get the answer. */
-__device__ static bool is_first(const int32_t *token, int64_t place, int32_t which)
+/* Of every token of the vocabulary that occurs: its first place, and the complement of its last. Both are the least of what is
+ * offered, from all bits set. */
+typedef struct extent {
+    unsigned first, last;
+} extent;
+
+/* A thread owns a place. Least numbers do not depend on the order in which they are found. */
+static __global__ void find_extents(int64_t places, int64_t vocabulary, const int32_t *token, extent *extents)
 {
-    for (int64_t r = threadIdx.x; r - threadIdx.x < place; r += SEARCH)
-        if (__syncthreads_or(r < place && token[r] == which)) return false;
-    return true;
+    const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= places || token[r] < 0 || token[r] >= vocabulary) return;
+    extent *e = &extents[token[r]];
+    atomicMin(&e->first, (unsigned)r);
+    atomicMin(&e->last, ~(unsigned)r);
 }
 
-/* Appends to list those of SEARCH places from `from` on that have the token, in order; returns how many it has then. */
-__device__ static int gather(const int32_t *token, int64_t places, int64_t from, int32_t which, int *list, int length)
+/* Appends to list those of SEARCH places from `from` on, before `end`, that have the token, in order; returns how many it has
+ * then. */
+__device__ static int gather(const int32_t *token, int64_t end, int64_t from, int32_t which, int *list, int length)
 {
     __shared__ int counts[SEARCH / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t r = from + threadIdx.x;
-    const bool mine = r < places && token[r] == which;
+    const bool mine = r < end && token[r] == which;
     const unsigned votes = __ballot_sync(0xffffffffu, mine);
     if (lane == 0) counts[warp] = __popc(votes);
     __syncthreads();
@@ -122,31 +133,45 @@ __device__ static int gather(const int32_t *token, int64_t places, int64_t from,
     return all;
 }
 
+/* sum += the places list[first], list[first + step], .. of dy; AHEAD of them are asked for before the first is added. */
+template <int V, typename T>
+__device__ static inline void add_places(const T *dy, int width, const int *list, int first, int step, int length,
+                                         lanes<V> *sum)
+{
+    for (int i = first; i < length; i += AHEAD * step) {
+        lanes<V> v[AHEAD] = {};
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (i + j * step < length) v[j] = load_lanes<V>(dy + (int64_t)list[i + j * step] * width);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+            for (int k = 0; k < V; k++) sum->v[k] += v[j].v[k];
+    }
+}
+
 /* dtable[token] += the sum of dy over the places of that token. blockIdx.x is a place, which works only where it is the first
  * of its token; a thread owns V neighbouring columns, and one of blockDim / (width / V) shares of the places. shared: the sums.
  */
 template <typename T, int V>
 static __global__ void __launch_bounds__(SEARCH)
-    large_kernel(int64_t places, int width, int64_t vocabulary, const int32_t *token, const T *dy, float *dtable)
+    large_kernel(int width, int64_t vocabulary, const int32_t *token, const extent *extents, const T *dy, float *dtable)
 {
     extern __shared__ float shared[]; /* (groups, columns of this block) */
     __shared__ int list[LIST];
     const int32_t which = token[blockIdx.x];
-    if (which < 0 || which >= vocabulary || !is_first(token, blockIdx.x, which)) return;
+    if (which < 0 || which >= vocabulary || extents[which].first != blockIdx.x) return;
+    const int64_t end = (int64_t)~extents[which].last + 1;
     const int units = min(width / V, (int)SEARCH), groups = SEARCH / units, group = threadIdx.x / units;
     for (int first = 0; first < width; first += units * V) {
         const int c = first + (int)threadIdx.x % units * V;
         const bool works = group < groups && c < width;
         lanes<V> sum = {};
         int length = 0;
-        for (int64_t from = blockIdx.x; from < places; from += SEARCH) {
-            length = gather(token, places, from, which, list, length);
-            if (length + SEARCH <= LIST && from + SEARCH < places) continue;
-            for (int i = group; i < length && works; i += groups) {
-                const lanes<V> v = load_lanes<V>(dy + (int64_t)list[i] * width + c);
-#pragma unroll
-                for (int k = 0; k < V; k++) sum.v[k] += v.v[k];
-            }
+        for (int64_t from = blockIdx.x; from < end; from += SEARCH) {
+            length = gather(token, end, from, which, list, length);
+            if (length + SEARCH <= LIST && from + SEARCH < end) continue;
+            if (works) add_places<V>(dy + c, width, list, group, groups, length, &sum);
             length = 0;
             __syncthreads();
         }
@@ -164,15 +189,20 @@ static __global__ void __launch_bounds__(SEARCH)
     }
 }
 
+static size_t extent_bytes(const abar__op *op) { return (size_t)op->desc.vocabulary * sizeof(extent); }
+
 template <typename T, int V> static void large_launch(abar__op *op, const abar__op_args *a, float *dtable)
 {
     const int width = (int)op->desc.out.dim[2];
     abar__cuda_launch(op->dev, large_kernel<T, V>, dim3((unsigned)places_of(op)), dim3(SEARCH), SEARCH * V * sizeof(float),
-                      places_of(op), width, op->desc.vocabulary, (const int32_t *)a->x[0], (const T *)a->dy, dtable);
+                      width, op->desc.vocabulary, (const int32_t *)a->x[0], (const extent *)a->scratch, (const T *)a->dy,
+                      dtable);
 }
 
 template <typename T> static void large_gradient(abar__op *op, const abar__op_args *a, float *dtable)
 {
+    abar__cuda_launch(op->dev, find_extents, dim3((unsigned)abar__cuda_blocks(places_of(op), SEARCH)), dim3(SEARCH), 0,
+                      places_of(op), op->desc.vocabulary, (const int32_t *)a->x[0], (extent *)a->scratch);
     if (op->desc.out.dim[2] % pack<T>::n == 0)
         large_launch<T, pack<T>::n>(op, a, dtable);
     else
@@ -185,7 +215,10 @@ static abar_status create(abar__op *op)
 {
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = ABAR_NEEDS_X; /* the tokens */
-    if (is_small(op)) {
+    if (!is_small(op)) {
+        if (places_of(op) > INT_MAX) return ABAR_E_UNSUPPORTED;
+        op->scratch_bytes = extent_bytes(op);
+    } else {
         const void *kernel = abar__cuda_is_bf16(op->dev) ? (const void *)small_kernel<bf16> : (const void *)small_kernel<float>;
         CUDA_TRY(op->dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                (int)abar__cuda_of(op->dev)->shared_memory));
@@ -205,6 +238,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 
 static abar_status table_gradient(abar__op *op, const abar__op_args *a)
 {
+    const cudaStream_t stream = abar__cuda_of(op->dev)->stream;
     float *dtable = (float *)a->dparam[0];
     const bool add = a->accumulate || a->table_written, half = abar__cuda_is_bf16(op->dev);
     const size_t bytes = (size_t)(op->desc.vocabulary * op->desc.out.dim[2]) * sizeof(float);
@@ -212,7 +246,8 @@ static abar_status table_gradient(abar__op *op, const abar__op_args *a)
         half ? small_gradient<bf16>(op, a, dtable, add) : small_gradient<float>(op, a, dtable, add);
         return ABAR_OK;
     }
-    if (!add) CUDA_TRY(op->dev, cudaMemsetAsync(dtable, 0, bytes, abar__cuda_of(op->dev)->stream));
+    if (!add) CUDA_TRY(op->dev, cudaMemsetAsync(dtable, 0, bytes, stream));
+    CUDA_TRY(op->dev, cudaMemsetAsync(a->scratch, 0xff, extent_bytes(op), stream));
     half ? large_gradient<bf16>(op, a, dtable) : large_gradient<float>(op, a, dtable);
     return ABAR_OK;
 }
@@ -222,7 +257,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     const int64_t used = op->desc.out.dim[1] * op->desc.out.dim[2], all = op->desc.positions * op->desc.out.dim[2];
     float *dpositions = (float *)a->dparam[1];
     if (a->dparam[0]) ABAR_TRY(table_gradient(op, a));
-    abar__cuda_sum_samples(op->dev, op->desc.out.dim[0], used, a->dy, a->accumulate, dpositions, 0, NULL);
+    abar__cuda_sum_samples(op->dev, op->desc.out.dim[0], used, a->dy, a->accumulate, dpositions);
     if (dpositions && !a->accumulate && all > used)
         CUDA_TRY(op->dev,
                  cudaMemsetAsync(dpositions + used, 0, (size_t)(all - used) * sizeof(float), abar__cuda_of(op->dev)->stream));

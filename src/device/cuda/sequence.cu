@@ -4,22 +4,37 @@
 
 /* ---- sums over samples ------------------------------------------------------------------------------------------- */
 
-#define SAMPLE_LANES 8
+enum { SAMPLE_LANES = 8, AHEAD = 4 };
 
-/* to[i] = sum over n of from[n, i], or adds it, i < count; first, where not NULL, gets the first `head` of them as well.
- * Threads (32, SAMPLE_LANES): threadIdx.x chooses V neighbours, threadIdx.y every SAMPLE_LANES-th sample; these are joined in
- * order. */
-template <typename T, int V>
-static __global__ void sample_sums(int64_t samples, int64_t step, int64_t count, const T *from, bool add, float *to,
-                                   int64_t head, float *first)
+/* Where sums over samples go; what is NULL is not wanted. */
+typedef struct sums {
+    float *to;    /* (count) */
+    float *first; /* (head): the first of them as well */
+    int64_t head;
+    bool add;   /* to what is there */
+    void *rest; /* (N, count - head): no sums, but what each sample has behind the first */
+} sums;
+
+/* Of from (samples, count). Threads (32, SAMPLE_LANES): threadIdx.x chooses V neighbours, threadIdx.y every SAMPLE_LANES-th
+ * sample, of which it asks for AHEAD before it adds the first; the lanes are joined in order. */
+template <typename T, int V> static __global__ void sample_sums(int64_t samples, int64_t count, const T *from, sums s)
 {
     __shared__ float part[SAMPLE_LANES][32][V];
-    const int64_t i = ((int64_t)blockIdx.x * 32 + threadIdx.x) * V;
+    const int64_t i = ((int64_t)blockIdx.x * 32 + threadIdx.x) * V, end = i < count ? samples : 0;
+    T *rest = i >= s.head && s.rest ? (T *)s.rest + i - s.head : NULL;
     lanes<V> sum = {};
-    for (int64_t n = threadIdx.y; n < samples && i < count; n += SAMPLE_LANES) {
-        const lanes<V> v = load_lanes<V>(from + n * step + i);
+    for (int64_t n0 = threadIdx.y; n0 < end; n0 += AHEAD * SAMPLE_LANES) {
+        lanes<V> v[AHEAD] = {};
 #pragma unroll
-        for (int k = 0; k < V; k++) sum.v[k] += v.v[k];
+        for (int j = 0; j < AHEAD; j++)
+            if (n0 + j * SAMPLE_LANES < end) v[j] = load_lanes<V>(from + (n0 + j * SAMPLE_LANES) * count + i);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int64_t n = n0 + j * SAMPLE_LANES;
+            if (rest && n < end) store_lanes<V>(rest + n * (count - s.head), v[j]);
+#pragma unroll
+            for (int k = 0; k < V; k++) sum.v[k] += v[j].v[k];
+        }
     }
 #pragma unroll
     for (int k = 0; k < V; k++) part[threadIdx.y][threadIdx.x][k] = sum.v[k];
@@ -29,37 +44,37 @@ static __global__ void sample_sums(int64_t samples, int64_t step, int64_t count,
     for (int k = 0; k < V; k++) {
         float all = 0.0f;
         for (int l = 0; l < SAMPLE_LANES; l++) all += part[l][threadIdx.x][k];
-        if (to) to[i + k] = add ? to[i + k] + all : all;
-        if (first && i + k < head) first[i + k] = add ? first[i + k] + all : all;
+        if (s.to) s.to[i + k] = s.add ? s.to[i + k] + all : all;
+        if (s.first && i + k < s.head) s.first[i + k] = s.add ? s.first[i + k] + all : all;
     }
 }
 
-template <typename T, int V>
-static void sum_as(abar_device *dev, int64_t samples, int64_t count, const T *from, bool add, float *to, int64_t head,
-                   float *first)
+template <typename T, int V> static void sum_as(abar_device *dev, int64_t samples, int64_t count, const void *from, sums s)
 {
     abar__cuda_launch(dev, sample_sums<T, V>, dim3((unsigned)abar__cuda_blocks(count, 32 * V)), dim3(32, SAMPLE_LANES), 0,
-                      samples, count, count, from, add, to, head, first);
+                      samples, count, (const T *)from, s);
 }
 
-template <typename T>
-static void sum_of(abar_device *dev, int64_t samples, int64_t count, const T *from, bool add, float *to, int64_t head,
-                   float *first)
+template <typename T> static void sum_of(abar_device *dev, int64_t samples, int64_t count, const void *from, sums s)
 {
-    if (count % pack<T>::n == 0)
-        sum_as<T, pack<T>::n>(dev, samples, count, from, add, to, head, first);
+    if (count % pack<T>::n == 0 && s.head % pack<T>::n == 0)
+        sum_as<T, pack<T>::n>(dev, samples, count, from, s);
     else
-        sum_as<T, 1>(dev, samples, count, from, add, to, head, first);
+        sum_as<T, 1>(dev, samples, count, from, s);
 }
 
-void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to,
-                            int64_t head, float *first)
+static void sum(abar_device *dev, int64_t samples, int64_t count, const void *from, sums s)
 {
-    if (!to && !first) return;
+    if (!s.to && !s.first && !s.rest) return;
     if (abar__cuda_is_bf16(dev))
-        sum_of(dev, samples, count, (const bf16 *)from, add, to, head, first);
+        sum_of<bf16>(dev, samples, count, from, s);
     else
-        sum_of(dev, samples, count, (const float *)from, add, to, head, first);
+        sum_of<float>(dev, samples, count, from, s);
+}
+
+void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to)
+{
+    sum(dev, samples, count, from, {.to = to, .first = NULL, .head = 0, .add = add, .rest = NULL});
 }
 
 /* ---- tokens: with channels last, an image's pixels are tokens already ----------------------------------------------- */
@@ -102,10 +117,10 @@ static __global__ void class_kernel(int rest, int width, const T *x, const float
     y += (int64_t)blockIdx.x * (rest + width);
     for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
         const int i = u * V;
-        lanes<V> v = {};
-        if (i >= width) v = load_lanes<V>(x + i - width);
+        lanes<V> v = i < width ? load_floats<V>(token + i) : load_lanes<V>(x + i - width);
+        const lanes<V> position = load_floats<V>(positions + i);
 #pragma unroll
-        for (int k = 0; k < V; k++) v.v[k] = (i < width ? token[i + k] : v.v[k]) + positions[i + k];
+        for (int k = 0; k < V; k++) v.v[k] += position.v[k];
         store_lanes<V>(y + i, v);
     }
 }
@@ -135,16 +150,12 @@ static abar_status class_forward(abar__op *op, const abar__op_args *a)
     return abar__cuda_status(op->dev);
 }
 
-static size_t element_bytes(const abar_device *dev) { return abar__cuda_is_bf16(dev) ? sizeof(bf16) : sizeof(float); }
-
+/* dx is dy without the token's row; it is copied while the sums are made. */
 static abar_status class_backward(abar__op *op, const abar__op_args *a)
 {
-    const int64_t samples = op->desc.out.dim[0], width = op->desc.out.dim[2], all = op->desc.out.dim[1] * width;
-    const size_t element = element_bytes(op->dev), row = (size_t)width * element, rest = (size_t)all * element - row;
-    abar__cuda_sum_samples(op->dev, samples, all, a->dy, a->accumulate, (float *)a->dparam[1], width, (float *)a->dparam[0]);
-    if (a->dx[0])
-        CUDA_TRY(op->dev, cudaMemcpy2DAsync(a->dx[0], rest, (const char *)a->dy + row, rest + row, rest, (size_t)samples,
-                                            cudaMemcpyDeviceToDevice, abar__cuda_of(op->dev)->stream));
+    const int64_t samples = op->desc.out.dim[0], width = op->desc.out.dim[2];
+    sum(op->dev, samples, op->desc.out.dim[1] * width, a->dy,
+        {.to = (float *)a->dparam[1], .first = (float *)a->dparam[0], .head = width, .add = a->accumulate, .rest = a->dx[0]});
     return abar__cuda_status(op->dev);
 }
 
@@ -275,6 +286,8 @@ static abar_status mean_backward(abar__op *op, const abar__op_args *a)
 }
 
 const abar__op_impl abar__cuda_token_mean = {"cuda-token-mean", ABAR_OP_TOKEN_MEAN, dense, mean_forward, mean_backward, NULL};
+
+static size_t element_bytes(const abar_device *dev) { return abar__cuda_is_bf16(dev) ? sizeof(bf16) : sizeof(float); }
 
 static abar_status first_forward(abar__op *op, const abar__op_args *a)
 {
