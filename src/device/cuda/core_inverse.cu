@@ -339,7 +339,7 @@ extern "C" void abar__cuda_inverter_destroy(abar_device *dev, abar__cuda_inverte
     abar__free(dev->ctx, v, sizeof *v);
 }
 
-extern "C" size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v) { return v->bytes; }
+extern "C" size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v) { return sizeof *v + v->bytes; }
 
 /* ---- one factor, for the statistics table ------------------------------------------------------------------------- */
 
