@@ -123,7 +123,7 @@ static void start(rig *r)
     abar__cuda_factor factors[MOST];
     for (int i = 0; i < r->n; i++) factors[i] = r->of[i].f;
     r->asked = cuda_alloc(cuda, MOST * sizeof *r->asked);
-    if (abar__cuda_inverter_create(cuda, factors, r->n, r->asked, &r->inverter) != ABAR_OK)
+    if (abar__cuda_inverter_create(cuda, factors, r->n, r->asked, NULL, &r->inverter) != ABAR_OK)
         fail_msg("%s", abar_context_error(ctx));
     assert_true(abar__cuda_inverter_bytes(r->inverter) > 0);
 }

@@ -225,22 +225,30 @@ __device__ static double bound_of(const abar__kept_map &m, const abar__map_state
     return 1.0 / (m.least * s.real[ABAR_REAL_DAMPING]);
 }
 
-/* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
-__device__ static double form_of(const abar__kept_map &m, abar__map_state *s, const abar__cuda_live &l, bool broken,
-                                 double inner, abar__cuda_form *form)
+/* Whether the product of dense map j, with *scale, is to be taken for its gradient. */
+__device__ static bool takes_product(const abar__cuda_maps &k, int j, const abar__cuda_live &l, double *scale)
 {
-    double scale = m.scale;
-    if (m.mu > 0.0) {
-        const double own = inner * l.scale * l.scale;
-        scale *= own / (own * own + m.mu);
-        broken = broken || !isfinite(scale) || (fabs(scale) > 1.0 && would_overflow(l, fabs(scale) * bound_of(m, *s)));
-    }
-    if (broken) {
-        s->count[ABAR_COUNT_KEPT]++;
-        return 0.0;
-    }
-    *form = {ABAR_FORM_DENSE, (float)scale, 1.0f};
-    return scale * inner;
+    const abar__kept_map &m = k.maps[k.dense[j]].map;
+    *scale = m.scale;
+    if (!k.active[j] || k.broken[j]) return false;
+    if (!(m.mu > 0.0)) return true;
+    const double own = k.sums[3 * j + 1] * l.scale * l.scale;
+    *scale *= own / (own * own + m.mu);
+    return isfinite(*scale) && (fabs(*scale) <= 1.0 || !would_overflow(l, fabs(*scale) * bound_of(m, k.states[k.dense[j]])));
+}
+
+/* Block (b, y): its share of dense map first + y, whose product makes room for the next wave: into the gradient's place. */
+static __global__ void __launch_bounds__(THREADS) take_back(const __grid_constant__ abar__cuda_maps k, int first)
+{
+    const int j = first + (int)blockIdx.y;
+    const abar__cuda_map &map = k.maps[k.dense[j]];
+    double scale;
+    if (!takes_product(k, j, *k.now, &scale)) return;
+    const int64_t n = map.map.out * map.map.columns, quads = (uintptr_t)map.grad % 16 == 0 ? n / 4 : 0;
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, apart = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = at; i < quads; i += apart) store_pack(map.grad + 4 * i, load_pack(map.product + 4 * i));
+    for (int64_t i = 4 * quads + at; i < n; i += apart) map.grad[i] = map.product[i];
+    for (int64_t i = at; map.bias_grad && i < map.map.out; i += apart) map.bias_grad[i] = map.product[n + i];
 }
 
 /* One block: the KL clip joins all maps. */
@@ -252,9 +260,11 @@ static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_co
     double sum = 0.0;
     for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
         const int at = k.dense[j];
-        abar__cuda_form form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
-        if (k.active[j]) sum += form_of(k.maps[at].map, &k.states[at], l, k.broken[j] != 0, k.inner[j], &form);
-        k.forms[at] = form;
+        double scale;
+        const bool takes = takes_product(k, j, l, &scale);
+        k.forms[at] = {takes ? ABAR_FORM_DENSE : ABAR_FORM_PLAIN, takes ? (float)scale : 1.0f, 1.0f};
+        if (takes) sum += scale * k.sums[3 * j + 1];
+        if (k.active[j] && !takes) k.states[at].count[ABAR_COUNT_KEPT]++;
     }
     const double kl_scale = kl_scale_of(k.schedule, l, block_sum(sum, shared));
     for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
@@ -289,6 +299,16 @@ static abar_status refresh(abar_device *dev, const abar__cuda_maps *m)
     return abar__cuda_invert_wanted(dev, m->inverter);
 }
 
+static abar_status multiply(abar_device *dev, const abar__cuda_maps *m)
+{
+    for (int wave = 0; wave < m->n_waves; wave++) {
+        const int first = m->first_dense[wave], n = m->first_dense[wave + 1] - first;
+        ABAR_TRY(abar__cuda_multiply(dev, m->multiplier, wave, m->active, m->sums, m->broken));
+        if (wave < m->n_waves - 1) abar__cuda_launch(dev, take_back, dim3(128, (unsigned)n), dim3(THREADS), 0, *m, first);
+    }
+    return ABAR_OK;
+}
+
 extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
 {
     if (to_mean) commit_squares(dev, m, to_mean);
@@ -299,7 +319,7 @@ extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_
     }
     ABAR_TRY(refresh(dev, m));
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
-    ABAR_TRY(abar__cuda_multiply(dev, m->multiplier, m->active, m->inner, m->broken));
+    ABAR_TRY(multiply(dev, m));
     abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m);
     return ABAR_OK;
 }

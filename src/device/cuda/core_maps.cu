@@ -232,27 +232,30 @@ __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i
     return map.bias_grad ? map.bias_grad[o] : 0.0;
 }
 
-/* What it is compared with: u, or the product. A bias without gradient has no u. */
+/* What it is compared with: u. A bias without gradient has none. */
 __device__ static double other_at(const abar__cuda_map &map, int kind, int64_t o, int64_t i)
 {
-    if (kind == ABAR_FORM_DENSE)
-        return i < map.map.columns ? map.product[o * map.map.columns + i] : map.product[map.map.out * map.map.columns + o];
     return kind == ABAR_FORM_RANK1 && (i < map.map.columns || map.bias_grad) ? map.ordered[i] : 0.0;
 }
 
-/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. */
+/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. The sums of dense
+ * maps are there already: G may be no more. */
 static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda_form *forms, const abar__cuda_live *now,
-                                    double *out)
+                                    const double *dense, double *out)
 {
     __shared__ double shared[32];
     const abar__cuda_map map = maps[blockIdx.x];
     const abar__kept_map &m = map.map;
     const abar__cuda_form form = forms[blockIdx.x];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const bool dense = form.kind == ABAR_FORM_DENSE;
+    if (form.kind == ABAR_FORM_DENSE) {
+        const double scale = (double)form.scale / now->state.kl_scale, power[3] = {1.0, scale, scale * scale};
+        if (threadIdx.x < 3) out[3 * blockIdx.x + threadIdx.x] = power[threadIdx.x] * dense[3 * map.dense + threadIdx.x];
+        return;
+    }
     double sums[3] = {0.0, 0.0, 0.0};
     for (int64_t o = warp; map.grad && o < m.out; o += warps) {
-        double gg = 0.0, gh = 0.0, hh = 0.0; /* h: u, or the row of the product */
+        double gg = 0.0, gh = 0.0, hh = 0.0; /* h: u */
         for (int64_t i = lane; i < m.d; i += 32) {
             const double g = grad_at(map, o, i), h = other_at(map, form.kind, o, i);
             gg += g * g;
@@ -267,8 +270,8 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda
         const double c = m.w ? (double)form.factor * (double)((const float *)m.w)[o] : gh;
         if (lane != 0) continue;
         sums[0] += gg;
-        sums[1] += scale * (dense ? gh : gg - c * gh);
-        sums[2] += scale * scale * (dense ? hh : gg - 2.0 * c * gh + c * c * hh);
+        sums[1] += scale * (gg - c * gh);
+        sums[2] += scale * scale * (gg - 2.0 * c * gh + c * c * hh);
     }
     for (int i = 0; i < 3; i++) {
         const double sum = block_sum(sums[i], shared);
@@ -299,6 +302,6 @@ extern "C" abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_m
 
 extern "C" abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m)
 {
-    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->forms, m->now, m->products);
+    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->forms, m->now, m->sums, m->products);
     return abar__cuda_status(dev);
 }

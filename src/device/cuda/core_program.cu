@@ -9,6 +9,7 @@
 
 #define THREADS 256
 #define NORM_SPAN 4096 /* elements of one unit of the norm */
+#define WAVE_BYTES ((size_t)32 << 20)
 
 typedef struct norm_item {
     const float *grad;
@@ -26,6 +27,8 @@ struct abar__program {
     char *memory;
     size_t memory_bytes, tables_bytes, vectors;
     int64_t n_tiles;
+    void *room; /* results of a wave and what multiplying them needs; or the inverter's; between steps the caller's */
+    size_t room_bytes, results_bytes;
     norm_item *norm_items;
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;
@@ -37,6 +40,7 @@ struct abar__program {
     double *host_rates;
     abar__step_note *notes;          /* (ABAR_PROGRAM_NOTES) */
     int64_t *first_tile;             /* (maps + 1) */
+    int32_t *first_dense;            /* (waves + 1), at most (n_dense + 1) */
     abar__cuda_factor *factors;      /* (n_factors) */
     abar__cuda_product *to_multiply; /* (n_dense) */
     cudaEvent_t sent;                /* the tables */
@@ -161,16 +165,19 @@ static void place_all(abar__program *p, char *base)
     place(&p->m.tried, base, &at, dense);
     place(&p->m.active, base, &at, dense);
     place(&p->m.broken, base, &at, dense);
-    place(&p->m.inner, base, &at, dense);
+    place(&p->m.sums, base, &at, 3 * dense);
     place(&p->m.asked, base, &at, (size_t)p->m.n_factors);
     p->vectors = at;
 }
 
-/* What the maps have for themselves, behind that; returns where it ends. */
+static size_t product_bytes(const abar__kept_map *m) { return abar__round_up((size_t)(m->out * m->d) * sizeof(float), 256); }
+
+/* What the maps have for themselves, behind that, and the room; returns where it ends. */
 static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cuda_map *out)
 {
-    size_t at = p->vectors;
-    int32_t dense = 0, factors = 0, rows = 0;
+    size_t at = p->vectors, result = 0;
+    int32_t dense = 0, factors = 0, rows = 0, wave = 0;
+    place((char **)&p->room, p->memory, &at, p->room_bytes);
     for (int i = 0; i < p->m.n; i++) {
         const abar__kept_map *m = &maps[i];
         abar__cuda_map map = {};
@@ -182,7 +189,11 @@ static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cud
         if (m->u) place(&map.ordered, p->memory, &at, (size_t)m->d);
         if (m->kind == ABAR_KEPT_DENSE) {
             map.dense = dense++;
-            place(&map.product, p->memory, &at, (size_t)(m->out * m->d));
+            map.wave = p->to_multiply[map.dense].wave;
+            result = map.wave == wave ? result : 0;
+            wave = map.wave;
+            map.product = p->room ? (float *)((char *)p->room + result) : NULL;
+            result += product_bytes(m);
         }
         for (int f = 0; f < factors_of(m); f++) map.factor[f] = factors++;
         if (factors_of(m) > 1) place(&map.held, p->memory, &at, (size_t)(m->out * m->out));
@@ -227,21 +238,87 @@ static void place_host(abar__program *p, char *base)
     place(&p->host_rates, base, &at, ABAR_PROGRAM_RATES);
     place(&p->notes, base, &at, ABAR_PROGRAM_NOTES);
     place(&p->first_tile, base, &at, (size_t)p->m.n + 1);
+    place(&p->first_dense, base, &at, (size_t)p->m.n_dense + 1);
     place(&p->factors, base, &at, (size_t)p->m.n_factors);
     place(&p->to_multiply, base, &at, (size_t)p->m.n_dense);
     p->host_bytes = at;
 }
 
+/* A map's product, without its addresses in this program's memory. */
+static abar__cuda_product product_of(const abar__kept_map *m)
+{
+    abar__cuda_product product = {};
+    product.out = m->out;
+    product.columns = m->columns;
+    product.kernel = m->kernel;
+    product.d = m->d;
+    product.left = (const float *)m->inverse[1];
+    product.right = (const float *)m->inverse[0];
+    product.row_scale = (const float *)m->r;
+    product.left_values = (const float *)m->values[1];
+    product.values = (const float *)m->values[0];
+    product.shift = m->rho;
+    return product;
+}
+
+/* Room that inverting needs; the factors have only their sizes yet. */
+static size_t inverter_room(abar_device *dev, const abar__program *p, const abar__kept_map *maps)
+{
+    abar__cuda_factor *to = p->factors;
+    for (int i = 0; i < p->m.n; i++)
+        for (int f = 0; f < factors_of(&maps[i]); f++, to++) {
+            *to = {};
+            to->d = maps[i].average[f].n;
+            to->values = (float *)maps[i].values[f];
+        }
+    return p->m.n_factors > 0 ? abar__cuda_inverter_room(dev, p->factors, p->m.n_factors) : 0;
+}
+
+/* Cuts the dense maps into waves whose results take at most so many bytes, or are one map's; returns what they take. */
+static size_t cut_waves(abar__program *p, const abar__kept_map *maps, size_t capacity)
+{
+    size_t own = 0, most = 0;
+    int32_t dense = 0, wave = 0;
+    for (int i = 0; i < p->m.n; i++) {
+        if (maps[i].kind != ABAR_KEPT_DENSE) continue;
+        const size_t bytes = product_bytes(&maps[i]);
+        if (own > 0 && own + bytes > capacity) {
+            own = 0;
+            p->first_dense[++wave] = dense;
+        }
+        own += bytes;
+        most = own > most ? own : most;
+        abar__cuda_product *to = &p->to_multiply[dense++];
+        *to = product_of(&maps[i]);
+        to->wave = wave;
+    }
+    p->m.n_waves = dense > 0 ? wave + 1 : 0;
+    p->first_dense[p->m.n_waves] = dense;
+    return most;
+}
+
+/* Results need no more room than there is for other reasons, or WAVE_BYTES. */
+static void plan_room(abar_device *dev, abar__program *p, const abar__program_desc *desc)
+{
+    const size_t inverting = inverter_room(dev, p, desc->maps);
+    size_t most = desc->room_bytes > inverting ? desc->room_bytes : inverting;
+    p->results_bytes = cut_waves(p, desc->maps, most > WAVE_BYTES ? most : WAVE_BYTES);
+    const size_t multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    p->room_bytes = most > multiplying ? most : multiplying;
+}
+
 static abar_status take_memory(abar_device *dev, abar__program *p, const abar__program_desc *desc)
 {
     place_all(p, NULL);
-    p->memory_bytes = place_maps(p, desc->maps, NULL);
-    ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
-    place_all(p, p->memory);
     place_host(p, NULL);
     ABAR_TRY(abar__cuda_pinned(dev, p->host_bytes, (void **)&p->host));
     place_host(p, p->host);
+    plan_room(dev, p, desc);
+    p->memory_bytes = place_maps(p, desc->maps, NULL);
+    ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
+    place_all(p, p->memory);
     p->m.first_tile = p->first_tile;
+    p->m.first_dense = p->first_dense;
     place_maps(p, desc->maps, host_side(p, p->m.maps));
     for (int i = 0; i < p->m.n; i++) host_side(p, p->m.forms)[i].scale = 1.0f;
     return ABAR_OK;
@@ -306,30 +383,24 @@ static void fill_products(abar__program *p)
         const abar__cuda_map *map = host_side(p, p->m.maps) + i;
         const abar__kept_map *m = &map->map;
         if (map->dense < 0) continue;
-        abar__cuda_product product = {};
-        product.out = m->out;
-        product.columns = m->columns;
-        product.kernel = m->kernel;
-        product.d = m->d;
-        product.grad = map->grad;
-        product.bias_grad = map->bias_grad;
-        product.left = (const float *)m->inverse[1];
-        product.right = (const float *)m->inverse[0];
-        product.row_scale = (const float *)m->r;
-        product.left_values = (const float *)m->values[1];
-        product.values = (const float *)m->values[0];
-        product.shift = m->rho;
-        product.result = map->product;
-        p->to_multiply[map->dense] = product;
+        abar__cuda_product *product = &p->to_multiply[map->dense];
+        *product = product_of(m);
+        product->grad = map->grad;
+        product->bias_grad = map->bias_grad;
+        product->result = map->product;
+        product->wave = map->wave;
     }
 }
 
 static abar_status make_dense(abar_device *dev, abar__program *p)
 {
     fill_factors(p);
-    if (p->m.n_factors > 0) ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, &p->m.inverter));
+    if (p->m.n_factors > 0)
+        ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, p->room, &p->m.inverter));
     fill_products(p);
-    return p->m.n_dense > 0 ? abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, &p->m.multiplier) : ABAR_OK;
+    if (p->m.n_dense == 0) return ABAR_OK;
+    return abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, (char *)p->room + p->results_bytes,
+                                        &p->m.multiplier);
 }
 
 /* ---- binding ------------------------------------------------------------------------------------------------------ */
@@ -339,14 +410,15 @@ static void fill_item(abar__program *p, int i, const abar__update_item *update)
     abar__cuda_item item = abar__cuda_item_of(update, is_map(update));
     if (is_map(update)) {
         abar__cuda_map *map = host_side(p, p->m.maps) + update->map;
-        map->grad = item.body.grad;
-        map->bias_grad = item.bias.grad;
+        map->grad = (float *)update->grad;
+        map->bias_grad = update->bias ? (float *)update->bias->grad : NULL;
         item.u = map->ordered;
         item.coefficient = (const float *)map->map.w;
         item.row_scale = map->product ? NULL : (const float *)map->map.r; /* the product has it */
         item.form = p->m.forms + update->map;
-        item.dense = map->product;
-        item.dense_bias = map->product ? map->product + map->map.out * map->map.columns : NULL;
+        const bool last = map->wave == p->m.n_waves - 1;
+        item.dense = last ? map->product : map->grad;
+        item.dense_bias = last && map->product ? map->product + map->map.out * map->map.columns : map->bias_grad;
     }
     host_side(p, p->items)[i] = item;
 }
@@ -520,6 +592,8 @@ static abar_status measure(abar_device *dev, abar__program *p, double *products)
     return fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products);
 }
 
+static void *room(const abar__program *p) { return p->room; }
+
 static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
 
 static const int64_t *step_now(const abar__program *p) { return &p->m.now->state.k; }
@@ -545,6 +619,7 @@ extern "C" const abar__program_ops abar__cuda_program = {
     .create = create,
     .destroy = destroy,
     .bytes = bytes,
+    .room = room,
     .rebind = rebind,
     .rates = set_rates,
     .begin = begin,

@@ -25,13 +25,14 @@ typedef struct abar__cuda_live {
 /* A kept map with what the program adds to it. */
 typedef struct abar__cuda_map {
     abar__kept_map map;
-    float *ordered;                /* (d): u in the order of the weight's memory */
-    const float *grad, *bias_grad; /* NULL: none now */
-    int32_t rows, n_rows;          /* Eva: its units of rows */
+    float *ordered;          /* (d): u in the order of the weight's memory */
+    float *grad, *bias_grad; /* NULL: none now */
+    int32_t rows, n_rows;    /* Eva: its units of rows */
     /* dense maps */
     int32_t dense;             /* which of them; -1: none */
     int32_t factor[2];         /* which of the inverter's; -1: none */
-    float *product;            /* (out, columns), then (out): G^ before any scale */
+    int32_t wave;              /* of multiplications; all but the last leave G^ in the place of G */
+    float *product;            /* (out, columns), then (out): G^ before any scale; shared by waves */
     float *held, *held_values; /* (out, out), (out): the second inverse, until the first is there too; NULL: there is one */
 } abar__cuda_map;
 
@@ -59,13 +60,15 @@ typedef struct abar__cuda_maps {
     double *row_sums;      /* (n_rows, 2) */
     double *map_sums;      /* (n, 2) */
     /* dense maps, (n_dense) each */
-    int32_t *dense;                /* which map */
-    int32_t *tried;                /* is to be refreshed in this step */
-    int32_t *active, *broken;      /* as abar__cuda_multiply wants them */
-    double *inner;                 /* likewise */
-    abar__cuda_inversion *asked;   /* (n_factors) */
-    abar__cuda_unit *tiles;        /* of all squares that are committed: 2 map + which, place (ABAR_TILE) */
-    const int64_t *first_tile;     /* host: (n + 1), of each map */
+    int32_t *dense;              /* which map */
+    int32_t *tried;              /* is to be refreshed in this step */
+    int32_t *active, *broken;    /* as abar__cuda_multiply wants them */
+    double *sums;                /* likewise: (n_dense, 3) */
+    abar__cuda_inversion *asked; /* (n_factors) */
+    abar__cuda_unit *tiles;      /* of all squares that are committed: 2 map + which, place (ABAR_TILE) */
+    const int64_t *first_tile;   /* host: (n + 1), of each map */
+    int n_waves;
+    const int32_t *first_dense;    /* host: (n_waves + 1), of each wave */
     abar__cuda_inverter *inverter; /* NULL: nothing to invert */
     abar__cuda_multiplier *multiplier;
 } abar__cuda_maps;
