@@ -433,6 +433,41 @@ static void large_products_match(void **unused)
     }
 }
 
+/* The largest have tiles of their own, with ends in all directions here; then gradients that are not aligned, and one element
+ * that is not a number. */
+static void wide_products_match(void **unused)
+{
+    (void)unused;
+    const map maps[] = {
+        {.out = 130, .channels = 60, .kernel = 9, .row_scale = true},
+        {.out = 256, .channels = 520, .kernel = 1, .left = true},
+        {.out = 20, .channels = 3, .kernel = 9},
+        {.out = 140, .channels = 64, .kernel = 9, .left = true, .row_scale = true},
+        {.out = 128, .channels = 512, .kernel = 1, .bias = true, .bias_grad = true},
+        {.out = 300, .channels = 512, .kernel = 1},
+    };
+    const float bad = NAN;
+    abar__cuda_product products[MAX_MAPS];
+    open_device(ABAR_PRECISION_TF32);
+    bench *b = make_bench(maps, sizeof maps / sizeof *maps);
+    multiply(b);
+    check_all(b);
+    map *m = &b->maps[0];
+    const size_t bytes = (size_t)(m->out * m->columns) * sizeof *m->grad;
+    float *elsewhere = cuda_alloc(cuda, bytes + sizeof *elsewhere);
+    cuda_move(cuda, elsewhere + 1, m->grad, bytes);
+    m->product.grad = elsewhere + 1;
+    gather(b, products);
+    assert_int_equal(abar__cuda_multiplier_rebind(cuda, b->multiplier, products), ABAR_OK);
+    cuda_move(cuda, (void *)(uintptr_t)(b->maps[5].product.grad + 200 * 512 + 3), &bad, sizeof bad);
+    multiply(b);
+    assert_int_equal(b->host_broken[5], 1);
+    for (int i = 0; i < 5; i++) check_map(&b->maps[i], b->host_sums[i], b->host_broken[i]);
+    abar_device_free(cuda, elsewhere, bytes + sizeof *elsewhere);
+    free_bench(b);
+    close_device();
+}
+
 static void inactive_maps_are_left_alone(void **unused)
 {
     (void)unused;
@@ -620,11 +655,17 @@ int main(void)
     const int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_in_fp32_match),       cmocka_unit_test(products_in_tf32_match),
-        cmocka_unit_test(products_in_bf16_match),       cmocka_unit_test(large_products_match),
-        cmocka_unit_test(inactive_maps_are_left_alone), cmocka_unit_test(infinite_elements_break_their_map),
-        cmocka_unit_test(overflow_breaks_its_map),      cmocka_unit_test(waves_leave_others_alone),
-        cmocka_unit_test(replays_repeat_the_bits),      cmocka_unit_test(rebinding_reads_the_new_gradients),
+        cmocka_unit_test(products_in_fp32_match),
+        cmocka_unit_test(products_in_tf32_match),
+        cmocka_unit_test(products_in_bf16_match),
+        cmocka_unit_test(large_products_match),
+        cmocka_unit_test(wide_products_match),
+        cmocka_unit_test(inactive_maps_are_left_alone),
+        cmocka_unit_test(infinite_elements_break_their_map),
+        cmocka_unit_test(overflow_breaks_its_map),
+        cmocka_unit_test(waves_leave_others_alone),
+        cmocka_unit_test(replays_repeat_the_bits),
+        cmocka_unit_test(rebinding_reads_the_new_gradients),
         cmocka_unit_test(wrong_products_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

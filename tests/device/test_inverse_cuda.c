@@ -76,6 +76,7 @@ static float *average_at(const subject *s, int64_t i, int64_t j) { return &s->sq
 static void fill_average(subject *s)
 {
     const int64_t d = s->d, rows = d + 8;
+    if (s->kind == ZERO) return; /* as it is; the sums below would take minutes for a large one */
     double *x = malloc((size_t)(rows * d) * sizeof *x);
     for (int64_t i = 0; i < rows * d; i++) x[i] = uniform();
     for (int64_t i = 0; i < d; i++)
@@ -91,8 +92,6 @@ static void fill_average(subject *s)
         for (int64_t j = i; j < d; j++) *average_at(s, i, j) = i != j ? 0.0f : i == d / 2 ? -3.0f : 1.0f;
     for (int64_t i = 0; i < d && s->kind == SINGULAR; i++) /* one of 0 */
         for (int64_t j = i; j < d; j++) *average_at(s, i, j) = i == j && i != d - 1 ? 2.0f : 0.0f;
-    for (int64_t i = 0; i < d * d && s->kind == ZERO; i++)
-        if (i / d <= i % d) s->square[i] = 0.0f;
     if (s->kind == HOPELESS) *average_at(s, d - 1, d - 1) = -1e9f;
     if (s->kind == BAD_DIAGONAL) *average_at(s, d / 2, d / 2) = NAN;
     if (s->kind == BAD_CORNER || s->kind == BAD_EIGEN) *average_at(s, 0, d - 1) = NAN;
@@ -368,15 +367,18 @@ static void ladder_ends_in_double_precision(void **unused)
     ask(&r, 1);
     assert_int_equal(abar__cuda_invert_wanted(cuda, r.inverter), ABAR_OK);
     abar__cuda_inversion told;
-    float found[2];
+    float *found = malloc(full_bytes(s));
     cuda_move(cuda, &told, r.asked, sizeof told);
-    cuda_move(cuda, found, s->f.inverse, sizeof found);
+    cuda_move(cuda, found, s->f.inverse, full_bytes(s));
     assert_int_equal(told.valid, 1);
     assert_int_equal(told.raised, 5);
     assert_int_equal(told.doubled, 1);
-    assert_true(fabs((double)found[0] * told.shift - 0.5) < 1e-5 && fabs((double)found[1] * told.shift + 0.5) < 1e-5);
-    cuda_move(cuda, found, s->f.inverse + d * d - 1, sizeof *found);
-    assert_true(fabs((double)found[0] * told.shift - 1.0) < 1e-6);
+    for (int64_t i = 0; i < d * d; i++) { /* 1 / shift times (.5 -.5; -.5 .5), but for 2^-31 of it, and ones */
+        const int64_t row = i / d, column = i % d;
+        const double expected = row < 2 && column < 2 ? (row == column ? 0.5 : -0.5) : row == column;
+        assert_true(fabs((double)found[i] * told.shift - expected) < (row < 2 && column < 2 ? 1e-5 : 1e-6));
+    }
+    free(found);
     stop(&r);
 }
 

@@ -12,15 +12,15 @@
 
 #define STAGES 4
 
-/* The tiles of one stage of a wave; none: no launch. */
+/* The tiles of one stage of a wave: from the first on wide ones, then the others. */
 typedef struct launch {
-    int64_t first, tiles;
+    int64_t first, wide, others;
     size_t shared;
 } launch;
 
 struct abar__cuda_multiplier {
     int n, n_waves;
-    bool exact, large; /* float32's own accuracy; tiles of 128 x 128 among the others */
+    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; those of 128 x 256 apart */
     int64_t n_tiles, n_slots;
     char *memory; /* on the device */
     size_t memory_bytes;
@@ -177,9 +177,9 @@ static void make_steps(const abar__cuda_product *p, int map, float *middle, step
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------ */
 
-static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m};
-static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n};
-static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes};
+static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m};
+static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n};
+static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes};
 
 static double work_of(const abar__cuda_product *p) { return (double)p->out * (double)p->d * (double)p->d; }
 
@@ -190,19 +190,28 @@ static bool suits_large(const abar__cuda_product *p)
     return p->out >= 256 && 4 * m * n <= 5 * (abar__cuda_blocks(p->out, 64) * 64) * (abar__cuda_blocks(p->d, 64) * 64);
 }
 
-/* Large tiles leave room for two blocks on a multiprocessor: bad for many small maps, which wait for memory. */
-static bool wants_large(const abar__cuda_product *products, int n)
+/* Wide ones read the least, and multiply the fastest. Gradients may change places: they need not be aligned. */
+static bool suits_wide(const abar__cuda_product *p)
 {
-    double large = 0.0, all = 0.0;
+    return p->out >= 128 && p->d >= 512 && p->d == p->columns && p->d % 4 == 0 && (!p->left || p->out % 4 == 0) && !p->values &&
+           (uintptr_t)p->right % 16 == 0 && (uintptr_t)p->left % 16 == 0;
+}
+
+/* Large tiles leave room for two blocks on a multiprocessor, wide ones for one: bad for many small maps, which wait for memory.
+ */
+static bool mostly(const abar__cuda_product *products, int n, bool (*suits)(const abar__cuda_product *))
+{
+    double own = 0.0, all = 0.0;
     for (int i = 0; i < n; i++) {
         all += work_of(&products[i]);
-        if (suits_large(&products[i])) large += work_of(&products[i]);
+        if (suits(&products[i])) own += work_of(&products[i]);
     }
-    return large > 0.5 * all;
+    return own > 0.5 * all;
 }
 
 static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
 {
+    if (m->wide && suits_wide(p)) return SHAPE_WIDE;
     return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
 }
 
@@ -232,23 +241,22 @@ static int64_t next_longest(const abar__cuda_multiplier *m, const abar__cuda_pro
     return next;
 }
 
-/* Longest sums first, so that short ones fill the end. steps: (n) of the stage. */
-static launch fill_launch(const abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int wave,
-                          int stage, tile *tiles, int64_t first)
+/* The tiles of one stage of a wave, wide ones or the others; longest sums first, so that short ones fill the end. steps: (n) of
+ * it. Returns how many. */
+static int64_t fill_stage(const abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int wave,
+                          int stage, bool wide, tile *tiles, size_t *shared)
 {
-    launch l = {first, 0, 0};
-    tile *to = tiles + first;
+    tile *to = tiles;
     int64_t k = INT64_MAX;
-    while ((k = next_longest(m, products, steps, wave, stage, k)) > 0) {
+    while ((k = next_longest(m, products, steps, wave, stage, k)) > 0)
         for (int i = 0; i < m->n; i++) {
             const int shape = shape_of(m, &products[i]);
             if (products[i].wave != wave || stage >= stages_of(&products[i]) || steps[i].k != k) continue;
+            if (wide != (shape == SHAPE_WIDE)) continue;
             to = fill_tiles(&steps[i], shape, to);
-            if (l.shared < shape_bytes[shape]) l.shared = shape_bytes[shape];
+            if (!wide && *shared < shape_bytes[shape]) *shared = shape_bytes[shape];
         }
-    }
-    l.tiles = to - tiles - first;
-    return l;
+    return to - tiles;
 }
 
 /* steps: (STAGES, n) */
@@ -257,9 +265,12 @@ static void fill_table(abar__cuda_multiplier *m, const abar__cuda_product *produ
     int64_t first = 0;
     for (int wave = 0; wave < m->n_waves; wave++)
         for (int stage = 0; stage < STAGES; stage++) {
+            const step *own = steps + (size_t)stage * (size_t)m->n;
             launch *l = &m->launches[wave * STAGES + stage];
-            *l = fill_launch(m, products, steps + (size_t)stage * (size_t)m->n, wave, stage, tiles, first);
-            first += l->tiles;
+            *l = {first, 0, 0, 0};
+            l->wide = fill_stage(m, products, own, wave, stage, true, tiles + first, &l->shared);
+            l->others = fill_stage(m, products, own, wave, stage, false, tiles + first + l->wide, &l->shared);
+            first += l->wide + l->others;
         }
 }
 
@@ -358,8 +369,10 @@ static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_
 
 static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *room)
 {
+    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
-    m->large = !m->exact && wants_large(products, m->n);
+    m->large = !m->exact && mostly(products, m->n, suits_large);
+    if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
         ABAR_TRY(check(dev, &products[i], i > 0 ? products[i - 1].wave : 0));
         m->n_slots += tiles_of(m, &products[i]);
@@ -367,7 +380,6 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     }
     m->n_waves = products[m->n - 1].wave + 1;
     if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");
-    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
     CUDA_TRY(dev,
@@ -430,9 +442,11 @@ extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multipli
 {
     for (int stage = 0; stage < STAGES && wave < m->n_waves; stage++) {
         const launch l = m->launches[wave * STAGES + stage];
-        if (l.tiles == 0) continue;
-        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)l.tiles), dim3(THREADS), l.shared,
-                          m->steps + (size_t)stage * (size_t)m->n, m->tiles + l.first, active, m->told, sums, broken);
+        const step *steps = m->steps + (size_t)stage * (size_t)m->n;
+        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
+        if (l.others == 0) continue;
+        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)l.others), dim3(THREADS), l.shared, steps,
+                          m->tiles + l.first + l.wide, active, m->told, sums, broken);
     }
     return abar__cuda_status(dev);
 }

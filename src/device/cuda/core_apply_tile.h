@@ -1,5 +1,5 @@
-/* One tile of a product of core_apply.cu: float32 matrices through shared memory onto tensor cores, three slabs deep, and what
- * becomes of the tile. A block does one tile; its four warps own a quarter each. */
+/* One tile of a product of core_apply.cu: float32 matrices through shared memory onto tensor cores, three or four slabs deep,
+ * and what becomes of the tile. A block does one tile; its four warps own a quarter each. */
 #ifndef ABAR_CUDA_CORE_APPLY_TILE_H
 #define ABAR_CUDA_CORE_APPLY_TILE_H
 
@@ -8,10 +8,9 @@
 
 #define THREADS 128 /* four warps, two by two in a tile */
 #define DEPTH 32    /* of the slabs of a and b that are in shared memory */
-#define SLABS 3
 
-enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPES }; /* of tiles: 32 x 64, 64 x 64, 128 x 128 */
-enum { END_MIDDLE, END_DIVIDE, END_RESULT };           /* what becomes of a tile */
+enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPE_WIDE, SHAPES }; /* of tiles: 32 x 64, 64 x 64, 128 x 128, 128 x 256 */
+enum { END_MIDDLE, END_DIVIDE, END_RESULT };                       /* what becomes of a tile */
 
 /* How columns in memory, (kernel, channels) and then the bias, are numbered in PyTorch's order. */
 typedef struct ordering {
@@ -54,8 +53,8 @@ typedef struct account {
 
 /* ---- a block's tile ----------------------------------------------------------------------------------------------- */
 
-template <int M, int N> struct tile_shape {
-    static constexpr int m = M, n = N, warp_m = M / 2, warp_n = N / 2;
+template <int M, int N, int SLABS> struct tile_shape {
+    static constexpr int m = M, n = N, slabs = SLABS, threads = THREADS, warp_m = M / 2, warp_n = N / 2;
     static constexpr int down = warp_m / 16, across = warp_n / 8; /* fragments of a warp */
     /* floats from row to row; the lanes that read together meet different banks */
     static constexpr int a_pitch = DEPTH + 4, b_pitch = N + 8, pitch = N + 4;
@@ -64,9 +63,17 @@ template <int M, int N> struct tile_shape {
     static_assert(M * pitch <= SLABS * slab, "the finished tile takes the place of the slabs");
 };
 
-typedef tile_shape<32, 64> low_shape;
-typedef tile_shape<64, 64> middle_shape;
-typedef tile_shape<128, 128> large_shape;
+typedef tile_shape<32, 64, 4> low_shape; /* waits for memory: as many slabs as the middle one leaves room for */
+typedef tile_shape<64, 64, 3> middle_shape;
+typedef tile_shape<128, 128, 3> large_shape;
+
+/* That of core_apply_wide.cu: two groups of four warps. */
+struct wide_shape {
+    static constexpr int m = 128, n = 256, threads = 256, slabs = 3, pitch = n + 8;
+    static constexpr uint32_t slab = (m + n) * DEPTH * sizeof(float); /* bytes */
+    static constexpr size_t bytes = (size_t)slabs * slab + 1024;      /* it begins at a multiple of 1024 */
+    static_assert(m * pitch * sizeof(float) <= slabs * slab, "the finished tile takes the place of the slabs");
+};
 
 /* PyTorch's number of column i of memory. */
 __device__ static inline int number_of(const ordering &o, int i)
@@ -260,7 +267,7 @@ template <class S, bool EXACT> __device__ static inline void multiply_tile(const
     const fetcher<S> quick(s, row, column);
     auto fetch = [&](int i) {
         if (i < slabs) {
-            const uint32_t a_to = base + (uint32_t)(i % SLABS * S::slab) * (uint32_t)sizeof(float);
+            const uint32_t a_to = base + (uint32_t)(i % S::slabs * S::slab) * (uint32_t)sizeof(float);
             const uint32_t b_to = a_to + b_at * (uint32_t)sizeof(float);
             if (i < quick.a_inside)
                 quick.fetch_a(a_to, i);
@@ -273,14 +280,14 @@ template <class S, bool EXACT> __device__ static inline void multiply_tile(const
         }
         copies_commit();
     };
-    for (int i = 0; i < SLABS - 1; i++) fetch(i);
+    for (int i = 0; i < S::slabs - 1; i++) fetch(i);
     const int a_lane = (warp_row + lane % 16) * S::a_pitch + lane / 16 * 4;
     const int b_lane = (int)b_at + pair * S::b_pitch + warp_column + 4 * group;
     for (int i = 0; i < slabs; i++) {
-        copies_wait<SLABS - 2>();
+        copies_wait<S::slabs - 2>();
         __syncthreads(); /* slab i is there, and everyone has done with slab i - 1 */
-        fetch(i + SLABS - 1);
-        const int at = i % SLABS * S::slab;
+        fetch(i + S::slabs - 1);
+        const int at = i % S::slabs * S::slab;
         multiply_slab<S, EXACT>(sum, base + (uint32_t)(at + a_lane) * (uint32_t)sizeof(float), pool + at + b_lane);
     }
     copies_wait<0>();
@@ -297,7 +304,7 @@ template <class S> __device__ static inline void store_middle(const step &s, int
     if (from >= s.n) return;
     const int to = number_of(s.columns, from);
     const double right = s.end == END_DIVIDE ? fmax((double)s.values[from], 0.0) : 0.0;
-    for (int i = (int)threadIdx.x / S::n; i < S::m && row + i < s.m; i += THREADS / S::n) {
+    for (int i = (int)threadIdx.x / S::n; i < S::m && row + i < s.m; i += S::threads / S::n) {
         float v = pool[i * S::pitch + j];
         if (s.end == END_DIVIDE) v = (float)((double)v / (fmax((double)s.left_values[row + i], 0.0) * right + s.shift));
         s.to[(int64_t)(row + i) * s.pitch + to] = v == v ? v : __uint_as_float(0x7fc00000u); /* as tf32_nearly wants it */
@@ -336,11 +343,13 @@ __device__ static inline void store_result(const step &s, int row, int column, c
     const int64_t apart = bias ? 1 : s.columns.columns; /* from row to row */
     const float *grad = bias ? s.bias_grad : s.grad + place;
     float *to = s.to + (bias ? (int64_t)s.m * s.columns.columns : place);
-    for (int i = (int)threadIdx.x / S::n; i < S::m && row + i < s.m; i += THREADS / S::n) {
+    const int rows = min(S::m, s.m - row);
+#pragma unroll 8
+    for (int i = (int)threadIdx.x / S::n; i < rows; i += S::threads / S::n) {
         const int64_t at = (row + i) * apart;
         float v = pool[i * S::pitch + from];
         if (s.row_scale) v *= s.row_scale[row + i];
-        const float g = grad ? grad[at] : 0.0f;
+        const float g = grad ? __ldg(grad + at) : 0.0f; /* that of later rows need not wait for results of earlier ones */
         sum[0] += (double)g * (double)g;
         sum[1] += (double)v * (double)g;
         sum[2] += (double)v * (double)v;
@@ -363,7 +372,7 @@ __device__ static inline void settle(const step &s, int slot, const double (&own
     if (!last_block(&all.tickets[s.map], (unsigned)s.all)) return;
     double total[3] = {};
     fine = true;
-    for (int i = (int)threadIdx.x; i < s.all; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < s.all; i += (int)blockDim.x) {
         for (int k = 0; k < 3; k++) total[k] += __ldcg(&all.partial[3 * (s.first + i) + k]);
         fine = fine && !__ldcg(&all.bad[s.first + i]);
     }
@@ -375,11 +384,10 @@ __device__ static inline void settle(const step &s, int slot, const double (&own
     if (threadIdx.x == 0) broken[s.map] = !fine;
 }
 
-template <class S, bool EXACT>
-__device__ static inline void do_tile(const step &s, const tile &t, float *pool, const account &all, double *sums,
-                                      int32_t *broken)
+template <class S>
+__device__ static inline void finish_tile(const step &s, const tile &t, const float *pool, const account &all, double *sums,
+                                          int32_t *broken)
 {
-    multiply_tile<S, EXACT>(s, t.row, t.column, pool);
     if (s.end != END_RESULT) {
         store_middle<S>(s, t.row, t.column, pool);
         return;
@@ -388,6 +396,25 @@ __device__ static inline void do_tile(const step &s, const tile &t, float *pool,
     double sum[3] = {};
     store_result<S>(s, t.row, t.column, pool, sum, &fine);
     settle(s, t.slot, sum, fine, all, sums, broken);
+}
+
+template <class S, bool EXACT>
+__device__ static inline void do_tile(const step &s, const tile &t, float *pool, const account &all, double *sums,
+                                      int32_t *broken)
+{
+    multiply_tile<S, EXACT>(s, t.row, t.column, pool);
+    finish_tile<S>(s, t, pool, all, sums, broken);
+}
+
+/* ---- wide tiles, core_apply_wide.cu ---------------------------------------------------------------------------------- */
+
+extern "C" {
+/* Whether the device has them. Before the first launch. */
+abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there);
+/* n tiles of SHAPE_WIDE: of products without eigenvalues and bias, with k and n multiples of 4, and left and right aligned to
+ * 16 bytes. */
+void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const tile *tiles, int64_t n, const int32_t *active,
+                              const account *all, double *sums, int32_t *broken);
 }
 
 #endif
