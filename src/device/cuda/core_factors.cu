@@ -6,6 +6,8 @@
 
 #define THREADS ABAR_MAP_THREADS
 #define TILE ABAR_TILE
+#define APART (THREADS / TILE) /* rows of a tile between those of a thread */
+#define SHARE (TILE / APART)   /* elements of a tile that a thread owns */
 
 /* ---- squares ------------------------------------------------------------------------------------------------------ */
 
@@ -39,11 +41,14 @@ static __global__ void __launch_bounds__(THREADS)
     const double *factor = means.factor + 3 * (t.at - first), scale = factor[t.which];
     const int64_t column = t.left + threadIdx.x % TILE;
     bool fine = true;
-    for (int64_t row = t.down + threadIdx.x / TILE; row < t.down + TILE && row < t.n; row += THREADS / TILE) {
-        if (column > row) continue;
-        const float x = t.pending[row * t.n + column];
-        fine = fine && isfinite(x) && isfinite((float)(scale * (double)x));
+    float x[SHARE];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.down + threadIdx.x / TILE + i * APART;
+        x[i] = row < t.n && column <= row ? t.pending[row * t.n + column] : 0.0f;
     }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) fine = fine && isfinite(x[i]) && isfinite((float)(scale * (double)x[i]));
     if (t.which == 0 && t.down == 0) fine = vectors_are_finite(maps[t.at].map, factor) && fine;
     if (!__syncthreads_and(fine) && threadIdx.x == 0) atomicOr(spoiled + t.at, 1);
 }
@@ -56,20 +61,31 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float turned[TILE][TILE + 1];
     const tile t = tile_of(maps, units[blockIdx.x]);
     const double add = (1.0 - beta) * means.factor[3 * (t.at - first) + t.which];
-    const int x = threadIdx.x % TILE;
-    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
-        const int64_t row = t.down + y, column = t.left + x;
-        if (row >= t.n || column > row) continue;
-        turned[x][y] = t.pending[row * t.n + column];
-        t.pending[row * t.n + column] = 0.0f;
+    const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
+    float v[SHARE];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) { /* all of them before the first is waited for */
+        const int64_t row = t.down + y + i * APART, column = t.left + x;
+        v[i] = row < t.n && column <= row ? t.pending[row * t.n + column] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.down + y + i * APART, column = t.left + x;
+        turned[x][y + i * APART] = v[i];
+        if (row < t.n && column <= row) t.pending[row * t.n + column] = 0.0f;
     }
     if (now->numbers.skip || spoiled[t.at] || !was_observed(means.factor + 3 * (t.at - first))) return; /* the whole block */
     __syncthreads();
-    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
-        const int64_t row = t.left + y, column = t.down + x; /* of the upper triangle */
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.left + y + i * APART, column = t.down + x; /* of the upper triangle */
+        v[i] = column < t.n && row <= column ? t.average[row * t.n + column] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.left + y + i * APART, column = t.down + x;
         if (column >= t.n || row > column) continue;
-        float *average = t.average + row * t.n + column;
-        *average = (float)(beta * (double)*average + add * (double)turned[y][x]);
+        t.average[row * t.n + column] = (float)(beta * (double)v[i] + add * (double)turned[y + i * APART][x]);
     }
 }
 

@@ -133,9 +133,11 @@ static int factors_of(const abar__kept_map *m)
     return m->inverse[1] ? 2 : 1;
 }
 
-static int64_t row_units(const abar__kept_map *m)
+static int64_t eva_elements(const abar__kept_map *m) { return m->kind == ABAR_KEPT_EVA ? m->out * m->columns : 0; }
+
+static int64_t eva_units(const abar__program *p, const abar__kept_map *m)
 {
-    return m->kind == ABAR_KEPT_EVA ? abar__cuda_blocks(m->out, abar__cuda_unit_rows(m->d)) : 0;
+    return abar__cuda_blocks(eva_elements(m), p->m.span);
 }
 
 /* Hands out the device's memory, or only counts it. */
@@ -149,19 +151,21 @@ static void place_all(abar__program *p, char *base)
     place(&p->norm_table, base, &at, (size_t)p->norm_units);
     place(&p->items, base, &at, (size_t)p->n_updates);
     place(&p->table, base, &at, (size_t)p->units);
-    place(&p->m.rows, base, &at, (size_t)p->m.n_rows);
+    place(&p->m.units, base, &at, (size_t)p->m.n_units);
     place(&p->m.tiles, base, &at, (size_t)p->n_tiles);
     place(&p->m.dense, base, &at, dense);
     p->tables_bytes = at;
     place(&p->m.now, base, &at, 1);
     place(&p->m.states, base, &at, maps);
-    place(&p->m.stale, base, &at, maps);
+
     place(&p->m.spoiled, base, &at, maps);
     place(&p->m.products, base, &at, 3 * maps);
     place(&p->partial, base, &at, (size_t)p->norm_blocks);
     place(&p->rates, base, &at, ABAR_PROGRAM_RATES);
-    place(&p->m.row_sums, base, &at, 2 * (size_t)p->m.n_rows);
+
+    place(&p->m.unit_sums, base, &at, 2 * (size_t)p->m.n_units);
     place(&p->m.map_sums, base, &at, p->m.n_eva > 0 ? 2 * maps : 0);
+    place(&p->m.tickets, base, &at, p->m.n_eva > 0 ? maps : 0);
     place(&p->m.tried, base, &at, dense);
     place(&p->m.active, base, &at, dense);
     place(&p->m.broken, base, &at, dense);
@@ -176,16 +180,17 @@ static size_t product_bytes(const abar__kept_map *m) { return abar__round_up((si
 static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cuda_map *out)
 {
     size_t at = p->vectors, result = 0;
-    int32_t dense = 0, factors = 0, rows = 0, wave = 0;
+    int32_t dense = 0, factors = 0, units = 0, wave = 0;
     place((char **)&p->room, p->memory, &at, p->room_bytes);
     for (int i = 0; i < p->m.n; i++) {
         const abar__kept_map *m = &maps[i];
         abar__cuda_map map = {};
         map.map = *m;
         map.dense = map.factor[0] = map.factor[1] = -1;
-        map.rows = rows;
-        map.n_rows = (int32_t)row_units(m);
-        rows += map.n_rows;
+
+        map.unit = units;
+        map.units = (int32_t)eva_units(p, m);
+        units += map.units;
         if (m->u) place(&map.ordered, p->memory, &at, (size_t)m->d);
         if (m->kind == ABAR_KEPT_DENSE) {
             map.dense = dense++;
@@ -218,6 +223,15 @@ static int64_t tiles_of(const abar__kept_map *m)
     return a * (a + 1) / 2 + p * (p + 1) / 2;
 }
 
+/* Elements of a unit of Eva's: so that there are about as many units as blocks that run at once, but none too small. */
+static int64_t eva_span(const abar__kept_map *maps, int n, int64_t blocks)
+{
+    int64_t all = 0, span = 4096;
+    for (int i = 0; i < n; i++) all += eva_elements(&maps[i]);
+    while (span < 65536 && all > span * blocks) span *= 2;
+    return span;
+}
+
 static void count_maps(abar__program *p, const abar__kept_map *maps)
 {
     for (int i = 0; i < p->m.n; i++) {
@@ -226,7 +240,7 @@ static void count_maps(abar__program *p, const abar__kept_map *maps)
         p->m.n_dense += maps[i].kind == ABAR_KEPT_DENSE;
         p->m.n_factors += factors_of(&maps[i]);
         p->m.n_pairs += factors_of(&maps[i]) > 1;
-        p->m.n_rows += row_units(&maps[i]);
+        p->m.n_units += eva_units(p, &maps[i]);
         p->n_tiles += tiles_of(&maps[i]);
     }
 }
@@ -337,10 +351,10 @@ static void fill_tables(abar__program *p, const abar__program_desc *desc)
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
         for (int64_t u = 0; u < abar__cuda_units_of(&item); u++) *unit++ = {i, (int32_t)u};
     }
-    unit = host_side(p, p->m.rows);
+
+    unit = host_side(p, p->m.units);
     for (int i = 0; i < p->m.n; i++)
-        for (int64_t u = 0; u < row_units(&desc->maps[i]); u++)
-            *unit++ = {i, (int32_t)(u * abar__cuda_unit_rows(desc->maps[i].d))};
+        for (int64_t u = 0; u < eva_units(p, &desc->maps[i]); u++) *unit++ = {i, (int32_t)u};
 }
 
 /* The squares' tiles, and which maps are dense. */
@@ -427,7 +441,8 @@ static abar_status send_tables(abar_device *dev, abar__program *p)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     CUDA_TRY(dev, cudaMemcpyAsync(p->memory, p->host, p->tables_bytes, cudaMemcpyHostToDevice, cuda->stream));
-    if (p->m.n > 0) CUDA_TRY(dev, cudaMemsetAsync(p->m.stale, 1, (size_t)p->m.n * sizeof *p->m.stale, cuda->stream));
+
+    abar__cuda_order_maps(dev, &p->m);
     CUDA_TRY(dev, cudaEventRecord(p->sent, cuda->stream));
     return ABAR_OK;
 }
@@ -504,13 +519,16 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     p->m.schedule = {
         desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers, desc->every_commit, desc->kl_clip,
         desc->base_lr};
+
+    const int64_t most = (int64_t)abar__cuda_of(dev)->processors * 8;
+    p->m.span = eva_span(desc->maps, p->m.n, most);
     count_maps(p, desc->maps);
     for (int i = 0; i < p->n_items; i++) p->norm_units += abar__cuda_blocks(desc->items[i].count, NORM_SPAN);
     for (int i = 0; i < p->n_updates; i++) {
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
         p->units += abar__cuda_units_of(&item);
     }
-    const int64_t most = (int64_t)abar__cuda_of(dev)->processors * 8;
+
     p->norm_blocks = p->norm_units < 1 ? 1 : p->norm_units < most ? p->norm_units : most;
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
@@ -610,8 +628,9 @@ static abar_status pull(abar_device *dev, abar__program *p, abar__program_state 
 static abar_status push(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps)
 {
     ABAR_TRY(fetch(dev, &p->m.now->state, state, sizeof *state));
+
     if (p->m.n == 0) return ABAR_OK;
-    CUDA_TRY(dev, cudaMemsetAsync(p->m.stale, 1, (size_t)p->m.n * sizeof *p->m.stale, abar__cuda_of(dev)->stream));
+    abar__cuda_order_maps(dev, &p->m);
     return fetch(dev, p->m.states, maps, (size_t)p->m.n * sizeof *maps);
 }
 
