@@ -309,6 +309,22 @@ static void inverses_of_many_sizes_at_once_are_right(void **unused)
     stop(&r);
 }
 
+/* Large ones are swept on tensor cores, in as many rows of tiles as are odd or even, and not where rows are not aligned. */
+static void inverses_of_large_factors_are_right(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    add(&r, DEFINITE, 708, 1.7, 0.05);
+    add(&r, DEFINITE, 65, 1.0, 0.1);
+    add(&r, CORRELATED, 644, 1.0, 0.005);
+    add(&r, BAD_CORNER, 640, 1.0, 0.1);
+    if (!cuda_only("ABAR_TEST_SMALL")) add(&r, DEFINITE, 641, 1.0, 0.1);
+    start(&r);
+    invert(&r, 0x13, TOLERANCE);
+    invert(&r, 0x0c, 1e-4);
+    stop(&r);
+}
+
 /* Condition numbers of some ten thousand, as rows of images have them: the error may not grow faster than they do. */
 static void inverses_of_correlated_factors_are_right(void **unused)
 {
@@ -488,6 +504,7 @@ int main(void)
     if (missing) return missing;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inverses_of_many_sizes_at_once_are_right),
+        cmocka_unit_test(inverses_of_large_factors_are_right),
         cmocka_unit_test(inverses_of_correlated_factors_are_right),
         cmocka_unit_test(inverses_are_touched_only_where_wanted),
         cmocka_unit_test(ladder_is_climbed_by_each_factor_for_itself),

@@ -24,16 +24,20 @@ struct abar__cuda_inverter {
 
 /* ---- what a round is made of -------------------------------------------------------------------------------------- */
 
-/* Tiles of the triangle with work in the coming round, and above bit 32 blocks of the panel. */
+/* The units of factor f with work in the coming round, each kind where starts has it. */
 __device__ static int64_t units_of(const abar__inversions &s, int f)
 {
-    const int64_t panels = abar__panels(s.items[f].f.d);
-    switch (s.states[f].phase) {
-    case ABAR_INVERSION_SWEEP: return panels * (panels + 1) / 2 + ((panels - 1) << 32);
+    const abar__inversion_state &state = s.states[f];
+    const int64_t panels = abar__panels(s.items[f].f.d), tiles = panels * (panels + 1) / 2, two = (panels + 1) / 2;
+    switch (state.phase) {
+    case ABAR_INVERSION_SWEEP:
+        if (!state.in_double && abar__in_quads(s.items[f].f))
+            return (panels - 1) << ABAR_UNITS_PANEL | two * (two + 1) / 2 << ABAR_UNITS_QUAD;
+        return (panels - 1) << ABAR_UNITS_PANEL | tiles << ABAR_UNITS_TILE;
     case ABAR_INVERSION_LOAD:
     case ABAR_INVERSION_CHECK:
     case ABAR_INVERSION_STORE:
-    case ABAR_INVERSION_CLEAR: return panels * (panels + 1) / 2;
+    case ABAR_INVERSION_CLEAR: return tiles << ABAR_UNITS_TILE;
     default: return 0;
     }
 }
@@ -312,9 +316,23 @@ extern "C" size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_fa
     return place_room(dev, &s, factors, NULL, NULL);
 }
 
+/* Whether quads are swept, and whether all tiles can be counted. factors: (n) */
+static abar_status choose_units(abar_device *dev, abar__inversions *s, const abar__cuda_factor *factors)
+{
+    int64_t tiles = 0;
+    for (int i = 0; i < s->n; i++) {
+        const int64_t panels = abar__panels(factors[i].d);
+        tiles += panels * (panels + 1) / 2;
+        s->quads = s->quads || abar__in_quads(factors[i]);
+    }
+    if (tiles > ABAR_UNITS_MOST) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: factors of too many tiles");
+    return s->quads ? abar__cuda_prepare_quads(dev) : ABAR_OK;
+}
+
 static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cuda_factor *factors, abar__inverted *items,
                         char *room)
 {
+    ABAR_TRY(choose_units(dev, &v->s, factors));
     for (int i = 0; i < v->s.n; i++) v->eigen = v->eigen || factors[i].values;
     const size_t lasting = place_lasting(&v->s, NULL);
     v->bytes = lasting + (room ? 0 : place_room(dev, &v->s, factors, NULL, NULL));
@@ -396,7 +414,7 @@ extern "C" bool abar__cuda_invert(abar_device *dev, int64_t d, const void *avera
     asked.wanted = 1;
     asked.scale = scale;
     asked.shift = shift;
-    return abar__cuda_carry(dev, (void *)v.s.items, &item, sizeof item) &&
+    return choose_units(dev, &v.s, &item.f) == ABAR_OK && abar__cuda_carry(dev, (void *)v.s.items, &item, sizeof item) &&
            abar__cuda_carry(dev, v.s.asked, &asked, sizeof asked) && repeat_here(dev, &v) &&
            abar__cuda_carry(dev, &asked, v.s.asked, sizeof asked) && asked.valid;
 }

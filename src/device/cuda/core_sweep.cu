@@ -13,13 +13,13 @@
 #define RESIDENT 4       /* blocks that share a multiprocessor */
 
 /* What finds room in one tile of shared memory: so many columns of a panel (depth), or so many rows of all its columns (strip).
- * rows: of its eight, that a thread adds up at once. */
+ * rows: of its eight, that a thread adds up at once. ahead: columns of L that a thread reads before it uses the first. */
 template <typename T> struct share;
 template <> struct share<float> {
-    static const int depth = SIDE, rows = 8, strip = SIDE, strip_pitch = PITCH;
+    static const int depth = SIDE, rows = 8, strip = SIDE, strip_pitch = PITCH, ahead = 4;
 };
 template <> struct share<double> {
-    static const int depth = SIDE / 2, rows = 4, strip = SIDE / 2, strip_pitch = SIDE / 2 + 2;
+    static const int depth = SIDE / 2, rows = 4, strip = SIDE / 2, strip_pitch = SIDE / 2 + 2, ahead = 1;
 };
 
 /* ---- elements ----------------------------------------------------------------------------------------------------- */
@@ -88,47 +88,20 @@ __device__ static matrix panel_of(const abar__inversions &s, const abar__inverte
     return {item.panel, s.low_panel, abar__panel_pitch(item.f.d), true};
 }
 
-/* ---- which tile --------------------------------------------------------------------------------------------------- */
-
-__device__ static int64_t start_of(const abar__inversions &s, int f, int shift) { return s.starts[f] >> shift & 0xffffffff; }
-
-/* The factor that unit t of this round's tiles (shift 0) or blocks of panels (shift 32) belongs to; *t becomes its number
- * there. */
-__device__ static int find_factor(const abar__inversions &s, int shift, int64_t *t)
-{
-    int first = 0, end = s.n;
-    while (end - first > 1) {
-        const int middle = (first + end) / 2;
-        if (start_of(s, middle, shift) <= *t)
-            first = middle;
-        else
-            end = middle;
-    }
-    *t -= start_of(s, first, shift);
-    return first;
-}
-
-/* Tile t of those on and below the diagonal, by rows. */
-__device__ static void find_tile(int64_t t, int64_t *i, int64_t *j)
-{
-    int64_t row = (int64_t)((sqrtf(8.0f * (float)t + 1.0f) - 1.0f) * 0.5f);
-    while (row * (row + 1) / 2 > t) row--;
-    while ((row + 1) * (row + 2) / 2 <= t) row++;
-    *i = row;
-    *j = t - row * (row + 1) / 2;
-}
-
 /* ---- products of tiles -------------------------------------------------------------------------------------------- */
 
-/* to[k][c] = m(row + k, column + c); to: (depth, PITCH). */
+/* to[k][c] = m(row + k, column + c); to: (depth, PITCH). All is read before the first is written, as far as the compiler knows
+ * to the same memory: else every read would wait for the one before. So do others below. */
 template <typename T> __device__ static void load_rows(const matrix &m, int64_t row, int64_t column, T *to)
 {
-    for (int e = threadIdx.x; e < share<T>::depth * (SIDE / 4); e += THREADS) {
-        const int k = e / (SIDE / 4), c = e % (SIDE / 4) * 4;
-        T v[4];
-        get4(m, row + k, column + c, v);
-        for (int i = 0; i < 4; i++) to[k * PITCH + c + i] = v[i];
-    }
+    constexpr int each = share<T>::depth * (SIDE / 4) / THREADS, apart = THREADS / (SIDE / 4);
+    const int k = threadIdx.x / (SIDE / 4), c = threadIdx.x % (SIDE / 4) * 4;
+    T v[each][4];
+#pragma unroll
+    for (int n = 0; n < each; n++) get4(m, row + k + n * apart, column + c, v[n]);
+#pragma unroll
+    for (int n = 0; n < each; n++)
+        for (int i = 0; i < 4; i++) to[(k + n * apart) * PITCH + c + i] = v[n][i];
 }
 
 __device__ static void take4(const float *from, float to[4])
@@ -262,27 +235,51 @@ static __global__ void __launch_bounds__(PIVOTERS) run_pivots(const __grid_const
 typedef struct __align__(16) tiles { char left[SIDE * PITCH * sizeof(float)], right[SIDE * PITCH * sizeof(float)]; }
 tiles;
 
-/* p[k][r] = element (first + r, k) of block i of the panel, for `strip` rows and all columns; STORE: the other way. Where the
- * triangle has them as columns, a warp moves 8 of 16 rows: whole sectors, and no two lanes share a bank. */
-template <typename T, bool STORE>
-__device__ static void move_strip(const matrix &m, int64_t d, int64_t i, int64_t panel, int first, T *p)
+/* Where element e / 4 of a strip's packs of four lies: in the triangle, and in shared memory, `step` from one to the next. */
+typedef struct strip_place {
+    int64_t row, column;
+    int at, step;
+} strip_place;
+
+/* Where the triangle has rows of the panel's block i as columns, a warp moves 8 of 16 rows: whole sectors, and no two lanes
+ * share a bank. */
+template <typename T> __device__ static strip_place place_in_strip(int64_t i, int64_t panel, int first, int e)
 {
     const int strip = share<T>::strip, pitch = share<T>::strip_pitch;
     const bool columns = i > panel;
-    for (int e = threadIdx.x; e < SIDE * strip / 4; e += THREADS) {
-        const int r = columns ? e % 16 + e / 32 % (strip / 16) * 16 : e % (strip / 4) * 4;
-        const int k = columns ? (e / 16 % 2 + e / (2 * strip) * 2) * 4 : e / (strip / 4);
-        const int64_t row = columns ? i * SIDE + first + r : panel * SIDE + k;
-        const int64_t column = columns ? panel * SIDE + k : i * SIDE + first + r;
-        T *at = p + k * pitch + r, v[4] = {};
-        const int step = columns ? pitch : 1;
-        if (STORE) {
-            for (int c = 0; c < 4; c++) v[c] = at[c * step];
-            if (row < d) put4(m, row, column, v);
-        } else {
-            if (row < d) get4(m, row, column, v);
-            for (int c = 0; c < 4; c++) at[c * step] = v[c];
+    const int r = columns ? e % 16 + e / 32 % (strip / 16) * 16 : e % (strip / 4) * 4;
+    const int k = columns ? (e / 16 % 2 + e / (2 * strip) * 2) * 4 : e / (strip / 4);
+    return {columns ? i * SIDE + first + r : panel * SIDE + k, columns ? panel * SIDE + k : i * SIDE + first + r, k * pitch + r,
+            columns ? pitch : 1};
+}
+
+/* p[k][r] = element (first + r, k) of block i of the panel, for `strip` rows and all columns. */
+template <typename T> __device__ static void load_strip(const matrix &m, int64_t d, int64_t i, int64_t panel, int first, T *p)
+{
+    for (int e = threadIdx.x; e < SIDE * share<T>::strip / 4; e += 4 * THREADS) {
+        T v[4][4] = {};
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const strip_place place = place_in_strip<T>(i, panel, first, e + n * THREADS);
+            if (place.row < d) get4(m, place.row, place.column, v[n]);
         }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const strip_place place = place_in_strip<T>(i, panel, first, e + n * THREADS);
+            for (int c = 0; c < 4; c++) p[place.at + c * place.step] = v[n][c];
+        }
+    }
+}
+
+/* The other way. */
+template <typename T>
+__device__ static void store_strip(const matrix &m, int64_t d, int64_t i, int64_t panel, int first, const T *p)
+{
+    for (int e = threadIdx.x; e < SIDE * share<T>::strip / 4; e += THREADS) {
+        const strip_place place = place_in_strip<T>(i, panel, first, e);
+        T v[4];
+        for (int c = 0; c < 4; c++) v[c] = p[place.at + c * place.step];
+        if (place.row < d) put4(m, place.row, place.column, v);
     }
 }
 
@@ -298,6 +295,7 @@ template <typename T> __device__ static void substitute_forward(const T *l, T *x
         T v[8];
 #pragma unroll
         for (int q = 0; q < 8; q++) v[q] = x[(g + q) * pitch];
+#pragma unroll(share <T>::ahead)
         for (int k = 0; k < g; k++) {
             const T y = x[k * pitch];
             T a[8];
@@ -343,6 +341,24 @@ template <typename T> __device__ static void substitute_back(const T *l, T *x)
     }
 }
 
+/* L from the panel: column k is its row k, from column `from` on. */
+template <typename T> __device__ static void load_l(const matrix &kept, int64_t from, T *l)
+{
+    for (int first = threadIdx.x; first < SIDE * SIDE; first += 8 * THREADS) {
+        T v[8];
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int k = (first + n * THREADS) / SIDE, i = (first + n * THREADS) % SIDE;
+            if (k <= i) get(kept, k, from + i, &v[n]);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int k = (first + n * THREADS) / SIDE, i = (first + n * THREADS) % SIDE;
+            if (k <= i) l[l_at(l, k, i)] = v[n];
+        }
+    }
+}
+
 /* Block i of the panel: Y_i goes to item's panel, transposed, and Y_i L^-1 into the place of P_i. A thread has one row. */
 template <typename T>
 __device__ static void sweep_panel(const abar__inversions &s, const abar__inverted &item, int64_t i, int64_t panel,
@@ -352,10 +368,9 @@ __device__ static void sweep_panel(const abar__inversions &s, const abar__invert
     const matrix m = triangle_of(item), kept = panel_of(s, item);
     const int64_t d = item.f.d, to = abar__panels(d) * SIDE;
     T *l = (T *)shared->left, *p = (T *)shared->right;
-    for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS)
-        if (e / SIDE <= e % SIDE) get(kept, e / SIDE, to + e % SIDE, l + l_at(l, e / SIDE, e % SIDE));
+    load_l(kept, to, l);
     for (int first = 0; first < SIDE; first += strip) {
-        move_strip<T, false>(m, d, i, panel, first, p);
+        load_strip(m, d, i, panel, first, p);
         __syncthreads();
         if (threadIdx.x < strip) substitute_forward(l, p + threadIdx.x);
         __syncthreads();
@@ -366,7 +381,7 @@ __device__ static void sweep_panel(const abar__inversions &s, const abar__invert
         __syncthreads();
         if (threadIdx.x < strip) substitute_back(l, p + threadIdx.x);
         __syncthreads();
-        move_strip<T, true>(m, d, i, panel, first, p);
+        store_strip(m, d, i, panel, first, p);
         __syncthreads();
     }
 }
@@ -375,17 +390,18 @@ __device__ static void sweep_panel(const abar__inversions &s, const abar__invert
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_panels(const __grid_constant__ abar__inversions s)
 {
     __shared__ tiles shared;
-    const int64_t count = start_of(s, s.n, 32);
+    const int64_t count = abar__units_before(s, s.n, ABAR_UNITS_PANEL);
     for (int64_t unit = blockIdx.x; unit < count; unit += gridDim.x) {
         int64_t i = unit;
-        const int f = find_factor(s, 32, &i);
-        const abar__inversion_state &state = s.states[f];
+        const int f = abar__find_factor(s, ABAR_UNITS_PANEL, &i);
+        const abar__inversion_state state = s.states[f];
+        const abar__inverted item = s.items[f];
         if (state.failed) continue;
         if (i >= state.panel) i++;
         if (state.in_double)
-            sweep_panel<double>(s, s.items[f], i, state.panel, &shared);
+            sweep_panel<double>(s, item, i, state.panel, &shared);
         else
-            sweep_panel<float>(s, s.items[f], i, state.panel, &shared);
+            sweep_panel<float>(s, item, i, state.panel, &shared);
     }
 }
 
@@ -418,9 +434,10 @@ __device__ static void load_tile(const abar__inversions &s, const abar__inverted
     const int64_t d = item.f.d;
     float *stage = (float *)shared->left; /* (columns, rows) */
     double trace = 0.0;
+#pragma unroll 4
     for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
         const int64_t row = i * SIDE + e % SIDE, column = j * SIDE + e / SIDE;
-        const float v = row < d && column <= row ? item.f.average[column * d + row] : 0.0f;
+        const float v = row < d && column <= row ? __ldg(&item.f.average[column * d + row]) : 0.0f;
         stage[e / SIDE * STAGE + e % SIDE] = v;
         if (row == column) trace += (double)v;
     }
@@ -443,10 +460,10 @@ __device__ static void check_tile(const abar__inverted &item, int64_t i, int64_t
     __shared__ double sums[32];
     const int64_t d = item.f.d;
     double sum = 0.0;
+#pragma unroll 4
     for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
         const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
-        if (row >= d || column > row) continue;
-        const double v = (double)item.f.pending[row * d + column];
+        const double v = row < d && column <= row ? (double)item.f.pending[row * d + column] : 0.0;
         sum += row == column ? v * v : 2.0 * v * v;
     }
     sum = block_sum(sum, sums);
@@ -458,13 +475,22 @@ __device__ static void leave_tile(const abar__inverted &item, int64_t i, int64_t
 {
     const int64_t d = item.f.d;
     float *stage = (float *)shared->left; /* (rows, columns) */
-    for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
-        const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
-        if (row >= d || column > row) continue;
-        const float v = -item.f.pending[row * d + column];
-        stage[e / SIDE * STAGE + e % SIDE] = v;
-        if (keep) item.f.inverse[row * d + column] = v;
-        item.f.pending[row * d + column] = 0.0f;
+    for (int first = threadIdx.x; first < SIDE * SIDE; first += 8 * THREADS) {
+        float v[8];
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int64_t row = i * SIDE + (first + n * THREADS) / SIDE, column = j * SIDE + (first + n * THREADS) % SIDE;
+            v[n] = row < d && column <= row ? -item.f.pending[row * d + column] : 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int e = first + n * THREADS;
+            const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
+            stage[e / SIDE * STAGE + e % SIDE] = v[n];
+            if (row >= d || column > row) continue;
+            if (keep) item.f.inverse[row * d + column] = v[n];
+            item.f.pending[row * d + column] = 0.0f;
+        }
     }
     __syncthreads();
     for (int e = threadIdx.x; keep && e < SIDE * SIDE; e += THREADS) {
@@ -490,17 +516,17 @@ __device__ static void restore_tile(const abar__inversions &s, const abar__inver
     }
 }
 
-/* Blocks share the tiles of all triangles that have work, one at a time. */
+/* Blocks share the tiles of all triangles that have work, one at a time; but for those that are swept by quads. */
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __grid_constant__ abar__inversions s)
 {
     __shared__ tiles shared;
-    const int64_t count = start_of(s, s.n, 0);
+    const int64_t count = abar__units_before(s, s.n, ABAR_UNITS_TILE);
     for (int64_t unit = blockIdx.x; unit < count; unit += gridDim.x) {
         int64_t t = unit, i, j;
-        const int f = find_factor(s, 0, &t);
-        find_tile(t, &i, &j);
-        const abar__inversion_state &state = s.states[f];
-        const abar__inverted &item = s.items[f];
+        const int f = abar__find_factor(s, ABAR_UNITS_TILE, &t);
+        abar__find_tile(t, &i, &j);
+        const abar__inversion_state state = s.states[f]; /* copies: what is written elsewhere could be they */
+        const abar__inverted item = s.items[f];
         if (state.phase == ABAR_INVERSION_SWEEP && !state.failed) {
             if (state.in_double)
                 sweep_tile<double>(s, item, i, j, state.panel, &shared);
@@ -528,4 +554,5 @@ extern "C" void abar__cuda_sweep_round(abar_device *dev, const abar__inversions 
     abar__cuda_launch(dev, run_pivots, dim3((unsigned)s->n), dim3(PIVOTERS), 0, *s);
     abar__cuda_launch(dev, run_panels, all, dim3(THREADS), 0, *s);
     abar__cuda_launch(dev, run_tiles, all, dim3(THREADS), 0, *s);
+    if (s->quads) abar__cuda_sweep_quads(dev, s);
 }

@@ -25,10 +25,10 @@ __device__ static inline uint32_t tf32_of(float v)
  * number only such as have an upper bit of the mantissa at zero. */
 __device__ static inline uint32_t tf32_nearly(float v) { return __float_as_uint(v) + 0x1000u; }
 
-/* v = big + small, but for what is below small's last bit. */
+/* v = big + small, but for what is below small's last bit. Where v is not a number big may be one, but small is not. */
 __device__ static inline void tf32_split(float v, uint32_t *big, uint32_t *small)
 {
-    *big = tf32_of(v);
+    *big = tf32_nearly(v) & 0xffffe000u;
     *small = tf32_of(v - __uint_as_float(*big));
 }
 
