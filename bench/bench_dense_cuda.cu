@@ -127,7 +127,7 @@ typedef struct task {
     abar__cuda_multiplier *multiplier;
     abar__cuda_inverter *inverter; /* NULL: multiply */
     const int32_t *active;
-    double *inner;
+    double *sums;
     int32_t *broken;
     abar__cuda_inversion *asked; /* (n_asked) on the device, and as they are before every replay */
     const abar__cuda_inversion *before;
@@ -137,7 +137,7 @@ typedef struct task {
 static abar_status give(const task *t)
 {
     if (t->inverter) return abar__cuda_invert_wanted(t->dev, t->inverter);
-    return abar__cuda_multiply(t->dev, t->multiplier, t->active, t->inner, t->broken);
+    return abar__cuda_multiply(t->dev, t->multiplier, 0, t->active, t->sums, t->broken);
 }
 
 static int by_size(const void *a, const void *b)
@@ -219,15 +219,15 @@ static void bench_products(abar_device *dev, const network *n, bool left)
     }
     t.dev = dev;
     check(dev, abar_device_alloc(dev, sizeof ones, (void **)&active));
-    check(dev, abar_device_alloc(dev, MAX_MAPS * sizeof(double), (void **)&t.inner));
+    check(dev, abar_device_alloc(dev, 3 * MAX_MAPS * sizeof(double), (void **)&t.sums));
     check(dev, abar_device_alloc(dev, MAX_MAPS * sizeof(int32_t), (void **)&t.broken));
     check(dev, dev->ops->queue->copy_bytes(dev, active, ones, sizeof ones));
     t.active = active;
-    check(dev, abar__cuda_multiplier_create(dev, products, n->n, &t.multiplier));
+    check(dev, abar__cuda_multiplier_create(dev, products, n->n, NULL, &t.multiplier));
     print_line(n->name, left ? "multiply, both sides" : "multiply, right", measure(&t), operations, bytes);
     abar__cuda_multiplier_destroy(dev, t.multiplier);
     abar_device_free(dev, active, sizeof ones);
-    abar_device_free(dev, t.inner, MAX_MAPS * sizeof(double));
+    abar_device_free(dev, t.sums, 3 * MAX_MAPS * sizeof(double));
     abar_device_free(dev, t.broken, MAX_MAPS * sizeof(int32_t));
     abar_device_free(dev, m.base, m.floats * sizeof(float));
 }
@@ -276,7 +276,7 @@ static void bench_inverses(abar_device *dev, const network *n, bool left)
     t.dev = dev;
     const size_t asked_bytes = (size_t)t.n_asked * sizeof *t.asked;
     check(dev, abar_device_alloc(dev, asked_bytes, (void **)&t.asked));
-    check(dev, abar__cuda_inverter_create(dev, factors, t.n_asked, t.asked, &t.inverter));
+    check(dev, abar__cuda_inverter_create(dev, factors, t.n_asked, t.asked, NULL, &t.inverter));
     t.before = all;
     print_line(n->name, left ? "invert all, both sides" : "invert all, right", measure(&t), operations, bytes);
     t.before = none;

@@ -114,7 +114,7 @@ struct abar__curvature {
     double observed_scale; /* of the step: p is this times what observe was told */
     double base_lr;
     void *state;   /* all averages, pending sums and derived tensors */
-    void *scratch; /* the largest any map asked for */
+    void *scratch; /* the largest any map asked for; a queued device's program lends it between steps */
     void *spare;   /* what of it is free during apply */
     size_t state_bytes, scratch_bytes;
     char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */

@@ -232,7 +232,7 @@ static void count_memory(abar__curvature *cv)
 static abar_status take_memory(abar__curvature *cv)
 {
     ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
-    ABAR_TRY(abar_device_alloc(cv->dev, cv->scratch_bytes, &cv->scratch));
+    if (!cv->dev->ops->queue) ABAR_TRY(abar_device_alloc(cv->dev, cv->scratch_bytes, &cv->scratch));
     char *at = cv->state;
     for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
     return ABAR_OK;
@@ -389,14 +389,17 @@ void abar__curvature_destroy(abar__curvature *cv)
     if (!cv) return;
     abar_context *ctx = cv->dev->ctx;
     abar_device_free(cv->dev, cv->state, cv->state_bytes);
-    abar_device_free(cv->dev, cv->scratch, cv->scratch_bytes);
+    if (!cv->dev->ops->queue) abar_device_free(cv->dev, cv->scratch, cv->scratch_bytes);
     abar__free(ctx, cv->maps, (size_t)cv->maps_capacity * sizeof *cv->maps);
     abar__free(ctx, cv->names, cv->names_bytes);
     abar__free(ctx, cv->method_config, cv->config_bytes);
     abar__free(ctx, cv, sizeof *cv);
 }
 
-size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state_bytes + cv->scratch_bytes; }
+size_t abar__curvature_state_bytes(const abar__curvature *cv)
+{
+    return cv->state_bytes + (cv->dev->ops->queue ? 0 : cv->scratch_bytes);
+}
 
 size_t abar__curvature_bytes(const abar__curvature *cv)
 {

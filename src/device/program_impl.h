@@ -96,6 +96,7 @@ typedef struct abar__program_desc {
     int64_t tinv, refresh;   /* as in abar_curvature_config; 0 without a method */
     bool every_commit;       /* refresh after every commit, whatever tinv says */
     double kl_clip, base_lr; /* kappa and eta_0 of section 7; kl_clip 0: off */
+    size_t room_bytes;       /* that the caller wants to use between steps */
 } abar__program_desc;
 
 /* What of a program is no map's. */
@@ -117,6 +118,7 @@ typedef struct abar__program_ops {
     abar_status (*create)(abar_device *dev, const abar__program_desc *desc, abar__program **out);
     void (*destroy)(abar_device *dev, abar__program *p);
     size_t (*bytes)(const abar__program *p); /* that it holds, on both sides */
+    void *(*room)(const abar__program *p);   /* device memory, room_bytes of the description: the program's during a step */
     /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
      * another size than the one in its place had: then a new program is needed. */
     abar_status (*rebind)(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates);
@@ -127,9 +129,9 @@ typedef struct abar__program_ops {
     /* Adds what a forward pass left in result (device-visible memory) to the step's note; a loss that is not finite skips it.
      */
     abar_status (*add_loss)(abar_device *dev, abar__program *p, const void *result);
-    /* One step: grad_scale and clip as in abar_step_config. to_mean: (n_maps, 3) host numbers that turn the pending sums of
-     * average[0], average[1] and the number into means, all of them set on a step that observed; NULL: it took no statistics.
-     * Copied at once, and again by every replay of a recording. */
+    /* One step: grad_scale and clip as in abar_step_config; gradients of dense maps may be overwritten. to_mean: (n_maps, 3)
+     * host numbers that turn the pending sums of average[0], average[1] and the number into means, all of them set on a step
+     * that observed; NULL: it took no statistics. Copied at once, and again by every replay of a recording. */
     abar_status (*step)(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean);
     /* cosine and ratio between G and G^ (before the KL clip) of every map as the last step applied it: (n_maps, 3) sums <G,G>,
      * <G^,G>, <G^,G^> in host memory. Waits. Call after the step, before the gradients change. */

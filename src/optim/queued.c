@@ -14,7 +14,7 @@ static abar_status create(abar_optim *o)
     abar__update_scalars scalars = {0};
     o->rule->scalars(o->config, &scalars);
     ABAR_TRY(abar__alloc(ctx, bytes, (void **)&maps));
-    const abar__curvature *cv = o->curvature;
+    abar__curvature *cv = o->curvature;
     if (cv) abar__curvature_keep(cv, maps);
     const abar__program_desc desc = {.items = o->active,
                                      .n_items = o->n_active,
@@ -30,9 +30,11 @@ static abar_status create(abar_optim *o)
                                      .refresh = cv ? cv->config.refresh : 0,
                                      .every_commit = cv && cv->ops->every_commit,
                                      .kl_clip = cv && cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0,
-                                     .base_lr = cv ? cv->base_lr : 0.0};
+                                     .base_lr = cv ? cv->base_lr : 0.0,
+                                     .room_bytes = cv ? cv->scratch_bytes : 0};
     abar_status status = ops_of(o)->create(o->dev, &desc, &o->program);
     abar__free(ctx, maps, bytes);
+    if (status == ABAR_OK && cv) cv->scratch = ops_of(o)->room(o->program);
     return status;
 }
 

@@ -200,10 +200,13 @@ static void name_map(const map *m, char *text, size_t room)
              m->row_scale ? ", scale" : "", m->values ? ", eigenvalues" : "", m->shifted ? ", not aligned" : "");
 }
 
-static void check_map(const map *m, double inner, int32_t broken)
+/* sums: <G, G>, <G^, G>, <G^, G^>. */
+static void check_map(const map *m, const double sums[3], int32_t broken)
 {
     char text[160];
-    double *expected = truth_of(m), worst = 0.0, largest = 0.0, sum = 0.0, exact = 0.0, size = 0.0, gg = 0.0, hh = 0.0;
+    double *expected = truth_of(m), worst = 0.0, largest = 0.0, sum = 0.0, exact = 0.0, size = 0.0, gg = 0.0, hh = 0.0,
+           own = 0.0;
+    const double inner = sums[1];
     float *result = fetch_result(m);
     name_map(m, text, sizeof text);
     for (int64_t i = 0; i < m->out * m->d; i++) {
@@ -216,10 +219,13 @@ static void check_map(const map *m, double inner, int32_t broken)
         size += fabs(got * g);
         gg += g * g;
         hh += expected[i] * expected[i];
+        own += got * got;
     }
     if (!(worst <= tolerance * largest)) fail_msg("%s: off by %g of %g", text, worst, largest);
     if (!(fabs(inner - sum) <= 1e-12 * size)) fail_msg("%s: <G^, G> is %.17g, not %.17g", text, inner, sum);
     if (!(fabs(inner - exact) <= tolerance * sqrt(gg * hh))) fail_msg("%s: <G^, G> is %g, not %g", text, inner, exact);
+    if (!(fabs(sums[0] - gg) <= 1e-12 * gg)) fail_msg("%s: <G, G> is %.17g, not %.17g", text, sums[0], gg);
+    if (!(fabs(sums[2] - own) <= 1e-12 * own)) fail_msg("%s: <G^, G^> is %.17g, not %.17g", text, sums[2], own);
     if (broken != 0) fail_msg("%s: called broken", text);
     for (int64_t i = m->out * m->d; i < m->out * m->d + GUARD; i++)
         if (result[i] != 7.0f) fail_msg("%s: wrote behind the end", text);
@@ -234,14 +240,21 @@ typedef struct bench {
     int n;
     abar__cuda_multiplier *multiplier;
     int32_t *active, *broken; /* on the device */
-    double *inner;
+    double *sums;             /* (MAX_MAPS, 3) */
     int32_t host_active[MAX_MAPS], host_broken[MAX_MAPS];
-    double host_inner[MAX_MAPS];
+    double host_sums[MAX_MAPS][3];
 } bench;
+
+static int waves_of(const bench *b) { return b->n < 3 ? b->n : 3; }
+
+static int wave_of(const bench *b, int i) { return i * waves_of(b) / b->n; }
 
 static void gather(const bench *b, abar__cuda_product *products)
 {
-    for (int i = 0; i < b->n; i++) products[i] = b->maps[i].product;
+    for (int i = 0; i < b->n; i++) {
+        products[i] = b->maps[i].product;
+        products[i].wave = wave_of(b, i);
+    }
 }
 
 static bench *make_bench(const map *maps, int n)
@@ -258,11 +271,12 @@ static bench *make_bench(const map *maps, int n)
         b->host_active[i] = 1;
     }
     gather(b, products);
-    if (abar__cuda_multiplier_create(cuda, products, n, &b->multiplier) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
+    if (abar__cuda_multiplier_create(cuda, products, n, NULL, &b->multiplier) != ABAR_OK)
+        fail_msg("%s", abar_context_error(ctx));
     assert_true(abar__cuda_multiplier_bytes(b->multiplier) > 0);
     b->active = cuda_alloc(cuda, MAX_MAPS * sizeof *b->active);
     b->broken = cuda_alloc(cuda, MAX_MAPS * sizeof *b->broken);
-    b->inner = cuda_alloc(cuda, MAX_MAPS * sizeof *b->inner);
+    b->sums = cuda_alloc(cuda, sizeof b->host_sums);
     return b;
 }
 
@@ -272,7 +286,7 @@ static void free_bench(bench *b)
     for (int i = 0; i < b->n; i++) free_map(&b->maps[i]);
     abar_device_free(cuda, b->active, MAX_MAPS * sizeof *b->active);
     abar_device_free(cuda, b->broken, MAX_MAPS * sizeof *b->broken);
-    abar_device_free(cuda, b->inner, MAX_MAPS * sizeof *b->inner);
+    abar_device_free(cuda, b->sums, sizeof b->host_sums);
     free(b);
 }
 
@@ -285,26 +299,27 @@ static void prepare(bench *b)
         for (int64_t j = 0; j < n; j++) sevens[j] = 7.0f;
         cuda_move(cuda, b->maps[i].product.result, sevens, (size_t)n * sizeof *sevens);
         free(sevens);
-        b->host_inner[i] = 7.0;
+        for (int k = 0; k < 3; k++) b->host_sums[i][k] = 7.0;
         b->host_broken[i] = 7;
     }
     cuda_move(cuda, b->active, b->host_active, sizeof b->host_active);
-    cuda_move(cuda, b->inner, b->host_inner, sizeof b->host_inner);
+    cuda_move(cuda, b->sums, b->host_sums, sizeof b->host_sums);
     cuda_move(cuda, b->broken, b->host_broken, sizeof b->host_broken);
 }
 
 static void fetch(bench *b)
 {
     cuda_wait(cuda, "multiply");
-    cuda_move(cuda, b->host_inner, b->inner, sizeof b->host_inner);
+    cuda_move(cuda, b->host_sums, b->sums, sizeof b->host_sums);
     cuda_move(cuda, b->host_broken, b->broken, sizeof b->host_broken);
 }
 
 static void multiply(bench *b)
 {
     prepare(b);
-    if (abar__cuda_multiply(cuda, b->multiplier, b->active, b->inner, b->broken) != ABAR_OK)
-        fail_msg("%s", abar_context_error(ctx));
+    for (int wave = 0; wave < waves_of(b); wave++)
+        if (abar__cuda_multiply(cuda, b->multiplier, wave, b->active, b->sums, b->broken) != ABAR_OK)
+            fail_msg("%s", abar_context_error(ctx));
     fetch(b);
 }
 
@@ -312,7 +327,8 @@ static void check_untouched(const bench *b, int i)
 {
     float *result = fetch_result(&b->maps[i]);
     for (int64_t j = 0; j < b->maps[i].out * b->maps[i].d; j++) assert_true(result[j] == 7.0f);
-    assert_true(b->host_inner[i] == 7.0 && b->host_broken[i] == 7);
+    for (int k = 0; k < 3; k++) assert_true(b->host_sums[i][k] == 7.0);
+    assert_int_equal(b->host_broken[i], 7);
     free(result);
 }
 
@@ -320,7 +336,7 @@ static void check_all(const bench *b)
 {
     for (int i = 0; i < b->n; i++)
         if (b->host_active[i])
-            check_map(&b->maps[i], b->host_inner[i], b->host_broken[i]);
+            check_map(&b->maps[i], b->host_sums[i], b->host_broken[i]);
         else
             check_untouched(b, i);
 }
@@ -446,7 +462,7 @@ static void wide_products_match(void **unused)
     cuda_move(cuda, (void *)(uintptr_t)(b->maps[5].product.grad + 200 * 512 + 3), &bad, sizeof bad);
     multiply(b);
     assert_int_equal(b->host_broken[5], 1);
-    for (int i = 0; i < 5; i++) check_map(&b->maps[i], b->host_inner[i], b->host_broken[i]);
+    for (int i = 0; i < 5; i++) check_map(&b->maps[i], b->host_sums[i], b->host_broken[i]);
     abar_device_free(cuda, elsewhere, bytes + sizeof *elsewhere);
     free_bench(b);
     close_device();
@@ -484,7 +500,7 @@ static void infinite_elements_break_their_map(void **unused)
             if (i % 2)
                 assert_int_equal(b->host_broken[i], 1);
             else
-                check_map(&b->maps[i], b->host_inner[i], b->host_broken[i]);
+                check_map(&b->maps[i], b->host_sums[i], b->host_broken[i]);
         free_bench(b);
         close_device();
     }
@@ -504,7 +520,39 @@ static void overflow_breaks_its_map(void **unused)
     cuda_move(cuda, (void *)(uintptr_t)b->maps[0].product.grad, grad, sizeof grad);
     multiply(b);
     assert_int_equal(b->host_broken[0], 1);
-    check_map(&b->maps[1], b->host_inner[1], b->host_broken[1]);
+    check_map(&b->maps[1], b->host_sums[1], b->host_broken[1]);
+    free_bench(b);
+    close_device();
+}
+
+/* A wave writes its own maps, the room for what is between is lent and may hold anything. */
+static void waves_leave_others_alone(void **unused)
+{
+    (void)unused;
+    abar__cuda_product products[MAX_MAPS];
+    abar__cuda_multiplier *lent;
+    open_device(ABAR_PRECISION_FP32);
+    bench *b = make_bench(chosen, CHOSEN);
+    gather(b, products);
+    const size_t bytes = abar__cuda_multiplier_room(products, b->n), own = abar__cuda_multiplier_bytes(b->multiplier);
+    assert_true(bytes > 0);
+    void *room = cuda_alloc(cuda, bytes), *nans = malloc(bytes);
+    assert_non_null(nans);
+    memset(nans, 0xff, bytes);
+    cuda_move(cuda, room, nans, bytes);
+    assert_int_equal(abar__cuda_multiplier_create(cuda, products, b->n, room, &lent), ABAR_OK);
+    assert_true(abar__cuda_multiplier_bytes(lent) + bytes <= own);
+    prepare(b);
+    assert_int_equal(abar__cuda_multiply(cuda, lent, 1, b->active, b->sums, b->broken), ABAR_OK);
+    fetch(b);
+    for (int i = 0; i < b->n; i++)
+        if (wave_of(b, i) == 1)
+            check_map(&b->maps[i], b->host_sums[i], b->host_broken[i]);
+        else
+            check_untouched(b, i);
+    abar__cuda_multiplier_destroy(cuda, lent);
+    abar_device_free(cuda, room, bytes);
+    free(nans);
     free_bench(b);
     close_device();
 }
@@ -515,15 +563,16 @@ static void replays_repeat_the_bits(void **unused)
     (void)unused;
     void *graph;
     float *first[CHOSEN];
-    double inner[CHOSEN];
+    double sums[CHOSEN][3];
     open_device(ABAR_PRECISION_TF32);
     const abar__queue_ops *queue = cuda->ops->queue;
     bench *b = make_bench(chosen, CHOSEN);
     multiply(b);
     for (int i = 0; i < CHOSEN; i++) first[i] = fetch_result(&b->maps[i]);
-    memcpy(inner, b->host_inner, sizeof inner);
+    memcpy(sums, b->host_sums, sizeof sums);
     assert_int_equal(queue->record_begin(cuda), ABAR_OK);
-    assert_int_equal(abar__cuda_multiply(cuda, b->multiplier, b->active, b->inner, b->broken), ABAR_OK);
+    for (int wave = 0; wave < waves_of(b); wave++)
+        assert_int_equal(abar__cuda_multiply(cuda, b->multiplier, wave, b->active, b->sums, b->broken), ABAR_OK);
     assert_int_equal(queue->record_end(cuda, &graph), ABAR_OK);
     for (int run = 0; run < 2; run++) {
         prepare(b);
@@ -532,7 +581,7 @@ static void replays_repeat_the_bits(void **unused)
         for (int i = 0; i < CHOSEN; i++) {
             float *again = fetch_result(&b->maps[i]);
             assert_memory_equal(again, first[i], (size_t)(b->maps[i].out * b->maps[i].d) * sizeof *again);
-            assert_true(b->host_inner[i] == inner[i]);
+            assert_memory_equal(b->host_sums[i], sums[i], sizeof sums[i]);
             free(again);
         }
     }
@@ -583,17 +632,18 @@ static void wrong_products_are_refused(void **unused)
     float *memory = cuda_alloc(cuda, 1024);
     const abar__cuda_product good = {
         .out = 2, .columns = 9, .kernel = 9, .d = 9, .grad = memory, .right = memory, .result = memory};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         abar__cuda_product p = good;
         if (i == 0) p.kernel = 2;
         if (i == 1) p.d = 11;
         if (i == 2) p.result = NULL;
         if (i == 3) p.values = memory;
-        assert_int_equal(abar__cuda_multiplier_create(cuda, &p, 1, &m), ABAR_E_ARGUMENT);
+        if (i == 4) p.wave = 2;
+        assert_int_equal(abar__cuda_multiplier_create(cuda, &p, 1, NULL, &m), ABAR_E_ARGUMENT);
         assert_null(m);
     }
-    assert_int_equal(abar__cuda_multiplier_create(cuda, NULL, 0, &m), ABAR_OK);
-    assert_int_equal(abar__cuda_multiply(cuda, m, NULL, NULL, NULL), ABAR_OK);
+    assert_int_equal(abar__cuda_multiplier_create(cuda, NULL, 0, NULL, &m), ABAR_OK);
+    assert_int_equal(abar__cuda_multiply(cuda, m, 0, NULL, NULL, NULL), ABAR_OK);
     abar__cuda_multiplier_destroy(cuda, m);
     abar__cuda_multiplier_destroy(cuda, NULL);
     abar_device_free(cuda, memory, 1024);
@@ -613,6 +663,7 @@ int main(void)
         cmocka_unit_test(inactive_maps_are_left_alone),
         cmocka_unit_test(infinite_elements_break_their_map),
         cmocka_unit_test(overflow_breaks_its_map),
+        cmocka_unit_test(waves_leave_others_alone),
         cmocka_unit_test(replays_repeat_the_bits),
         cmocka_unit_test(rebinding_reads_the_new_gradients),
         cmocka_unit_test(wrong_products_are_refused),

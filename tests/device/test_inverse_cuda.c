@@ -107,7 +107,7 @@ static void add(rig *r, matrix_kind kind, int64_t d, double scale, double shift)
     s->inverse = malloc(full_bytes(s));
     s->values = malloc((size_t)d * sizeof(float));
     fill_average(s);
-    for (int64_t i = 0; i < d * d; i++) s->inverse[i] = (float)i + 0.5f;
+    for (int64_t i = 0; i < d * d; i++) s->inverse[i] = (float)(i / d * (i % d)) + 0.5f; /* symmetric */
     for (int64_t i = 0; i < d; i++) s->values[i] = -1.0f;
     s->device_square = cuda_upload(cuda, s->square, square_bytes(s));
     s->f = (abar__cuda_factor){.d = d,
@@ -122,7 +122,7 @@ static void start(rig *r)
     abar__cuda_factor factors[MOST];
     for (int i = 0; i < r->n; i++) factors[i] = r->of[i].f;
     r->asked = cuda_alloc(cuda, MOST * sizeof *r->asked);
-    if (abar__cuda_inverter_create(cuda, factors, r->n, r->asked, &r->inverter) != ABAR_OK)
+    if (abar__cuda_inverter_create(cuda, factors, r->n, r->asked, NULL, &r->inverter) != ABAR_OK)
         fail_msg("%s", abar_context_error(ctx));
     assert_true(abar__cuda_inverter_bytes(r->inverter) > 0);
 }

@@ -1,4 +1,5 @@
-/* Gradients multiplied by dense inverses (core_dense.h; methods.md sections 4 to 6): one launch per stage for all maps,
+/* Gradients multiplied by dense inverses (core_dense.h; methods.md sections 4 to 6): one launch per stage for all maps of a
+ * wave,
  *
  *   without left              G^ = G R
  *   with left                 Y = G R                 G^ = L Y
@@ -11,27 +12,32 @@
 
 #define STAGES 4
 
+/* The tiles of one stage of a wave: from the first on wide ones, then the others. */
+typedef struct launch {
+    int64_t first, wide, others;
+    size_t shared;
+} launch;
+
 struct abar__cuda_multiplier {
-    int n;
+    int n, n_waves;
     bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; those of 128 x 256 apart */
-    int64_t n_tiles, n_slots, first[STAGES + 1]; /* tiles of stage i: first[i] .. first[i + 1], ... */
-    int64_t n_wide[STAGES];                      /* ... so many wide ones before the others */
-    size_t shared[STAGES];
+    int64_t n_tiles, n_slots;
     char *memory; /* on the device */
     size_t memory_bytes;
     step *steps; /* (STAGES, n) */
     tile *tiles;
     account told;
-    float *middle; /* for maps with left: (out, d rounded up to 4) each */
-    char *host;    /* pinned: steps, tiles */
-    size_t host_bytes;
+    float *middle; /* for maps with left: (out, d rounded up to 4) each, those of a wave beside each other */
+    char *host;    /* pinned: steps, tiles, and behind what is sent launches */
+    size_t sent_bytes, host_bytes;
+    launch *launches; /* (n_waves, STAGES) */
     cudaEvent_t sent;
 };
 
 /* Block b: tile b. steps: (n) of this stage. */
 template <bool EXACT, bool LARGE>
 static __global__ void __launch_bounds__(THREADS, LARGE || EXACT ? 2 : 4)
-    multiply_tiles(const step *steps, const tile *tiles, const int32_t *active, account all, double *inner, int32_t *broken)
+    multiply_tiles(const step *steps, const tile *tiles, const int32_t *active, account all, double *sums, int32_t *broken)
 {
     extern __shared__ __align__(16) float pool[];
     __shared__ step s;
@@ -40,11 +46,11 @@ static __global__ void __launch_bounds__(THREADS, LARGE || EXACT ? 2 : 4)
     for (unsigned i = threadIdx.x; i < sizeof s / 4; i += THREADS) ((uint32_t *)&s)[i] = ((const uint32_t *)&steps[t.map])[i];
     __syncthreads();
     if (LARGE && t.shape == SHAPE_LARGE)
-        do_tile<large_shape, EXACT>(s, t, pool, all, inner, broken);
+        do_tile<large_shape, EXACT>(s, t, pool, all, sums, broken);
     else if (t.shape == SHAPE_MIDDLE)
-        do_tile<middle_shape, EXACT>(s, t, pool, all, inner, broken);
+        do_tile<middle_shape, EXACT>(s, t, pool, all, sums, broken);
     else
-        do_tile<low_shape, EXACT>(s, t, pool, all, inner, broken);
+        do_tile<low_shape, EXACT>(s, t, pool, all, sums, broken);
 }
 
 /* ---- the host's side: steps ----------------------------------------------------------------------------------------- */
@@ -224,37 +230,48 @@ static tile *fill_tiles(const step *s, int shape, tile *to)
     return to;
 }
 
-/* The tiles of one stage, wide ones or the others; longest sums first, so that short ones fill the end. steps: (n) of it */
-static tile *fill_stage(abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int stage, bool wide,
-                        tile *to)
+/* Of this stage of a wave, the longest sum below k. */
+static int64_t next_longest(const abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int wave,
+                            int stage, int64_t k)
 {
-    for (int64_t k = INT64_MAX; k > 0;) {
-        int64_t next = 0; /* the longest below k */
-        for (int i = 0; i < m->n; i++)
-            if (stage < stages_of(&products[i]) && steps[i].k < k && steps[i].k > next) next = steps[i].k;
-        k = next;
-        for (int i = 0; k > 0 && i < m->n; i++) {
+    int64_t next = 0;
+    for (int i = 0; i < m->n; i++)
+        if (products[i].wave == wave && stage < stages_of(&products[i]) && steps[i].k < k && steps[i].k > next)
+            next = steps[i].k;
+    return next;
+}
+
+/* The tiles of one stage of a wave, wide ones or the others; longest sums first, so that short ones fill the end. steps: (n) of
+ * it. Returns how many. */
+static int64_t fill_stage(const abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, int wave,
+                          int stage, bool wide, tile *tiles, size_t *shared)
+{
+    tile *to = tiles;
+    int64_t k = INT64_MAX;
+    while ((k = next_longest(m, products, steps, wave, stage, k)) > 0)
+        for (int i = 0; i < m->n; i++) {
             const int shape = shape_of(m, &products[i]);
-            if (stage >= stages_of(&products[i]) || steps[i].k != k || wide != (shape == SHAPE_WIDE)) continue;
+            if (products[i].wave != wave || stage >= stages_of(&products[i]) || steps[i].k != k) continue;
+            if (wide != (shape == SHAPE_WIDE)) continue;
             to = fill_tiles(&steps[i], shape, to);
-            if (!wide && m->shared[stage] < shape_bytes[shape]) m->shared[stage] = shape_bytes[shape];
+            if (!wide && *shared < shape_bytes[shape]) *shared = shape_bytes[shape];
         }
-    }
-    return to;
+    return to - tiles;
 }
 
 /* steps: (STAGES, n) */
 static void fill_table(abar__cuda_multiplier *m, const abar__cuda_product *products, const step *steps, tile *tiles)
 {
-    tile *to = tiles;
-    for (int stage = 0; stage < STAGES; stage++) {
-        const step *own = steps + (size_t)stage * (size_t)m->n;
-        m->first[stage] = to - tiles;
-        to = fill_stage(m, products, own, stage, true, to);
-        m->n_wide[stage] = to - tiles - m->first[stage];
-        to = fill_stage(m, products, own, stage, false, to);
-    }
-    m->first[STAGES] = to - tiles;
+    int64_t first = 0;
+    for (int wave = 0; wave < m->n_waves; wave++)
+        for (int stage = 0; stage < STAGES; stage++) {
+            const step *own = steps + (size_t)stage * (size_t)m->n;
+            launch *l = &m->launches[wave * STAGES + stage];
+            *l = {first, 0, 0, 0};
+            l->wide = fill_stage(m, products, own, wave, stage, true, tiles + first, &l->shared);
+            l->others = fill_stage(m, products, own, wave, stage, false, tiles + first + l->wide, &l->shared);
+            first += l->wide + l->others;
+        }
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
@@ -266,20 +283,19 @@ template <typename T> static void place(T **out, char *base, size_t *at, size_t 
 }
 
 /* Hands out the device's memory, or only counts it; steps and tiles come first, as on the host. */
-static size_t place_all(abar__cuda_multiplier *m, char *base, size_t middle)
+static size_t place_all(abar__cuda_multiplier *m, char *base)
 {
     size_t at = 0;
     place(&m->steps, base, &at, (size_t)STAGES * (size_t)m->n);
     place(&m->tiles, base, &at, (size_t)m->n_tiles);
-    m->host_bytes = at;
-    place(&m->told.partial, base, &at, (size_t)m->n_slots);
+    m->sent_bytes = at;
+    place(&m->told.partial, base, &at, 3 * (size_t)m->n_slots);
     place(&m->told.bad, base, &at, (size_t)m->n_slots);
     place(&m->told.tickets, base, &at, (size_t)m->n);
-    place(&m->middle, base, &at, middle);
     return at;
 }
 
-static abar_status check(abar_device *dev, const abar__cuda_product *p)
+static abar_status check(abar_device *dev, const abar__cuda_product *p, int32_t wave)
 {
     const char *wrong = NULL;
     if (p->out < 1 || p->columns < 1 || p->kernel < 1 || p->columns % p->kernel != 0)
@@ -293,6 +309,8 @@ static abar_status check(abar_device *dev, const abar__cuda_product *p)
         wrong = "matrices";
     else if (p->values && (!p->left || !p->left_values))
         wrong = "left eigenvectors";
+    else if (p->wave < wave || p->wave > wave + 1)
+        wrong = "wave";
     if (!wrong) return ABAR_OK;
     return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: a product of %lld x %lld has the wrong %s", (long long)p->out,
                       (long long)p->d, wrong);
@@ -312,6 +330,7 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     float *middle = m->middle;
     int32_t first = 0;
     for (int i = 0; i < m->n; i++) {
+        if (i > 0 && products[i].wave != products[i - 1].wave) middle = m->middle;
         make_steps(&products[i], i, middle, own);
         middle += middle_of(&products[i]);
         for (int stage = 0; stage < STAGES; stage++) {
@@ -323,19 +342,43 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     }
 }
 
-static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products)
+extern "C" size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n)
 {
-    size_t middle = 0;
+    size_t most = 0, own = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && products[i].wave != products[i - 1].wave) own = 0;
+        own += middle_of(&products[i]);
+        most = own > most ? own : most;
+    }
+    return most * sizeof(float);
+}
+
+static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_t own_room, void *room)
+{
+    const size_t lasting = place_all(m, NULL);
+    m->memory_bytes = lasting + own_room;
+    ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));
+    place_all(m, m->memory);
+    m->middle = (float *)(room ? room : m->memory + lasting);
+    m->host_bytes = m->sent_bytes;
+    place(&m->launches, NULL, &m->host_bytes, (size_t)m->n_waves * STAGES);
+    ABAR_TRY(abar__cuda_pinned(dev, m->host_bytes, (void **)&m->host));
+    m->launches = (launch *)(m->host + m->sent_bytes);
+    return ABAR_OK;
+}
+
+static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *room)
+{
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
     m->large = !m->exact && mostly(products, m->n, suits_large);
     if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
-        ABAR_TRY(check(dev, &products[i]));
+        ABAR_TRY(check(dev, &products[i], i > 0 ? products[i - 1].wave : 0));
         m->n_slots += tiles_of(m, &products[i]);
         m->n_tiles += tiles_of(m, &products[i]) * stages_of(&products[i]);
-        middle += middle_of(&products[i]);
     }
+    m->n_waves = products[m->n - 1].wave + 1;
     if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");
     CUDA_TRY(dev, cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shape_bytes[m->large ? SHAPE_LARGE : SHAPE_MIDDLE]));
@@ -343,13 +386,10 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
              cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared)); /* as many blocks as fit; nothing is read by way of L1 */
     CUDA_TRY(dev, cudaEventCreateWithFlags(&m->sent, cudaEventDisableTiming));
-    m->memory_bytes = place_all(m, NULL, middle);
-    ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));
-    place_all(m, m->memory, middle);
-    ABAR_TRY(abar__cuda_pinned(dev, m->host_bytes, (void **)&m->host));
+    ABAR_TRY(take_memory(dev, m, room ? 0 : abar__cuda_multiplier_room(products, m->n), room));
     fill_steps(m, products);
     fill_table(m, products, (const step *)m->host, (tile *)(m->host + ((char *)m->tiles - m->memory)));
-    return send(dev, m, m->host_bytes);
+    return send(dev, m, m->sent_bytes);
 }
 
 extern "C" void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multiplier *m)
@@ -363,14 +403,14 @@ extern "C" void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multi
     abar__free(dev->ctx, m, sizeof *m);
 }
 
-extern "C" abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n,
+extern "C" abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n, void *room,
                                                     abar__cuda_multiplier **out)
 {
     *out = NULL;
     abar__cuda_multiplier *m;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *m, (void **)&m));
     m->n = n;
-    const abar_status status = n > 0 ? make(dev, m, products) : ABAR_OK;
+    const abar_status status = n > 0 ? make(dev, m, products, room) : ABAR_OK;
     if (status < 0) {
         abar__cuda_multiplier_destroy(dev, m);
         return status;
@@ -397,16 +437,16 @@ extern "C" abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda
     return send(dev, m, (size_t)STAGES * (size_t)m->n * sizeof(step));
 }
 
-extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
-                                           int32_t *broken)
+extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, int wave, const int32_t *active,
+                                           double *sums, int32_t *broken)
 {
-    for (int stage = 0; stage < STAGES && m->n > 0; stage++) {
-        const int64_t first = m->first[stage], wide = m->n_wide[stage], others = m->first[stage + 1] - first - wide;
+    for (int stage = 0; stage < STAGES && wave < m->n_waves; stage++) {
+        const launch l = m->launches[wave * STAGES + stage];
         const step *steps = m->steps + (size_t)stage * (size_t)m->n;
-        if (wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + first, wide, active, &m->told, inner, broken);
-        if (others == 0) continue;
-        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)others), dim3(THREADS), m->shared[stage], steps,
-                          m->tiles + first + wide, active, m->told, inner, broken);
+        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
+        if (l.others == 0) continue;
+        abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)l.others), dim3(THREADS), l.shared, steps,
+                          m->tiles + l.first + l.wide, active, m->told, sums, broken);
     }
     return abar__cuda_status(dev);
 }

@@ -46,7 +46,7 @@ typedef struct tile {
 
 /* Device memory: what tiles tell of G^. */
 typedef struct account {
-    double *partial;   /* (slots): <G^, G> of a tile */
+    double *partial;   /* (slots, 3): <G, G>, <G^, G>, <G^, G^> of a tile */
     int32_t *bad;      /* (slots) */
     unsigned *tickets; /* (n), zero between launches */
 } account;
@@ -329,62 +329,63 @@ __device__ static inline void sort_columns(const ordering &o, int column, int wi
     sorted[rank] = make_int2(t, place);
 }
 
-/* A tile of G^, and what it adds to <G^, G>. */
+/* A tile of G^, and what it adds to the map's sums. */
 template <class S>
-__device__ static inline double store_result(const step &s, int row, int column, const float *pool, bool *fine)
+__device__ static inline void store_result(const step &s, int row, int column, const float *pool, double (&sum)[3], bool *fine)
 {
     __shared__ int2 sorted[S::n];
     const int width = min(S::n, s.n - column), j = (int)threadIdx.x % S::n;
     sort_columns(s.columns, column, width, sorted);
     __syncthreads();
-    if (j >= width) return 0.0;
+    if (j >= width) return;
     const int from = sorted[j].x, place = sorted[j].y;
     const bool bias = place == s.columns.columns;
     const int64_t apart = bias ? 1 : s.columns.columns; /* from row to row */
     const float *grad = bias ? s.bias_grad : s.grad + place;
     float *to = s.to + (bias ? (int64_t)s.m * s.columns.columns : place);
     const int rows = min(S::m, s.m - row);
-    double sum = 0.0;
 #pragma unroll 8
     for (int i = (int)threadIdx.x / S::n; i < rows; i += S::threads / S::n) {
         const int64_t at = (row + i) * apart;
         float v = pool[i * S::pitch + from];
         if (s.row_scale) v *= s.row_scale[row + i];
         const float g = grad ? __ldg(grad + at) : 0.0f; /* that of later rows need not wait for results of earlier ones */
-        sum += (double)v * (double)g;
+        sum[0] += (double)g * (double)g;
+        sum[1] += (double)v * (double)g;
+        sum[2] += (double)v * (double)v;
         *fine = *fine && isfinite(v) && isfinite(g);
         to[at] = v;
     }
-    return sum;
 }
 
 /* The sums of a map's tiles, added up in their order by the last of its blocks. */
-__device__ static inline void settle(const step &s, int slot, double sum, bool fine, const account &all, double *inner,
-                                     int32_t *broken)
+__device__ static inline void settle(const step &s, int slot, const double (&own)[3], bool fine, const account &all,
+                                     double *sums, int32_t *broken)
 {
     __shared__ double shared[32];
-    sum = block_sum(sum, shared);
-    fine = __syncthreads_and(fine);
-    if (threadIdx.x == 0) {
-        all.partial[slot] = sum;
-        all.bad[slot] = !fine;
+    for (int k = 0; k < 3; k++) {
+        const double sum = block_sum(own[k], shared);
+        if (threadIdx.x == 0) all.partial[3 * slot + k] = sum;
     }
+    fine = __syncthreads_and(fine);
+    if (threadIdx.x == 0) all.bad[slot] = !fine;
     if (!last_block(&all.tickets[s.map], (unsigned)s.all)) return;
-    sum = 0.0;
+    double total[3] = {};
     fine = true;
     for (int i = (int)threadIdx.x; i < s.all; i += (int)blockDim.x) {
-        sum += __ldcg(&all.partial[s.first + i]);
+        for (int k = 0; k < 3; k++) total[k] += __ldcg(&all.partial[3 * (s.first + i) + k]);
         fine = fine && !__ldcg(&all.bad[s.first + i]);
     }
-    sum = block_sum(sum, shared);
+    for (int k = 0; k < 3; k++) {
+        const double sum = block_sum(total[k], shared);
+        if (threadIdx.x == 0) sums[3 * s.map + k] = sum;
+    }
     fine = __syncthreads_and(fine);
-    if (threadIdx.x != 0) return;
-    inner[s.map] = sum;
-    broken[s.map] = !fine;
+    if (threadIdx.x == 0) broken[s.map] = !fine;
 }
 
 template <class S>
-__device__ static inline void finish_tile(const step &s, const tile &t, const float *pool, const account &all, double *inner,
+__device__ static inline void finish_tile(const step &s, const tile &t, const float *pool, const account &all, double *sums,
                                           int32_t *broken)
 {
     if (s.end != END_RESULT) {
@@ -392,16 +393,17 @@ __device__ static inline void finish_tile(const step &s, const tile &t, const fl
         return;
     }
     bool fine = true;
-    const double sum = store_result<S>(s, t.row, t.column, pool, &fine);
-    settle(s, t.slot, sum, fine, all, inner, broken);
+    double sum[3] = {};
+    store_result<S>(s, t.row, t.column, pool, sum, &fine);
+    settle(s, t.slot, sum, fine, all, sums, broken);
 }
 
 template <class S, bool EXACT>
-__device__ static inline void do_tile(const step &s, const tile &t, float *pool, const account &all, double *inner,
+__device__ static inline void do_tile(const step &s, const tile &t, float *pool, const account &all, double *sums,
                                       int32_t *broken)
 {
     multiply_tile<S, EXACT>(s, t.row, t.column, pool);
-    finish_tile<S>(s, t, pool, all, inner, broken);
+    finish_tile<S>(s, t, pool, all, sums, broken);
 }
 
 /* ---- wide tiles, core_apply_wide.cu ---------------------------------------------------------------------------------- */
@@ -412,7 +414,7 @@ abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there);
 /* n tiles of SHAPE_WIDE: of products without eigenvalues and bias, with k and n multiples of 4, and left and right aligned to
  * 16 bytes. */
 void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const tile *tiles, int64_t n, const int32_t *active,
-                              const account *all, double *inner, int32_t *broken);
+                              const account *all, double *sums, int32_t *broken);
 }
 
 #endif

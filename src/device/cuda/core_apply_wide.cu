@@ -128,7 +128,7 @@ __device__ static inline void multiply_wide_tile(const step &s, int row, int col
 
 /* Block b: tile b. steps: (n) of this stage. */
 static __global__ void __launch_bounds__(wide_shape::threads, 1)
-    multiply_wide(const step *steps, const tile *tiles, const int32_t *active, account all, double *inner, int32_t *broken)
+    multiply_wide(const step *steps, const tile *tiles, const int32_t *active, account all, double *sums, int32_t *broken)
 {
     extern __shared__ __align__(16) float pool[];
     __shared__ step s;
@@ -140,7 +140,7 @@ static __global__ void __launch_bounds__(wide_shape::threads, 1)
     const uint32_t from = shared_address(pool), at = (from + 1023) / 1024 * 1024;
     float *aligned = pool + (at - from) / sizeof(float);
     multiply_wide_tile(s, t.row, t.column, aligned, at);
-    finish_tile<wide_shape>(s, t, aligned, all, inner, broken);
+    finish_tile<wide_shape>(s, t, aligned, all, sums, broken);
 }
 
 extern "C" abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there)
@@ -155,8 +155,8 @@ extern "C" abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there)
 }
 
 extern "C" void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const tile *tiles, int64_t n,
-                                         const int32_t *active, const account *all, double *inner, int32_t *broken)
+                                         const int32_t *active, const account *all, double *sums, int32_t *broken)
 {
     abar__cuda_launch(dev, multiply_wide, dim3((unsigned)n), dim3(wide_shape::threads), wide_shape::bytes, steps, tiles, active,
-                      *all, inner, broken);
+                      *all, sums, broken);
 }

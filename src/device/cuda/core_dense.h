@@ -17,7 +17,7 @@ typedef struct abar__cuda_factor {
     int64_t d;
     const float *average; /* (d, d): the upper triangle */
     float *pending;       /* (d, d): the lower triangle, zero when an inversion begins and when it has ended: room to work */
-    float *inverse;       /* (d, d), full; replaced only by a valid one */
+    float *inverse;       /* (d, d), full and symmetric; replaced only by a valid one */
     float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
 } abar__cuda_factor;
 
@@ -45,6 +45,7 @@ typedef struct abar__cuda_product {
     const float *left_values, *values; /* (out), (d): eigenvalues; NULL: none */
     double shift;                      /* beside the product of eigenvalues, negative ones taken as 0 */
     float *result;                     /* (out, columns) in the order of the weight's memory, then (out): the bias */
+    int32_t wave;                      /* products of a wave are made together: 0, 1, ... in the order of the list */
 } abar__cuda_product;
 
 typedef struct abar__cuda_multiplier abar__cuda_multiplier;
@@ -52,25 +53,30 @@ typedef struct abar__cuda_multiplier abar__cuda_multiplier;
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* factors: (n) host memory, copied; asked: (n) device memory. */
+/* factors: (n) host memory, copied; asked: (n) device memory; room: device memory that nobody else uses while inversions run,
+ * of inverter_room bytes, or NULL: it takes its own. */
 abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n, abar__cuda_inversion *asked,
-                                       abar__cuda_inverter **out);
+                                       void *room, abar__cuda_inverter **out);
+size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_factor *factors, int n);
 void abar__cuda_inverter_destroy(abar_device *dev, abar__cuda_inverter *v);
 size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v);
 /* Every factor whose inversion is wanted when this runs; what the others were told by an earlier call is over. In a recording
  * the device decides how often what is repeated; otherwise the host looks on. */
 abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v);
 
-/* products: (n) host memory, copied. */
-abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n,
+/* products: (n) host memory, copied; room: device memory that nobody else uses while a wave runs, of multiplier_room bytes, or
+ * NULL: it takes its own. */
+abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n, void *room,
                                          abar__cuda_multiplier **out);
+size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n);
 void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multiplier *m);
 size_t abar__cuda_multiplier_bytes(const abar__cuda_multiplier *m);
 /* New gradients in the places of the old: (n) host memory; waits for nothing but its own earlier call. */
 abar_status abar__cuda_multiplier_rebind(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products);
-/* The products of all maps that are active, (n) device memory; the others are left alone. inner[i] = <G^, G> in double, and
- * broken[i] = 1 where an element is not finite, else 0: (n) device memory, written for active maps. Recordable. */
-abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, const int32_t *active, double *inner,
+/* The products of all maps of a wave that are active, (n) device memory; the others are left alone. sums: (n, 3) device memory,
+ * <G, G>, <G^, G>, <G^, G^> in double; broken[i] = 1 where an element is not finite, else 0: (n) device memory. Both are
+ * written for active maps of the wave. Recordable. */
+abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multiplier *m, int wave, const int32_t *active, double *sums,
                                 int32_t *broken);
 #ifdef __cplusplus
 }

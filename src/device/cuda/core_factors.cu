@@ -6,6 +6,8 @@
 
 #define THREADS ABAR_MAP_THREADS
 #define TILE ABAR_TILE
+#define APART (THREADS / TILE) /* rows of a tile between those of a thread */
+#define SHARE (TILE / APART)   /* elements of a tile that a thread owns */
 
 /* ---- squares ------------------------------------------------------------------------------------------------------ */
 
@@ -39,11 +41,14 @@ static __global__ void __launch_bounds__(THREADS)
     const double *factor = means.factor + 3 * (t.at - first), scale = factor[t.which];
     const int64_t column = t.left + threadIdx.x % TILE;
     bool fine = true;
-    for (int64_t row = t.down + threadIdx.x / TILE; row < t.down + TILE && row < t.n; row += THREADS / TILE) {
-        if (column > row) continue;
-        const float x = t.pending[row * t.n + column];
-        fine = fine && isfinite(x) && isfinite((float)(scale * (double)x));
+    float x[SHARE];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.down + threadIdx.x / TILE + i * APART;
+        x[i] = row < t.n && column <= row ? t.pending[row * t.n + column] : 0.0f;
     }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) fine = fine && isfinite(x[i]) && isfinite((float)(scale * (double)x[i]));
     if (t.which == 0 && t.down == 0) fine = vectors_are_finite(maps[t.at].map, factor) && fine;
     if (!__syncthreads_and(fine) && threadIdx.x == 0) atomicOr(spoiled + t.at, 1);
 }
@@ -56,20 +61,31 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float turned[TILE][TILE + 1];
     const tile t = tile_of(maps, units[blockIdx.x]);
     const double add = (1.0 - beta) * means.factor[3 * (t.at - first) + t.which];
-    const int x = threadIdx.x % TILE;
-    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
-        const int64_t row = t.down + y, column = t.left + x;
-        if (row >= t.n || column > row) continue;
-        turned[x][y] = t.pending[row * t.n + column];
-        t.pending[row * t.n + column] = 0.0f;
+    const int x = threadIdx.x % TILE, y = threadIdx.x / TILE;
+    float v[SHARE];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) { /* all of them before the first is waited for */
+        const int64_t row = t.down + y + i * APART, column = t.left + x;
+        v[i] = row < t.n && column <= row ? t.pending[row * t.n + column] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.down + y + i * APART, column = t.left + x;
+        turned[x][y + i * APART] = v[i];
+        if (row < t.n && column <= row) t.pending[row * t.n + column] = 0.0f;
     }
     if (now->numbers.skip || spoiled[t.at] || !was_observed(means.factor + 3 * (t.at - first))) return; /* the whole block */
     __syncthreads();
-    for (int y = threadIdx.x / TILE; y < TILE; y += THREADS / TILE) {
-        const int64_t row = t.left + y, column = t.down + x; /* of the upper triangle */
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.left + y + i * APART, column = t.down + x; /* of the upper triangle */
+        v[i] = column < t.n && row <= column ? t.average[row * t.n + column] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        const int64_t row = t.left + y + i * APART, column = t.down + x;
         if (column >= t.n || row > column) continue;
-        float *average = t.average + row * t.n + column;
-        *average = (float)(beta * (double)*average + add * (double)turned[y][x]);
+        t.average[row * t.n + column] = (float)(beta * (double)v[i] + add * (double)turned[y + i * APART][x]);
     }
 }
 
@@ -225,22 +241,30 @@ __device__ static double bound_of(const abar__kept_map &m, const abar__map_state
     return 1.0 / (m.least * s.real[ABAR_REAL_DAMPING]);
 }
 
-/* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
-__device__ static double form_of(const abar__kept_map &m, abar__map_state *s, const abar__cuda_live &l, bool broken,
-                                 double inner, abar__cuda_form *form)
+/* Whether the product of dense map j, with *scale, is to be taken for its gradient. */
+__device__ static bool takes_product(const abar__cuda_maps &k, int j, const abar__cuda_live &l, double *scale)
 {
-    double scale = m.scale;
-    if (m.mu > 0.0) {
-        const double own = inner * l.scale * l.scale;
-        scale *= own / (own * own + m.mu);
-        broken = broken || !isfinite(scale) || (fabs(scale) > 1.0 && would_overflow(l, fabs(scale) * bound_of(m, *s)));
-    }
-    if (broken) {
-        s->count[ABAR_COUNT_KEPT]++;
-        return 0.0;
-    }
-    *form = {ABAR_FORM_DENSE, (float)scale, 1.0f};
-    return scale * inner;
+    const abar__kept_map &m = k.maps[k.dense[j]].map;
+    *scale = m.scale;
+    if (!k.active[j] || k.broken[j]) return false;
+    if (!(m.mu > 0.0)) return true;
+    const double own = k.sums[3 * j + 1] * l.scale * l.scale;
+    *scale *= own / (own * own + m.mu);
+    return isfinite(*scale) && (fabs(*scale) <= 1.0 || !would_overflow(l, fabs(*scale) * bound_of(m, k.states[k.dense[j]])));
+}
+
+/* Block (b, y): its share of dense map first + y, whose product makes room for the next wave: into the gradient's place. */
+static __global__ void __launch_bounds__(THREADS) take_back(const __grid_constant__ abar__cuda_maps k, int first)
+{
+    const int j = first + (int)blockIdx.y;
+    const abar__cuda_map &map = k.maps[k.dense[j]];
+    double scale;
+    if (!takes_product(k, j, *k.now, &scale)) return;
+    const int64_t n = map.map.out * map.map.columns, quads = (uintptr_t)map.grad % 16 == 0 ? n / 4 : 0;
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, apart = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = at; i < quads; i += apart) store_pack(map.grad + 4 * i, load_pack(map.product + 4 * i));
+    for (int64_t i = 4 * quads + at; i < n; i += apart) map.grad[i] = map.product[i];
+    for (int64_t i = at; map.bias_grad && i < map.map.out; i += apart) map.bias_grad[i] = map.product[n + i];
 }
 
 /* One block: the KL clip joins all maps. */
@@ -252,9 +276,11 @@ static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_co
     double sum = 0.0;
     for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
         const int at = k.dense[j];
-        abar__cuda_form form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
-        if (k.active[j]) sum += form_of(k.maps[at].map, &k.states[at], l, k.broken[j] != 0, k.inner[j], &form);
-        k.forms[at] = form;
+        double scale;
+        const bool takes = takes_product(k, j, l, &scale);
+        k.forms[at] = {takes ? ABAR_FORM_DENSE : ABAR_FORM_PLAIN, takes ? (float)scale : 1.0f, 1.0f};
+        if (takes) sum += scale * k.sums[3 * j + 1];
+        if (k.active[j] && !takes) k.states[at].count[ABAR_COUNT_KEPT]++;
     }
     const double kl_scale = kl_scale_of(k.schedule, l, block_sum(sum, shared));
     for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
@@ -289,6 +315,16 @@ static abar_status refresh(abar_device *dev, const abar__cuda_maps *m)
     return abar__cuda_invert_wanted(dev, m->inverter);
 }
 
+static abar_status multiply(abar_device *dev, const abar__cuda_maps *m)
+{
+    for (int wave = 0; wave < m->n_waves; wave++) {
+        const int first = m->first_dense[wave], n = m->first_dense[wave + 1] - first;
+        ABAR_TRY(abar__cuda_multiply(dev, m->multiplier, wave, m->active, m->sums, m->broken));
+        if (wave < m->n_waves - 1) abar__cuda_launch(dev, take_back, dim3(128, (unsigned)n), dim3(THREADS), 0, *m, first);
+    }
+    return ABAR_OK;
+}
+
 extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
 {
     if (to_mean) commit_squares(dev, m, to_mean);
@@ -299,7 +335,7 @@ extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_
     }
     ABAR_TRY(refresh(dev, m));
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
-    ABAR_TRY(abar__cuda_multiply(dev, m->multiplier, m->active, m->inner, m->broken));
+    ABAR_TRY(multiply(dev, m));
     abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m);
     return ABAR_OK;
 }

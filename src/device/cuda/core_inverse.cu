@@ -276,27 +276,44 @@ template <typename T> static T *place(char *base, size_t *at, int64_t n)
     return out;
 }
 
-/* Hands out memory for n factors, or only counts it; returns the bytes. items: (n) host memory, with their factors. */
-static size_t place_all(abar_device *dev, abar__inversions *s, abar__inverted *items, char *base)
+/* Hands out what lasts from call to call, or only counts it; returns the bytes. */
+static size_t place_lasting(abar__inversions *s, char *base)
 {
     size_t at = 0;
-    int64_t most = 0;
     s->items = place<abar__inverted>(base, &at, s->n);
     s->states = place<abar__inversion_state>(base, &at, s->n);
     s->starts = place<int64_t>(base, &at, s->n + 1);
     s->control = place<abar__inversion_control>(base, &at, 1);
+    return at;
+}
+
+/* Likewise the room to work in. items: (n) host memory, NULL: only counts. */
+static size_t place_room(abar_device *dev, abar__inversions *s, const abar__cuda_factor *factors, abar__inverted *items,
+                         char *base)
+{
+    size_t at = 0;
+    int64_t most = 0;
     for (int i = 0; i < s->n; i++) {
-        const int64_t d = items[i].f.d, eigen = (int64_t)(abar__cuda_eigen_scratch(dev, d) / sizeof(double));
-        if (items[i].f.values) {
-            items[i].eigen = place<double>(base, &at, eigen);
+        const int64_t d = factors[i].d;
+        abar__inverted item = {factors[i], NULL, NULL};
+        if (factors[i].values) {
+            item.eigen = place<double>(base, &at, (int64_t)(abar__cuda_eigen_scratch(dev, d) / sizeof(double)));
         } else {
-            items[i].panel = place<float>(base, &at, ABAR_PANEL * abar__panel_pitch(d));
+            item.panel = place<float>(base, &at, ABAR_PANEL * abar__panel_pitch(d));
             most = d > most ? d : most;
         }
+        if (items) items[i] = item;
     }
-    s->low = place<float>(base, &at, most * (most + 1) / 2);
+    s->diagonal = place<float>(base, &at, most);
     s->low_panel = place<float>(base, &at, ABAR_PANEL * abar__panel_pitch(most));
     return at;
+}
+
+extern "C" size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_factor *factors, int n)
+{
+    abar__inversions s = {};
+    s.n = n;
+    return place_room(dev, &s, factors, NULL, NULL);
 }
 
 /* Whether quads are swept, and whether all tiles can be counted. factors: (n) */
@@ -312,16 +329,16 @@ static abar_status choose_units(abar_device *dev, abar__inversions *s, const aba
     return s->quads ? abar__cuda_prepare_quads(dev) : ABAR_OK;
 }
 
-static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cuda_factor *factors, abar__inverted *items)
+static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cuda_factor *factors, abar__inverted *items,
+                        char *room)
 {
     ABAR_TRY(choose_units(dev, &v->s, factors));
-    for (int i = 0; i < v->s.n; i++) {
-        items[i].f = factors[i];
-        v->eigen = v->eigen || factors[i].values;
-    }
-    v->bytes = place_all(dev, &v->s, items, NULL);
+    for (int i = 0; i < v->s.n; i++) v->eigen = v->eigen || factors[i].values;
+    const size_t lasting = place_lasting(&v->s, NULL);
+    v->bytes = lasting + (room ? 0 : place_room(dev, &v->s, factors, NULL, NULL));
     ABAR_TRY(abar_device_alloc(dev, v->bytes, (void **)&v->memory));
-    place_all(dev, &v->s, items, v->memory);
+    place_lasting(&v->s, v->memory);
+    place_room(dev, &v->s, factors, items, room ? room : v->memory + lasting);
     abar__cuda_carry(dev, (void *)v->s.items, items, (size_t)v->s.n * sizeof *items);
     ABAR_TRY(abar__cuda_status(dev));
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&v->body, cudaStreamNonBlocking));
@@ -329,7 +346,7 @@ static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cu
 }
 
 extern "C" abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n,
-                                                  abar__cuda_inversion *asked, abar__cuda_inverter **out)
+                                                  abar__cuda_inversion *asked, void *room, abar__cuda_inverter **out)
 {
     void *memory = NULL, *items = NULL;
     *out = NULL;
@@ -340,7 +357,7 @@ extern "C" abar_status abar__cuda_inverter_create(abar_device *dev, const abar__
     v->s.double_last = true;
     v->s.asked = asked;
     abar_status status = n ? abar__alloc(dev->ctx, (size_t)n * sizeof(abar__inverted), &items) : ABAR_OK;
-    if (status == ABAR_OK && n) status = make(dev, v, factors, (abar__inverted *)items);
+    if (status == ABAR_OK && n) status = make(dev, v, factors, (abar__inverted *)items, (char *)room);
     abar__free(dev->ctx, items, (size_t)n * sizeof(abar__inverted));
     if (status < 0)
         abar__cuda_inverter_destroy(dev, v);
@@ -370,7 +387,9 @@ static abar__cuda_inverter place_one(abar_device *dev, int64_t d, abar__inverted
     item->f.d = d;
     item->f.pending = place<float>(base, &at, d * d);
     v.s.asked = place<abar__cuda_inversion>(base, &at, 1);
-    *bytes = at + place_all(dev, &v.s, item, base ? base + at : NULL);
+    at += place_lasting(&v.s, base ? base + at : NULL);
+    const abar__cuda_factor f = item->f;
+    *bytes = at + place_room(dev, &v.s, &f, item, base ? base + at : NULL);
     return v;
 }
 

@@ -60,8 +60,9 @@ typedef enum abar__inversion_units {
 #define ABAR_UNITS_MOST 0x1fffff /* of each */
 
 /* What every kernel gets; all device memory. starts[f]: of the factors before f the tiles that have work in this round, with
- * blocks of panels and quads 21 bits above each other. In double precision an element is the sum of
- * two floats: one in its usual place and one in low (a packed lower triangle) or low_panel. */
+ * blocks of panels and quads 21 bits above each other. In double precision an element is the sum of two
+ * floats: one in its usual place and one in the lower triangle of `inverse`, which the upper one restores but for its diagonal,
+ * or in low_panel. */
 typedef struct abar__inversions {
     int n, raises; /* raises: how often the shift may be raised */
     bool double_first, double_last;
@@ -71,7 +72,7 @@ typedef struct abar__inversions {
     abar__inversion_state *states; /* (n) */
     int64_t *starts;               /* (n + 1) */
     abar__inversion_control *control;
-    float *low, *low_panel; /* for the largest d: (d (d + 1) / 2), and like panel */
+    float *diagonal, *low_panel; /* for the largest d: (d), and like panel */
 } abar__inversions;
 
 __host__ __device__ static inline int64_t abar__panels(int64_t d) { return (d + ABAR_PANEL - 1) / ABAR_PANEL; }

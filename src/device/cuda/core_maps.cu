@@ -96,9 +96,21 @@ __device__ static abar__cuda_form form_of(const abar__cuda_map &map, abar__map_s
     return form;
 }
 
+__device__ static void order_u(const abar__cuda_map &map)
+{
+    const abar__kept_map &m = map.map;
+    const float *u = (const float *)m.u;
+    const int64_t channels = m.columns / m.kernel;
+    for (int64_t i = threadIdx.x; u && map.ordered && i < m.d; i += THREADS)
+        map.ordered[i] = i < m.columns ? u[i % channels * m.kernel + i / channels] : u[i];
+}
+
+/* Block b: map b. */
+static __global__ void __launch_bounds__(THREADS) order_maps(const abar__cuda_map *maps) { order_u(maps[blockIdx.x]); }
+
 /* Block b keeps map first + b: commits what is pending where the step observed, refreshes what is due. */
 static __global__ void __launch_bounds__(THREADS)
-    keep_maps(const abar__cuda_map *maps, int first, abar__map_state *states, abar__cuda_form *forms, int32_t *stale,
+    keep_maps(const abar__cuda_map *maps, int first, abar__map_state *states, abar__cuda_form *forms,
               const abar__cuda_live *now, const __grid_constant__ abar__cuda_means means, const int32_t *spoiled,
               abar__cuda_schedule c)
 {
@@ -109,7 +121,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (m.kind == ABAR_KEPT_DENSE) return;
     const abar__cuda_live l = *now;
     abar__map_state s = states[at];
-    const bool outside = stale[at] != 0;
+
     __syncthreads(); /* all have read what thread 0 will write */
     if (l.numbers.skip) {
         skip_map(c, m, &states[at], l.now);
@@ -124,61 +136,68 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads(); /* averages are complete */
     const bool fresh = refreshes(c, m, s, l.now, committed) && refresh_all(m, s, c.beta, shared);
     __syncthreads(); /* and u */
-    if (m.u && map.ordered && (fresh || outside)) {
-        const float *u = (const float *)m.u;
-        const int64_t channels = m.columns / m.kernel;
-        for (int64_t i = threadIdx.x; i < m.d; i += THREADS)
-            map.ordered[i] = i < m.columns ? u[i % channels * m.kernel + i / channels] : u[i];
-    }
+
+    if (fresh) order_u(map);
     if (threadIdx.x != 0) return;
     if (m.kind == ABAR_KEPT_MEAN) forms[at] = form_of(map, s, l);
+
     states[at] = s;
-    stale[at] = 0;
 }
 
 /* ---- Eva: what the gradients have to do with u and w, and the KL clip ---------------------------------------------- */
 
-/* A unit of rows, a warp each: what one lane adds to <G, G> and to wT G u. */
-__device__ static void add_rows(const abar__cuda_map &map, int64_t first, double *gg, double *inner)
+/* Elements first .. last of a map's gradient: what one thread adds to <G, G> and to wT G u. */
+__device__ static void add_elements(const abar__cuda_map &map, int64_t first, int64_t last, double *gg, double *inner)
 {
-    const int64_t last = first + abar__cuda_unit_rows(map.map.d), rows = last < map.map.out ? last : map.map.out;
+    const int64_t columns = map.map.columns;
     const float *w = (const float *)map.map.w;
-    for (int64_t o = first + threadIdx.x / 32; o < rows; o += THREADS / 32) {
-        const float *row = map.grad + o * map.map.columns;
-        double squares = 0.0, product = 0.0;
-        for (int64_t i = threadIdx.x % 32; i < map.map.columns; i += 32) {
-            squares += (double)row[i] * (double)row[i];
-            product += (double)row[i] * (double)map.ordered[i];
+    const bool vectors = columns % 4 == 0 && (uintptr_t)map.grad % 16 == 0 && last <= UINT32_MAX; /* first is a multiple of 4 */
+#pragma unroll 4
+    for (int64_t i = first + 4 * threadIdx.x; vectors && i < last; i += 4 * THREADS) {
+        const pack<float> g = load_pack(map.grad + i);
+        const int64_t o = (uint32_t)i / (uint32_t)columns;
+        const pack<float> u = load_pack(map.ordered + (i - o * columns));
+        double product = 0.0;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            *gg += (double)g.v[e] * (double)g.v[e];
+            product += (double)g.v[e] * (double)u.v[e];
         }
-        if (threadIdx.x % 32 == 0 && map.bias_grad) {
-            const double g = map.bias_grad[o];
-            squares += g * g;
-            product += g * (double)map.ordered[map.map.columns];
-        }
-        *gg += squares;
         *inner += (double)w[o] * product;
+    }
+    for (int64_t i = first + threadIdx.x; !vectors && i < last; i += THREADS) {
+        const double g = map.grad[i];
+        *gg += g * g;
+        *inner += (double)w[i / columns] * (g * (double)map.ordered[i % columns]);
     }
 }
 
-/* The sums of a map's units, by one warp and in their order. */
-__device__ static void join_rows(const abar__cuda_map &map, const double *row_sums, double *out)
+__device__ static void add_bias(const abar__cuda_map &map, double *gg, double *inner)
 {
-    double gg = 0.0, inner = 0.0;
-    for (int i = threadIdx.x % 32; i < map.n_rows; i += 32) {
-        gg += __ldcg(row_sums + 2 * (map.rows + i));
-        inner += __ldcg(row_sums + 2 * (map.rows + i) + 1);
+    const double u = map.ordered[map.map.columns];
+    for (int64_t o = threadIdx.x; o < map.map.out; o += THREADS) {
+        const double g = map.bias_grad[o];
+        *gg += g * g;
+        *inner += (double)((const float *)map.map.w)[o] * (g * u);
     }
-    gg = warp_sum(gg);
-    inner = warp_sum(inner);
-    if (threadIdx.x % 32 != 0) return;
-    out[0] = gg;
-    out[1] = inner;
+}
+
+/* The sums of a map's units, by one block and in their order. */
+__device__ static void join_units(const abar__cuda_map &map, const double *unit_sums, double *out, double *shared)
+{
+    for (int k = 0; k < 2; k++) {
+        double sum = 0.0;
+        for (int i = (int)threadIdx.x; i < map.units; i += THREADS) sum += __ldcg(unit_sums + 2 * (map.unit + i) + k);
+        sum = block_sum(sum, shared);
+        if (threadIdx.x == 0) out[k] = sum;
+    }
 }
 
 /* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
 __device__ static double form_of_eva(const abar__cuda_map &map, abar__map_state *s, const abar__cuda_live &l,
-                                     const double sums[2], abar__cuda_form *form)
+                                     const double *map_sums, abar__cuda_form *form)
 {
+    const double sums[2] = {__ldcg(map_sums), __ldcg(map_sums + 1)};
     *form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
     if (!s->count[ABAR_COUNT_READY] || !map.grad) return 0.0;
     if (would_overflow(l, map.map.bound)) {
@@ -194,8 +213,7 @@ __device__ static double form_of_eva(const abar__cuda_map &map, abar__map_state 
 __device__ static void conclude_eva(const abar__cuda_maps &m, double *shared)
 {
     const abar__cuda_live l = *m.now;
-    for (int at = (int)threadIdx.x / 32; at < m.n; at += THREADS / 32) join_rows(m.maps[at], m.row_sums, m.map_sums + 2 * at);
-    __syncthreads();
+
     double sum = 0.0;
     for (int at = (int)threadIdx.x; at < m.n; at += THREADS)
         sum += form_of_eva(m.maps[at], &m.states[at], l, m.map_sums + 2 * at, &m.forms[at]);
@@ -205,22 +223,26 @@ __device__ static void conclude_eva(const abar__cuda_maps &m, double *shared)
     if (threadIdx.x == 0) m.now->state.kl_scale = kl_scale;
 }
 
-/* Block b: unit b of the rows; the last to finish turns the sums into forms. */
+/* Block b: unit b of the gradients. The last of a map adds up its sums, the last of all turns them into forms. */
 static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constant__ abar__cuda_maps m)
 {
     __shared__ double shared[32];
     if (m.now->numbers.skip) return;
-    if ((int64_t)blockIdx.x < m.n_rows) {
-        const abar__cuda_unit unit = m.rows[blockIdx.x];
-        const abar__cuda_map &map = m.maps[unit.item];
-        double gg = 0.0, inner = 0.0;
-        if (map.grad && m.states[unit.item].count[ABAR_COUNT_READY]) add_rows(map, unit.first, &gg, &inner);
-        gg = block_sum(gg, shared);
-        inner = block_sum(inner, shared);
-        if (threadIdx.x == 0) m.row_sums[2 * blockIdx.x] = gg;
-        if (threadIdx.x == 0) m.row_sums[2 * blockIdx.x + 1] = inner;
+    const abar__cuda_unit unit = m.units[blockIdx.x];
+    const abar__cuda_map &map = m.maps[unit.item];
+    double gg = 0.0, inner = 0.0;
+    if (map.grad && m.states[unit.item].count[ABAR_COUNT_READY]) {
+        const int64_t first = unit.first * m.span, n = map.map.out * map.map.columns;
+        add_elements(map, first, first + m.span < n ? first + m.span : n, &gg, &inner);
+        if (first == 0 && map.bias_grad) add_bias(map, &gg, &inner);
     }
-    if (last_block(&m.now->ticket, gridDim.x)) conclude_eva(m, shared);
+    gg = block_sum(gg, shared);
+    inner = block_sum(inner, shared);
+    if (threadIdx.x == 0) m.unit_sums[2 * blockIdx.x] = gg;
+    if (threadIdx.x == 0) m.unit_sums[2 * blockIdx.x + 1] = inner;
+    if (!last_block(&m.tickets[unit.item], (unsigned)map.units)) return;
+    join_units(map, m.unit_sums, m.map_sums + 2 * unit.item, shared);
+    if (last_block(&m.now->ticket, (unsigned)m.n_eva)) conclude_eva(m, shared);
 }
 
 /* ---- comparing G with its preconditioned form --------------------------------------------------------------------- */
@@ -232,27 +254,30 @@ __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i
     return map.bias_grad ? map.bias_grad[o] : 0.0;
 }
 
-/* What it is compared with: u, or the product. A bias without gradient has no u. */
+/* What it is compared with: u. A bias without gradient has none. */
 __device__ static double other_at(const abar__cuda_map &map, int kind, int64_t o, int64_t i)
 {
-    if (kind == ABAR_FORM_DENSE)
-        return i < map.map.columns ? map.product[o * map.map.columns + i] : map.product[map.map.out * map.map.columns + o];
     return kind == ABAR_FORM_RANK1 && (i < map.map.columns || map.bias_grad) ? map.ordered[i] : 0.0;
 }
 
-/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. */
+/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. The sums of dense
+ * maps are there already: G may be no more. */
 static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda_form *forms, const abar__cuda_live *now,
-                                    double *out)
+                                    const double *dense, double *out)
 {
     __shared__ double shared[32];
     const abar__cuda_map map = maps[blockIdx.x];
     const abar__kept_map &m = map.map;
     const abar__cuda_form form = forms[blockIdx.x];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const bool dense = form.kind == ABAR_FORM_DENSE;
+    if (form.kind == ABAR_FORM_DENSE) {
+        const double scale = (double)form.scale / now->state.kl_scale, power[3] = {1.0, scale, scale * scale};
+        if (threadIdx.x < 3) out[3 * blockIdx.x + threadIdx.x] = power[threadIdx.x] * dense[3 * map.dense + threadIdx.x];
+        return;
+    }
     double sums[3] = {0.0, 0.0, 0.0};
     for (int64_t o = warp; map.grad && o < m.out; o += warps) {
-        double gg = 0.0, gh = 0.0, hh = 0.0; /* h: u, or the row of the product */
+        double gg = 0.0, gh = 0.0, hh = 0.0; /* h: u */
         for (int64_t i = lane; i < m.d; i += 32) {
             const double g = grad_at(map, o, i), h = other_at(map, form.kind, o, i);
             gg += g * g;
@@ -267,8 +292,8 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda
         const double c = m.w ? (double)form.factor * (double)((const float *)m.w)[o] : gh;
         if (lane != 0) continue;
         sums[0] += gg;
-        sums[1] += scale * (dense ? gh : gg - c * gh);
-        sums[2] += scale * scale * (dense ? hh : gg - 2.0 * c * gh + c * c * hh);
+        sums[1] += scale * (gg - c * gh);
+        sums[2] += scale * scale * (gg - 2.0 * c * gh + c * c * hh);
     }
     for (int i = 0; i < 3; i++) {
         const double sum = block_sum(sums[i], shared);
@@ -278,6 +303,11 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------- */
 
+extern "C" void abar__cuda_order_maps(abar_device *dev, const abar__cuda_maps *m)
+{
+    if (m->n > 0) abar__cuda_launch(dev, order_maps, dim3((unsigned)m->n), dim3(THREADS), 0, m->maps);
+}
+
 extern "C" abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
 {
     for (int first = 0; first < m->n && to_mean && m->n_linked > 0; first += ABAR_MEANS) {
@@ -285,20 +315,20 @@ extern "C" abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_m
         abar__cuda_launch(dev, judge_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first,
                           abar__cuda_means_of(to_mean, first, n), m->spoiled);
     }
-    for (int first = 0; first < m->n && m->n_dense < m->n; first += ABAR_MEANS) {
+
+    const bool idle = !to_mean && m->n_eva == m->n; /* they are refreshed by commits alone, and their forms come later */
+    for (int first = 0; first < m->n && m->n_dense < m->n && !idle; first += ABAR_MEANS) {
         const int n = abar__cuda_maps_from(m, first);
-        abar__cuda_launch(dev, keep_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first, m->states, m->forms, m->stale,
-                          m->now, abar__cuda_means_of(to_mean, first, n), m->spoiled, m->schedule);
+        abar__cuda_launch(dev, keep_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first, m->states, m->forms, m->now,
+                          abar__cuda_means_of(to_mean, first, n), m->spoiled, m->schedule);
     }
-    if (m->n_eva > 0) {
-        const int64_t blocks = m->n_rows > 0 ? m->n_rows : 1;
-        abar__cuda_launch(dev, treat_eva, dim3((unsigned)blocks), dim3(THREADS), 0, *m);
-    }
+
+    if (m->n_eva > 0) abar__cuda_launch(dev, treat_eva, dim3((unsigned)m->n_units), dim3(THREADS), 0, *m);
     return m->n_dense > 0 ? abar__cuda_keep_dense(dev, m, to_mean) : ABAR_OK;
 }
 
 extern "C" abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m)
 {
-    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->forms, m->now, m->products);
+    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->forms, m->now, m->sums, m->products);
     return abar__cuda_status(dev);
 }

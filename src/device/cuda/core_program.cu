@@ -9,6 +9,7 @@
 
 #define THREADS 256
 #define NORM_SPAN 4096 /* elements of one unit of the norm */
+#define WAVE_BYTES ((size_t)32 << 20)
 
 typedef struct norm_item {
     const float *grad;
@@ -26,6 +27,8 @@ struct abar__program {
     char *memory;
     size_t memory_bytes, tables_bytes, vectors;
     int64_t n_tiles;
+    void *room; /* results of a wave and what multiplying them needs; or the inverter's; between steps the caller's */
+    size_t room_bytes, results_bytes;
     norm_item *norm_items;
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;
@@ -37,6 +40,7 @@ struct abar__program {
     double *host_rates;
     abar__step_note *notes;          /* (ABAR_PROGRAM_NOTES) */
     int64_t *first_tile;             /* (maps + 1) */
+    int32_t *first_dense;            /* (waves + 1), at most (n_dense + 1) */
     abar__cuda_factor *factors;      /* (n_factors) */
     abar__cuda_product *to_multiply; /* (n_dense) */
     cudaEvent_t sent;                /* the tables */
@@ -129,9 +133,11 @@ static int factors_of(const abar__kept_map *m)
     return m->inverse[1] ? 2 : 1;
 }
 
-static int64_t row_units(const abar__kept_map *m)
+static int64_t eva_elements(const abar__kept_map *m) { return m->kind == ABAR_KEPT_EVA ? m->out * m->columns : 0; }
+
+static int64_t eva_units(const abar__program *p, const abar__kept_map *m)
 {
-    return m->kind == ABAR_KEPT_EVA ? abar__cuda_blocks(m->out, abar__cuda_unit_rows(m->d)) : 0;
+    return abar__cuda_blocks(eva_elements(m), p->m.span);
 }
 
 /* Hands out the device's memory, or only counts it. */
@@ -145,44 +151,54 @@ static void place_all(abar__program *p, char *base)
     place(&p->norm_table, base, &at, (size_t)p->norm_units);
     place(&p->items, base, &at, (size_t)p->n_updates);
     place(&p->table, base, &at, (size_t)p->units);
-    place(&p->m.rows, base, &at, (size_t)p->m.n_rows);
+    place(&p->m.units, base, &at, (size_t)p->m.n_units);
     place(&p->m.tiles, base, &at, (size_t)p->n_tiles);
     place(&p->m.dense, base, &at, dense);
     p->tables_bytes = at;
     place(&p->m.now, base, &at, 1);
     place(&p->m.states, base, &at, maps);
-    place(&p->m.stale, base, &at, maps);
+
     place(&p->m.spoiled, base, &at, maps);
     place(&p->m.products, base, &at, 3 * maps);
     place(&p->partial, base, &at, (size_t)p->norm_blocks);
     place(&p->rates, base, &at, ABAR_PROGRAM_RATES);
-    place(&p->m.row_sums, base, &at, 2 * (size_t)p->m.n_rows);
+
+    place(&p->m.unit_sums, base, &at, 2 * (size_t)p->m.n_units);
     place(&p->m.map_sums, base, &at, p->m.n_eva > 0 ? 2 * maps : 0);
+    place(&p->m.tickets, base, &at, p->m.n_eva > 0 ? maps : 0);
     place(&p->m.tried, base, &at, dense);
     place(&p->m.active, base, &at, dense);
     place(&p->m.broken, base, &at, dense);
-    place(&p->m.inner, base, &at, dense);
+    place(&p->m.sums, base, &at, 3 * dense);
     place(&p->m.asked, base, &at, (size_t)p->m.n_factors);
     p->vectors = at;
 }
 
-/* What the maps have for themselves, behind that; returns where it ends. */
+static size_t product_bytes(const abar__kept_map *m) { return abar__round_up((size_t)(m->out * m->d) * sizeof(float), 256); }
+
+/* What the maps have for themselves, behind that, and the room; returns where it ends. */
 static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cuda_map *out)
 {
-    size_t at = p->vectors;
-    int32_t dense = 0, factors = 0, rows = 0;
+    size_t at = p->vectors, result = 0;
+    int32_t dense = 0, factors = 0, units = 0, wave = 0;
+    place((char **)&p->room, p->memory, &at, p->room_bytes);
     for (int i = 0; i < p->m.n; i++) {
         const abar__kept_map *m = &maps[i];
         abar__cuda_map map = {};
         map.map = *m;
         map.dense = map.factor[0] = map.factor[1] = -1;
-        map.rows = rows;
-        map.n_rows = (int32_t)row_units(m);
-        rows += map.n_rows;
+
+        map.unit = units;
+        map.units = (int32_t)eva_units(p, m);
+        units += map.units;
         if (m->u) place(&map.ordered, p->memory, &at, (size_t)m->d);
         if (m->kind == ABAR_KEPT_DENSE) {
             map.dense = dense++;
-            place(&map.product, p->memory, &at, (size_t)(m->out * m->d));
+            map.wave = p->to_multiply[map.dense].wave;
+            result = map.wave == wave ? result : 0;
+            wave = map.wave;
+            map.product = p->room ? (float *)((char *)p->room + result) : NULL;
+            result += product_bytes(m);
         }
         for (int f = 0; f < factors_of(m); f++) map.factor[f] = factors++;
         if (factors_of(m) > 1) place(&map.held, p->memory, &at, (size_t)(m->out * m->out));
@@ -207,6 +223,15 @@ static int64_t tiles_of(const abar__kept_map *m)
     return a * (a + 1) / 2 + p * (p + 1) / 2;
 }
 
+/* Elements of a unit of Eva's: so that there are about as many units as blocks that run at once, but none too small. */
+static int64_t eva_span(const abar__kept_map *maps, int n, int64_t blocks)
+{
+    int64_t all = 0, span = 4096;
+    for (int i = 0; i < n; i++) all += eva_elements(&maps[i]);
+    while (span < 65536 && all > span * blocks) span *= 2;
+    return span;
+}
+
 static void count_maps(abar__program *p, const abar__kept_map *maps)
 {
     for (int i = 0; i < p->m.n; i++) {
@@ -215,7 +240,7 @@ static void count_maps(abar__program *p, const abar__kept_map *maps)
         p->m.n_dense += maps[i].kind == ABAR_KEPT_DENSE;
         p->m.n_factors += factors_of(&maps[i]);
         p->m.n_pairs += factors_of(&maps[i]) > 1;
-        p->m.n_rows += row_units(&maps[i]);
+        p->m.n_units += eva_units(p, &maps[i]);
         p->n_tiles += tiles_of(&maps[i]);
     }
 }
@@ -227,21 +252,87 @@ static void place_host(abar__program *p, char *base)
     place(&p->host_rates, base, &at, ABAR_PROGRAM_RATES);
     place(&p->notes, base, &at, ABAR_PROGRAM_NOTES);
     place(&p->first_tile, base, &at, (size_t)p->m.n + 1);
+    place(&p->first_dense, base, &at, (size_t)p->m.n_dense + 1);
     place(&p->factors, base, &at, (size_t)p->m.n_factors);
     place(&p->to_multiply, base, &at, (size_t)p->m.n_dense);
     p->host_bytes = at;
 }
 
+/* A map's product, without its addresses in this program's memory. */
+static abar__cuda_product product_of(const abar__kept_map *m)
+{
+    abar__cuda_product product = {};
+    product.out = m->out;
+    product.columns = m->columns;
+    product.kernel = m->kernel;
+    product.d = m->d;
+    product.left = (const float *)m->inverse[1];
+    product.right = (const float *)m->inverse[0];
+    product.row_scale = (const float *)m->r;
+    product.left_values = (const float *)m->values[1];
+    product.values = (const float *)m->values[0];
+    product.shift = m->rho;
+    return product;
+}
+
+/* Room that inverting needs; the factors have only their sizes yet. */
+static size_t inverter_room(abar_device *dev, const abar__program *p, const abar__kept_map *maps)
+{
+    abar__cuda_factor *to = p->factors;
+    for (int i = 0; i < p->m.n; i++)
+        for (int f = 0; f < factors_of(&maps[i]); f++, to++) {
+            *to = {};
+            to->d = maps[i].average[f].n;
+            to->values = (float *)maps[i].values[f];
+        }
+    return p->m.n_factors > 0 ? abar__cuda_inverter_room(dev, p->factors, p->m.n_factors) : 0;
+}
+
+/* Cuts the dense maps into waves whose results take at most so many bytes, or are one map's; returns what they take. */
+static size_t cut_waves(abar__program *p, const abar__kept_map *maps, size_t capacity)
+{
+    size_t own = 0, most = 0;
+    int32_t dense = 0, wave = 0;
+    for (int i = 0; i < p->m.n; i++) {
+        if (maps[i].kind != ABAR_KEPT_DENSE) continue;
+        const size_t bytes = product_bytes(&maps[i]);
+        if (own > 0 && own + bytes > capacity) {
+            own = 0;
+            p->first_dense[++wave] = dense;
+        }
+        own += bytes;
+        most = own > most ? own : most;
+        abar__cuda_product *to = &p->to_multiply[dense++];
+        *to = product_of(&maps[i]);
+        to->wave = wave;
+    }
+    p->m.n_waves = dense > 0 ? wave + 1 : 0;
+    p->first_dense[p->m.n_waves] = dense;
+    return most;
+}
+
+/* Results need no more room than there is for other reasons, or WAVE_BYTES. */
+static void plan_room(abar_device *dev, abar__program *p, const abar__program_desc *desc)
+{
+    const size_t inverting = inverter_room(dev, p, desc->maps);
+    size_t most = desc->room_bytes > inverting ? desc->room_bytes : inverting;
+    p->results_bytes = cut_waves(p, desc->maps, most > WAVE_BYTES ? most : WAVE_BYTES);
+    const size_t multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    p->room_bytes = most > multiplying ? most : multiplying;
+}
+
 static abar_status take_memory(abar_device *dev, abar__program *p, const abar__program_desc *desc)
 {
     place_all(p, NULL);
-    p->memory_bytes = place_maps(p, desc->maps, NULL);
-    ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
-    place_all(p, p->memory);
     place_host(p, NULL);
     ABAR_TRY(abar__cuda_pinned(dev, p->host_bytes, (void **)&p->host));
     place_host(p, p->host);
+    plan_room(dev, p, desc);
+    p->memory_bytes = place_maps(p, desc->maps, NULL);
+    ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
+    place_all(p, p->memory);
     p->m.first_tile = p->first_tile;
+    p->m.first_dense = p->first_dense;
     place_maps(p, desc->maps, host_side(p, p->m.maps));
     for (int i = 0; i < p->m.n; i++) host_side(p, p->m.forms)[i].scale = 1.0f;
     return ABAR_OK;
@@ -260,10 +351,10 @@ static void fill_tables(abar__program *p, const abar__program_desc *desc)
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
         for (int64_t u = 0; u < abar__cuda_units_of(&item); u++) *unit++ = {i, (int32_t)u};
     }
-    unit = host_side(p, p->m.rows);
+
+    unit = host_side(p, p->m.units);
     for (int i = 0; i < p->m.n; i++)
-        for (int64_t u = 0; u < row_units(&desc->maps[i]); u++)
-            *unit++ = {i, (int32_t)(u * abar__cuda_unit_rows(desc->maps[i].d))};
+        for (int64_t u = 0; u < eva_units(p, &desc->maps[i]); u++) *unit++ = {i, (int32_t)u};
 }
 
 /* The squares' tiles, and which maps are dense. */
@@ -306,30 +397,24 @@ static void fill_products(abar__program *p)
         const abar__cuda_map *map = host_side(p, p->m.maps) + i;
         const abar__kept_map *m = &map->map;
         if (map->dense < 0) continue;
-        abar__cuda_product product = {};
-        product.out = m->out;
-        product.columns = m->columns;
-        product.kernel = m->kernel;
-        product.d = m->d;
-        product.grad = map->grad;
-        product.bias_grad = map->bias_grad;
-        product.left = (const float *)m->inverse[1];
-        product.right = (const float *)m->inverse[0];
-        product.row_scale = (const float *)m->r;
-        product.left_values = (const float *)m->values[1];
-        product.values = (const float *)m->values[0];
-        product.shift = m->rho;
-        product.result = map->product;
-        p->to_multiply[map->dense] = product;
+        abar__cuda_product *product = &p->to_multiply[map->dense];
+        *product = product_of(m);
+        product->grad = map->grad;
+        product->bias_grad = map->bias_grad;
+        product->result = map->product;
+        product->wave = map->wave;
     }
 }
 
 static abar_status make_dense(abar_device *dev, abar__program *p)
 {
     fill_factors(p);
-    if (p->m.n_factors > 0) ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, &p->m.inverter));
+    if (p->m.n_factors > 0)
+        ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, p->room, &p->m.inverter));
     fill_products(p);
-    return p->m.n_dense > 0 ? abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, &p->m.multiplier) : ABAR_OK;
+    if (p->m.n_dense == 0) return ABAR_OK;
+    return abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, (char *)p->room + p->results_bytes,
+                                        &p->m.multiplier);
 }
 
 /* ---- binding ------------------------------------------------------------------------------------------------------ */
@@ -339,14 +424,15 @@ static void fill_item(abar__program *p, int i, const abar__update_item *update)
     abar__cuda_item item = abar__cuda_item_of(update, is_map(update));
     if (is_map(update)) {
         abar__cuda_map *map = host_side(p, p->m.maps) + update->map;
-        map->grad = item.body.grad;
-        map->bias_grad = item.bias.grad;
+        map->grad = (float *)update->grad;
+        map->bias_grad = update->bias ? (float *)update->bias->grad : NULL;
         item.u = map->ordered;
         item.coefficient = (const float *)map->map.w;
         item.row_scale = map->product ? NULL : (const float *)map->map.r; /* the product has it */
         item.form = p->m.forms + update->map;
-        item.dense = map->product;
-        item.dense_bias = map->product ? map->product + map->map.out * map->map.columns : NULL;
+        const bool last = map->wave == p->m.n_waves - 1;
+        item.dense = last ? map->product : map->grad;
+        item.dense_bias = last && map->product ? map->product + map->map.out * map->map.columns : map->bias_grad;
     }
     host_side(p, p->items)[i] = item;
 }
@@ -355,7 +441,8 @@ static abar_status send_tables(abar_device *dev, abar__program *p)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     CUDA_TRY(dev, cudaMemcpyAsync(p->memory, p->host, p->tables_bytes, cudaMemcpyHostToDevice, cuda->stream));
-    if (p->m.n > 0) CUDA_TRY(dev, cudaMemsetAsync(p->m.stale, 1, (size_t)p->m.n * sizeof *p->m.stale, cuda->stream));
+
+    abar__cuda_order_maps(dev, &p->m);
     CUDA_TRY(dev, cudaEventRecord(p->sent, cuda->stream));
     return ABAR_OK;
 }
@@ -432,13 +519,16 @@ static abar_status make(abar_device *dev, abar__program *p, const abar__program_
     p->m.schedule = {
         desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers, desc->every_commit, desc->kl_clip,
         desc->base_lr};
+
+    const int64_t most = (int64_t)abar__cuda_of(dev)->processors * 8;
+    p->m.span = eva_span(desc->maps, p->m.n, most);
     count_maps(p, desc->maps);
     for (int i = 0; i < p->n_items; i++) p->norm_units += abar__cuda_blocks(desc->items[i].count, NORM_SPAN);
     for (int i = 0; i < p->n_updates; i++) {
         const abar__cuda_item item = abar__cuda_item_of(&desc->updates[i], is_map(&desc->updates[i]));
         p->units += abar__cuda_units_of(&item);
     }
-    const int64_t most = (int64_t)abar__cuda_of(dev)->processors * 8;
+
     p->norm_blocks = p->norm_units < 1 ? 1 : p->norm_units < most ? p->norm_units : most;
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
@@ -520,6 +610,8 @@ static abar_status measure(abar_device *dev, abar__program *p, double *products)
     return fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products);
 }
 
+static void *room(const abar__program *p) { return p->room; }
+
 static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
 
 static const int64_t *step_now(const abar__program *p) { return &p->m.now->state.k; }
@@ -536,8 +628,9 @@ static abar_status pull(abar_device *dev, abar__program *p, abar__program_state 
 static abar_status push(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps)
 {
     ABAR_TRY(fetch(dev, &p->m.now->state, state, sizeof *state));
+
     if (p->m.n == 0) return ABAR_OK;
-    CUDA_TRY(dev, cudaMemsetAsync(p->m.stale, 1, (size_t)p->m.n * sizeof *p->m.stale, abar__cuda_of(dev)->stream));
+    abar__cuda_order_maps(dev, &p->m);
     return fetch(dev, p->m.states, maps, (size_t)p->m.n * sizeof *maps);
 }
 
@@ -545,6 +638,7 @@ extern "C" const abar__program_ops abar__cuda_program = {
     .create = create,
     .destroy = destroy,
     .bytes = bytes,
+    .room = room,
     .rebind = rebind,
     .rates = set_rates,
     .begin = begin,

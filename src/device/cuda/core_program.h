@@ -25,13 +25,14 @@ typedef struct abar__cuda_live {
 /* A kept map with what the program adds to it. */
 typedef struct abar__cuda_map {
     abar__kept_map map;
-    float *ordered;                /* (d): u in the order of the weight's memory */
-    const float *grad, *bias_grad; /* NULL: none now */
-    int32_t rows, n_rows;          /* Eva: its units of rows */
+    float *ordered;          /* (d): u in the order of the weight's memory */
+    float *grad, *bias_grad; /* NULL: none now */
+    int32_t unit, units;     /* Eva: its units of m->span elements */
     /* dense maps */
     int32_t dense;             /* which of them; -1: none */
     int32_t factor[2];         /* which of the inverter's; -1: none */
-    float *product;            /* (out, columns), then (out): G^ before any scale */
+    int32_t wave;              /* of multiplications; all but the last leave G^ in the place of G */
+    float *product;            /* (out, columns), then (out): G^ before any scale; shared by waves */
     float *held, *held_values; /* (out, out), (out): the second inverse, until the first is there too; NULL: there is one */
 } abar__cuda_map;
 
@@ -49,23 +50,26 @@ typedef struct abar__cuda_maps {
     abar__cuda_map *maps;
     abar__map_state *states;
     abar__cuda_form *forms;
-    int32_t *stale;   /* u came from outside: order it again */
+
     int32_t *spoiled; /* what is pending is not finite: of linked maps, and of those with squares */
     double *products; /* (n, 3) */
     abar__cuda_live *now;
-    /* Eva: rows of all gradients, and what they add to <G, G> and wT G u */
-    int64_t n_rows;
-    abar__cuda_unit *rows; /* (n_rows): map, first row */
-    double *row_sums;      /* (n_rows, 2) */
-    double *map_sums;      /* (n, 2) */
+    /* Eva: units of all gradients, and what they add to <G, G> and wT G u */
+    int64_t n_units, span;  /* span: elements of a unit */
+    abar__cuda_unit *units; /* (n_units): map, which of its units */
+    double *unit_sums;      /* (n_units, 2) */
+    double *map_sums;       /* (n, 2) */
+    unsigned *tickets;      /* (n), zero between launches */
     /* dense maps, (n_dense) each */
-    int32_t *dense;                /* which map */
-    int32_t *tried;                /* is to be refreshed in this step */
-    int32_t *active, *broken;      /* as abar__cuda_multiply wants them */
-    double *inner;                 /* likewise */
-    abar__cuda_inversion *asked;   /* (n_factors) */
-    abar__cuda_unit *tiles;        /* of all squares that are committed: 2 map + which, place (ABAR_TILE) */
-    const int64_t *first_tile;     /* host: (n + 1), of each map */
+    int32_t *dense;              /* which map */
+    int32_t *tried;              /* is to be refreshed in this step */
+    int32_t *active, *broken;    /* as abar__cuda_multiply wants them */
+    double *sums;                /* likewise: (n_dense, 3) */
+    abar__cuda_inversion *asked; /* (n_factors) */
+    abar__cuda_unit *tiles;      /* of all squares that are committed: 2 map + which, place (ABAR_TILE) */
+    const int64_t *first_tile;   /* host: (n + 1), of each map */
+    int n_waves;
+    const int32_t *first_dense;    /* host: (n_waves + 1), of each wave */
     abar__cuda_inverter *inverter; /* NULL: nothing to invert */
     abar__cuda_multiplier *multiplier;
 } abar__cuda_maps;
@@ -74,10 +78,9 @@ typedef struct abar__cuda_maps {
 #define ABAR_TILE 64
 #define ABAR_TILE_AT(down, left) ((int32_t)((down) << 16 | (left)))
 
-/* Rows of a unit, about 4096 elements. */
-__host__ __device__ static inline int64_t abar__cuda_unit_rows(int64_t d) { return d < 4096 ? 4096 / d : 1; }
-
 extern "C" {
+/* Copies u of every map into the order of the weight's memory: call when u came from outside. */
+void abar__cuda_order_maps(abar_device *dev, const abar__cuda_maps *m);
 /* Commits where to_mean is given, refreshes what is due, decides how the update shall treat every map. */
 abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
 /* The dense ones of them. */

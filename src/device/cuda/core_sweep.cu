@@ -24,23 +24,18 @@ template <> struct share<double> {
 
 /* ---- elements ----------------------------------------------------------------------------------------------------- */
 
-/* A matrix of floats, or of doubles as sums of two floats: the triangle (pitch d; low is packed), or the panel. */
+/* A matrix of floats, or of doubles as sums of two floats: the triangle, or the panel. */
 typedef struct matrix {
     float *high, *low;
     int64_t pitch;
-    bool packed, vectors; /* vectors: 4 floats at once where the column is a multiple of 4 */
+    bool vectors; /* 4 floats at once where the column is a multiple of 4 */
 } matrix;
-
-__device__ static int64_t low_at(const matrix &m, int64_t row, int64_t column)
-{
-    return m.packed ? row * (row + 1) / 2 + column : row * m.pitch + column;
-}
 
 __device__ static void get(const matrix &m, int64_t row, int64_t column, float *v) { *v = m.high[row * m.pitch + column]; }
 
 __device__ static void get(const matrix &m, int64_t row, int64_t column, double *v)
 {
-    *v = (double)m.high[row * m.pitch + column] + (double)m.low[low_at(m, row, column)];
+    *v = (double)m.high[row * m.pitch + column] + (double)m.low[row * m.pitch + column];
 }
 
 __device__ static void put(const matrix &m, int64_t row, int64_t column, float v) { m.high[row * m.pitch + column] = v; }
@@ -49,7 +44,7 @@ __device__ static void put(const matrix &m, int64_t row, int64_t column, double 
 {
     const float high = (float)v;
     m.high[row * m.pitch + column] = high;
-    m.low[low_at(m, row, column)] = (float)(v - (double)high);
+    m.low[row * m.pitch + column] = (float)(v - (double)high);
 }
 
 /* Four elements of a row, all within the matrix. */
@@ -82,15 +77,15 @@ __device__ static void put4(const matrix &m, int64_t row, int64_t column, const 
     for (int i = 0; i < 4; i++) put(m, row, column + i, v[i]);
 }
 
-__device__ static matrix triangle_of(const abar__inversions &s, const abar__inverted &item)
+__device__ static matrix triangle_of(const abar__inverted &item)
 {
     const bool vectors = item.f.d % 4 == 0 && (uintptr_t)item.f.pending % 16 == 0;
-    return {item.f.pending, s.low, item.f.d, true, vectors};
+    return {item.f.pending, item.f.inverse, item.f.d, vectors};
 }
 
 __device__ static matrix panel_of(const abar__inversions &s, const abar__inverted &item)
 {
-    return {item.panel, s.low_panel, abar__panel_pitch(item.f.d), false, true};
+    return {item.panel, s.low_panel, abar__panel_pitch(item.f.d), true};
 }
 
 /* ---- products of tiles -------------------------------------------------------------------------------------------- */
@@ -216,7 +211,7 @@ template <typename T>
 __device__ static void invert_block(const abar__inversions &s, const abar__inverted &item, abar__inversion_state *state,
                                     double (*column)[SIDE])
 {
-    const matrix m = triangle_of(s, item);
+    const matrix m = triangle_of(item);
     const int64_t d = item.f.d, first = (int64_t)state->panel * SIDE;
     const int64_t down = first + threadIdx.x / 16 * 4, across = first + threadIdx.x % 16 * 4;
     double a[4][4];
@@ -383,7 +378,7 @@ __device__ static void sweep_panel(const abar__inversions &s, const abar__invert
                                    tiles *shared)
 {
     const int strip = share<T>::strip, pitch = share<T>::strip_pitch;
-    const matrix m = triangle_of(s, item), kept = panel_of(s, item);
+    const matrix m = triangle_of(item), kept = panel_of(s, item);
     const int64_t d = item.f.d, to = abar__panels(d) * SIDE;
     T *l = (T *)shared->left, *p = (T *)shared->right;
     load_l(kept, to, l);
@@ -437,7 +432,7 @@ __device__ static void sweep_tile(const abar__inversions &s, const abar__inverte
         load_rows(kept, first, i * SIDE, left);
         load_rows(kept, first, j * SIDE, right);
         __syncthreads();
-        subtract(left, right, triangle_of(s, item), item.f.d, i, j);
+        subtract(left, right, triangle_of(item), item.f.d, i, j);
         __syncthreads();
     }
 }
@@ -448,7 +443,7 @@ __device__ static void load_tile(const abar__inversions &s, const abar__inverted
                                  int64_t i, int64_t j, tiles *shared)
 {
     __shared__ double sums[32];
-    const matrix m = triangle_of(s, item);
+    const matrix m = triangle_of(item);
     const int64_t d = item.f.d;
     float *stage = (float *)shared->left; /* (columns, rows) */
     double trace = 0.0;
@@ -464,6 +459,7 @@ __device__ static void load_tile(const abar__inversions &s, const abar__inverted
         const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
         if (row >= d || column > row) continue;
         const double v = asked.scale * (double)stage[e % SIDE * STAGE + e / SIDE] + (row == column ? asked.shift : 0.0);
+        if (sizeof(T) > sizeof(float) && row == column) s.diagonal[row] = item.f.inverse[row * d + row];
         put(m, row, column, (T)v);
     }
     if (i != j) return;
@@ -516,6 +512,23 @@ __device__ static void leave_tile(const abar__inverted &item, int64_t i, int64_t
     }
 }
 
+/* What was lent of the inverse, again the mirror image of what was not. */
+__device__ static void restore_tile(const abar__inversions &s, const abar__inverted &item, int64_t i, int64_t j, tiles *shared)
+{
+    const int64_t d = item.f.d;
+    float *stage = (float *)shared->left; /* (columns, rows) */
+    for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
+        const int64_t row = i * SIDE + e % SIDE, column = j * SIDE + e / SIDE;
+        if (row >= d || column > row) continue;
+        stage[e / SIDE * STAGE + e % SIDE] = row == column ? s.diagonal[row] : item.f.inverse[column * d + row];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
+        const int64_t row = i * SIDE + e / SIDE, column = j * SIDE + e % SIDE;
+        if (row < d && column <= row) item.f.inverse[row * d + column] = stage[e % SIDE * STAGE + e / SIDE];
+    }
+}
+
 /* Blocks share the tiles of all triangles that have work, one at a time; but for those that are swept by quads. */
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __grid_constant__ abar__inversions s)
 {
@@ -541,6 +554,8 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __gr
             check_tile(item, i, j, t);
         } else if (state.phase == ABAR_INVERSION_STORE || state.phase == ABAR_INVERSION_CLEAR) {
             leave_tile(item, i, j, state.phase == ABAR_INVERSION_STORE, &shared);
+            __syncthreads();
+            if (state.phase == ABAR_INVERSION_CLEAR && state.in_double) restore_tile(s, item, i, j, &shared);
         }
         __syncthreads(); /* before the next tile comes to where this one lay */
     }
