@@ -10,8 +10,10 @@
 #define DEPTH 16 /* positions it holds */
 #define THREADS 256
 #define MEANS 256      /* examples whose mean rows are held at a time */
-#define LEAST_ROWS 256 /* of a split */
-#define MOST_SPLITS 256
+#define LEAST_ROWS 128 /* of a split */
+#define MOST_SPLITS 512
+#define FEW_SPLITS 3                    /* that a join adds up by the way */
+#define MOST_PARTIAL ((size_t)28 << 20) /* bytes of partial sums, where one split does not take more */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -106,6 +108,33 @@ template <int M, int N> __device__ static float joined(const abar__products &s, 
     return sum;
 }
 
+/* Sums over all splits, in the place of the first. Block: 128 elements, four of a thread, whose splits are shared by 8 threads.
+ */
+static __global__ void __launch_bounds__(THREADS) add_splits(const __grid_constant__ abar__products s, int size)
+{
+    __shared__ float4 shared[8][32];
+    int64_t at = (int64_t)blockIdx.x * 128;
+    int i = 0;
+    for (; at >= (int64_t)s.part[i].tiles * size; i++) at -= (int64_t)s.part[i].tiles * size;
+    const abar__product_part &q = s.part[i];
+    const int lane = (int)threadIdx.x % 32, turn = (int)threadIdx.x / 32;
+    float4 *own = (float4 *)(s.partial + q.at + at) + lane, sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const int64_t step = (int64_t)q.tiles * size / 4;
+#pragma unroll 8
+    for (int k = turn; k < q.splits; k += 8) {
+        const float4 v = __ldcg(own + k * step);
+        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+    shared[turn][lane] = sum;
+    __syncthreads();
+    if (turn) return;
+    for (int k = 1; k < 8; k++) {
+        const float4 v = shared[k][lane];
+        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+    *own = sum;
+}
+
 /* Block i: row i of the square from products of rows with themselves. */
 template <int SIDE_> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
 {
@@ -145,13 +174,24 @@ template <int M, int N> static __global__ void __launch_bounds__(128) join_shift
     }
 }
 
-static void join(abar_device *dev, const abar__products *s, abar__product_tile tile)
+/* Parts are as if they had one split from then on. */
+static void join_splits(abar_device *dev, abar__products *s, abar__product_tile tile)
 {
+    const int size = abar__tile_rows[tile] * abar__tile_columns[tile]; /* a multiple of 128 */
+    int64_t tiles = 0;
+    for (int i = 0; i < s->parts; i++) tiles += s->part[i].tiles;
+    abar__cuda_launch(dev, add_splits, dim3((unsigned)(tiles * size / 128)), dim3(THREADS), 0, *s, size);
+    for (int i = 0; i < s->parts; i++) s->part[i].splits = 1;
+}
+
+static void join(abar_device *dev, abar__products *s, abar__product_tile tile)
+{
+    if (s->part[0].splits > FEW_SPLITS) join_splits(dev, s, tile);
     const dim3 blocks((unsigned)(s->channels * s->kernel)), threads(128);
     switch (tile) {
-    case ABAR_TILE_16_104: abar__cuda_launch(dev, join_shifts<16, 104>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_32_104: abar__cuda_launch(dev, join_shifts<32, 104>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64_128: abar__cuda_launch(dev, join_shifts<64, 128>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_16_208: abar__cuda_launch(dev, join_shifts<16, 208>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_32_208: abar__cuda_launch(dev, join_shifts<32, 208>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_64_208: abar__cuda_launch(dev, join_shifts<64, 208>, blocks, threads, 0, *s); break;
     case ABAR_TILE_160: abar__cuda_launch(dev, join_shifts<160, 160>, blocks, threads, 0, *s); break;
     case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
     case ABAR_TILE_128:
@@ -203,11 +243,47 @@ static void set_tiles(abar__products *s, abar__product_tile tile)
     }
 }
 
-/* As many splits as give every processor a block, of the parts' tiles; the plain kernel hides its loads behind a second one. */
-static int64_t wanted_splits(const abar_device *dev, const abar__products *s, bool tensor_cores)
+/* About how many nanoseconds a product takes with these splits: its blocks in waves over the processors, the small ones of the
+ * borders where the last wave leaves room; then its partial sums, written and read. */
+static double cost_of(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t splits)
 {
-    const int64_t n = abar__cuda_blocks((tensor_cores ? 1 : 2) * abar__cuda_of(dev)->processors, s->part[0].tiles);
-    return least(n, MOST_SPLITS);
+    const double m = abar__tile_rows[tile], n = abar__tile_columns[tile], floats = (double)split(s, tile, splits);
+    const int64_t slots = (int64_t)abar__cuda_of(dev)->processors * abar__tile_resident[tile];
+    const int64_t blocks = s->part[0].tiles * splits, waves = abar__cuda_blocks(blocks, slots);
+    const double piece = (double)part_rows(s, &s->part[0]) / (double)splits;
+    const double spare = (double)(waves * slots - blocks) * piece;
+    double small = 0.0, longest = 0.0;
+    for (int i = 1; i < s->parts; i++) {
+        const double rows = (double)part_rows(s, &s->part[i]) / s->part[i].splits;
+        small += rows * s->part[i].splits * s->part[i].tiles;
+        longest = rows > longest ? rows : longest;
+    }
+    const double rows = (double)waves * piece + (small > spare ? (small - spare) / (double)slots + longest : 0.0);
+    const double multiplied = 2.0 * m * n * (double)slots / 3e5, loaded = 2.0 * (m + n) * (double)slots / 4e3;
+    const bool direct = s->parts == 1 && splits == 1;
+    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves + (direct ? 0.0 : floats * 8.0 / 2500.0);
+}
+
+/* Of the plain kernel: two blocks for every processor, which hide each other's loads. */
+static int64_t plain_splits(const abar_device *dev, const abar__products *s)
+{
+    return least(abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, s->part[0].tiles), MOST_SPLITS / 2);
+}
+
+/* The cheapest splits whose partial sums find room. */
+static int64_t best_splits(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t most_splits,
+                           int64_t room)
+{
+    int64_t best = 1;
+    double least_cost = cost_of(dev, s, tile, 1);
+    for (int64_t n = 2; n <= least(most_splits, MOST_SPLITS) && split(s, tile, n) <= room; n++) {
+        const double cost = cost_of(dev, s, tile, n);
+        if (cost < least_cost) {
+            least_cost = cost;
+            best = n;
+        }
+    }
+    return best;
 }
 
 /* Runs a product of some examples; partial sums go where there is more room, the workspace or the scratch. */
@@ -219,7 +295,11 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     set_tiles(s, tile);
     const bool apart = scratch_bytes > ABAR_CUDA_WORKSPACE;
     const int64_t room = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
-    int64_t splits = most(1, least(wanted_splits(dev, s, tensor_cores), rows / LEAST_ROWS));
+    int64_t splits = most(1, rows / LEAST_ROWS);
+    if (tensor_cores)
+        splits = best_splits(dev, s, tile, splits, room);
+    else
+        splits = least(splits, plain_splits(dev, s));
     while (splits > 1 && split(s, tile, splits) > room) splits--;
     split(s, tile, splits);
     const bool direct = s->parts == 1 && splits == 1;
@@ -298,7 +378,14 @@ static bool fits_pieces(const abar__products *s, abar_dtype dtype)
 {
     bool fits = dtype == ABAR_BF16 && s->stride[1] == 1 && s->channels % 8 == 0 && (uintptr_t)s->data % 16 == 0;
     for (int i = 0; i < 4; i++) fits = fits && (i == 1 || s->stride[i] % 8 == 0);
-    return fits;
+    int64_t reach = s->channels; /* of a tap, in elements */
+    for (int i = 0; i < 2; i++) {
+        const int64_t taps = i ? s->taps.width : s->kernel / s->taps.width;
+        const int64_t pixels = most(s->taps.pad[i], (taps - 1) * s->taps.dilation[i]) + 2; /* at least those of shifts */
+        fits = fits && pixels < ABAR_PRODUCT_SIDE && (i ? s->width : s->height) < ABAR_PRODUCT_SIDE;
+        reach += pixels * s->stride[2 + i];
+    }
+    return fits && reach < INT32_MAX;
 }
 
 static abar__product_tile square_tile(int64_t columns) { return columns <= 256 ? ABAR_TILE_64 : ABAR_TILE_128; }
@@ -314,9 +401,9 @@ static bool may_shift(const abar_window *w, bool convolution, int64_t in)
 
 static abar__product_tile shift_tile(int64_t channels)
 {
-    if (channels == 16) return ABAR_TILE_16_104;
-    if (channels == 32) return ABAR_TILE_32_104;
-    if (channels <= 64) return ABAR_TILE_64_128;
+    if (channels == 16) return ABAR_TILE_16_208;
+    if (channels == 32) return ABAR_TILE_32_208;
+    if (channels <= 64) return ABAR_TILE_64_208;
     return channels % 160 == 0 ? ABAR_TILE_160 : ABAR_TILE_128;
 }
 
@@ -351,12 +438,13 @@ static void shift_parts(abar__products *s)
 
 /* ---- entries ---------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of partial sums that give every processor a block, where the workspace is too small for them. */
+/* Bytes of partial sums that give every processor two blocks, where the workspace is too small for them. */
 static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__product_tile tile)
 {
     set_tiles(s, tile);
-    const int64_t splits = wanted_splits(dev, s, true);
+    int64_t splits = most(1, 2 * (int64_t)abar__cuda_of(dev)->processors / s->part[0].tiles);
     if (s->parts == 1 && splits == 1) return 0;
+    while (splits > 1 && (size_t)split(s, tile, splits) * sizeof(float) > MOST_PARTIAL) splits--;
     const size_t bytes = (size_t)split(s, tile, splits) * sizeof(float);
     return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
 }

@@ -10,6 +10,7 @@
 
 #define ABAR_PRODUCT_PARTS 9
 #define ABAR_PRODUCT_ROWS ((int64_t)1 << 30)
+#define ABAR_PRODUCT_SIDE 16384 /* of an image on tensor cores, less than that */
 
 /* Tap t of a window looks (t + first) / width * dilation - pad pixels down, the remainder likewise to the right. */
 typedef struct abar__taps {
@@ -48,9 +49,9 @@ typedef struct abar__products {
 
 /* The tiles of the tensor cores' kernel (core_products_mma.cu); those of the plain one are as ABAR_TILE_64. */
 typedef enum abar__product_tile {
-    ABAR_TILE_16_104,
-    ABAR_TILE_32_104,
-    ABAR_TILE_64_128,
+    ABAR_TILE_16_208,
+    ABAR_TILE_32_208,
+    ABAR_TILE_64_208,
     ABAR_TILE_64,
     ABAR_TILE_128,
     ABAR_TILE_160,
@@ -58,9 +59,11 @@ typedef enum abar__product_tile {
 } abar__product_tile;
 
 static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 64, 128, 160};
-static const int abar__tile_columns[ABAR_TILES] = {104, 104, 128, 64, 128, 160};
+static const int abar__tile_columns[ABAR_TILES] = {208, 208, 208, 64, 128, 160};
+static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 1}; /* blocks that a processor has room for */
 
-/* bf16, channels side by side, whole 16-byte pieces of them. blocks: of all parts. */
+/* bf16, channels side by side, whole 16-byte pieces of them; taps within 2^31 elements and ABAR_PRODUCT_SIDE pixels of theirs.
+ * blocks: of all parts. */
 extern "C" void abar__cuda_multiply_rows(abar_device *dev, const abar__products *s, abar__product_tile tile, unsigned blocks);
 
 /* ---- inside kernels ------------------------------------------------------------------------------------------------- */
