@@ -6,8 +6,6 @@
  * does not point across. So 13 products over all pixels, and 16 over border rows, columns and corners, make all 45 blocks. */
 #include "device/cuda/core_products.h"
 
-#define SIDE 64  /* of a tile of the plain kernel */
-#define DEPTH 16 /* positions it holds */
 #define THREADS 256
 #define MEANS 256      /* examples whose mean rows are held at a time */
 #define LEAST_ROWS 128 /* of a split */
@@ -20,27 +18,29 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- plain products ------------------------------------------------------------------------------------------------- */
 
-/* Adds DEPTH rows of both sides to a thread's 4 x 4 sums: rows and columns ty, tx and 16, 32, 48 further. */
-__device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[4][4])
+/* Adds DEPTH rows of both sides to a thread's sums: rows and columns ty, tx and 16, 32 .. further. */
+template <int SIDE, int DEPTH>
+__device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[SIDE / 16][SIDE / 16])
 {
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
-        float left[4], right[4];
+        float left[SIDE / 16], right[SIDE / 16];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < SIDE / 16; i++) {
             left[i] = a[k][ty + 16 * i];
             right[i] = b[k][tx + 16 * i];
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < SIDE / 16; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) sums[i][j] += left[i] * right[j];
+            for (int j = 0; j < SIDE / 16; j++) sums[i][j] += left[i] * right[j];
     }
 }
 
-/* Any type, any strides, in float32. A block makes a SIDE x SIDE tile; thread: the same column of four rows of every DEPTH. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) multiply_plain(const __grid_constant__ abar__products s)
+/* Any type, any strides, in float32. A block makes a SIDE x SIDE tile; thread: the same column of some rows of every DEPTH. */
+template <typename T, int SIDE, int DEPTH>
+static __global__ void __launch_bounds__(THREADS) multiply_plain(const __grid_constant__ abar__products s)
 {
     __shared__ float a[2][DEPTH][SIDE], b[2][DEPTH][SIDE];
     __shared__ place rows[2][DEPTH];
@@ -50,7 +50,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
     const place left = column_place(s, s.taps, s.columns, own.down * SIDE + column);
     const place right = column_place(s, own.part->taps, own.part->columns, own.left * SIDE + column);
     const int tiles = (own.to - own.from + DEPTH - 1) / DEPTH;
-    float sums[4][4] = {};
+    float sums[SIDE / 16][SIDE / 16] = {};
     for (int t = 0; t <= tiles + 1; t++) { /* finds the rows of tile t, reads tile t - 1, multiplies tile t - 2 */
         const int now = t % 2, before = 1 - now;
         if (threadIdx.x < DEPTH) {
@@ -68,13 +68,13 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
                 b[before][k][column] = inside(s, r, right) ? element(at + right.offset) : 0.0f;
             }
         }
-        if (t > 1) multiply_rows(a[now], b[now], sums);
+        if (t > 1) multiply_rows<SIDE, DEPTH>(a[now], b[now], sums);
         __syncthreads();
     }
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
     float *partial = s.partial + own.part->at + ((int64_t)own.split * own.part->tiles + own.tile) * SIDE * SIDE;
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
+    for (int i = 0; i < SIDE / 16; i++)
+        for (int j = 0; j < SIDE / 16; j++) {
             const int m = ty + 16 * i, n = tx + 16 * j;
             if (s.partial)
                 partial[m * SIDE + n] = sums[i][j];
@@ -83,13 +83,23 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
         }
 }
 
-static void launch_plain(abar_device *dev, const abar__products *s, abar_dtype dtype, unsigned blocks)
+/* Narrow tiles are deep: few barriers for many rows. */
+template <typename T>
+static void launch_plain_tile(abar_device *dev, const abar__products *s, abar__product_tile tile, unsigned blocks)
+{
+    if (tile == ABAR_TILE_32)
+        abar__cuda_launch(dev, multiply_plain<T, 32, 64>, dim3(blocks), dim3(THREADS), 0, *s);
+    else
+        abar__cuda_launch(dev, multiply_plain<T, 64, 16>, dim3(blocks), dim3(THREADS), 0, *s);
+}
+
+static void launch_plain(abar_device *dev, const abar__products *s, abar__product_tile tile, abar_dtype dtype, unsigned blocks)
 {
     switch (dtype) {
-    case ABAR_F32: abar__cuda_launch(dev, multiply_plain<float>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_BF16: abar__cuda_launch(dev, multiply_plain<bf16>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_F16: abar__cuda_launch(dev, multiply_plain<__half>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_F64: abar__cuda_launch(dev, multiply_plain<double>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    case ABAR_F32: launch_plain_tile<float>(dev, s, tile, blocks); break;
+    case ABAR_BF16: launch_plain_tile<bf16>(dev, s, tile, blocks); break;
+    case ABAR_F16: launch_plain_tile<__half>(dev, s, tile, blocks); break;
+    case ABAR_F64: launch_plain_tile<double>(dev, s, tile, blocks); break;
     default: break; /* observe takes no others */
     }
 }
@@ -193,6 +203,7 @@ static void join(abar_device *dev, abar__products *s, abar__product_tile tile)
     case ABAR_TILE_32_208: abar__cuda_launch(dev, join_shifts<32, 208>, blocks, threads, 0, *s); break;
     case ABAR_TILE_64_208: abar__cuda_launch(dev, join_shifts<64, 208>, blocks, threads, 0, *s); break;
     case ABAR_TILE_160: abar__cuda_launch(dev, join_shifts<160, 160>, blocks, threads, 0, *s); break;
+    case ABAR_TILE_32: abar__cuda_launch(dev, join_square<32>, blocks, threads, 0, *s); break;
     case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
     case ABAR_TILE_128:
         if (s->parts == 1)
@@ -261,7 +272,8 @@ static double cost_of(const abar_device *dev, abar__products *s, abar__product_t
     const double rows = (double)waves * piece + (small > spare ? (small - spare) / (double)slots + longest : 0.0);
     const double multiplied = 2.0 * m * n * (double)slots / 3e5, loaded = 2.0 * (m + n) * (double)slots / 4e3;
     const bool direct = s->parts == 1 && splits == 1;
-    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves + (direct ? 0.0 : floats * 8.0 / 2500.0);
+    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves +
+           (direct ? 0.0 : floats * 8.0 / 2500.0 + 3000.0);
 }
 
 /* Of the plain kernel: two blocks for every processor, which hide each other's loads. */
@@ -308,7 +320,7 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     if (tensor_cores)
         abar__cuda_multiply_rows(dev, s, tile, blocks);
     else
-        launch_plain(dev, s, dtype, blocks);
+        launch_plain(dev, s, tile, dtype, blocks);
     if (!direct) join(dev, s, tile);
 }
 
@@ -388,6 +400,7 @@ static bool fits_pieces(const abar__products *s, abar_dtype dtype)
     return fits && reach < INT32_MAX;
 }
 
+static abar__product_tile plain_tile(int64_t columns) { return columns <= 32 ? ABAR_TILE_32 : ABAR_TILE_64; }
 static abar__product_tile square_tile(int64_t columns) { return columns <= 256 ? ABAR_TILE_64 : ABAR_TILE_128; }
 
 /* ---- shifts ----------------------------------------------------------------------------------------------------------- */
@@ -469,13 +482,19 @@ static size_t view_scratch(const abar_device *dev, const abar_window *w, bool co
     return bytes;
 }
 
-static size_t mean_bytes(int64_t d) { return (size_t)(MEANS * d) * sizeof(float); }
+/* Of MEANS examples, in float32 or in pairs. */
+static size_t mean_bytes(const abar_device *dev, int64_t d)
+{
+    if (dev->activation == ABAR_BF16) return (size_t)(MEANS * 4 * abar__cuda_pairs_pitch(d)) * sizeof(bf16);
+    return (size_t)(MEANS * d) * sizeof(float);
+}
 
 extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r)
 {
     const abar_window unit = abar_window_unit();
     const size_t need[] = {view_scratch(dev, &r->window, r->convolution, r->in),
-                           view_scratch(dev, &unit, r->convolution, r->out), mean_bytes(abar__rows_d(r)), mean_bytes(r->out)};
+                           view_scratch(dev, &unit, r->convolution, r->out), mean_bytes(dev, abar__rows_d(r)),
+                           mean_bytes(dev, r->out)};
     size_t bytes = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++) bytes = need[i] > bytes ? need[i] : bytes;
     return bytes;
@@ -488,7 +507,7 @@ static void multiply_view(abar_device *dev, const view *v, abar__products *s, vo
         shift_parts(s);
         run(dev, s, shift_tile(s->channels), v->t->dtype, true, scratch, view_scratch(dev, &v->window, v->convolution, v->in));
     } else {
-        run(dev, s, pieces ? square_tile(v->in) : ABAR_TILE_64, v->t->dtype, pieces, scratch,
+        run(dev, s, pieces ? square_tile(v->in) : plain_tile(v->in), v->t->dtype, pieces, scratch,
             view_scratch(dev, &v->window, v->convolution, v->in));
     }
 }
@@ -527,7 +546,28 @@ static void multiply_means(abar_device *dev, const float *rows, int64_t n, int64
     s.square = square;
     s.d = d;
     s.scale = 1.0f;
-    run(dev, &s, ABAR_TILE_64, ABAR_F32, false, NULL, 0);
+    run(dev, &s, plain_tile(d), ABAR_F32, false, NULL, 0);
+}
+
+/* Of n means of d in pairs: images one high and four wide, three pixels of which meet their right neighbours. */
+static void multiply_pairs(abar_device *dev, const void *pairs, int64_t n, int64_t d, float *square)
+{
+    const int64_t pitch = abar__cuda_pairs_pitch(d);
+    abar__products s = {};
+    s.data = pairs;
+    s.stride[0] = 4 * pitch;
+    s.stride[1] = 1;
+    s.stride[3] = pitch;
+    s.examples = n;
+    s.channels = s.columns = (int)d;
+    s.height = s.step[0] = s.step[1] = s.kernel = s.parts = 1;
+    s.width = 4;
+    s.taps = {1, 0, {0, 0}, {1, 1}};
+    s.part[0] = rectangle(0, 0, 1, 3, {1, 0, {0, -1}, {1, 1}}, s.columns);
+    s.square = square;
+    s.d = d;
+    s.scale = 1.0f;
+    run(dev, &s, square_tile(d), ABAR_BF16, true, NULL, 0);
 }
 
 /* Where there is one row per example it is its own mean. */
@@ -540,8 +580,13 @@ extern "C" void abar__cuda_input_mean_product(abar_device *dev, const abar__rows
     }
     for (int64_t first = 0; first < r->examples; first += MEANS) {
         const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
-        abar__cuda_input_means(dev, &part, (float *)scratch);
-        multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
+        if (dev->activation == ABAR_BF16) {
+            abar__cuda_input_mean_pairs(dev, &part, scratch);
+            multiply_pairs(dev, scratch, part.examples, d, (float *)square);
+        } else {
+            abar__cuda_input_means(dev, &part, (float *)scratch);
+            multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
+        }
     }
 }
 
@@ -553,8 +598,13 @@ extern "C" void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows 
     }
     for (int64_t first = 0; first < r->examples; first += MEANS) {
         const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
-        abar__cuda_grad_means(dev, &part, (float *)scratch);
-        multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
+        if (dev->activation == ABAR_BF16) {
+            abar__cuda_grad_mean_pairs(dev, &part, scratch);
+            multiply_pairs(dev, scratch, part.examples, r->out, (float *)square);
+        } else {
+            abar__cuda_grad_means(dev, &part, (float *)scratch);
+            multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
+        }
     }
 }
 

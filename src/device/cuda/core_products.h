@@ -47,20 +47,21 @@ typedef struct abar__products {
     abar__product_part part[ABAR_PRODUCT_PARTS];
 } abar__products;
 
-/* The tiles of the tensor cores' kernel (core_products_mma.cu); those of the plain one are as ABAR_TILE_64. */
+/* The tiles of the tensor cores' kernel (core_products_mma.cu); the plain one has ABAR_TILE_32, which is its alone, and _64. */
 typedef enum abar__product_tile {
     ABAR_TILE_16_208,
     ABAR_TILE_32_208,
     ABAR_TILE_64_208,
+    ABAR_TILE_32,
     ABAR_TILE_64,
     ABAR_TILE_128,
     ABAR_TILE_160,
     ABAR_TILES
 } abar__product_tile;
 
-static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 64, 128, 160};
-static const int abar__tile_columns[ABAR_TILES] = {208, 208, 208, 64, 128, 160};
-static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 1}; /* blocks that a processor has room for */
+static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 32, 64, 128, 160};
+static const int abar__tile_columns[ABAR_TILES] = {208, 208, 208, 32, 64, 128, 160};
+static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 2, 1}; /* blocks that a processor has room for */
 
 /* bf16, channels side by side, whole 16-byte pieces of them; taps within 2^31 elements and ABAR_PRODUCT_SIDE pixels of theirs.
  * blocks: of all parts. */

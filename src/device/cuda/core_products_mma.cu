@@ -236,6 +236,7 @@ extern "C" void abar__cuda_multiply_rows(abar_device *dev, const abar__products 
     case ABAR_TILE_64: launch<tile_shape<64, 64, 2, 2, 2, 64, 4, 2>>(dev, s, blocks); break;
     case ABAR_TILE_128: launch<tile_shape<128, 128, 2, 4, 1, 32, 4, 2>>(dev, s, blocks); break;
     case ABAR_TILE_160: launch<tile_shape<160, 160, 2, 4, 1, 32, 4, 1>>(dev, s, blocks); break;
+    case ABAR_TILE_32: /* the plain kernel's */
     case ABAR_TILES: break;
     }
 }
