@@ -1,5 +1,5 @@
-/* Sums of outer products of rows (methods.md sections 4 to 6) without a word to the host: which kernel takes them, how blocks
- * share them, and how partial sums become the lower triangle of a square.
+/* Sums of outer products of rows (methods.md sections 4 to 6) without a word to the host: which kernel takes them, and how
+ * blocks share them.
  *
  * Inputs of 3 x 3 convolutions of stride 1 are not multiplied by taps. A pair of taps with lag l = tap' - tap sums x[u] x[u+l]T
  * over the pixels u that its first tap sees: all of them but for a row and a column at the border, which only matter where l
@@ -10,8 +10,8 @@
 #define MEANS 256      /* examples whose mean rows are held at a time */
 #define LEAST_ROWS 128 /* of a split */
 #define MOST_SPLITS 512
-#define FEW_SPLITS 3                    /* that a join adds up by the way */
-#define MOST_PARTIAL ((size_t)28 << 20) /* bytes of partial sums, where one split does not take more */
+#define MOST_PARTIAL ((size_t)40 << 20) /* bytes of partial sums, where one split does not take more */
+#define NARROW 576                      /* rows that do with the workspace for them */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -104,117 +104,6 @@ static void launch_plain(abar_device *dev, const abar__products *s, abar__produc
     }
 }
 
-/* ---- partial sums into the square ------------------------------------------------------------------------------------ */
-
-/* Element (m, n) of a part's result. */
-template <int M, int N> __device__ static float joined(const abar__products &s, int part, int m, int n)
-{
-    const abar__product_part &q = s.part[part];
-    const int down = m / M, left = n / N, tile = q.across ? down * q.across + left : down * (down + 1) / 2 + left;
-    const float *from = s.partial + q.at + ((int64_t)tile * M + m % M) * N + n % N;
-    float sum = 0.0f;
-#pragma unroll 16 /* as many loads on their way */
-    for (int k = 0; k < q.splits; k++) sum += __ldcg(from + (int64_t)k * q.tiles * M * N);
-    return sum;
-}
-
-/* Sums over all splits, in the place of the first. Block: 128 elements, four of a thread, whose splits are shared by 8 threads.
- */
-static __global__ void __launch_bounds__(THREADS) add_splits(const __grid_constant__ abar__products s, int size)
-{
-    __shared__ float4 shared[8][32];
-    int64_t at = (int64_t)blockIdx.x * 128;
-    int i = 0;
-    for (; at >= (int64_t)s.part[i].tiles * size; i++) at -= (int64_t)s.part[i].tiles * size;
-    const abar__product_part &q = s.part[i];
-    const int lane = (int)threadIdx.x % 32, turn = (int)threadIdx.x / 32;
-    float4 *own = (float4 *)(s.partial + q.at + at) + lane, sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const int64_t step = (int64_t)q.tiles * size / 4;
-#pragma unroll 8
-    for (int k = turn; k < q.splits; k += 8) {
-        const float4 v = __ldcg(own + k * step);
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-    }
-    shared[turn][lane] = sum;
-    __syncthreads();
-    if (turn) return;
-    for (int k = 1; k < 8; k++) {
-        const float4 v = shared[k][lane];
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-    }
-    *own = sum;
-}
-
-/* Block i: row i of the square from products of rows with themselves. */
-template <int SIDE_> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
-{
-    const int i = (int)blockIdx.x, a = i % s.kernel * s.channels + i / s.kernel;
-    for (int j = (int)threadIdx.x; j <= i; j += 128) {
-        const int b = j % s.kernel * s.channels + j / s.kernel;
-        s.square[i * s.d + j] += s.scale * joined<SIDE_, SIDE_>(s, 0, a > b ? a : b, a > b ? b : a);
-    }
-}
-
-enum {
-    ALL,
-    FIRST_ROW,
-    LAST_ROW,
-    FIRST_COLUMN,
-    LAST_COLUMN,
-    CORNERS
-}; /* parts; corners: + 2 in the last row + 1 in the last column */
-
-/* Row i of the square from products of pixels and shifted ones: of channels c and d through taps t and u. Tap 0 of an axis does
- * not see its last pixel, tap 2 not its first. */
-template <int M, int N> static __global__ void __launch_bounds__(128) join_shifts(const __grid_constant__ abar__products s)
-{
-    const int i = (int)blockIdx.x, channels = s.channels;
-    for (int j = (int)threadIdx.x; j <= i; j += 128) {
-        int c = i / 9, d = j / 9, t = i % 9, u = j % 9;
-        if (u < t) { /* lags point down, or to the right */
-            c = j / 9, d = i / 9;
-            t = j % 9, u = i % 9;
-        }
-        const int ty = t / 3, tx = t % 3, down = u / 3 - ty, right = u % 3 - tx;
-        float sum = joined<M, N>(s, ALL, c, (5 * down + right) * channels + d);
-        if (down == 0 && ty != 1) sum -= joined<M, N>(s, ty == 0 ? LAST_ROW : FIRST_ROW, c, right * channels + d);
-        if (right == 0 && tx != 1) sum -= joined<M, N>(s, tx == 0 ? LAST_COLUMN : FIRST_COLUMN, c, down * channels + d);
-        if (t == u && ty != 1 && tx != 1) sum += joined<M, N>(s, CORNERS + (ty == 0 ? 2 : 0) + (tx == 0 ? 1 : 0), c, d);
-        s.square[i * s.d + j] += s.scale * sum;
-    }
-}
-
-/* Parts are as if they had one split from then on. */
-static void join_splits(abar_device *dev, abar__products *s, abar__product_tile tile)
-{
-    const int size = abar__tile_rows[tile] * abar__tile_columns[tile]; /* a multiple of 128 */
-    int64_t tiles = 0;
-    for (int i = 0; i < s->parts; i++) tiles += s->part[i].tiles;
-    abar__cuda_launch(dev, add_splits, dim3((unsigned)(tiles * size / 128)), dim3(THREADS), 0, *s, size);
-    for (int i = 0; i < s->parts; i++) s->part[i].splits = 1;
-}
-
-static void join(abar_device *dev, abar__products *s, abar__product_tile tile)
-{
-    if (s->part[0].splits > FEW_SPLITS) join_splits(dev, s, tile);
-    const dim3 blocks((unsigned)(s->channels * s->kernel)), threads(128);
-    switch (tile) {
-    case ABAR_TILE_16_208: abar__cuda_launch(dev, join_shifts<16, 208>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_32_208: abar__cuda_launch(dev, join_shifts<32, 208>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64_208: abar__cuda_launch(dev, join_shifts<64, 208>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_160: abar__cuda_launch(dev, join_shifts<160, 160>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_32: abar__cuda_launch(dev, join_square<32>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_128:
-        if (s->parts == 1)
-            abar__cuda_launch(dev, join_square<128>, blocks, threads, 0, *s);
-        else
-            abar__cuda_launch(dev, join_shifts<128, 128>, blocks, threads, 0, *s);
-        break;
-    case ABAR_TILES: break;
-    }
-}
-
 /* ---- how blocks share a product --------------------------------------------------------------------------------------- */
 
 static int64_t part_rows(const abar__products *s, const abar__product_part *q) { return s->examples * q->high * q->wide; }
@@ -238,8 +127,13 @@ static unsigned number_blocks(abar__products *s)
 {
     unsigned blocks = 0;
     for (int i = 0; i < s->parts; i++) {
-        s->part[i].block = blocks;
-        blocks += (unsigned)(s->part[i].splits * s->part[i].tiles);
+        abar__product_part *q = &s->part[i];
+        const int area = q->high * q->wide;
+        q->block = blocks;
+        q->ahead[0] = ABAR_PRODUCT_STEP / area;
+        q->ahead[1] = ABAR_PRODUCT_STEP % area / q->wide;
+        q->ahead[2] = ABAR_PRODUCT_STEP % area % q->wide;
+        blocks += (unsigned)(q->splits * q->tiles);
     }
     return blocks;
 }
@@ -264,15 +158,18 @@ static double cost_of(const abar_device *dev, abar__products *s, abar__product_t
     const double piece = (double)part_rows(s, &s->part[0]) / (double)splits;
     const double spare = (double)(waves * slots - blocks) * piece;
     double small = 0.0, longest = 0.0;
+    int64_t all = blocks;
     for (int i = 1; i < s->parts; i++) {
         const double rows = (double)part_rows(s, &s->part[i]) / s->part[i].splits;
         small += rows * s->part[i].splits * s->part[i].tiles;
+        all += (int64_t)s->part[i].splits * s->part[i].tiles;
         longest = rows > longest ? rows : longest;
     }
     const double rows = (double)waves * piece + (small > spare ? (small - spare) / (double)slots + longest : 0.0);
-    const double multiplied = 2.0 * m * n * (double)slots / 3e5, loaded = 2.0 * (m + n) * (double)slots / 4e3;
+    const double busy = (double)least(most(blocks, abar__cuda_of(dev)->processors), slots);
+    const double multiplied = 2.0 * m * n * busy / 3e5, loaded = 2.0 * (m + n) * busy / 4e3;
     const bool direct = s->parts == 1 && splits == 1;
-    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves +
+    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves + (all > waves * slots ? 2000.0 : 0.0) +
            (direct ? 0.0 : floats * 8.0 / 2500.0 + 3000.0);
 }
 
@@ -321,7 +218,7 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
         abar__cuda_multiply_rows(dev, s, tile, blocks);
     else
         launch_plain(dev, s, tile, dtype, blocks);
-    if (!direct) join(dev, s, tile);
+    if (!direct) abar__cuda_join_products(dev, s, tile);
 }
 
 /* All of them. */
@@ -455,7 +352,8 @@ static void shift_parts(abar__products *s)
 static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__product_tile tile)
 {
     set_tiles(s, tile);
-    int64_t splits = most(1, 2 * (int64_t)abar__cuda_of(dev)->processors / s->part[0].tiles);
+    const bool narrow = s->parts == 1 ? s->columns <= NARROW : abar__tile_rows[tile] < abar__tile_columns[tile];
+    int64_t splits = narrow ? 1 : most(1, 2 * (int64_t)abar__cuda_of(dev)->processors / s->part[0].tiles);
     if (s->parts == 1 && splits == 1) return 0;
     while (splits > 1 && (size_t)split(s, tile, splits) * sizeof(float) > MOST_PARTIAL) splits--;
     const size_t bytes = (size_t)split(s, tile, splits) * sizeof(float);

@@ -6,7 +6,7 @@
 
 #define THREADS 256
 #define ACROSS 8 /* threads that copy a row: 128 bytes at a time */
-#define ROWS (THREADS / ACROSS)
+#define ROWS ABAR_PRODUCT_STEP
 
 /* A block makes M x N sums, with warps MW x NW x KW; those along the last share the positions, DEPTH at a time, of which STAGES
  * tiles are in shared memory. So many blocks are to find room on a processor. */
@@ -18,16 +18,16 @@ template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_, int STAGES_, in
     static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2);  /* odd: eight rows lie in different banks */
     static const int STAGE = DEPTH * PITCH;
     static const int BYTES = STAGES * (STAGE + DEPTH * (int)sizeof(int)); /* behind the tiles: the rows' examples */
+    static_assert(ROWS * ACROSS == THREADS, "every thread copies");
     static_assert(32 * MW * NW * KW == THREADS && DEPTH % ROWS == 0 && DEPTH % (16 * KW) == 0, "warps share tiles evenly");
     static_assert(KW / 2 * M * N * (int)sizeof(float) <= STAGES * STAGE, "sums of warps find room in the tiles");
 };
 
 /* What a thread copies: of every ROWS-th row the pieces ACROSS apart. Positions are counted up, never divided. */
 template <class S> struct loader {
-    int row, down, right, n;           /* the next one, and where in its rectangle and of which example it is */
-    int step_n, step_down, step_right; /* ROWS positions further */
-    int offset[S::PIECES];             /* from a position's pixel to the piece, in elements */
-    int tap[S::PIECES];                /* pixels down << 16 | to the right */
+    int row, down, right, n; /* the next one, and where in its rectangle and of which example it is */
+    int offset[S::PIECES];   /* from a position's pixel to the piece, in elements */
+    int tap[S::PIECES];      /* pixels down << 16 | to the right */
 };
 
 template <class S> __device__ static inline loader<S> make_loader(const abar__products &s, const share &own)
@@ -39,9 +39,6 @@ template <class S> __device__ static inline loader<S> make_loader(const abar__pr
     l.n = l.row / area;
     l.down = l.row % area / q.wide;
     l.right = l.row % area % q.wide;
-    l.step_n = ROWS / area;
-    l.step_down = ROWS % area / q.wide;
-    l.step_right = ROWS % area % q.wide;
 #pragma unroll
     for (int i = 0; i < S::PIECES; i++) {
         const int k = (lane + i * ACROSS) * 8;
@@ -56,9 +53,9 @@ template <class S> __device__ static inline loader<S> make_loader(const abar__pr
 template <class S> __device__ static inline void advance(const abar__product_part &q, loader<S> &l)
 {
     l.row += ROWS;
-    l.right += l.step_right;
-    l.down += l.step_down;
-    l.n += l.step_n;
+    l.n += q.ahead[0];
+    l.down += q.ahead[1];
+    l.right += q.ahead[2];
     if (l.right >= q.wide) {
         l.right -= q.wide;
         l.down++;
@@ -195,18 +192,17 @@ static __global__ void __launch_bounds__(THREADS, S::RESIDENT) multiply_rows(con
     }
     if (s.weight) __syncthreads(); /* examples of the first tiles */
     float sums[S::TM][S::TN][4] = {};
-    int stage = 0, next = S::STAGES - 1;
+    int stage = 0;
     for (int t = 0; t < tiles; t++) {
         copies_wait<S::STAGES - 2>();
         if (s.weight) weigh<S>(s, (char *)shared + stage * S::STAGE, examples + stage * S::DEPTH);
         __syncthreads(); /* tile t is here, and all are done with t - 1 */
-        load_tile(s, own, l, memory, examples, next);
+        load_tile(s, own, l, memory, examples, stage ? stage - 1 : S::STAGES - 1); /* t - 1's */
         copies_commit();
 #pragma unroll
         for (int k = 0; k < S::DEPTH; k += 16 * S::KW)
             multiply_step<S>(sums, memory + (uint32_t)(stage * S::STAGE), k + 16 * turn, m, n);
         stage = stage + 1 < S::STAGES ? stage + 1 : 0;
-        next = next + 1 < S::STAGES ? next + 1 : 0;
     }
     copies_wait<0>();
     if (S::KW > 1) join_warps<S>(sums, (float *)shared, turn);
