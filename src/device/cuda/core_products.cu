@@ -1,44 +1,46 @@
-/* Sums of outer products of rows (methods.md sections 4 to 6) without a word to the host: which kernel takes them, how blocks
- * share them, and how partial sums become the lower triangle of a square.
+/* Sums of outer products of rows (methods.md sections 4 to 6) without a word to the host: which kernel takes them, and how
+ * blocks share them.
  *
  * Inputs of 3 x 3 convolutions of stride 1 are not multiplied by taps. A pair of taps with lag l = tap' - tap sums x[u] x[u+l]T
  * over the pixels u that its first tap sees: all of them but for a row and a column at the border, which only matter where l
  * does not point across. So 13 products over all pixels, and 16 over border rows, columns and corners, make all 45 blocks. */
 #include "device/cuda/core_products.h"
 
-#define SIDE 64  /* of a tile of the plain kernel */
-#define DEPTH 16 /* positions it holds */
 #define THREADS 256
 #define MEANS 256      /* examples whose mean rows are held at a time */
-#define LEAST_ROWS 256 /* of a split */
-#define MOST_SPLITS 256
+#define LEAST_ROWS 128 /* of a split */
+#define MOST_SPLITS 512
+#define MOST_PARTIAL ((size_t)40 << 20) /* bytes of partial sums, where one split does not take more */
+#define NARROW 576                      /* rows that do with the workspace for them */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- plain products ------------------------------------------------------------------------------------------------- */
 
-/* Adds DEPTH rows of both sides to a thread's 4 x 4 sums: rows and columns ty, tx and 16, 32, 48 further. */
-__device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[4][4])
+/* Adds DEPTH rows of both sides to a thread's sums: rows and columns ty, tx and 16, 32 .. further. */
+template <int SIDE, int DEPTH>
+__device__ static inline void multiply_rows(const float (*a)[SIDE], const float (*b)[SIDE], float (&sums)[SIDE / 16][SIDE / 16])
 {
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
-        float left[4], right[4];
+        float left[SIDE / 16], right[SIDE / 16];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < SIDE / 16; i++) {
             left[i] = a[k][ty + 16 * i];
             right[i] = b[k][tx + 16 * i];
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < SIDE / 16; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) sums[i][j] += left[i] * right[j];
+            for (int j = 0; j < SIDE / 16; j++) sums[i][j] += left[i] * right[j];
     }
 }
 
-/* Any type, any strides, in float32. A block makes a SIDE x SIDE tile; thread: the same column of four rows of every DEPTH. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) multiply_plain(const __grid_constant__ abar__products s)
+/* Any type, any strides, in float32. A block makes a SIDE x SIDE tile; thread: the same column of some rows of every DEPTH. */
+template <typename T, int SIDE, int DEPTH>
+static __global__ void __launch_bounds__(THREADS) multiply_plain(const __grid_constant__ abar__products s)
 {
     __shared__ float a[2][DEPTH][SIDE], b[2][DEPTH][SIDE];
     __shared__ place rows[2][DEPTH];
@@ -48,7 +50,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
     const place left = column_place(s, s.taps, s.columns, own.down * SIDE + column);
     const place right = column_place(s, own.part->taps, own.part->columns, own.left * SIDE + column);
     const int tiles = (own.to - own.from + DEPTH - 1) / DEPTH;
-    float sums[4][4] = {};
+    float sums[SIDE / 16][SIDE / 16] = {};
     for (int t = 0; t <= tiles + 1; t++) { /* finds the rows of tile t, reads tile t - 1, multiplies tile t - 2 */
         const int now = t % 2, before = 1 - now;
         if (threadIdx.x < DEPTH) {
@@ -66,13 +68,13 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
                 b[before][k][column] = inside(s, r, right) ? element(at + right.offset) : 0.0f;
             }
         }
-        if (t > 1) multiply_rows(a[now], b[now], sums);
+        if (t > 1) multiply_rows<SIDE, DEPTH>(a[now], b[now], sums);
         __syncthreads();
     }
     const int tx = (int)threadIdx.x % 16, ty = (int)threadIdx.x / 16;
     float *partial = s.partial + own.part->at + ((int64_t)own.split * own.part->tiles + own.tile) * SIDE * SIDE;
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
+    for (int i = 0; i < SIDE / 16; i++)
+        for (int j = 0; j < SIDE / 16; j++) {
             const int m = ty + 16 * i, n = tx + 16 * j;
             if (s.partial)
                 partial[m * SIDE + n] = sums[i][j];
@@ -81,86 +83,24 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) multiply
         }
 }
 
-static void launch_plain(abar_device *dev, const abar__products *s, abar_dtype dtype, unsigned blocks)
+/* Narrow tiles are deep: few barriers for many rows. */
+template <typename T>
+static void launch_plain_tile(abar_device *dev, const abar__products *s, abar__product_tile tile, unsigned blocks)
+{
+    if (tile == ABAR_TILE_32)
+        abar__cuda_launch(dev, multiply_plain<T, 32, 64>, dim3(blocks), dim3(THREADS), 0, *s);
+    else
+        abar__cuda_launch(dev, multiply_plain<T, 64, 16>, dim3(blocks), dim3(THREADS), 0, *s);
+}
+
+static void launch_plain(abar_device *dev, const abar__products *s, abar__product_tile tile, abar_dtype dtype, unsigned blocks)
 {
     switch (dtype) {
-    case ABAR_F32: abar__cuda_launch(dev, multiply_plain<float>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_BF16: abar__cuda_launch(dev, multiply_plain<bf16>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_F16: abar__cuda_launch(dev, multiply_plain<__half>, dim3(blocks), dim3(THREADS), 0, *s); break;
-    case ABAR_F64: abar__cuda_launch(dev, multiply_plain<double>, dim3(blocks), dim3(THREADS), 0, *s); break;
+    case ABAR_F32: launch_plain_tile<float>(dev, s, tile, blocks); break;
+    case ABAR_BF16: launch_plain_tile<bf16>(dev, s, tile, blocks); break;
+    case ABAR_F16: launch_plain_tile<__half>(dev, s, tile, blocks); break;
+    case ABAR_F64: launch_plain_tile<double>(dev, s, tile, blocks); break;
     default: break; /* observe takes no others */
-    }
-}
-
-/* ---- partial sums into the square ------------------------------------------------------------------------------------ */
-
-/* Element (m, n) of a part's result. */
-template <int M, int N> __device__ static float joined(const abar__products &s, int part, int m, int n)
-{
-    const abar__product_part &q = s.part[part];
-    const int down = m / M, left = n / N, tile = q.across ? down * q.across + left : down * (down + 1) / 2 + left;
-    const float *from = s.partial + q.at + ((int64_t)tile * M + m % M) * N + n % N;
-    float sum = 0.0f;
-#pragma unroll 16 /* as many loads on their way */
-    for (int k = 0; k < q.splits; k++) sum += __ldcg(from + (int64_t)k * q.tiles * M * N);
-    return sum;
-}
-
-/* Block i: row i of the square from products of rows with themselves. */
-template <int SIDE_> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
-{
-    const int i = (int)blockIdx.x, a = i % s.kernel * s.channels + i / s.kernel;
-    for (int j = (int)threadIdx.x; j <= i; j += 128) {
-        const int b = j % s.kernel * s.channels + j / s.kernel;
-        s.square[i * s.d + j] += s.scale * joined<SIDE_, SIDE_>(s, 0, a > b ? a : b, a > b ? b : a);
-    }
-}
-
-enum {
-    ALL,
-    FIRST_ROW,
-    LAST_ROW,
-    FIRST_COLUMN,
-    LAST_COLUMN,
-    CORNERS
-}; /* parts; corners: + 2 in the last row + 1 in the last column */
-
-/* Row i of the square from products of pixels and shifted ones: of channels c and d through taps t and u. Tap 0 of an axis does
- * not see its last pixel, tap 2 not its first. */
-template <int M, int N> static __global__ void __launch_bounds__(128) join_shifts(const __grid_constant__ abar__products s)
-{
-    const int i = (int)blockIdx.x, channels = s.channels;
-    for (int j = (int)threadIdx.x; j <= i; j += 128) {
-        int c = i / 9, d = j / 9, t = i % 9, u = j % 9;
-        if (u < t) { /* lags point down, or to the right */
-            c = j / 9, d = i / 9;
-            t = j % 9, u = i % 9;
-        }
-        const int ty = t / 3, tx = t % 3, down = u / 3 - ty, right = u % 3 - tx;
-        float sum = joined<M, N>(s, ALL, c, (5 * down + right) * channels + d);
-        if (down == 0 && ty != 1) sum -= joined<M, N>(s, ty == 0 ? LAST_ROW : FIRST_ROW, c, right * channels + d);
-        if (right == 0 && tx != 1) sum -= joined<M, N>(s, tx == 0 ? LAST_COLUMN : FIRST_COLUMN, c, down * channels + d);
-        if (t == u && ty != 1 && tx != 1) sum += joined<M, N>(s, CORNERS + (ty == 0 ? 2 : 0) + (tx == 0 ? 1 : 0), c, d);
-        s.square[i * s.d + j] += s.scale * sum;
-    }
-}
-
-static void join(abar_device *dev, const abar__products *s, abar__product_tile tile)
-{
-    const dim3 blocks((unsigned)(s->channels * s->kernel)), threads(128);
-    switch (tile) {
-    case ABAR_TILE_16_104: abar__cuda_launch(dev, join_shifts<16, 104>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_32_104: abar__cuda_launch(dev, join_shifts<32, 104>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64_128: abar__cuda_launch(dev, join_shifts<64, 128>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_160: abar__cuda_launch(dev, join_shifts<160, 160>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_128:
-        if (s->parts == 1)
-            abar__cuda_launch(dev, join_square<128>, blocks, threads, 0, *s);
-        else
-            abar__cuda_launch(dev, join_shifts<128, 128>, blocks, threads, 0, *s);
-        break;
-    case ABAR_TILES: break;
     }
 }
 
@@ -187,8 +127,13 @@ static unsigned number_blocks(abar__products *s)
 {
     unsigned blocks = 0;
     for (int i = 0; i < s->parts; i++) {
-        s->part[i].block = blocks;
-        blocks += (unsigned)(s->part[i].splits * s->part[i].tiles);
+        abar__product_part *q = &s->part[i];
+        const int area = q->high * q->wide;
+        q->block = blocks;
+        q->ahead[0] = ABAR_PRODUCT_STEP / area;
+        q->ahead[1] = ABAR_PRODUCT_STEP % area / q->wide;
+        q->ahead[2] = ABAR_PRODUCT_STEP % area % q->wide;
+        blocks += (unsigned)(q->splits * q->tiles);
     }
     return blocks;
 }
@@ -203,11 +148,51 @@ static void set_tiles(abar__products *s, abar__product_tile tile)
     }
 }
 
-/* As many splits as give every processor a block, of the parts' tiles; the plain kernel hides its loads behind a second one. */
-static int64_t wanted_splits(const abar_device *dev, const abar__products *s, bool tensor_cores)
+/* About how many nanoseconds a product takes with these splits: its blocks in waves over the processors, the small ones of the
+ * borders where the last wave leaves room; then its partial sums, written and read. */
+static double cost_of(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t splits)
 {
-    const int64_t n = abar__cuda_blocks((tensor_cores ? 1 : 2) * abar__cuda_of(dev)->processors, s->part[0].tiles);
-    return least(n, MOST_SPLITS);
+    const double m = abar__tile_rows[tile], n = abar__tile_columns[tile], floats = (double)split(s, tile, splits);
+    const int64_t slots = (int64_t)abar__cuda_of(dev)->processors * abar__tile_resident[tile];
+    const int64_t blocks = s->part[0].tiles * splits, waves = abar__cuda_blocks(blocks, slots);
+    const double piece = (double)part_rows(s, &s->part[0]) / (double)splits;
+    const double spare = (double)(waves * slots - blocks) * piece;
+    double small = 0.0, longest = 0.0;
+    int64_t all = blocks;
+    for (int i = 1; i < s->parts; i++) {
+        const double rows = (double)part_rows(s, &s->part[i]) / s->part[i].splits;
+        small += rows * s->part[i].splits * s->part[i].tiles;
+        all += (int64_t)s->part[i].splits * s->part[i].tiles;
+        longest = rows > longest ? rows : longest;
+    }
+    const double rows = (double)waves * piece + (small > spare ? (small - spare) / (double)slots + longest : 0.0);
+    const double busy = (double)least(most(blocks, abar__cuda_of(dev)->processors), slots);
+    const double multiplied = 2.0 * m * n * busy / 3e5, loaded = 2.0 * (m + n) * busy / 4e3;
+    const bool direct = s->parts == 1 && splits == 1;
+    return rows * (multiplied > loaded ? multiplied : loaded) + 1500.0 * (double)waves + (all > waves * slots ? 2000.0 : 0.0) +
+           (direct ? 0.0 : floats * 8.0 / 2500.0 + 3000.0);
+}
+
+/* Of the plain kernel: two blocks for every processor, which hide each other's loads. */
+static int64_t plain_splits(const abar_device *dev, const abar__products *s)
+{
+    return least(abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, s->part[0].tiles), MOST_SPLITS / 2);
+}
+
+/* The cheapest splits whose partial sums find room. */
+static int64_t best_splits(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t most_splits,
+                           int64_t room)
+{
+    int64_t best = 1;
+    double least_cost = cost_of(dev, s, tile, 1);
+    for (int64_t n = 2; n <= least(most_splits, MOST_SPLITS) && split(s, tile, n) <= room; n++) {
+        const double cost = cost_of(dev, s, tile, n);
+        if (cost < least_cost) {
+            least_cost = cost;
+            best = n;
+        }
+    }
+    return best;
 }
 
 /* Runs a product of some examples; partial sums go where there is more room, the workspace or the scratch. */
@@ -219,7 +204,11 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     set_tiles(s, tile);
     const bool apart = scratch_bytes > ABAR_CUDA_WORKSPACE;
     const int64_t room = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
-    int64_t splits = most(1, least(wanted_splits(dev, s, tensor_cores), rows / LEAST_ROWS));
+    int64_t splits = most(1, rows / LEAST_ROWS);
+    if (tensor_cores)
+        splits = best_splits(dev, s, tile, splits, room);
+    else
+        splits = least(splits, plain_splits(dev, s));
     while (splits > 1 && split(s, tile, splits) > room) splits--;
     split(s, tile, splits);
     const bool direct = s->parts == 1 && splits == 1;
@@ -228,8 +217,8 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     if (tensor_cores)
         abar__cuda_multiply_rows(dev, s, tile, blocks);
     else
-        launch_plain(dev, s, dtype, blocks);
-    if (!direct) join(dev, s, tile);
+        launch_plain(dev, s, tile, dtype, blocks);
+    if (!direct) abar__cuda_join_products(dev, s, tile);
 }
 
 /* All of them. */
@@ -298,9 +287,17 @@ static bool fits_pieces(const abar__products *s, abar_dtype dtype)
 {
     bool fits = dtype == ABAR_BF16 && s->stride[1] == 1 && s->channels % 8 == 0 && (uintptr_t)s->data % 16 == 0;
     for (int i = 0; i < 4; i++) fits = fits && (i == 1 || s->stride[i] % 8 == 0);
-    return fits;
+    int64_t reach = s->channels; /* of a tap, in elements */
+    for (int i = 0; i < 2; i++) {
+        const int64_t taps = i ? s->taps.width : s->kernel / s->taps.width;
+        const int64_t pixels = most(s->taps.pad[i], (taps - 1) * s->taps.dilation[i]) + 2; /* at least those of shifts */
+        fits = fits && pixels < ABAR_PRODUCT_SIDE && (i ? s->width : s->height) < ABAR_PRODUCT_SIDE;
+        reach += pixels * s->stride[2 + i];
+    }
+    return fits && reach < INT32_MAX;
 }
 
+static abar__product_tile plain_tile(int64_t columns) { return columns <= 32 ? ABAR_TILE_32 : ABAR_TILE_64; }
 static abar__product_tile square_tile(int64_t columns) { return columns <= 256 ? ABAR_TILE_64 : ABAR_TILE_128; }
 
 /* ---- shifts ----------------------------------------------------------------------------------------------------------- */
@@ -314,9 +311,9 @@ static bool may_shift(const abar_window *w, bool convolution, int64_t in)
 
 static abar__product_tile shift_tile(int64_t channels)
 {
-    if (channels == 16) return ABAR_TILE_16_104;
-    if (channels == 32) return ABAR_TILE_32_104;
-    if (channels <= 64) return ABAR_TILE_64_128;
+    if (channels == 16) return ABAR_TILE_16_208;
+    if (channels == 32) return ABAR_TILE_32_208;
+    if (channels <= 64) return ABAR_TILE_64_208;
     return channels % 160 == 0 ? ABAR_TILE_160 : ABAR_TILE_128;
 }
 
@@ -351,12 +348,14 @@ static void shift_parts(abar__products *s)
 
 /* ---- entries ---------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of partial sums that give every processor a block, where the workspace is too small for them. */
+/* Bytes of partial sums that give every processor two blocks, where the workspace is too small for them. */
 static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__product_tile tile)
 {
     set_tiles(s, tile);
-    const int64_t splits = wanted_splits(dev, s, true);
+    const bool narrow = s->parts == 1 ? s->columns <= NARROW : abar__tile_rows[tile] < abar__tile_columns[tile];
+    int64_t splits = narrow ? 1 : most(1, 2 * (int64_t)abar__cuda_of(dev)->processors / s->part[0].tiles);
     if (s->parts == 1 && splits == 1) return 0;
+    while (splits > 1 && (size_t)split(s, tile, splits) * sizeof(float) > MOST_PARTIAL) splits--;
     const size_t bytes = (size_t)split(s, tile, splits) * sizeof(float);
     return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
 }
@@ -381,13 +380,19 @@ static size_t view_scratch(const abar_device *dev, const abar_window *w, bool co
     return bytes;
 }
 
-static size_t mean_bytes(int64_t d) { return (size_t)(MEANS * d) * sizeof(float); }
+/* Of MEANS examples, in float32 or in pairs. */
+static size_t mean_bytes(const abar_device *dev, int64_t d)
+{
+    if (dev->activation == ABAR_BF16) return (size_t)(MEANS * 4 * abar__cuda_pairs_pitch(d)) * sizeof(bf16);
+    return (size_t)(MEANS * d) * sizeof(float);
+}
 
 extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r)
 {
     const abar_window unit = abar_window_unit();
     const size_t need[] = {view_scratch(dev, &r->window, r->convolution, r->in),
-                           view_scratch(dev, &unit, r->convolution, r->out), mean_bytes(abar__rows_d(r)), mean_bytes(r->out)};
+                           view_scratch(dev, &unit, r->convolution, r->out), mean_bytes(dev, abar__rows_d(r)),
+                           mean_bytes(dev, r->out)};
     size_t bytes = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++) bytes = need[i] > bytes ? need[i] : bytes;
     return bytes;
@@ -400,7 +405,7 @@ static void multiply_view(abar_device *dev, const view *v, abar__products *s, vo
         shift_parts(s);
         run(dev, s, shift_tile(s->channels), v->t->dtype, true, scratch, view_scratch(dev, &v->window, v->convolution, v->in));
     } else {
-        run(dev, s, pieces ? square_tile(v->in) : ABAR_TILE_64, v->t->dtype, pieces, scratch,
+        run(dev, s, pieces ? square_tile(v->in) : plain_tile(v->in), v->t->dtype, pieces, scratch,
             view_scratch(dev, &v->window, v->convolution, v->in));
     }
 }
@@ -439,7 +444,28 @@ static void multiply_means(abar_device *dev, const float *rows, int64_t n, int64
     s.square = square;
     s.d = d;
     s.scale = 1.0f;
-    run(dev, &s, ABAR_TILE_64, ABAR_F32, false, NULL, 0);
+    run(dev, &s, plain_tile(d), ABAR_F32, false, NULL, 0);
+}
+
+/* Of n means of d in pairs: images one high and four wide, three pixels of which meet their right neighbours. */
+static void multiply_pairs(abar_device *dev, const void *pairs, int64_t n, int64_t d, float *square)
+{
+    const int64_t pitch = abar__cuda_pairs_pitch(d);
+    abar__products s = {};
+    s.data = pairs;
+    s.stride[0] = 4 * pitch;
+    s.stride[1] = 1;
+    s.stride[3] = pitch;
+    s.examples = n;
+    s.channels = s.columns = (int)d;
+    s.height = s.step[0] = s.step[1] = s.kernel = s.parts = 1;
+    s.width = 4;
+    s.taps = {1, 0, {0, 0}, {1, 1}};
+    s.part[0] = rectangle(0, 0, 1, 3, {1, 0, {0, -1}, {1, 1}}, s.columns);
+    s.square = square;
+    s.d = d;
+    s.scale = 1.0f;
+    run(dev, &s, square_tile(d), ABAR_BF16, true, NULL, 0);
 }
 
 /* Where there is one row per example it is its own mean. */
@@ -452,8 +478,13 @@ extern "C" void abar__cuda_input_mean_product(abar_device *dev, const abar__rows
     }
     for (int64_t first = 0; first < r->examples; first += MEANS) {
         const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
-        abar__cuda_input_means(dev, &part, (float *)scratch);
-        multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
+        if (dev->activation == ABAR_BF16) {
+            abar__cuda_input_mean_pairs(dev, &part, scratch);
+            multiply_pairs(dev, scratch, part.examples, d, (float *)square);
+        } else {
+            abar__cuda_input_means(dev, &part, (float *)scratch);
+            multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
+        }
     }
 }
 
@@ -465,8 +496,13 @@ extern "C" void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows 
     }
     for (int64_t first = 0; first < r->examples; first += MEANS) {
         const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
-        abar__cuda_grad_means(dev, &part, (float *)scratch);
-        multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
+        if (dev->activation == ABAR_BF16) {
+            abar__cuda_grad_mean_pairs(dev, &part, scratch);
+            multiply_pairs(dev, scratch, part.examples, r->out, (float *)square);
+        } else {
+            abar__cuda_grad_means(dev, &part, (float *)scratch);
+            multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
+        }
     }
 }
 

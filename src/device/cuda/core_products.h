@@ -10,6 +10,12 @@
 
 #define ABAR_PRODUCT_PARTS 9
 #define ABAR_PRODUCT_ROWS ((int64_t)1 << 30)
+#define ABAR_PRODUCT_SIDE 16384 /* of an image on tensor cores, less than that */
+
+#define ABAR_PRODUCT_STEP 32 /* rows that a block copies at once */
+
+/* Parts of a product by shifts; corners: + 2 in the last row + 1 in the last column. */
+enum { ALL, FIRST_ROW, LAST_ROW, FIRST_COLUMN, LAST_COLUMN, CORNERS };
 
 /* Tap t of a window looks (t + first) / width * dilation - pad pixels down, the remainder likewise to the right. */
 typedef struct abar__taps {
@@ -24,6 +30,7 @@ typedef struct abar__product_part {
     abar__taps taps;           /* of b */
     int across;                /* tiles side by side; 0: only those on and below the diagonal of a square */
     int tiles, splits;
+    int ahead[3];   /* examples, rows and columns from a position to ABAR_PRODUCT_STEP further */
     unsigned block; /* the first of its blocks: (splits, tiles) */
     int64_t at;     /* of its partial sums, in floats: (splits, tiles, rows and columns of a tile) */
 } abar__product_part;
@@ -46,22 +53,28 @@ typedef struct abar__products {
     abar__product_part part[ABAR_PRODUCT_PARTS];
 } abar__products;
 
-/* The tiles of the tensor cores' kernel (core_products_mma.cu); those of the plain one are as ABAR_TILE_64. */
+/* The tiles of the tensor cores' kernel (core_products_mma.cu); the plain one has ABAR_TILE_32, which is its alone, and _64. */
 typedef enum abar__product_tile {
-    ABAR_TILE_16_104,
-    ABAR_TILE_32_104,
-    ABAR_TILE_64_128,
+    ABAR_TILE_16_208,
+    ABAR_TILE_32_208,
+    ABAR_TILE_64_208,
+    ABAR_TILE_32,
     ABAR_TILE_64,
     ABAR_TILE_128,
     ABAR_TILE_160,
     ABAR_TILES
 } abar__product_tile;
 
-static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 64, 128, 160};
-static const int abar__tile_columns[ABAR_TILES] = {104, 104, 128, 64, 128, 160};
+static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 32, 64, 128, 160};
+static const int abar__tile_columns[ABAR_TILES] = {208, 208, 208, 32, 64, 128, 160};
+static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 2, 1}; /* blocks that a processor has room for */
 
-/* bf16, channels side by side, whole 16-byte pieces of them. blocks: of all parts. */
+/* bf16, channels side by side, whole 16-byte pieces of them; taps within 2^31 elements and ABAR_PRODUCT_SIDE pixels of theirs.
+ * blocks: of all parts. */
 extern "C" void abar__cuda_multiply_rows(abar_device *dev, const abar__products *s, abar__product_tile tile, unsigned blocks);
+
+/* Adds what the blocks have left in partial; splits may be joined on the way. */
+extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, abar__product_tile tile);
 
 /* ---- inside kernels ------------------------------------------------------------------------------------------------- */
 

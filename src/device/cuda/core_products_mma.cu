@@ -4,83 +4,125 @@
 #include "device/cuda/conv_tiles_mma.h"
 #include "device/cuda/core_products.h"
 
-#define STAGES 3 /* tiles of positions in shared memory */
-#define BATCH 4  /* tiles of positions that are found at a time: the next while this one is loaded and multiplied */
+#define THREADS 256
+#define ACROSS 8 /* threads that copy a row: 128 bytes at a time */
+#define ROWS ABAR_PRODUCT_STEP
 
-/* A block makes M x N sums, with warps MW x NW x KW; those along the last share the positions, DEPTH at a time. */
-template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_> struct tile_shape {
-    static const int M = M_, N = N_, MW = MW_, NW = NW_, KW = KW_, DEPTH = DEPTH_;
-    static const int TM = M / MW / 16, TN = N / NW / 8; /* products m16n8 of a warp */
-    static const int THREADS = 32 * MW * NW * KW;
-    static const int CHUNKS = (M + N) / 8;                   /* 16-byte pieces of a row: a's, then b's */
-    static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2); /* odd: eight rows lie in different banks */
+/* A block makes M x N sums, with warps MW x NW x KW; those along the last share the positions, DEPTH at a time, of which STAGES
+ * tiles are in shared memory. So many blocks are to find room on a processor. */
+template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_, int STAGES_, int RESIDENT_> struct tile_shape {
+    static const int M = M_, N = N_, MW = MW_, NW = NW_, KW = KW_, DEPTH = DEPTH_, STAGES = STAGES_, RESIDENT = RESIDENT_;
+    static const int TM = M / MW / 16, TN = N / NW / 8;       /* products m16n8 of a warp */
+    static const int CHUNKS = (M + N) / 8;                    /* 16-byte pieces of a row: a's, then b's */
+    static const int PIECES = (CHUNKS + ACROSS - 1) / ACROSS; /* of a thread */
+    static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2);  /* odd: eight rows lie in different banks */
     static const int STAGE = DEPTH * PITCH;
-    static const int TABLES = 16 * CHUNKS + 2 * BATCH * DEPTH * (16 + 4); /* columns, rows, weights */
-    static const int BYTES = TABLES + STAGES * STAGE;
+    static const int BYTES = STAGES * (STAGE + DEPTH * (int)sizeof(int)); /* behind the tiles: the rows' examples */
+    static_assert(ROWS * ACROSS == THREADS, "every thread copies");
+    static_assert(32 * MW * NW * KW == THREADS && DEPTH % ROWS == 0 && DEPTH % (16 * KW) == 0, "warps share tiles evenly");
+    static_assert(KW / 2 * M * N * (int)sizeof(float) <= STAGES * STAGE, "sums of warps find room in the tiles");
 };
 
-/* The tables of a block in shared memory, and the tiles behind them. */
-template <class S> struct block_memory {
-    place *columns, *rows; /* (CHUNKS), (2, BATCH, DEPTH) */
-    float *weights;        /* (2, BATCH, DEPTH) */
-    uint32_t tiles;        /* (STAGES, STAGE bytes) */
-    __device__ explicit block_memory(void *memory)
-        : columns((place *)memory), rows(columns + S::CHUNKS), weights((float *)(rows + 2 * BATCH * S::DEPTH)),
-          tiles(shared_address(memory) + (uint32_t)S::TABLES)
-    {
-    }
+/* What a thread copies: of every ROWS-th row the pieces ACROSS apart. Positions are counted up, never divided. */
+template <class S> struct loader {
+    int row, down, right, n; /* the next one, and where in its rectangle and of which example it is */
+    int offset[S::PIECES];   /* from a position's pixel to the piece, in elements */
+    int tap[S::PIECES];      /* pixels down << 16 | to the right */
 };
 
-/* Where the rows of a batch of tiles are, and what they weigh: to be seen by all after a barrier. */
-template <class S>
-__device__ static void find_rows(const abar__products &s, const share &own, const block_memory<S> &m, int batch)
+template <class S> __device__ static inline loader<S> make_loader(const abar__products &s, const share &own)
 {
-    for (int i = (int)threadIdx.x; i < BATCH * S::DEPTH; i += S::THREADS) {
-        const int row = own.from + batch * BATCH * S::DEPTH + i, at = batch % 2 * BATCH * S::DEPTH + i;
-        const bool there = row < own.to;
-        m.rows[at] = there ? row_place(s, *own.part, row) : place{0, NOWHERE, NOWHERE};
-        if (s.weight) m.weights[at] = there ? row_weight(s, *own.part, row) : 0.0f;
-    }
-}
-
-template <class S> __device__ static void load_tile(const abar__products &s, const block_memory<S> &m, int t)
-{
-    const uint32_t to = m.tiles + (uint32_t)(t % STAGES * S::STAGE);
-    const place *rows = m.rows + t % (2 * BATCH) * S::DEPTH;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < S::DEPTH * S::CHUNKS; i += S::THREADS) {
-        const int row = i / S::CHUNKS, chunk = i % S::CHUNKS;
-        const place r = rows[row], c = m.columns[chunk];
-        const bool valid = inside(s, r, c);
-        copy16_async(to + (uint32_t)(row * S::PITCH + chunk * 16), (const bf16 *)s.data + (valid ? r.offset + c.offset : 0),
-                     valid);
-    }
-}
-
-/* Rows of a times their weights: register i holds those 2 pair and 2 pair + 1 of the first or the last eight. */
-__device__ static inline void weigh(uint32_t (&a)[4], const float *weights)
-{
-    const int pair = (int)threadIdx.x % 4;
+    const abar__product_part &q = *own.part;
+    const int area = q.high * q.wide, lane = (int)threadIdx.x % ACROSS;
+    loader<S> l;
+    l.row = own.from + (int)threadIdx.x / ACROSS;
+    l.n = l.row / area;
+    l.down = l.row % area / q.wide;
+    l.right = l.row % area % q.wide;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 w = *(const float2 *)(weights + i / 2 * 8 + 2 * pair);
-        a[i] = pair_bits(w.x * __uint_as_float(a[i] << 16), w.y * __uint_as_float(a[i] & 0xffff0000u));
+    for (int i = 0; i < S::PIECES; i++) {
+        const int k = (lane + i * ACROSS) * 8;
+        const place c = k < S::M ? column_place(s, s.taps, s.columns, own.down * S::M + k)
+                                 : column_place(s, q.taps, q.columns, own.left * S::N + k - S::M);
+        l.offset[i] = (int)c.offset;
+        l.tap[i] = c.y == NOWHERE ? -ABAR_PRODUCT_SIDE * 65536 : c.y * 65536 + (c.x & 0xffff);
+    }
+    return l;
+}
+
+template <class S> __device__ static inline void advance(const abar__product_part &q, loader<S> &l)
+{
+    l.row += ROWS;
+    l.n += q.ahead[0];
+    l.down += q.ahead[1];
+    l.right += q.ahead[2];
+    if (l.right >= q.wide) {
+        l.right -= q.wide;
+        l.down++;
+    }
+    if (l.down >= q.high) {
+        l.down -= q.high;
+        l.n++;
+    }
+}
+
+/* The next tile to stage `stage`. */
+template <class S>
+__device__ static inline void load_tile(const abar__products &s, const share &own, loader<S> &l, uint32_t tiles, int *examples,
+                                        int stage)
+{
+    const abar__product_part &q = *own.part;
+    const int lane = (int)threadIdx.x % ACROSS, first = (int)threadIdx.x / ACROSS;
+    const uint32_t to = tiles + (uint32_t)(stage * S::STAGE + first * S::PITCH + lane * 16);
+#pragma unroll
+    for (int r = 0; r < S::DEPTH / ROWS; r++) {
+        const bool there = l.row < own.to;
+        const int y = (q.top + l.down) * s.step[0], x = (q.left + l.right) * s.step[1];
+        const bf16 *at = (const bf16 *)s.data + (int64_t)l.n * s.stride[0] + y * s.stride[2] + x * s.stride[3];
+#pragma unroll
+        for (int i = 0; i < S::PIECES; i++) {
+            const bool valid = there && (unsigned)(y + (l.tap[i] >> 16)) < (unsigned)s.height &&
+                               (unsigned)(x + (int16_t)l.tap[i]) < (unsigned)s.width;
+            if (S::CHUNKS % ACROSS == 0 || lane + i * ACROSS < S::CHUNKS)
+                copy16_async(to + (uint32_t)(r * ROWS * S::PITCH + i * ACROSS * 16), at + l.offset[i], valid);
+        }
+        if (s.weight && lane == 0) examples[stage * S::DEPTH + r * ROWS + first] = there ? l.n : -1;
+        advance(q, l);
+    }
+}
+
+__device__ static inline uint32_t weighed(uint32_t pair, float w)
+{
+    return pair_bits(w * __uint_as_float(pair << 16), w * __uint_as_float(pair & 0xffff0000u));
+}
+
+/* What this thread has copied of a, times the weights of its rows' examples. */
+template <class S> __device__ static inline void weigh(const abar__products &s, char *tile, const int *examples)
+{
+    const int lane = (int)threadIdx.x % ACROSS, first = (int)threadIdx.x / ACROSS;
+#pragma unroll
+    for (int r = 0; r < S::DEPTH / ROWS; r++) {
+        const int row = r * ROWS + first, n = examples[row];
+        const float w = n < 0 ? 0.0f : (float)__ldg(s.weight + n);
+#pragma unroll
+        for (int k = 0; k < S::M / 8; k += ACROSS) {
+            uint4 *v = (uint4 *)(tile + row * S::PITCH + (k + lane) * 16);
+            if (k + lane >= S::M / 8) break;
+            *v = make_uint4(weighed(v->x, w), weighed(v->y, w), weighed(v->z, w), weighed(v->w, w));
+        }
     }
 }
 
 /* Adds what 16 rows from k on make to a warp's sums, of columns m on and n on. */
 template <class S>
-__device__ static void multiply_step(float (&sums)[S::TM][S::TN][4], uint32_t tile, int k, int m, int n, const float *weights)
+__device__ static inline void multiply_step(float (&sums)[S::TM][S::TN][4], uint32_t tile, int k, int m, int n)
 {
     const int lane = (int)threadIdx.x % 32, r = lane % 8, which = lane / 8;
     const uint32_t a_at = tile + (uint32_t)((k + r + which / 2 * 8) * S::PITCH + (m + which % 2 * 8) * 2);
     const uint32_t b_at = tile + (uint32_t)((k + r + which % 2 * 8) * S::PITCH + (S::M + n + which / 2 * 8) * 2);
     uint32_t a[S::TM][4];
 #pragma unroll
-    for (int i = 0; i < S::TM; i++) {
-        load_matrices_transposed(a[i], a_at + (uint32_t)(i * 32));
-        if (weights) weigh(a[i], weights + k);
-    }
+    for (int i = 0; i < S::TM; i++) load_matrices_transposed(a[i], a_at + (uint32_t)(i * 32));
 #pragma unroll
     for (int j = 0; j + 1 < S::TN; j += 2) {
         uint32_t b[4];
@@ -99,22 +141,22 @@ __device__ static void multiply_step(float (&sums)[S::TM][S::TN][4], uint32_t ti
     }
 }
 
-/* The sums of warps that shared the positions, joined in order by the first of them. memory: (M, N) floats. */
-template <class S> __device__ static void join_warps(float (&sums)[S::TM][S::TN][4], float *memory, int turn, int at)
+/* The sums of warps that shared the positions, joined two by two; the first of them has all. memory: the tiles', (warps, sums,
+ * lanes). */
+template <class S> __device__ static inline void join_warps(float (&sums)[S::TM][S::TN][4], float *memory, int turn)
 {
-    for (int k = 1; k < S::KW; k++) {
+    const int warp = (int)threadIdx.x / 32 % (S::MW * S::NW), lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int half = S::KW / 2; half; half /= 2) {
+        float *own = memory + (turn % half * S::MW * S::NW + warp) * S::TM * S::TN * 128 + lane;
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < S::TM * S::TN * 4; i++) {
-            float *v = memory + at + (i / (S::TN * 4) * 16 + i / 2 % 2 * 8) * S::N + i / 4 % S::TN * 8 + i % 2;
-            if (turn == k) *v = sums[i / (S::TN * 4)][i / 4 % S::TN][i % 4];
-        }
+        for (int i = 0; i < S::TM * S::TN * 4; i++)
+            if (turn >= half && turn < 2 * half) own[i * 32] = sums[i / (S::TN * 4)][i / 4 % S::TN][i % 4];
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < S::TM * S::TN * 4; i++) {
-            const float *v = memory + at + (i / (S::TN * 4) * 16 + i / 2 % 2 * 8) * S::N + i / 4 % S::TN * 8 + i % 2;
-            if (turn == 0) sums[i / (S::TN * 4)][i / 4 % S::TN][i % 4] += *v;
-        }
+        for (int i = 0; i < S::TM * S::TN * 4; i++)
+            if (turn < half) sums[i / (S::TN * 4)][i / 4 % S::TN][i % 4] += own[i * 32];
     }
 }
 
@@ -133,39 +175,39 @@ __device__ static inline void store_pair(const abar__products &s, const share &o
     if (b + 1 <= a) add_to_square(s, a, b + 1, second);
 }
 
-template <class S> static __global__ void __launch_bounds__(S::THREADS) multiply_rows(const __grid_constant__ abar__products s)
+template <class S>
+static __global__ void __launch_bounds__(THREADS, S::RESIDENT) multiply_rows(const __grid_constant__ abar__products s)
 {
     extern __shared__ uint4 shared[];
-    const block_memory<S> memory(shared);
     const share own = share_of(s);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, turn = warp / (S::MW * S::NW);
     const int m = warp % S::MW * (S::M / S::MW), n = warp / S::MW % S::NW * (S::N / S::NW);
     const int tiles = (own.to - own.from + S::DEPTH - 1) / S::DEPTH;
-    for (int i = (int)threadIdx.x; i < S::CHUNKS; i += S::THREADS)
-        memory.columns[i] = i < S::M / 8 ? column_place(s, s.taps, s.columns, own.down * S::M + i * 8)
-                                         : column_place(s, own.part->taps, own.part->columns, own.left * S::N + i * 8 - S::M);
-    find_rows(s, own, memory, 0);
-    __syncthreads();
-    for (int t = 0; t < STAGES - 1; t++) {
-        load_tile(s, memory, t);
+    const uint32_t memory = shared_address(shared);
+    int *examples = (int *)((char *)shared + S::STAGES * S::STAGE);
+    loader<S> l = make_loader<S>(s, own);
+    for (int t = 0; t < S::STAGES - 1; t++) {
+        load_tile(s, own, l, memory, examples, t);
         copies_commit();
     }
+    if (s.weight) __syncthreads(); /* examples of the first tiles */
     float sums[S::TM][S::TN][4] = {};
+    int stage = 0;
     for (int t = 0; t < tiles; t++) {
-        copies_wait<STAGES - 2>();
+        copies_wait<S::STAGES - 2>();
+        if (s.weight) weigh<S>(s, (char *)shared + stage * S::STAGE, examples + stage * S::DEPTH);
         __syncthreads(); /* tile t is here, and all are done with t - 1 */
-        load_tile(s, memory, t + STAGES - 1);
+        load_tile(s, own, l, memory, examples, stage ? stage - 1 : S::STAGES - 1); /* t - 1's */
         copies_commit();
-        if (t % BATCH == 0) find_rows(s, own, memory, t / BATCH + 1); /* for loads from t + 2 on */
-        const uint32_t tile = memory.tiles + (uint32_t)(t % STAGES * S::STAGE);
-        const float *weights = s.weight ? memory.weights + t % (2 * BATCH) * S::DEPTH : NULL;
 #pragma unroll
-        for (int k = 16 * turn; k < S::DEPTH; k += 16 * S::KW) multiply_step<S>(sums, tile, k, m, n, weights);
+        for (int k = 0; k < S::DEPTH; k += 16 * S::KW)
+            multiply_step<S>(sums, memory + (uint32_t)(stage * S::STAGE), k + 16 * turn, m, n);
+        stage = stage + 1 < S::STAGES ? stage + 1 : 0;
     }
     copies_wait<0>();
-    const int row = m + lane / 4, column = n + lane % 4 * 2;
-    if (S::KW > 1) join_warps<S>(sums, (float *)((char *)shared + S::TABLES), turn, row * S::N + column);
+    if (S::KW > 1) join_warps<S>(sums, (float *)shared, turn);
     if (turn) return;
+    const int row = m + lane / 4, column = n + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < S::TM; i++)
 #pragma unroll
@@ -177,20 +219,20 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) multiply
 
 template <class S> static void launch(abar_device *dev, const abar__products *s, unsigned blocks)
 {
-    if (S::BYTES > 48 * 1024)
-        abar__cuda_remember(dev, cudaFuncSetAttribute(multiply_rows<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES));
-    abar__cuda_launch(dev, multiply_rows<S>, dim3(blocks), dim3(S::THREADS), S::BYTES, *s);
+    abar__cuda_remember(dev, cudaFuncSetAttribute(multiply_rows<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES));
+    abar__cuda_launch(dev, multiply_rows<S>, dim3(blocks), dim3(THREADS), S::BYTES, *s);
 }
 
 extern "C" void abar__cuda_multiply_rows(abar_device *dev, const abar__products *s, abar__product_tile tile, unsigned blocks)
 {
     switch (tile) {
-    case ABAR_TILE_16_104: launch<tile_shape<16, 104, 1, 1, 4, 64>>(dev, s, blocks); break;
-    case ABAR_TILE_32_104: launch<tile_shape<32, 104, 1, 1, 4, 64>>(dev, s, blocks); break;
-    case ABAR_TILE_64_128: launch<tile_shape<64, 128, 2, 2, 1, 32>>(dev, s, blocks); break;
-    case ABAR_TILE_64: launch<tile_shape<64, 64, 2, 2, 1, 64>>(dev, s, blocks); break;
-    case ABAR_TILE_128: launch<tile_shape<128, 128, 2, 4, 1, 32>>(dev, s, blocks); break;
-    case ABAR_TILE_160: launch<tile_shape<160, 160, 2, 4, 1, 32>>(dev, s, blocks); break;
+    case ABAR_TILE_16_208: launch<tile_shape<16, 208, 1, 1, 8, 128, 3, 1>>(dev, s, blocks); break;
+    case ABAR_TILE_32_208: launch<tile_shape<32, 208, 1, 2, 4, 64, 4, 1>>(dev, s, blocks); break;
+    case ABAR_TILE_64_208: launch<tile_shape<64, 208, 2, 2, 2, 64, 4, 1>>(dev, s, blocks); break;
+    case ABAR_TILE_64: launch<tile_shape<64, 64, 2, 2, 2, 64, 4, 2>>(dev, s, blocks); break;
+    case ABAR_TILE_128: launch<tile_shape<128, 128, 2, 4, 1, 32, 4, 2>>(dev, s, blocks); break;
+    case ABAR_TILE_160: launch<tile_shape<160, 160, 2, 4, 1, 32, 4, 1>>(dev, s, blocks); break;
+    case ABAR_TILE_32: /* the plain kernel's */
     case ABAR_TILES: break;
     }
 }

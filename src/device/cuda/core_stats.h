@@ -1,7 +1,7 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), products of rows
- * (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and the
- * table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it, and
- * single results in the upper half. */
+ * (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and
+ * the table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it,
+ * and single results in the upper half. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
@@ -50,6 +50,8 @@ static inline unsigned abar__cuda_grid(const abar_device *dev, int64_t n, int64_
     return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
 
+static inline int64_t abar__cuda_pairs_pitch(int64_t d) { return abar__cuda_blocks(d, 8) * 8; }
+
 extern "C" {
 void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum);
 double abar__cuda_input_square(abar_device *dev, const abar__rows *r);
@@ -66,6 +68,10 @@ void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, const double
 /* Every example's mean of a, (N, d), and of p, (N, out); not more than 65535 examples. */
 void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows);
 void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows);
+/* The same as two bf16 each, high + low: four vectors of an example, high, high, low, high, a pitch apart. The sum over the
+ * first three of each with its successor is high highT + high lowT + low highT: the product of means, but for 2^-16 of it. */
+void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
+void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
 
 void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);

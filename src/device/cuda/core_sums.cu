@@ -24,9 +24,11 @@ typedef struct stack {
     double scale;         /* of the sums */
     double last;          /* where not 0: added behind the channels, times the sum of the weights */
     int64_t row;          /* not 0: no sums over images, but of every image, this far apart, and not added */
+    bf16 *pairs;          /* where they go instead of out, as abar__cuda_input_mean_pairs tells */
     int lanes, pixels;    /* a block's threads: so many at a pixel (of vectors), so many pixels */
     int64_t tiles;        /* of pixels */
     int slices, groups;   /* blocks that share the images, the tiles */
+    int shares;           /* threads that share a tile's pixels for an output */
     int64_t first;        /* channel of the launch */
 } stack;
 
@@ -72,25 +74,35 @@ __device__ static void sum_images(const stack &s, const T *p, int64_t from, int6
     for (int64_t n = from; n < to; n++) add_vector<T, N>(p + n * s.stride[0], squares, 1.0f, sum);
 }
 
-/* The window sums of one tile of S, added to taps: output o of the block by thread o modulo the threads. */
+/* The window sums of one tile of S, added to taps, (shares, outputs): element i by thread i modulo the threads. */
 __device__ static void add_taps(const stack &s, int64_t tile, int width, const float *image, const uint64_t *masks, float *taps)
 {
     const int kernel = s.kernel[0] * s.kernel[1];
     const int64_t first = tile * s.pixels, left = s.height * s.width - first;
     const int n = left < s.pixels ? (int)left : s.pixels;
-    for (int o = threadIdx.x; o < width * kernel; o += THREADS) {
-        const int c = o / kernel, k = o % kernel;
+    const int outputs = width * kernel, step = s.shares;
+    for (int i = threadIdx.x; i < outputs * step; i += THREADS) {
+        const int o = i % outputs, c = o / kernel, k = o % kernel;
         float sum = 0.0f;
         if (kernel <= MASK) {
 #pragma unroll 4
-            for (int q = 0; q < n; q++) sum += masks[q] >> k & 1 ? image[q * width + c] : 0.0f;
+            for (int q = i / outputs; q < n; q += step) sum += masks[q] >> k & 1 ? image[q * width + c] : 0.0f;
         } else {
-            for (int q = 0; q < n; q++)
+            for (int q = i / outputs; q < n; q += step)
                 if (sees(s, 0, (first + q) / s.width, k / s.kernel[1]) && sees(s, 1, (first + q) % s.width, k % s.kernel[1]))
                     sum += image[q * width + c];
         }
-        taps[o] += sum;
+        taps[i] += sum;
     }
+}
+
+/* The shares of every output, joined in order where thread o expects them. */
+__device__ static void join_taps(const stack &s, float *taps, int outputs)
+{
+    if (s.shares == 1) return;
+    __syncthreads();
+    for (int o = threadIdx.x; o < outputs; o += THREADS)
+        for (int i = 1; i < s.shares; i++) taps[o] += taps[i * outputs + o];
 }
 
 __device__ static double weights_sum(const stack &s)
@@ -102,20 +114,32 @@ __device__ static double weights_sum(const stack &s)
     return sum;
 }
 
+/* Element k of image z's mean. */
+__device__ static inline void store_mean(const stack &s, int64_t k, float v)
+{
+    if (!s.pairs) {
+        s.out[blockIdx.z * s.row + k] = v;
+        return;
+    }
+    bf16 *to = s.pairs + blockIdx.z * 4 * s.row + k;
+    const bf16 high = __float2bfloat16_rn(v), low = __float2bfloat16_rn(v - __bfloat162float(high));
+    to[0] = to[s.row] = to[3 * s.row] = high;
+    to[2 * s.row] = low;
+}
+
 /* What image z's block has summed. */
 __device__ static void store_row(const stack &s, int64_t first, const float *taps, int outputs)
 {
     const int kernel = s.kernel[0] * s.kernel[1];
-    float *out = s.out + blockIdx.z * s.row;
     for (int o = threadIdx.x; o < outputs; o += THREADS)
-        if (first + o / kernel < s.channels) out[first * kernel + o] = (float)(s.scale * (double)taps[o]);
-    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) out[s.channels * kernel] = (float)s.last;
+        if (first + o / kernel < s.channels) store_mean(s, first * kernel + o, (float)(s.scale * (double)taps[o]));
+    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) store_mean(s, s.channels * kernel, (float)s.last);
 }
 
 /* Block (split, y): channels from first + y * width on, every groups-th tile of pixels, one slice of the images. Thread:
  * `lane`-th vector of N channels at the `place`-th pixel of the tile. The last split to finish adds up all of them, in order.
  * Where every image has its own sums, block z has image z alone.
- * Shared: masks (pixels), the tile's S (pixels, width), taps (width, kernel). */
+ * Shared: masks (pixels), the tile's S (pixels, width), taps (shares, width, kernel). */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
     sum_windows(const __grid_constant__ stack s, bool squares, float *partial, unsigned *tickets)
@@ -129,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int64_t first = s.first + (int64_t)blockIdx.y * width, channel = first + lane * N;
     const int64_t from = s.images * slice / s.slices, to = s.images * (slice + 1) / s.slices;
     const T *data = (const T *)s.data + blockIdx.z * s.stride[0];
-    for (int o = threadIdx.x; o < outputs; o += THREADS) taps[o] = 0.0f;
+    for (int i = threadIdx.x; i < outputs * s.shares; i += THREADS) taps[i] = 0.0f;
     for (int64_t tile = group; tile < s.tiles; tile += s.groups) {
         const int64_t pixel = tile * s.pixels + place, y = pixel / s.width, x = pixel % s.width;
         const bool inside = place < s.pixels && pixel < s.height * s.width;
@@ -143,6 +167,7 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         add_taps(s, tile, width, image, masks, taps);
     }
+    join_taps(s, taps, outputs);
     if (s.row) {
         store_row(s, first, taps, outputs);
         return;
@@ -220,7 +245,8 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t shared_bytes(const stack *s, int n)
 {
     const size_t width = (size_t)s->lanes * (size_t)n, kernel = (size_t)s->kernel[0] * (size_t)s->kernel[1];
-    return (width * (size_t)s->pixels + width * kernel) * sizeof(float) + (size_t)s->pixels * sizeof(uint64_t);
+    return (width * (size_t)s->pixels + width * kernel * (size_t)s->shares) * sizeof(float) +
+           (size_t)s->pixels * sizeof(uint64_t);
 }
 
 /* Lanes and pixels: neighbours in memory to neighbouring threads. */
@@ -234,11 +260,14 @@ static void share_block(stack *s, int n)
         s->lanes = (int)(area >= THREADS ? 1 : least(least(s->channels, CHANNELS), THREADS / area));
     }
     s->pixels = THREADS / s->lanes;
+    s->shares = 1;
     while (s->lanes > 1 && shared_bytes(s, n) > 48 * 1024) {
         s->lanes = (s->lanes + 1) / 2;
         s->pixels = THREADS / s->lanes;
     }
     s->tiles = (area + s->pixels - 1) / s->pixels;
+    const int64_t outputs = (int64_t)s->lanes * n * s->kernel[0] * s->kernel[1];
+    if (outputs < THREADS) s->shares = (int)(THREADS / outputs); /* taps stay within 1 KB */
 }
 
 /* Slices and groups: about two blocks per processor, eight images in flight per thread. */
@@ -393,23 +422,39 @@ extern "C" void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, c
     sum_stack(dev, &s, r->input.dtype, false);
 }
 
-extern "C" void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows)
+/* Of inputs: rows of d; pairs: abar__cuda_pairs_pitch(d) apart. */
+static void input_means(abar_device *dev, const abar__rows *r, float *rows, bf16 *pairs)
 {
     stack s = input_stack(r, true);
     s.out = rows;
-    s.row = abar__rows_d(r);
+    s.pairs = pairs;
+    s.row = pairs ? abar__cuda_pairs_pitch(abar__rows_d(r)) : abar__rows_d(r);
     s.scale = 1.0 / (double)r->per_example;
     s.last = r->bias ? 1.0 : 0.0;
     sum_stack(dev, &s, r->input.dtype, false);
 }
 
-extern "C" void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows)
+static void grad_means(abar_device *dev, const abar__rows *r, float *rows, bf16 *pairs)
 {
     stack s = stack_of(r, &r->output_grad, r->out, true);
     s.out = rows;
-    s.row = r->out;
+    s.pairs = pairs;
+    s.row = pairs ? abar__cuda_pairs_pitch(r->out) : r->out;
     s.scale = r->grad_scale / (double)r->per_example;
     sum_stack(dev, &s, r->output_grad.dtype, false);
+}
+
+extern "C" void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows) { input_means(dev, r, rows, NULL); }
+extern "C" void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows) { grad_means(dev, r, rows, NULL); }
+
+extern "C" void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
+{
+    input_means(dev, r, NULL, (bf16 *)pairs);
+}
+
+extern "C" void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
+{
+    grad_means(dev, r, NULL, (bf16 *)pairs);
 }
 
 extern "C" void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum)
