@@ -10,7 +10,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define FILE_MAX ((size_t)1 << 28) /* bytes of a file worth reading */
 
@@ -88,10 +87,9 @@ static abar_status write_config(const abar_compare *c, abar__text *out)
 
 static abar_status write_runs(const abar_compare *c, abar__text *out)
 {
-    int written = 0, ended = 0;
-    for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
+    int written = 0;
     ABAR_TRY(abar__text_printf(c->ctx, out, "\"complete\": %s, \"jobs\": %lld, \"wall_seconds\": ",
-                               ended == c->runs ? "true" : "false", (long long)c->jobs));
+                               abar__compare_ended(c) == c->runs ? "true" : "false", (long long)c->jobs));
     ABAR_TRY(abar__json_number(c->ctx, out, c->wall_seconds));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"runs\": [", 11));
     for (int i = 0; i < c->runs; i++) {
@@ -198,10 +196,9 @@ abar_status abar__compare_records_load(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
         char path[ABAR_RUN_PATH_MAX];
-        struct stat info;
         cJSON *root;
         ABAR_TRY(report_path(c, i, path));
-        if (stat(path, &info) != 0) continue;
+        if (!abar__path_exists(path)) continue;
         ABAR_TRY(read_json(c->ctx, path, &root));
         abar_status status = read_record(c, path, root, &c->record[i]);
         cJSON_Delete(root);

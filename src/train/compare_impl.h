@@ -38,6 +38,7 @@ typedef struct abar__compare_worker {
     abar_compare *c;
     pthread_t thread;
     abar_trainer *_Atomic trainer; /* what abar_compare_stop stops */
+    bool left;                     /* no longer counted among those that work */
 } abar__compare_worker;
 
 struct abar_compare {
@@ -95,6 +96,8 @@ int64_t abar__compare_side_by_side(const abar_compare *c);
 /* Fills the best numbers of a run from its history. */
 void abar__compare_best(abar__compare_record *r);
 int64_t abar__compare_seeds_most(const abar_compare *c);
+int abar__compare_ended(const abar_compare *c);      /* runs that have */
+int64_t abar__compare_epochs(const abar_compare *c); /* of every run, unless it fails */
 
 /* ---- what they show -------------------------------------------------------------------------------------------- */
 

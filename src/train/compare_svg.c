@@ -99,9 +99,8 @@ static void spread_text(abar_compare_spread s, int decimals, const char *unit, c
 static void draw_title(picture *p)
 {
     const abar_train_config *t = &p->c->method[0].setup->train;
-    int64_t epochs = t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
-    int ended = 0;
-    for (int i = 0; i < p->c->runs; i++) ended += p->c->record[i].run.ended;
+    const int64_t epochs = abar__compare_epochs(p->c);
+    const int ended = abar__compare_ended(p->c);
     put(p, "<text x='%d' y='%d' font-size='230' font-weight='bold' fill='#1c1f23'>%s on %.*s</text>\n", MARGIN, TITLE, t->model,
         (int)strcspn(t->data, ":"), t->data);
     const int64_t seeds = abar__compare_seeds_most(p->c), shared = abar__compare_side_by_side(p->c);
