@@ -146,6 +146,9 @@ const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.003
 void print_shell_word(char *word, size_t size, const char *text);
 void print_json_text(FILE *out, const char *text); /* "quoted" */
 void print_json_number(FILE *out, double n);       /* null where JSON has no number */
+int print_window(FILE *out);                       /* columns of the terminal; 0: it is none, or does not say */
+/* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
+int print_width(FILE *out);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);

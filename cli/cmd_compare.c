@@ -62,9 +62,10 @@ typedef struct watcher {
     const abar_compare *compare;
     progress line;
     bool announced;
-    int run;            /* the one told of last, ... */
-    int64_t epoch;      /* ... and its epoch, from 0 */
-    int ended, running; /* runs that have; runs that train */
+    int run;          /* the one told of last, ... */
+    int64_t epoch;    /* ... and its epoch, from 0 */
+    int running;      /* runs that train */
+    const char *jobs; /* as the flag says */
     int label_width, run_width;
 } watcher;
 
@@ -77,6 +78,13 @@ static int seeds_most(const abar_compare *compare)
         if (count > most) most = count;
     }
     return most;
+}
+
+static int runs_ended(const abar_compare *compare)
+{
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->ended;
+    return n;
 }
 
 static bool is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
@@ -123,7 +131,7 @@ static void announce(watcher *w)
     FILE *out = w->line.out;
     const abar_compare *compare = w->compare;
     const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
-    int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare), ended = 0;
+    int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare);
     char line[512];
     int seeds = seeds_most(compare);
     fprintf(out, "%s on %s, %s: %d optimizer%s", t->model, t->data, t->device, methods, methods > 1 ? "s" : "");
@@ -135,9 +143,9 @@ static void announce(watcher *w)
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
-        print_wrapped(out, w->label_width + 4, PRINT_WIDTH, line);
+        print_wrapped(out, w->label_width + 4, print_width(out), line);
     }
-    for (int i = 0; i < runs; i++) ended += abar_compare_run_of(compare, i)->ended;
+    const int ended = runs_ended(compare);
     if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
     for (int i = 0; i < runs; i++) {
         const abar_compare_run *r = abar_compare_run_of(compare, i);
@@ -198,7 +206,6 @@ static void watch(void *user, const abar_compare_progress *p)
     watcher *w = user;
     if (!p->news) {
         w->run = p->run;
-        w->ended = p->ended;
         w->running = p->n_running;
         if (p->training) w->epoch = p->training->epoch;
     }
@@ -308,10 +315,11 @@ static int columns_of(const char *text)
     return n;
 }
 
-/* Columns as wide as their texts; where a line would be too long, those that say least go. */
-static void measure(table *t)
+/* Columns as wide as their texts; where a line would be too long, those that say least go. A ratio goes before what it is of:
+ * alone it would not say that. */
+static void measure(table *t, int most)
 {
-    static const int dispensable[] = {ASIDE, MEMORY, STEP, BEST};
+    static const int dispensable[] = {ASIDE, MEMORY_RATIO, MEMORY, BEST, STEP_RATIO, STEP};
     int total = 0;
     for (int column = 0; column < COLUMNS; column++) {
         bool empty = true;
@@ -323,7 +331,7 @@ static void measure(table *t)
         if (empty) t->width[column] = 0;
         total += t->width[column] + 2;
     }
-    for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > TABLE_WIDTH; i++) {
+    for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > most; i++) {
         total -= t->width[dispensable[i]] + 2;
         t->width[dispensable[i]] = 0;
     }
@@ -360,14 +368,20 @@ static int64_t side_by_side(const abar_compare *compare)
 
 static void say_notes(const abar_compare *compare, const progress *p, bool several)
 {
-    const int seeds = seeds_most(compare);
+    const int seeds = seeds_most(compare), width = print_width(p->out);
+    const bool fewer = abar_compare_run_count(compare) < seeds * abar_compare_method_count(compare);
     const int64_t shared = side_by_side(compare);
-    if (several) fprintf(p->out, "* best; ");
-    if (seeds > 1) fprintf(p->out, "means over %d seeds, %s one standard deviation; ", seeds, p->utf8 ? "\xc2\xb1" : "+-");
-    fprintf(p->out, "memory: held while training\n");
-    if (shared > 1)
-        fprintf(p->out, "ms alone: a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device\n",
-                shared);
+    char note[160] = "";
+    if (seeds > 1)
+        snprintf(note, sizeof note, "means over %s%d seeds, %s one standard deviation; ", fewer ? "up to " : "", seeds,
+                 p->utf8 ? "\xc2\xb1" : "+-");
+    fprintf(p->out, "%s", several ? "* best; " : "");
+    print_wrapped(p->out, several ? 8 : 0, width, strcat(note, "memory: held while training"));
+    if (shared <= 1) return;
+    snprintf(note, sizeof note, "a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device",
+             shared);
+    fprintf(p->out, "ms alone: ");
+    print_wrapped(p->out, 10, width, note);
 }
 
 static void say_table(const abar_compare *compare, const progress *p)
@@ -388,7 +402,7 @@ static void say_table(const abar_compare *compare, const progress *p)
         fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
     }
     mark_best(&t, compare, shared);
-    measure(&t);
+    measure(&t, p->live ? progress_width(p) + 1 : TABLE_WIDTH); /* two columns follow the last one, where nothing is printed */
     fputc('\n', p->out);
     print_table(&t, p);
     say_notes(compare, p, t.rows > 2);
@@ -421,14 +435,19 @@ static void say_stopped(const watcher *w)
         return;
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
+    const bool automatic = strcmp(w->jobs, "auto") == 0;
     print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
     if (w->running > 1)
-        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n", w->ended,
-                abar_compare_run_count(w->compare), w->running);
+        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
+                runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);
+    else if (w->running == 0)
+        fprintf(w->line.out, "stopped with %d of %d runs done, between two of them; go on with:\n", runs_ended(w->compare),
+                abar_compare_run_count(w->compare));
     else
         fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
                 w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
-    fprintf(w->line.out, "  %s compare --resume %s\n", w->c->program, folder);
+    fprintf(w->line.out, "  %s compare --resume %s%s%s\n", w->c->program, folder, automatic ? "" : " --jobs ",
+            automatic ? "" : w->jobs);
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */
@@ -515,6 +534,7 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
 static void prepare_watcher(watcher *w, const abar_compare *compare, const compare_flags *flags)
 {
     w->compare = compare;
+    w->jobs = flags->jobs;
     progress_init(&w->line, flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL);
     w->run_width = snprintf(NULL, 0, "%d", abar_compare_run_count(compare));
     for (int m = 0; m < abar_compare_method_count(compare); m++) {
@@ -527,6 +547,7 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
 {
     prepare_watcher(w, compare, flags);
     c->progress = &w->line;
+    if (flags->resume[0] && w->line.out) announce(w);
     abar_status status = stop_on_signal(&(stoppable){compare, run_compare, stop_compare});
     progress_clear(&w->line);
     c->progress = NULL;

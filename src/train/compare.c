@@ -70,7 +70,7 @@ static abar_status check_label(const abar_compare *c, int m)
     for (int i = 0; i < m; i++)
         if (strcmp(c->method[i].label, label) == 0)
             return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: is compared twice, tell the two apart as in a=%s,b=%s", label,
-                              label, label);
+                              c->method[i].setup->train.optim, c->method[m].setup->train.optim);
     return ABAR_OK;
 }
 
@@ -179,6 +179,20 @@ static abar_status make_records(abar_compare *c)
     return ABAR_OK;
 }
 
+/* A new comparison trains everything itself: what somebody else trained is no result of it. */
+static abar_status check_folders(const abar_compare *c)
+{
+    for (int i = 0; i < c->runs; i++) {
+        char dir[ABAR_RUN_PATH_MAX], path[ABAR_RUN_PATH_MAX];
+        ABAR_TRY(abar__compare_run_dir(c, i, dir));
+        ABAR_TRY(abar__run_path(c->ctx, dir, "state.safetensors", path));
+        if (abar__path_exists(path))
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: holds a run already, but %s no comparison, choose another --out",
+                              dir, c->dir);
+    }
+    return ABAR_OK;
+}
+
 static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
 {
     char path[ABAR_RUN_PATH_MAX];
@@ -188,7 +202,8 @@ static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
     if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a comparison, go on with --resume %s or choose another --out", c->dir, c->dir);
-    return make_records(c);
+    ABAR_TRY(make_records(c));
+    return check_folders(c);
 }
 
 /* Methods that have fewer seeds get so many. */
