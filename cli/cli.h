@@ -72,6 +72,9 @@ typedef struct setup_list {
 void setup_list_destroy(const cli *c, setup_list *list);
 /* The value given last for --NAME; NULL: none. For flags that must be known before the others can be understood. */
 const char *flags_peek(const cli *c, const char *name);
+/* The folder of --resume; NULL: there is no such flag. An empty one, as of a variable that is not set, is refused. Returns an
+ * exit code. */
+int flags_resume(const cli *c, const char **folder);
 bool flags_ask_help(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);

@@ -570,9 +570,10 @@ static int run(cli *c)
     abar_compare *compare = NULL;
     watcher w = {.c = c};
     abar_compare_events events = {watch, &w};
-    const char *folder = flags_peek(c, "resume");
+    const char *folder;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
-    int code = folder && folder[0] ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
+    int code = flags_resume(c, &folder);
+    if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
     if (!code) code = set_jobs(&flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
     abar_compare_destroy(compare);

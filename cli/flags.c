@@ -34,6 +34,13 @@ const char *flags_peek(const cli *c, const char *name)
     return value;
 }
 
+int flags_resume(const cli *c, const char **folder)
+{
+    *folder = flags_peek(c, "resume");
+    if (!*folder || (*folder)[0]) return EXIT_SUCCESS;
+    return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+}
+
 bool flags_ask_help(const cli *c)
 {
     for (int i = 0; i < c->argc; i++) {

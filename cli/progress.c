@@ -121,6 +121,14 @@ void progress_redraw_text(progress *p, const char *text, double done, double sec
     p->drawn = true;
 }
 
+void progress_say(progress *p, const char *text)
+{
+    if (!p->live) return;
+    fprintf(p->out, "\r%.*s\033[K", progress_width(p) - 3, text);
+    fflush(p->out);
+    p->drawn = true;
+}
+
 /* ---- the lines that stay -------------------------------------------------------------------------------------- */
 
 static void print_epoch_line(progress *p, const abar_progress *now)

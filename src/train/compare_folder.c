@@ -175,8 +175,7 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     const cJSON *history = cJSON_GetObjectItemCaseSensitive(root, "history");
     ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, &run));
     if (!cJSON_IsArray(history) || cJSON_GetArraySize(history) != run.epochs)
-        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs, remove the file to end the run anew",
-                          path, (long long)run.epochs);
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs", path, (long long)run.epochs);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)run.epochs * sizeof *r->history, &memory));
     r->history = memory;
@@ -199,9 +198,14 @@ abar_status abar__compare_records_load(abar_compare *c)
         cJSON *root;
         ABAR_TRY(report_path(c, i, path));
         if (!abar__path_exists(path)) continue;
-        ABAR_TRY(read_json(c->ctx, path, &root));
-        abar_status status = read_record(c, path, root, &c->record[i]);
-        cJSON_Delete(root);
+        abar_status status = read_json(c->ctx, path, &root);
+        if (status >= 0) {
+            status = read_record(c, path, root, &c->record[i]);
+            cJSON_Delete(root);
+        }
+        if (status == ABAR_E_FORMAT)
+            return abar__fail(c->ctx, status, "%s; remove the file to end the run anew, from its checkpoint",
+                              abar_context_error(c->ctx));
         ABAR_TRY(status);
         abar__compare_method *method = &c->method[c->record[i].run.method];
         if (c->record[i].run.failure) continue;

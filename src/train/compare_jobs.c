@@ -291,7 +291,11 @@ int abar__compare_choose_jobs(abar_compare *c)
     if (steps == 0.0) return 1;
     const int jobs = wish > 0 ? least(wish, pending) : abar__compare_measure_jobs(c, steps);
     if (jobs < 2) return 1;
-    if (wish > 0) abar__compare_news(c, "%d trainings side by side; what a step takes is measured before, alone", jobs);
+    bool known = true;
+    for (int m = 0; m < c->methods; m++) known = known && !isnan(c->method[m].ms_alone);
+    if (wish > 0)
+        abar__compare_news(c, "%d trainings side by side%s", jobs,
+                           known ? "" : "; what a step takes is measured before, alone");
     time_rest_alone(&(lab){.c = c});
     if (c->jobs < jobs) c->jobs = jobs;
     return jobs;

@@ -64,6 +64,11 @@ succeeds "after kill -9 it goes on" compare --resume killed/all --quiet
 check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(numbers killed/all)
 succeeds "more seeds" compare --resume pipe --seeds 3
 check "more seeds run only what is new" test "$(grep -cE '^\[[0-9]/9\]' stdout)" = 3
+echo '{' >pipe/mac-s1/report.json
+refuses "a damaged report" 1 'mac-s1/report.json.*remove the file' compare --resume pipe
+rm pipe/mac-s1/report.json
+succeeds "without it the run is ended anew" compare --resume pipe --quiet
+check "and all are there" grep -q '"complete": true' pipe/compare.json
 refuses "fewer seeds" 2 'has 3 already' compare --resume pipe --seeds 2
 refuses "other settings" 2 'epochs.*only --seeds may grow' compare --resume pipe --epochs 3
 refuses "nothing to go on with" 1 'holds no comparison' compare --resume alone/mac-s0
