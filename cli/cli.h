@@ -135,6 +135,12 @@ void print_profile(const abar_bench *bench, const abar_bench_result *result);
 /* Members of the result's object, a comma first. */
 void print_profile_json(const abar_bench *bench, const abar_bench_result *result);
 
+/* ---- table.c --------------------------------------------------------------------------------------------------- */
+
+void print_comparison(const abar_compare *compare, const struct progress *out);
+int comparison_seeds(const abar_compare *compare); /* runs of the method that has most */
+bool comparison_is_text(const abar_compare *compare);
+
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
