@@ -63,6 +63,7 @@ struct abar_compare {
     pthread_cond_t built; /* building is over */
     int building;         /* trainers being made: others wait, so that what is measured then is measured in peace */
     int working, training;
+    char warning[512];   /* the last one that a run gave */
     abar_status failure; /* of the whole comparison; its text is in ctx */
 };
 

@@ -110,11 +110,13 @@ static void watch(void *user, const abar_progress *p)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* A warning that every run would repeat, as of a cache that cannot be written, is passed once. */
 static void pass_log(void *user, abar_log_level level, const char *text)
 {
     abar_compare *c = user;
     pthread_mutex_lock(&c->lock);
-    abar__log(c->ctx, level, "%s", text);
+    if (level != ABAR_LOG_WARNING || strcmp(text, c->warning) != 0) abar__log(c->ctx, level, "%s", text);
+    if (level == ABAR_LOG_WARNING) snprintf(c->warning, sizeof c->warning, "%s", text);
     pthread_mutex_unlock(&c->lock);
 }
 
