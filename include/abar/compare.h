@@ -3,7 +3,7 @@
  * A comparison lives in a folder:
  *     compare.json    its configuration, every run that has ended, the table
  *     compare.csv     one row per run and epoch
- *     compare.svg     training loss and test accuracy over epochs and over time
+ *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time
  *     LABEL-sSEED/    every run: what an abar_trainer keeps, and report.json once the run has ended
  *     compare.md      the table, to be pasted into a page
  * Runs go seed by seed and, within a seed, method by method, so that a machine that gets slower or faster does so for all; on a

@@ -110,7 +110,8 @@ abar_status abar__compare_md_write(const abar_compare *c, abar__text *out);
 
 /* ---- curves ---------------------------------------------------------------------------------------------------- */
 
-enum { ABAR_CURVE_LOSS, ABAR_CURVE_ACCURACY, ABAR_CURVE_KINDS };
+/* The loss while training; of the test part what counts: accuracy, for texts the loss. */
+enum { ABAR_CURVE_LOSS, ABAR_CURVE_TEST, ABAR_CURVE_KINDS };
 
 typedef struct abar__curve_point {
     double epoch, seconds;                                                        /* since the run began, mean over the seeds */
@@ -126,6 +127,7 @@ typedef struct abar__curve {
 } abar__curve;
 
 typedef struct abar__curves {
+    bool text;
     abar__curve *curve;
     int count;
     size_t curve_bytes, point_bytes;

@@ -123,6 +123,16 @@ check "the others are there" says '^sgd .* 1\.00x'
 succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
 check "without sgd the first is the measure" says 'vs adamw'
 
+# --- texts: the loss counts ---
+for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt
+succeeds "a comparison on a text" compare --model gpt-char --data text:fox.txt --layers 1 --width 16 --heads 2 --context 16 \
+    --batch 4 --epochs 2 --epoch-steps 5 --threads 1 --optim adamw,mac --out text
+check "a run tells its best loss" says '^\[1/2\] adamw .* test [0-9.]+ \(best [0-9.]+, epoch [12]\)'
+loss=$(sed -nE 's/^adamw +([0-9.]+).*/\1/p' stdout)
+check "the picture shows the table's loss" grep -q ">adamw</tspan><tspan[^>]*>$loss<" text/compare.svg
+check "and its curve" grep -q '>Test loss' text/compare.svg
+check "but no accuracy" bash -c "! grep -q 'accuracy' text/compare.svg"
+
 # --- what is refused, and leaves nothing ---
 mkdir empty && cd empty || exit 1
 refuses "unknown optimizer" 2 'mca.*mac' compare --optim sgd,mca
