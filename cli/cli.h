@@ -72,6 +72,9 @@ typedef struct setup_list {
 void setup_list_destroy(const cli *c, setup_list *list);
 /* The value given last for --NAME; NULL: none. For flags that must be known before the others can be understood. */
 const char *flags_peek(const cli *c, const char *name);
+/* The folder of --resume; NULL: there is no such flag. An empty one, as of a variable that is not set, is refused. Returns an
+ * exit code. */
+int flags_resume(const cli *c, const char **folder);
 bool flags_ask_help(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);
@@ -132,6 +135,12 @@ void print_profile(const abar_bench *bench, const abar_bench_result *result);
 /* Members of the result's object, a comma first. */
 void print_profile_json(const abar_bench *bench, const abar_bench_result *result);
 
+/* ---- table.c --------------------------------------------------------------------------------------------------- */
+
+void print_comparison(const abar_compare *compare, const struct progress *out);
+int comparison_seeds(const abar_compare *compare); /* runs of the method that has most */
+bool comparison_is_text(const abar_compare *compare);
+
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
@@ -146,6 +155,9 @@ const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.003
 void print_shell_word(char *word, size_t size, const char *text);
 void print_json_text(FILE *out, const char *text); /* "quoted" */
 void print_json_number(FILE *out, double n);       /* null where JSON has no number */
+int print_window(FILE *out);                       /* columns of the terminal; 0: it is none, or does not say */
+/* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
+int print_width(FILE *out);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
 double clock_seconds(void);

@@ -1,5 +1,6 @@
 /* abar bench: how long a training step takes, on a batch already in place, and where the time goes. */
 #include "cli.h"
+#include "progress.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -86,6 +87,25 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
     printf("}\n");
 }
 
+/* A step of a large net takes seconds, and is not to be disturbed by news: one line until they are over. */
+static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *flags, abar_bench_result *result,
+                           abar_bench **out)
+{
+    char text[128];
+    progress line;
+    const abar_bench_config config = {
+        .size = sizeof config, .steps = flags->steps, .warmup = flags->warmup_steps, .profile = flags->profile};
+    progress_init(&line, flags->json ? stderr : stdout);
+    snprintf(text, sizeof text, "timing %" PRId64 " steps of %.64s, batch %" PRId64, flags->steps + flags->warmup_steps,
+             setup->train.model, setup->train.batch);
+    progress_say(&line, text);
+    if (line.live) c->progress = &line; /* whatever else is said takes it off first */
+    abar_status status = abar_bench_run(c->ctx, setup, &config, result, out);
+    progress_clear(&line);
+    c->progress = NULL;
+    return status;
+}
+
 static int run(cli *c)
 {
     bench_flags flags;
@@ -95,9 +115,7 @@ static int run(cli *c)
     if (!code) code = flags_check(c, setup);
     if (!code) {
         abar_bench_result result;
-        abar_bench_config config = {
-            .size = sizeof config, .steps = flags.steps, .warmup = flags.warmup_steps, .profile = flags.profile};
-        abar_status status = abar_bench_run(c->ctx, setup, &config, &result, &bench);
+        abar_status status = measure(c, setup, &flags, &result, &bench);
         if (status < 0)
             code = cli_fail_status(c, status);
         else if (flags.json)

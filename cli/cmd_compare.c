@@ -3,7 +3,6 @@
 #include "progress.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -62,24 +61,19 @@ typedef struct watcher {
     const abar_compare *compare;
     progress line;
     bool announced;
-    int run;            /* the one told of last, ... */
-    int64_t epoch;      /* ... and its epoch, from 0 */
-    int ended, running; /* runs that have; runs that train */
+    int run;          /* the one told of last, ... */
+    int64_t epoch;    /* ... and its epoch, from 0 */
+    int running;      /* runs that train */
+    const char *jobs; /* as the flag says */
     int label_width, run_width;
 } watcher;
 
-/* Runs of the method that has most. */
-static int seeds_most(const abar_compare *compare)
+static int runs_ended(const abar_compare *compare)
 {
-    int most = 0, n[ABAR_COMPARE_METHODS_MAX] = {0};
-    for (int i = 0; i < abar_compare_run_count(compare); i++) {
-        int count = ++n[abar_compare_run_of(compare, i)->method];
-        if (count > most) most = count;
-    }
-    return most;
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->ended;
+    return n;
 }
-
-static bool is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
 
 static bool is_said(const char *name)
 {
@@ -123,9 +117,9 @@ static void announce(watcher *w)
     FILE *out = w->line.out;
     const abar_compare *compare = w->compare;
     const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
-    int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare), ended = 0;
+    int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare);
     char line[512];
-    int seeds = seeds_most(compare);
+    int seeds = comparison_seeds(compare);
     fprintf(out, "%s on %s, %s: %d optimizer%s", t->model, t->data, t->device, methods, methods > 1 ? "s" : "");
     if (runs == methods * seeds)
         fprintf(out, " x %d seed%s", seeds, seeds > 1 ? "s" : "");
@@ -135,9 +129,9 @@ static void announce(watcher *w)
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
-        print_wrapped(out, w->label_width + 4, PRINT_WIDTH, line);
+        print_wrapped(out, w->label_width + 4, print_width(out), line);
     }
-    for (int i = 0; i < runs; i++) ended += abar_compare_run_of(compare, i)->ended;
+    const int ended = runs_ended(compare);
     if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
     for (int i = 0; i < runs; i++) {
         const abar_compare_run *r = abar_compare_run_of(compare, i);
@@ -159,7 +153,7 @@ static void print_run(watcher *w, const abar_compare_progress *p)
         fprintf(out, "failed after %" PRId64 " epoch%s: %s\n", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
     } else {
         fprintf(out, "loss %.4f  ", r->train_loss);
-        if (is_text(w->compare))
+        if (comparison_is_text(w->compare))
             fprintf(out, "test %s%.4f%s (best %.4f, epoch %" PRId64 ")", bold, r->test_loss, plain, r->best_loss,
                     r->best_loss_epoch);
         else
@@ -198,7 +192,6 @@ static void watch(void *user, const abar_compare_progress *p)
     watcher *w = user;
     if (!p->news) {
         w->run = p->run;
-        w->ended = p->ended;
         w->running = p->n_running;
         if (p->training) w->epoch = p->training->epoch;
     }
@@ -217,183 +210,6 @@ static void watch(void *user, const abar_compare_progress *p)
     }
 }
 
-/* ---- the table -------------------------------------------------------------------------------------------------- */
-
-/* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
-enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
-
-#define TABLE_WIDTH 99
-
-typedef struct cell {
-    char text[64];
-    bool best;
-} cell;
-
-typedef struct table {
-    int rows; /* the first one holds the headings */
-    cell cell[ABAR_COMPARE_METHODS_MAX + 1][COLUMNS];
-    int width[COLUMNS]; /* 0: not shown */
-} table;
-
-/* The time of a step: alone, where trainings shared the device. */
-static double step_of(const abar_compare_row *r, bool shared) { return shared ? r->ms_alone : r->ms_per_step.mean; }
-
-/* What makes a method the best of its column: more is better. NaN: nothing to compare. */
-static double merit(const abar_compare_row *r, int column, bool text, bool shared)
-{
-    switch (column) {
-    case RESULT: return text ? -r->test_loss.mean : r->test_accuracy.mean;
-    case BEST: return text ? -r->best_loss.mean : r->best_accuracy.mean;
-    case ASIDE: return text ? r->test_accuracy.mean : -r->test_loss.mean;
-    case TRAIN_LOSS: return -r->train_loss.mean;
-    case STEP: return -step_of(r, shared);
-    case MEMORY: return -r->memory_bytes;
-    default: return NAN;
-    }
-}
-
-static void fill_number(cell *c, double value, int decimals, const char *unit)
-{
-    if (isnan(value))
-        snprintf(c->text, sizeof c->text, "-");
-    else
-        snprintf(c->text, sizeof c->text, "%.*f%s", decimals, value, unit);
-}
-
-static void fill_row(cell *cells, const abar_compare_row *r, bool utf8, bool text, bool shared)
-{
-    char number[NUMBER_MAX];
-    const abar_compare_spread result = text ? r->test_loss : r->test_accuracy;
-    const int decimals = text ? 4 : 2;
-    const double ms = step_of(r, shared);
-    snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
-    fill_number(&cells[RESULT], result.mean, decimals, "");
-    if (!isnan(result.std))
-        snprintf(cells[RESULT].text, sizeof cells->text, "%.*f %s %.*f", decimals, result.mean, utf8 ? "\xc2\xb1" : "+-",
-                 decimals, result.std);
-    fill_number(&cells[BEST], text ? r->best_loss.mean : r->best_accuracy.mean, decimals, "");
-    fill_number(&cells[ASIDE], text ? r->test_accuracy.mean : r->test_loss.mean, text ? 2 : 4, "");
-    fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");
-    fill_number(&cells[STEP], ms, 3, "");
-    if (!isnan(ms)) snprintf(cells[STEP].text, sizeof cells->text, "%s", print_significant(number, ms));
-    fill_number(&cells[STEP_RATIO], r->time_ratio, 2, "x");
-    fill_number(&cells[MEMORY], r->memory_bytes, 0, "");
-    if (!isnan(r->memory_bytes))
-        snprintf(cells[MEMORY].text, sizeof cells->text, "%s", print_bytes(number, (size_t)r->memory_bytes));
-    fill_number(&cells[MEMORY_RATIO], r->memory_ratio, 2, "x");
-    if (r->failures) snprintf(cells[FAILED].text, sizeof cells->text, "%" PRId64 " of %" PRId64, r->failures, r->runs);
-}
-
-static void mark_best(table *t, const abar_compare *compare, bool shared)
-{
-    const bool text = is_text(compare);
-    for (int column = 0; column < COLUMNS; column++) {
-        double best = NAN;
-        for (int m = 0; m + 1 < t->rows; m++) {
-            abar_compare_row r = abar_compare_row_of(compare, m);
-            best = fmax(best, merit(&r, column, text, shared));
-        }
-        for (int m = 0; m + 1 < t->rows && t->rows > 2; m++) {
-            abar_compare_row r = abar_compare_row_of(compare, m);
-            t->cell[m + 1][column].best = merit(&r, column, text, shared) == best;
-        }
-    }
-}
-
-/* Columns on the screen: bytes inside a UTF-8 character take none. */
-static int columns_of(const char *text)
-{
-    int n = 0;
-    for (; *text; text++) n += ((unsigned char)*text & 0xC0) != 0x80;
-    return n;
-}
-
-/* Columns as wide as their texts; where a line would be too long, those that say least go. */
-static void measure(table *t)
-{
-    static const int dispensable[] = {ASIDE, MEMORY, STEP, BEST};
-    int total = 0;
-    for (int column = 0; column < COLUMNS; column++) {
-        bool empty = true;
-        for (int i = 0; i < t->rows; i++) {
-            int n = columns_of(t->cell[i][column].text) + (column > OPTIMIZER); /* room for the mark */
-            if (n > t->width[column]) t->width[column] = n;
-            empty = empty && (i == 0 || !t->cell[i][column].text[0]);
-        }
-        if (empty) t->width[column] = 0;
-        total += t->width[column] + 2;
-    }
-    for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > TABLE_WIDTH; i++) {
-        total -= t->width[dispensable[i]] + 2;
-        t->width[dispensable[i]] = 0;
-    }
-}
-
-/* Right-aligned but for the names; no spaces at the end of a line. */
-static void print_table(const table *t, const progress *p)
-{
-    for (int i = 0; i < t->rows; i++) {
-        int owed = 0; /* spaces before the next text */
-        for (int column = 0; column < COLUMNS; column++) {
-            const cell *c = &t->cell[i][column];
-            int pad = t->width[column] - columns_of(c->text), mark = column > OPTIMIZER;
-            if (t->width[column] == 0) continue;
-            if (c->text[0])
-                fprintf(p->out, "%*s%s%s%s%s", owed + (mark ? pad - 1 : 0), "", c->best ? progress_bold(p) : "", c->text,
-                        c->best ? "*" : "", c->best ? progress_plain(p) : "");
-            owed = 2 + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
-        }
-        fputc('\n', p->out);
-    }
-}
-
-/* The most trainings that shared the device. */
-static int64_t side_by_side(const abar_compare *compare)
-{
-    int64_t most = 1;
-    for (int m = 0; m < abar_compare_method_count(compare); m++) {
-        int64_t n = abar_compare_row_of(compare, m).side_by_side;
-        if (n > most) most = n;
-    }
-    return most;
-}
-
-static void say_notes(const abar_compare *compare, const progress *p, bool several)
-{
-    const int seeds = seeds_most(compare);
-    const int64_t shared = side_by_side(compare);
-    if (several) fprintf(p->out, "* best; ");
-    if (seeds > 1) fprintf(p->out, "means over %d seeds, %s one standard deviation; ", seeds, p->utf8 ? "\xc2\xb1" : "+-");
-    fprintf(p->out, "memory: held while training\n");
-    if (shared > 1)
-        fprintf(p->out, "ms alone: a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device\n",
-                shared);
-}
-
-static void say_table(const abar_compare *compare, const progress *p)
-{
-    static const char *const heading[2][COLUMNS] = {
-        {"optimizer", "test acc %", "best", "test loss", "train loss", "ms/step", "", "memory", "", "failed"},
-        {"optimizer", "test loss", "best", "test acc %", "train loss", "ms/step", "", "memory", "", "failed"}};
-    table t = {.rows = abar_compare_method_count(compare) + 1};
-    const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare)).label;
-    const bool text = is_text(compare), shared = side_by_side(compare) > 1;
-    for (int column = 0; column < COLUMNS; column++)
-        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s",
-                 column == STEP && shared ? "ms alone" : heading[text][column]);
-    for (int column = STEP_RATIO; column <= MEMORY_RATIO; column += MEMORY_RATIO - STEP_RATIO)
-        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, strlen(baseline) <= 8 ? "vs %s" : "ratio", baseline);
-    for (int m = 0; m + 1 < t.rows; m++) {
-        abar_compare_row r = abar_compare_row_of(compare, m);
-        fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
-    }
-    mark_best(&t, compare, shared);
-    measure(&t);
-    fputc('\n', p->out);
-    print_table(&t, p);
-    say_notes(compare, p, t.rows > 2);
-}
-
 /* ---- what is said ----------------------------------------------------------------------------------------------- */
 
 static void say_finished(watcher *w)
@@ -401,9 +217,9 @@ static void say_finished(watcher *w)
     FILE *out = w->line.out;
     char folder[2 * ABAR_OPTION_TEXT_MAX];
     const char *dir = abar_compare_dir(w->compare);
-    int seeds = seeds_most(w->compare);
+    int seeds = comparison_seeds(w->compare);
     if (!w->announced) announce(w);
-    say_table(w->compare, &w->line);
+    print_comparison(w->compare, &w->line);
     print_shell_word(folder, sizeof folder, dir);
     fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv, %s/compare.json\n", dir, dir, dir,
             dir);
@@ -421,14 +237,19 @@ static void say_stopped(const watcher *w)
         return;
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
+    const bool automatic = strcmp(w->jobs, "auto") == 0;
     print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
     if (w->running > 1)
-        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n", w->ended,
-                abar_compare_run_count(w->compare), w->running);
+        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
+                runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);
+    else if (w->running == 0)
+        fprintf(w->line.out, "stopped with %d of %d runs done, between two of them; go on with:\n", runs_ended(w->compare),
+                abar_compare_run_count(w->compare));
     else
         fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
                 w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
-    fprintf(w->line.out, "  %s compare --resume %s\n", w->c->program, folder);
+    fprintf(w->line.out, "  %s compare --resume %s%s%s\n", w->c->program, folder, automatic ? "" : " --jobs ",
+            automatic ? "" : w->jobs);
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */
@@ -515,6 +336,7 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
 static void prepare_watcher(watcher *w, const abar_compare *compare, const compare_flags *flags)
 {
     w->compare = compare;
+    w->jobs = flags->jobs;
     progress_init(&w->line, flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL);
     w->run_width = snprintf(NULL, 0, "%d", abar_compare_run_count(compare));
     for (int m = 0; m < abar_compare_method_count(compare); m++) {
@@ -527,6 +349,7 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
 {
     prepare_watcher(w, compare, flags);
     c->progress = &w->line;
+    if (flags->resume[0] && w->line.out) announce(w);
     abar_status status = stop_on_signal(&(stoppable){compare, run_compare, stop_compare});
     progress_clear(&w->line);
     c->progress = NULL;
@@ -549,9 +372,10 @@ static int run(cli *c)
     abar_compare *compare = NULL;
     watcher w = {.c = c};
     abar_compare_events events = {watch, &w};
-    const char *folder = flags_peek(c, "resume");
+    const char *folder;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
-    int code = folder && folder[0] ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
+    int code = flags_resume(c, &folder);
+    if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
     if (!code) code = set_jobs(&flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
     abar_compare_destroy(compare);

@@ -29,7 +29,7 @@ static int list_data(cli *c)
         else if (probe.found)
             printf("always there\n");
         else
-            print_wrapped(stdout, 15, PRINT_WIDTH, probe.remedy);
+            print_wrapped(stdout, 15, print_width(stdout), probe.remedy);
     }
     printf("\n%s data --data NAME[:DIR] reads one and says what it holds\n", c->program);
     return EXIT_SUCCESS;

@@ -209,8 +209,9 @@ static int run(cli *c)
 {
     train_flags flags = {0};
     abar_setup *setup = NULL;
-    const char *folder = flags_peek(c, "resume");
-    int code = folder && folder[0] ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
+    const char *folder;
+    int code = flags_resume(c, &folder);
+    if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
     if (!code) {
         c->quiet = flags.quiet;
         code = train(c, setup, &flags);

@@ -34,6 +34,13 @@ const char *flags_peek(const cli *c, const char *name)
     return value;
 }
 
+int flags_resume(const cli *c, const char **folder)
+{
+    *folder = flags_peek(c, "resume");
+    if (!*folder || (*folder)[0]) return EXIT_SUCCESS;
+    return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+}
+
 bool flags_ask_help(const cli *c)
 {
     for (int i = 0; i < c->argc; i++) {
@@ -90,10 +97,14 @@ static int take_seeds(char *entry, int64_t *out)
 static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
 {
     int64_t seeds;
+    char given[ABAR_OPTION_TEXT_MAX];
+    snprintf(given, sizeof given, "%s", entry);
     int code = take_seeds(entry, &seeds);
     if (code) return code;
     char *equals = strchr(entry, '=');
     if (equals) *equals = '\0';
+    if (!entry[0] || (equals && !equals[1]))
+        return cli_fail(EXIT_USAGE, "--optim: \"%s\" names no optimizer, give NAME or LABEL=NAME, as in sgd,slow=mac", given);
     if (out->n == ABAR_COMPARE_METHODS_MAX)
         return cli_fail(EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
     if (strlen(entry) >= ABAR_COMPARE_LABEL_MAX)
@@ -121,7 +132,8 @@ int flags_recipes(cli *c, setup_list *out)
     for (const char *at = optim ? optim : several->fallback; at && !code;) {
         char entry[ABAR_OPTION_TEXT_MAX];
         size_t n = strcspn(at, ",");
-        snprintf(entry, sizeof entry, "%.*s", (int)n, at);
+        const size_t spaces = strspn(at, " ") < n ? strspn(at, " ") : n;
+        snprintf(entry, sizeof entry, "%.*s", (int)(n - spaces), at + spaces);
         code = add_labelled_recipe(c, entry, out);
         at = at[n] ? at + n + 1 : NULL;
     }

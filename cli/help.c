@@ -39,7 +39,7 @@ static void print_option(const cli *c, const abar_option *table, const abar_opti
     printf("%-*s", FLAG_COLUMN, left);
     if ((int)strlen(left) >= FLAG_COLUMN) printf("\n%*s", FLAG_COLUMN, "");
     snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");
-    print_wrapped(stdout, FLAG_COLUMN, PRINT_WIDTH, text);
+    print_wrapped(stdout, FLAG_COLUMN, print_width(stdout), text);
 }
 
 void help_options(const cli *c, const abar_option *table, const void *config)
@@ -102,7 +102,7 @@ int help_command(cli *c)
         if (code) return code;
     }
     printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
-    print_wrapped(stdout, 0, PRINT_WIDTH, c->command->about);
+    print_wrapped(stdout, 0, print_width(stdout), c->command->about);
     printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
     if (list.n > 0)

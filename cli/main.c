@@ -1,6 +1,7 @@
 /* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage. */
 #include "cli.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,6 +44,7 @@ static int run_command(cli *c)
 
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file over the limit (ulimit -f) is an error like a full disk, and told like one */
     bool help = argc > 1 && (strcmp(argv[1], "help") == 0 || is_any(argv[1], "--help", "-h"));
     if (argc < 2 || (help && argc == 2)) {
         help_overview(commands);

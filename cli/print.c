@@ -4,8 +4,10 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 const char *print_count(char *text, int64_t n)
 {
@@ -72,6 +74,18 @@ void print_json_number(FILE *out, double n)
         fprintf(out, "%.9g", n);
     else
         fputs("null", out);
+}
+
+int print_window(FILE *out)
+{
+    struct winsize size;
+    return isatty(fileno(out)) && ioctl(fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+int print_width(FILE *out)
+{
+    const int window = print_window(out);
+    return window > 0 && window < PRINT_WIDTH ? window : PRINT_WIDTH;
 }
 
 void print_wrapped(FILE *out, int indent, int width, const char *text)

@@ -68,14 +68,20 @@ static void print_heads(bool floors)
 
 static void print_operations(const abar_bench *bench, double total, bool floors)
 {
-    printf("\n  %-26s %-22s %10s %11s", "operation", "kind", "forward us", "backward us");
+    int names_width = 9, kinds_width = 4; /* as wide as their headings, or as the longest below */
+    for (int i = 0; i < abar_bench_row_count(bench); i++) {
+        const abar_bench_row row = abar_bench_row_at(bench, i);
+        if ((int)strlen(row.name) > names_width) names_width = (int)strlen(row.name);
+        if ((int)strlen(row.operation) > kinds_width) kinds_width = (int)strlen(row.operation);
+    }
+    printf("\n  %-*s %-*s %10s %11s", names_width, "operation", kinds_width, "kind", "forward us", "backward us");
     print_heads(floors);
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
         const abar_bench_row row = abar_bench_row_at(bench, i);
         if (row.phase[ABAR_BENCH_UPDATE].us > 0.0) continue;
         abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
         add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
-        printf("  %-26s %-22s %10.1f %11.1f", row.name, row.operation, row.phase[ABAR_BENCH_FORWARD].us,
+        printf("  %-*s %-*s %10.1f %11.1f", names_width, row.name, kinds_width, row.operation, row.phase[ABAR_BENCH_FORWARD].us,
                row.phase[ABAR_BENCH_BACKWARD].us);
         print_cost(&both, total, floors);
     }

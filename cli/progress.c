@@ -9,7 +9,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define REDRAW_SECONDS 0.1
@@ -31,9 +30,8 @@ const char *progress_plain(const progress *p) { return p->color ? "\033[0m" : ""
 
 int progress_width(const progress *p)
 {
-    struct winsize size;
-    if (p->live && ioctl(fileno(p->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-    return PRINT_WIDTH;
+    const int window = p->live ? print_window(p->out) : 0;
+    return window > 0 ? window : PRINT_WIDTH;
 }
 
 void progress_clear(progress *p)
@@ -120,6 +118,14 @@ void progress_redraw_text(progress *p, const char *text, double done, double sec
             width > 0 ? width : 0, tail);
     fflush(p->out);
     p->last_draw = time;
+    p->drawn = true;
+}
+
+void progress_say(progress *p, const char *text)
+{
+    if (!p->live) return;
+    fprintf(p->out, "\r%.*s\033[K", progress_width(p) - 3, text);
+    fflush(p->out);
     p->drawn = true;
 }
 

@@ -25,6 +25,8 @@ void progress_update(void *user, const abar_progress *now);
 void progress_redraw(progress *p, const char *lead, double done, const abar_progress *now);
 /* The same for several at a time: a text, cut where the window ends, and what is left. */
 void progress_redraw_text(progress *p, const char *text, double done, double seconds_left);
+/* The same for what takes long and tells nothing: a text that stays until it is taken off. */
+void progress_say(progress *p, const char *text);
 /* Takes the line that is being redrawn off the screen. p may be NULL. */
 void progress_clear(progress *p);
 /* Columns for text: the window's, where there is one. */

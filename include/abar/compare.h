@@ -3,9 +3,9 @@
  * A comparison lives in a folder:
  *     compare.json    its configuration, every run that has ended, the table
  *     compare.csv     one row per run and epoch
- *     compare.svg     training loss and test accuracy over epochs and over time
- *     LABEL-sSEED/    every run: what an abar_trainer keeps, and report.json once the run has ended
+ *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time
  *     compare.md      the table, to be pasted into a page
+ *     LABEL-sSEED/    every run: what an abar_trainer keeps, and report.json once the run has ended
  * Runs go seed by seed and, within a seed, method by method, so that a machine that gets slower or faster does so for all; on a
  * GPU several may train side by side.
  * A comparison may be stopped or killed at any moment: it goes on where it was, with the same numbers. */
@@ -78,7 +78,7 @@ typedef struct abar_compare_running {
 /* What a watcher is told: after every step and epoch, when a run has ended, and what concerns all of them. Calls come one at a
  * time, though from several threads where trainings run side by side. */
 typedef struct abar_compare_progress {
-    const char *news; /* about the comparison itself; then nothing below is set */
+    const char *news; /* about the comparison itself; then only runs is set below */
     int run, runs;    /* run counts from 0 */
     int ended;        /* runs that have */
     const char *label;

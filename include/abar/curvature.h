@@ -14,7 +14,6 @@ typedef struct abar_method {
     const char *keeps; /* its state per map, as a person would say it */
     const abar_option *options;
     size_t config_size;
-    bool queued; /* runs on cuda */
 } abar_method;
 
 const abar_method *abar_method_find(const char *name);

@@ -23,7 +23,7 @@ typedef enum abar_layout {
     ABAR_LAYOUT_N16,     /* (N/16, C, H, W, 16): sixteen images in the vector lanes */
     ABAR_LAYOUT_NHWC,    /* (N, H, W, C): channels last, what tensor cores want */
     ABAR_LAYOUT_PADDED,  /* rows of the last dimension, each on a multiple of 64 bytes; between operations: a view of such a
-                          * value  is STRIDED and says so by its strides */
+                          * value is STRIDED and says so by its strides */
 } abar_layout;
 
 typedef struct abar_tensor {

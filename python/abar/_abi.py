@@ -92,7 +92,6 @@ class Method(ctypes.Structure):
         ("keeps", c_char_p),
         ("options", POINTER(Option)),
         ("config_size", c_size_t),
-        ("queued", c_bool),
     ]
 
 

@@ -86,7 +86,7 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
 {
     const mac_config *c = cv->method_config;
-    abar__mean_keep(cv, &c->mean, map, out);
+    abar__mean_keep(&c->mean, map, out);
     out->coupled = c->form == FORM_COUPLED;
     if (out->coupled && out->rho > 0.0) out->bound = 1.0 / out->rho;
     if (out->coupled && out->kind == ABAR_KEPT_DENSE) out->scale = 1.0; /* rho / rho */
@@ -115,8 +115,7 @@ const abar__curvature_ops abar__method_mac = {
                .summary = "mean-activation approximated curvature",
                .keeps = "the mean activation: 3 vectors of d",
                .options = options,
-               .config_size = sizeof(mac_config),
-               .queued = true},
+               .config_size = sizeof(mac_config)},
     .uses = ABAR_USES_INPUT,
     .check = check,
     .check_maps = check_maps,

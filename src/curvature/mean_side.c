@@ -138,7 +138,7 @@ void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__m
         derive(cv, c, map, map->average[ABAR_MEAN_AVERAGE], unbias, unbias * map->real[ABAR_REAL_NUMBER]);
 }
 
-void abar__mean_keep(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__kept_map *out)
+void abar__mean_keep(const abar__mean_config *c, const abar__map *map, abar__kept_map *out)
 {
     bool adaptive;
     out->rho = abar__mean_damping(c, &adaptive);
@@ -154,7 +154,6 @@ void abar__mean_keep(const abar__curvature *cv, const abar__mean_config *c, cons
     }
     if (!out->fixed) abar__keep_average(map, ABAR_MEAN_AVERAGE, out);
     out->pending_number = out->fixed ? NULL : map->queued_number;
-    (void)cv;
 }
 
 void abar__mean_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)

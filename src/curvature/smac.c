@@ -88,7 +88,7 @@ static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
 {
     const smac_config *c = cv->method_config;
-    abar__mean_keep(cv, &c->mean, map, out);
+    abar__mean_keep(&c->mean, map, out);
     abar__keep_average(map, SQUARES, out);
     out->r = map->derived[RECIPROCAL];
     out->diagonal = diagonal_damping(c);
@@ -118,8 +118,7 @@ const abar__curvature_ops abar__method_smac = {
                .summary = "MAC with the diagonal second moment of the output gradients",
                .keeps = "mean activation and squared output gradients: 3 vectors of d, 3 of d_out",
                .options = options,
-               .config_size = sizeof(smac_config),
-               .queued = true},
+               .config_size = sizeof(smac_config)},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
     .check = check,
     .check_maps = check_maps,

@@ -281,9 +281,10 @@ static abar_status check_windows(abar_context *ctx, const abar_dataset_info *inf
                           (long long)c->context, (long long)c->steps);
     if (tokens > c->context) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_ARGUMENT,
-                      "%s: its %s part has %lld characters, a window and what follows it %lld, give a longer text or a smaller "
-                      "--context",
-                      info->where, c->test ? "test" : "training", (long long)tokens, (long long)c->context + 1);
+                      "%s: its %s part has %lld characters, a window and what follows it %lld, give a longer text, a smaller "
+                      "--context or a larger --limit-%s",
+                      info->where, c->test ? "test" : "training", (long long)tokens, (long long)c->context + 1,
+                      c->test ? "test" : "train");
 }
 
 static abar_status check(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c, layout *out)

@@ -207,6 +207,12 @@ abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, aba
 
 /* ---- folders ----------------------------------------------------------------------------------------------------- */
 
+bool abar__path_exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
 static bool is_folder(const char *path)
 {
     struct stat info;

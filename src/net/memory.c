@@ -14,7 +14,7 @@ static void live_until(abar_net *net, int buffer, int time)
     if (net->buffers[buffer].last < time) net->buffers[buffer].last = time;
 }
 
-static size_t value_bytes(const abar_net *net, int value)
+size_t abar__value_bytes(const abar_net *net, int value)
 {
     const abar__value *v = &net->values[value];
     if (v->integer) return (size_t)abar__shape_count(&v->shape) * sizeof(int32_t);
@@ -23,8 +23,7 @@ static size_t value_bytes(const abar_net *net, int value)
 
 static int backward_time(const abar_net *net, int step) { return 2 * net->n_steps - 1 - step; }
 
-/* Does anything flow back through this step? */
-static bool goes_back(const abar_net *net, const abar__step *step)
+bool abar__goes_back(const abar_net *net, const abar__step *step)
 {
     if (!net->config.training) return false;
     return step->out < 0 || net->values[step->out].wants_grad;
@@ -37,7 +36,7 @@ static int output_buffer(abar_net *net, int s)
     const abar__value *y = &net->values[step->out];
     const int owner = y->within >= 0 ? y->within : step->out;
     if (step->op->y_is_x) return net->values[step->in[0]].buffer;
-    if (net->values[owner].buffer < 0) net->values[owner].buffer = add_buffer(net, value_bytes(net, owner), s, s);
+    if (net->values[owner].buffer < 0) net->values[owner].buffer = add_buffer(net, abar__value_bytes(net, owner), s, s);
     return net->values[owner].buffer;
 }
 
@@ -68,7 +67,7 @@ static abar_status forward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
     const abar__op *op = step->op;
-    bool back = goes_back(net, step);
+    bool back = abar__goes_back(net, step);
     for (int i = 0; i < op->desc.n_in; i++) {
         int x = net->values[step->in[i]].buffer;
         live_until(net, x, back && op->backward_needs & ABAR_NEEDS_X ? backward_time(net, s) : s);
@@ -81,7 +80,7 @@ static abar_status forward_buffers(abar_net *net, int s)
     }
     if (step->stream >= 0) {
         abar__value *v = &net->values[step->stream];
-        v->buffer = add_buffer(net, value_bytes(net, step->stream), s, s);
+        v->buffer = add_buffer(net, abar__value_bytes(net, step->stream), s, s);
         if (v->buffer < 0) return (abar_status)v->buffer;
         live_until(net, v->buffer, back && op->backward_needs & ABAR_NEEDS_STREAM ? backward_time(net, s) : s);
     }
@@ -180,7 +179,7 @@ static abar_status backward_buffers(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
     const abar__op *op = step->op;
-    if (!goes_back(net, step)) return ABAR_OK;
+    if (!abar__goes_back(net, step)) return ABAR_OK;
     int time = backward_time(net, s);
     if (step->out >= 0)
         for (int k = 0; k < 2; k++)
@@ -203,7 +202,7 @@ static abar_status backward_buffers(abar_net *net, int s)
         bool same = step->passes_dy || (op->y_is_x && i == 0);
         step->dx[i] = same                                 ? net->values[step->out].grad[0]
                       : alike && i > 0 && step->dx[0] >= 0 ? step->dx[0]
-                                                           : add_buffer(net, value_bytes(net, step->in[i]), time, time);
+                                                           : add_buffer(net, abar__value_bytes(net, step->in[i]), time, time);
         if (step->dx[i] < 0) return (abar_status)step->dx[i];
         ABAR_TRY(add_gradient(net, step, i, step->dx[i], time));
     }
@@ -214,7 +213,7 @@ abar_status abar__net_plan_memory(abar_net *net)
 {
     int end = 2 * net->n_steps;
     abar__value *input = &net->values[net->input];
-    input->buffer = add_buffer(net, value_bytes(net, net->input), 0, end); /* the caller's between runs */
+    input->buffer = add_buffer(net, abar__value_bytes(net, net->input), 0, end); /* the caller's between runs */
     if (input->buffer < 0) return (abar_status)input->buffer;
     for (int s = 0; s < net->n_steps; s++) ABAR_TRY(forward_buffers(net, s));
     live_until(net, net->values[net->output].buffer, net->n_steps); /* to be read after forward */

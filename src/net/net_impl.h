@@ -154,6 +154,10 @@ void abar__net_place_views(abar_net *net);        /* views.c: values that are pa
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
 
+size_t abar__value_bytes(const abar_net *net, int value);
+/* Does anything flow back through this step? */
+bool abar__goes_back(const abar_net *net, const abar__step *step);
+
 /* profile.c. While profiling: step s has run forward, or backward and been joined, or been observed; -1: before the first. */
 abar_status abar__profile_forward(abar_net *net, int s);
 abar_status abar__profile_backward(abar_net *net, int s, bool observed);

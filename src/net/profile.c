@@ -89,12 +89,7 @@ abar_status abar_net_profile(abar_net *net, bool on)
 
 /* ---- what has to be done ------------------------------------------------------------------------------------------ */
 
-static double bytes_of(const abar_net *net, int value)
-{
-    const abar__value *v = &net->values[value];
-    if (v->integer) return (double)abar__shape_count(&v->shape) * sizeof(int32_t);
-    return (double)abar__shape_bytes(net->dev, &v->shape, v->layout);
-}
+static double bytes_of(const abar_net *net, int value) { return (double)abar__value_bytes(net, value); }
 
 /* As the operation reads them: the bf16 copy where there is one; of a table, the rows that are looked up. */
 static double param_bytes(const abar_net *net, const abar__step *step, bool gradient)
@@ -148,8 +143,7 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
 {
     const abar__op *op = step->op;
     abar_work w = {0};
-    const bool goes = net->config.training && (step->out < 0 || net->values[step->out].wants_grad);
-    if (!goes || op->y_is_x || step->passes_dy) return w;
+    if (!abar__goes_back(net, step) || op->y_is_x || step->passes_dy) return w;
     for (int i = 0; i < op->desc.n_in; i++) {
         const double x = bytes_of(net, step->in[i]);
         const bool added = i > 0 && op->desc.residual; /* its gradient does not depend on it */

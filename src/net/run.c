@@ -91,9 +91,8 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
     net->run.observing = observer != NULL;
     ABAR_TRY(abar__profile_backward(net, -1, false));
     for (int s = net->n_steps - 1; s >= 0; s--) {
-        const int out = net->steps[s].out;
-        const bool goes_back = out < 0 || net->values[out].wants_grad;
-        ABAR_TRY(goes_back ? backward_step(net, s, accumulate, observer) : abar__profile_backward(net, s, false));
+        ABAR_TRY(abar__goes_back(net, &net->steps[s]) ? backward_step(net, s, accumulate, observer)
+                                                      : abar__profile_backward(net, s, false));
         ABAR_TRY(abar__profile_backward(net, s, true));
     }
     return ABAR_OK;

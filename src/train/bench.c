@@ -18,7 +18,6 @@ struct abar_bench {
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
     abar__replays *replays; /* of abar__bench_steps on a queued device */
-    bool warm;              /* ... has been called */
     int64_t given;          /* steps that it ran on the host */
 };
 
@@ -208,8 +207,6 @@ abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_be
 
 abar_status abar__bench_steps(abar_bench *b, int64_t steps, double *seconds)
 {
-    if (b->replays && !b->warm) ABAR_TRY(abar__replays_run(b->replays, 1));
-    b->warm = true;
     const double began = abar__seconds();
     if (b->replays) ABAR_TRY(abar__replays_run(b->replays, steps));
     for (int64_t k = 0; k < steps && !b->replays; k++) {

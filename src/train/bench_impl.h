@@ -33,8 +33,8 @@ abar_status abar__replays_run(abar__replays *r, int64_t steps); /* and waits for
 
 /* A bench that was built and has run nothing; any device. */
 abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_bench **out);
-/* The wall-clock seconds of so many steps, once a first call has warmed up. Another thread than the one that opened it may
- * call. */
+/* The wall-clock seconds of so many steps; those of the first call warm up, too. Another thread than the one that opened it
+ * may call. */
 abar_status abar__bench_steps(abar_bench *b, int64_t steps, double *seconds);
 abar_device *abar__bench_device(const abar_bench *b);
 

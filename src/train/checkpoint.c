@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
 #define STATE_NAME_MAX 320
@@ -14,12 +13,6 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
     int n = snprintf(path, ABAR_RUN_PATH_MAX, "%s/%s", dir, name);
     if (n > 0 && n < ABAR_RUN_PATH_MAX) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s...: the folder's path is too long, use a shorter one", dir);
-}
-
-static bool exists(const char *path)
-{
-    struct stat info;
-    return stat(path, &info) == 0;
 }
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
@@ -35,10 +28,10 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
     ABAR_TRY(abar__run_path(t->ctx, dir, "state.safetensors", path));
     if (!resume)
         ABAR_TRY(abar__folder_make(t->ctx, dir));
-    else if (!exists(dir))
+    else if (!abar__path_exists(dir))
         return abar__fail(t->ctx, ABAR_E_NOT_FOUND, "%s: there is no such folder, check the path", dir);
     ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
-    bool there = exists(path);
+    bool there = abar__path_exists(path);
     if (there && !resume)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
@@ -89,9 +82,9 @@ abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out
     *out = NULL;
     ABAR_TRY(abar__run_path(ctx, dir, "config.json", config));
     ABAR_TRY(abar__run_path(ctx, dir, "state.safetensors", state));
-    if (exists(config))
+    if (abar__path_exists(config))
         ABAR_TRY(setup_from_config(ctx, config, out));
-    else if (exists(state))
+    else if (abar__path_exists(state))
         return setup_from_checkpoint(ctx, state, dir, out);
     else
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: holds no run (no config.json), check the path", dir);

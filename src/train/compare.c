@@ -5,13 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-
-static bool exists(const char *path)
-{
-    struct stat info;
-    return stat(path, &info) == 0;
-}
 
 /* ---- equal conditions ------------------------------------------------------------------------------------------- */
 
@@ -77,7 +70,7 @@ static abar_status check_label(const abar_compare *c, int m)
     for (int i = 0; i < m; i++)
         if (strcmp(c->method[i].label, label) == 0)
             return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: is compared twice, tell the two apart as in a=%s,b=%s", label,
-                              label, label);
+                              c->method[i].setup->train.optim, c->method[m].setup->train.optim);
     return ABAR_OK;
 }
 
@@ -154,6 +147,19 @@ int64_t abar__compare_seeds_most(const abar_compare *c)
     return most;
 }
 
+int abar__compare_ended(const abar_compare *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->runs; i++) n += c->record[i].run.ended;
+    return n;
+}
+
+int64_t abar__compare_epochs(const abar_compare *c)
+{
+    const abar_train_config *t = &c->method[0].setup->train;
+    return t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
+}
+
 /* Seed by seed, method by method. */
 static abar_status make_records(abar_compare *c)
 {
@@ -173,16 +179,31 @@ static abar_status make_records(abar_compare *c)
     return ABAR_OK;
 }
 
+/* A new comparison trains everything itself: what somebody else trained is no result of it. */
+static abar_status check_folders(const abar_compare *c)
+{
+    for (int i = 0; i < c->runs; i++) {
+        char dir[ABAR_RUN_PATH_MAX], path[ABAR_RUN_PATH_MAX];
+        ABAR_TRY(abar__compare_run_dir(c, i, dir));
+        ABAR_TRY(abar__run_path(c->ctx, dir, "state.safetensors", path));
+        if (abar__path_exists(path))
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: holds a run already, but %s no comparison, choose another --out",
+                              dir, c->dir);
+    }
+    return ABAR_OK;
+}
+
 static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
 {
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(copy_config(c, config));
     ABAR_TRY(check(c));
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
-    if (exists(path))
+    if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a comparison, go on with --resume %s or choose another --out", c->dir, c->dir);
-    return make_records(c);
+    ABAR_TRY(make_records(c));
+    return check_folders(c);
 }
 
 /* Methods that have fewer seeds get so many. */
@@ -205,7 +226,7 @@ static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t se
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(copy_dir(c, dir));
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
-    if (!exists(path))
+    if (!abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no comparison (no compare.json), check the path", c->dir);
     ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
     ABAR_TRY(abar__compare_config_load(c));

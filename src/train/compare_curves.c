@@ -13,7 +13,10 @@
 
 static bool succeeded(const abar_compare_run *run) { return run->ended && !run->failure; }
 
-static double value_of(const abar__epoch *e, int kind) { return kind == ABAR_CURVE_LOSS ? e->train_loss : e->test_accuracy; }
+static double value_of(const abar__epoch *e, int kind, bool text)
+{
+    return kind == ABAR_CURVE_LOSS ? e->train_loss : text ? e->test_loss : e->test_accuracy;
+}
 
 /* Where trainings shared the device: what it would have taken alone, all epochs alike, since their differences are the
  * neighbours' doing. */
@@ -43,11 +46,12 @@ static int64_t common_epochs(const abar_compare *c, int method, int64_t *runs)
 static abar__curve_point point_at(const abar_compare *c, const abar__curve *curve, int only, int64_t e)
 {
     double value[ABAR_CURVE_KINDS][ABAR_COMPARE_SEEDS_MAX] = {{0.0}}, seconds = 0.0;
+    const bool text = c->method[0].setup->model->text;
     int64_t n = 0;
     for (int i = 0; i < c->runs; i++) {
         const abar__compare_record *r = &c->record[i];
         if (only >= 0 ? i != only : r->run.method != curve->method || !succeeded(&r->run)) continue;
-        for (int kind = 0; kind < ABAR_CURVE_KINDS; kind++) value[kind][n] = value_of(&r->history[e], kind);
+        for (int kind = 0; kind < ABAR_CURVE_KINDS; kind++) value[kind][n] = value_of(&r->history[e], kind, text);
         seconds += elapsed(c, r, e + 1);
         n++;
     }
@@ -105,7 +109,7 @@ abar_status abar__curves_make(const abar_compare *c, abar__curves *out)
 {
     int64_t points;
     void *memory;
-    *out = (abar__curves){0};
+    *out = (abar__curves){.text = c->method[0].setup->model->text};
     lay_out(c, out, &out->count, &points);
     out->point_bytes = (size_t)points * sizeof *out->points;
     out->curve_bytes = (size_t)out->count * sizeof *out->curve;
@@ -255,7 +259,7 @@ static void include_values(abar__axis *axis, const double *value, int64_t n, boo
 abar__axis abar__axis_values(const abar__curves *curves, int kind, double *scratch)
 {
     int64_t n = collect(curves, kind, scratch);
-    bool loss = kind == ABAR_CURVE_LOSS;
+    bool loss = kind == ABAR_CURVE_LOSS || curves->text;
     abar__axis axis = {.low = 0.0, .high = 1.0};
     if (n > 0) {
         axis.logarithmic = loss && scratch[0] > 0.0 && scratch[n - 1] > LOG_FROM * scratch[0];

@@ -10,7 +10,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define FILE_MAX ((size_t)1 << 28) /* bytes of a file worth reading */
 
@@ -88,10 +87,9 @@ static abar_status write_config(const abar_compare *c, abar__text *out)
 
 static abar_status write_runs(const abar_compare *c, abar__text *out)
 {
-    int written = 0, ended = 0;
-    for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
+    int written = 0;
     ABAR_TRY(abar__text_printf(c->ctx, out, "\"complete\": %s, \"jobs\": %lld, \"wall_seconds\": ",
-                               ended == c->runs ? "true" : "false", (long long)c->jobs));
+                               abar__compare_ended(c) == c->runs ? "true" : "false", (long long)c->jobs));
     ABAR_TRY(abar__json_number(c->ctx, out, c->wall_seconds));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"runs\": [", 11));
     for (int i = 0; i < c->runs; i++) {
@@ -177,8 +175,7 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     const cJSON *history = cJSON_GetObjectItemCaseSensitive(root, "history");
     ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, &run));
     if (!cJSON_IsArray(history) || cJSON_GetArraySize(history) != run.epochs)
-        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs, remove the file to end the run anew",
-                          path, (long long)run.epochs);
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs", path, (long long)run.epochs);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)run.epochs * sizeof *r->history, &memory));
     r->history = memory;
@@ -198,13 +195,17 @@ abar_status abar__compare_records_load(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
         char path[ABAR_RUN_PATH_MAX];
-        struct stat info;
         cJSON *root;
         ABAR_TRY(report_path(c, i, path));
-        if (stat(path, &info) != 0) continue;
-        ABAR_TRY(read_json(c->ctx, path, &root));
-        abar_status status = read_record(c, path, root, &c->record[i]);
-        cJSON_Delete(root);
+        if (!abar__path_exists(path)) continue;
+        abar_status status = read_json(c->ctx, path, &root);
+        if (status >= 0) {
+            status = read_record(c, path, root, &c->record[i]);
+            cJSON_Delete(root);
+        }
+        if (status == ABAR_E_FORMAT)
+            return abar__fail(c->ctx, status, "%s; remove the file to end the run anew, from its checkpoint",
+                              abar_context_error(c->ctx));
         ABAR_TRY(status);
         abar__compare_method *method = &c->method[c->record[i].run.method];
         if (c->record[i].run.failure) continue;

@@ -38,6 +38,7 @@ typedef struct abar__compare_worker {
     abar_compare *c;
     pthread_t thread;
     abar_trainer *_Atomic trainer; /* what abar_compare_stop stops */
+    bool left;                     /* no longer counted among those that work */
 } abar__compare_worker;
 
 struct abar_compare {
@@ -62,6 +63,7 @@ struct abar_compare {
     pthread_cond_t built; /* building is over */
     int building;         /* trainers being made: others wait, so that what is measured then is measured in peace */
     int working, training;
+    char warning[512];   /* the last one that a run gave */
     abar_status failure; /* of the whole comparison; its text is in ctx */
 };
 
@@ -95,6 +97,8 @@ int64_t abar__compare_side_by_side(const abar_compare *c);
 /* Fills the best numbers of a run from its history. */
 void abar__compare_best(abar__compare_record *r);
 int64_t abar__compare_seeds_most(const abar_compare *c);
+int abar__compare_ended(const abar_compare *c);      /* runs that have */
+int64_t abar__compare_epochs(const abar_compare *c); /* of every run, unless it fails */
 
 /* ---- what they show -------------------------------------------------------------------------------------------- */
 
@@ -106,7 +110,8 @@ abar_status abar__compare_md_write(const abar_compare *c, abar__text *out);
 
 /* ---- curves ---------------------------------------------------------------------------------------------------- */
 
-enum { ABAR_CURVE_LOSS, ABAR_CURVE_ACCURACY, ABAR_CURVE_KINDS };
+/* The loss while training; of the test part what counts: accuracy, for texts the loss. */
+enum { ABAR_CURVE_LOSS, ABAR_CURVE_TEST, ABAR_CURVE_KINDS };
 
 typedef struct abar__curve_point {
     double epoch, seconds;                                                        /* since the run began, mean over the seeds */
@@ -122,6 +127,7 @@ typedef struct abar__curve {
 } abar__curve;
 
 typedef struct abar__curves {
+    bool text;
     abar__curve *curve;
     int count;
     size_t curve_bytes, point_bytes;

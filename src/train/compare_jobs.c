@@ -192,7 +192,7 @@ static double time_together(lab *l, int n)
 static double steps_of(const abar_compare *c)
 {
     const abar_train_config *train = &c->method[0].setup->train;
-    const int64_t epochs = train->stop_after > 0 && train->stop_after < train->epochs ? train->stop_after : train->epochs;
+    const int64_t epochs = abar__compare_epochs(c);
     abar_dataset_probe probe;
     if (abar_dataset_probe_name(c->ctx, train->data, &probe) < 0 || !probe.found) return 0.0;
     int64_t samples = probe.info.train;
@@ -278,24 +278,24 @@ static int find_jobs(lab *l, int pending, double steps)
 int abar__compare_measure_jobs(abar_compare *c, double steps)
 {
     lab l = {.c = c};
-    int pending = 0;
-    for (int i = 0; i < c->runs; i++) pending += !c->record[i].run.ended;
-    const int jobs = find_jobs(&l, pending, steps);
+    const int jobs = find_jobs(&l, c->runs - abar__compare_ended(c), steps);
     close_subjects(&l);
     return jobs;
 }
 
 int abar__compare_choose_jobs(abar_compare *c)
 {
-    const int wish = c->jobs_wish;
-    int pending = 0;
-    for (int i = 0; i < c->runs; i++) pending += !c->record[i].run.ended;
+    const int wish = c->jobs_wish, pending = c->runs - abar__compare_ended(c);
     if (wish == 1 || pending < 2 || (wish == 0 && !abar__is_cuda(&c->method[0].setup->train))) return 1;
     const double steps = steps_of(c);
     if (steps == 0.0) return 1;
     const int jobs = wish > 0 ? least(wish, pending) : abar__compare_measure_jobs(c, steps);
     if (jobs < 2) return 1;
-    if (wish > 0) abar__compare_news(c, "%d trainings side by side; what a step takes is measured before, alone", jobs);
+    bool known = true;
+    for (int m = 0; m < c->methods; m++) known = known && !isnan(c->method[m].ms_alone);
+    if (wish > 0)
+        abar__compare_news(c, "%d trainings side by side%s", jobs,
+                           known ? "" : "; what a step takes is measured before, alone");
     time_rest_alone(&(lab){.c = c});
     if (c->jobs < jobs) c->jobs = jobs;
     return jobs;

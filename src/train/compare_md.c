@@ -55,7 +55,7 @@ static void put_head(page *p)
     const abar_train_config *t = &p->c->method[0].setup->train;
     static const char *const precisions[] = {"", ", fp32", ", tf32", ", bf16"};
     const char *baseline = p->c->method[abar_compare_baseline(p->c)].label;
-    const int64_t epochs = t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
+    const int64_t epochs = abar__compare_epochs(p->c);
     put(p, "%s on %.*s, %lld epoch%s%s, batch %lld, %s%s:\n\n", t->model, (int)strcspn(t->data, ":"), t->data,
         (long long)epochs, epochs == 1 ? "" : "s", epochs < t->epochs ? " (of a longer schedule)" : "", (long long)t->batch,
         t->device, precisions[t->precision]);
@@ -95,8 +95,8 @@ static void put_failures(page *p)
     for (int i = 0; i < p->c->runs; i++) {
         const abar_compare_run *run = &p->c->record[i].run;
         if (run->ended && run->failure)
-            put(p, "\n%s, seed %lld, failed after %lld epochs: %.700s\n", run->label, (long long)run->seed,
-                (long long)run->epochs, run->failure);
+            put(p, "\n%s, seed %lld, failed after %lld epoch%s: %.700s\n", run->label, (long long)run->seed,
+                (long long)run->epochs, run->epochs == 1 ? "" : "s", run->failure);
     }
 }
 
@@ -104,9 +104,7 @@ static void put_foot(page *p)
 {
     const abar_compare *c = p->c;
     const int64_t shared = abar__compare_side_by_side(c);
-    int ended = 0;
-    for (int i = 0; i < c->runs; i++) ended += c->record[i].run.ended;
-    put(p, "\n%d of %d runs, ", ended, c->runs);
+    put(p, "\n%d of %d runs, ", abar__compare_ended(c), c->runs);
     put_number(p, c->wall_seconds, 0);
     put(p, " s in all. Mean ± sample standard deviation over the seeds; training loss: mean over the last epoch's steps;\n"
            "memory: held while training; s/epoch: training and testing.");

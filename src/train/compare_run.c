@@ -6,13 +6,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-
-static bool exists(const char *path)
-{
-    struct stat info;
-    return stat(path, &info) == 0;
-}
 
 /* ---- watching --------------------------------------------------------------------------------------------------- */
 
@@ -48,8 +41,7 @@ static double seconds_left(const abar_compare *c)
 
 static double share_done(const abar_compare *c)
 {
-    const abar_train_config *train = &c->method[0].setup->train;
-    const int64_t epochs = train->stop_after > 0 && train->stop_after < train->epochs ? train->stop_after : train->epochs;
+    const int64_t epochs = abar__compare_epochs(c);
     double done = 0.0;
     for (int i = 0; i < c->runs; i++) {
         const abar_progress *at = &c->record[i].at;
@@ -65,17 +57,16 @@ static double share_done(const abar_compare *c)
 static void tell(const abar_compare *c, int i, const abar_progress *training, const abar_compare_run *result)
 {
     abar_compare_running running[ABAR_COMPARE_JOBS_MAX];
-    int n = 0, ended = 0;
+    int n = 0;
     if (!c->events.progress) return;
     for (int k = 0; k < c->runs; k++) {
         const abar__compare_record *r = &c->record[k];
-        ended += r->run.ended;
         if (is_training(r) && n < ABAR_COMPARE_JOBS_MAX)
             running[n++] = (abar_compare_running){r->run.label, r->run.seed, r->at.epoch, r->at.epochs};
     }
     const abar_compare_progress p = {.run = i,
                                      .runs = c->runs,
-                                     .ended = ended,
+                                     .ended = abar__compare_ended(c),
                                      .label = c->record[i].run.label,
                                      .seed = c->record[i].run.seed,
                                      .training = training,
@@ -119,11 +110,13 @@ static void watch(void *user, const abar_progress *p)
     pthread_mutex_unlock(&c->lock);
 }
 
+/* A warning that every run would repeat, as of a cache that cannot be written, is passed once. */
 static void pass_log(void *user, abar_log_level level, const char *text)
 {
     abar_compare *c = user;
     pthread_mutex_lock(&c->lock);
-    abar__log(c->ctx, level, "%s", text);
+    if (level != ABAR_LOG_WARNING || strcmp(text, c->warning) != 0) abar__log(c->ctx, level, "%s", text);
+    if (level == ABAR_LOG_WARNING) snprintf(c->warning, sizeof c->warning, "%s", text);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -172,6 +165,24 @@ static abar_status take_numbers(abar_compare *c, abar__compare_record *r, const 
     return ABAR_OK;
 }
 
+/* The first run has made the folder: from now on it is ours, and can be resumed. */
+static abar_status claim(abar_compare *c)
+{
+    if (c->folder >= 0) return ABAR_OK;
+    ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
+    return abar__compare_save(c);
+}
+
+/* A run that could not even begin has no folder yet. */
+static abar_status save_report(abar_compare *c, int i)
+{
+    char dir[ABAR_RUN_PATH_MAX];
+    ABAR_TRY(abar__compare_run_dir(c, i, dir));
+    ABAR_TRY(abar__folder_make(c->ctx, dir));
+    ABAR_TRY(claim(c));
+    return abar__compare_record_save(c, i);
+}
+
 static abar_status end_run(const job *j, const abar_trainer *t, abar_status status)
 {
     abar_compare *c = j->worker->c;
@@ -184,7 +195,7 @@ static abar_status end_run(const job *j, const abar_trainer *t, abar_status stat
     }
     r->run.ended = true;
     r->at = (abar_progress){0};
-    ABAR_TRY(abar__compare_record_save(c, j->i));
+    ABAR_TRY(save_report(c, j->i));
     if (status >= 0) {
         c->method[r->run.method].seconds += r->run.seconds;
         c->method[r->run.method].ended++;
@@ -216,14 +227,6 @@ static abar_status setup_of(const job *j, abar_setup **out)
     abar_status status = abar_options_set(j->ctx, abar_train_options, &(*out)->train, "out", dir);
     if (status < 0) abar_setup_destroy(j->ctx, *out);
     return status;
-}
-
-/* The first run has made the folder: from now on it is ours, and can be resumed. */
-static abar_status claim(abar_compare *c)
-{
-    if (c->folder >= 0) return ABAR_OK;
-    ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
-    return abar__compare_save(c);
 }
 
 /* Counts a training that begins, for all that it shares the device with. One that goes on may have shared it before. The lock
@@ -270,7 +273,7 @@ static abar_status make_trainer(job *j, const abar_setup *setup, abar_trainer **
     while (c->building > 0) pthread_cond_wait(&c->built, &c->lock);
     c->building++;
     pthread_mutex_unlock(&c->lock);
-    j->resumed = exists(setup->train.out);
+    j->resumed = abar__path_exists(setup->train.out);
     abar_status status = abar_trainer_create(j->ctx, setup, j->resumed, &events, out);
     pthread_mutex_lock(&c->lock);
     c->record[j->i].run.memory_bytes = (int64_t)(abar_context_memory(j->ctx).now - base); /* it takes no more from here on */
@@ -287,6 +290,8 @@ static bool put_back(job *j, abar_status status)
     if (status != ABAR_E_MEMORY || c->working == 1) return false;
     c->record[j->i].taken = false;
     abar__compare_news(c, "no memory for %d trainings side by side, going on with %d", c->working, c->working - 1);
+    c->working--; /* at once: of two that find no memory, one must stay */
+    j->worker->left = true;
     return true;
 }
 
@@ -379,12 +384,13 @@ static void *work(void *user)
     abar_compare *c = w->c;
     bool more = true;
     pthread_mutex_lock(&c->lock);
+    w->left = false;
     for (int i; more && (i = take(c)) >= 0;) {
         pthread_mutex_unlock(&c->lock);
         more = run_next(w, i);
         pthread_mutex_lock(&c->lock);
     }
-    c->working--;
+    if (!w->left) c->working--;
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
@@ -403,13 +409,6 @@ static void work_side_by_side(abar_compare *c, int jobs)
     pthread_mutex_unlock(&c->lock);
     if (made == 0) work(&c->worker[0]);
     for (int i = 0; i < made; i++) pthread_join(c->worker[i].thread, NULL);
-}
-
-static int pending(const abar_compare *c)
-{
-    int n = 0;
-    for (int i = 0; i < c->runs; i++) n += !c->record[i].run.ended;
-    return n;
 }
 
 static void run_pending(abar_compare *c)
@@ -431,8 +430,8 @@ abar_status abar_compare_run_all(abar_compare *c)
     }
     c->failure = ABAR_OK;
     c->since = abar__seconds();
-    if (pending(c) > 0) run_pending(c);
-    const bool stopped = atomic_exchange(&c->stop, false) && pending(c) > 0;
+    if (abar__compare_ended(c) < c->runs) run_pending(c);
+    const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_ended(c) < c->runs;
     if (c->failure < 0) return c->failure;
     if (c->folder >= 0) ABAR_TRY(abar__compare_save(c)); /* else it was stopped before anything was there */
     return stopped ? ABAR_STOPPED : ABAR_OK;

@@ -1,5 +1,6 @@
-/* compare.svg: training loss and test accuracy, over epochs and over time, one colour per method. Coordinates are whole tenths
- * of a pixel, so that no locale can spoil them; everything printed is ASCII or a character reference. */
+/* compare.svg: training loss and test accuracy (of texts: test loss), over epochs and over time, one colour per method.
+ * Coordinates are whole tenths of a pixel, so that no locale can spoil them; everything printed is ASCII or a character
+ * reference. */
 #include "base/number.h"
 #include "train/compare_impl.h"
 
@@ -99,9 +100,8 @@ static void spread_text(abar_compare_spread s, int decimals, const char *unit, c
 static void draw_title(picture *p)
 {
     const abar_train_config *t = &p->c->method[0].setup->train;
-    int64_t epochs = t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
-    int ended = 0;
-    for (int i = 0; i < p->c->runs; i++) ended += p->c->record[i].run.ended;
+    const int64_t epochs = abar__compare_epochs(p->c);
+    const int ended = abar__compare_ended(p->c);
     put(p, "<text x='%d' y='%d' font-size='230' font-weight='bold' fill='#1c1f23'>%s on %.*s</text>\n", MARGIN, TITLE, t->model,
         (int)strcspn(t->data, ":"), t->data);
     const int64_t seeds = abar__compare_seeds_most(p->c), shared = abar__compare_side_by_side(p->c);
@@ -129,17 +129,25 @@ static int legend_columns(const picture *p)
 
 static int legend_end(const picture *p) { return LEGEND + (p->c->methods - 1) / legend_columns(p) * LEGEND_ROW; }
 
+static void result_text(const picture *p, const abar_compare_row *row, char *text, size_t size)
+{
+    if (p->curves.text)
+        spread_text(row->test_loss, 4, "", text, size);
+    else
+        spread_text(row->test_accuracy, 2, " %", text, size);
+}
+
 static void draw_legend_entry(picture *p, int m)
 {
     int columns = legend_columns(p), x = MARGIN + m % columns * ((WIDTH - 2 * MARGIN) / columns);
     int y = LEGEND + m / columns * LEGEND_ROW;
     abar_compare_row row = abar_compare_row_of(p->c, m);
-    char accuracy[96];
-    spread_text(row.test_accuracy, 2, " %", accuracy, sizeof accuracy);
+    char result[96];
+    result_text(p, &row, result, sizeof result);
     put(p, "<path d='M%d %dh240' stroke='%s' stroke-width='36' stroke-linecap='round'%s/>", x + 18, y - 48, color_of(p, m),
         dashes_of(p, m));
     put(p, "<text x='%d' y='%d' font-size='140' fill='#1c1f23'><tspan font-weight='bold'>%s</tspan>", x + 350, y, row.label);
-    put(p, "<tspan dx='75' fill='#5b626b'>%s", accuracy);
+    put(p, "<tspan dx='75' fill='#5b626b'>%s", result);
     if (row.failures > 0) put(p, ", %lld failed", (long long)row.failures);
     put(p, "</tspan></text>\n");
 }
@@ -208,8 +216,10 @@ static void draw_line(picture *p, const panel *a, const abar__curve *curve)
     const abar__compare_method *method = &p->c->method[curve->method];
     char last[96];
     abar_compare_row row = abar_compare_row_of(p->c, curve->method);
-    bool loss = a->kind == ABAR_CURVE_LOSS;
-    spread_text(loss ? row.train_loss : row.test_accuracy, loss ? 4 : 2, loss ? "" : " %", last, sizeof last);
+    if (a->kind == ABAR_CURVE_LOSS)
+        spread_text(row.train_loss, 4, "", last, sizeof last);
+    else
+        result_text(p, &row, last, sizeof last);
     put(p, "<g stroke='%s' fill='%s'><title>%s: %s</title><polyline fill='none' stroke-width='24'%s points='",
         color_of(p, curve->method), color_of(p, curve->method), method->label, last, dashes_of(p, curve->method));
     for (int64_t k = 0; k < curve->n; k++)
@@ -330,8 +340,11 @@ static void draw_panels(picture *p, double *scratch)
     snprintf(below, sizeof below, "%s of training and testing%s", units[time], time_note(p->c));
     abar__axis across[] = {abar__axis_epochs(&p->curves), abar__axis_time(&p->curves, unit[time])};
     abar__axis up[] = {abar__axis_values(&p->curves, ABAR_CURVE_LOSS, scratch),
-                       abar__axis_values(&p->curves, ABAR_CURVE_ACCURACY, scratch)};
-    const char *title[] = {up[0].logarithmic ? "Training loss (logarithmic)" : "Training loss", "Test accuracy, %"};
+                       abar__axis_values(&p->curves, ABAR_CURVE_TEST, scratch)};
+    const char *title[] = {up[0].logarithmic ? "Training loss (logarithmic)" : "Training loss",
+                           !p->curves.text     ? "Test accuracy, %"
+                           : up[1].logarithmic ? "Test loss (logarithmic)"
+                                               : "Test loss"};
     for (int i = 0; i < 4; i++) {
         int row = i / 2, column = i % 2;
         panel a = {.index = i,

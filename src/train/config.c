@@ -241,9 +241,11 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
     const char *const *name = abar_device_names();
     while (*name && (strlen(*name) != length || strncmp(*name, train->device, length) != 0)) name++;
     if (!*name) {
-        const char *near = abar_nearest_name(train->device, abar_device_names());
-        return abar__fail(ctx, ABAR_E_NOT_FOUND, "--device %.80s: not in this build%s%s", train->device,
-                          near ? ", did you mean " : ", use cpu", near ? near : "");
+        char list[64] = "";
+        for (name = abar_device_names(); *name; name++)
+            snprintf(list + strlen(list), sizeof list - strlen(list), ", %s", *name);
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "--device %.80s: not in this build, choose one of %s", train->device,
+                          list + 2);
     }
     if (abar__is_cuda(train) || train->precision <= ABAR_CHOICE_FP32) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--precision %s: device %s computes in %s only, use --precision fp32",

@@ -125,7 +125,7 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup)
     train->weight_decay = r->weight_decay;
     train->schedule_per_epoch = r->per_epoch;
     train->augment = r->augment;
-    if (abar_device_count("cuda") > 0 && (!setup->method || setup->method->queued)) strcpy(train->device, "cuda");
+    if (abar_device_count("cuda") > 0) strcpy(train->device, "cuda");
     for (size_t i = 0; i < sizeof additions / sizeof *additions; i++)
         if (adds_to(&additions[i], setup)) ABAR_TRY(apply(ctx, setup, additions[i].settings));
     return ABAR_OK;

@@ -64,10 +64,18 @@ succeeds "after kill -9 it goes on" compare --resume killed/all --quiet
 check "and ends in the same numbers after kill -9" cmp <(numbers alone) <(numbers killed/all)
 succeeds "more seeds" compare --resume pipe --seeds 3
 check "more seeds run only what is new" test "$(grep -cE '^\[[0-9]/9\]' stdout)" = 3
+echo '{' >pipe/mac-s1/report.json
+refuses "a damaged report" 1 'mac-s1/report.json.*remove the file' compare --resume pipe
+rm pipe/mac-s1/report.json
+succeeds "without it the run is ended anew" compare --resume pipe --quiet
+check "and all are there" grep -q '"complete": true' pipe/compare.json
 refuses "fewer seeds" 2 'has 3 already' compare --resume pipe --seeds 2
 refuses "other settings" 2 'epochs.*only --seeds may grow' compare --resume pipe --epochs 3
 refuses "nothing to go on with" 1 'holds no comparison' compare --resume alone/mac-s0
 refuses "a folder in use" 2 'already holds a comparison' compare "${tiny[@]}" --out pipe
+succeeds "a run where one of a comparison would be" train "${tiny[@]}" --quiet --out foreign/mac-s1
+refuses "a run that is none of ours" 2 'foreign/mac-s1: holds a run already' compare "${tiny[@]}" --seeds 2 --out foreign
+check "that run is left alone" test "$(ls foreign)" = mac-s1
 refuses "not a run to train on" 1 'holds no run' train --resume pipe
 
 # --- side by side ---
@@ -87,7 +95,7 @@ wait $!
 rc=$?
 ran="compare --jobs 2, then SIGINT"
 check "SIGINT stops all" test $rc = 130
-check "SIGINT says how to go on with all" says 'compare --resume halves$'
+check "SIGINT says how to go on with all" says 'compare --resume halves --jobs 2$'
 check "SIGINT to all is no error" test ! -s stderr
 succeeds "all go on" compare --resume halves --jobs 3
 check "all end in the same numbers" cmp <(numbers alone) <(numbers halves)
@@ -99,6 +107,8 @@ succeeds "seeds of its own" compare "${tiny[@]}" --epochs 1 --optim sgd:2,mac:3,
 check "seeds of its own are told" says '3 optimizers, 6 runs'
 check "they are its rows" test "$(grep -cE '^\| (sgd \| 2|mac \| 3|low \| 1) \| [0-9.]+' uneven/compare.md)" = 3
 check "the page has mean and deviation" grep -qE '^\| mac \| 3 \| [0-9.]+ ± [0-9.]+ ' uneven/compare.md
+check "fewer seeds than the most are told" says 'means over up to 3 seeds'
+succeeds "spaces after commas" compare "${tiny[@]}" --epochs 1 --optim 'sgd, mac' --quiet --out spaces
 refuses "no number of seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:x
 refuses "too many seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:5000
 
@@ -113,10 +123,24 @@ check "the others are there" says '^sgd .* 1\.00x'
 succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
 check "without sgd the first is the measure" says 'vs adamw'
 
+# --- texts: the loss counts ---
+for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt
+succeeds "a comparison on a text" compare --model gpt-char --data text:fox.txt --layers 1 --width 16 --heads 2 --context 16 \
+    --batch 4 --epochs 2 --epoch-steps 5 --threads 1 --optim adamw,mac --out text
+check "a run tells its best loss" says '^\[1/2\] adamw .* test [0-9.]+ \(best [0-9.]+, epoch [12]\)'
+loss=$(sed -nE 's/^adamw +([0-9.]+).*/\1/p' stdout)
+check "the picture shows the table's loss" grep -q ">adamw</tspan><tspan[^>]*>$loss<" text/compare.svg
+check "and its curve" grep -q '>Test loss' text/compare.svg
+check "but no accuracy" bash -c "! grep -q 'accuracy' text/compare.svg"
+
 # --- what is refused, and leaves nothing ---
 mkdir empty && cd empty || exit 1
 refuses "unknown optimizer" 2 'mca.*mac' compare --optim sgd,mca
 refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
+refuses "a label twice" 2 'low: is compared twice.* a=mac,b=sgd' compare --optim low=mac,low=sgd
+refuses "nothing between commas" 2 '"" names no optimizer' compare --optim sgd,,mac
+refuses "a label for nothing" 2 '"low=" names no optimizer' compare --optim low=
+refuses "no label" 2 '"=mac:2" names no optimizer' compare --optim sgd,=mac:2
 refuses "unknown flag" 2 'did you mean --damping' compare --dampng 1
 refuses "a flag that none of them has" 2 'an option of' compare --optim sgd,adamw --damping 1
 refuses "another optimizer's flag" 2 'an option of' compare --sgd.damping 1
@@ -134,6 +158,9 @@ cd "$work" || exit 1
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     ran="compare in a terminal"
     TERM=xterm LC_ALL=C.UTF-8 script -qec "stty cols 70; '$abar' compare ${tiny[*]} --out terminal" stdout >/dev/null </dev/null
+    check "the table fits the window, whole lines" awk '/^(optimizer|sgd|mac|\* best)/ { gsub(/\033\[[0-9;]*m/, ""); sub(/\r$/, "")
+        if (length > 70) exit 1 }' stdout
+    check "a column that is left has its name" grep -qE '^optimizer .* ms/step +vs sgd' stdout
     check "a terminal sees a line redrawn" grep -q $'\r\\[1/2\\] sgd seed 0  epoch 1/2.*\033\\[K' stdout
     check "the redrawn line fits the window" awk 'BEGIN { RS = "\r" } /^\[.*epoch/ && /\033\[K/ {
         sub(/\033\[K.*/, ""); gsub(/\033\[[0-9;]*m/, ""); gsub(/\342\224\201/, "="); if (length > 69) exit 1 }' stdout

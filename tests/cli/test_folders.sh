@@ -22,6 +22,11 @@ if mount -t tmpfs -o size=256k none "$full" 2>/dev/null; then
 else
     skip "full disk and read-only file system: tmpfs cannot be mounted here"
 fi
+limit=$(ulimit -S -f)
+ulimit -S -f 100
+refuses "a limit on the size of files" 1 'ulimit -f' train "${small[@]}" --quiet --out limited
+ulimit -S -f "$limit"
+check "such a limit leaves nothing half written" test -z "$(find limited -name '*tmp*')"
 if [[ -e /dev/full ]]; then
     ran="train --json >/dev/full"
     "$abar" train "${small[@]}" --no-out --json >/dev/full 2>"$work/stderr"

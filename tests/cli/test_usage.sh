@@ -87,4 +87,6 @@ succeeds "bools and their negation" train "${small[@]}" --no-out --epochs 1 --ne
 check "--no-out keeps nothing" test ! -e runs
 succeeds "empty --out keeps nothing" train "${small[@]}" --epochs 1 --out ''
 check "empty --out kept nothing" test ! -e runs
+refuses "resume nothing" 2 '--resume: .*no name' train --resume '' --no-out
+refuses "resume no comparison" 2 '--resume: .*no name' compare --resume=
 finish

@@ -194,7 +194,7 @@ static void check_refuses_settings_that_do_not_go_together(void **state)
         {"checkpoint-every=5", "--out", ABAR_E_ARGUMENT},
         {"precision=bf16", "--precision fp32", ABAR_E_UNSUPPORTED},
         {"device=ref precision=tf32", "--precision fp32", ABAR_E_UNSUPPORTED},
-        {"device=cpy", "did you mean cpu", ABAR_E_NOT_FOUND},
+        {"device=cpy", "choose one of cpu, ref", ABAR_E_NOT_FOUND},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         abar_setup *s = make_setup(f, "mlp", "sgd", cases[i].options);

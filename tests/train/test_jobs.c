@@ -178,6 +178,38 @@ static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
     free(json);
 }
 
+/* Room for no training at all: the last worker keeps what nobody could train, and says so. */
+static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
+{
+    fixture *f = *state;
+    purse money = {0};
+    abar_context *rich = f->ctx;
+    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
+    atomic_store(&money.left, 1LL << 40);
+    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    for (int i = 0; i < 20; i++) {
+        plan p;
+        watcher w = {.jobs = 2};
+        char name[16];
+        snprintf(name, sizeof name, "none-%d", i);
+        atomic_store(&money.left, 1LL << 40);
+        make_plan(f, &p, name, "sgd adamw", 1, TINY);
+        abar_compare_events events = {watch, &w};
+        need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
+        atomic_store(&money.left, 1 << 17); /* for the books alone */
+        assert_int_equal(run_watched(&w), ABAR_OK);
+        for (int k = 0; k < 2; k++) {
+            assert_true(abar_compare_run_of(w.compare, k)->ended);
+            assert_non_null(strstr(abar_compare_run_of(w.compare, k)->failure, "memory"));
+        }
+        abar_compare_destroy(w.compare);
+        drop_plan(f, &p);
+    }
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    f->ctx = rich;
+}
+
 /* ---- how many ---------------------------------------------------------------------------------------------------- */
 
 static void number_of_jobs_is_measured_and_told(void **state)
@@ -241,6 +273,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(one_that_fails_is_a_row_and_its_neighbours_go_on, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trouble_with_a_folder_stops_all_and_is_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trainings_that_do_not_fit_together_run_one_by_one, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(trainings_that_fit_nowhere_are_rows_that_failed, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(number_of_jobs_is_measured_and_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(methods_may_have_seeds_of_their_own, make_fixture, drop_fixture),
     };
