@@ -180,17 +180,14 @@ static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
         assert_true(fabs(a.loss.loss - b.loss.loss) <= 1e-4 * b.loss.loss);
         check_gradients(cuda, ref, 1e-4);
         check_running(cuda, ref);
-        size_t joined = 0, whole = 0; /* what concatenations make, and what they are parts of */
+        double joined = 0.0, moved = 0.0; /* what concatenations make, and what they move for it */
         for (int n = 0; n < abar_net_node_count(cuda->net); n++) {
             const abar_node_info node = abar_net_node(cuda->net, n);
-            const size_t bytes = (size_t)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * sizeof(float);
             if (strcmp(node.operation, "concat") != 0) continue;
-            joined += bytes;
-            if (strcmp(abar_net_node(cuda->net, n + 1).name, "trans1.bn") == 0) whole += bytes;
+            joined += (double)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * (double)sizeof(float);
+            moved += node.forward.bytes;
         }
-        const abar_net_memory of_cuda = abar_net_memory_plan(cuda->net), of_ref = abar_net_memory_plan(ref->net);
-        assert_true(whole > 0 && joined > 2 * whole);
-        assert_true(of_cuda.arena_without_reuse < of_ref.arena_without_reuse / 2 - joined / 2); /* ref is in doubles */
+        assert_true(joined > 0.0 && moved < joined); /* copied, all would be read and written */
         drop_engine(cuda);
         drop_engine(ref);
     }

@@ -113,7 +113,7 @@ static inline void check_stop_and_resume(fixture *f, const char *model, const ch
     abar_setup *setup = make_setup(f, model, optim, options);
     set(f, setup, "augment", "true");
     char whole[64], parts[96];
-    snprintf(whole, sizeof whole, "%s-%s", model, optim);
+    snprintf(whole, sizeof whole, "%s-%s-%d", model, optim, f->runs++);
     set_out(f, setup, whole);
     assert_int_equal(run_until(f, setup, false, 0), ABAR_OK);
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {

@@ -23,6 +23,7 @@ typedef struct fixture {
     abar_context *ctx;
     char dir[128];
     char log[4096]; /* what the library logged */
+    int runs;       /* folders made so far, for their names */
 } fixture;
 
 static inline void keep_log(void *user, abar_log_level level, const char *text)

@@ -163,24 +163,22 @@ __device__ static void subtract(const T *left, const T *right, const matrix &m, 
 /* ---- the diagonal block ------------------------------------------------------------------------------------------- */
 
 /* Sweeps the SIDE x SIDE matrix of which every thread holds a 4 x 4 piece, one column after the other, so that it becomes the
- * negative of its inverse. On the way the columns of L come by: they go to kept, from column `first` on, with 1 / L_kk for
- * L_kk. False where a pivot is not positive. column: (2, SIDE). */
-template <typename T>
-__device__ static bool sweep_block(double a[4][4], const matrix &kept, int64_t first, double (*column)[SIDE])
+ * negative of its inverse. The columns of L come by, times L_kk: they stay in column, (SIDE, SIDE). False where a pivot is not
+ * positive. */
+__device__ static bool sweep_block(double a[4][4], double (*column)[SIDE])
 {
-    const int x = threadIdx.x % 16, y = threadIdx.x / 16, t = (int)threadIdx.x;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     for (int group = 0; group < SIDE / 4; group++) {
 #pragma unroll
         for (int own = 0; own < 4; own++) {
             const int k = group * 4 + own;
-            double *now = column[k % 2]; /* in turns: one barrier a column will do */
+            double *now = column[k];
             if (x == group)
                 for (int r = 0; r < 4; r++) now[4 * y + r] = a[r][own];
             __syncthreads();
             const double pivot = now[k];
             if (!(pivot > 0.0) || !isfinite(pivot)) return false; /* the same for all threads */
             const double over = 1.0 / pivot;
-            if (t >= k && t < SIDE) put(kept, k, first + t, (T)(t == k ? sqrt(over) : now[t] * sqrt(over)));
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
@@ -196,10 +194,23 @@ __device__ static bool sweep_block(double a[4][4], const matrix &kept, int64_t f
     return true;
 }
 
-template <typename T>
-__device__ static void invert_block(const abar__inversions &s, const abar__inverted &item, abar__inversion_state *state)
+/* L goes to kept, from column `first` on, with 1 / L_kk for L_kk. column: (SIDE + 1, SIDE), as it was left, with room below.
+ */
+template <typename T> __device__ static void keep_l(double (*column)[SIDE], const matrix &kept, int64_t first)
 {
-    __shared__ double column[2][SIDE];
+    double *root = column[SIDE]; /* 1 / L_kk */
+    if (threadIdx.x < SIDE) root[threadIdx.x] = sqrt(1.0 / column[threadIdx.x][threadIdx.x]);
+    __syncthreads();
+    for (int e = threadIdx.x; e < SIDE * SIDE; e += PIVOTERS) {
+        const int k = e / SIDE, i = e % SIDE;
+        if (i >= k) put(kept, k, first + i, (T)(i == k ? root[k] : column[k][i] * root[k]));
+    }
+}
+
+template <typename T>
+__device__ static void invert_block(const abar__inversions &s, const abar__inverted &item, abar__inversion_state *state,
+                                    double (*column)[SIDE])
+{
     const matrix m = triangle_of(item);
     const int64_t d = item.f.d, first = (int64_t)state->panel * SIDE;
     const int64_t down = first + threadIdx.x / 16 * 4, across = first + threadIdx.x % 16 * 4;
@@ -211,7 +222,8 @@ __device__ static void invert_block(const abar__inversions &s, const abar__inver
             if (i < d && j < d) get(m, i > j ? i : j, i > j ? j : i, &v);
             a[r][c] = (double)v;
         }
-    const bool fine = sweep_block<T>(a, panel_of(s, item), abar__panels(d) * SIDE, column);
+    const bool fine = sweep_block(a, column);
+    if (fine) keep_l<T>(column, panel_of(s, item), abar__panels(d) * SIDE);
     if (!fine && threadIdx.x == 0) state->failed = 1;
     for (int r = 0; fine && r < 4; r++)
         for (int c = 0; c < 4; c++)
@@ -221,12 +233,13 @@ __device__ static void invert_block(const abar__inversions &s, const abar__inver
 /* Block f: the diagonal block of factor f's panel; always in double precision, which its few numbers can afford. */
 static __global__ void __launch_bounds__(PIVOTERS) run_pivots(const __grid_constant__ abar__inversions s)
 {
+    __shared__ double column[SIDE + 1][SIDE];
     abar__inversion_state *state = &s.states[blockIdx.x];
     if (state->phase != ABAR_INVERSION_SWEEP) return;
     if (state->in_double)
-        invert_block<double>(s, s.items[blockIdx.x], state);
+        invert_block<double>(s, s.items[blockIdx.x], state, column);
     else
-        invert_block<float>(s, s.items[blockIdx.x], state);
+        invert_block<float>(s, s.items[blockIdx.x], state, column);
 }
 
 /* ---- the panel ---------------------------------------------------------------------------------------------------- */
