@@ -495,10 +495,9 @@ static void check_events(bench *b, abar_optim *optim, bool exact_raises)
 static bool has_inverse(const bench *b)
 {
     static const char *const dense[] = {"foof", "kfac", "lngd"};
-    const cJSON *first = cJSON_GetObjectItem(cJSON_GetObjectItem(b->info, "options"), "first-layer");
     for (int i = 0; i < 3; i++)
         if (strcmp(cJSON_GetObjectItem(b->info, "method")->valuestring, dense[i]) == 0) return true;
-    return first && strcmp(first->valuestring, "dataset-cov") == 0;
+    return false;
 }
 
 static void run_case(bench *b, const char *name, const tolerance *t)

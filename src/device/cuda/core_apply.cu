@@ -371,6 +371,7 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
 {
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
+    for (int i = 0; i < m->n; i++) m->exact = m->exact || products[i].exact;
     m->large = !m->exact && mostly(products, m->n, suits_large);
     if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {

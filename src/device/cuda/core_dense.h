@@ -46,6 +46,7 @@ typedef struct abar__cuda_product {
     double shift;                      /* beside the product of eigenvalues, negative ones taken as 0 */
     float *result;                     /* (out, columns) in the order of the weight's memory, then (out): the bias */
     int32_t wave;                      /* products of a wave are made together: 0, 1, ... in the order of the list */
+    bool exact;                        /* in float32's own accuracy on any device, and then all of the list are */
 } abar__cuda_product;
 
 typedef struct abar__cuda_multiplier abar__cuda_multiplier;

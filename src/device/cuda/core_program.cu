@@ -272,6 +272,7 @@ static abar__cuda_product product_of(const abar__kept_map *m)
     product.left_values = (const float *)m->values[1];
     product.values = (const float *)m->values[0];
     product.shift = m->rho;
+    product.exact = m->fixed; /* a single small map, whose inverse stays for the whole run */
     return product;
 }
 
