@@ -78,18 +78,25 @@ static inline abar_status run_watched(watcher *w)
     return status;
 }
 
+/* What went wrong goes to the test's output: a failure that a caller did not expect is told. */
+static inline abar_status told(const fixture *f, abar_status status)
+{
+    if (status < 0) print_message("ERROR: %s\n", abar_context_error(f->ctx));
+    return status;
+}
+
 static inline abar_status run_new(fixture *f, const plan *p, watcher *w)
 {
     abar_compare_events events = {watch, w};
     need(f, abar_compare_create(f->ctx, &p->config, &events, &w->compare));
-    return run_watched(w);
+    return told(f, run_watched(w));
 }
 
 static inline abar_status run_on(fixture *f, const char *dir, int64_t seeds, watcher *w)
 {
     abar_compare_events events = {watch, w};
     need(f, abar_compare_load(f->ctx, dir, seeds, &events, &w->compare));
-    return run_watched(w);
+    return told(f, run_watched(w));
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
