@@ -3,6 +3,7 @@
  * replays of a recorded sequence, and the largest differences of y, dx and dw, relative to the largest element.
  *
  *   bench_conv_cuda [batch]        (default 128) */
+#include "cuda_timing.h"
 #include "device/cuda/cuda_nn.h"
 
 #include <math.h>
@@ -47,16 +48,6 @@ typedef struct results { /* on the host */
     bf16 *y, *dx;
     float *dw;
 } results;
-
-static void stop_unless(bool good, const char *what)
-{
-    if (good) return;
-    fprintf(stderr, "bench_conv_cuda: %s\n", what);
-    exit(1);
-}
-
-static void check(cudaError_t error) { stop_unless(error == cudaSuccess, cudaGetErrorString(error)); }
-static void check(abar_device *dev, abar_status status) { stop_unless(status >= 0, abar_context_error(dev->ctx)); }
 
 static void *device_memory(abar_device *dev, size_t bytes)
 {
@@ -164,40 +155,13 @@ static void instance_destroy(instance *t)
     abar__free(dev->ctx, t->op.priv, t->op.priv_bytes);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Microseconds of one call. */
+/* Microseconds of one call, the first of which is not recorded. */
 static double time_call(instance *t, abar_status (*call)(abar__op *op, const abar__op_args *a))
 {
     abar_device *dev = t->op.dev;
-    const cudaStream_t stream = abar__cuda_of(dev)->stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t recording;
-    cudaEvent_t from, to;
-    float ms[REPLAYS];
     check(dev, call(&t->op, &t->args));
     check(dev, abar_device_wait(dev));
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < PER_GRAPH; i++) check(dev, call(&t->op, &t->args));
-    check(cudaStreamEndCapture(stream, &graph));
-    check(cudaGraphInstantiate(&recording, graph, 0));
-    check(cudaEventCreate(&from));
-    check(cudaEventCreate(&to));
-    for (int i = -3; i < REPLAYS; i++) {
-        check(cudaEventRecord(from, stream));
-        check(cudaGraphLaunch(recording, stream));
-        check(cudaEventRecord(to, stream));
-        check(cudaEventSynchronize(to));
-        if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
-    }
-    qsort(ms, REPLAYS, sizeof ms[0], by_size);
-    cudaEventDestroy(from), cudaEventDestroy(to);
-    cudaGraphExecDestroy(recording), cudaGraphDestroy(graph);
-    return ms[REPLAYS / 2] * 1000.0 / (double)PER_GRAPH;
+    return time_recorded(dev, PER_GRAPH, REPLAYS, [&] { return call(&t->op, &t->args); });
 }
 
 /* Runs both directions once, from poisoned results, and brings these to the host. */

@@ -3,6 +3,7 @@
  * One line each: microseconds, medians over replays of a recording, with operations and bytes per second.
  *
  *   bench_dense_cuda [precision]        (bf16, tf32 or fp32) */
+#include "cuda_timing.h"
 #include "device/cuda/core_dense.h"
 
 #include <stdio.h>
@@ -27,16 +28,6 @@ typedef struct memory {
     float *base;
     size_t floats, taken;
 } memory;
-
-static void stop_unless(bool good, const char *what)
-{
-    if (good) return;
-    fprintf(stderr, "bench_dense_cuda: %s\n", what);
-    exit(1);
-}
-
-static void check(cudaError_t error) { stop_unless(error == cudaSuccess, cudaGetErrorString(error)); }
-static void check(abar_device *dev, abar_status status) { stop_unless(status >= 0, abar_context_error(dev->ctx)); }
 
 /* ---- networks ----------------------------------------------------------------------------------------------------- */
 
@@ -140,39 +131,16 @@ static abar_status give(const task *t)
     return abar__cuda_multiply(t->dev, t->multiplier, 0, t->active, t->sums, t->broken);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Microseconds of one replay. */
 static double measure(const task *t)
 {
-    abar_device *dev = t->dev;
-    const abar__queue_ops *queue = dev->ops->queue;
-    const cudaStream_t stream = abar__cuda_of(dev)->stream;
-    void *recording;
-    cudaEvent_t from, to;
-    float ms[REPLAYS];
-    check(cudaEventCreate(&from));
-    check(cudaEventCreate(&to));
-    check(dev, queue->record_begin(dev));
-    check(dev, give(t));
-    check(dev, queue->record_end(dev, &recording));
-    for (int i = -2; i < REPLAYS; i++) {
-        if (t->inverter)
-            check(cudaMemcpyAsync(t->asked, t->before, (size_t)t->n_asked * sizeof *t->asked, cudaMemcpyHostToDevice, stream));
-        check(cudaEventRecord(from, stream));
-        check(dev, queue->replay(dev, recording));
-        check(cudaEventRecord(to, stream));
-        check(dev, abar_device_wait(dev));
-        if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
-    }
-    qsort(ms, REPLAYS, sizeof ms[0], by_size);
-    queue->forget(dev, recording);
-    cudaEventDestroy(from), cudaEventDestroy(to);
-    return ms[REPLAYS / 2] * 1000.0;
+    return time_recorded(
+        t->dev, 1, REPLAYS, [&] { return give(t); },
+        [&] {
+            const size_t bytes = (size_t)t->n_asked * sizeof *t->asked;
+            if (t->inverter)
+                check(cudaMemcpyAsync(t->asked, t->before, bytes, cudaMemcpyHostToDevice, abar__cuda_of(t->dev)->stream));
+        });
 }
 
 static void print_line(const char *network, const char *what, double us, double operations, double bytes)

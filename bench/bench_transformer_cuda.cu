@@ -4,6 +4,7 @@
  * where causal), GB/s of what the others must at least read and write.
  *
  *   bench_transformer_cuda [PART OF A NAME]... */
+#include "cuda_timing.h"
 #include "device/cuda/cuda_nn.h"
 
 #include <stdio.h>
@@ -11,16 +12,6 @@
 #include <string.h>
 
 enum { PER_GRAPH = 10, REPLAYS = 21 };
-
-static void stop_unless(bool good, const char *what)
-{
-    if (good) return;
-    fprintf(stderr, "bench_transformer_cuda: %s\n", what);
-    exit(1);
-}
-
-static void check(cudaError_t error) { stop_unless(error == cudaSuccess, cudaGetErrorString(error)); }
-static void check(abar_device *dev, abar_status status) { stop_unless(status >= 0, abar_context_error(dev->ctx)); }
 
 /* ---- cases ---------------------------------------------------------------------------------------------------------- */
 
@@ -190,39 +181,12 @@ static abar__op_args args_create(memory *m, const abar__op *op, const abar__run 
 
 /* ---- timing --------------------------------------------------------------------------------------------------------- */
 
-static int by_size(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Microseconds of one call. */
+/* Microseconds of one call, the first of which is not recorded. */
 static double time_call(abar__op *op, const abar__op_args *a, abar_status (*call)(abar__op *op, const abar__op_args *a))
 {
-    const cudaStream_t stream = abar__cuda_of(op->dev)->stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t recording;
-    cudaEvent_t from, to;
-    float ms[REPLAYS];
     check(op->dev, call(op, a));
     check(op->dev, abar_device_wait(op->dev));
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < PER_GRAPH; i++) check(op->dev, call(op, a));
-    check(cudaStreamEndCapture(stream, &graph));
-    check(cudaGraphInstantiate(&recording, graph, 0));
-    check(cudaEventCreate(&from));
-    check(cudaEventCreate(&to));
-    for (int i = -2; i < REPLAYS; i++) {
-        check(cudaEventRecord(from, stream));
-        check(cudaGraphLaunch(recording, stream));
-        check(cudaEventRecord(to, stream));
-        check(cudaEventSynchronize(to));
-        if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
-    }
-    qsort(ms, REPLAYS, sizeof ms[0], by_size);
-    cudaEventDestroy(from), cudaEventDestroy(to);
-    cudaGraphExecDestroy(recording), cudaGraphDestroy(graph);
-    return ms[REPLAYS / 2] * 1000.0 / (double)PER_GRAPH;
+    return time_recorded(op->dev, PER_GRAPH, REPLAYS, [&] { return call(op, a); });
 }
 
 static void bench(abar_device *dev, const bench_case *c)

@@ -4,8 +4,9 @@
 
 #include <math.h>
 
-#define SMALL "device=cuda deterministic=true limit-train=320 limit-test=64 batch=32 epochs=3 workers=0" /* 10 steps an epoch \
-                                                                                                          */
+#define SMALL                                                                                                       \
+    "device=cuda deterministic=true limit-train=320 limit-test=64 batch=32 epochs=3 workers=0" /* 10 steps an epoch \
+                                                                                                */
 
 static void compare_orders(fixture *f, const char *model, const char *optims, const char *options)
 {
@@ -73,12 +74,10 @@ static void number_of_jobs_is_measured_on_the_device(void **state)
 
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
-int main(int argc, char **argv)
+int main(void)
 {
     int missing = cuda_missing();
     if (missing) return missing;
-    if (argc > 1 && argv[1][0] == '!') cmocka_set_skip_filter(argv[1] + 1);
-    if (argc > 1 && argv[1][0] != '!') cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         with_fixture(trainings_of_resnet20_side_by_side_lose_what_they_lose_alone),
         with_fixture(stopped_trainings_go_on_to_the_same_numbers),

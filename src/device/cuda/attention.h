@@ -53,6 +53,15 @@ extern const attention_kernels abar__attention_mma;     /* bf16 sequences, heads
 extern const attention_kernels abar__attention_windows; /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_bf16, abar__attention_float; /* everything, without tensor cores */
 
+/* f<D, DROPS>() for what the heads are: tensor cores take them 32 or 64 columns wide. */
+template <class F> static inline void by_width_and_dropout(const attention *a, F f)
+{
+    if (a->width == 32)
+        a->drops ? f.template operator()<32, true>() : f.template operator()<32, false>();
+    else
+        a->drops ? f.template operator()<64, true>() : f.template operator()<64, false>();
+}
+
 /* Lets kernel have `bytes` of shared memory. */
 abar_status abar__attention_allow(abar_device *dev, const void *kernel, size_t bytes);
 

@@ -368,18 +368,12 @@ template <int D, bool DROPS> static void backward_as(abar_device *dev, const att
 
 static void forward(abar_device *dev, const attention *a, const attention_memory *m)
 {
-    if (a->width == 32)
-        a->drops ? forward_as<32, true>(dev, a, m) : forward_as<32, false>(dev, a, m);
-    else
-        a->drops ? forward_as<64, true>(dev, a, m) : forward_as<64, false>(dev, a, m);
+    by_width_and_dropout(a, [&]<int D, bool DROPS>() { forward_as<D, DROPS>(dev, a, m); });
 }
 
 static void backward(abar_device *dev, const attention *a, const attention_memory *m)
 {
-    if (a->width == 32)
-        a->drops ? backward_as<32, true>(dev, a, m) : backward_as<32, false>(dev, a, m);
-    else
-        a->drops ? backward_as<64, true>(dev, a, m) : backward_as<64, false>(dev, a, m);
+    by_width_and_dropout(a, [&]<int D, bool DROPS>() { backward_as<D, DROPS>(dev, a, m); });
 }
 
 const attention_kernels abar__attention_windows = {prepare, forward, backward, blocks};

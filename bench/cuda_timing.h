@@ -1,0 +1,64 @@
+/* What the kernel benchmarks share: a failure ends the program with one line, and work is timed as a step would run it, from
+ * replays of a recording. */
+#ifndef ABAR_BENCH_CUDA_TIMING_H
+#define ABAR_BENCH_CUDA_TIMING_H
+
+#include "device/cuda/cuda_impl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define REPLAYS_MAX 64
+
+static void stop_unless(bool good, const char *what)
+{
+    if (good) return;
+    fprintf(stderr, "bench: %s\n", what);
+    exit(1);
+}
+
+static void check(cudaError_t error) { stop_unless(error == cudaSuccess, cudaGetErrorString(error)); }
+static void check(abar_device *dev, abar_status status) { stop_unless(status >= 0, abar_context_error(dev->ctx)); }
+
+static int by_size(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Microseconds of one call: the median over replays of a recording of `calls` of them, after three that do not count. before():
+ * what comes ahead of every replay, outside the clock. */
+template <class Call, class Before>
+static double time_recorded(abar_device *dev, int calls, int replays, Call call, Before before)
+{
+    const abar__queue_ops *queue = dev->ops->queue;
+    const cudaStream_t stream = abar__cuda_of(dev)->stream;
+    void *recording;
+    cudaEvent_t from, to;
+    float ms[REPLAYS_MAX];
+    stop_unless(replays <= REPLAYS_MAX, "too many replays");
+    check(cudaEventCreate(&from));
+    check(cudaEventCreate(&to));
+    check(dev, queue->record_begin(dev));
+    for (int i = 0; i < calls; i++) check(dev, call());
+    check(dev, queue->record_end(dev, &recording));
+    for (int i = -3; i < replays; i++) {
+        before();
+        check(cudaEventRecord(from, stream));
+        check(dev, queue->replay(dev, recording));
+        check(cudaEventRecord(to, stream));
+        check(dev, abar_device_wait(dev));
+        if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
+    }
+    qsort(ms, (size_t)replays, sizeof ms[0], by_size);
+    queue->forget(dev, recording);
+    cudaEventDestroy(from), cudaEventDestroy(to);
+    return ms[replays / 2] * 1000.0 / calls;
+}
+
+template <class Call> static double time_recorded(abar_device *dev, int calls, int replays, Call call)
+{
+    return time_recorded(dev, calls, replays, call, [] {});
+}
+
+#endif
