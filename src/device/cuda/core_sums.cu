@@ -3,7 +3,7 @@
  * The mean patch of a convolution comes from the batch-sum image S[c, y, x] = sum over n of x[n, c, y, x]: entry (c, i, j) is a
  * strided window sum of S. Sums of output gradients are the same with a window of one tap, and so are rows of vectors, which
  * are one image of as many pixels. */
-#include "device/cuda/core_stats.h"
+#include "device/cuda/core_rows.h"
 
 #define THREADS 256
 #define CHANNELS 64 /* of a block, at most: whole cache lines of a pixel */
@@ -312,9 +312,79 @@ static bool fits_vectors(const stack *s, int n, int64_t size)
            s->stride[3] % n == 0 && (uintptr_t)s->data % (uintptr_t)(n * size) == 0;
 }
 
+/* ---- rows that are read where they lie ------------------------------------------------------------------------------ */
+
+/* Grid: row_blocks. */
+template <typename T, row_mode MODE>
+static __global__ void __launch_bounds__(ABAR_ROW_THREADS, 2)
+    sum_plain_rows(const __grid_constant__ row_sums s, float *partial, unsigned *tickets)
+{
+    __shared__ __align__(16) float shared[ABAR_ROW_SHARED];
+    sum_rows<T, MODE>(s, blockIdx.x, shared, partial, tickets);
+}
+
+/* Which rows these are, for vectors of n elements; false: none, or too many. */
+static bool find_rows(const stack *s, int n, row_sums *out)
+{
+    struct {
+        int64_t count, stride;
+    } level[3] = {
+        {s->extent[1], s->step[1] * s->stride[3]}, {s->extent[0], s->step[0] * s->stride[2]}, {s->images, s->stride[0]}};
+    row_sums r = {};
+    for (int i = 0; i < 2; i++) {
+        if (s->pad[i] || s->kernel[i] > s->step[i] || (s->kernel[i] > 1 && s->dilation[i] > 1)) return false;
+        r.kernel[i] = s->kernel[i];
+    }
+    const int64_t window = s->channels * s->kernel[1], columns = window * s->kernel[0];
+    if (s->weight || s->row || columns > ABAR_ROW_COLUMNS || (s->kernel[1] > 1 && s->stride[3] != s->channels)) return false;
+    r.folds = 1;
+    if (window % n && level[0].stride == window) { /* neighbours that touch */
+        while (r.folds < n && r.folds * window % n) r.folds++;
+        if (level[0].count % r.folds || columns * r.folds > (int64_t)ABAR_ROW_LANES * n) return false;
+        level[0].count /= r.folds;
+        level[0].stride *= r.folds;
+    }
+    int levels = 0; /* the levels that are left, from the innermost */
+    for (int i = 0; i < 3; i++) {
+        if (level[i].count == 1) continue;
+        if (levels && level[i].stride == level[levels - 1].count * level[levels - 1].stride)
+            level[levels - 1].count *= level[i].count;
+        else
+            level[levels++] = level[i];
+    }
+    const int64_t inner = levels ? level[0].count : 1, outer = levels > 1 ? level[1].count : 1;
+    if (levels > 2 || inner > INT32_MAX / outer) return false;
+    r.data = s->data;
+    r.rows = (unsigned)(inner * outer);
+    r.inner = (unsigned)inner;
+    r.near = levels ? level[0].stride : 0;
+    r.far = levels > 1 ? level[1].stride : 0;
+    r.down = s->kernel[0] > 1 ? s->dilation[0] * s->stride[2] : 0;
+    r.channels = (int)s->channels;
+    r.out = s->out;
+    r.scale = s->scale;
+    r.last = s->last;
+    *out = r;
+    return s->stride[1] == 1 && row_across(&r) % n == 0 && r.near % n == 0 && r.far % n == 0 && r.down % n == 0 &&
+           (uintptr_t)s->data % 16 == 0;
+}
+
+template <typename T> static bool launch_rows(abar_device *dev, const stack *s, bool squares)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    row_sums r;
+    if (!find_rows(s, pack<T>::n, &r)) return false;
+    share_rows(dev, &r, pack<T>::n);
+    abar__cuda_launch(dev, squares ? sum_plain_rows<T, ROWS_SQUARED> : sum_plain_rows<T, ROWS_PLAIN>, dim3(row_blocks(&r)),
+                      dim3(ABAR_ROW_THREADS), 0, r, (float *)cuda->workspace, cuda->tickets);
+    return true;
+}
+
 static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool squares)
 {
     if (s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0) return;
+    if (dtype == ABAR_F32 && launch_rows<float>(dev, s, squares)) return;
+    if (dtype == ABAR_BF16 && launch_rows<bf16>(dev, s, squares)) return;
     const bool usual = s->row && s->kernel[0] == s->kernel[1] && s->height <= EXTENT && s->width <= EXTENT;
     const int taps = usual && (s->kernel[0] == 1 || s->kernel[0] == 3) ? s->kernel[0] : 0;
     switch (dtype) {
