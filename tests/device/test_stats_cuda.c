@@ -55,6 +55,38 @@ static void check_sum(const problem *x, kind k)
     free(expected);
 }
 
+static double largest_of(const double *x, int64_t n)
+{
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(x[i]));
+    return largest;
+}
+
+/* a and p in one call, twice: near ref, and the same bits. */
+static void check_both(const problem *x, bool squares)
+{
+    const int64_t d = abar__rows_d(&x->host), n = d + x->host.out;
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *got = calloc(2, bytes);
+    double *expected = calloc((size_t)n, sizeof *expected);
+    add_sum(ref, &x->host, INPUT, expected);
+    add_sum(ref, &x->host, squares ? GRAD_SQUARES : GRAD, expected + d);
+    for (int run = 0; run < 2; run++) {
+        float *sum = upload(got + run * n, bytes);
+        cuda->ops->stats->both_sums(cuda, &x->device, sum, squares, sum + d);
+        wait(x->label);
+        move(got + run * n, sum, bytes);
+        abar_device_free(cuda, sum, bytes);
+    }
+    const double largest[] = {largest_of(expected, d), largest_of(expected + d, n - d)};
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - expected[i]) <= TOLERANCE * largest[i >= d]))
+            fail_msg("%s, both: element %d of %d is %g, not %g", x->label, (int)i, (int)n, (double)got[i], expected[i]);
+    if (memcmp(got, got + n, bytes) != 0) fail_msg("%s, both: a second run differs", x->label);
+    free(got);
+    free(expected);
+}
+
 /* Both ways to the sum of squares: told to the host, and added to a double on the device. */
 static void check_square(const problem *x)
 {
@@ -80,6 +112,7 @@ static void check_all(problem x)
 {
     for (kind k = 0; k < KINDS; k++)
         if (k != GRAD || cuda->ops->stats->grad_sum) check_sum(&x, k);
+    for (int squares = 0; squares < 2; squares++) check_both(&x, squares);
     check_square(&x);
     free_problem(&x);
 }

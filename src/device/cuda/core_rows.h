@@ -33,14 +33,15 @@ __host__ __device__ static inline int row_across(const row_sums *s) { return s->
 
 static inline unsigned row_blocks(const row_sums *s) { return (unsigned)(s->splits * abar__cuda_blocks(s->vectors, s->lanes)); }
 
-/* About two blocks per processor. n: elements of a vector. */
-static inline void share_rows(const abar_device *dev, row_sums *s, int n)
+/* About so many blocks per processor. n: elements of a vector. */
+static inline void share_rows(const abar_device *dev, row_sums *s, int n, int per_processor)
 {
     s->vectors = s->kernel[0] * row_across(s) / n;
     const int64_t parts = abar__cuda_blocks(s->vectors, ABAR_ROW_LANES);
     s->lanes = (int)abar__cuda_blocks(s->vectors, parts);
     s->teams = ABAR_ROW_THREADS / s->lanes;
-    const int64_t most = 2 * (int64_t)abar__cuda_of(dev)->processors / parts, wish = abar__cuda_blocks(s->rows, s->teams);
+    const int64_t most = per_processor * (int64_t)abar__cuda_of(dev)->processors / parts,
+                  wish = abar__cuda_blocks(s->rows, s->teams);
     s->splits = (int)(most < 1 ? 1 : wish < most ? wish : most);
 }
 

@@ -263,7 +263,7 @@ static bool sum_mean(abar_device *dev, const abar__rows *r, const abar__value_su
     sums.out = (float *)v->sum;
     sums.scale = 1.0;
     sums.last = r->bias ? v->sequences : 0.0;
-    share_rows(dev, &sums, pairs ? 8 : 4);
+    share_rows(dev, &sums, pairs ? 8 : 4, 2);
     abar__cuda_launch(dev, mean_columns, dim3((unsigned)abar__cuda_blocks(s.rows, THREADS)), dim3(THREADS), 0, s, weight);
     abar__cuda_launch(dev, pairs ? sum_weighed_rows<bf16> : sum_weighed_rows<float>, dim3(row_blocks(&sums)),
                       dim3(ABAR_ROW_THREADS), 0, sums, (float *)cuda->workspace, cuda->tickets);
