@@ -198,6 +198,20 @@ static inline double *abar__pending_number(abar__map *map)
     return map->queued_number ? map->queued_number : &map->pending_number;
 }
 
+/* Sums of a, and of p or p ⊙ p. */
+static inline void abar__add_both(const abar__curvature *cv, const abar__rows *rows, void *a, bool squares, void *p)
+{
+    if (cv->stats->both_sums) {
+        cv->stats->both_sums(cv->dev, rows, a, squares, p);
+        return;
+    }
+    cv->stats->input_sum(cv->dev, rows, a);
+    if (squares)
+        cv->stats->grad_squares(cv->dev, rows, NULL, p);
+    else
+        cv->stats->grad_sum(cv->dev, rows, p);
+}
+
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
 
 /* Of n elements in a piece of state, rounded up to whole cache lines. */

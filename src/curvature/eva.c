@@ -42,8 +42,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
 
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
 {
-    cv->stats->input_sum(cv->dev, rows, map->pending[MEAN_A]);
-    cv->stats->grad_sum(cv->dev, rows, map->pending[MEAN_P]);
+    abar__add_both(cv, rows, map->pending[MEAN_A], false, map->pending[MEAN_P]);
 }
 
 /* With unit vectors â = |â| u, p̂ = |p̂| w the fraction is (wᵀ G u) w uᵀ s, s = q / (ρ + q), q = |â|²|p̂|²: no overflow. */

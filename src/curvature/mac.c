@@ -55,7 +55,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
 {
     const mac_config *c = cv->method_config;
-    abar__mean_observe(cv, &c->mean, map, rows);
+    abar__mean_observe(cv, &c->mean, map, rows, NULL);
 }
 
 static bool refresh(abar__curvature *cv, abar__map *map, double unbias)

@@ -81,9 +81,12 @@ void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, con
     out->derived[ABAR_MEAN_U] = (abar__derived_desc){"u", map->d};
 }
 
-static void add_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows)
+static void add_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows, void *squares)
 {
-    cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MEAN_AVERAGE]);
+    if (squares)
+        abar__add_both(cv, rows, map->pending[ABAR_MEAN_AVERAGE], true, squares);
+    else
+        cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MEAN_AVERAGE]);
     if (!map->shape.number.name) return;
     if (map->queued_number)
         cv->stats->input_square_add(cv->dev, rows, map->queued_number);
@@ -107,12 +110,15 @@ static void add_values(abar__curvature *cv, abar__map *map, const abar__rows *ro
     cv->stats->value_sums(cv->dev, rows, &v);
 }
 
-void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows)
+void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows, void *squares)
 {
+    if (!is_calibrated(c, map) && map->part < 0) {
+        add_rows(cv, map, rows, squares);
+        return;
+    }
+    if (squares) cv->stats->grad_squares(cv->dev, rows, NULL, squares);
     if (is_calibrated(c, map)) return;
-    if (map->part < 0)
-        add_rows(cv, map, rows);
-    else if (map->shape.positions)
+    if (map->shape.positions)
         cv->stats->position_sums(cv->dev, rows, &map->by_position);
     else if (map->part == 0)
         add_values(cv, map, rows);
@@ -174,7 +180,7 @@ void abar__mean_calibrate(abar__curvature *cv, const abar__mean_config *c, abar_
     if (is_covariance(c, map))
         cv->stats->input_product(cv->dev, rows, NULL, map->pending[ABAR_MEAN_AVERAGE], cv->scratch);
     else
-        add_rows(cv, map, rows);
+        add_rows(cv, map, rows, NULL);
 }
 
 bool abar__mean_end_calibration(abar__curvature *cv, const abar__mean_config *c, abar__map *map)

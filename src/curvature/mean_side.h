@@ -43,7 +43,8 @@ abar_status abar__mean_check_maps(const abar__curvature *cv, const abar__mean_co
 /* rho where it is a number; adaptive: 0. */
 double abar__mean_damping(const abar__mean_config *c, bool *adaptive);
 void abar__mean_shape(const abar__curvature *cv, const abar__mean_config *c, const abar__map *map, abar__map_shape *out);
-void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows);
+/* squares: where p ⊙ p is summed too; NULL: nowhere */
+void abar__mean_observe(abar__curvature *cv, const abar__mean_config *c, abar__map *map, const abar__rows *rows, void *squares);
 void abar__mean_refresh(abar__curvature *cv, const abar__mean_config *c, abar__map *map, double unbias);
 void abar__mean_keep(const abar__mean_config *c, const abar__map *map, abar__kept_map *out);
 /* Dense only for the first layer with dataset-cov: out = rho G (E[aaᵀ] + rho I)⁻¹. */

@@ -53,8 +53,7 @@ static void shape(const abar__curvature *cv, const abar__map *map, abar__map_sha
 static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
 {
     const smac_config *c = cv->method_config;
-    abar__mean_observe(cv, &c->mean, map, rows);
-    cv->stats->grad_squares(cv->dev, rows, NULL, map->pending[SQUARES]);
+    abar__mean_observe(cv, &c->mean, map, rows, map->pending[SQUARES]);
 }
 
 static double diagonal_damping(const smac_config *c)

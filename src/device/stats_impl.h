@@ -84,6 +84,8 @@ typedef struct abar__stats_ops {
     void (*example_weights)(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
     /* (out): sum over n of weight[n] * (sum over r of p * p); NULL: 1 */
     void (*grad_squares)(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+    /* input_sum, and grad_sum or (without weights) grad_squares, where one call is cheaper than two; NULL: it is not */
+    void (*both_sums)(abar_device *dev, const abar__rows *r, void *sum_a, bool squares, void *sum_p);
 
     /* Sums of outer products, added to the lower triangle of a square. scratch: product_scratch bytes, which depend on the
      * map (in, out, bias, window, convolution) but not on how many examples of what size come. */

@@ -55,6 +55,38 @@ static void check_sum(const problem *x, kind k)
     free(expected);
 }
 
+static double largest_of(const double *x, int64_t n)
+{
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(x[i]));
+    return largest;
+}
+
+/* a and p in one call, twice: near ref, and the same bits. */
+static void check_both(const problem *x, bool squares)
+{
+    const int64_t d = abar__rows_d(&x->host), n = d + x->host.out;
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *got = calloc(2, bytes);
+    double *expected = calloc((size_t)n, sizeof *expected);
+    add_sum(ref, &x->host, INPUT, expected);
+    add_sum(ref, &x->host, squares ? GRAD_SQUARES : GRAD, expected + d);
+    for (int run = 0; run < 2; run++) {
+        float *sum = upload(got + run * n, bytes);
+        cuda->ops->stats->both_sums(cuda, &x->device, sum, squares, sum + d);
+        wait(x->label);
+        move(got + run * n, sum, bytes);
+        abar_device_free(cuda, sum, bytes);
+    }
+    const double largest[] = {largest_of(expected, d), largest_of(expected + d, n - d)};
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - expected[i]) <= TOLERANCE * largest[i >= d]))
+            fail_msg("%s, both: element %d of %d is %g, not %g", x->label, (int)i, (int)n, (double)got[i], expected[i]);
+    if (memcmp(got, got + n, bytes) != 0) fail_msg("%s, both: a second run differs", x->label);
+    free(got);
+    free(expected);
+}
+
 /* Both ways to the sum of squares: told to the host, and added to a double on the device. */
 static void check_square(const problem *x)
 {
@@ -80,6 +112,7 @@ static void check_all(problem x)
 {
     for (kind k = 0; k < KINDS; k++)
         if (k != GRAD || cuda->ops->stats->grad_sum) check_sum(&x, k);
+    for (int squares = 0; squares < 2; squares++) check_both(&x, squares);
     check_square(&x);
     free_problem(&x);
 }
@@ -120,6 +153,50 @@ static void sums_of_linear_layers_equal_ref(void **unused)
             check_all(make_linear(s[0], s[1], s[2], s[3], DENSE, dtypes[d], d & 1));
             check_all(make_linear(s[0], s[1], s[2], s[3], GAPS, dtypes[d], !(d & 1)));
         }
+}
+
+/* Rows that lie apart: the middle third of wider ones, as q, k and v are. */
+static void sums_of_parts_of_wider_rows_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t shapes[][3] = {{300, 0, 16}, {7, 50, 24}, {3, 9, 520}, {37, 3, 8}, {9, 4, 12}, {5, 6, 7}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            const int64_t *s = shapes[i];
+            problem wide = make_linear(s[0], s[1], 3 * s[2], 3 * s[2], DENSE, dtypes[d], d & 1), x = wide;
+            abar__rows *sides[] = {&x.host, &x.device};
+            for (int k = 0; k < 2; k++) {
+                abar_tensor *tensors[] = {&sides[k]->input, &sides[k]->output_grad};
+                for (int j = 0; j < 2; j++) {
+                    tensors[j]->dim[tensors[j]->ndim - 1] = s[2];
+                    tensors[j]->data = (char *)tensors[j]->data + (size_t)s[2] * abar_dtype_size(dtypes[d]);
+                }
+                sides[k]->in = sides[k]->out = s[2];
+            }
+            for (kind k = 0; k < KINDS; k++) check_sum(&x, k);
+            free_problem(&wide);
+        }
+}
+
+/* Windows that do not overlap are rows too: of whole vectors, of vectors only where two are neighbours, with pixels between
+ * and behind them. */
+static void sums_over_windows_apart_equal_ref(void **unused)
+{
+    (void)unused;
+    static const geometry apart[] = {
+        {"patches 16x16", 3, 24, 48, 32, {{16, 16}, {16, 16}, {0, 0}, {1, 1}, 1}},
+        {"patches 4x4", 3, 16, 12, 24, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
+        {"patches 4x4, one left over", 3, 16, 13, 20, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
+        {"patches 2x2, 16 channels, a margin", 16, 8, 9, 7, {{2, 2}, {2, 2}, {0, 0}, {1, 1}, 1}},
+        {"2x1 stride 3x2, 8 channels", 8, 10, 9, 7, {{2, 1}, {3, 2}, {0, 0}, {1, 1}, 1}},
+        {"1x1 stride 2, 16 channels", 16, 40, 8, 6, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
+        {"1x1, 2 groups of 8", 16, 16, 5, 8, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}},
+        {"1x1, 5 channels", 5, 3, 4, 16, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+        {"1x1, 520 channels", 520, 264, 3, 3, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    };
+    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
+        for (size_t d = 0; d < 2; d++)
+            for (form f = NHWC; f < FORMS; f++) check_all(make_convolution(&apart[i], 5, f, dtypes[d], d & 1));
 }
 
 /* As many rows as ResNet-20 has at batch 128: what single precision loses must stay small. */
@@ -261,6 +338,8 @@ int main(void)
         cmocka_unit_test(sums_over_every_window_in_every_layout_equal_ref),
         cmocka_unit_test(sums_in_every_dtype_equal_ref),
         cmocka_unit_test(sums_of_linear_layers_equal_ref),
+        cmocka_unit_test(sums_of_parts_of_wider_rows_equal_ref),
+        cmocka_unit_test(sums_over_windows_apart_equal_ref),
         cmocka_unit_test(sums_of_many_rows_stay_accurate),
         cmocka_unit_test(sums_of_bad_numbers_are_not_finite),
         cmocka_unit_test(vectors_commit_and_clear_equal_ref),

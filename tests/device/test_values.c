@@ -223,6 +223,7 @@ static void sums_equal_ref(void **state)
         assert_int_equal(abar_device_open(ctx, "ref", NULL, &ref), ABAR_OK);
         for (int i = 0; i < SHAPES; i++) {
             check(dev, ref, &shapes[i], 1, add_values, "mean of the heads");
+            check(dev, ref, &shapes[i], 1, add_values_alone, "mean of the heads, no squares");
             check(dev, ref, &shapes[i], shapes[i].heads, add_values, "each head");
             check(dev, ref, &shapes[i], shapes[i].heads, add_values_alone, "each head, no squares");
             check(dev, ref, &shapes[i], 1, add_positions, "by position");

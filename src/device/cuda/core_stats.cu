@@ -262,6 +262,7 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .grad_sum = abar__cuda_grad_sum,
     .example_weights = abar__cuda_example_weights,
     .grad_squares = abar__cuda_grad_squares,
+    .both_sums = abar__cuda_both_sums,
     .input_product = abar__cuda_input_product,
     .grad_product = abar__cuda_grad_product,
     .input_mean_product = abar__cuda_input_mean_product,

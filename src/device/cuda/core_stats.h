@@ -1,7 +1,7 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), products of rows
  * (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and
  * the table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it,
- * and single results in the upper half. */
+ * in the upper half single results, weights of rows, and the partial sums of p where those of a have the lower. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
@@ -58,6 +58,7 @@ double abar__cuda_input_square(abar_device *dev, const abar__rows *r);
 void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum);
 void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
 void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
+void abar__cuda_both_sums(abar_device *dev, const abar__rows *r, void *sum_a, bool squares, void *sum_p);
 void abar__cuda_value_sums(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
 void abar__cuda_position_sums(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
 void abar__cuda_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,

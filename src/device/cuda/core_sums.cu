@@ -1,188 +1,19 @@
-/* Sums over the rows of a map without ever building a row (methods.md section 1), one launch and one read of the tensor each.
- *
- * The mean patch of a convolution comes from the batch-sum image S[c, y, x] = sum over n of x[n, c, y, x]: entry (c, i, j) is a
- * strided window sum of S. Sums of output gradients are the same with a window of one tap, and so are rows of vectors, which
- * are one image of as many pixels. */
-#include "device/cuda/core_stats.h"
+/* Sums over the rows of a map without ever building a row (methods.md section 1), one launch and one read of the tensor each:
+ * over windows (core_windows.h) or, where these do not overlap, over rows as they lie (core_rows.h). Sums of output gradients
+ * have windows of one tap, and so have rows of vectors, which are one image of as many pixels. */
+#include "device/cuda/core_rows.h"
+#include "device/cuda/core_windows.h"
 
-#define THREADS 256
-#define CHANNELS 64 /* of a block, at most: whole cache lines of a pixel */
-#define SPLITS 64   /* blocks that share channels, at most: the last of them adds up what they leave */
-#define MASK 64     /* taps of a window that fit a mask */
 #define LANES 8     /* of mean_windows, at most */
 #define EXTENT 1024 /* of its images, at most */
 
-/* The channels to be summed, how they lie, and how the blocks share them. */
-typedef struct stack {
-    const void *data;
-    int64_t images, channels, height, width;
-    int64_t stride[4]; /* of n, c, y, x in elements */
-    int kernel[2], step[2], pad[2], dilation[2];
-    int64_t extent[2];    /* window positions along each axis */
-    const double *weight; /* of every image, device memory; NULL: 1 */
-    float *out;           /* (channels, kernel[0], kernel[1]), added to */
-    double scale;         /* of the sums */
-    double last;          /* where not 0: added behind the channels, times the sum of the weights */
-    int64_t row;          /* not 0: no sums over images, but of every image, this far apart, and not added */
-    bf16 *pairs;          /* where they go instead of out, as abar__cuda_input_mean_pairs tells */
-    int lanes, pixels;    /* a block's threads: so many at a pixel (of vectors), so many pixels */
-    int64_t tiles;        /* of pixels */
-    int slices, groups;   /* blocks that share the images, the tiles */
-    int shares;           /* threads that share a tile's pixels for an output */
-    int64_t first;        /* channel of the launch */
-} stack;
-
-/* Does tap k of some window position lie on this row (axis 0) or column (axis 1)? */
-__device__ static inline bool sees(const stack &s, int axis, int64_t place, int k)
-{
-    const int64_t from = place + s.pad[axis] - (int64_t)k * s.dilation[axis];
-    return from >= 0 && from % s.step[axis] == 0 && from / s.step[axis] < s.extent[axis];
-}
-
-/* Bit k: tap k of some window position lies on this pixel. */
-__device__ static uint64_t mask_of(const stack &s, int64_t y, int64_t x)
-{
-    uint64_t row = 0, mask = 0;
-    for (int j = 0; j < s.kernel[1]; j++) row |= (uint64_t)sees(s, 1, x, j) << j;
-    for (int i = 0; i < s.kernel[0]; i++)
-        if (sees(s, 0, y, i)) mask |= row << (i * s.kernel[1]);
-    return mask;
-}
-
-/* sum += the vector at p, or its squares, times w */
-template <typename T, int N> __device__ static inline void add_vector(const T *p, bool squares, float w, float sum[N])
-{
-    if constexpr (N == 1) {
-        const float v = element(p);
-        sum[0] += w * (squares ? v * v : v);
-    } else {
-        const pack<T> a = load_pack(p);
-#pragma unroll
-        for (int i = 0; i < N; i++) sum[i] += w * (squares ? a.v[i] * a.v[i] : a.v[i]);
-    }
-}
-
-/* S of this thread's vector at one pixel, over the block's images. */
-template <typename T, int N>
-__device__ static void sum_images(const stack &s, const T *p, int64_t from, int64_t to, bool squares, float sum[N])
-{
-    if (s.weight) {
-        for (int64_t n = from; n < to; n++) add_vector<T, N>(p + n * s.stride[0], squares, (float)s.weight[n], sum);
-        return;
-    }
-#pragma unroll 8
-    for (int64_t n = from; n < to; n++) add_vector<T, N>(p + n * s.stride[0], squares, 1.0f, sum);
-}
-
-/* The window sums of one tile of S, added to taps, (shares, outputs): element i by thread i modulo the threads. */
-__device__ static void add_taps(const stack &s, int64_t tile, int width, const float *image, const uint64_t *masks, float *taps)
-{
-    const int kernel = s.kernel[0] * s.kernel[1];
-    const int64_t first = tile * s.pixels, left = s.height * s.width - first;
-    const int n = left < s.pixels ? (int)left : s.pixels;
-    const int outputs = width * kernel, step = s.shares;
-    for (int i = threadIdx.x; i < outputs * step; i += THREADS) {
-        const int o = i % outputs, c = o / kernel, k = o % kernel;
-        float sum = 0.0f;
-        if (kernel <= MASK) {
-#pragma unroll 4
-            for (int q = i / outputs; q < n; q += step) sum += masks[q] >> k & 1 ? image[q * width + c] : 0.0f;
-        } else {
-            for (int q = i / outputs; q < n; q += step)
-                if (sees(s, 0, (first + q) / s.width, k / s.kernel[1]) && sees(s, 1, (first + q) % s.width, k % s.kernel[1]))
-                    sum += image[q * width + c];
-        }
-        taps[i] += sum;
-    }
-}
-
-/* The shares of every output, joined in order where thread o expects them. */
-__device__ static void join_taps(const stack &s, float *taps, int outputs)
-{
-    if (s.shares == 1) return;
-    __syncthreads();
-    for (int o = threadIdx.x; o < outputs; o += THREADS)
-        for (int i = 1; i < s.shares; i++) taps[o] += taps[i * outputs + o];
-}
-
-__device__ static double weights_sum(const stack &s)
-{
-    if (!s.weight) return 1.0;
-    double sum = 0.0;
-#pragma unroll 8
-    for (int64_t n = 0; n < s.images; n++) sum += s.weight[n];
-    return sum;
-}
-
-/* Element k of image z's mean. */
-__device__ static inline void store_mean(const stack &s, int64_t k, float v)
-{
-    if (!s.pairs) {
-        s.out[blockIdx.z * s.row + k] = v;
-        return;
-    }
-    bf16 *to = s.pairs + blockIdx.z * 4 * s.row + k;
-    const bf16 high = __float2bfloat16_rn(v), low = __float2bfloat16_rn(v - __bfloat162float(high));
-    to[0] = to[s.row] = to[3 * s.row] = high;
-    to[2 * s.row] = low;
-}
-
-/* What image z's block has summed. */
-__device__ static void store_row(const stack &s, int64_t first, const float *taps, int outputs)
-{
-    const int kernel = s.kernel[0] * s.kernel[1];
-    for (int o = threadIdx.x; o < outputs; o += THREADS)
-        if (first + o / kernel < s.channels) store_mean(s, first * kernel + o, (float)(s.scale * (double)taps[o]));
-    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) store_mean(s, s.channels * kernel, (float)s.last);
-}
-
-/* Block (split, y): channels from first + y * width on, every groups-th tile of pixels, one slice of the images. Thread:
- * `lane`-th vector of N channels at the `place`-th pixel of the tile. The last split to finish adds up all of them, in order.
- * Where every image has its own sums, block z has image z alone.
- * Shared: masks (pixels), the tile's S (pixels, width), taps (shares, width, kernel). */
+/* Grid: (splits, blocks of channels, images with sums of their own). */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    sum_windows(const __grid_constant__ stack s, bool squares, float *partial, unsigned *tickets)
+    sum_stacks(const __grid_constant__ stack s, bool squares, float *partial, unsigned *tickets)
 {
     extern __shared__ uint64_t shared[];
-    const int width = s.lanes * N, outputs = width * s.kernel[0] * s.kernel[1];
-    uint64_t *masks = shared;
-    float *image = (float *)(masks + s.pixels), *taps = image + s.pixels * width;
-    const int lane = threadIdx.x % s.lanes, place = threadIdx.x / s.lanes, splits = s.slices * s.groups;
-    const int slice = (int)blockIdx.x % s.slices, group = (int)blockIdx.x / s.slices;
-    const int64_t first = s.first + (int64_t)blockIdx.y * width, channel = first + lane * N;
-    const int64_t from = s.images * slice / s.slices, to = s.images * (slice + 1) / s.slices;
-    const T *data = (const T *)s.data + blockIdx.z * s.stride[0];
-    for (int i = threadIdx.x; i < outputs * s.shares; i += THREADS) taps[i] = 0.0f;
-    for (int64_t tile = group; tile < s.tiles; tile += s.groups) {
-        const int64_t pixel = tile * s.pixels + place, y = pixel / s.width, x = pixel % s.width;
-        const bool inside = place < s.pixels && pixel < s.height * s.width;
-        float sum[N] = {};
-        if (inside && channel < s.channels)
-            sum_images<T, N>(s, data + channel * s.stride[1] + y * s.stride[2] + x * s.stride[3], from, to, squares, sum);
-        __syncthreads(); /* the tile before has been used */
-        if (place < s.pixels)
-            for (int i = 0; i < N; i++) image[place * width + lane * N + i] = sum[i];
-        if (inside && lane == 0 && s.kernel[0] * s.kernel[1] <= MASK) masks[place] = mask_of(s, y, x);
-        __syncthreads();
-        add_taps(s, tile, width, image, masks, taps);
-    }
-    join_taps(s, taps, outputs);
-    if (s.row) {
-        store_row(s, first, taps, outputs);
-        return;
-    }
-    float *own = partial + (int64_t)blockIdx.y * splits * outputs;
-    for (int o = threadIdx.x; o < outputs; o += THREADS) own[(int64_t)blockIdx.x * outputs + o] = taps[o];
-    if (!last_block(tickets + blockIdx.y, (unsigned)splits)) return;
-    const int kernel = s.kernel[0] * s.kernel[1];
-    for (int o = threadIdx.x; o < outputs; o += THREADS) {
-        double total = 0.0;
-#pragma unroll 8
-        for (int i = 0; i < splits; i++) total += (double)__ldcg(own + (int64_t)i * outputs + o);
-        if (first + o / kernel < s.channels) s.out[first * kernel + o] += (float)(s.scale * total);
-    }
-    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) s.out[s.channels * kernel] += (float)(s.last * weights_sum(s));
+    sum_windows<T, N>(s, squares, blockIdx.x, blockIdx.y, shared, partial, tickets);
 }
 
 /* ---- every image by itself ------------------------------------------------------------------------------------------- */
@@ -284,23 +115,35 @@ static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t
     s->slices = (int)least(deep, limit / s->groups);
 }
 
+/* Blocks of so many channels, so many of them with their splits in one launch. */
+typedef struct window_grid {
+    int64_t width, blocks, splits, at_once;
+    size_t bytes; /* of shared memory */
+} window_grid;
+
+static window_grid share_windows(const abar_device *dev, stack *s, int n)
+{
+    share_block(s, n);
+    const int64_t width = (int64_t)s->lanes * n, outputs = width * s->kernel[0] * s->kernel[1];
+    const int64_t blocks = (s->channels + width - 1) / width;
+    share_grid(dev, s, blocks, outputs);
+    const int64_t splits = (int64_t)s->slices * s->groups,
+                  room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
+    const int64_t at_once = s->row ? blocks : least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
+    return {width, blocks, splits, at_once, shared_bytes(s, n)};
+}
+
 template <typename T, int N> static void launch_sums(abar_device *dev, stack s, bool squares)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     const unsigned rows = s.row ? (unsigned)s.images : 1;
     if (s.row) s.images = 1;
-    share_block(&s, N);
-    const int64_t width = (int64_t)s.lanes * N, outputs = width * s.kernel[0] * s.kernel[1];
-    const int64_t blocks = (s.channels + width - 1) / width;
-    share_grid(dev, &s, blocks, outputs);
-    const int64_t splits = (int64_t)s.slices * s.groups, room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
-    const int64_t at_once = s.row ? blocks : least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
-    const size_t bytes = shared_bytes(&s, N);
-    if (bytes > 48 * 1024) abar__cuda_remember(dev, abar__cuda_allow_shared(dev, (const void *)sum_windows<T, N>));
-    for (int64_t done = 0; done < blocks; done += at_once) {
-        s.first = done * width;
-        const dim3 grid((unsigned)splits, (unsigned)least(at_once, blocks - done), rows);
-        abar__cuda_launch(dev, sum_windows<T, N>, grid, dim3(THREADS), bytes, s, squares, (float *)cuda->workspace,
+    const window_grid g = share_windows(dev, &s, N);
+    if (g.bytes > 48 * 1024) abar__cuda_remember(dev, abar__cuda_allow_shared(dev, (const void *)sum_stacks<T, N>));
+    for (int64_t done = 0; done < g.blocks; done += g.at_once) {
+        s.first = done * g.width;
+        const dim3 grid((unsigned)g.splits, (unsigned)least(g.at_once, g.blocks - done), rows);
+        abar__cuda_launch(dev, sum_stacks<T, N>, grid, dim3(THREADS), g.bytes, s, squares, (float *)cuda->workspace,
                           cuda->tickets);
     }
 }
@@ -312,9 +155,138 @@ static bool fits_vectors(const stack *s, int n, int64_t size)
            s->stride[3] % n == 0 && (uintptr_t)s->data % (uintptr_t)(n * size) == 0;
 }
 
+/* ---- rows that are read where they lie ------------------------------------------------------------------------------ */
+
+/* Grid: row_blocks. */
+template <typename T, row_mode MODE>
+static __global__ void __launch_bounds__(ABAR_ROW_THREADS, 2)
+    sum_plain_rows(const __grid_constant__ row_sums s, float *partial, unsigned *tickets)
+{
+    __shared__ __align__(16) float shared[ABAR_ROW_SHARED];
+    sum_rows<T, MODE>(s, blockIdx.x, shared, partial, tickets);
+}
+
+/* Which rows these are, for vectors of n elements; false: none, or too many. */
+static bool find_rows(const stack *s, int n, row_sums *out)
+{
+    struct {
+        int64_t count, stride;
+    } level[3] = {
+        {s->extent[1], s->step[1] * s->stride[3]}, {s->extent[0], s->step[0] * s->stride[2]}, {s->images, s->stride[0]}};
+    row_sums r = {};
+    for (int i = 0; i < 2; i++) {
+        if (s->pad[i] || s->kernel[i] > s->step[i] || (s->kernel[i] > 1 && s->dilation[i] > 1)) return false;
+        r.kernel[i] = s->kernel[i];
+    }
+    const int64_t window = s->channels * s->kernel[1], columns = window * s->kernel[0];
+    if (s->weight || s->row || columns > ABAR_ROW_COLUMNS || (s->kernel[1] > 1 && s->stride[3] != s->channels)) return false;
+    r.folds = 1;
+    if (window % n && level[0].stride == window) { /* neighbours that touch */
+        while (r.folds < n && r.folds * window % n) r.folds++;
+        if (level[0].count % r.folds || columns * r.folds > (int64_t)ABAR_ROW_LANES * n) return false;
+        level[0].count /= r.folds;
+        level[0].stride *= r.folds;
+    }
+    int levels = 0; /* the levels that are left, from the innermost */
+    for (int i = 0; i < 3; i++) {
+        if (level[i].count == 1) continue;
+        if (levels && level[i].stride == level[levels - 1].count * level[levels - 1].stride)
+            level[levels - 1].count *= level[i].count;
+        else
+            level[levels++] = level[i];
+    }
+    const int64_t inner = levels ? level[0].count : 1, outer = levels > 1 ? level[1].count : 1;
+    if (levels > 2 || inner > INT32_MAX / outer) return false;
+    r.data = s->data;
+    r.rows = (unsigned)(inner * outer);
+    r.inner = (unsigned)inner;
+    r.near = levels ? level[0].stride : 0;
+    r.far = levels > 1 ? level[1].stride : 0;
+    r.down = s->kernel[0] > 1 ? s->dilation[0] * s->stride[2] : 0;
+    r.channels = (int)s->channels;
+    r.out = s->out;
+    r.scale = s->scale;
+    r.last = s->last;
+    *out = r;
+    return s->stride[1] == 1 && row_across(&r) % n == 0 && r.near % n == 0 && r.far % n == 0 && r.down % n == 0 &&
+           (uintptr_t)s->data % 16 == 0;
+}
+
+template <typename T> static bool launch_rows(abar_device *dev, const stack *s, bool squares)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    row_sums r;
+    if (!find_rows(s, pack<T>::n, &r)) return false;
+    share_rows(dev, &r, pack<T>::n, 2);
+    abar__cuda_launch(dev, squares ? sum_plain_rows<T, ROWS_SQUARED> : sum_plain_rows<T, ROWS_PLAIN>, dim3(row_blocks(&r)),
+                      dim3(ABAR_ROW_THREADS), 0, r, (float *)cuda->workspace, cuda->tickets);
+    return true;
+}
+
+/* ---- inputs and gradients in one launch ------------------------------------------------------------------------------- */
+
+/* a and p of a layer: the first blocks have a, as windows or as rows, the others p, as rows; two
+ * and one per processor, so that all of them run at once. */
+typedef struct both_sums {
+    stack windows;
+    row_sums a, p;
+    bool windowed;
+    unsigned blocks, splits; /* of a; of its windows */
+    float *partial;          /* of p: the upper half of the workspace */
+    unsigned *tickets;
+} both_sums;
+
+template <typename T, row_mode MODE>
+static __global__ void __launch_bounds__(THREADS, 3)
+    sum_both(const __grid_constant__ both_sums s, float *partial, unsigned *tickets)
+{
+    extern __shared__ uint64_t shared[];
+    const unsigned block = blockIdx.x;
+    if (block >= s.blocks)
+        sum_rows<T, MODE>(s.p, block - s.blocks, (float *)shared, s.partial, s.tickets);
+    else if (s.windowed)
+        sum_windows<T, pack<T>::n>(s.windows, false, block % s.splits, block / s.splits, shared, partial, tickets);
+    else
+        sum_rows<T, ROWS_PLAIN>(s.a, block, (float *)shared, partial, tickets);
+}
+
+/* False: one of them needs its own launches. */
+template <typename T> static bool launch_both(abar_device *dev, const stack *a, const stack *p, bool squares)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    const int n = pack<T>::n;
+    both_sums s = {};
+    size_t bytes = ABAR_ROW_SHARED * sizeof(float);
+    if (!find_rows(p, n, &s.p)) return false;
+    share_rows(dev, &s.p, n, 1);
+    s.windowed = !find_rows(a, n, &s.a);
+    if (s.windowed) {
+        if (!fits_vectors(a, n, sizeof(T))) return false;
+        s.windows = *a;
+        const window_grid g = share_windows(dev, &s.windows, n);
+        if (g.at_once < g.blocks || g.bytes > 48 * 1024) return false;
+        if (bytes < g.bytes) bytes = g.bytes;
+        s.splits = (unsigned)g.splits;
+        s.blocks = (unsigned)(g.splits * g.blocks);
+    } else {
+        share_rows(dev, &s.a, n, 2);
+        s.blocks = row_blocks(&s.a);
+    }
+    if (s.blocks + row_blocks(&s.p) > ABAR_CUDA_TICKETS) return false; /* not more tickets than blocks */
+    s.partial = (float *)abar__cuda_upper(dev);
+    s.tickets = cuda->tickets + s.blocks;
+    abar__cuda_launch(dev, squares ? sum_both<T, ROWS_SQUARED> : sum_both<T, ROWS_PLAIN>, dim3(s.blocks + row_blocks(&s.p)),
+                      dim3(THREADS), bytes, s, (float *)cuda->workspace, cuda->tickets);
+    return true;
+}
+
+static bool is_empty(const stack *s) { return s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0; }
+
 static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool squares)
 {
-    if (s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0) return;
+    if (is_empty(s)) return;
+    if (dtype == ABAR_F32 && launch_rows<float>(dev, s, squares)) return;
+    if (dtype == ABAR_BF16 && launch_rows<bf16>(dev, s, squares)) return;
     const bool usual = s->row && s->kernel[0] == s->kernel[1] && s->height <= EXTENT && s->width <= EXTENT;
     const int taps = usual && (s->kernel[0] == 1 || s->kernel[0] == 3) ? s->kernel[0] : 0;
     switch (dtype) {
@@ -472,6 +444,21 @@ extern "C" void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, c
     s.scale = r->grad_scale * r->grad_scale;
     s.weight = weight;
     sum_stack(dev, &s, r->output_grad.dtype, true);
+}
+
+extern "C" void abar__cuda_both_sums(abar_device *dev, const abar__rows *r, void *sum_a, bool squares, void *sum_p)
+{
+    const abar_dtype dtype = r->input.dtype;
+    stack a = input_stack(r, false), p = stack_of(r, &r->output_grad, r->out, false);
+    a.out = (float *)sum_a;
+    p.out = (float *)sum_p;
+    p.scale = squares ? r->grad_scale * r->grad_scale : r->grad_scale;
+    if (dtype == r->output_grad.dtype && !is_empty(&a) && !is_empty(&p)) {
+        if (dtype == ABAR_F32 && launch_both<float>(dev, &a, &p, squares)) return;
+        if (dtype == ABAR_BF16 && launch_both<bf16>(dev, &a, &p, squares)) return;
+    }
+    sum_stack(dev, &a, dtype, false);
+    sum_stack(dev, &p, r->output_grad.dtype, squares);
 }
 
 /* ---- sum of squares ----------------------------------------------------------------------------------------------- */

@@ -2,8 +2,9 @@
  * stream and nothing waits, so that a recording has it; partial sums are added up in a fixed order.
  *
  * The sums of all heads are one thin product, columns (heads, rows) times x (rows, I): a block takes WIDE columns of x and a
- * share of the rows, and reads them once for up to HEADS heads. */
-#include "device/cuda/core_stats.h"
+ * share of the rows, and reads them once for up to HEADS heads. With the heads' mean it is a sum over rows (core_rows.h), their
+ * weights made beforehand. */
+#include "device/cuda/core_rows.h"
 
 #define THREADS 256
 #define WIDE 64                /* columns of x that a block takes */
@@ -26,10 +27,16 @@ __device__ static inline double load_view(const view &v, int64_t i, int64_t j, i
     return load_any(v.data, v.dtype, i * v.step[0] + j * v.step[1] + k * v.step[2]);
 }
 
-/* The mean over the heads of what token t of example n gets. */
+/* The mean over the heads of what token t of example n gets. The usual type by itself, so that loads overlap. */
 __device__ static inline double column_mean(const view &columns, int64_t heads, int64_t n, int64_t t)
 {
     double sum = 0.0;
+    if (columns.dtype == ABAR_F32) {
+        const float *first = (const float *)columns.data + n * columns.step[0] + t * columns.step[2];
+#pragma unroll 4
+        for (int64_t h = 0; h < heads; h++) sum += (double)first[h * columns.step[1]];
+        return sum / (double)heads;
+    }
     for (int64_t h = 0; h < heads; h++) sum += load_view(columns, n, h, t);
     return sum / (double)heads;
 }
@@ -218,6 +225,51 @@ static void sum_parts(abar_device *dev, const abar__rows *r, const abar__value_s
                           (char *)v->square + (size_t)s.first * v->square_stride, v->square_stride, homogeneous);
 }
 
+/* ---- with the heads' mean, the usual way ---------------------------------------------------------------------------- */
+
+/* Thread: the weight of one row. */
+static __global__ void __launch_bounds__(THREADS) mean_columns(const __grid_constant__ values s, float *weight)
+{
+    const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (row < s.rows) weight[row] = weight_of(s, 0, place_of(s, row));
+}
+
+/* Grid: row_blocks. */
+template <typename T>
+static __global__ void __launch_bounds__(ABAR_ROW_THREADS, 2)
+    sum_weighed_rows(const __grid_constant__ row_sums s, float *partial, unsigned *tickets)
+{
+    __shared__ __align__(16) float shared[ABAR_ROW_SHARED];
+    sum_rows<T, ROWS_WEIGHED>(s, blockIdx.x, shared, partial, tickets);
+}
+
+/* Where x can be read in vectors and the weights find room in the upper half of the workspace. */
+static bool sum_mean(abar_device *dev, const abar__rows *r, const abar__value_sums *v, const values &s)
+{
+    const abar__cuda *cuda = abar__cuda_of(dev);
+    const bool pairs = s.x.dtype == ABAR_BF16, joined = s.x.step[0] == s.tokens * s.x.step[1];
+    if (!s.mean || v->square || s.rows > (int64_t)(ABAR_STATS_HALF / sizeof(float)) || s.in > ABAR_ROW_COLUMNS) return false;
+    if (!(pairs && fits_vectors(&s.x, s.in, 8, 2)) && !(s.x.dtype == ABAR_F32 && fits_vectors(&s.x, s.in, 4, 4))) return false;
+    float *weight = (float *)abar__cuda_upper(dev);
+    row_sums sums = {};
+    sums.data = s.x.data;
+    sums.rows = (unsigned)s.rows;
+    sums.inner = (unsigned)(joined ? s.rows : s.tokens);
+    sums.near = s.x.step[1];
+    sums.far = s.x.step[0];
+    sums.channels = (int)s.in;
+    sums.kernel[0] = sums.kernel[1] = sums.folds = 1;
+    sums.weight = weight;
+    sums.out = (float *)v->sum;
+    sums.scale = 1.0;
+    sums.last = r->bias ? v->sequences : 0.0;
+    share_rows(dev, &sums, pairs ? 8 : 4, 2);
+    abar__cuda_launch(dev, mean_columns, dim3((unsigned)abar__cuda_blocks(s.rows, THREADS)), dim3(THREADS), 0, s, weight);
+    abar__cuda_launch(dev, pairs ? sum_weighed_rows<bf16> : sum_weighed_rows<float>, dim3(row_blocks(&sums)),
+                      dim3(ABAR_ROW_THREADS), 0, sums, (float *)cuda->workspace, cuda->tickets);
+    return true;
+}
+
 extern "C" void abar__cuda_value_sums(abar_device *dev, const abar__rows *r, const abar__value_sums *v)
 {
     values s = {};
@@ -228,7 +280,7 @@ extern "C" void abar__cuda_value_sums(abar_device *dev, const abar__rows *r, con
     s.in = r->in;
     s.heads = r->columns.dim[1];
     s.mean = v->parts == 1;
-    if (s.rows == 0 || s.in == 0) return;
+    if (s.rows == 0 || s.in == 0 || sum_mean(dev, r, v, s)) return;
     for (int64_t first = 0; first < v->parts; first += HEADS) {
         s.first = (int)first;
         s.parts = (int)least(v->parts - first, HEADS);
