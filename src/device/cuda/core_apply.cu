@@ -26,9 +26,10 @@ struct abar__cuda_multiplier {
     size_t memory_bytes;
     step *steps; /* (STAGES, n) */
     tile *tiles;
+    wide_maps *maps; /* (STAGES, n): where tiles are wide */
     account told;
-    float *middle; /* for maps with left: (out, d rounded up to 4) each, those of a wave beside each other */
-    char *host;    /* pinned: steps, tiles, and behind what is sent launches */
+    float *middle; /* what maps need between stages, middle_of() each, those of a wave beside each other */
+    char *host;    /* pinned: steps, tiles, maps, and behind what is sent launches */
     size_t sent_bytes, host_bytes;
     launch *launches; /* (n_waves, STAGES) */
     cudaEvent_t sent;
@@ -66,7 +67,12 @@ static int stages_of(const abar__cuda_product *p) { return p->values ? 4 : p->le
 
 static int64_t pitch_of(const abar__cuda_product *p) { return (p->d + 3) / 4 * 4; }
 
-static size_t middle_of(const abar__cuda_product *p) { return stages_of(p) > 1 ? (size_t)(p->out * pitch_of(p)) : 0; }
+/* Floats: Y, (out, d rounded up to 4), of maps with left; a copy of the gradient beside it where tiles are wide. */
+static size_t middle_of(const abar__cuda_product *p, bool wide)
+{
+    const size_t one = (size_t)(p->out * pitch_of(p));
+    return (stages_of(p) > 1 ? one : 0) + (wide ? one : 0);
+}
 
 static ordering order_of(const abar__cuda_product *p)
 {
@@ -175,6 +181,24 @@ static void make_steps(const abar__cuda_product *p, int map, float *middle, step
     end_with_result(&out[1], p);
 }
 
+/* The same for wide tiles: core_apply_wide.cu's head. d and, with left, out are multiples of 4. out: (STAGES) */
+static void make_wide_steps(const abar__cuda_product *p, int map, float *middle, step *out)
+{
+    float *y = middle + p->out * p->d;
+    step *last = p->left ? &out[1] : &out[0];
+    for (int i = 0; i < STAGES; i++) out[i] = blank_step(p, map, p->d);
+    out[0].copy = {p->grad, middle, order_of(p), p->left != NULL};
+    last->wide_a = {p->left ? y : middle, p->out, p->d};
+    last->wide_b = {p->right, p->d, p->d};
+    end_with_result(last, p);
+    if (!p->left) return;
+    out[0].k = (int32_t)p->out;
+    out[0].wide_a = {p->left, p->out, p->out};
+    out[0].wide_b = {middle, p->d, p->out};
+    end_in(&out[0], y, p->d);
+    out[0].rounded = 1;
+}
+
 /* ---- tiles ------------------------------------------------------------------------------------------------------------ */
 
 static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m};
@@ -190,7 +214,7 @@ static bool suits_large(const abar__cuda_product *p)
     return p->out >= 256 && 4 * m * n <= 5 * (abar__cuda_blocks(p->out, 64) * 64) * (abar__cuda_blocks(p->d, 64) * 64);
 }
 
-/* Wide ones read the least, and multiply the fastest. Gradients may change places: they need not be aligned. */
+/* Wide ones read the least, and multiply the fastest. Gradients are copied: they need not be aligned. */
 static bool suits_wide(const abar__cuda_product *p)
 {
     return p->out >= 128 && p->d >= 512 && p->d == p->columns && p->d % 4 == 0 && (!p->left || p->out % 4 == 0) && !p->values &&
@@ -207,6 +231,14 @@ static bool mostly(const abar__cuda_product *products, int n, bool (*suits)(cons
         if (suits(&products[i])) own += work_of(&products[i]);
     }
     return own > 0.5 * all;
+}
+
+/* Whether there are wide tiles, where the device has them. */
+static bool wants_wide(const abar__cuda_product *products, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (products[i].exact) return false;
+    return mostly(products, n, suits_wide);
 }
 
 static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
@@ -282,12 +314,13 @@ template <typename T> static void place(T **out, char *base, size_t *at, size_t 
     *at = abar__round_up(*at + n * sizeof(T), 256);
 }
 
-/* Hands out the device's memory, or only counts it; steps and tiles come first, as on the host. */
+/* Hands out the device's memory, or only counts it; steps, tiles and maps come first, as on the host. */
 static size_t place_all(abar__cuda_multiplier *m, char *base)
 {
     size_t at = 0;
     place(&m->steps, base, &at, (size_t)STAGES * (size_t)m->n);
     place(&m->tiles, base, &at, (size_t)m->n_tiles);
+    place(&m->maps, base, &at, m->wide ? (size_t)STAGES * (size_t)m->n : 0);
     m->sent_bytes = at;
     place(&m->told.partial, base, &at, 3 * (size_t)m->n_slots);
     place(&m->told.bad, base, &at, (size_t)m->n_slots);
@@ -331,8 +364,9 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     int32_t first = 0;
     for (int i = 0; i < m->n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) middle = m->middle;
-        make_steps(&products[i], i, middle, own);
-        middle += middle_of(&products[i]);
+        const bool wide = shape_of(m, &products[i]) == SHAPE_WIDE;
+        (wide ? make_wide_steps : make_steps)(&products[i], i, middle, own);
+        middle += middle_of(&products[i], wide);
         for (int stage = 0; stage < STAGES; stage++) {
             own[stage].first = first;
             own[stage].all = (int32_t)tiles_of(m, &products[i]);
@@ -342,12 +376,25 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     }
 }
 
+/* Behind fill_steps. */
+static abar_status fill_maps(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products)
+{
+    const step *steps = (const step *)m->host;
+    wide_maps *to = (wide_maps *)(m->host + ((char *)m->maps - m->memory));
+    for (int stage = 0; stage < STAGES; stage++)
+        for (int i = 0; i < m->n; i++)
+            if (shape_of(m, &products[i]) == SHAPE_WIDE && stage < stages_of(&products[i]))
+                ABAR_TRY(abar__cuda_map_wide(dev, &steps[stage * m->n + i], &to[stage * m->n + i]));
+    return ABAR_OK;
+}
+
 extern "C" size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n)
 {
+    const bool wide = n > 0 && wants_wide(products, n);
     size_t most = 0, own = 0;
     for (int i = 0; i < n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) own = 0;
-        own += middle_of(&products[i]);
+        own += middle_of(&products[i], wide && suits_wide(&products[i]));
         most = own > most ? own : most;
     }
     return most * sizeof(float);
@@ -373,7 +420,7 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
     for (int i = 0; i < m->n; i++) m->exact = m->exact || products[i].exact;
     m->large = !m->exact && mostly(products, m->n, suits_large);
-    if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
+    if (!m->exact && wants_wide(products, m->n)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
         ABAR_TRY(check(dev, &products[i], i > 0 ? products[i - 1].wave : 0));
         m->n_slots += tiles_of(m, &products[i]);
@@ -390,6 +437,7 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     ABAR_TRY(take_memory(dev, m, room ? 0 : abar__cuda_multiplier_room(products, m->n), room));
     fill_steps(m, products);
     fill_table(m, products, (const step *)m->host, (tile *)(m->host + ((char *)m->tiles - m->memory)));
+    if (m->wide) ABAR_TRY(fill_maps(dev, m, products));
     return send(dev, m, m->sent_bytes);
 }
 
@@ -444,7 +492,9 @@ extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multipli
     for (int stage = 0; stage < STAGES && wave < m->n_waves; stage++) {
         const launch l = m->launches[wave * STAGES + stage];
         const step *steps = m->steps + (size_t)stage * (size_t)m->n;
-        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
+        const wide_maps *maps = m->maps + (size_t)stage * (size_t)m->n;
+        if (l.wide > 0 && stage == 0) abar__cuda_copy_gradients(dev, steps, m->tiles + l.first, l.wide, active);
+        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, maps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
         if (l.others == 0) continue;
         abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)l.others), dim3(THREADS), l.shared, steps,
                           m->tiles + l.first + l.wide, active, m->told, sums, broken);
