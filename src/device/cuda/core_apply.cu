@@ -20,7 +20,7 @@ typedef struct launch {
 
 struct abar__cuda_multiplier {
     int n, n_waves;
-    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; those of 128 x 256 apart */
+    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; wide ones apart */
     int64_t n_tiles, n_slots;
     char *memory; /* on the device */
     size_t memory_bytes;
@@ -201,9 +201,10 @@ static void make_wide_steps(const abar__cuda_product *p, int map, float *middle,
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------ */
 
-static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m};
-static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n};
-static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes};
+static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m, wider_shape::m};
+static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n, wider_shape::n};
+static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes,
+                                           wider_shape::bytes};
 
 static double work_of(const abar__cuda_product *p) { return (double)p->out * (double)p->d * (double)p->d; }
 
@@ -241,9 +242,18 @@ static bool wants_wide(const abar__cuda_product *products, int n)
     return mostly(products, n, suits_wide);
 }
 
+/* Wider ones read less, where no more of them is empty. */
+static int wide_shape_of(const abar__cuda_product *p)
+{
+    const int64_t wide = abar__cuda_blocks(p->out, wide_shape::m) * wide_shape::m;
+    return abar__cuda_blocks(p->out, wider_shape::m) * wider_shape::m <= wide ? SHAPE_WIDER : SHAPE_WIDE;
+}
+
+static bool is_wide(int shape) { return shape == SHAPE_WIDE || shape == SHAPE_WIDER; }
+
 static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
 {
-    if (m->wide && suits_wide(p)) return SHAPE_WIDE;
+    if (m->wide && suits_wide(p)) return wide_shape_of(p);
     return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
 }
 
@@ -284,7 +294,7 @@ static int64_t fill_stage(const abar__cuda_multiplier *m, const abar__cuda_produ
         for (int i = 0; i < m->n; i++) {
             const int shape = shape_of(m, &products[i]);
             if (products[i].wave != wave || stage >= stages_of(&products[i]) || steps[i].k != k) continue;
-            if (wide != (shape == SHAPE_WIDE)) continue;
+            if (wide != is_wide(shape)) continue;
             to = fill_tiles(&steps[i], shape, to);
             if (!wide && *shared < shape_bytes[shape]) *shared = shape_bytes[shape];
         }
@@ -364,7 +374,7 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     int32_t first = 0;
     for (int i = 0; i < m->n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) middle = m->middle;
-        const bool wide = shape_of(m, &products[i]) == SHAPE_WIDE;
+        const bool wide = is_wide(shape_of(m, &products[i]));
         (wide ? make_wide_steps : make_steps)(&products[i], i, middle, own);
         middle += middle_of(&products[i], wide);
         for (int stage = 0; stage < STAGES; stage++) {
@@ -381,10 +391,11 @@ static abar_status fill_maps(abar_device *dev, abar__cuda_multiplier *m, const a
 {
     const step *steps = (const step *)m->host;
     wide_maps *to = (wide_maps *)(m->host + ((char *)m->maps - m->memory));
-    for (int stage = 0; stage < STAGES; stage++)
-        for (int i = 0; i < m->n; i++)
-            if (shape_of(m, &products[i]) == SHAPE_WIDE && stage < stages_of(&products[i]))
-                ABAR_TRY(abar__cuda_map_wide(dev, &steps[stage * m->n + i], &to[stage * m->n + i]));
+    for (int i = 0; i < m->n; i++) {
+        const int shape = shape_of(m, &products[i]);
+        for (int at = i; is_wide(shape) && at < stages_of(&products[i]) * m->n; at += m->n)
+            ABAR_TRY(abar__cuda_map_wide(dev, &steps[at], shape_m[shape], &to[at]));
+    }
     return ABAR_OK;
 }
 

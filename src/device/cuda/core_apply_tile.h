@@ -9,8 +9,9 @@
 #define THREADS 128 /* four warps, two by two in a tile */
 #define DEPTH 32    /* of the slabs of a and b that are in shared memory */
 
-enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPE_WIDE, SHAPES }; /* of tiles: 32 x 64, 64 x 64, 128 x 128, 128 x 256 */
-enum { END_MIDDLE, END_DIVIDE, END_RESULT };                       /* what becomes of a tile */
+/* Of tiles: 32 x 64, 64 x 64, 128 x 128, 128 x 256, 160 x 256. */
+enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPE_WIDE, SHAPE_WIDER, SHAPES };
+enum { END_MIDDLE, END_DIVIDE, END_RESULT }; /* what becomes of a tile */
 
 /* How columns in memory, (kernel, channels) and then the bias, are numbered in PyTorch's order. */
 typedef struct ordering {
@@ -94,13 +95,17 @@ typedef tile_shape<32, 64, 4> low_shape; /* waits for memory: as many slabs as t
 typedef tile_shape<64, 64, 3> middle_shape;
 typedef tile_shape<128, 128, 3> large_shape;
 
-/* That of core_apply_wide.cu: two groups of four warps; what is said of threads is said of theirs. */
-struct wide_shape {
-    static constexpr int m = 128, n = 256, threads = 256, slabs = 4, pitch = n + 8;
+/* Those of core_apply_wide.cu: two groups of four warps; what is said of threads is said of theirs. */
+template <int M> struct wide_tile {
+    static constexpr int m = M, n = 256, threads = 256, slabs = 4;
+    static constexpr int pitch = n + 4; /* lanes that write together, to columns of the tile, meet different banks */
     static constexpr uint32_t slab = (m + n) * DEPTH * sizeof(float); /* bytes */
     static constexpr size_t bytes = (size_t)slabs * slab + 1024;      /* it begins at a multiple of 1024 */
     static_assert(m * pitch * sizeof(float) <= slabs * slab, "the finished tile takes the place of the slabs");
 };
+
+typedef wide_tile<128> wide_shape;
+typedef wide_tile<160> wider_shape;
 
 /* PyTorch's number of column i of memory. */
 __device__ static inline int number_of(const ordering &o, int i)
@@ -439,11 +444,11 @@ __device__ static inline void do_tile(const step &s, const tile &t, float *pool,
 extern "C" {
 /* Whether the device has them. Before the first launch. */
 abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there);
-/* What one step's tiles are read by, while its matrices stay where they are. */
-abar_status abar__cuda_map_wide(abar_device *dev, const step *s, wide_maps *out);
+/* What one step's tiles of so many rows are read by, while its matrices stay where they are. */
+abar_status abar__cuda_map_wide(abar_device *dev, const step *s, int tile_rows, wide_maps *out);
 /* The gradients of these tiles; once before the first stage. */
 void abar__cuda_copy_gradients(abar_device *dev, const step *steps, const tile *tiles, int64_t n, const int32_t *active);
-/* n tiles of SHAPE_WIDE: of products without eigenvalues and bias, with k a multiple of 4. */
+/* n tiles of SHAPE_WIDE or SHAPE_WIDER: of products without eigenvalues and bias, with k a multiple of 4. */
 void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const wide_maps *maps, const tile *tiles, int64_t n,
                               const int32_t *active, const account *all, double *sums, int32_t *broken);
 }

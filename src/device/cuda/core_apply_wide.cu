@@ -1,24 +1,29 @@
-/* Tiles of 128 x 256 of the products of core_apply.cu, for large maps, on tensor cores that read their operands from shared
- * memory (core_wgmma.h). A block does one tile: a warp of its own has the slabs brought (core_tma.h) into four places in turns,
- * and two groups of warps multiply 64 rows each. Between them are barriers: full, when a slab has come; empty, when all warps
- * have done with it.
+/* Tiles of 128 x 256 and 160 x 256 of the products of core_apply.cu, for large maps, on tensor cores that read their operands
+ * from shared memory (core_wgmma.h). A block does one tile: a thread of its own has the slabs brought (core_tma.h) into four
+ * places in turns, and two groups of warps multiply 128 columns each. Between them are barriers: full, when a slab has come;
+ * empty, when all warps have done with it.
  *
  * Both operands must lie in memory with the direction of the sum contiguous, and rounded, since what tensor cores read is cut
  * off. Inverses are symmetric, so their rows will do, and the inverter has rounded them; gradients are copied first, into
  * PyTorch's order. Then a (m, k) and b (n, k):
  *
  *   without left        G^ = a b^T, a = G, b = R
- *   with left           Y = a b^T, a = L, b = G^T        G^ = a b^T, a = Y, b = R */
+ *   with left           Y = a b^T, a = L, b = G^T        G^ = a b^T, a = Y, b = R
+ *
+ * A tensor core takes 64 rows of one side and any number of the other, the smaller the more often it reads: so what it
+ * multiplies is b a^T, and tiles are turned when they are done. */
 #include "device/cuda/core_apply_tile.h"
 #include "device/cuda/core_tma.h"
 #include "device/cuda/core_wgmma.h"
 
 #include <cuda.h>
 
-#define A_BYTES (wide_shape::m * DEPTH * (uint32_t)sizeof(float))
-#define ALL_THREADS (wide_shape::threads + 32)
-#define CONSUMERS (wide_shape::threads / 32) /* warps */
-#define TURN 32                              /* rows and columns that are transposed at once */
+#define SLABS wide_shape::slabs
+#define GROUP_ROWS (wide_shape::n / 2) /* of b */
+#define B_BYTES (wide_shape::n * DEPTH * (uint32_t)sizeof(float))
+#define ALL_THREADS (wide_shape::threads + 128) /* registers are shared out by groups */
+#define CONSUMERS (wide_shape::threads / 32)    /* warps */
+#define TURN 32                                 /* rows and columns that are transposed at once */
 
 static_assert(sizeof(tile_map) == sizeof(CUtensorMap), "a tile's map is what the driver makes");
 
@@ -30,30 +35,30 @@ __device__ static inline int place_of(const ordering &o, int n)
     return n < o.columns ? n % o.kernel * o.channels + n / o.kernel : n;
 }
 
-/* to (m, n) in PyTorch's order; thread t: column t of the tile. Of a row, a tile's columns are few pieces of memory. */
-__device__ static inline void copy_rows(const gradient_copy &c, int row, int column, int rows, int columns)
+/* Rows before `end`. to (m, n) in PyTorch's order; thread t: column t of the tile. Of a row, a tile's columns are few pieces of
+ * memory. */
+__device__ static inline void copy_rows(const gradient_copy &c, int row, int end, int column, int columns)
 {
     const int n = column + (int)threadIdx.x;
     if (n >= columns) return;
     const float *from = c.from + (int64_t)row * columns + place_of(c.order, n);
     float *to = c.to + (int64_t)row * columns + n;
-    const int count = min(wide_shape::m, rows - row);
 #pragma unroll 8
-    for (int i = 0; i < count; i++) to[(int64_t)i * columns] = __uint_as_float(tf32_of(from[(int64_t)i * columns]));
+    for (int i = 0; i < end - row; i++) to[(int64_t)i * columns] = __uint_as_float(tf32_of(from[(int64_t)i * columns]));
 }
 
 /* to (n, m): rows in PyTorch's order. The tile's columns are those of memory. */
-__device__ static inline void copy_turned(const gradient_copy &c, int row, int column, int rows, int columns)
+__device__ static inline void copy_turned(const gradient_copy &c, int row, int end, int column, int rows, int columns)
 {
     __shared__ float part[TURN][TURN + 1];
     const int x = (int)threadIdx.x % TURN, first = (int)threadIdx.x / TURN;
-    for (int i = row; i < min(row + wide_shape::m, rows); i += TURN)
+    for (int i = row; i < end; i += TURN)
         for (int j = column; j < min(column + wide_shape::n, columns); j += TURN) {
             for (int y = first; y < TURN; y += wide_shape::threads / TURN)
-                if (i + y < rows && j + x < columns) part[y][x] = c.from[(int64_t)(i + y) * columns + j + x];
+                if (i + y < end && j + x < columns) part[y][x] = c.from[(int64_t)(i + y) * columns + j + x];
             __syncthreads();
             for (int y = first; y < TURN; y += wide_shape::threads / TURN)
-                if (i + x < rows && j + y < columns)
+                if (i + x < end && j + y < columns)
                     c.to[(int64_t)number_of(c.order, j + y) * rows + i + x] = __uint_as_float(tf32_of(part[x][y]));
             __syncthreads();
         }
@@ -66,10 +71,12 @@ static __global__ void __launch_bounds__(wide_shape::threads)
     const tile t = tiles[blockIdx.x];
     if (!active[t.map]) return;
     const gradient_copy c = steps[t.map].copy;
+    const int rows = steps[t.map].m, columns = steps[t.map].n;
+    const int end = min(t.row + (t.shape == SHAPE_WIDER ? wider_shape::m : wide_shape::m), rows);
     if (c.turned)
-        copy_turned(c, t.row, t.column, steps[t.map].m, steps[t.map].n);
+        copy_turned(c, t.row, end, t.column, rows, columns);
     else
-        copy_rows(c, t.row, t.column, steps[t.map].m, steps[t.map].n);
+        copy_rows(c, t.row, end, t.column, columns);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
@@ -79,59 +86,86 @@ typedef struct ring {
     uint32_t at, full, empty;
 } ring;
 
-__device__ static inline uint32_t place_in(const ring &r, int slab)
+template <class S> __device__ static inline uint32_t place_in(const ring &r, int slab)
 {
-    return r.at + (uint32_t)(slab % wide_shape::slabs) * wide_shape::slab;
+    return r.at + (uint32_t)(slab % SLABS) * S::slab;
 }
 
-__device__ static inline uint32_t turn_of(uint32_t turns, int slab) { return turns + (uint32_t)(slab % wide_shape::slabs) * 8; }
+__device__ static inline uint32_t turn_of(uint32_t turns, int slab) { return turns + (uint32_t)(slab % SLABS) * 8; }
 
-__device__ static inline unsigned parity_of(int slab) { return (unsigned)(slab / wide_shape::slabs) & 1u; }
+__device__ static inline unsigned parity_of(int slab) { return (unsigned)(slab / SLABS) & 1u; }
 
-/* One thread: the slabs of a, and behind each that of b. */
+/* One thread: the slabs of b, and behind each that of a. */
+template <class S>
 __device__ static inline void bring_slabs(const wide_maps *maps, const ring &r, int row, int column, int slabs)
 {
     tile_map_acquire(&maps->a);
     tile_map_acquire(&maps->b);
     for (int i = 0; i < slabs; i++) {
-        const uint32_t to = place_in(r, i), full = turn_of(r.full, i);
-        if (i >= wide_shape::slabs) turn_wait(turn_of(r.empty, i), parity_of(i - wide_shape::slabs));
-        turn_expect(full, wide_shape::slab);
-        tile_bring(to, &maps->a, row, i * DEPTH, full);
-        tile_bring(to + A_BYTES, &maps->b, column, i * DEPTH, full);
+        const uint32_t to = place_in<S>(r, i), full = turn_of(r.full, i);
+        if (i >= SLABS) turn_wait(turn_of(r.empty, i), parity_of(i - SLABS));
+        turn_expect(full, S::slab);
+        tile_bring(to, &maps->b, column, i * DEPTH, full);
+        tile_bring(to + B_BYTES, &maps->a, row, i * DEPTH, full);
     }
 }
 
-/* A group of warps: sum = its 64 rows. A slab is given back when the products behind it have begun. */
-__device__ static inline void multiply_slabs(const ring &r, int slabs, float (&sum)[128])
+/* A group of warps: its 128 rows of b, 64 at a time. A slab is given back when the products behind it have begun. */
+template <class S> __device__ static inline void multiply_slabs(const ring &r, int slabs, float (&sum)[2][S::m / 2])
 {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
     for (int i = 0; i < slabs; i++) {
-        const uint32_t a = place_in(r, i) + (uint32_t)(warp / 4) * (A_BYTES / 2), b = place_in(r, i) + A_BYTES;
+        const uint32_t a = place_in<S>(r, i) + B_BYTES, b = place_in<S>(r, i) + (uint32_t)group * (B_BYTES / 2);
         turn_wait(turn_of(r.full, i), parity_of(i));
         group_begin();
 #pragma unroll
         for (int k = 0; k < DEPTH / 8; k++) /* 8 floats further within the pattern are 32 bytes */
-            group_multiply_add(sum, tile_descriptor(a + 32 * k), tile_descriptor(b + 32 * k));
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                group_multiply_add(sum[h], tile_descriptor(b + (uint32_t)h * (B_BYTES / 4) + 32 * k),
+                                   tile_descriptor(a + 32 * k));
         group_commit();
         group_wait<1>();
         if (i > 0 && lane == 0) turn_arrive(turn_of(r.empty, i - 1));
     }
     group_wait<0>();
-    group_settle(sum);
+    group_settle(sum[0]);
+    group_settle(sum[1]);
 }
 
-/* The group's sums into the finished tile: rows wide_shape::pitch apart. */
-__device__ static inline void store_group(const float (&sum)[128], float *pool)
+/* The group's sums into the finished tile, rows S::pitch apart: what is a row of b is a column there. */
+template <class S> __device__ static inline void store_group(const float (&sum)[2][S::m / 2], float *pool)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    float *to = pool + (warp * 16 + lane / 4) * wide_shape::pitch + lane % 4 * 2;
+    float *to = pool + lane % 4 * 2 * S::pitch + warp / 4 * GROUP_ROWS + warp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int j = 0; j < 32; j++)
+    for (int h = 0; h < 2; h++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            *(float2 *)(to + half * 8 * wide_shape::pitch + 8 * j) =
-                make_float2(sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
+        for (int j = 0; j < S::m / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) to[(8 * j + e % 2) * S::pitch + 64 * h + e / 2 * 8] = sum[h][4 * j + e];
+}
+
+template <class S>
+__device__ static inline void do_wide_tile(const step &s, const wide_maps *maps, const tile &t, const ring &r, float *pool,
+                                           const account &all, double *sums, int32_t *broken)
+{
+    const int slabs = (s.k + DEPTH - 1) / DEPTH;
+    if (threadIdx.x >= S::threads) {
+        group_give_back<40>();
+        if (threadIdx.x == S::threads) bring_slabs<S>(maps, r, t.row, t.column, slabs);
+        __syncthreads();
+        group_take<168>();
+    } else {
+        group_take<232>();
+        float sum[2][S::m / 2] = {};
+        multiply_slabs<S>(r, slabs, sum);
+        __syncthreads(); /* nobody reads slabs any more */
+        store_group<S>(sum, pool);
+        group_give_back<168>();
+    }
+    __syncthreads();
+    finish_tile<S>(s, t, pool, all, sums, broken);
 }
 
 /* Block b: tile b. steps, maps: (n) of this stage. */
@@ -141,7 +175,7 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
 {
     extern __shared__ __align__(16) float pool[];
     __shared__ step s;
-    __shared__ __align__(8) uint64_t turns[2][wide_shape::slabs]; /* full, empty */
+    __shared__ __align__(8) uint64_t turns[2][SLABS]; /* full, empty */
     const tile t = tiles[blockIdx.x];
     if (!active[t.map]) return;
     for (unsigned i = threadIdx.x; i < sizeof s / 4; i += ALL_THREADS)
@@ -149,26 +183,18 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
     const uint32_t from = shared_address(pool), at = (from + 1023) / 1024 * 1024;
     const ring r = {at, shared_address(turns[0]), shared_address(turns[1])};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < wide_shape::slabs; i++) {
+        for (int i = 0; i < SLABS; i++) {
             turn_create(turn_of(r.full, i), 1);
             turn_create(turn_of(r.empty, i), CONSUMERS);
         }
         turns_publish();
     }
     __syncthreads();
-    const int slabs = (s.k + DEPTH - 1) / DEPTH;
     float *aligned = pool + (at - from) / sizeof(float);
-    if (threadIdx.x >= wide_shape::threads) {
-        if (threadIdx.x == wide_shape::threads) bring_slabs(&maps[t.map], r, t.row, t.column, slabs);
-        __syncthreads();
-    } else {
-        float sum[128] = {};
-        multiply_slabs(r, slabs, sum);
-        __syncthreads(); /* nobody reads slabs any more */
-        store_group(sum, aligned);
-    }
-    __syncthreads();
-    finish_tile<wide_shape>(s, t, aligned, all, sums, broken);
+    if (t.shape == SHAPE_WIDER)
+        do_wide_tile<wider_shape>(s, &maps[t.map], t, r, aligned, all, sums, broken);
+    else
+        do_wide_tile<wide_shape>(s, &maps[t.map], t, r, aligned, all, sums, broken);
 }
 
 /* ---- the host's side
@@ -197,7 +223,8 @@ extern "C" abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there)
     if (major == 9 && minor == 0) ABAR_TRY(find_encode(dev, &encode));
     *there = encode != NULL;
     if (*there)
-        CUDA_TRY(dev, cudaFuncSetAttribute(multiply_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)wide_shape::bytes));
+        CUDA_TRY(dev,
+                 cudaFuncSetAttribute(multiply_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)wider_shape::bytes));
     return ABAR_OK;
 }
 
@@ -214,11 +241,11 @@ static abar_status encode_one(abar_device *dev, encode_function encode, const wi
                       (long long)of.columns);
 }
 
-extern "C" abar_status abar__cuda_map_wide(abar_device *dev, const step *s, wide_maps *out)
+extern "C" abar_status abar__cuda_map_wide(abar_device *dev, const step *s, int tile_rows, wide_maps *out)
 {
     encode_function encode = NULL;
     ABAR_TRY(find_encode(dev, &encode));
-    ABAR_TRY(encode_one(dev, encode, s->wide_a, wide_shape::m, &out->a));
+    ABAR_TRY(encode_one(dev, encode, s->wide_a, tile_rows, &out->a));
     return encode_one(dev, encode, s->wide_b, wide_shape::n, &out->b);
 }
 
@@ -231,6 +258,6 @@ extern "C" void abar__cuda_copy_gradients(abar_device *dev, const step *steps, c
 extern "C" void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const wide_maps *maps, const tile *tiles,
                                          int64_t n, const int32_t *active, const account *all, double *sums, int32_t *broken)
 {
-    abar__cuda_launch(dev, multiply_wide, dim3((unsigned)n), dim3(ALL_THREADS), wide_shape::bytes, steps, maps, tiles, active,
+    abar__cuda_launch(dev, multiply_wide, dim3((unsigned)n), dim3(ALL_THREADS), wider_shape::bytes, steps, maps, tiles, active,
                       *all, sums, broken);
 }
