@@ -20,6 +20,7 @@ typedef struct launch {
 
 struct abar__cuda_multiplier {
     int n, n_waves;
+    int64_t processors;
     bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; wide ones apart */
     int64_t n_tiles, n_slots;
     char *memory; /* on the device */
@@ -242,24 +243,38 @@ static bool wants_wide(const abar__cuda_product *products, int n)
     return mostly(products, n, suits_wide);
 }
 
-/* Wider ones read less, where no more of them is empty. */
-static int wide_shape_of(const abar__cuda_product *p)
+/* How long the wide maps of a wave with sums as long as map i's take, if all have tiles of this shape: rounds of tiles on all
+ * processors, times what a tile takes. */
+static int64_t rounds_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i, int shape)
 {
-    const int64_t wide = abar__cuda_blocks(p->out, wide_shape::m) * wide_shape::m;
-    return abar__cuda_blocks(p->out, wider_shape::m) * wider_shape::m <= wide ? SHAPE_WIDER : SHAPE_WIDE;
+    int64_t tiles = 0;
+    for (int j = 0; j < m->n; j++) {
+        const abar__cuda_product *p = &products[j];
+        if (p->wave == products[i].wave && p->d == products[i].d && suits_wide(p))
+            tiles += abar__cuda_blocks(p->out, shape_m[shape]) * abar__cuda_blocks(p->d, shape_n[shape]);
+    }
+    return abar__cuda_blocks(tiles, m->processors) * shape_m[shape];
+}
+
+/* Wider ones read less for the same work. */
+static int wide_shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
+{
+    return rounds_of(m, products, i, SHAPE_WIDER) <= rounds_of(m, products, i, SHAPE_WIDE) ? SHAPE_WIDER : SHAPE_WIDE;
 }
 
 static bool is_wide(int shape) { return shape == SHAPE_WIDE || shape == SHAPE_WIDER; }
 
-static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
 {
-    if (m->wide && suits_wide(p)) return wide_shape_of(p);
+    const abar__cuda_product *p = &products[i];
+    if (m->wide && suits_wide(p)) return wide_shape_of(m, products, i);
     return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
 }
 
-static int64_t tiles_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+static int64_t tiles_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
 {
-    const int shape = shape_of(m, p);
+    const abar__cuda_product *p = &products[i];
+    const int shape = shape_of(m, products, i);
     return abar__cuda_blocks(p->out, shape_m[shape]) * abar__cuda_blocks(p->d, shape_n[shape]);
 }
 
@@ -292,7 +307,7 @@ static int64_t fill_stage(const abar__cuda_multiplier *m, const abar__cuda_produ
     int64_t k = INT64_MAX;
     while ((k = next_longest(m, products, steps, wave, stage, k)) > 0)
         for (int i = 0; i < m->n; i++) {
-            const int shape = shape_of(m, &products[i]);
+            const int shape = shape_of(m, products, i);
             if (products[i].wave != wave || stage >= stages_of(&products[i]) || steps[i].k != k) continue;
             if (wide != is_wide(shape)) continue;
             to = fill_tiles(&steps[i], shape, to);
@@ -374,12 +389,12 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     int32_t first = 0;
     for (int i = 0; i < m->n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) middle = m->middle;
-        const bool wide = is_wide(shape_of(m, &products[i]));
+        const bool wide = is_wide(shape_of(m, products, i));
         (wide ? make_wide_steps : make_steps)(&products[i], i, middle, own);
         middle += middle_of(&products[i], wide);
         for (int stage = 0; stage < STAGES; stage++) {
             own[stage].first = first;
-            own[stage].all = (int32_t)tiles_of(m, &products[i]);
+            own[stage].all = (int32_t)tiles_of(m, products, i);
             steps[stage * m->n + i] = own[stage];
         }
         first += own[0].all;
@@ -392,7 +407,7 @@ static abar_status fill_maps(abar_device *dev, abar__cuda_multiplier *m, const a
     const step *steps = (const step *)m->host;
     wide_maps *to = (wide_maps *)(m->host + ((char *)m->maps - m->memory));
     for (int i = 0; i < m->n; i++) {
-        const int shape = shape_of(m, &products[i]);
+        const int shape = shape_of(m, products, i);
         for (int at = i; is_wide(shape) && at < stages_of(&products[i]) * m->n; at += m->n)
             ABAR_TRY(abar__cuda_map_wide(dev, &steps[at], shape_m[shape], &to[at]));
     }
@@ -428,14 +443,15 @@ static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_
 static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *room)
 {
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
+    m->processors = abar__cuda_of(dev)->processors;
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
     for (int i = 0; i < m->n; i++) m->exact = m->exact || products[i].exact;
     m->large = !m->exact && mostly(products, m->n, suits_large);
     if (!m->exact && wants_wide(products, m->n)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
         ABAR_TRY(check(dev, &products[i], i > 0 ? products[i - 1].wave : 0));
-        m->n_slots += tiles_of(m, &products[i]);
-        m->n_tiles += tiles_of(m, &products[i]) * stages_of(&products[i]);
+        m->n_slots += tiles_of(m, products, i);
+        m->n_tiles += tiles_of(m, products, i) * stages_of(&products[i]);
     }
     m->n_waves = products[m->n - 1].wave + 1;
     if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");

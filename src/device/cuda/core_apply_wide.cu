@@ -154,6 +154,7 @@ __device__ static inline void do_wide_tile(const step &s, const wide_maps *maps,
     if (threadIdx.x >= S::threads) {
         group_give_back<40>();
         if (threadIdx.x == S::threads) bring_slabs<S>(maps, r, t.row, t.column, slabs);
+        __syncwarp();
         __syncthreads();
         group_take<168>();
     } else {
