@@ -336,6 +336,40 @@ static void inverses_of_correlated_factors_are_right(void **unused)
     stop(&r);
 }
 
+/* Rounded ones are the others to the nearest with 10 bits behind the point, whatever the device would cut off. */
+static void rounded_inverses_are_the_nearest(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) add(&r, DEFINITE, sizes[i], 1.0, 0.1);
+    start(&r);
+    invert(&r, ~0u, TOLERANCE);
+    float *exact[MOST];
+    for (int i = 0; i < r.n; i++) {
+        exact[i] = malloc(full_bytes(&r.of[i]));
+        cuda_move(cuda, exact[i], r.of[i].f.inverse, full_bytes(&r.of[i]));
+        r.of[i].f.rounded = true;
+    }
+    abar__cuda_inverter_destroy(cuda, r.inverter);
+    abar_device_free(cuda, r.asked, MOST * sizeof *r.asked);
+    start(&r);
+    invert(&r, ~0u, 1e-3);
+    for (int i = 0; i < r.n; i++) {
+        const subject *s = &r.of[i];
+        float *found = malloc(full_bytes(s));
+        cuda_move(cuda, found, s->f.inverse, full_bytes(s));
+        for (int64_t e = 0; e < s->d * s->d; e++) {
+            int exponent;
+            const double unit = ldexp(1.0, (frexp((double)exact[i][e], &exponent), exponent - 11));
+            assert_true(fmod((double)found[e], unit) == 0.0);
+            assert_true(fabs((double)found[e] - (double)exact[i][e]) <= 0.5 * unit);
+        }
+        free(found);
+        free(exact[i]);
+    }
+    stop(&r);
+}
+
 static void inverses_are_touched_only_where_wanted(void **unused)
 {
     (void)unused;
@@ -506,6 +540,7 @@ int main(void)
         cmocka_unit_test(inverses_of_many_sizes_at_once_are_right),
         cmocka_unit_test(inverses_of_large_factors_are_right),
         cmocka_unit_test(inverses_of_correlated_factors_are_right),
+        cmocka_unit_test(rounded_inverses_are_the_nearest),
         cmocka_unit_test(inverses_are_touched_only_where_wanted),
         cmocka_unit_test(ladder_is_climbed_by_each_factor_for_itself),
         cmocka_unit_test(ladder_ends_in_double_precision),

@@ -20,15 +20,17 @@ typedef struct launch {
 
 struct abar__cuda_multiplier {
     int n, n_waves;
-    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; those of 128 x 256 apart */
+    int64_t processors;
+    bool exact, large, wide; /* float32's own accuracy; tiles of 128 x 128 among the others; wide ones apart */
     int64_t n_tiles, n_slots;
     char *memory; /* on the device */
     size_t memory_bytes;
     step *steps; /* (STAGES, n) */
     tile *tiles;
+    wide_maps *maps; /* (STAGES, n): where tiles are wide */
     account told;
-    float *middle; /* for maps with left: (out, d rounded up to 4) each, those of a wave beside each other */
-    char *host;    /* pinned: steps, tiles, and behind what is sent launches */
+    float *middle; /* what maps need between stages, middle_of() each, those of a wave beside each other */
+    char *host;    /* pinned: steps, tiles, maps, and behind what is sent launches */
     size_t sent_bytes, host_bytes;
     launch *launches; /* (n_waves, STAGES) */
     cudaEvent_t sent;
@@ -66,7 +68,12 @@ static int stages_of(const abar__cuda_product *p) { return p->values ? 4 : p->le
 
 static int64_t pitch_of(const abar__cuda_product *p) { return (p->d + 3) / 4 * 4; }
 
-static size_t middle_of(const abar__cuda_product *p) { return stages_of(p) > 1 ? (size_t)(p->out * pitch_of(p)) : 0; }
+/* Floats: Y, (out, d rounded up to 4), of maps with left; a copy of the gradient beside it where tiles are wide. */
+static size_t middle_of(const abar__cuda_product *p, bool wide)
+{
+    const size_t one = (size_t)(p->out * pitch_of(p));
+    return (stages_of(p) > 1 ? one : 0) + (wide ? one : 0);
+}
 
 static ordering order_of(const abar__cuda_product *p)
 {
@@ -175,11 +182,30 @@ static void make_steps(const abar__cuda_product *p, int map, float *middle, step
     end_with_result(&out[1], p);
 }
 
+/* The same for wide tiles: core_apply_wide.cu's head. d and, with left, out are multiples of 4. out: (STAGES) */
+static void make_wide_steps(const abar__cuda_product *p, int map, float *middle, step *out)
+{
+    float *y = middle + p->out * p->d;
+    step *last = p->left ? &out[1] : &out[0];
+    for (int i = 0; i < STAGES; i++) out[i] = blank_step(p, map, p->d);
+    out[0].copy = {p->grad, middle, order_of(p), p->left != NULL};
+    last->wide_a = {p->left ? y : middle, p->out, p->d};
+    last->wide_b = {p->right, p->d, p->d};
+    end_with_result(last, p);
+    if (!p->left) return;
+    out[0].k = (int32_t)p->out;
+    out[0].wide_a = {p->left, p->out, p->out};
+    out[0].wide_b = {middle, p->d, p->out};
+    end_in(&out[0], y, p->d);
+    out[0].rounded = 1;
+}
+
 /* ---- tiles ------------------------------------------------------------------------------------------------------------ */
 
-static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m};
-static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n};
-static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes};
+static const int32_t shape_m[SHAPES] = {low_shape::m, middle_shape::m, large_shape::m, wide_shape::m, wider_shape::m};
+static const int32_t shape_n[SHAPES] = {low_shape::n, middle_shape::n, large_shape::n, wide_shape::n, wider_shape::n};
+static const size_t shape_bytes[SHAPES] = {low_shape::bytes, middle_shape::bytes, large_shape::bytes, wide_shape::bytes,
+                                           wider_shape::bytes};
 
 static double work_of(const abar__cuda_product *p) { return (double)p->out * (double)p->d * (double)p->d; }
 
@@ -190,7 +216,7 @@ static bool suits_large(const abar__cuda_product *p)
     return p->out >= 256 && 4 * m * n <= 5 * (abar__cuda_blocks(p->out, 64) * 64) * (abar__cuda_blocks(p->d, 64) * 64);
 }
 
-/* Wide ones read the least, and multiply the fastest. Gradients may change places: they need not be aligned. */
+/* Wide ones read the least, and multiply the fastest. Gradients are copied: they need not be aligned. */
 static bool suits_wide(const abar__cuda_product *p)
 {
     return p->out >= 128 && p->d >= 512 && p->d == p->columns && p->d % 4 == 0 && (!p->left || p->out % 4 == 0) && !p->values &&
@@ -209,15 +235,46 @@ static bool mostly(const abar__cuda_product *products, int n, bool (*suits)(cons
     return own > 0.5 * all;
 }
 
-static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+/* Whether there are wide tiles, where the device has them. */
+static bool wants_wide(const abar__cuda_product *products, int n)
 {
-    if (m->wide && suits_wide(p)) return SHAPE_WIDE;
+    for (int i = 0; i < n; i++)
+        if (products[i].exact) return false;
+    return mostly(products, n, suits_wide);
+}
+
+/* How long the wide maps of a wave with sums as long as map i's take, if all have tiles of this shape: rounds of tiles on all
+ * processors, times what a tile takes. */
+static int64_t rounds_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i, int shape)
+{
+    int64_t tiles = 0;
+    for (int j = 0; j < m->n; j++) {
+        const abar__cuda_product *p = &products[j];
+        if (p->wave == products[i].wave && p->d == products[i].d && suits_wide(p))
+            tiles += abar__cuda_blocks(p->out, shape_m[shape]) * abar__cuda_blocks(p->d, shape_n[shape]);
+    }
+    return abar__cuda_blocks(tiles, m->processors) * shape_m[shape];
+}
+
+/* Wider ones read less for the same work. */
+static int wide_shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
+{
+    return rounds_of(m, products, i, SHAPE_WIDER) <= rounds_of(m, products, i, SHAPE_WIDE) ? SHAPE_WIDER : SHAPE_WIDE;
+}
+
+static bool is_wide(int shape) { return shape == SHAPE_WIDE || shape == SHAPE_WIDER; }
+
+static int shape_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
+{
+    const abar__cuda_product *p = &products[i];
+    if (m->wide && suits_wide(p)) return wide_shape_of(m, products, i);
     return m->large && suits_large(p) ? SHAPE_LARGE : p->out > low_shape::m ? SHAPE_MIDDLE : SHAPE_LOW;
 }
 
-static int64_t tiles_of(const abar__cuda_multiplier *m, const abar__cuda_product *p)
+static int64_t tiles_of(const abar__cuda_multiplier *m, const abar__cuda_product *products, int i)
 {
-    const int shape = shape_of(m, p);
+    const abar__cuda_product *p = &products[i];
+    const int shape = shape_of(m, products, i);
     return abar__cuda_blocks(p->out, shape_m[shape]) * abar__cuda_blocks(p->d, shape_n[shape]);
 }
 
@@ -250,9 +307,9 @@ static int64_t fill_stage(const abar__cuda_multiplier *m, const abar__cuda_produ
     int64_t k = INT64_MAX;
     while ((k = next_longest(m, products, steps, wave, stage, k)) > 0)
         for (int i = 0; i < m->n; i++) {
-            const int shape = shape_of(m, &products[i]);
+            const int shape = shape_of(m, products, i);
             if (products[i].wave != wave || stage >= stages_of(&products[i]) || steps[i].k != k) continue;
-            if (wide != (shape == SHAPE_WIDE)) continue;
+            if (wide != is_wide(shape)) continue;
             to = fill_tiles(&steps[i], shape, to);
             if (!wide && *shared < shape_bytes[shape]) *shared = shape_bytes[shape];
         }
@@ -282,12 +339,13 @@ template <typename T> static void place(T **out, char *base, size_t *at, size_t 
     *at = abar__round_up(*at + n * sizeof(T), 256);
 }
 
-/* Hands out the device's memory, or only counts it; steps and tiles come first, as on the host. */
+/* Hands out the device's memory, or only counts it; steps, tiles and maps come first, as on the host. */
 static size_t place_all(abar__cuda_multiplier *m, char *base)
 {
     size_t at = 0;
     place(&m->steps, base, &at, (size_t)STAGES * (size_t)m->n);
     place(&m->tiles, base, &at, (size_t)m->n_tiles);
+    place(&m->maps, base, &at, m->wide ? (size_t)STAGES * (size_t)m->n : 0);
     m->sent_bytes = at;
     place(&m->told.partial, base, &at, 3 * (size_t)m->n_slots);
     place(&m->told.bad, base, &at, (size_t)m->n_slots);
@@ -331,23 +389,38 @@ static void fill_steps(abar__cuda_multiplier *m, const abar__cuda_product *produ
     int32_t first = 0;
     for (int i = 0; i < m->n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) middle = m->middle;
-        make_steps(&products[i], i, middle, own);
-        middle += middle_of(&products[i]);
+        const bool wide = is_wide(shape_of(m, products, i));
+        (wide ? make_wide_steps : make_steps)(&products[i], i, middle, own);
+        middle += middle_of(&products[i], wide);
         for (int stage = 0; stage < STAGES; stage++) {
             own[stage].first = first;
-            own[stage].all = (int32_t)tiles_of(m, &products[i]);
+            own[stage].all = (int32_t)tiles_of(m, products, i);
             steps[stage * m->n + i] = own[stage];
         }
         first += own[0].all;
     }
 }
 
+/* Behind fill_steps. */
+static abar_status fill_maps(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products)
+{
+    const step *steps = (const step *)m->host;
+    wide_maps *to = (wide_maps *)(m->host + ((char *)m->maps - m->memory));
+    for (int i = 0; i < m->n; i++) {
+        const int shape = shape_of(m, products, i);
+        for (int at = i; is_wide(shape) && at < stages_of(&products[i]) * m->n; at += m->n)
+            ABAR_TRY(abar__cuda_map_wide(dev, &steps[at], shape_m[shape], &to[at]));
+    }
+    return ABAR_OK;
+}
+
 extern "C" size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n)
 {
+    const bool wide = n > 0 && wants_wide(products, n);
     size_t most = 0, own = 0;
     for (int i = 0; i < n; i++) {
         if (i > 0 && products[i].wave != products[i - 1].wave) own = 0;
-        own += middle_of(&products[i]);
+        own += middle_of(&products[i], wide && suits_wide(&products[i]));
         most = own > most ? own : most;
     }
     return most * sizeof(float);
@@ -370,14 +443,15 @@ static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_
 static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *room)
 {
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
+    m->processors = abar__cuda_of(dev)->processors;
     m->exact = dev->config.precision == ABAR_PRECISION_FP32;
     for (int i = 0; i < m->n; i++) m->exact = m->exact || products[i].exact;
     m->large = !m->exact && mostly(products, m->n, suits_large);
-    if (!m->exact && mostly(products, m->n, suits_wide)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
+    if (!m->exact && wants_wide(products, m->n)) ABAR_TRY(abar__cuda_prepare_wide(dev, &m->wide));
     for (int i = 0; i < m->n; i++) {
         ABAR_TRY(check(dev, &products[i], i > 0 ? products[i - 1].wave : 0));
-        m->n_slots += tiles_of(m, &products[i]);
-        m->n_tiles += tiles_of(m, &products[i]) * stages_of(&products[i]);
+        m->n_slots += tiles_of(m, products, i);
+        m->n_tiles += tiles_of(m, products, i) * stages_of(&products[i]);
     }
     m->n_waves = products[m->n - 1].wave + 1;
     if (m->n_tiles > INT32_MAX) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: products of too many tiles");
@@ -390,6 +464,7 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
     ABAR_TRY(take_memory(dev, m, room ? 0 : abar__cuda_multiplier_room(products, m->n), room));
     fill_steps(m, products);
     fill_table(m, products, (const step *)m->host, (tile *)(m->host + ((char *)m->tiles - m->memory)));
+    if (m->wide) ABAR_TRY(fill_maps(dev, m, products));
     return send(dev, m, m->sent_bytes);
 }
 
@@ -444,7 +519,9 @@ extern "C" abar_status abar__cuda_multiply(abar_device *dev, abar__cuda_multipli
     for (int stage = 0; stage < STAGES && wave < m->n_waves; stage++) {
         const launch l = m->launches[wave * STAGES + stage];
         const step *steps = m->steps + (size_t)stage * (size_t)m->n;
-        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
+        const wide_maps *maps = m->maps + (size_t)stage * (size_t)m->n;
+        if (l.wide > 0 && stage == 0) abar__cuda_copy_gradients(dev, steps, m->tiles + l.first, l.wide, active);
+        if (l.wide > 0) abar__cuda_multiply_wide(dev, steps, maps, m->tiles + l.first, l.wide, active, &m->told, sums, broken);
         if (l.others == 0) continue;
         abar__cuda_launch(dev, kernel_of(m), dim3((unsigned)l.others), dim3(THREADS), l.shared, steps,
                           m->tiles + l.first + l.wide, active, m->told, sums, broken);

@@ -9,8 +9,9 @@
 #define THREADS 128 /* four warps, two by two in a tile */
 #define DEPTH 32    /* of the slabs of a and b that are in shared memory */
 
-enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPE_WIDE, SHAPES }; /* of tiles: 32 x 64, 64 x 64, 128 x 128, 128 x 256 */
-enum { END_MIDDLE, END_DIVIDE, END_RESULT };                       /* what becomes of a tile */
+/* Of tiles: 32 x 64, 64 x 64, 128 x 128, 128 x 256, 160 x 256. */
+enum { SHAPE_LOW, SHAPE_MIDDLE, SHAPE_LARGE, SHAPE_WIDE, SHAPE_WIDER, SHAPES };
+enum { END_MIDDLE, END_DIVIDE, END_RESULT }; /* what becomes of a tile */
 
 /* How columns in memory, (kernel, channels) and then the bias, are numbered in PyTorch's order. */
 typedef struct ordering {
@@ -27,12 +28,30 @@ typedef struct operand {
     ordering rows;   /* row i is that of this number */
 } operand;
 
-/* The tiles of one map in one stage. */
+/* A matrix by rows that follow each other, aligned to 16 bytes. */
+typedef struct wide_matrix {
+    const float *data;
+    int64_t rows, columns;
+} wide_matrix;
+
+/* A gradient (m, n) as it lies in memory, and a rounded one in PyTorch's order: (m, n), or turned (n, m). */
+typedef struct gradient_copy {
+    const float *from;
+    float *to;
+    ordering order;
+    int32_t turned;
+} gradient_copy;
+
+/* The tiles of one map in one stage. Wide ones have wide_a (m, k) and wide_b (n, k) for a and b, both rounded to TF32, and in
+ * the first stage a gradient that is copied before. */
 typedef struct step {
     operand a, b;
+    wide_matrix wide_a, wide_b;
+    gradient_copy copy;
     int32_t m, n, k, map, end;
     int32_t pitch;      /* END_MIDDLE, END_DIVIDE: from row to row of to */
     int32_t first, all; /* END_RESULT: sums of the map's tiles */
+    int32_t rounded;    /* END_MIDDLE: to TF32 */
     ordering columns;   /* END_MIDDLE, END_DIVIDE: column j goes to the place of this number; END_RESULT: comes from there */
     float *to;
     const float *grad, *bias_grad, *row_scale; /* END_RESULT */
@@ -43,6 +62,15 @@ typedef struct step {
 typedef struct tile {
     int32_t map, row, column, shape, slot; /* slot: where its sum goes */
 } tile;
+
+/* Of a wide matrix: what the driver makes of it for the copy engine. */
+typedef struct tile_map {
+    alignas(64) uint64_t opaque[16];
+} tile_map;
+
+typedef struct wide_maps {
+    tile_map a, b;
+} wide_maps;
 
 /* Device memory: what tiles tell of G^. */
 typedef struct account {
@@ -67,13 +95,17 @@ typedef tile_shape<32, 64, 4> low_shape; /* waits for memory: as many slabs as t
 typedef tile_shape<64, 64, 3> middle_shape;
 typedef tile_shape<128, 128, 3> large_shape;
 
-/* That of core_apply_wide.cu: two groups of four warps. */
-struct wide_shape {
-    static constexpr int m = 128, n = 256, threads = 256, slabs = 3, pitch = n + 8;
+/* Those of core_apply_wide.cu: two groups of four warps; what is said of threads is said of theirs. */
+template <int M> struct wide_tile {
+    static constexpr int m = M, n = 256, threads = 256, slabs = 4;
+    static constexpr int pitch = n + 4; /* lanes that write together, to columns of the tile, meet different banks */
     static constexpr uint32_t slab = (m + n) * DEPTH * sizeof(float); /* bytes */
     static constexpr size_t bytes = (size_t)slabs * slab + 1024;      /* it begins at a multiple of 1024 */
     static_assert(m * pitch * sizeof(float) <= slabs * slab, "the finished tile takes the place of the slabs");
 };
+
+typedef wide_tile<128> wide_shape;
+typedef wide_tile<160> wider_shape;
 
 /* PyTorch's number of column i of memory. */
 __device__ static inline int number_of(const ordering &o, int i)
@@ -301,12 +333,13 @@ template <class S, bool EXACT> __device__ static inline void multiply_tile(const
 template <class S> __device__ static inline void store_middle(const step &s, int row, int column, const float *pool)
 {
     const int j = (int)threadIdx.x % S::n, from = column + j;
-    if (from >= s.n) return;
+    if (from >= s.n || threadIdx.x >= S::threads) return;
     const int to = number_of(s.columns, from);
     const double right = s.end == END_DIVIDE ? fmax((double)s.values[from], 0.0) : 0.0;
     for (int i = (int)threadIdx.x / S::n; i < S::m && row + i < s.m; i += S::threads / S::n) {
         float v = pool[i * S::pitch + j];
         if (s.end == END_DIVIDE) v = (float)((double)v / (fmax((double)s.left_values[row + i], 0.0) * right + s.shift));
+        if (s.rounded) v = __uint_as_float(tf32_of(v));
         s.to[(int64_t)(row + i) * s.pitch + to] = v == v ? v : __uint_as_float(0x7fc00000u); /* as tf32_nearly wants it */
     }
 }
@@ -337,7 +370,7 @@ __device__ static inline void store_result(const step &s, int row, int column, c
     const int width = min(S::n, s.n - column), j = (int)threadIdx.x % S::n;
     sort_columns(s.columns, column, width, sorted);
     __syncthreads();
-    if (j >= width) return;
+    if (j >= width || threadIdx.x >= S::threads) return;
     const int from = sorted[j].x, place = sorted[j].y;
     const bool bias = place == s.columns.columns;
     const int64_t apart = bias ? 1 : s.columns.columns; /* from row to row */
@@ -411,10 +444,13 @@ __device__ static inline void do_tile(const step &s, const tile &t, float *pool,
 extern "C" {
 /* Whether the device has them. Before the first launch. */
 abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there);
-/* n tiles of SHAPE_WIDE: of products without eigenvalues and bias, with k and n multiples of 4, and left and right aligned to
- * 16 bytes. */
-void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const tile *tiles, int64_t n, const int32_t *active,
-                              const account *all, double *sums, int32_t *broken);
+/* What one step's tiles of so many rows are read by, while its matrices stay where they are. */
+abar_status abar__cuda_map_wide(abar_device *dev, const step *s, int tile_rows, wide_maps *out);
+/* The gradients of these tiles; once before the first stage. */
+void abar__cuda_copy_gradients(abar_device *dev, const step *steps, const tile *tiles, int64_t n, const int32_t *active);
+/* n tiles of SHAPE_WIDE or SHAPE_WIDER: of products without eigenvalues and bias, with k a multiple of 4. */
+void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const wide_maps *maps, const tile *tiles, int64_t n,
+                              const int32_t *active, const account *all, double *sums, int32_t *broken);
 }
 
 #endif

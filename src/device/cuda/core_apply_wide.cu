@@ -1,162 +1,264 @@
-/* Tiles of 128 x 256 of the products of core_apply.cu, for large maps, on tensor cores that read their operands from shared
- * memory (core_wgmma.h). A block does one tile; its two groups of warps own 64 rows each, and all its threads bring the slabs:
- * through registers, where values are rounded, into three places in turns, each while the slab before is multiplied.
+/* Tiles of 128 x 256 and 160 x 256 of the products of core_apply.cu, for large maps, on tensor cores that read their operands
+ * from shared memory (core_wgmma.h). A block does one tile: a thread of its own has the slabs brought (core_tma.h) into four
+ * places in turns, and two groups of warps multiply 128 columns each. Between them are barriers: full, when a slab has come;
+ * empty, when all warps have done with it.
  *
- * Both operands must lie there with the direction of the sum contiguous. Rows of a do so in memory. Of b, a thread takes four
- * rows of four columns and turns them. */
+ * Both operands must lie in memory with the direction of the sum contiguous, and rounded, since what tensor cores read is cut
+ * off. Inverses are symmetric, so their rows will do, and the inverter has rounded them; gradients are copied first, into
+ * PyTorch's order. Then a (m, k) and b (n, k):
+ *
+ *   without left        G^ = a b^T, a = G, b = R
+ *   with left           Y = a b^T, a = L, b = G^T        G^ = a b^T, a = Y, b = R
+ *
+ * A tensor core takes 64 rows of one side and any number of the other, the smaller the more often it reads: so what it
+ * multiplies is b a^T, and tiles are turned when they are done. */
 #include "device/cuda/core_apply_tile.h"
+#include "device/cuda/core_tma.h"
 #include "device/cuda/core_wgmma.h"
 
-#define A_PACKS 4 /* of 16 bytes, that a thread brings of a slab of a; b: blocks of four by four */
-#define B_BLOCKS 2
-#define A_BYTES (wide_shape::m * DEPTH * (uint32_t)sizeof(float))
+#include <cuda.h>
 
-static_assert(wide_shape::m * DEPTH / 4 == A_PACKS * wide_shape::threads, "a slab of a is brought at once");
-static_assert(wide_shape::n * DEPTH / 16 == B_BLOCKS * wide_shape::threads, "a slab of b is brought at once");
+#define SLABS wide_shape::slabs
+#define GROUP_ROWS (wide_shape::n / 2) /* of b */
+#define B_BYTES (wide_shape::n * DEPTH * (uint32_t)sizeof(float))
+#define ALL_THREADS (wide_shape::threads + 128) /* registers are shared out by groups */
+#define CONSUMERS (wide_shape::threads / 32)    /* warps */
+#define TURN 32                                 /* rows and columns that are transposed at once */
 
-/* What a thread has of the slab that comes next. */
-typedef struct held {
-    pack<float> a[A_PACKS], b[B_BLOCKS][4];
-} held;
+static_assert(sizeof(tile_map) == sizeof(CUtensorMap), "a tile's map is what the driver makes");
 
-/* Its parts of all slabs. Of a: the pack t % 8 of rows t / 8 + 32 i; of b: rows 4 chunk to 4 chunk + 3 and columns `first` +
- * 128 i to + 3, so that eight neighbouring lanes write to different banks, and a warp reads whole lines. */
-typedef struct bringer {
-    const float *a, *b;
-    int64_t a_row, b_row;
-    ordering b_rows;
-    int a_rows, b_columns; /* that there are from this thread's first on */
-    int k, chunk, first;
-    bool singly; /* a is not aligned */
-} bringer;
+/* ---- gradients ---------------------------------------------------------------------------------------------------------- */
 
-__device__ static inline bringer bringer_of(const step &s, int row, int column)
+/* Where PyTorch's column n is in memory. */
+__device__ static inline int place_of(const ordering &o, int n)
 {
-    const int t = (int)threadIdx.x, lane = t % 32, warp = t / 32;
-    bringer own;
-    own.chunk = lane % 4 + warp % 2 * 4;
-    own.first = (lane / 4 + warp / 2 * 8) * 4;
-    own.a = s.a.data + (int64_t)(row + t / 8) * s.a.row + t % 8 * 4;
-    own.a_row = s.a.row;
-    own.a_rows = s.m - row - t / 8;
-    own.b = s.b.data + column + own.first;
-    own.b_row = s.b.row;
-    own.b_rows = s.b.rows;
-    own.b_columns = s.n - column - own.first;
-    own.k = s.k;
-    own.singly = !s.a.vectors;
-    return own;
+    return n < o.columns ? n % o.kernel * o.channels + n / o.kernel : n;
 }
 
-/* Zeros beyond the ends; k, and columns of b, are multiples of 4. */
-__device__ static inline void bring(const bringer &own, int slab, held &h)
+/* Rows before `end`. to (m, n) in PyTorch's order; thread t: column t of the tile. Of a row, a tile's columns are few pieces of
+ * memory. */
+__device__ static inline void copy_rows(const gradient_copy &c, int row, int end, int column, int columns)
 {
-    const int a_k = slab * DEPTH + (int)threadIdx.x % 8 * 4, b_k = slab * DEPTH + own.chunk * 4;
-#pragma unroll
-    for (int i = 0; i < A_PACKS; i++) {
-        const float *from = own.a + 32 * i * own.a_row + slab * DEPTH;
-        h.a[i] = pack<float>{};
-        if (a_k >= own.k || 32 * i >= own.a_rows) continue;
-        h.a[i] = own.singly ? pack<float>{{from[0], from[1], from[2], from[3]}} : load_pack(from);
-    }
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const float *from = own.b + number_of(own.b_rows, b_k + r) * own.b_row;
-#pragma unroll
-        for (int i = 0; i < B_BLOCKS; i++)
-            h.b[i][r] = b_k < own.k && 128 * i < own.b_columns ? load_pack(from + 128 * i) : pack<float>{};
-    }
+    const int n = column + (int)threadIdx.x;
+    if (n >= columns) return;
+    const float *from = c.from + (int64_t)row * columns + place_of(c.order, n);
+    float *to = c.to + (int64_t)row * columns + n;
+#pragma unroll 8
+    for (int i = 0; i < end - row; i++) to[(int64_t)i * columns] = __uint_as_float(tf32_of(from[(int64_t)i * columns]));
 }
 
-/* Into the slab at this address of shared memory: a, and behind it b. */
-__device__ static inline void lay_down(const bringer &own, const held &h, uint32_t slab)
+/* to (n, m): rows in PyTorch's order. The tile's columns are those of memory. */
+__device__ static inline void copy_turned(const gradient_copy &c, int row, int end, int column, int rows, int columns)
 {
-    const int t = (int)threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < A_PACKS; i++) {
-        const float *v = h.a[i].v;
-        store16(slab + swizzled(t / 8 + 32 * i, t % 8),
-                make_uint4(tf32_nearly(v[0]), tf32_nearly(v[1]), tf32_nearly(v[2]), tf32_nearly(v[3])));
-    }
-#pragma unroll
-    for (int i = 0; i < B_BLOCKS; i++)
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            store16(slab + A_BYTES + swizzled(own.first + 128 * i + c, own.chunk),
-                    make_uint4(tf32_nearly(h.b[i][0].v[c]), tf32_nearly(h.b[i][1].v[c]), tf32_nearly(h.b[i][2].v[c]),
-                               tf32_nearly(h.b[i][3].v[c])));
+    __shared__ float part[TURN][TURN + 1];
+    const int x = (int)threadIdx.x % TURN, first = (int)threadIdx.x / TURN;
+    for (int i = row; i < end; i += TURN)
+        for (int j = column; j < min(column + wide_shape::n, columns); j += TURN) {
+            for (int y = first; y < TURN; y += wide_shape::threads / TURN)
+                if (i + y < end && j + x < columns) part[y][x] = c.from[(int64_t)(i + y) * columns + j + x];
+            __syncthreads();
+            for (int y = first; y < TURN; y += wide_shape::threads / TURN)
+                if (i + x < end && j + y < columns)
+                    c.to[(int64_t)number_of(c.order, j + y) * rows + i + x] = __uint_as_float(tf32_of(part[x][y]));
+            __syncthreads();
+        }
 }
 
-/* The tile that begins at (row, column), into shared memory: rows wide_shape::pitch apart. at: pool's address, a multiple of
- * 1024. */
-__device__ static inline void multiply_wide_tile(const step &s, int row, int column, float *pool, uint32_t at)
+/* Block b: what tile b covers of the gradient. steps: (n) of the first stage. */
+static __global__ void __launch_bounds__(wide_shape::threads)
+    copy_gradients(const step *steps, const tile *tiles, const int32_t *active)
 {
-    const int slabs = (s.k + DEPTH - 1) / DEPTH, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bringer own = bringer_of(s, row, column);
-    float sum[128] = {};
-    held h;
-    bring(own, 0, h);
-    lay_down(own, h, at);
-    bring(own, 1, h);
+    const tile t = tiles[blockIdx.x];
+    if (!active[t.map]) return;
+    const gradient_copy c = steps[t.map].copy;
+    const int rows = steps[t.map].m, columns = steps[t.map].n;
+    const int end = min(t.row + (t.shape == SHAPE_WIDER ? wider_shape::m : wide_shape::m), rows);
+    if (c.turned)
+        copy_turned(c, t.row, end, t.column, rows, columns);
+    else
+        copy_rows(c, t.row, end, t.column, columns);
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------------ */
+
+/* Addresses in shared memory: the slabs' places, a multiple of 1024, and the barriers' (slabs) each. */
+typedef struct ring {
+    uint32_t at, full, empty;
+} ring;
+
+template <class S> __device__ static inline uint32_t place_in(const ring &r, int slab)
+{
+    return r.at + (uint32_t)(slab % SLABS) * S::slab;
+}
+
+__device__ static inline uint32_t turn_of(uint32_t turns, int slab) { return turns + (uint32_t)(slab % SLABS) * 8; }
+
+__device__ static inline unsigned parity_of(int slab) { return (unsigned)(slab / SLABS) & 1u; }
+
+/* One thread: the slabs of b, and behind each that of a. */
+template <class S>
+__device__ static inline void bring_slabs(const wide_maps *maps, const ring &r, int row, int column, int slabs)
+{
+    tile_map_acquire(&maps->a);
+    tile_map_acquire(&maps->b);
     for (int i = 0; i < slabs; i++) {
-        const uint32_t slab = at + (uint32_t)(i % wide_shape::slabs) * wide_shape::slab;
-        group_publish();
-        __syncthreads(); /* slab i is there, and everyone's products of slab i - 2 are done, where slab i + 1 will lie */
+        const uint32_t to = place_in<S>(r, i), full = turn_of(r.full, i);
+        if (i >= SLABS) turn_wait(turn_of(r.empty, i), parity_of(i - SLABS));
+        turn_expect(full, S::slab);
+        tile_bring(to, &maps->b, column, i * DEPTH, full);
+        tile_bring(to + B_BYTES, &maps->a, row, i * DEPTH, full);
+    }
+}
+
+/* A group of warps: its 128 rows of b, 64 at a time. A slab is given back when the products behind it have begun. */
+template <class S> __device__ static inline void multiply_slabs(const ring &r, int slabs, float (&sum)[2][S::m / 2])
+{
+    const int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
+    for (int i = 0; i < slabs; i++) {
+        const uint32_t a = place_in<S>(r, i) + B_BYTES, b = place_in<S>(r, i) + (uint32_t)group * (B_BYTES / 2);
+        turn_wait(turn_of(r.full, i), parity_of(i));
         group_begin();
 #pragma unroll
         for (int k = 0; k < DEPTH / 8; k++) /* 8 floats further within the pattern are 32 bytes */
-            group_multiply_add(sum, tile_descriptor(slab + (uint32_t)(warp / 4) * (A_BYTES / 2) + 32 * k),
-                               tile_descriptor(slab + A_BYTES + 32 * k));
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                group_multiply_add(sum[h], tile_descriptor(b + (uint32_t)h * (B_BYTES / 4) + 32 * k),
+                                   tile_descriptor(a + 32 * k));
         group_commit();
-        lay_down(own, h, at + (uint32_t)((i + 1) % wide_shape::slabs) * wide_shape::slab); /* after the last: zeros */
-        bring(own, i + 2, h);
         group_wait<1>();
+        if (i > 0 && lane == 0) turn_arrive(turn_of(r.empty, i - 1));
     }
     group_wait<0>();
-    group_settle(sum);
-    __syncthreads();
-    float *to = pool + (warp * 16 + lane / 4) * wide_shape::pitch + lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < 32; j++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            to[half * 8 * wide_shape::pitch + 8 * j] = sum[4 * j + 2 * half];
-            to[half * 8 * wide_shape::pitch + 8 * j + 1] = sum[4 * j + 2 * half + 1];
-        }
-    __syncthreads();
+    group_settle(sum[0]);
+    group_settle(sum[1]);
 }
 
-/* Block b: tile b. steps: (n) of this stage. */
-static __global__ void __launch_bounds__(wide_shape::threads, 1)
-    multiply_wide(const step *steps, const tile *tiles, const int32_t *active, account all, double *sums, int32_t *broken)
+/* The group's sums into the finished tile, rows S::pitch apart: what is a row of b is a column there. */
+template <class S> __device__ static inline void store_group(const float (&sum)[2][S::m / 2], float *pool)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float *to = pool + lane % 4 * 2 * S::pitch + warp / 4 * GROUP_ROWS + warp % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < S::m / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) to[(8 * j + e % 2) * S::pitch + 64 * h + e / 2 * 8] = sum[h][4 * j + e];
+}
+
+template <class S>
+__device__ static inline void do_wide_tile(const step &s, const wide_maps *maps, const tile &t, const ring &r, float *pool,
+                                           const account &all, double *sums, int32_t *broken)
+{
+    const int slabs = (s.k + DEPTH - 1) / DEPTH;
+    if (threadIdx.x >= S::threads) {
+        group_give_back<40>();
+        if (threadIdx.x == S::threads) bring_slabs<S>(maps, r, t.row, t.column, slabs);
+        __syncwarp();
+        __syncthreads();
+        group_take<168>();
+    } else {
+        group_take<232>();
+        float sum[2][S::m / 2] = {};
+        multiply_slabs<S>(r, slabs, sum);
+        __syncthreads(); /* nobody reads slabs any more */
+        store_group<S>(sum, pool);
+        group_give_back<168>();
+    }
+    __syncthreads();
+    finish_tile<S>(s, t, pool, all, sums, broken);
+}
+
+/* Block b: tile b. steps, maps: (n) of this stage. */
+static __global__ void __launch_bounds__(ALL_THREADS, 1)
+    multiply_wide(const step *steps, const wide_maps *maps, const tile *tiles, const int32_t *active, account all, double *sums,
+                  int32_t *broken)
 {
     extern __shared__ __align__(16) float pool[];
     __shared__ step s;
+    __shared__ __align__(8) uint64_t turns[2][SLABS]; /* full, empty */
     const tile t = tiles[blockIdx.x];
     if (!active[t.map]) return;
-    for (unsigned i = threadIdx.x; i < sizeof s / 4; i += wide_shape::threads)
+    for (unsigned i = threadIdx.x; i < sizeof s / 4; i += ALL_THREADS)
         ((uint32_t *)&s)[i] = ((const uint32_t *)&steps[t.map])[i];
-    __syncthreads();
     const uint32_t from = shared_address(pool), at = (from + 1023) / 1024 * 1024;
+    const ring r = {at, shared_address(turns[0]), shared_address(turns[1])};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLABS; i++) {
+            turn_create(turn_of(r.full, i), 1);
+            turn_create(turn_of(r.empty, i), CONSUMERS);
+        }
+        turns_publish();
+    }
+    __syncthreads();
     float *aligned = pool + (at - from) / sizeof(float);
-    multiply_wide_tile(s, t.row, t.column, aligned, at);
-    finish_tile<wide_shape>(s, t, aligned, all, sums, broken);
+    if (t.shape == SHAPE_WIDER)
+        do_wide_tile<wider_shape>(s, &maps[t.map], t, r, aligned, all, sums, broken);
+    else
+        do_wide_tile<wide_shape>(s, &maps[t.map], t, r, aligned, all, sums, broken);
+}
+
+/* ---- the host's side
+ * --------------------------------------------------------------------------------------------------------- */
+
+typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, without linking against the driver; NULL: it has none. */
+static abar_status find_encode(abar_device *dev, encode_function *out)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    CUDA_TRY(dev, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    *out = found == cudaDriverEntryPointSuccess ? (encode_function)function : NULL;
+    return ABAR_OK;
 }
 
 extern "C" abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there)
 {
     int major = 0, minor = 0;
+    encode_function encode = NULL;
     CUDA_TRY(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal));
     CUDA_TRY(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal));
-    *there = major == 9 && minor == 0;
+    if (major == 9 && minor == 0) ABAR_TRY(find_encode(dev, &encode));
+    *there = encode != NULL;
     if (*there)
-        CUDA_TRY(dev, cudaFuncSetAttribute(multiply_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)wide_shape::bytes));
+        CUDA_TRY(dev,
+                 cudaFuncSetAttribute(multiply_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)wider_shape::bytes));
     return ABAR_OK;
 }
 
-extern "C" void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const tile *tiles, int64_t n,
-                                         const int32_t *active, const account *all, double *sums, int32_t *broken)
+/* Of data (rows, columns), in tiles of DEPTH columns. */
+static abar_status encode_one(abar_device *dev, encode_function encode, const wide_matrix &of, int tile_rows, tile_map *out)
 {
-    abar__cuda_launch(dev, multiply_wide, dim3((unsigned)n), dim3(wide_shape::threads), wide_shape::bytes, steps, tiles, active,
+    const cuuint64_t sizes[2] = {(cuuint64_t)of.columns, (cuuint64_t)of.rows}, apart[1] = {sizes[0] * sizeof(float)};
+    const cuuint32_t box[2] = {DEPTH, (cuuint32_t)tile_rows}, steps[2] = {1, 1};
+    if (encode((CUtensorMap *)out, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, (void *)of.data, sizes, apart, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS)
+        return ABAR_OK;
+    return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: no tiles of a matrix of %lld x %lld", (long long)of.rows,
+                      (long long)of.columns);
+}
+
+extern "C" abar_status abar__cuda_map_wide(abar_device *dev, const step *s, int tile_rows, wide_maps *out)
+{
+    encode_function encode = NULL;
+    ABAR_TRY(find_encode(dev, &encode));
+    ABAR_TRY(encode_one(dev, encode, s->wide_a, tile_rows, &out->a));
+    return encode_one(dev, encode, s->wide_b, wide_shape::n, &out->b);
+}
+
+extern "C" void abar__cuda_copy_gradients(abar_device *dev, const step *steps, const tile *tiles, int64_t n,
+                                          const int32_t *active)
+{
+    abar__cuda_launch(dev, copy_gradients, dim3((unsigned)n), dim3(wide_shape::threads), 0, steps, tiles, active);
+}
+
+extern "C" void abar__cuda_multiply_wide(abar_device *dev, const step *steps, const wide_maps *maps, const tile *tiles,
+                                         int64_t n, const int32_t *active, const account *all, double *sums, int32_t *broken)
+{
+    abar__cuda_launch(dev, multiply_wide, dim3((unsigned)n), dim3(ALL_THREADS), wider_shape::bytes, steps, maps, tiles, active,
                       *all, sums, broken);
 }

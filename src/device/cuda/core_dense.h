@@ -18,6 +18,7 @@ typedef struct abar__cuda_factor {
     const float *average; /* (d, d): the upper triangle */
     float *pending;       /* (d, d): the lower triangle, zero when an inversion begins and when it has ended: room to work */
     float *inverse;       /* (d, d), full and symmetric; replaced only by a valid one */
+    bool rounded;         /* the inverse to TF32, for products on tensor cores, which read no more */
     float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
 } abar__cuda_factor;
 
@@ -40,7 +41,8 @@ typedef struct abar__cuda_inverter abar__cuda_inverter;
 typedef struct abar__cuda_product {
     int64_t out, columns, kernel, d;   /* d: columns, and 1 with a bias */
     const float *grad, *bias_grad;     /* (out, columns), (out); no bias_grad where d > columns: zeros */
-    const float *left, *right;         /* (out, out), (d, d), symmetric or eigenvectors by rows; left NULL: the identity */
+    const float *left, *right;         /* (out, out), (d, d), symmetric or eigenvectors by rows; left NULL: the identity. Unless
+                                        * exact, of large ones what TF32 has no place for is cut off: have them rounded. */
     const float *row_scale;            /* (out), multiplies the rows of the result; NULL: 1 */
     const float *left_values, *values; /* (out), (d): eigenvalues; NULL: none */
     double shift;                      /* beside the product of eigenvalues, negative ones taken as 0 */

@@ -312,13 +312,20 @@ static size_t cut_waves(abar__program *p, const abar__kept_map *maps, size_t cap
     return most;
 }
 
-/* Results need no more room than there is for other reasons, or WAVE_BYTES. */
+/* Results, and what multiplying needs beside them, take no more room than there is for other reasons, or a WAVE_BYTES of
+ * results. */
 static void plan_room(abar_device *dev, abar__program *p, const abar__program_desc *desc)
 {
     const size_t inverting = inverter_room(dev, p, desc->maps);
     size_t most = desc->room_bytes > inverting ? desc->room_bytes : inverting;
-    p->results_bytes = cut_waves(p, desc->maps, most > WAVE_BYTES ? most : WAVE_BYTES);
-    const size_t multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    const size_t capacity = most > WAVE_BYTES ? most : WAVE_BYTES;
+    p->results_bytes = cut_waves(p, desc->maps, capacity);
+    size_t multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    if (multiplying > capacity && capacity > WAVE_BYTES) { /* what multiplying needs grows with the waves */
+        const size_t share = (size_t)((double)capacity * ((double)p->results_bytes / (double)multiplying));
+        p->results_bytes = cut_waves(p, desc->maps, share > WAVE_BYTES ? share : WAVE_BYTES);
+        multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    }
     p->room_bytes = most > multiplying ? most : multiplying;
 }
 
@@ -375,9 +382,12 @@ static void fill_tiles(abar__program *p, const abar__kept_map *maps)
 
 /* ---- dense maps --------------------------------------------------------------------------------------------------- */
 
-/* The second of two inverses is held until the first is there too. */
-static void fill_factors(abar__program *p)
+/* The second of two inverses is held until the first is there too. What is multiplied on tensor cores is rounded once, here,
+ * and kept so in the state. */
+static void fill_factors(abar_device *dev, abar__program *p)
 {
+    bool exact = dev->config.precision == ABAR_PRECISION_FP32;
+    for (int i = 0; i < p->m.n_dense; i++) exact = exact || p->to_multiply[i].exact;
     for (int i = 0; i < p->m.n; i++) {
         const abar__cuda_map *map = host_side(p, p->m.maps) + i;
         const abar__kept_map *m = &map->map;
@@ -388,6 +398,7 @@ static void fill_factors(abar__program *p)
             to->pending = (float *)m->average[f].pending;
             to->inverse = f ? map->held : (float *)m->inverse[0];
             to->values = f ? map->held_values : (float *)m->values[0];
+            to->rounded = !exact && !to->values;
         }
     }
 }
@@ -409,7 +420,7 @@ static void fill_products(abar__program *p)
 
 static abar_status make_dense(abar_device *dev, abar__program *p)
 {
-    fill_factors(p);
+    fill_factors(dev, p);
     if (p->m.n_factors > 0)
         ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, p->room, &p->m.inverter));
     fill_products(p);

@@ -2,6 +2,7 @@
  * those panels, and all tiles of the triangles. Within the triangle of `pending` nothing above the diagonal is read or written:
  * averages lie there. */
 #include "device/cuda/core_inverse.h"
+#include "device/cuda/core_tf32.h"
 
 #include <math.h>
 
@@ -494,6 +495,7 @@ __device__ static void leave_tile(const abar__inverted &item, int64_t i, int64_t
         for (int n = 0; n < 8; n++) {
             const int64_t row = i * SIDE + (first + n * THREADS) / SIDE, column = j * SIDE + (first + n * THREADS) % SIDE;
             v[n] = row < d && column <= row ? -item.f.pending[row * d + column] : 0.0f;
+            if (item.f.rounded) v[n] = __uint_as_float(tf32_of(v[n]));
         }
 #pragma unroll
         for (int n = 0; n < 8; n++) {
