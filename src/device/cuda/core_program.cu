@@ -201,8 +201,6 @@ static size_t place_maps(abar__program *p, const abar__kept_map *maps, abar__cud
             result += product_bytes(m);
         }
         for (int f = 0; f < factors_of(m); f++) map.factor[f] = factors++;
-        if (factors_of(m) > 1) place(&map.held, p->memory, &at, (size_t)(m->out * m->out));
-        if (factors_of(m) > 1 && m->values[1]) place(&map.held_values, p->memory, &at, (size_t)m->out);
         if (out) out[i] = map;
     }
     return at;
@@ -239,7 +237,6 @@ static void count_maps(abar__program *p, const abar__kept_map *maps)
         p->m.n_eva += maps[i].kind == ABAR_KEPT_EVA;
         p->m.n_dense += maps[i].kind == ABAR_KEPT_DENSE;
         p->m.n_factors += factors_of(&maps[i]);
-        p->m.n_pairs += factors_of(&maps[i]) > 1;
         p->m.n_units += eva_units(p, &maps[i]);
         p->n_tiles += tiles_of(&maps[i]);
     }
@@ -375,7 +372,6 @@ static void fill_tiles(abar__program *p, const abar__kept_map *maps)
 
 /* ---- dense maps --------------------------------------------------------------------------------------------------- */
 
-/* The second of two inverses is held until the first is there too. */
 static void fill_factors(abar__program *p)
 {
     for (int i = 0; i < p->m.n; i++) {
@@ -386,8 +382,9 @@ static void fill_factors(abar__program *p)
             to->d = m->average[f].n;
             to->average = (const float *)m->average[f].average;
             to->pending = (float *)m->average[f].pending;
-            to->inverse = f ? map->held : (float *)m->inverse[0];
-            to->values = f ? map->held_values : (float *)m->values[0];
+            to->inverse = (float *)m->inverse[f];
+            to->values = (float *)m->values[f];
+            to->partner = map->factor[1 - f];
         }
     }
 }
