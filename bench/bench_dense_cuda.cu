@@ -210,6 +210,7 @@ static int place_factors(const network *n, bool left, memory *m, abar__cuda_fact
     for (int i = 0; i < n->n; i++)
         for (int side = 0; side <= left; side++) {
             abar__cuda_factor f = {};
+            f.partner = left ? count + 1 - 2 * side : -1;
             f.d = side ? n->maps[i].out : side_of(&n->maps[i]);
             float *triangles = take(m, (f.d + 1) * f.d);
             f.average = triangles;

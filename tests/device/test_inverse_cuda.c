@@ -114,7 +114,14 @@ static void add(rig *r, matrix_kind kind, int64_t d, double scale, double shift)
                                .average = s->device_square,
                                .pending = s->device_square + d,
                                .inverse = cuda_upload(cuda, s->inverse, full_bytes(s)),
-                               .values = eigen ? cuda_upload(cuda, s->values, (size_t)d * sizeof(float)) : NULL};
+                               .values = eigen ? cuda_upload(cuda, s->values, (size_t)d * sizeof(float)) : NULL,
+                               .partner = -1};
+}
+
+static void pair(rig *r, int a, int b)
+{
+    r->of[a].f.partner = b;
+    r->of[b].f.partner = a;
 }
 
 static void start(rig *r)
@@ -244,6 +251,17 @@ static void expect_ladder(const subject *s, int *raised, int *doubled, bool *val
     for (int i = 0; i < *raised; i++) *shift = fmax(10.0 * *shift, least);
 }
 
+/* Whether factor i gets a new inverse: a good one, and its partner, where that is wanted, one too. */
+static bool is_renewed(const rig *r, int i, uint32_t wanted)
+{
+    int raised, doubled, partner = r->of[i].f.partner;
+    bool valid, also = true;
+    double shift;
+    expect_ladder(&r->of[i], &raised, &doubled, &valid, &shift);
+    if (partner >= 0 && wanted >> partner & 1) expect_ladder(&r->of[partner], &raised, &doubled, &also, &shift);
+    return (wanted >> i & 1) && valid && also;
+}
+
 /* After an inversion of those in wanted: what the device tells and holds. Remembers the new inverses. */
 static void check(rig *r, uint32_t wanted, double tolerance)
 {
@@ -263,6 +281,7 @@ static void check(rig *r, uint32_t wanted, double tolerance)
         bool valid = false;
         double shift = s->shift;
         if (wanted >> i & 1) expect_ladder(s, &raised, &doubled, &valid, &shift);
+        valid = is_renewed(r, i, wanted);
         if (t->wanted || t->valid != valid || t->raised != raised || t->doubled != doubled)
             fail_msg("d %lld, kind %d: wanted %d, valid %d, raised %d, doubled %d; not 0, %d, %d, %d", (long long)s->d, s->kind,
                      t->wanted, t->valid, t->raised, t->doubled, valid, raised, doubled);
@@ -402,33 +421,132 @@ static void ladder_is_climbed_by_each_factor_for_itself(void **unused)
     stop(&r);
 }
 
+/* 2^30 (1 1; 1 1) and zeros: float32 does not see a shift below 64, and five times ten from 1e-8 tr/d reaches but 54. */
+static void add_stiff(rig *r)
+{
+    const int64_t d = 4000;
+    add(r, ZERO, d, 1.0, 1e-6);
+    subject *s = &r->of[r->n - 1];
+    s->square[0] = s->square[1] = s->square[d + 1] = 1073741824.0f;
+    cuda_move(cuda, s->device_square, s->square, square_bytes(s));
+}
+
+/* Its inverse is 1 / shift times (.5 -.5; -.5 .5), but for 2^-31 of it, and ones; or, not renewed, what it was. */
+static void check_stiff(const rig *r, int i, bool renewed)
+{
+    const subject *s = &r->of[i];
+    abar__cuda_inversion told;
+    float *found = malloc(full_bytes(s)), *square = malloc(square_bytes(s));
+    cuda_move(cuda, &told, r->asked + i, sizeof told);
+    cuda_move(cuda, found, s->f.inverse, full_bytes(s));
+    cuda_move(cuda, square, s->device_square, square_bytes(s));
+    assert_int_equal(told.valid, renewed);
+    assert_int_equal(told.raised, 5);
+    assert_int_equal(told.doubled, 1);
+    assert_memory_equal(square, s->square, square_bytes(s));
+    if (!renewed) assert_memory_equal(found, s->inverse, full_bytes(s));
+    for (int64_t e = 0; renewed && e < s->d * s->d; e++) {
+        const int64_t row = e / s->d, column = e % s->d;
+        const double expected = row < 2 && column < 2 ? (row == column ? 0.5 : -0.5) : row == column;
+        assert_true(fabs((double)found[e] * told.shift - expected) < (row < 2 && column < 2 ? 1e-5 : 1e-6));
+    }
+    free(found);
+    free(square);
+}
+
 static void ladder_ends_in_double_precision(void **unused)
 {
     (void)unused;
     if (cuda_only("ABAR_TEST_SMALL")) skip();
-    /* 2^30 (1 1; 1 1) and zeros: float32 does not see a shift below 64, and five times ten from 1e-8 tr/d reaches but 54 */
-    const int64_t d = 4000;
     rig r = {0};
-    add(&r, ZERO, d, 1.0, 1e-6);
-    subject *s = &r.of[0];
-    s->square[0] = s->square[1] = s->square[d + 1] = 1073741824.0f;
-    cuda_move(cuda, s->device_square, s->square, square_bytes(s));
+    add_stiff(&r);
     start(&r);
     ask(&r, 1);
     assert_int_equal(abar__cuda_invert_wanted(cuda, r.inverter), ABAR_OK);
-    abar__cuda_inversion told;
-    float *found = malloc(full_bytes(s));
-    cuda_move(cuda, &told, r.asked, sizeof told);
-    cuda_move(cuda, found, s->f.inverse, full_bytes(s));
-    assert_int_equal(told.valid, 1);
-    assert_int_equal(told.raised, 5);
-    assert_int_equal(told.doubled, 1);
-    for (int64_t i = 0; i < d * d; i++) { /* 1 / shift times (.5 -.5; -.5 .5), but for 2^-31 of it, and ones */
-        const int64_t row = i / d, column = i % d;
-        const double expected = row < 2 && column < 2 ? (row == column ? 0.5 : -0.5) : row == column;
-        assert_true(fabs((double)found[i] * told.shift - expected) < (row < 2 && column < 2 ? 1e-5 : 1e-6));
-    }
-    free(found);
+    check_stiff(&r, 0, true);
+    stop(&r);
+}
+
+/* There is room for one at a time: who has found its inverse may not keep it while it waits for its partner. */
+static void partners_take_turns_in_double_precision(void **unused)
+{
+    (void)unused;
+    if (cuda_only("ABAR_TEST_SMALL")) skip();
+    rig r = {0};
+    add_stiff(&r);
+    add(&r, HOPELESS, 200, 1.0, 0.5);
+    add_stiff(&r);
+    pair(&r, 0, 2);
+    start(&r);
+    ask(&r, 7);
+    assert_int_equal(abar__cuda_invert_wanted(cuda, r.inverter), ABAR_OK);
+    check_stiff(&r, 0, true);
+    check_stiff(&r, 2, true);
+    stop(&r);
+}
+
+static void partner_that_needed_double_precision_keeps_its_inverse(void **unused)
+{
+    (void)unused;
+    if (cuda_only("ABAR_TEST_SMALL")) skip();
+    rig r = {0};
+    add(&r, BAD_CORNER, 20, 1.0, 0.5);
+    add_stiff(&r);
+    pair(&r, 0, 1);
+    start(&r);
+    ask(&r, 3);
+    assert_int_equal(abar__cuda_invert_wanted(cuda, r.inverter), ABAR_OK);
+    check_stiff(&r, 1, false);
+    stop(&r);
+}
+
+static void partners_are_renewed_together_or_not_at_all(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    add(&r, DEFINITE, 144, 1.3, 0.1); /* both fine, at different times */
+    add(&r, DEFINITE, 16, 1.0, 0.2);
+    add(&r, DEFINITE, 200, 1.0, 0.1); /* one fails for good: before the other is there, after it, and both */
+    add(&r, BAD_DIAGONAL, 3, 1.0, 0.1);
+    add(&r, HOPELESS, 200, 1.0, 0.5);
+    add(&r, DEFINITE, 20, 1.0, 0.1);
+    add(&r, BAD_CORNER, 65, 1.0, 0.1);
+    add(&r, HOPELESS, 130, 1.0, 0.5);
+    add(&r, INDEFINITE, 70, 1.0, 0.01); /* one climbs, and both */
+    add(&r, DEFINITE, 64, 2.0, 0.1);
+    add(&r, SINGULAR, 130, 0.5, 0.0);
+    add(&r, INDEFINITE, 33, 1.0, 0.1);
+    add(&r, INDEFINITE, 40, 1.0, 0.01); /* climbs for nothing */
+    add(&r, ZERO, 90, 1.0, 0.0);
+    add(&r, DEFINITE, 100, 1.0, 0.1); /* alone */
+    for (int i = 0; i < 14; i += 2) pair(&r, i, i + 1);
+    start(&r);
+    invert(&r, ~0u, TOLERANCE);
+    invert(&r, 0x3330, TOLERANCE);
+    invert(&r, 0x5aa9, TOLERANCE); /* where one is wanted alone it is on its own */
+    stop(&r);
+}
+
+static void bases_of_partners_are_renewed_together_or_not_at_all(void **unused)
+{
+    (void)unused;
+    rig r = {0};
+    add(&r, EIGEN, 17, 0.5, 0.0);
+    add(&r, EIGEN, 4, 1.0, 0.0);
+    add(&r, EIGEN, 9, 1.0, 0.0);
+    add(&r, BAD_EIGEN, 12, 1.0, 0.0);
+    add(&r, BAD_EIGEN, 3, 1.0, 0.0);
+    add(&r, BAD_EIGEN, 5, 1.0, 0.0);
+    add(&r, EIGEN, 6, 1.0, 0.0); /* and of different kinds */
+    add(&r, DEFINITE, 70, 1.0, 0.1);
+    add(&r, EIGEN, 6, 1.0, 0.0);
+    add(&r, HOPELESS, 70, 1.0, 0.1);
+    add(&r, INDEFINITE, 66, 1.0, 0.01);
+    add(&r, BAD_EIGEN, 7, 1.0, 0.0);
+    for (int i = 0; i < r.n; i += 2) pair(&r, i, i + 1);
+    start(&r);
+    invert(&r, ~0u, TOLERANCE);
+    invert(&r, 0x0f6, TOLERANCE);
     stop(&r);
 }
 
@@ -459,6 +577,8 @@ static void recordings_do_what_is_wanted_when_they_are_replayed(void **unused)
     add(&r, EIGEN, 9, 1.0, 0.0);
     add(&r, DEFINITE, 1, 1.0, 0.1);
     add(&r, DEFINITE, 200, 1.3, 0.1);
+    pair(&r, 0, 5);
+    pair(&r, 1, 2);
     start(&r);
     ask(&r, 0x3f);
     void *recorded = NULL;
@@ -544,6 +664,10 @@ int main(void)
         cmocka_unit_test(inverses_are_touched_only_where_wanted),
         cmocka_unit_test(ladder_is_climbed_by_each_factor_for_itself),
         cmocka_unit_test(ladder_ends_in_double_precision),
+        cmocka_unit_test(partners_take_turns_in_double_precision),
+        cmocka_unit_test(partner_that_needed_double_precision_keeps_its_inverse),
+        cmocka_unit_test(partners_are_renewed_together_or_not_at_all),
+        cmocka_unit_test(bases_of_partners_are_renewed_together_or_not_at_all),
         cmocka_unit_test(eigenvectors_come_with_inverses),
         cmocka_unit_test(recordings_do_what_is_wanted_when_they_are_replayed),
         cmocka_unit_test(single_inverses_are_right_in_both_precisions),

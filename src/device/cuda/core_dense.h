@@ -20,12 +20,13 @@ typedef struct abar__cuda_factor {
     float *inverse;       /* (d, d), full and symmetric; replaced only by a valid one */
     bool rounded;         /* the inverse to TF32, for products on tensor cores, which read no more */
     float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
+    int partner;          /* the other of a pair: where both are wanted, both are renewed or neither; -1: none */
 } abar__cuda_factor;
 
 /* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */
 typedef struct abar__cuda_inversion {
     int32_t wanted;          /* set by who asks; 0 when it has ended */
-    int32_t valid;           /* 1: the inverse is new; 0: it is the previous one */
+    int32_t valid;           /* 1: the inverse is new; 0: it is the previous one; of partners the same */
     int32_t raised, doubled; /* rungs of the ladder that were climbed (methods.md section 9) */
     double scale, shift;     /* the inverse is of scale * average + shift * I; the ladder raises shift */
     double condition;        /* (scale * trace + shift * d) * |inverse|_F; with values: as it was */

@@ -73,9 +73,8 @@ __device__ static double lower_squares(int64_t d, const double *a, bool diagonal
     return block_sum(sum, shared);
 }
 
-/* The whole block, on scale * average. scratch: (2 d d + d + 2). Writes only when it has converged, and returns whether. */
-__device__ static bool diagonalise(int64_t d, const float *average, double scale, double *scratch, float *values,
-                                   float *vectors)
+/* The whole block, on scale * average. scratch: (2 d d + d + 2), where the result stays. Returns whether it has converged. */
+__device__ static bool diagonalise(int64_t d, const float *average, double scale, double *scratch)
 {
     __shared__ double shared[32];
     double *a = scratch, *v = a + d * d, *turns = v + d * d;
@@ -92,7 +91,13 @@ __device__ static bool diagonalise(int64_t d, const float *average, double scale
         fine = sweep < 60;
         for (int64_t r = 0; fine && r < m - 1; r++) turn_round(d, m, r, a, v, turns);
     }
-    if (!fine) return false;
+    return fine;
+}
+
+/* What diagonalise left: values ascending, vectors by rows. */
+__device__ static void store_ordered(int64_t d, const double *scratch, float *values, float *vectors)
+{
+    const double *a = scratch, *v = a + d * d;
     for (int64_t i = threadIdx.x; i < d; i += THREADS) { /* its place among the ascending */
         const double own = a[i * d + i];
         int64_t place = 0;
@@ -100,7 +105,6 @@ __device__ static bool diagonalise(int64_t d, const float *average, double scale
         values[place] = (float)own;
         for (int64_t k = 0; k < d; k++) vectors[place * d + k] = (float)v[i * d + k];
     }
-    return true;
 }
 
 /* ---- one ---------------------------------------------------------------------------------------------------------- */
@@ -114,7 +118,8 @@ extern "C" size_t abar__cuda_eigen_scratch(abar_device *dev, int64_t d)
 static __global__ void __launch_bounds__(THREADS) diagonalise_one(int64_t d, const float *average, double scale,
                                                                   double *scratch, float *values, float *vectors, int32_t *fine)
 {
-    const bool converged = diagonalise(d, average, scale, scratch, values, vectors);
+    const bool converged = diagonalise(d, average, scale, scratch);
+    if (converged) store_ordered(d, scratch, values, vectors);
     if (threadIdx.x == 0) *fine = converged;
 }
 
@@ -129,15 +134,17 @@ extern "C" bool abar__cuda_eigen(abar_device *dev, int64_t d, const void *averag
 
 /* ---- all that are wanted ------------------------------------------------------------------------------------------ */
 
-/* Block f: factor f, where it is in that phase. */
+/* Block f: factor f, where it is to be diagonalised or what came of that is to be stored. */
 static __global__ void __launch_bounds__(THREADS) diagonalise_wanted(const __grid_constant__ abar__inversions s)
 {
     abar__inversion_state *state = &s.states[blockIdx.x];
-    if (state->phase != ABAR_INVERSION_EIGEN) return;
     const abar__inverted &item = s.items[blockIdx.x];
-    const bool converged =
-        diagonalise(item.f.d, item.f.average, s.asked[blockIdx.x].scale, item.eigen, item.f.values, item.f.inverse);
-    if (!converged && threadIdx.x == 0) state->failed = 1;
+    if (state->phase == ABAR_INVERSION_EIGEN) {
+        const bool converged = diagonalise(item.f.d, item.f.average, s.asked[blockIdx.x].scale, item.eigen);
+        if (!converged && threadIdx.x == 0) state->failed = 1;
+    } else if (state->phase == ABAR_INVERSION_STORE && item.f.values) {
+        store_ordered(item.f.d, item.eigen, item.f.values, item.f.inverse);
+    }
 }
 
 extern "C" void abar__cuda_eigen_round(abar_device *dev, const abar__inversions *s)

@@ -127,15 +127,13 @@ __device__ static dampings dampings_of(const abar__kept_map &m, const abar__map_
     return k;
 }
 
-/* The last factor first: the other follows once that one is there (ask_first). */
 __device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *asked, double unbias, const dampings &k)
 {
-    const int last = map.factor[1] >= 0;
-    for (int i = 0; i <= last; i++) {
+    for (int i = 0; i < 2 && map.factor[i] >= 0; i++) {
         abar__cuda_inversion *a = asked + map.factor[i];
         a->scale = unbias;
         a->shift = map.map.values[i] ? 0.0 : k.shift[i];
-        a->wanted = i == last;
+        a->wanted = 1;
     }
 }
 
@@ -179,31 +177,21 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- what came of it ---------------------------------------------------------------------------------------------- */
 
-/* Counts the rungs of the map's i-th factor; returns whether it has a new inverse. */
-__device__ static bool count_rungs(const abar__cuda_map &map, int i, const abar__cuda_inversion *asked, abar__map_state *s)
+/* Counts the rungs of the map's factors; returns whether they have new inverses. The first one's condition is told. */
+__device__ static bool count_rungs(const abar__cuda_map &map, const abar__cuda_inversion *asked, abar__map_state &s)
 {
-    const abar__cuda_inversion a = asked[map.factor[i]];
-    s->count[ABAR_COUNT_RAISED] += a.raised;
-    s->count[ABAR_COUNT_DOUBLED] += a.doubled;
-    if (a.valid && !map.map.values[i]) s->real[ABAR_REAL_CONDITION] = a.condition;
+    for (int i = 0; i < 2 && map.factor[i] >= 0; i++) {
+        s.count[ABAR_COUNT_RAISED] += asked[map.factor[i]].raised;
+        s.count[ABAR_COUNT_DOUBLED] += asked[map.factor[i]].doubled;
+    }
+    const abar__cuda_inversion &a = asked[map.factor[0]];
+    if (a.valid && !map.map.values[0]) s.real[ABAR_REAL_CONDITION] = a.condition;
     return a.valid != 0;
 }
 
-/* Thread j, dense map j: where it has two factors and the second is there, asks for the first. */
-static __global__ void ask_first(const __grid_constant__ abar__cuda_maps k)
+/* What goes with new inverses: r, and the damping that they have. */
+__device__ static void derive_others(const abar__kept_map &m, abar__map_state &s, double beta, double *shared)
 {
-    const int j = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (j >= k.n_dense || !k.tried[j]) return;
-    const abar__cuda_map &map = k.maps[k.dense[j]];
-    if (map.factor[1] >= 0) k.asked[map.factor[0]].wanted = count_rungs(map, 1, k.asked, &k.states[k.dense[j]]);
-}
-
-/* Takes over what was held until both factors were there, and r. */
-__device__ static void take_over(const abar__cuda_map &map, abar__map_state &s, double beta, double *shared)
-{
-    const abar__kept_map &m = map.map;
-    for (int64_t i = threadIdx.x; map.held && i < m.out * m.out; i += THREADS) ((float *)m.inverse[1])[i] = map.held[i];
-    for (int64_t i = threadIdx.x; map.held_values && i < m.out; i += THREADS) ((float *)m.values[1])[i] = map.held_values[i];
     if (m.damping == ABAR_DAMPING_CLIPPED) {
         const dampings k = dampings_of(m, s, unbias_of(s, beta), shared);
         derive_rows(m, k.scale, k.row);
@@ -221,9 +209,9 @@ static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_const
     const abar__cuda_map &map = k.maps[at];
     const bool tried = k.tried[j] != 0, skip = k.now->numbers.skip != 0;
     abar__map_state s = k.states[at];
-    __syncthreads();                                 /* all have read what thread 0 will write */
-    if (tried && count_rungs(map, 0, k.asked, &s)) { /* the same for all threads */
-        take_over(map, s, k.schedule.beta, shared);
+    __syncthreads();                             /* all have read what thread 0 will write */
+    if (tried && count_rungs(map, k.asked, s)) { /* the same for all threads */
+        derive_others(map.map, s, k.schedule.beta, shared);
         s.count[ABAR_COUNT_READY] = 1;
     } else if (tried) {
         s.count[ABAR_COUNT_KEPT]++;
@@ -306,15 +294,6 @@ static void commit_squares(abar_device *dev, const abar__cuda_maps *m, const dou
     }
 }
 
-static abar_status refresh(abar_device *dev, const abar__cuda_maps *m)
-{
-    if (!m->inverter) return ABAR_OK;
-    ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
-    if (m->n_pairs == 0) return ABAR_OK;
-    abar__cuda_launch(dev, ask_first, dim3((unsigned)abar__cuda_blocks(m->n_dense, THREADS)), dim3(THREADS), 0, *m);
-    return abar__cuda_invert_wanted(dev, m->inverter);
-}
-
 static abar_status multiply(abar_device *dev, const abar__cuda_maps *m)
 {
     for (int wave = 0; wave < m->n_waves; wave++) {
@@ -333,7 +312,7 @@ extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_
         abar__cuda_launch(dev, plan_maps, dim3((unsigned)n), dim3(THREADS), 0, *m, first,
                           abar__cuda_means_of(to_mean, first, n));
     }
-    ABAR_TRY(refresh(dev, m));
+    if (m->inverter) ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
     ABAR_TRY(multiply(dev, m));
     abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m);

@@ -29,6 +29,7 @@ __device__ static int64_t units_of(const abar__inversions &s, int f)
 {
     const abar__inversion_state &state = s.states[f];
     const int64_t panels = abar__panels(s.items[f].f.d), tiles = panels * (panels + 1) / 2, two = (panels + 1) / 2;
+    if (s.items[f].f.values) return 0; /* core_eigen.cu has its own */
     switch (state.phase) {
     case ABAR_INVERSION_SWEEP:
         if (!state.in_double && abar__in_quads(s.items[f].f))
@@ -37,6 +38,7 @@ __device__ static int64_t units_of(const abar__inversions &s, int f)
     case ABAR_INVERSION_LOAD:
     case ABAR_INVERSION_CHECK:
     case ABAR_INVERSION_STORE:
+    case ABAR_INVERSION_YIELD:
     case ABAR_INVERSION_CLEAR: return tiles << ABAR_UNITS_TILE;
     default: return 0;
     }
@@ -87,6 +89,8 @@ static __global__ void __launch_bounds__(THREADS) begin(const __grid_constant__ 
     for (int f = (int)threadIdx.x; f < s.n; f += THREADS) {
         abar__cuda_inversion *asked = &s.asked[f];
         abar__inversion_state state = {};
+        const int partner = s.items[f].f.partner;
+        state.partner = partner >= 0 && s.asked[partner].wanted ? partner : -1;
         asked->valid = asked->raised = asked->doubled = 0;
         if (asked->wanted) state.phase = s.items[f].f.values ? ABAR_INVERSION_EIGEN : ABAR_INVERSION_LOAD;
         if (s.double_first) state.in_double = 1; /* there is but one */
@@ -105,6 +109,12 @@ __device__ static void end(abar__cuda_inversion *asked, abar__inversion_state *s
     state->phase = ABAR_INVERSION_IDLE;
 }
 
+/* The result is fine. */
+__device__ static void be_ready(abar__inversion_state *state)
+{
+    state->phase = state->partner < 0 ? ABAR_INVERSION_STORE : ABAR_INVERSION_READY;
+}
+
 /* An attempt has failed: with ten times the shift, then in double precision, then not at all. */
 __device__ static void fall(const abar__inversions &s, abar__cuda_inversion *asked, abar__inversion_state *state, int64_t d)
 {
@@ -119,7 +129,8 @@ __device__ static void fall(const abar__inversions &s, abar__cuda_inversion *ask
         state->in_double = 1;
         state->phase = ABAR_INVERSION_WAIT;
     } else {
-        state->phase = ABAR_INVERSION_CLEAR;
+        state->failed = 1;
+        state->phase = state->in_double ? ABAR_INVERSION_YIELD : ABAR_INVERSION_CLEAR;
     }
 }
 
@@ -142,18 +153,26 @@ __device__ static void follow(const abar__inversions &s, int f, double sum)
         break;
     case ABAR_INVERSION_CHECK:
         state->norm = sqrt(sum);
-        if (isfinite(sum))
-            state->phase = ABAR_INVERSION_STORE;
-        else
+        if (!isfinite(sum))
             fall(s, asked, state, d);
+        else if (state->in_double)
+            state->phase = ABAR_INVERSION_YIELD;
+        else
+            be_ready(state);
+        break;
+    case ABAR_INVERSION_YIELD: state->in_double = 0; [[fallthrough]];
+    case ABAR_INVERSION_EIGEN:
+        if (state->failed)
+            state->phase = ABAR_INVERSION_CLEAR;
+        else
+            be_ready(state);
         break;
     case ABAR_INVERSION_STORE:
         /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
-        asked->condition = (asked->scale * state->trace + asked->shift * (double)d) * state->norm;
+        if (!s.items[f].f.values) asked->condition = (asked->scale * state->trace + asked->shift * (double)d) * state->norm;
         end(asked, state, true);
         break;
     case ABAR_INVERSION_CLEAR: end(asked, state, false); break;
-    case ABAR_INVERSION_EIGEN: end(asked, state, !state->failed); break;
     default: break;
     }
 }
@@ -169,6 +188,20 @@ __device__ static double partial_sum(const abar__inversions &s, int f, int32_t p
     return warp_sum(sum);
 }
 
+__device__ static bool has_nothing(const abar__inversion_state &state)
+{
+    return state.phase == ABAR_INVERSION_CLEAR || state.phase == ABAR_INVERSION_IDLE;
+}
+
+/* One thread: both of them store what they have, once both have something, or neither does. */
+__device__ static void join(abar__inversion_state *a, abar__inversion_state *b)
+{
+    const bool a_ready = a->phase == ABAR_INVERSION_READY, b_ready = b->phase == ABAR_INVERSION_READY;
+    if (a_ready && b_ready) a->phase = b->phase = ABAR_INVERSION_STORE;
+    if (a_ready && has_nothing(*b)) a->phase = ABAR_INVERSION_CLEAR;
+    if (b_ready && has_nothing(*a)) b->phase = ABAR_INVERSION_CLEAR;
+}
+
 /* One block, a warp per factor: everything takes its next phase. */
 static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant__ abar__inversions s, repetition again)
 {
@@ -182,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant_
         if (threadIdx.x % 32 != 0 || phase == ABAR_INVERSION_IDLE) continue;
         follow(s, f, sum);
         if (s.states[f].phase == ABAR_INVERSION_WAIT) atomicMin(&waiting, f);
-        if (s.states[f].phase == ABAR_INVERSION_IDLE && s.control->holder == f) s.control->holder = -1;
+        if (!s.states[f].in_double && s.control->holder == f) s.control->holder = -1;
         more = more || s.states[f].phase != ABAR_INVERSION_IDLE;
     }
     __syncthreads();
@@ -190,6 +223,9 @@ static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant_
         s.control->holder = waiting;
         s.states[waiting].phase = ABAR_INVERSION_LOAD;
     }
+    __syncthreads();
+    for (int f = (int)threadIdx.x; f < s.n; f += THREADS)
+        if (s.states[f].partner > f) join(&s.states[f], &s.states[s.states[f].partner]);
     __syncthreads();
     plan(s, more, again);
 }
@@ -385,6 +421,7 @@ static abar__cuda_inverter place_one(abar_device *dev, int64_t d, abar__inverted
     size_t at = 0;
     v.s.n = 1;
     item->f.d = d;
+    item->f.partner = -1;
     item->f.pending = place<float>(base, &at, d * d);
     v.s.asked = place<abar__cuda_inversion>(base, &at, 1);
     at += place_lasting(&v.s, base ? base + at : NULL);

@@ -28,13 +28,16 @@ typedef enum abar__inversion_phase {
     ABAR_INVERSION_STORE, /* the result into `inverse`, zeros into the triangle */
     ABAR_INVERSION_CLEAR, /* zeros into the triangle: nothing came of it */
     ABAR_INVERSION_WAIT,  /* for the room to work in double precision */
-    ABAR_INVERSION_EIGEN
+    ABAR_INVERSION_YIELD, /* that room to others, and what was lent of `inverse` back */
+    ABAR_INVERSION_READY, /* the result is fine; waits for what becomes of the partner */
+    ABAR_INVERSION_EIGEN  /* eigenvalues and eigenvectors, which stay in scratch until they are stored */
 } abar__inversion_phase;
 
 /* In device memory, one each. */
 typedef struct abar__inversion_state {
     int32_t phase, panel;
     int32_t in_double, failed; /* failed: the present attempt */
+    int32_t partner;           /* that is wanted too; -1: none */
     double trace, norm;        /* of the average; of the inverse */
 } abar__inversion_state;
 

@@ -29,11 +29,10 @@ typedef struct abar__cuda_map {
     float *grad, *bias_grad; /* NULL: none now */
     int32_t unit, units;     /* Eva: its units of m->span elements */
     /* dense maps */
-    int32_t dense;             /* which of them; -1: none */
-    int32_t factor[2];         /* which of the inverter's; -1: none */
-    int32_t wave;              /* of multiplications; all but the last leave G^ in the place of G */
-    float *product;            /* (out, columns), then (out): G^ before any scale; shared by waves */
-    float *held, *held_values; /* (out, out), (out): the second inverse, until the first is there too; NULL: there is one */
+    int32_t dense;     /* which of them; -1: none */
+    int32_t factor[2]; /* which of the inverter's; -1: none */
+    int32_t wave;      /* of multiplications; all but the last leave G^ in the place of G */
+    float *product;    /* (out, columns), then (out): G^ before any scale; shared by waves */
 } abar__cuda_map;
 
 typedef struct abar__cuda_schedule {
@@ -45,7 +44,7 @@ typedef struct abar__cuda_schedule {
 
 /* Device memory, (n) each unless said otherwise. */
 typedef struct abar__cuda_maps {
-    int n, n_linked, n_eva, n_dense, n_factors, n_pairs; /* pairs: dense maps with two factors */
+    int n, n_linked, n_eva, n_dense, n_factors;
     abar__cuda_schedule schedule;
     abar__cuda_map *maps;
     abar__map_state *states;

@@ -556,8 +556,8 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __gr
             check_tile(item, i, j, t);
         } else if (state.phase == ABAR_INVERSION_STORE || state.phase == ABAR_INVERSION_CLEAR) {
             leave_tile(item, i, j, state.phase == ABAR_INVERSION_STORE, &shared);
-            __syncthreads();
-            if (state.phase == ABAR_INVERSION_CLEAR && state.in_double) restore_tile(s, item, i, j, &shared);
+        } else if (state.phase == ABAR_INVERSION_YIELD) {
+            restore_tile(s, item, i, j, &shared);
         }
         __syncthreads(); /* before the next tile comes to where this one lay */
     }
