@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cJSON.h>
+#include <cjson/cJSON.h>
 #include <cmocka.h>
 
 #define FEWEST_CASES 81 /* the file holds at least so many */
