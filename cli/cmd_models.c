@@ -3,6 +3,7 @@
 #include "cli.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,7 @@ static abar_status count_parameters(cli *c, abar_device *ref, const char *name, 
 static int list_models(cli *c)
 {
     char input[48], number[NUMBER_MAX];
+    const int window = print_window(stdout);
     abar_device *ref = NULL;
     abar_status status = open_device(c, "ref", 1, &ref);
     if (status < 0) return cli_fail_status(c, status);
@@ -82,7 +84,8 @@ static int list_models(cli *c)
         else
             snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
                      model->input[2]);
-        printf("%-11s  %-13s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
+        const int lead = printf("%-11s  %-13s  %11s  ", *name, input, print_count(number, parameters));
+        print_wrapped(stdout, lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
     }
     abar_device_close(ref);
     if (status < 0) return cli_fail_status(c, status);
@@ -120,8 +123,8 @@ static void print_nodes(const abar_net *net)
                node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
     }
     totals sum = sum_nodes(net);
-    printf(row, name, "total", operation, "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds),
-           "");
+    printf("%-*s  %-*s  %-12s  %10s  %13s\n", name, "total", operation, "", "", print_count(parameters, sum.parameters),
+           print_count(work, sum.multiply_adds));
 }
 
 static void print_map(void *user, const abar_map_info *map)
@@ -139,9 +142,12 @@ static abar_status print_maps(cli *c, const abar_setup *setup)
 {
     if (!setup->method) return ABAR_OK;
     size_t total = 0;
-    char bytes[NUMBER_MAX];
-    printf("\nPreconditioned by %s (%s), which keeps %s:\n  %-28s %14s %12s\n", setup->method->name, setup->method->summary,
-           setup->method->keeps, "layer", "matrix", "state");
+    char bytes[NUMBER_MAX], text[256];
+    snprintf(text, sizeof text, "Preconditioned by %s (%s), which keeps %s:", setup->method->name, setup->method->summary,
+             setup->method->keeps);
+    putchar('\n');
+    print_wrapped(stdout, 0, print_width(stdout), text);
+    printf("  %-28s %14s %12s\n", "layer", "matrix", "state");
     abar_status status = abar_setup_maps(c->ctx, setup, print_map, &total);
     if (status >= 0) printf("  %-28s %14s %12s\n", "total", "", print_bytes(bytes, total));
     return status;
@@ -162,7 +168,7 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
                {"other", plan->other},
                {"total", plan->total}};
     char bytes[NUMBER_MAX];
-    printf("\nMultiply-adds are those of one %s forward pass. Memory to train with batch %" PRId64 " and %s:\n",
+    printf("\nMultiply-adds are those of one %s forward pass.\nMemory to train with batch %" PRId64 " and %s:\n",
            setup->model->text ? "window's" : "image's", setup->train.batch, setup->train.optim);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));

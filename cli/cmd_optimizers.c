@@ -19,15 +19,17 @@ static int run(cli *c)
     printf("Curvature methods: they precondition gradients in front of a rule\n\n");
     for (const char *const *name = abar_method_names(); *name; name++) {
         const abar_method *method = abar_method_find(*name);
-        printf("%s: %s\n  keeps per layer %s\n", *name, method->summary, method->keeps);
+        printf("%s: %s\n  ", *name, method->summary);
+        const int lead = 2 + printf("keeps per layer ");
+        print_wrapped_from(stdout, lead, 2, print_width(stdout), method->keeps);
         help_options(c, method->options, NULL);
         printf("\n");
     }
     printf("all curvature methods\n");
     help_options(c, abar_curvature_options, NULL);
-    printf("\n--optim mac is mac on sgd, --optim mac+adamw is mac on adamw, and so for the others.\n");
-    printf("--lr and --weight-decay are settings of the run; their defaults depend on the model and the data:\n"
-           "%s train --optim NAME --help shows them\n",
+    printf("\n--optim mac is mac on sgd, --optim mac+adamw is mac on adamw, and so for the\n"
+           "others. --lr and --weight-decay are settings of the run; their defaults depend\n"
+           "on the model and the data: %s train --model NAME --optim NAME --help\n",
            c->program);
     return EXIT_SUCCESS;
 }

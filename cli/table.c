@@ -21,7 +21,7 @@ bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup
 /* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
 enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
-#define TABLE_WIDTH 99
+#define GAP(column) ((column) == OPTIMIZER ? 2 : 1) /* spaces after a column; the others end in room for a mark */
 
 typedef struct cell {
     char text[64];
@@ -112,7 +112,7 @@ static int columns_of(const char *text)
 static void measure(table *t, int most)
 {
     static const int dispensable[] = {ASIDE, MEMORY_RATIO, MEMORY, BEST, STEP_RATIO, STEP};
-    int total = 0;
+    int total = -1; /* no gap after the last */
     for (int column = 0; column < COLUMNS; column++) {
         bool empty = true;
         for (int i = 0; i < t->rows; i++) {
@@ -121,10 +121,10 @@ static void measure(table *t, int most)
             empty = empty && (i == 0 || !t->cell[i][column].text[0]);
         }
         if (empty) t->width[column] = 0;
-        total += t->width[column] + 2;
+        total += t->width[column] + GAP(column);
     }
     for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > most; i++) {
-        total -= t->width[dispensable[i]] + 2;
+        total -= t->width[dispensable[i]] + GAP(dispensable[i]);
         t->width[dispensable[i]] = 0;
     }
 }
@@ -141,7 +141,7 @@ static void print_table(const table *t, const progress *p)
             if (c->text[0])
                 fprintf(p->out, "%*s%s%s%s%s", owed + (mark ? pad - 1 : 0), "", c->best ? progress_bold(p) : "", c->text,
                         c->best ? "*" : "", c->best ? progress_plain(p) : "");
-            owed = 2 + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
+            owed = GAP(column) + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
         }
         fputc('\n', p->out);
     }
@@ -194,7 +194,7 @@ void print_comparison(const abar_compare *compare, const progress *p)
         fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
     }
     mark_best(&t, compare, shared);
-    measure(&t, p->live ? progress_width(p) + 1 : TABLE_WIDTH); /* two columns follow the last one, where nothing is printed */
+    measure(&t, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
     fputc('\n', p->out);
     print_table(&t, p);
     say_notes(compare, p, t.rows > 2);
