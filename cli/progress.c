@@ -141,15 +141,18 @@ static const char *print_rate(char *text, size_t size, const abar_progress *now)
     return text;
 }
 
-/* Perplexity and accuracy of a text are said where the line has room for them. */
+/* The rate, and perplexity and accuracy of a text, are said where the line has room for them. */
 static void print_epoch_line(progress *p, const abar_progress *now)
 {
     char head[64], more[2][32] = {"", ""}, tail[96], time[NUMBER_MAX], rate[48];
     int n = print_epoch(head, sizeof head, now);
     n += snprintf(head + n, sizeof head - (size_t)n, "  loss %.4f", now->loss);
-    snprintf(tail, sizeof tail, "%s  %s", print_rate(rate, sizeof rate, now), print_duration(time, now->seconds));
+    n += (int)strlen(now->text ? "  test 0.0000  bpc 0.000" : "  acc 00.00 %  test 00.00 %");
+    print_duration(time, now->seconds);
+    if (n + (int)strlen(print_rate(rate, sizeof rate, now)) + 2 + (int)strlen(time) > print_width(p->out)) rate[0] = '\0';
+    snprintf(tail, sizeof tail, "%s  %s", rate, time);
     if (now->text) {
-        const int room = print_width(p->out) - n - (int)strlen(tail) - (int)strlen("  test 0.0000  bpc 0.000");
+        const int room = print_width(p->out) - n - (int)strlen(tail);
         const int ppl = snprintf(more[0], sizeof more[0], "  ppl %.3f", now->test_perplexity);
         const int both = ppl + snprintf(more[1], sizeof more[1], "  acc %5.2f %%", now->test_accuracy);
         if (both > room) more[1][0] = '\0';

@@ -112,7 +112,7 @@ static int columns_of(const char *text)
 static void measure(table *t, int most)
 {
     static const int dispensable[] = {ASIDE, MEMORY_RATIO, MEMORY, BEST, STEP_RATIO, STEP};
-    int total = -1; /* no gap after the last */
+    int total = -2; /* neither a gap nor a mark after the last */
     for (int column = 0; column < COLUMNS; column++) {
         bool empty = true;
         for (int i = 0; i < t->rows; i++) {
@@ -158,7 +158,7 @@ static int64_t side_by_side(const abar_compare *compare)
     return most;
 }
 
-static void say_notes(const abar_compare *compare, const progress *p, bool several)
+static void say_notes(const abar_compare *compare, const progress *p, const table *t)
 {
     const int seeds = comparison_seeds(compare), width = print_width(p->out);
     const bool fewer = abar_compare_run_count(compare) < seeds * abar_compare_method_count(compare);
@@ -167,8 +167,9 @@ static void say_notes(const abar_compare *compare, const progress *p, bool sever
     if (seeds > 1)
         snprintf(note, sizeof note, "means over %s%d seeds, %s one standard deviation; ", fewer ? "up to " : "", seeds,
                  p->utf8 ? "\xc2\xb1" : "+-");
-    fprintf(p->out, "%s", several ? "* best; " : "");
-    print_wrapped(p->out, several ? 8 : 0, width, strcat(note, "memory: held while training"));
+    if (t->rows > 2) fprintf(p->out, "* best; ");
+    strcat(note, t->width[MEMORY] ? "memory: held while training" : "compare.md has the columns that found no room");
+    print_wrapped(p->out, t->rows > 2 ? 8 : 0, width, note);
     if (shared <= 1) return;
     snprintf(note, sizeof note, "a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device",
              shared);
@@ -197,5 +198,5 @@ void print_comparison(const abar_compare *compare, const progress *p)
     measure(&t, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
     fputc('\n', p->out);
     print_table(&t, p);
-    say_notes(compare, p, t.rows > 2);
+    say_notes(compare, p, &t);
 }
