@@ -153,6 +153,8 @@ const char *print_count(char *text, int64_t n);         /* 61,706 */
 const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
 const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
+/* So many decimals; 3 digits and an exponent where a training that diverges would fill the line. */
+const char *print_fixed(char *text, double n, int decimals);
 /* The text as a shell takes it for one word. */
 void print_shell_word(char *word, size_t size, const char *text);
 void print_json_text(FILE *out, const char *text); /* "quoted" */

@@ -75,6 +75,13 @@ static int runs_ended(const abar_compare *compare)
     return n;
 }
 
+static int runs_failed(const abar_compare *compare)
+{
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->failure != NULL;
+    return n;
+}
+
 static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
@@ -136,7 +143,9 @@ static void announce(watcher *w)
     if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
     for (int i = 0; i < runs; i++) {
         const abar_compare_run *r = abar_compare_run_of(compare, i);
-        if (r->ended && r->failure) fprintf(out, "%s, seed %" PRId64 ", failed: %s\n", r->label, r->seed, r->failure);
+        if (!r->ended || !r->failure) continue;
+        int n = fprintf(out, "%s, seed %" PRId64 ", failed: ", r->label, r->seed);
+        print_wrapped_from(out, n, 2, print_width(out), r->failure);
     }
     fflush(out);
     w->announced = true;
@@ -145,7 +154,7 @@ static void announce(watcher *w)
 /* The best loss of a text is in the table, too: here it is said where the line has room for it. */
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
-    char ms[NUMBER_MAX], time[NUMBER_MAX], best[32] = "", tail[96];
+    char ms[NUMBER_MAX], time[NUMBER_MAX], loss[NUMBER_MAX], best[NUMBER_MAX + 8] = "", tail[96];
     const abar_compare_run *r = p->result;
     FILE *out = w->line.out;
     const char *bold = progress_bold(&w->line), *plain = progress_plain(&w->line);
@@ -153,7 +162,8 @@ static void print_run(watcher *w, const abar_compare_progress *p)
     int n =
         fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
     if (r->failure) {
-        fprintf(out, "failed after %" PRId64 " epoch%s: %s\n", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
+        n += fprintf(out, "failed after %" PRId64 " epoch%s: ", r->epochs, r->epochs == 1 ? "" : "s");
+        print_wrapped_from(out, n, 2 * w->run_width + 4, print_width(out), r->failure);
         fflush(out);
         return;
     }
@@ -162,10 +172,10 @@ static void print_run(watcher *w, const abar_compare_progress *p)
     if (r->side_by_side > 1)
         tail_length +=
             snprintf(tail + tail_length, sizeof tail - (size_t)tail_length, "  beside %" PRId64, r->side_by_side - 1);
-    n += fprintf(out, "loss %.4f  ", r->train_loss) + (int)strlen("test 0.0000") + tail_length;
-    if (n + snprintf(best, sizeof best, "  best %.4f", r->best_loss) > print_width(out)) best[0] = '\0';
+    n += fprintf(out, "loss %s  ", print_fixed(loss, r->train_loss, 4)) + (int)strlen("test 0.0000") + tail_length;
+    if (n + snprintf(best, sizeof best, "  best %s", print_fixed(loss, r->best_loss, 4)) > print_width(out)) best[0] = '\0';
     if (comparison_is_text(w->compare))
-        fprintf(out, "test %s%.4f%s%s", bold, r->test_loss, plain, best);
+        fprintf(out, "test %s%s%s%s", bold, print_fixed(loss, r->test_loss, 4), plain, best);
     else
         fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
     fprintf(out, "%s\n", tail);
@@ -369,7 +379,9 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
         if (abar_compare_report(compare, &json) < 0) return cli_fail_status(c, ABAR_E_MEMORY);
         puts(json);
     }
-    return status == ABAR_STOPPED ? stop_exit_code() : EXIT_SUCCESS;
+    if (status == ABAR_STOPPED) return stop_exit_code();
+    if (runs_failed(compare) < abar_compare_run_count(compare)) return EXIT_SUCCESS;
+    return cli_fail(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", abar_compare_dir(compare));
 }
 
 static int run(cli *c)

@@ -99,17 +99,19 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
 static void print_words(const abar_setup *setup, const abar_evaluation *e)
 {
     char line[4 * ABAR_OPTION_TEXT_MAX], count[NUMBER_MAX], seconds[NUMBER_MAX];
+    char loss[NUMBER_MAX], perplexity[NUMBER_MAX], bits[NUMBER_MAX];
     const char *model = setup->train.model, *data = setup->train.data, *plural = e->samples == 1 ? "" : "s";
     print_count(count, e->samples);
     print_significant(seconds, e->seconds);
+    print_fixed(loss, e->loss, 4);
     if (setup->model->text)
         snprintf(line, sizeof line,
-                 "%s on %s: test loss %.4f, perplexity %.3f, %.3f bits per %s, accuracy %.2f %%, %s token%s in %s s", model,
-                 data, e->loss, e->perplexity, e->bits, setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character",
-                 e->accuracy, count, plural, seconds);
+                 "%s on %s: test loss %s, perplexity %s, %s bits per %s, accuracy %.2f %%, %s token%s in %s s", model, data,
+                 loss, print_fixed(perplexity, e->perplexity, 3), print_fixed(bits, e->bits, 3),
+                 setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character", e->accuracy, count, plural, seconds);
     else
-        snprintf(line, sizeof line, "%s on %s: test accuracy %.2f %%, loss %.4f, %s image%s in %s s", model, data, e->accuracy,
-                 e->loss, count, plural, seconds);
+        snprintf(line, sizeof line, "%s on %s: test accuracy %.2f %%, loss %s, %s image%s in %s s", model, data, e->accuracy,
+                 loss, count, plural, seconds);
     print_wrapped(stdout, 0, print_width(stdout), line);
 }
 

@@ -130,22 +130,23 @@ static void say_next(const cli *c, const abar_setup *setup, const progress *p, b
 
 static void say_result(const progress *p)
 {
-    char time[NUMBER_MAX], line[512];
+    char time[NUMBER_MAX], line[512], loss[NUMBER_MAX], best[NUMBER_MAX], perplexity[NUMBER_MAX], bits[NUMBER_MAX];
     const abar_progress *last = &p->last;
-    const char *bold = progress_bold(p), *plain = progress_plain(p);
+    const char *bold = progress_bold(p), *plain = progress_plain(p), *plural = last->epoch ? "s" : "";
+    print_fixed(loss, last->test_loss, 4);
+    print_duration(time, last->seconds);
     if (last->text)
         snprintf(line, sizeof line,
-                 "(best %.4f in epoch %" PRId64 ") after %" PRId64 " epoch%s, %s: perplexity %.3f, %.3f bits "
-                 "a token, accuracy %.2f %%.",
-                 last->best_loss, last->best_loss_epoch + 1, last->epoch + 1, last->epoch ? "s" : "",
-                 print_duration(time, last->seconds), last->test_perplexity, last->test_bits, last->test_accuracy);
+                 "(best %s in epoch %" PRId64 ") after %" PRId64
+                 " epoch%s, %s: perplexity %s, %s bits a token, accuracy %.2f %%.",
+                 print_fixed(best, last->best_loss, 4), last->best_loss_epoch + 1, last->epoch + 1, plural, time,
+                 print_fixed(perplexity, last->test_perplexity, 3), print_fixed(bits, last->test_bits, 3), last->test_accuracy);
     else
         snprintf(line, sizeof line, "(best %.2f %% in epoch %" PRId64 ") after %" PRId64 " epoch%s, %s.", last->best_accuracy,
-                 last->best_accuracy_epoch + 1, last->epoch + 1, last->epoch ? "s" : "", print_duration(time, last->seconds));
-    const int n = last->text ? fprintf(p->out, "\nTest loss %s%.4f%s ", bold, last->test_loss, plain)
+                 last->best_accuracy_epoch + 1, last->epoch + 1, plural, time);
+    const int n = last->text ? fprintf(p->out, "\nTest loss %s%s%s ", bold, loss, plain)
                              : fprintf(p->out, "\nTest accuracy %s%.2f %%%s ", bold, last->test_accuracy, plain);
-    const int used = n - 1 - (int)(strlen(bold) + strlen(plain));
-    print_wrapped_from(p->out, used, 0, print_width(p->out), line);
+    print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)

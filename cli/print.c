@@ -48,6 +48,12 @@ const char *print_significant(char *text, double n)
     return text;
 }
 
+const char *print_fixed(char *text, double n, int decimals)
+{
+    snprintf(text, NUMBER_MAX, fabs(n) < 1e5 ? "%.*f" : "%.*g", fabs(n) < 1e5 ? decimals : 3, n);
+    return text;
+}
+
 void print_shell_word(char *word, size_t size, const char *text)
 {
     bool plain = text[0] && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%")];

@@ -53,23 +53,24 @@ static double merit(const abar_compare_row *r, int column, bool text, bool share
 
 static void fill_number(cell *c, double value, int decimals, const char *unit)
 {
+    char number[NUMBER_MAX];
     if (isnan(value))
         snprintf(c->text, sizeof c->text, "-");
     else
-        snprintf(c->text, sizeof c->text, "%.*f%s", decimals, value, unit);
+        snprintf(c->text, sizeof c->text, "%s%s", print_fixed(number, value, decimals), unit);
 }
 
 static void fill_row(cell *cells, const abar_compare_row *r, bool utf8, bool text, bool shared)
 {
-    char number[NUMBER_MAX];
+    char number[NUMBER_MAX], std[NUMBER_MAX];
     const abar_compare_spread result = text ? r->test_loss : r->test_accuracy;
     const int decimals = text ? 4 : 2;
     const double ms = step_of(r, shared);
     snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
     fill_number(&cells[RESULT], result.mean, decimals, "");
     if (!isnan(result.std))
-        snprintf(cells[RESULT].text, sizeof cells->text, "%.*f %s %.*f", decimals, result.mean, utf8 ? "\xc2\xb1" : "+-",
-                 decimals, result.std);
+        snprintf(cells[RESULT].text, sizeof cells->text, "%s %s %s", print_fixed(number, result.mean, decimals),
+                 utf8 ? "\xc2\xb1" : "+-", print_fixed(std, result.std, decimals));
     fill_number(&cells[BEST], text ? r->best_loss.mean : r->best_accuracy.mean, decimals, "");
     fill_number(&cells[ASIDE], text ? r->test_accuracy.mean : r->test_loss.mean, text ? 2 : 4, "");
     fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");

@@ -117,11 +117,19 @@ succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,hi
 check "--damping reaches those that have it" says '^  low .* damping 0\.5$'
 check "--high.damping reaches one, whatever the order" says '^  high .* damping 7$'
 succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
-check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: .*not finite'
+check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: training: loss .* not$'
 check "a failed run is a row" says '^bad .* - .* 1 of 1$'
 check "the others are there" says '^sgd .* 1\.00x'
 succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
 check "without sgd the first is the measure" says 'vs adamw'
+
+# --- runs that fail ---
+succeeds "one that diverges" compare "${tiny[@]}" --optim sgd,adamw --sgd.lr 1e6 --out diverged
+check "its loss does not fill the line" awk 'length > 80 { exit 1 }' stdout
+check "its loss is large, not infinite" grep -qE '^\| sgd .*[0-9]e\+[0-9]' diverged/compare.md
+run compare "${small[@]}" --optim sgd --lr 1e5 --out hopeless
+check "the reason of a failure does not fill the line" awk 'length > 80 { exit 1 }' stdout
+check "all that fail" bash -c "[[ $rc == 1 ]] && grep -q '^abar: compare: every run failed' stderr"
 
 # --- texts: the loss counts ---
 for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt
