@@ -190,6 +190,8 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
     return ABAR_OK;
 }
 
+static void ignore_map(void *user, const abar_map_info *map) { (void)user, (void)map; }
+
 static int show_model(cli *c, const abar_setup *setup)
 {
     int64_t input[3], classes;
@@ -200,6 +202,7 @@ static int show_model(cli *c, const abar_setup *setup)
     if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
+    if (status >= 0 && setup->method) status = abar_setup_maps(c->ctx, setup, ignore_map, NULL); /* whether it can be shown */
     if (status >= 0) {
         printf("%s: %s\n\n", setup->train.model, setup->model->summary);
         print_nodes(net);
