@@ -188,7 +188,7 @@ static int run(cli *c)
 const command command_eval = {
     .name = "eval",
     .summary = "test accuracy of a checkpoint, ours or PyTorch's",
-    .usage = "--checkpoint PATH [--model NAME --data NAME[:DIR]] [--flag value ...]",
+    .usage = "--checkpoint PATH [--model NAME --data NAME] [--flag value ...]",
     .about =
         "Tests weights from disk. The folder of a run, or a file in it, brings the settings of that run; for other files say "
         "which --model they belong to and on which --data to test.",

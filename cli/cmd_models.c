@@ -103,28 +103,54 @@ static void print_shape(char *text, size_t size, const abar_node_info *node)
         at += (size_t)snprintf(text + at, size - at, "%s%" PRId64, i > 1 ? " x " : "", node->dim[i]);
 }
 
-/* Column widths follow the longest name and operation. */
+/* Columns as wide as the longest text in them; what a window has no room for is not shown. */
+typedef struct columns {
+    int name, operation, by; /* 0: not shown */
+} columns;
+
+static void widen(int *column, const char *text)
+{
+    if ((int)strlen(text) > *column) *column = (int)strlen(text);
+}
+
+static columns measure(const abar_net *net)
+{
+    columns c = {5, 9, 2};
+    const int numbers = 12 + 2 + 10 + 2 + 13, window = print_window(stdout);
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        widen(&c.name, node.name);
+        widen(&c.operation, node.operation);
+        widen(&c.by, node.implementation);
+    }
+    if (window > 0 && c.name + 2 + c.operation + 2 + numbers + 2 + c.by > window) c.by = 0;
+    if (window > 0 && c.name + 2 + c.operation + 2 + numbers > window) c.operation = 0;
+    return c;
+}
+
+static void print_row(const columns *c, const char *name, const char *operation, const char *shape, const char *parameters,
+                      const char *work, const char *by)
+{
+    printf("%-*s  ", c->name, name[0] || c->operation ? name : operation); /* what was inserted has no name */
+    if (c->operation) printf("%-*s  ", c->operation, operation);
+    printf("%-12s  %10s  %13s", shape, parameters, work);
+    if (c->by && by[0]) printf("  %s", by);
+    putchar('\n');
+}
+
 static void print_nodes(const abar_net *net)
 {
     char shape[64], parameters[NUMBER_MAX], work[NUMBER_MAX];
-    int name = 5, operation = 9;
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
-        if ((int)strlen(node.name) > name) name = (int)strlen(node.name);
-        if ((int)strlen(node.operation) > operation) operation = (int)strlen(node.operation);
-    }
-    const char *row = "%-*s  %-*s  %-12s  %10s  %13s  %s\n";
-    printf(row, name, "name", operation, "operation", "output", "parameters", "multiply-adds", "by");
+    const columns c = measure(net);
+    print_row(&c, "name", "operation", "output", "parameters", "multiply-adds", "by");
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = abar_net_node(net, i);
         print_shape(shape, sizeof shape, &node);
-        printf(row, name, node.name, operation, node.operation, shape,
-               node.parameters ? print_count(parameters, node.parameters) : "",
-               node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
+        print_row(&c, node.name, node.operation, shape, node.parameters ? print_count(parameters, node.parameters) : "",
+                  node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
     }
     totals sum = sum_nodes(net);
-    printf("%-*s  %-*s  %-12s  %10s  %13s\n", name, "total", operation, "", "", print_count(parameters, sum.parameters),
-           print_count(work, sum.multiply_adds));
+    print_row(&c, "total", "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds), "");
 }
 
 static void print_map(void *user, const abar_map_info *map)

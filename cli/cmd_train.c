@@ -232,7 +232,7 @@ static int run(cli *c)
 const command command_train = {
     .name = "train",
     .summary = "train a network; Ctrl-C saves, --resume goes on",
-    .usage = "[--model NAME] [--data NAME[:DIR]] [--optim NAME] [--flag value ...]",
+    .usage = "[--model NAME] [--data NAME] [--optim NAME] [--flag value ...]",
     .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
              "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
              "everything saved.",
