@@ -159,7 +159,7 @@ static void print_map(void *user, const abar_map_info *map)
     char name[160], bytes[NUMBER_MAX], shape[64];
     snprintf(name, sizeof name, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
     snprintf(shape, sizeof shape, "%" PRId64 " x %" PRId64, map->rows, map->columns);
-    printf("  %-28s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
+    printf("  %-30s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
     *total += map->state_bytes;
 }
 
@@ -173,9 +173,9 @@ static abar_status print_maps(cli *c, const abar_setup *setup)
              setup->method->keeps);
     putchar('\n');
     print_wrapped(stdout, 0, print_width(stdout), text);
-    printf("  %-28s %14s %12s\n", "layer", "matrix", "state");
+    printf("  %-30s %14s %12s\n", "layer", "matrix", "state");
     abar_status status = abar_setup_maps(c->ctx, setup, print_map, &total);
-    if (status >= 0) printf("  %-28s %14s %12s\n", "total", "", print_bytes(bytes, total));
+    if (status >= 0) printf("  %-30s %14s %12s\n", "total", "", print_bytes(bytes, total));
     return status;
 }
 
