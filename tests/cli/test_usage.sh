@@ -82,7 +82,7 @@ refuses "epochs 0" 2 'epochs' train --epochs 0
 refuses "epochs a fraction" 2 'epochs' train --epochs 1.5
 refuses "epochs overflow" 2 'epochs' train --epochs 99999999999999999999
 refuses "seed a letter" 2 'seed' train --seed x
-refuses "seed negative" 2 'seed' train --seed -1
+refuses "seed negative" 2 'seed -1: .*from 0 to 9007199254740991$' train --seed -1
 refuses "bool with a value" 2 'nesterov' train --nesterov=maybe
 refuses "negated bool with a value" 2 'no-nesterov' train --no-nesterov=1
 refuses "negated number" 2 'no-lr' train --no-lr
