@@ -1,19 +1,17 @@
-/* Inverses, eigenvectors and two-sided products of dense factors (methods.md sections 4 to 6, 9) by LAPACK and BLAS.
+/* Inverses and eigenvectors of dense factors (methods.md sections 4 to 6, 9) by LAPACK.
  *
  * The upper triangle of a row-major square is the lower triangle of LAPACK's column-major one. */
 #include "device/cpu/stats_dense.h"
 
 #include "device/cpu/stats_dense_impl.h"
 
-#include <cblas.h>
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
 #define TILE 32
-#define SERIAL_SIDE 256        /* smaller squares are not worth waking the other threads */
-#define SERIAL_EIGEN 1024      /* LAPACK's eigenvectors are thousands of small operations: even less so */
-#define SERIAL_FLOPS 1000000.0 /* nor are smaller products */
+#define SERIAL_SIDE 256   /* smaller squares are not worth waking the other threads */
+#define SERIAL_EIGEN 1024 /* LAPACK's eigenvectors are thousands of small operations: even less so */
 
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
@@ -132,53 +130,4 @@ bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double sc
     for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
     for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i]; /* columns of LAPACK's matrix are rows of ours */
     return true;
-}
-
-/* ---- two-sided products ------------------------------------------------------------------------------------------------- */
-
-/* Part me of n columns, cut at multiples of a vector. */
-static abar__range columns_of(int64_t n, int64_t parts, int64_t me)
-{
-    const abar__range r = abar__share((n + 15) / 16, parts, me);
-    return (abar__range){abar__min(16 * r.begin, n), abar__min(16 * r.end, n)};
-}
-
-/* Columns of y (m, n) = a b, a (m, k) or transposed, b (k, n) or transposed. */
-static void multiply(int64_t m, int64_t n, int64_t k, const float *a, bool a_t, const float *b, bool b_t, float *y,
-                     abar__range columns)
-{
-    if (columns.begin >= columns.end) return;
-    cblas_sgemm(CblasRowMajor, a_t ? CblasTrans : CblasNoTrans, b_t ? CblasTrans : CblasNoTrans, (blasint)m,
-                (blasint)(columns.end - columns.begin), (blasint)k, 1.0f, a, (blasint)(a_t ? m : k),
-                b + columns.begin * (b_t ? k : 1), (blasint)(b_t ? k : n), 0.0f, y + columns.begin, (blasint)n);
-}
-
-static void copy_columns(int64_t m, int64_t n, const float *x, float *y, abar__range columns)
-{
-    for (int64_t i = 0; i < m; i++)
-        memcpy(y + i * n + columns.begin, x + i * n + columns.begin, (size_t)(columns.end - columns.begin) * sizeof *y);
-}
-
-void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
-                        bool right_t, void *y, void *scratch)
-{
-    const double work = 2.0 * (double)m * (double)n * (double)((left ? m : 0) + (right ? n : 0));
-    const bool through_scratch = x == y || (left && right); /* where no product can read and write in place */
-    float *half = through_scratch ? scratch : y;
-#pragma omp parallel num_threads(dev->threads) if (work > SERIAL_FLOPS)
-    {
-        const abar__range columns = columns_of(n, omp_get_num_threads(), omp_get_thread_num());
-        const float *first = x;
-        abar__keep_blas_single();
-        if (left)
-            multiply(m, n, m, left, left_t, x, false, half, columns);
-        else if (x == y)
-            copy_columns(m, n, x, half, columns);
-        if (left || x == y) first = half;
-#pragma omp barrier
-        if (right)
-            multiply(m, n, n, first, false, right, right_t, y, columns);
-        else if (first != y)
-            copy_columns(m, n, first, y, columns);
-    }
 }
