@@ -6,7 +6,6 @@
 #include "device/cpu/stats_dense.h"
 
 #include "device/cpu/stats_dense_impl.h"
-#include "device/cpu/stats_matrix_kernels.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -14,12 +13,6 @@
 #include <string.h>
 
 #define SERIAL_FLOPS 1000000.0 /* smaller products are not worth waking the other threads */
-
-static const abar__matrix_kernels *pick(void)
-{
-    static const abar__matrix_kernels *const tables[] = ABAR_ISA_TABLE(abar__matrix);
-    return tables[abar__isa_best()];
-}
 
 static int64_t vectors_of(int64_t n) { return (n + 15) / 16; }
 
@@ -35,7 +28,7 @@ static void multiply(const abar__matrix_product *p, bool b_t)
 {
     if (p->begin >= p->end) return;
     if (!b_t) {
-        pick()->product(p);
+        abar__matrix_pick()->product(p);
         return;
     }
     const bool x_t = p->x_step != 1;
@@ -149,7 +142,8 @@ static void look_at(const dense *s, abar__range rows, double *sums)
     memset(sums, 0, SUMS * sizeof *sums);
     for (int64_t i = rows.begin; i < rows.end; i++) {
         float *y = s->y + i * g->d;
-        sums[FINITE] += (double)s->kernels->scale(y, g->d, scale ? scale[i] : 1.0f, largest);
+        if (scale) s->kernels->scale(y, g->d, scale[i]);
+        sums[FINITE] += (double)s->kernels->finite(y, g->d, largest);
         if (!s->compared) continue;
         s->kernels->compare((const float *)g->weight + i * g->in, y, g->in, sums);
         s->kernels->compare(bias ? bias + i : &zero, y + g->in, g->d - g->in, sums);
@@ -176,7 +170,7 @@ static dense make_dense(const abar_device *dev, const abar__dense_gradient *g, v
 {
     const int64_t count = g->out * g->d;
     const double work = 2.0 * (double)count * (double)((g->left ? g->out : 0) + g->d);
-    dense s = {.g = g, .kernels = pick(), .half = scratch, .y = (float *)scratch + count, .compared = compared};
+    dense s = {.g = g, .kernels = abar__matrix_pick(), .half = scratch, .y = (float *)scratch + count, .compared = compared};
     s.sums = (double *)(void *)((char *)scratch + abar__round_up((size_t)(2 * count) * sizeof(float), ABAR_ALIGN));
     s.team = work > SERIAL_FLOPS ? (int)abar__min(dev->threads, (g->out + ROWS - 1) / ROWS) : 1;
     return s;

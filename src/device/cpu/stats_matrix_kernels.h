@@ -23,8 +23,11 @@ typedef struct abar__matrix_product {
 typedef struct abar__matrix_kernels {
     void (*product)(const abar__matrix_product *p);
     float (*dot)(const float *x, const float *y, int64_t n);
-    /* y *= scale; 0 if all of it is finite, and still is times largest */
-    float (*scale)(float *y, int64_t n, float scale, float largest);
+    /* 0 if all of x is finite, and still is times largest */
+    float (*finite)(const float *x, int64_t n, float largest);
+    /* y = beta * y + add * x, matrices of rows at their pitches */
+    void (*blend)(float *y, int64_t y_pitch, const float *x, int64_t x_pitch, int64_t rows, int64_t n, float beta, float add);
+    void (*scale)(float *x, int64_t n, float factor);
     /* sums[0..2] += <x, x>, <x, y>, <y, y>, in double */
     void (*compare)(const float *x, const float *y, int64_t n, double *sums);
 } abar__matrix_kernels;

@@ -137,15 +137,27 @@ static void product(const abar__matrix_product *p)
     }
 }
 
-static float scale_row(float *y, int64_t n, float scale, float largest)
+static float finite(const float *x, int64_t n, float largest)
 {
     float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) {
-        y[i] *= scale;
-        sum += largest * y[i] - largest * y[i];
-    }
+    for (int64_t i = 0; i < n; i++) sum += largest * x[i] - largest * x[i];
     return sum;
+}
+
+static void scale(float *x, int64_t n, float factor)
+{
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void blend(float *y, int64_t y_pitch, const float *x, int64_t x_pitch, int64_t rows, int64_t n, float beta, float add)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float *restrict to = y + r * y_pitch;
+        const float *restrict from = x + r * x_pitch;
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) to[i] = beta * to[i] + add * from[i];
+    }
 }
 
 static float dot(const float *x, const float *y, int64_t n)
@@ -172,4 +184,10 @@ static void compare(const float *restrict x, const float *restrict y, int64_t n,
 }
 
 const abar__matrix_kernels ABAR_ISA_NAME(abar__matrix) = {
-    .product = product, .dot = dot, .scale = scale_row, .compare = compare};
+    .product = product,
+    .dot = dot,
+    .finite = finite,
+    .scale = scale,
+    .blend = blend,
+    .compare = compare,
+};
