@@ -17,7 +17,7 @@ enum { PHI, PSI };                    /* averages; PSI: its numerator, the map's
 enum { PHI_INVERSE, PSI_RECIPROCAL }; /* derived */
 
 /* Examples whose weights are held at a time. */
-#define CHUNK 64          /* by the host */
+#define CHUNK 256         /* by the host */
 #define QUEUED_CHUNK 1024 /* by a queued device, behind the scratch of its products */
 
 static const abar_option options[] = {

@@ -10,8 +10,9 @@
 #include <string.h>
 
 #define TILE 32
-#define SERIAL_SIDE 256   /* smaller squares are not worth waking the other threads */
-#define SERIAL_EIGEN 1024 /* LAPACK's eigenvectors are thousands of small operations: even less so */
+#define SERIAL_SIDE 256    /* smaller squares are not worth waking the other threads */
+#define SERIAL_FACTOR 1024 /* LAPACK's Cholesky factor gains nothing from them below this */
+#define SERIAL_EIGEN 1024  /* LAPACK's eigenvectors are thousands of small operations: even less so */
 
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
@@ -43,9 +44,10 @@ static bool invert_float(abar_device *dev, int64_t d, const float *average, doub
         for (int64_t j = i; j < d; j++) a[i * d + j] = (float)(scale * (double)average[i * d + j]);
         a[i * d + i] = (float)(scale * (double)average[i * d + i] + shift);
     }
-    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_FACTOR ? 1 : dev->threads);
     int info = 0;
     spotrf_("L", &n, a, &n, &info, 1);
+    set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
     if (info == 0) spotri_("L", &n, a, &n, &info, 1);
     omp_set_num_threads(before);
     return info == 0;
