@@ -114,6 +114,22 @@ static void invert_well_conditioned_matrices_gives_symmetric_inverses(void **unu
         }
 }
 
+static void invert_gives_the_same_bits_on_any_number_of_threads(void **unused)
+{
+    (void)unused;
+    enum { D = 301, TRIALS = 20 };
+    static float average[D * D], inverse[D * D], again[D * D];
+    make_average(D, 2 * D, average);
+    for (int trial = 0; trial < TRIALS; trial++) {
+        abar_device *dev = cpu[1 + trial % MAX_THREADS];
+        const size_t bytes = dev->ops->stats->invert_scratch(dev, D);
+        void *scratch = take(dev, bytes);
+        assert_true(dev->ops->stats->invert(dev, D, average, 1.0, 0.5, false, trial ? again : inverse, scratch));
+        if (trial) assert_memory_equal(inverse, again, sizeof inverse);
+        abar_device_free(dev, scratch, bytes);
+    }
+}
+
 static void invert_bad_matrices_fails_and_leaves_the_inverse(void **unused)
 {
     (void)unused;
@@ -348,6 +364,7 @@ int main(void)
         cmocka_unit_test(squares_commit_clear_and_trace_equal_ref),
         cmocka_unit_test(squares_all_finite_sees_the_lower_triangle_alone),
         cmocka_unit_test(invert_well_conditioned_matrices_gives_symmetric_inverses),
+        cmocka_unit_test(invert_gives_the_same_bits_on_any_number_of_threads),
         cmocka_unit_test(invert_bad_matrices_fails_and_leaves_the_inverse),
         cmocka_unit_test(invert_in_double_goes_where_float_cannot),
         cmocka_unit_test(eigen_vectors_rebuild_the_matrix),
