@@ -1,8 +1,8 @@
 /* Gradients between dense factors (methods.md sections 4 to 6): L G R, at every step.
  *
- * Factors of up to a few hundred rows are multiplied where they lie; larger ones, and transposed right ones, by BLAS. Threads
- * own columns of the result until these are back in their places: what goes from one to the other is what they all must read.
- */
+ * Factors are multiplied where they lie, by our own kernels; transposed right ones, which are rare, by BLAS. Of a map's
+ * gradient threads take rows, and keep them until they are back in their places: columns would share a cache line with the
+ * neighbour's in every row, which costs more than half the product where cores are far apart. */
 #include "device/cpu/stats_dense.h"
 
 #include "device/cpu/stats_dense_impl.h"
@@ -14,12 +14,10 @@
 
 #define SERIAL_FLOPS 1000000.0 /* smaller products are not worth waking the other threads */
 
-static int64_t vectors_of(int64_t n) { return (n + 15) / 16; }
-
 /* Part me of n columns, cut at multiples of a vector. */
 static abar__range columns_of(int64_t n, int64_t parts, int64_t me)
 {
-    const abar__range r = abar__share(vectors_of(n), parts, me);
+    const abar__range r = abar__share((n + 15) / 16, parts, me);
     return (abar__range){abar__min(16 * r.begin, n), abar__min(16 * r.end, n)};
 }
 
