@@ -137,7 +137,7 @@ static void product(const abar__matrix_product *p)
     }
 }
 
-static float finite(const float *x, int64_t n, float largest)
+static float finite_row(const float *x, int64_t n, float largest)
 {
     float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
 #pragma omp simd reduction(+ : sum)
@@ -186,7 +186,7 @@ static void compare(const float *restrict x, const float *restrict y, int64_t n,
 const abar__matrix_kernels ABAR_ISA_NAME(abar__matrix) = {
     .product = product,
     .dot = dot,
-    .finite = finite,
+    .finite = finite_row,
     .scale = scale,
     .blend = blend,
     .compare = compare,
