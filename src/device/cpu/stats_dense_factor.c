@@ -13,9 +13,11 @@
 #define SERIAL_SIDE 256    /* smaller squares are not worth waking the other threads */
 #define SERIAL_FACTOR 1024 /* LAPACK's Cholesky factor gains nothing from them below this */
 #define SERIAL_EIGEN 1024  /* LAPACK's eigenvectors are thousands of small operations: even less so */
+#define LARGE_SIDE 2048    /* from here on LAPACK's way from a factor to the inverse is faster than ours */
 
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
+void spotri_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
 void dpptrf_(const char *uplo, const int *n, double *packed, int *info, size_t uplo_length);
 void dpptri_(const char *uplo, const int *n, double *packed, int *info, size_t uplo_length);
 void dsyevd_(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
@@ -155,8 +157,9 @@ static bool invert_float(abar_device *dev, int64_t d, const float *average, doub
     const int n = (int)d, before = set_blas_threads(d < SERIAL_FACTOR ? 1 : dev->threads);
     int info = 0;
     spotrf_("L", &n, a, &n, &info, 1);
+    if (info == 0 && d >= LARGE_SIDE) spotri_("L", &n, a, &n, &info, 1);
     omp_set_num_threads(before);
-    if (info == 0) invert_factor(dev, d, a);
+    if (info == 0 && d < LARGE_SIDE) invert_factor(dev, d, a);
     return info == 0;
 }
 

@@ -14,11 +14,9 @@ enum { WIDTH = 8, HIGH = 6 };
 #else
 enum { WIDTH = 4, HIGH = 4 };
 #endif
-enum { LOW = HIGH / 3 > 2 ? HIGH / 3 : 2, VECTORS = 2, LINE = 16 };
-enum { PIECE = 640 };
-/* the longest sum that is made at once: so many lines of b, at any pitch, stay in the cache */ /* rows and vectors of the
-                                                                                                   tiles: two vectors or one
-                                                                                                 */
+/* Tiles are HIGH, LOW or one row high and two vectors or one wide. PIECE: the longest sum that is made at once; so many lines
+ * of b, at any pitch, stay in the cache. */
+enum { LOW = HIGH / 3 > 2 ? HIGH / 3 : 2, VECTORS = 2, LINE = 16, PIECE = 640 };
 
 typedef float vec __attribute__((vector_size(WIDTH * 4)));
 typedef float loose __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias)); /* in memory, anywhere */
