@@ -223,7 +223,8 @@ static void count_memory(abar__curvature *cv)
         abar__map *map = &cv->maps[i];
         cv->state_bytes += place_state(cv, map, NULL);
         const bool applies = map->shape.dense && !cv->dev->ops->queue;
-        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
+        const int64_t columns = map->d > 8 ? map->d : 8;
+        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * columns) : 0; /* G, its new form, and spare */
         size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
         if (need > cv->scratch_bytes) cv->scratch_bytes = need;
     }
