@@ -43,8 +43,8 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
     if (resume && !there && lost_checkpoint(t->ctx, dir))
         return abar__fail(
             t->ctx, ABAR_E_NOT_FOUND,
-            "%s/state.safetensors: the checkpoint is gone, bring it back, or begin a new run, which may start with "
-            "--init %s/model.safetensors",
+            "%s/state.safetensors: the checkpoint is gone, bring it back, or move %s away and begin anew, perhaps with "
+            "--init and its model.safetensors",
             dir, dir);
     return ABAR_OK;
 }

@@ -91,7 +91,7 @@ succeeds "uninterrupted" train "${small[@]}" --epochs 3 --out whole
 check "stopped and resumed is the same as uninterrupted" cmp stop/model.safetensors whole/model.safetensors
 cp -r stop lost && rm lost/state.safetensors
 before=$(cksum lost/*)
-refuses "resume of a checkpoint that is gone" 1 'lost/state.safetensors: .*gone.*--init lost/model.safetensors' train --resume lost
+refuses "resume of a checkpoint that is gone" 1 'lost/state.safetensors: .*gone.*move lost away.*--init' train --resume lost
 check "what is left of it stays" test "$before" = "$(cksum lost/*)"
 refuses "resume of a file" 2 'give the folder' train --resume stop/state.safetensors
 refuses "a comparison in the folder of a run" 2 'stop: already holds a run' compare "${small[@]}" --out stop
