@@ -27,6 +27,12 @@ succeeds "version" --version
 check "version says a number" says '^abar [0-9]+\.[0-9]+\.[0-9]+$'
 succeeds "optimizers" optimizers
 check "optimizers lists options" says '--momentum'
+succeeds "one optimizer" optimizers --optim mac+adamw
+check "one optimizer has its method's options" says '--value-stat'
+check "one optimizer has its rule's options" says '--beta'
+check "one optimizer is alone" bash -c '! "$1" optimizers --optim mac | grep -q "^foof"' _ "$abar"
+refuses "an unknown optimizer" 2 'did you mean' optimizers --optim mca
+refuses "an optimizer as a lone word" 2 'did you mean --optim mac' optimizers mac
 succeeds "models" models
 check "models counts parameters" says '^lenet5 .* 61,706 '
 succeeds "one model" models --model resnet20 --batch 64
