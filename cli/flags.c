@@ -329,6 +329,14 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
                     name, value, resumed, begun, resumed);
 }
 
+/* What was wrong with a value. The library speaks of --name where --label.name was typed. */
+static int refuse_value(const cli *c, const scope *s, abar_status status)
+{
+    const char *text = abar_context_error(c->ctx);
+    if (s->only < 0 || strncmp(text, "--", 2) != 0) return cli_fail_usage(c, status);
+    return cli_fail(EXIT_USAGE, "--%s.%s", s->list->label[s->only], text + 2);
+}
+
 /* A setting goes to every setup in scope that has it. */
 static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
@@ -345,7 +353,7 @@ static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, 
         if (idle) return cli_fail(EXIT_USAGE, "--%s %s: %s, leave it out", flag->name, value, idle);
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
-    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+    return status < 0 ? refuse_value(c, s, status) : EXIT_SUCCESS;
 }
 
 /* Narrows the scope to the label that name may begin with, and returns what follows it. */

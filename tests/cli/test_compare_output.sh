@@ -147,6 +147,7 @@ mkdir empty && cd empty || exit 1
 refuses "unknown optimizer" 2 'mca.*mac' compare --optim sgd,mca
 refuses "a misspelt flag with a label" 2 '--mac.dampin: .*did you mean --mac.damping' compare --mac.dampin 1
 refuses "a label's flag without a value" 2 '--mac.damping: needs a value, as in --mac.damping' compare --mac.damping
+refuses "a label's flag with a bad value" 2 '--mac.lr x: not a number' compare --mac.lr x
 refuses "a flag with half a label" 2 '--.damping: no such flag' compare --.damping 1
 refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
 refuses "a label twice" 2 'low: is compared twice.* a=mac,b=sgd' compare --optim low=mac,low=sgd
