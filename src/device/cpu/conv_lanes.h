@@ -4,11 +4,10 @@
 #define ABAR_CONV_LANES_H
 
 #include "device/cpu/isa.h"
+#include "device/cpu/isa/lanes.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-#define ABAR_LANES 16
 
 /* One axis of a window: output index i meets source index i * step + first + m * tap through tap m, where that lies in
  * [0, in). Forward: step = stride, first = -pad, tap = dilation. Backward has negative taps and its own first. */

@@ -16,26 +16,20 @@ enum { MAX_OUTPUTS = 6, MAX_COLUMNS = 8, MAX_TAPS = 5, MAX_TILE = 24 };
 typedef float vec __attribute__((vector_size(WIDTH * 4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(WIDTH * 4), may_alias));
 
-#define INLINE static inline __attribute__((always_inline))
 /* Loops over a tile are flat, with bounds known to the compiler: so it keeps the tile in registers. */
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 24")
-#endif
 
-INLINE vec load(const float *p) { return *(const vec *)p; }
-INLINE void store(float *p, vec v) { *(vec *)p = v; }
+ABAR_SPECIALIZED vec load(const float *p) { return *(const vec *)p; }
+ABAR_SPECIALIZED void store(float *p, vec v) { *(vec *)p = v; }
 /* The larger of both; a NaN in v stays. */
-INLINE vec at_least(vec v, vec floor)
+ABAR_SPECIALIZED vec at_least(vec v, vec floor)
 {
     ivec below = v < floor;
     return (vec)(((ivec)v & ~below) | ((ivec)floor & below));
 }
 
-INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+ABAR_SPECIALIZED int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+ABAR_SPECIALIZED int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+ABAR_SPECIALIZED int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Output indices [*begin, *end) for which taps [from, to) all meet the source; empty as [0, 0). */
 static void interior(const abar__lanes_axis *a, int64_t from, int64_t to, int64_t *begin, int64_t *end)
@@ -75,25 +69,25 @@ typedef struct tile_args {
     int64_t v0, v1, h0, h1;      /* taps that meet the source */
 } tile_args;
 
-INLINE void tile(const tile_args *a, const int outputs, const int columns)
+ABAR_SPECIALIZED void tile(const tile_args *a, const int outputs, const int columns)
 {
     const abar__lanes_map *map = a->map;
     const int64_t column = map->h.step * ABAR_LANES, tap = map->h.tap * ABAR_LANES;
     const vec floor = (vec){0} - (map->relu ? 0.0f : INFINITY);
     for (int lane = 0; lane < ABAR_LANES; lane += WIDTH) {
         vec acc[MAX_TILE];
-        UNROLL for (int n = 0; n < outputs * columns; n++) acc[n] = (vec){0} + a->bias[n / columns];
+        ABAR_UNROLL for (int n = 0; n < outputs * columns; n++) acc[n] = (vec){0} + a->bias[n / columns];
         for (int64_t c = 0; c < map->inputs; c++)
             for (int64_t v = a->v0; v < a->v1; v++) {
                 const float *s = a->src + c * map->src_channel + (v - a->v0) * map->v.tap * map->src_row + lane;
                 const float *w = a->weights + ((c * map->v.taps + v) * map->h.taps + a->h0) * outputs;
                 for (int64_t h = a->h0; h < a->h1; h++, s += tap, w += outputs) {
                     vec x[MAX_COLUMNS];
-                    UNROLL for (int j = 0; j < columns; j++) x[j] = load(s + j * column);
-                    UNROLL for (int n = 0; n < outputs * columns; n++) acc[n] += x[n % columns] * w[n / columns];
+                    ABAR_UNROLL for (int j = 0; j < columns; j++) x[j] = load(s + j * column);
+                    ABAR_UNROLL for (int n = 0; n < outputs * columns; n++) acc[n] += x[n % columns] * w[n / columns];
                 }
             }
-        UNROLL for (int n = 0; n < outputs * columns; n++)
+        ABAR_UNROLL for (int n = 0; n < outputs * columns; n++)
             store(a->dst + n / columns * map->dst_channel + n % columns * map->dst_column + lane, at_least(acc[n], floor));
     }
 }
@@ -194,30 +188,30 @@ typedef struct slope_args {
 } slope_args;
 
 /* One row's columns [begin, end). At the edge, taps off the source read zeros instead. */
-INLINE void slope_columns(const slope_args *a, vec acc[MAX_TILE], const float *dy, const float *x, int64_t begin, int64_t end,
-                          const int outputs, const int taps, const bool edge)
+ABAR_SPECIALIZED void slope_columns(const slope_args *a, vec acc[MAX_TILE], const float *dy, const float *x, int64_t begin,
+                                    int64_t end, const int outputs, const int taps, const bool edge)
 {
     static const float zeros[ABAR_LANES] __attribute__((aligned(64))) = {0};
     const abar__lanes_slope *map = a->map;
     for (int64_t j = begin; j < end; j++) {
         int64_t first = a->at + j * map->h.step;
         vec g[MAX_OUTPUTS], s[MAX_TAPS];
-        UNROLL for (int o = 0; o < outputs; o++) g[o] = load(dy + o * map->dy_channel + j * ABAR_LANES);
-        UNROLL for (int t = 0; t < taps; t++)
+        ABAR_UNROLL for (int o = 0; o < outputs; o++) g[o] = load(dy + o * map->dy_channel + j * ABAR_LANES);
+        ABAR_UNROLL for (int t = 0; t < taps; t++)
         {
             int64_t column = first + t * map->h.tap;
             s[t] = load(!edge || (column >= 0 && column < map->h.in) ? x + column * ABAR_LANES : zeros);
         }
-        UNROLL for (int n = 0; n < outputs * taps; n++) acc[n] += g[n % outputs] * s[n / outputs];
+        ABAR_UNROLL for (int n = 0; n < outputs * taps; n++) acc[n] += g[n % outputs] * s[n / outputs];
     }
 }
 
-INLINE void slope_tile(const slope_args *a, const int outputs, const int taps)
+ABAR_SPECIALIZED void slope_tile(const slope_args *a, const int outputs, const int taps)
 {
     const abar__lanes_slope *map = a->map;
     const int64_t per_output = map->inputs * map->v.taps * map->h.taps * ABAR_LANES;
     vec acc[MAX_TILE];
-    UNROLL for (int n = 0; n < outputs * taps; n++) acc[n] =
+    ABAR_UNROLL for (int n = 0; n < outputs * taps; n++) acc[n] =
         load(a->partial + n % outputs * per_output + n / outputs * ABAR_LANES);
     for (int lane = 0; lane < ABAR_LANES; lane += WIDTH) {
         const float *dy = a->dy + lane, *x = a->x + lane;
@@ -227,7 +221,7 @@ INLINE void slope_tile(const slope_args *a, const int outputs, const int taps)
             slope_columns(a, acc, dy, x, a->outer, map->h.out, outputs, taps, true);
         }
     }
-    UNROLL for (int n = 0; n < outputs * taps; n++)
+    ABAR_UNROLL for (int n = 0; n < outputs * taps; n++)
         store(a->partial + n % outputs * per_output + n / outputs * ABAR_LANES, acc[n]);
 }
 

@@ -7,4 +7,11 @@
 /* A loop body written once and specialised by the constants it is called with. */
 #define ABAR_SPECIALIZED static inline __attribute__((always_inline))
 
+/* In front of a loop whose turns are a constant after that: all of them are written out. */
+#if defined(__clang__)
+#define ABAR_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ABAR_UNROLL _Pragma("GCC unroll 24")
+#endif
+
 #endif

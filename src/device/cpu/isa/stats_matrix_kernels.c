@@ -21,17 +21,12 @@ enum { LOW = HIGH / 3 > 2 ? HIGH / 3 : 2, VECTORS = 2, LINE = 16, PIECE = 640 };
 typedef float vec __attribute__((vector_size(WIDTH * 4)));
 typedef float loose __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias)); /* in memory, anywhere */
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 24")
-#endif
-
 ABAR_SPECIALIZED void add_step(vec *acc, const float *x, int64_t x_row, const float *b, const int high, const int wide)
 {
     vec v[VECTORS];
-    UNROLL for (int j = 0; j < wide; j++) v[j] = *(const loose *)(b + j * WIDTH);
-    UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) acc[i * wide + j] += v[j] * x[i * x_row];
+    ABAR_UNROLL for (int j = 0; j < wide; j++) v[j] = *(const loose *)(b + j * WIDTH);
+    ABAR_UNROLL for (int i = 0; i < high; i++) ABAR_UNROLL for (int j = 0; j < wide; j++) acc[i * wide + j] +=
+        v[j] * x[i * x_row];
 }
 
 /* Rows from .. from + high - 1 and columns at .. at + wide * WIDTH - 1. Meanwhile a line of every row of b is fetched for the
@@ -42,7 +37,7 @@ ABAR_SPECIALIZED void tile(const abar__matrix_product *p, int64_t from, int64_t 
     vec acc[HIGH * VECTORS];
     const float *x = p->x + from * p->x_row, *b = p->b + at;
     const int64_t ahead = wide * WIDTH + from / HIGH % 3 * LINE;
-    UNROLL for (int i = 0; i < high * wide; i++)
+    ABAR_UNROLL for (int i = 0; i < high * wide; i++)
     {
         acc[i] = (vec){0};
         if (p->add) acc[i] = *(const loose *)(to + i / wide * pitch + i % wide * WIDTH);
@@ -52,7 +47,7 @@ ABAR_SPECIALIZED void tile(const abar__matrix_product *p, int64_t from, int64_t 
         add_step(acc, x, p->x_row, b, high, wide);
     }
     if (p->last) add_step(acc, p->last + from, 1, b, high, wide);
-    UNROLL for (int i = 0; i < high * wide; i++) * (loose *)(to + i / wide * pitch + i % wide * WIDTH) = acc[i];
+    ABAR_UNROLL for (int i = 0; i < high * wide; i++) * (loose *)(to + i / wide * pitch + i % wide * WIDTH) = acc[i];
 }
 
 static void any_tile(const abar__matrix_product *p, int64_t from, int64_t at, float *to, int64_t pitch, int high, int wide)

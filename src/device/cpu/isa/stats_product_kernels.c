@@ -32,12 +32,6 @@ typedef float octet __attribute__((vector_size(32)));
 typedef float loose_octet __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float loose __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias)); /* in memory, anywhere */
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 24")
-#endif
-
 ABAR_SPECIALIZED vec load(const float *p) { return *(const loose *)p; }
 ABAR_SPECIALIZED void store(float *p, vec v) { *(loose *)p = v; }
 ABAR_SPECIALIZED void add_to(float *p, vec v) { store(p, load(p) + v); }
@@ -48,7 +42,7 @@ ABAR_SPECIALIZED void channel_tile(const abar__product_run *run, int64_t from, i
                                    const bool weighted)
 {
     vec acc[MAX_ROWS];
-    UNROLL for (int c = 0; c < rows; c++) acc[c] = (vec){0};
+    ABAR_UNROLL for (int c = 0; c < rows; c++) acc[c] = (vec){0};
     for (int64_t g = 0; g < run->groups; g++)
         for (int64_t y = 0; y < run->rows; y++) {
             const float *a = run->a + g * run->group + y * run->row + from;
@@ -56,10 +50,10 @@ ABAR_SPECIALIZED void channel_tile(const abar__product_run *run, int64_t from, i
             for (int64_t x = 0; x < run->columns; x++, a += run->column, b += run->column) {
                 vec v = load(b);
                 if (weighted) v *= run->weight[g];
-                UNROLL for (int c = 0; c < rows; c++) acc[c] += v * a[c];
+                ABAR_UNROLL for (int c = 0; c < rows; c++) acc[c] += v * a[c];
             }
         }
-    UNROLL for (int c = 0; c < rows; c++) add_to(block + (from + c) * ABAR_LANES + lane, acc[c]);
+    ABAR_UNROLL for (int c = 0; c < rows; c++) add_to(block + (from + c) * ABAR_LANES + lane, acc[c]);
 }
 
 ABAR_SPECIALIZED void channel_tiles(const abar__product_run *run, int64_t rows, float *block, const bool weighted)
@@ -108,7 +102,7 @@ ABAR_SPECIALIZED float total(vec v)
     quad q[WIDTH / 4], sum;
     memcpy(q, &v, sizeof v);
     sum = q[0];
-    UNROLL for (int i = 1; i < WIDTH / 4; i++) sum += q[i];
+    ABAR_UNROLL for (int i = 1; i < WIDTH / 4; i++) sum += q[i];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
@@ -135,18 +129,18 @@ ABAR_SPECIALIZED void image_pixel(const abar__product_run *run, const float *a, 
                                   const int as, const int bs, const bool special)
 {
     vec u[TILE_A], v[TILE_B];
-    UNROLL for (int i = 0; i < as; i++)
+    ABAR_UNROLL for (int i = 0; i < as; i++)
     {
         u[i] = load(a + i * run->channel);
         if (special) u[i] = masked(u[i], lanes->present) * lanes->weight;
         HOLD(u[i]);
     }
-    UNROLL for (int i = 0; i < bs; i++)
+    ABAR_UNROLL for (int i = 0; i < bs; i++)
     {
         v[i] = load(b + i * run->channel);
         if (special) v[i] = masked(v[i], lanes->present);
     }
-    UNROLL for (int n = 0; n < as * bs; n++) acc[n] += u[n / bs] * v[n % bs];
+    ABAR_UNROLL for (int n = 0; n < as * bs; n++) acc[n] += u[n / bs] * v[n % bs];
 }
 
 /* block[i * width + j], i < as, j < bs. special: some lanes are empty, or images have weights. */
@@ -156,7 +150,7 @@ ABAR_SPECIALIZED void image_tile(const abar__product_run *run, float *block, int
     /* where there are few products, several pixels at a time keep the multipliers busy */
     const int size = as * bs, pixels = size == 1 ? 8 : size <= 4 ? 2 : 1;
     vec acc[TILE];
-    UNROLL for (int n = 0; n < size * pixels; n++) acc[n] = (vec){0};
+    ABAR_UNROLL for (int n = 0; n < size * pixels; n++) acc[n] = (vec){0};
     for (int lane = 0; lane < ABAR_LANES; lane += WIDTH)
         for (int64_t g = 0; g < run->groups; g++) {
             lanes_of lanes = {0};
@@ -166,14 +160,14 @@ ABAR_SPECIALIZED void image_tile(const abar__product_run *run, float *block, int
                 const float *b = run->b + g * run->group + y * run->row + lane;
                 int64_t x = 0;
                 for (; x + pixels <= run->columns; x += pixels)
-                    UNROLL for (int p = 0; p < pixels; p++, a += run->column, b += run->column)
+                    ABAR_UNROLL for (int p = 0; p < pixels; p++, a += run->column, b += run->column)
                         image_pixel(run, a, b, &lanes, acc + p * size, as, bs, special);
                 for (; x < run->columns; x++, a += run->column, b += run->column)
                     image_pixel(run, a, b, &lanes, acc, as, bs, special);
             }
         }
-    UNROLL for (int n = size; n < size * pixels; n++) acc[n % size] += acc[n];
-    UNROLL for (int n = 0; n < size; n++) block[n / bs * width + n % bs] += total(acc[n]);
+    ABAR_UNROLL for (int n = size; n < size * pixels; n++) acc[n % size] += acc[n];
+    ABAR_UNROLL for (int n = 0; n < size; n++) block[n / bs * width + n % bs] += total(acc[n]);
 }
 
 ABAR_SPECIALIZED void any_image_tile(const abar__product_run *run, float *block, int64_t width, int64_t as, int64_t bs,
