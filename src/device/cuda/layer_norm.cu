@@ -8,6 +8,7 @@
  * A warp that can hold a row in its registers reads it once; backward keeps the column sums there, too. Other widths take
  * kernels that read a row again for every pass over it. */
 #include "device/cuda/bias_relu.h"
+#include "device/cuda/sequence.h"
 
 #define ROWS_PER_BLOCK 8 /* a warp each */
 #define COLUMN_LANES 8   /* threads that share a column of a slab */
@@ -26,22 +27,6 @@ template <typename T> struct norm_memory {
     T *y, *stream, *dx, *dx_too;
     float *saved, *partial; /* partial (slabs, 2, width): sums of dy xh and of dy over a slab of rows */
 };
-
-/* V neighbouring parameters. */
-template <int V> __device__ static inline lanes<V> load_params(const float *p)
-{
-    lanes<V> a;
-    if constexpr (V == 1) {
-        a.v[0] = p[0];
-    } else {
-#pragma unroll
-        for (int k = 0; k < V; k += 4) {
-            const float4 w = *reinterpret_cast<const float4 *>(p + k);
-            a.v[k] = w.x, a.v[k + 1] = w.y, a.v[k + 2] = w.z, a.v[k + 3] = w.w;
-        }
-    }
-    return a;
-}
 
 /* As it will be read again. */
 __device__ static inline float rounded(const float *, float v) { return v; }
@@ -120,9 +105,9 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kerne
     });
     const float rstd = 1.0f / sqrtf(warp_sum(square) / (float)m.width + m.eps);
     for_held<T, K>(m.width, [&](int j, int c) {
-        const lanes<V> scale = load_params<V>(m.scale + c);
+        const lanes<V> scale = load_floats<V>(m.scale + c);
         lanes<V> shift = {};
-        if (m.shift) shift = load_params<V>(m.shift + c);
+        if (m.shift) shift = load_floats<V>(m.shift + c);
 #pragma unroll
         for (int k = 0; k < V; k++) v[j].v[k] = (v[j].v[k] - mean) * rstd * scale.v[k] + shift.v[k];
         store_lanes<V>(m.y + at + c, v[j]);
@@ -151,7 +136,7 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, 
         const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
         float sum = 0.0f, dot = 0.0f; /* of g = scale dy, and of g with xh */
         for_held<T, K>(m.width, [&](int j, int c) {
-            const lanes<V> v = x.numbers(j), d = dy.numbers(j), scale = load_params<V>(m.scale + c);
+            const lanes<V> v = x.numbers(j), d = dy.numbers(j), scale = load_floats<V>(m.scale + c);
 #pragma unroll
             for (int k = 0; k < V; k++) {
                 const float xh = (v.v[k] - mean) * rstd, g = d.v[k] * scale.v[k];
@@ -165,7 +150,7 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, 
         sum = warp_sum(sum) / (float)m.width;
         dot = warp_sum(dot) / (float)m.width;
         for_held<T, K>(m.width, [&](int j, int c) {
-            const lanes<V> v = x.numbers(j), scale = load_params<V>(m.scale + c);
+            const lanes<V> v = x.numbers(j), scale = load_floats<V>(m.scale + c);
             lanes<V> g = dy.numbers(j), beside = {};
             if (RESIDUAL) beside = dstream.numbers(j);
 #pragma unroll
