@@ -1,0 +1,561 @@
+/* Wide products of rows of bf16 (core_products.h) on tensor cores that read both operands from shared memory (core_wgmma.h).
+ *
+ * A block sums a tile, 192 columns of b by N columns of a, over a split of the positions, 64 at a step: a warp has boxes of 64
+ * positions by 64 channels brought (core_tma.h) into places in turns, and three groups of warps multiply 64 columns of b each.
+ * A box lies in memory as an image does, so b is the image from a shifted corner on, and what is outside comes as zeros: a
+ * border row or column is a box one high or one wide, and where an image is smaller than a box it takes several examples. All
+ * parts go this way: of 8 x 8 pixels the borders are a tenth of the work. Channels that end within 64 of a tile come as two
+ * boxes of 32, each of its own tap.
+ *
+ * Barriers: full, when a step has come; weighed, when its columns of a have been multiplied by the examples' weights, which
+ * the three other warps of the fourth group do; empty, when all groups have done with it. */
+#include "device/cuda/conv_tiles_mma.h"
+#include "device/cuda/core_products.h"
+#include "device/cuda/core_tma.h"
+#include "device/cuda/core_wgmma.h"
+
+#define DEPTH 64 /* positions of a step */
+#define BOX (DEPTH * 128)
+#define GROUPS (ABAR_PANEL_TILE / 64)
+#define MULTIPLIERS (GROUPS * 128) /* threads */
+#define THREADS (MULTIPLIERS + 128)
+#define WEIGHERS 96
+#define WEIGHED_ROWS (WEIGHERS / 8) /* at once */
+#define MAPS 4
+#define LEAST 128 /* columns of a */
+
+template <int N_> struct panel_shape {
+    static const int N = N_, BOXES = (N + 63) / 64; /* of a; then those of b */
+    static const int STEP = (BOXES + GROUPS) * BOX, STEPS = N == 128 ? 5 : 4;
+    static const int BYTES = 1024 + STEPS * STEP; /* from a multiple of 1024 on */
+};
+
+/* How the positions of a part are cut into steps. */
+typedef struct cut {
+    int wide, high, examples; /* of a box: DEPTH positions */
+    int right, down, steps;   /* boxes side by side, below each other, and all */
+    int map;
+} cut;
+
+/* A product, and what there is beside it. */
+typedef struct wide_products {
+    abar__products s;
+    cut cuts[ABAR_PRODUCT_PARTS];
+    int line;                     /* positions of an example, where those of all are one line; 0: they are not */
+    unsigned *turns;              /* of lanes with several splits: (tiles, lanes) of a part, zero between launches */
+    int turn[ABAR_PRODUCT_PARTS]; /* a part's first of these */
+    CUtensorMap map[MAPS][2];     /* boxes of 64 and 32 channels */
+} wide_products;
+
+/* ---- who does what ------------------------------------------------------------------------------------------------------ */
+
+/* The tile and the steps of a block. */
+typedef struct work {
+    int part, tile, split, down, left;
+    int from, steps;
+} work;
+
+/* Tiles side by side in row down of a part's. */
+__host__ __device__ static inline int tiles_across(const abar__product_part &q, int columns, int down)
+{
+    const int all = q.across ? q.across : (q.columns + columns - 1) / columns;
+    const int reach = (ABAR_PANEL_TILE * (down + 1) + columns - 1) / columns;
+    return q.across || all < reach ? all : reach;
+}
+
+template <class S> __device__ static inline work work_of(const wide_products &p)
+{
+    work w = {};
+    while (w.part + 1 < p.s.parts && blockIdx.x >= p.s.part[w.part + 1].block) w.part++;
+    const abar__product_part &q = p.s.part[w.part];
+    const int own = (int)(blockIdx.x - q.block), steps = p.cuts[w.part].steps;
+    w.tile = own % q.tiles;
+    w.split = own / q.tiles;
+    w.left = w.tile;
+    for (int n; w.left >= (n = tiles_across(q, S::N, w.down)); w.down++) w.left -= n;
+    w.from = (int)((int64_t)steps * w.split / q.splits);
+    w.steps = (int)((int64_t)steps * (w.split + 1) / q.splits) - w.from;
+    return w;
+}
+
+/* Of 64 columns of b from this one on the last 32 are another tap's. */
+__device__ static inline bool in_halves(const abar__products &s, const abar__product_part &q, int column)
+{
+    return q.columns > s.channels && column % s.channels + 64 > s.channels;
+}
+
+/* Addresses in shared memory: the places, a multiple of 1024, and the barriers, one for each. */
+typedef struct ring {
+    uint32_t at, full, weighed, empty;
+} ring;
+
+template <class S> __device__ static inline uint32_t place_in(const ring &r, int step)
+{
+    return r.at + (uint32_t)(step % S::STEPS * S::STEP);
+}
+template <class S> __device__ static inline uint32_t turn_of(uint32_t turns, int step)
+{
+    return turns + (uint32_t)(step % S::STEPS) * 8;
+}
+template <class S> __device__ static inline unsigned parity_of(int step) { return (unsigned)(step / S::STEPS) & 1u; }
+
+/* ---- bringing --------------------------------------------------------------------------------------------------------- */
+
+/* What a lane has brought in every step. */
+typedef struct source {
+    const CUtensorMap *map; /* NULL: nothing */
+    uint32_t to;            /* from the place on */
+    int channel, y, x;      /* from the position on */
+} source;
+
+__device__ static inline source source_of(const abar__products &s, const abar__taps &taps, int columns, int column,
+                                          const CUtensorMap *map, int to)
+{
+    if (column >= columns) return {map, (uint32_t)to, s.channels, 0, 0}; /* zeros: bytes are counted all the same */
+    const place c = column_place(s, taps, columns, column);
+    return {map, (uint32_t)to, column % s.channels, c.y, c.x};
+}
+
+/* Lanes 0 on: boxes of a; 8 on: both halves of the groups' boxes of b, the first being all of it where they are not apart. */
+template <class S> __device__ static inline source lane_source(const wide_products &p, const work &w, int lane)
+{
+    const abar__product_part &q = p.s.part[w.part];
+    const CUtensorMap *maps = p.map[p.cuts[w.part].map];
+    if (lane < S::BOXES) return source_of(p.s, p.s.taps, p.s.columns, w.left * S::N + lane * 64, &maps[0], lane * BOX);
+    const int group = (lane - 8) / 2, half = lane % 2, column = w.down * ABAR_PANEL_TILE + group * 64;
+    if (lane < 8 || group >= GROUPS) return {};
+    const int to = (S::BOXES + group) * BOX;
+    if (in_halves(p.s, q, column))
+        return source_of(p.s, q.taps, q.columns, column + half * 32, &maps[1], to + half * (BOX / 2));
+    return half ? source{} : source_of(p.s, q.taps, q.columns, column, &maps[0], to);
+}
+
+/* A warp. */
+template <class S> __device__ static inline void bring_steps(const wide_products &p, const work &w, const ring &r)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const abar__product_part &q = p.s.part[w.part];
+    const cut &c = p.cuts[w.part];
+    const source from = lane_source<S>(p, w, lane);
+    int right = w.from % c.right, down = w.from / c.right % c.down, n = w.from / c.right / c.down;
+    for (int i = 0; i < w.steps; i++) {
+        const uint32_t full = turn_of<S>(r.full, i);
+        if (lane == 0) {
+            if (i >= S::STEPS) turn_wait(turn_of<S>(r.empty, i), parity_of<S>(i - S::STEPS));
+            turn_expect(full, S::STEP);
+        }
+        __syncwarp();
+        if (from.map)
+            box_bring(place_in<S>(r, i) + from.to, from.map, from.channel, (q.left + right * c.wide) * p.s.step[1] + from.x,
+                      (q.top + down * c.high) * p.s.step[0] + from.y, n * c.examples, full);
+        if (++right == c.right) {
+            right = 0;
+            if (++down == c.down) {
+                down = 0;
+                n++;
+            }
+        }
+    }
+}
+
+/* ---- weighing ----------------------------------------------------------------------------------------------------------- */
+
+__device__ static inline uint32_t weighed(uint32_t pair, float w)
+{
+    return pair_bits(w * __uint_as_float(pair << 16), w * __uint_as_float(pair & 0xffff0000u));
+}
+
+/* Of row `row` of a step's boxes. */
+__device__ static inline float step_weight(const wide_products &p, const cut &c, int step, int row)
+{
+    const int64_t n = p.line ? ((int64_t)step * DEPTH + row) / p.line
+                             : (int64_t)(step / (c.right * c.down)) * c.examples + row / (c.wide * c.high);
+    const int64_t examples = p.line ? p.s.part[0].wide / p.line : p.s.examples;
+    return row < DEPTH && n < examples ? (float)__ldg(p.s.weight + n) : 0.0f;
+}
+
+/* Three warps: a thread multiplies 16 bytes of every 12th row of the boxes of a, wherever the pattern has put them. */
+template <class S> __device__ static inline void weigh_steps(const wide_products &p, const work &w, const ring &r, char *memory)
+{
+    const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8;
+    const cut &c = p.cuts[w.part];
+    for (int i = 0; i < w.steps; i++) {
+        char *own = memory + (place_in<S>(r, i) - r.at) + t * 16;
+        float weights[(DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS) weights[k / WEIGHED_ROWS] = step_weight(p, c, w.from + i, row + k);
+        turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS)
+            if (row + k < DEPTH)
+#pragma unroll
+                for (int b = 0; b < S::BOXES; b++) {
+                    uint4 *v = (uint4 *)(own + b * BOX + k * 128);
+                    const float x = weights[k / WEIGHED_ROWS];
+                    *v = make_uint4(weighed(v->x, x), weighed(v->y, x), weighed(v->z, x), weighed(v->w, x));
+                }
+        turn_written();
+        turn_arrive(turn_of<S>(r.weighed, i));
+    }
+}
+
+/* ---- multiplying -------------------------------------------------------------------------------------------------------- */
+
+/* A group of warps: its 64 columns of b. A place is given back when the products behind it have begun. */
+template <class S>
+__device__ static inline void multiply_steps(const wide_products &p, const work &w, const ring &r, float (&sum)[S::N / 2])
+{
+    const int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
+    const bool halves = in_halves(p.s, p.s.part[w.part], w.down * ABAR_PANEL_TILE + group * 64);
+    const uint32_t ahead = (halves ? 16 * 64 : 16 * 128) >> 4; /* 16 rows, as a descriptor counts */
+    for (int i = 0; i < w.steps; i++) {
+        const uint32_t at = place_in<S>(r, i), own = at + (uint32_t)((S::BOXES + group) * BOX);
+        const uint64_t b = halves ? half_rows_descriptor(own, BOX / 2) : rows_descriptor(own, BOX);
+        const uint64_t a = rows_descriptor(at, BOX);
+        turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
+        if (p.s.weight) turn_wait(turn_of<S>(r.weighed, i), parity_of<S>(i));
+        group_begin();
+#pragma unroll
+        for (uint32_t k = 0; k < DEPTH / 16; k++)
+            group_multiply_rows(sum, b + k * ahead, a + k * (16 * 128 >> 4), i > 0 || k > 0);
+        group_commit();
+        group_wait<1>();
+        if (i > 0 && lane == 0) turn_arrive(turn_of<S>(r.empty, i - 1));
+    }
+    group_wait<0>();
+    group_settle(sum);
+}
+
+/* Row h of a thread's two in a part's panel, its first pair of columns; pairs are eight columns apart. */
+template <class S> __device__ static inline float *sums_place(const wide_products &p, const work &w, int row)
+{
+    const abar__product_part &q = p.s.part[w.part];
+    const int lane = (int)threadIdx.x % 4;
+    return p.s.partial + q.at + w.split % q.lanes * q.floats + panel_at<S::N>(q, w.left) +
+           (int64_t)(row - panel_first<S::N>(q, w.left)) * S::N + 2 * lane;
+}
+
+/* Of a lane with several splits each adds to the last one's sums, in this order; blocks of earlier splits begin earlier, so
+ * nobody waits for one that waits for room. The last leaves the turn as it was. */
+template <class S> __device__ static inline void store_sums(const wide_products &p, const work &w, float (&sum)[S::N / 2])
+{
+    const abar__product_part &q = p.s.part[w.part];
+    const int before = w.split / q.lanes;
+    const bool last = w.split + q.lanes >= q.splits;
+    volatile unsigned *turn = p.turns + p.turn[w.part] + w.tile * q.lanes + w.split % q.lanes;
+    const int row = w.down * ABAR_PANEL_TILE + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    if (before) {
+        if (threadIdx.x == 0)
+            while (*turn != (unsigned)before) continue;
+        groups_meet<MULTIPLIERS>();
+        __threadfence();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float2 *to = (float2 *)sums_place<S>(p, w, row + 8 * h);
+        if (row + 8 * h >= q.columns) continue;
+        if (before)
+#pragma unroll
+            for (int j = 0; j < S::N / 8; j++) {
+                const float2 v = __ldcg(to + 4 * j);
+                sum[4 * j + 2 * h] += v.x;
+                sum[4 * j + 2 * h + 1] += v.y;
+            }
+#pragma unroll
+        for (int j = 0; j < S::N / 8; j++) to[4 * j] = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+    }
+    if (last && !before) return;
+    __threadfence();
+    groups_meet<MULTIPLIERS>();
+    if (threadIdx.x == 0) *turn = last ? 0 : (unsigned)before + 1;
+}
+
+template <class S>
+static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __grid_constant__ wide_products p)
+{
+    extern __shared__ uint4 shared[];
+    __shared__ __align__(8) uint64_t turns[3][S::STEPS]; /* full, weighed, empty */
+    const uint32_t from = shared_address(shared), at = (from + 1023) / 1024 * 1024;
+    const ring r = {at, shared_address(turns[0]), shared_address(turns[1]), shared_address(turns[2])};
+    const work w = work_of<S>(p);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::STEPS; i++) {
+            turn_create(turn_of<S>(r.full, i), 1);
+            turn_create(turn_of<S>(r.weighed, i), WEIGHERS);
+            turn_create(turn_of<S>(r.empty, i), MULTIPLIERS / 32);
+        }
+        turns_publish();
+    }
+    __syncthreads();
+    if (threadIdx.x >= MULTIPLIERS) {
+        group_give_back<56>();
+        if (threadIdx.x < MULTIPLIERS + 32)
+            bring_steps<S>(p, w, r);
+        else if (p.s.weight)
+            weigh_steps<S>(p, w, r, (char *)shared + (at - from));
+    } else {
+        group_take<152>();
+        float sum[S::N / 2] = {};
+        multiply_steps<S>(p, w, r, sum);
+        store_sums<S>(p, w, sum);
+    }
+}
+
+/* ---- how blocks share a product ------------------------------------------------------------------------------------------ */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static bool one_tap(const abar__products *s) { return s->columns == s->channels; }
+
+/* Tiles of a part, N columns of a wide. */
+static int count_tiles(const abar__product_part *q, int columns)
+{
+    int tiles = 0;
+    for (int down = 0; down * ABAR_PANEL_TILE < q->columns; down++) tiles += tiles_across(*q, columns, down);
+    return tiles;
+}
+
+/* N, such that tiles are the least that is multiplied, and boxes of a stay within a tap; 0: there is none. */
+static int choose_columns(const abar__products *s)
+{
+    static const int choices[] = {192, 160, 128};
+    int best = 0;
+    int64_t least_work = 0;
+    for (int n : choices) {
+        if (!one_tap(s) && s->channels % (n == 160 ? 160 : 64) != 0) continue;
+        abar__product_part q = s->part[0];
+        q.across = s->parts == 1 ? 0 : (int)abar__cuda_blocks(s->columns, n);
+        const int64_t work = (int64_t)count_tiles(&q, n) * n;
+        if (best && work >= least_work) continue;
+        best = n;
+        least_work = work;
+    }
+    return best;
+}
+
+/* Positions of rows with themselves, one after the other in memory, become a line: boxes need not end where an example does. */
+static void make_line(wide_products *p)
+{
+    abar__products *s = &p->s;
+    abar__product_part *q = &s->part[0];
+    const int64_t apart[3] = {s->step[1] * s->stride[3], s->step[0] * s->stride[2], s->stride[0]};
+    const int64_t n[3] = {q->wide, q->high, s->examples}, all = n[0] * n[1] * n[2];
+    int64_t between = n[0] > 1 ? apart[0] : n[1] > 1 ? apart[1] : apart[2], ahead = between;
+    bool line = s->parts == 1 && one_tap(s) && s->taps.pad[0] == 0 && s->taps.pad[1] == 0;
+    for (int i = 0; i < 3; ahead *= n[i++]) line = line && (n[i] == 1 || apart[i] == ahead);
+    if (!line || between < s->channels) return;
+    p->line = (int)(n[0] * n[1]);
+    s->examples = s->height = s->step[0] = s->step[1] = q->high = 1;
+    s->width = q->wide = (int)all;
+    s->stride[3] = between;
+    s->stride[0] = s->stride[2] = between * all;
+}
+
+/* Whether boxes may end beyond a part's positions: only where what comes from there are zeros. */
+static bool may_exceed(const abar__products *s, int first, int positions, int step, int pixels)
+{
+    return one_tap(s) && first == 0 && (int64_t)positions * step >= pixels;
+}
+
+/* The box with the fewest steps, the widest of these. */
+static cut cut_part(const abar__products *s, const abar__product_part *q)
+{
+    const bool wider = may_exceed(s, q->left, q->wide, s->step[1], s->width);
+    const bool higher = may_exceed(s, q->top, q->high, s->step[0], s->height);
+    cut best = {};
+    for (int wide = DEPTH; wide; wide /= 2)
+        for (int high = DEPTH / wide; high; high /= 2) {
+            const int examples = DEPTH / wide / high;
+            const int64_t right = abar__cuda_blocks(q->wide, wide), down = abar__cuda_blocks(q->high, high);
+            const int64_t steps = right * down * abar__cuda_blocks(s->examples, examples);
+            if (wide * s->step[1] > 256 || high * s->step[0] > 256 || steps > ABAR_PRODUCT_ROWS) continue;
+            if ((!wider && q->wide % wide) || (!higher && q->high % high)) continue;
+            if (best.steps == 0 || steps < best.steps) best = {wide, high, examples, (int)right, (int)down, (int)steps, 0};
+        }
+    return best;
+}
+
+/* False: more kinds of boxes than there are maps, or none. */
+static bool cut_parts(wide_products *p)
+{
+    int maps = 0;
+    for (int i = 0; i < p->s.parts; i++) {
+        cut *c = &p->cuts[i];
+        *c = cut_part(&p->s, &p->s.part[i]);
+        if (c->steps == 0) return false;
+        c->map = maps++;
+        for (int k = 0; k < i; k++)
+            if (p->cuts[k].wide == c->wide && p->cuts[k].high == c->high) {
+                c->map = p->cuts[k].map;
+                maps--;
+                break;
+            }
+        if (maps > MAPS) return false;
+    }
+    return true;
+}
+
+/* The first part in so many splits, the others in splits of that length, with so many lanes at most. Returns the floats. */
+static int64_t split_parts(wide_products *p, int64_t splits, int64_t lanes)
+{
+    int64_t at = 0;
+    for (int i = 0; i < p->s.parts; i++) {
+        abar__product_part *q = &p->s.part[i];
+        q->splits = (int)least(splits, abar__cuda_blocks(p->cuts[i].steps * splits, p->cuts[0].steps));
+        q->lanes = (int)least(lanes, q->splits);
+        q->at = at;
+        at += q->lanes * q->floats;
+    }
+    return at;
+}
+
+/* About how many nanoseconds a product takes: blocks of the first part in waves, the others where the last wave leaves room,
+ * and sums that are added, by blocks that wait for each other or afterwards. */
+static double cost_of(const wide_products *p, int64_t processors, int columns)
+{
+    const abar__product_part *q = p->s.part;
+    const double step = 2.0 * ABAR_PANEL_TILE * columns * DEPTH / 4500.0, ends = 5000.0;
+    const int64_t blocks = (int64_t)q->tiles * q->splits, waves = abar__cuda_blocks(blocks, processors);
+    const double piece = (double)abar__cuda_blocks(p->cuts[0].steps, q->splits) * step + ends;
+    const double spare = (double)(waves * processors - blocks) * piece;
+    double small = 0.0, floats = 0.0;
+    for (int i = 0; i < p->s.parts; i++) {
+        if (i > 0) small += ((double)p->cuts[i].steps * step + ends * q[i].splits) * q[i].tiles;
+        if (q[i].lanes > 1) floats += (double)q[i].lanes * (double)q[i].floats;
+    }
+    const int64_t at_once = least(q->splits, abar__cuda_blocks(processors, q->tiles));
+    const double waiting = ends * (double)(abar__cuda_blocks(at_once, q->lanes) - 1);
+    return (double)waves * piece + (small > spare ? (small - spare) / (double)processors + ends : 0.0) + waiting +
+           (floats > 0.0 ? floats * 4.0 / 2500.0 + 3000.0 : 0.0);
+}
+
+/* Splits and lanes whose sums find room: the cheapest. False: there is not even room for one. */
+static bool choose_splits(wide_products *p, int64_t processors, int columns, int64_t room)
+{
+    const int64_t tiles = p->s.part[0].tiles;
+    int64_t best[2] = {0, 0};
+    double least_cost = 0.0;
+    for (int64_t splits = 1; splits <= least(p->cuts[0].steps, 4 + 4 * processors / tiles); splits++) {
+        int64_t lanes = splits, all = 0;
+        while (lanes > 0 && split_parts(p, splits, lanes) > room) lanes--;
+        for (int i = 0; i < p->s.parts; i++) all += (int64_t)p->s.part[i].tiles * p->s.part[i].lanes;
+        if (lanes == 0 || all > ABAR_CUDA_TICKETS) break;
+        const double cost = cost_of(p, processors, columns);
+        if (best[0] && cost >= least_cost) continue;
+        least_cost = cost;
+        best[0] = splits;
+        best[1] = lanes;
+    }
+    if (best[0]) split_parts(p, best[0], best[1]);
+    return best[0] != 0;
+}
+
+static unsigned number_blocks(wide_products *p)
+{
+    int turns = 0;
+    unsigned blocks = 0;
+    for (int i = 0; i < p->s.parts; i++) {
+        abar__product_part *q = &p->s.part[i];
+        p->turn[i] = turns;
+        q->block = blocks;
+        turns += q->tiles * q->lanes;
+        blocks += (unsigned)(q->tiles * q->splits);
+    }
+    return blocks;
+}
+
+static int64_t lane_floats(const abar__product_part *q, int columns)
+{
+    const int panels = q->across ? q->across : (int)abar__cuda_blocks(q->columns, columns);
+    switch (columns) {
+    case 128: return panel_at<128>(*q, panels);
+    case 160: return panel_at<160>(*q, panels);
+    default: return panel_at<192>(*q, panels);
+    }
+}
+
+/* Which products these are: many columns of whole taps, and steps enough for every processor; then how. 0: not this one. */
+static int plan(const abar_device *dev, wide_products *p, int64_t room)
+{
+    abar__products *s = &p->s;
+    const int64_t processors = abar__cuda_of(dev)->processors;
+    bool fits = s->columns >= LEAST && s->examples * s->part[0].high * s->part[0].wide < ABAR_PRODUCT_ROWS;
+    for (int i = 0; i < s->parts; i++)
+        fits = fits && s->part[i].high > 0 && (s->part[i].columns == s->channels || s->channels % 32 == 0);
+    for (int i = 0; i < 2; i++) fits = fits && s->step[i] <= 8;
+    const int columns = fits && s->examples > 0 ? choose_columns(s) : 0;
+    if (columns == 0) return 0;
+    make_line(p);
+    if (!cut_parts(p)) return 0;
+    for (int i = 0; i < s->parts; i++) {
+        abar__product_part *q = &s->part[i];
+        q->across = s->parts == 1 ? 0 : (int)abar__cuda_blocks(s->columns, columns);
+        q->tiles = count_tiles(q, columns);
+        q->floats = lane_floats(q, columns);
+    }
+    if (s->parts == 1 && (int64_t)s->part[0].tiles * p->cuts[0].steps < 4 * processors) return 0;
+    return choose_splits(p, processors, columns, room) ? columns : 0;
+}
+
+/* ---- the entry ------------------------------------------------------------------------------------------------------------
+ */
+
+/* Of boxes of so many channels, in their pattern. */
+static bool encode_boxes(encode_function encode, const abar__products *s, const cut *c, int channels, CUtensorMap *out)
+{
+    const cuuint64_t sizes[4] = {(cuuint64_t)s->channels, (cuuint64_t)s->width, (cuuint64_t)s->height, (cuuint64_t)s->examples};
+    const cuuint32_t steps[4] = {1, (cuuint32_t)s->step[1], (cuuint32_t)s->step[0], 1};
+    const cuuint32_t box[4] = {(cuuint32_t)channels, (cuuint32_t)c->wide * steps[1], (cuuint32_t)c->high * steps[2],
+                               (cuuint32_t)c->examples};
+    cuuint64_t apart[3] = {(cuuint64_t)s->stride[3], (cuuint64_t)s->stride[2], (cuuint64_t)s->stride[0]}, inner = sizes[0];
+    for (int i = 0; i < 3; i++) { /* of a direction with one element it may be anything but nothing */
+        if (sizes[i + 1] == 1) apart[i] = inner;
+        inner = apart[i] * sizes[i + 1];
+        apart[i] *= sizeof(bf16);
+    }
+    return encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)s->data, sizes, apart, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, channels == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* False: this device has no copy engine, or it cannot bring these. */
+static bool make_maps(abar_device *dev, wide_products *p)
+{
+    int major = 0, minor = 0;
+    encode_function encode = NULL;
+    if (!abar__cuda_remember(dev, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, dev->ordinal)) ||
+        !abar__cuda_remember(dev, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, dev->ordinal)))
+        return false;
+    if (major != 9 || minor != 0 || find_encode(dev, &encode) < 0 || !encode) return false;
+    bool made = true;
+    for (int i = 0; i < p->s.parts; i++)
+        for (int h = 0; h < 2; h++)
+            made = made && encode_boxes(encode, &p->s, &p->cuts[i], h ? 32 : 64, &p->map[p->cuts[i].map][h]);
+    return made;
+}
+
+template <class S> static void launch(abar_device *dev, const wide_products *p, unsigned blocks)
+{
+    abar__cuda_remember(dev,
+                        cudaFuncSetAttribute(multiply_wide_rows<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES));
+    abar__cuda_launch(dev, multiply_wide_rows<S>, dim3(blocks), dim3(THREADS), S::BYTES, *p);
+}
+
+extern "C" bool abar__cuda_multiply_wide_rows(abar_device *dev, abar__products *s, void *scratch, size_t bytes)
+{
+    const bool apart = bytes > ABAR_CUDA_WORKSPACE;
+    wide_products p = {};
+    p.s = *s;
+    const int columns = plan(dev, &p, (int64_t)((apart ? bytes : ABAR_CUDA_WORKSPACE) / sizeof(float)));
+    if (columns == 0 || !make_maps(dev, &p)) return false;
+    p.s.partial = apart ? (float *)scratch : (float *)abar__cuda_of(dev)->workspace;
+    p.turns = abar__cuda_of(dev)->tickets;
+    const unsigned blocks = number_blocks(&p);
+    switch (columns) {
+    case 128: launch<panel_shape<128>>(dev, &p, blocks); break;
+    case 160: launch<panel_shape<160>>(dev, &p, blocks); break;
+    default: launch<panel_shape<192>>(dev, &p, blocks); break;
+    }
+    abar__cuda_join_panels(dev, &p.s, columns);
+    return true;
+}
