@@ -218,6 +218,53 @@ static void convolutions_by_shifts_equal_ref(void **unused)
     }
 }
 
+/* Layers wide enough for the tensor cores that read shared memory: shifts of few and of many channels, also where a tile ends
+ * within a tap's; images smaller than a box, and more examples than one has. */
+static void wide_convolutions_by_shifts_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t cases[][4] = {/* channels, height, width, examples */
+                                       {128, 5, 3, 3}, {160, 3, 3, 2},  {160, 9, 8, 3}, {192, 4, 4, 2},
+                                       {320, 3, 5, 1}, {128, 4, 3, 66}, {224, 3, 4, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t *c = cases[i];
+        const geometry g = {"wide shifts", c[0], 8, c[1], c[2], {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}};
+        problem x = make_convolution(&g, c[3], i % 3 == 1 ? LAST : NHWC, ABAR_BF16, i & 1);
+        double *exact = make_weights(c[3], true), *any = make_weights(c[3], false);
+        check_product(&x, INPUT, NULL, EXACT);
+        check_product(&x, INPUT, exact, EXACT);
+        if (i < 2) check_product(&x, INPUT, any, ROUNDED);
+        free(exact);
+        free(any);
+        free_problem(&x);
+    }
+}
+
+/* Rows with themselves: windows with strides, pixels in a line and not, tokens of examples that share a box; as many as give
+ * every processor some. The last has no room for partial sums. */
+static void wide_rows_equal_ref(void **unused)
+{
+    (void)unused;
+    if (cuda_only("ABAR_TEST_SMALL")) skip();
+    static const geometry layers[] = {
+        {"wide 3x3 stride 2", 128, 8, 7, 7, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+        {"wide 1x1", 136, 8, 32, 33, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+        {"wide 1x1 stride 2", 200, 8, 23, 25, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
+        {"wider 3x3 stride 2", 256, 8, 8, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    };
+    static const int64_t examples[] = {120, 32, 55, 28};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers + 1; i++) {
+        const bool tokens = i == sizeof layers / sizeof *layers;
+        problem x = tokens ? make_linear(57, 198, 384, 8, DENSE, ABAR_BF16, true)
+                           : make_convolution(&layers[i], examples[i], NHWC, ABAR_BF16, i & 1);
+        double *exact = make_weights(x.host.examples, true);
+        check_product(&x, INPUT, NULL, EXACT);
+        check_product(&x, INPUT, exact, EXACT);
+        free(exact);
+        free_problem(&x);
+    }
+}
+
 static void linear_layers_equal_ref(void **unused)
 {
     (void)unused;
@@ -280,6 +327,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(convolutions_of_every_window_and_form_equal_ref),
         cmocka_unit_test(convolutions_by_shifts_equal_ref),
+        cmocka_unit_test(wide_convolutions_by_shifts_equal_ref),
+        cmocka_unit_test(wide_rows_equal_ref),
         cmocka_unit_test(linear_layers_equal_ref),
         cmocka_unit_test(products_of_bad_numbers_are_not_finite),
         cmocka_unit_test(products_of_many_rows_stay_accurate),

@@ -10,42 +10,23 @@
  * Barriers: full, when a step has come; weighed, when its columns of a have been multiplied by the examples' weights, which
  * the three other warps of the fourth group do; empty, when all groups have done with it. */
 #include "device/cuda/conv_tiles_mma.h"
-#include "device/cuda/core_products.h"
+#include "device/cuda/core_products_wide.h"
 #include "device/cuda/core_tma.h"
 #include "device/cuda/core_wgmma.h"
 
-#define DEPTH 64 /* positions of a step */
+#define DEPTH ABAR_WIDE_DEPTH
 #define BOX (DEPTH * 128)
 #define GROUPS (ABAR_PANEL_TILE / 64)
 #define MULTIPLIERS (GROUPS * 128) /* threads */
 #define THREADS (MULTIPLIERS + 128)
 #define WEIGHERS 96
 #define WEIGHED_ROWS (WEIGHERS / 8) /* at once */
-#define MAPS 4
-#define LEAST 128 /* columns of a */
 
 template <int N_> struct panel_shape {
     static const int N = N_, BOXES = (N + 63) / 64; /* of a; then those of b */
     static const int STEP = (BOXES + GROUPS) * BOX, STEPS = N == 128 ? 5 : 4;
     static const int BYTES = 1024 + STEPS * STEP; /* from a multiple of 1024 on */
 };
-
-/* How the positions of a part are cut into steps. */
-typedef struct cut {
-    int wide, high, examples; /* of a box: DEPTH positions */
-    int right, down, steps;   /* boxes side by side, below each other, and all */
-    int map;
-} cut;
-
-/* A product, and what there is beside it. */
-typedef struct wide_products {
-    abar__products s;
-    cut cuts[ABAR_PRODUCT_PARTS];
-    int line;                     /* positions of an example, where those of all are one line; 0: they are not */
-    unsigned *turns;              /* of lanes with several splits: (tiles, lanes) of a part, zero between launches */
-    int turn[ABAR_PRODUCT_PARTS]; /* a part's first of these */
-    CUtensorMap map[MAPS][2];     /* boxes of 64 and 32 channels */
-} wide_products;
 
 /* ---- who does what ------------------------------------------------------------------------------------------------------ */
 
@@ -55,15 +36,7 @@ typedef struct work {
     int from, steps;
 } work;
 
-/* Tiles side by side in row down of a part's. */
-__host__ __device__ static inline int tiles_across(const abar__product_part &q, int columns, int down)
-{
-    const int all = q.across ? q.across : (q.columns + columns - 1) / columns;
-    const int reach = (ABAR_PANEL_TILE * (down + 1) + columns - 1) / columns;
-    return q.across || all < reach ? all : reach;
-}
-
-template <class S> __device__ static inline work work_of(const wide_products &p)
+template <class S> __device__ static inline work work_of(const abar__wide_products &p)
 {
     work w = {};
     while (w.part + 1 < p.s.parts && blockIdx.x >= p.s.part[w.part + 1].block) w.part++;
@@ -117,7 +90,7 @@ __device__ static inline source source_of(const abar__products &s, const abar__t
 }
 
 /* Lanes 0 on: boxes of a; 8 on: both halves of the groups' boxes of b, the first being all of it where they are not apart. */
-template <class S> __device__ static inline source lane_source(const wide_products &p, const work &w, int lane)
+template <class S> __device__ static inline source lane_source(const abar__wide_products &p, const work &w, int lane)
 {
     const abar__product_part &q = p.s.part[w.part];
     const CUtensorMap *maps = p.map[p.cuts[w.part].map];
@@ -131,11 +104,11 @@ template <class S> __device__ static inline source lane_source(const wide_produc
 }
 
 /* A warp. */
-template <class S> __device__ static inline void bring_steps(const wide_products &p, const work &w, const ring &r)
+template <class S> __device__ static inline void bring_steps(const abar__wide_products &p, const work &w, const ring &r)
 {
     const int lane = (int)threadIdx.x % 32;
     const abar__product_part &q = p.s.part[w.part];
-    const cut &c = p.cuts[w.part];
+    const abar__cut &c = p.cuts[w.part];
     const source from = lane_source<S>(p, w, lane);
     int right = w.from % c.right, down = w.from / c.right % c.down, n = w.from / c.right / c.down;
     for (int i = 0; i < w.steps; i++) {
@@ -166,34 +139,35 @@ __device__ static inline uint32_t weighed(uint32_t pair, float w)
 }
 
 /* Of row `row` of a step's boxes. */
-__device__ static inline float step_weight(const wide_products &p, const cut &c, int step, int row)
+__device__ static inline float step_weight(const abar__wide_products &p, const abar__cut &c, int step, int row)
 {
-    const int64_t n = p.line ? ((int64_t)step * DEPTH + row) / p.line
-                             : (int64_t)(step / (c.right * c.down)) * c.examples + row / (c.wide * c.high);
-    const int64_t examples = p.line ? p.s.part[0].wide / p.line : p.s.examples;
-    return row < DEPTH && n < examples ? (float)__ldg(p.s.weight + n) : 0.0f;
+    const int n = p.line ? (step * DEPTH + row) / p.line : step / (c.right * c.down) * c.examples + row / (c.wide * c.high);
+    return n < p.weights ? (float)__ldg(p.s.weight + n) : 0.0f;
 }
 
 /* Three warps: a thread multiplies 16 bytes of every 12th row of the boxes of a, wherever the pattern has put them. */
-template <class S> __device__ static inline void weigh_steps(const wide_products &p, const work &w, const ring &r, char *memory)
+template <class S>
+__device__ static inline void weigh_steps(const abar__wide_products &p, const work &w, const ring &r, char *memory)
 {
-    const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8;
-    const cut &c = p.cuts[w.part];
+    const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8, most = DEPTH - 1 - row;
+    const abar__cut &c = p.cuts[w.part];
     for (int i = 0; i < w.steps; i++) {
         char *own = memory + (place_in<S>(r, i) - r.at) + t * 16;
         float weights[(DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS];
 #pragma unroll
-        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS) weights[k / WEIGHED_ROWS] = step_weight(p, c, w.from + i, row + k);
+        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS)
+            weights[k / WEIGHED_ROWS] = step_weight(p, c, w.from + i, row + min(k, most));
         turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
 #pragma unroll
-        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS)
-            if (row + k < DEPTH)
+        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS) {
+            if (k + WEIGHED_ROWS > DEPTH && k > most) break;
 #pragma unroll
-                for (int b = 0; b < S::BOXES; b++) {
-                    uint4 *v = (uint4 *)(own + b * BOX + k * 128);
-                    const float x = weights[k / WEIGHED_ROWS];
-                    *v = make_uint4(weighed(v->x, x), weighed(v->y, x), weighed(v->z, x), weighed(v->w, x));
-                }
+            for (int b = 0; b < S::BOXES; b++) {
+                uint4 *v = (uint4 *)(own + b * BOX + k * 128);
+                const float x = weights[k / WEIGHED_ROWS];
+                *v = make_uint4(weighed(v->x, x), weighed(v->y, x), weighed(v->z, x), weighed(v->w, x));
+            }
+        }
         turn_written();
         turn_arrive(turn_of<S>(r.weighed, i));
     }
@@ -203,7 +177,7 @@ template <class S> __device__ static inline void weigh_steps(const wide_products
 
 /* A group of warps: its 64 columns of b. A place is given back when the products behind it have begun. */
 template <class S>
-__device__ static inline void multiply_steps(const wide_products &p, const work &w, const ring &r, float (&sum)[S::N / 2])
+__device__ static inline void multiply_steps(const abar__wide_products &p, const work &w, const ring &r, float (&sum)[S::N / 2])
 {
     const int group = (int)threadIdx.x / 128, lane = (int)threadIdx.x % 32;
     const bool halves = in_halves(p.s, p.s.part[w.part], w.down * ABAR_PANEL_TILE + group * 64);
@@ -227,7 +201,7 @@ __device__ static inline void multiply_steps(const wide_products &p, const work 
 }
 
 /* Row h of a thread's two in a part's panel, its first pair of columns; pairs are eight columns apart. */
-template <class S> __device__ static inline float *sums_place(const wide_products &p, const work &w, int row)
+template <class S> __device__ static inline float *sums_place(const abar__wide_products &p, const work &w, int row)
 {
     const abar__product_part &q = p.s.part[w.part];
     const int lane = (int)threadIdx.x % 4;
@@ -237,7 +211,7 @@ template <class S> __device__ static inline float *sums_place(const wide_product
 
 /* Of a lane with several splits each adds to the last one's sums, in this order; blocks of earlier splits begin earlier, so
  * nobody waits for one that waits for room. The last leaves the turn as it was. */
-template <class S> __device__ static inline void store_sums(const wide_products &p, const work &w, float (&sum)[S::N / 2])
+template <class S> __device__ static inline void store_sums(const abar__wide_products &p, const work &w, float (&sum)[S::N / 2])
 {
     const abar__product_part &q = p.s.part[w.part];
     const int before = w.split / q.lanes;
@@ -270,8 +244,32 @@ template <class S> __device__ static inline void store_sums(const wide_products 
     if (threadIdx.x == 0) *turn = last ? 0 : (unsigned)before + 1;
 }
 
+/* Of rows with themselves, where there is no room for sums: straight to the square. */
+template <class S> __device__ static inline void add_sums(const abar__products &s, const work &w, const float (&sum)[S::N / 2])
+{
+    const int first = w.left * S::N + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int a = w.down * ABAR_PANEL_TILE + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * h;
+        const int64_t i = (int64_t)(a % s.channels) * s.kernel + a / s.channels;
+        int channel = first % s.channels, tap = first / s.channels;
+#pragma unroll
+        for (int k = 0; k < S::N / 4; k++) { /* columns first, first + 1, first + 8, first + 9 ... */
+            const int b = first + k / 2 * 8 + k % 2;
+            const int64_t j = (int64_t)channel * s.kernel + tap;
+            if (a < s.columns && b <= a)
+                s.square[i > j ? i * s.d + j : j * s.d + i] += s.scale * sum[k / 2 * 4 + 2 * h + k % 2];
+            channel += k % 2 ? 7 : 1;
+            if (channel >= s.channels) {
+                channel -= s.channels;
+                tap++;
+            }
+        }
+    }
+}
+
 template <class S>
-static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __grid_constant__ wide_products p)
+static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __grid_constant__ abar__wide_products p)
 {
     extern __shared__ uint4 shared[];
     __shared__ __align__(8) uint64_t turns[3][S::STEPS]; /* full, weighed, empty */
@@ -297,211 +295,18 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __
         group_take<152>();
         float sum[S::N / 2] = {};
         multiply_steps<S>(p, w, r, sum);
-        store_sums<S>(p, w, sum);
+        if (p.s.partial)
+            store_sums<S>(p, w, sum);
+        else
+            add_sums<S>(p.s, w, sum);
     }
-}
-
-/* ---- how blocks share a product ------------------------------------------------------------------------------------------ */
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static bool one_tap(const abar__products *s) { return s->columns == s->channels; }
-
-/* Tiles of a part, N columns of a wide. */
-static int count_tiles(const abar__product_part *q, int columns)
-{
-    int tiles = 0;
-    for (int down = 0; down * ABAR_PANEL_TILE < q->columns; down++) tiles += tiles_across(*q, columns, down);
-    return tiles;
-}
-
-/* N, such that tiles are the least that is multiplied, and boxes of a stay within a tap; 0: there is none. */
-static int choose_columns(const abar__products *s)
-{
-    static const int choices[] = {192, 160, 128};
-    int best = 0;
-    int64_t least_work = 0;
-    for (int n : choices) {
-        if (!one_tap(s) && s->channels % (n == 160 ? 160 : 64) != 0) continue;
-        abar__product_part q = s->part[0];
-        q.across = s->parts == 1 ? 0 : (int)abar__cuda_blocks(s->columns, n);
-        const int64_t work = (int64_t)count_tiles(&q, n) * n;
-        if (best && work >= least_work) continue;
-        best = n;
-        least_work = work;
-    }
-    return best;
-}
-
-/* Positions of rows with themselves, one after the other in memory, become a line: boxes need not end where an example does. */
-static void make_line(wide_products *p)
-{
-    abar__products *s = &p->s;
-    abar__product_part *q = &s->part[0];
-    const int64_t apart[3] = {s->step[1] * s->stride[3], s->step[0] * s->stride[2], s->stride[0]};
-    const int64_t n[3] = {q->wide, q->high, s->examples}, all = n[0] * n[1] * n[2];
-    int64_t between = n[0] > 1 ? apart[0] : n[1] > 1 ? apart[1] : apart[2], ahead = between;
-    bool line = s->parts == 1 && one_tap(s) && s->taps.pad[0] == 0 && s->taps.pad[1] == 0;
-    for (int i = 0; i < 3; ahead *= n[i++]) line = line && (n[i] == 1 || apart[i] == ahead);
-    if (!line || between < s->channels) return;
-    p->line = (int)(n[0] * n[1]);
-    s->examples = s->height = s->step[0] = s->step[1] = q->high = 1;
-    s->width = q->wide = (int)all;
-    s->stride[3] = between;
-    s->stride[0] = s->stride[2] = between * all;
-}
-
-/* Whether boxes may end beyond a part's positions: only where what comes from there are zeros. */
-static bool may_exceed(const abar__products *s, int first, int positions, int step, int pixels)
-{
-    return one_tap(s) && first == 0 && (int64_t)positions * step >= pixels;
-}
-
-/* The box with the fewest steps, the widest of these. */
-static cut cut_part(const abar__products *s, const abar__product_part *q)
-{
-    const bool wider = may_exceed(s, q->left, q->wide, s->step[1], s->width);
-    const bool higher = may_exceed(s, q->top, q->high, s->step[0], s->height);
-    cut best = {};
-    for (int wide = DEPTH; wide; wide /= 2)
-        for (int high = DEPTH / wide; high; high /= 2) {
-            const int examples = DEPTH / wide / high;
-            const int64_t right = abar__cuda_blocks(q->wide, wide), down = abar__cuda_blocks(q->high, high);
-            const int64_t steps = right * down * abar__cuda_blocks(s->examples, examples);
-            if (wide * s->step[1] > 256 || high * s->step[0] > 256 || steps > ABAR_PRODUCT_ROWS) continue;
-            if ((!wider && q->wide % wide) || (!higher && q->high % high)) continue;
-            if (best.steps == 0 || steps < best.steps) best = {wide, high, examples, (int)right, (int)down, (int)steps, 0};
-        }
-    return best;
-}
-
-/* False: more kinds of boxes than there are maps, or none. */
-static bool cut_parts(wide_products *p)
-{
-    int maps = 0;
-    for (int i = 0; i < p->s.parts; i++) {
-        cut *c = &p->cuts[i];
-        *c = cut_part(&p->s, &p->s.part[i]);
-        if (c->steps == 0) return false;
-        c->map = maps++;
-        for (int k = 0; k < i; k++)
-            if (p->cuts[k].wide == c->wide && p->cuts[k].high == c->high) {
-                c->map = p->cuts[k].map;
-                maps--;
-                break;
-            }
-        if (maps > MAPS) return false;
-    }
-    return true;
-}
-
-/* The first part in so many splits, the others in splits of that length, with so many lanes at most. Returns the floats. */
-static int64_t split_parts(wide_products *p, int64_t splits, int64_t lanes)
-{
-    int64_t at = 0;
-    for (int i = 0; i < p->s.parts; i++) {
-        abar__product_part *q = &p->s.part[i];
-        q->splits = (int)least(splits, abar__cuda_blocks(p->cuts[i].steps * splits, p->cuts[0].steps));
-        q->lanes = (int)least(lanes, q->splits);
-        q->at = at;
-        at += q->lanes * q->floats;
-    }
-    return at;
-}
-
-/* About how many nanoseconds a product takes: blocks of the first part in waves, the others where the last wave leaves room,
- * and sums that are added, by blocks that wait for each other or afterwards. */
-static double cost_of(const wide_products *p, int64_t processors, int columns)
-{
-    const abar__product_part *q = p->s.part;
-    const double step = 2.0 * ABAR_PANEL_TILE * columns * DEPTH / 4500.0, ends = 5000.0;
-    const int64_t blocks = (int64_t)q->tiles * q->splits, waves = abar__cuda_blocks(blocks, processors);
-    const double piece = (double)abar__cuda_blocks(p->cuts[0].steps, q->splits) * step + ends;
-    const double spare = (double)(waves * processors - blocks) * piece;
-    double small = 0.0, floats = 0.0;
-    for (int i = 0; i < p->s.parts; i++) {
-        if (i > 0) small += ((double)p->cuts[i].steps * step + ends * q[i].splits) * q[i].tiles;
-        if (q[i].lanes > 1) floats += (double)q[i].lanes * (double)q[i].floats;
-    }
-    const int64_t at_once = least(q->splits, abar__cuda_blocks(processors, q->tiles));
-    const double waiting = ends * (double)(abar__cuda_blocks(at_once, q->lanes) - 1);
-    return (double)waves * piece + (small > spare ? (small - spare) / (double)processors + ends : 0.0) + waiting +
-           (floats > 0.0 ? floats * 4.0 / 2500.0 + 3000.0 : 0.0);
-}
-
-/* Splits and lanes whose sums find room: the cheapest. False: there is not even room for one. */
-static bool choose_splits(wide_products *p, int64_t processors, int columns, int64_t room)
-{
-    const int64_t tiles = p->s.part[0].tiles;
-    int64_t best[2] = {0, 0};
-    double least_cost = 0.0;
-    for (int64_t splits = 1; splits <= least(p->cuts[0].steps, 4 + 4 * processors / tiles); splits++) {
-        int64_t lanes = splits, all = 0;
-        while (lanes > 0 && split_parts(p, splits, lanes) > room) lanes--;
-        for (int i = 0; i < p->s.parts; i++) all += (int64_t)p->s.part[i].tiles * p->s.part[i].lanes;
-        if (lanes == 0 || all > ABAR_CUDA_TICKETS) break;
-        const double cost = cost_of(p, processors, columns);
-        if (best[0] && cost >= least_cost) continue;
-        least_cost = cost;
-        best[0] = splits;
-        best[1] = lanes;
-    }
-    if (best[0]) split_parts(p, best[0], best[1]);
-    return best[0] != 0;
-}
-
-static unsigned number_blocks(wide_products *p)
-{
-    int turns = 0;
-    unsigned blocks = 0;
-    for (int i = 0; i < p->s.parts; i++) {
-        abar__product_part *q = &p->s.part[i];
-        p->turn[i] = turns;
-        q->block = blocks;
-        turns += q->tiles * q->lanes;
-        blocks += (unsigned)(q->tiles * q->splits);
-    }
-    return blocks;
-}
-
-static int64_t lane_floats(const abar__product_part *q, int columns)
-{
-    const int panels = q->across ? q->across : (int)abar__cuda_blocks(q->columns, columns);
-    switch (columns) {
-    case 128: return panel_at<128>(*q, panels);
-    case 160: return panel_at<160>(*q, panels);
-    default: return panel_at<192>(*q, panels);
-    }
-}
-
-/* Which products these are: many columns of whole taps, and steps enough for every processor; then how. 0: not this one. */
-static int plan(const abar_device *dev, wide_products *p, int64_t room)
-{
-    abar__products *s = &p->s;
-    const int64_t processors = abar__cuda_of(dev)->processors;
-    bool fits = s->columns >= LEAST && s->examples * s->part[0].high * s->part[0].wide < ABAR_PRODUCT_ROWS;
-    for (int i = 0; i < s->parts; i++)
-        fits = fits && s->part[i].high > 0 && (s->part[i].columns == s->channels || s->channels % 32 == 0);
-    for (int i = 0; i < 2; i++) fits = fits && s->step[i] <= 8;
-    const int columns = fits && s->examples > 0 ? choose_columns(s) : 0;
-    if (columns == 0) return 0;
-    make_line(p);
-    if (!cut_parts(p)) return 0;
-    for (int i = 0; i < s->parts; i++) {
-        abar__product_part *q = &s->part[i];
-        q->across = s->parts == 1 ? 0 : (int)abar__cuda_blocks(s->columns, columns);
-        q->tiles = count_tiles(q, columns);
-        q->floats = lane_floats(q, columns);
-    }
-    if (s->parts == 1 && (int64_t)s->part[0].tiles * p->cuts[0].steps < 4 * processors) return 0;
-    return choose_splits(p, processors, columns, room) ? columns : 0;
 }
 
 /* ---- the entry ------------------------------------------------------------------------------------------------------------
  */
 
 /* Of boxes of so many channels, in their pattern. */
-static bool encode_boxes(encode_function encode, const abar__products *s, const cut *c, int channels, CUtensorMap *out)
+static bool encode_boxes(encode_function encode, const abar__products *s, const abar__cut *c, int channels, CUtensorMap *out)
 {
     const cuuint64_t sizes[4] = {(cuuint64_t)s->channels, (cuuint64_t)s->width, (cuuint64_t)s->height, (cuuint64_t)s->examples};
     const cuuint32_t steps[4] = {1, (cuuint32_t)s->step[1], (cuuint32_t)s->step[0], 1};
@@ -519,7 +324,7 @@ static bool encode_boxes(encode_function encode, const abar__products *s, const 
 }
 
 /* False: this device has no copy engine, or it cannot bring these. */
-static bool make_maps(abar_device *dev, wide_products *p)
+static bool make_maps(abar_device *dev, abar__wide_products *p)
 {
     int major = 0, minor = 0;
     encode_function encode = NULL;
@@ -534,7 +339,7 @@ static bool make_maps(abar_device *dev, wide_products *p)
     return made;
 }
 
-template <class S> static void launch(abar_device *dev, const wide_products *p, unsigned blocks)
+template <class S> static void launch(abar_device *dev, const abar__wide_products *p, unsigned blocks)
 {
     abar__cuda_remember(dev,
                         cudaFuncSetAttribute(multiply_wide_rows<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES));
@@ -544,18 +349,20 @@ template <class S> static void launch(abar_device *dev, const wide_products *p, 
 extern "C" bool abar__cuda_multiply_wide_rows(abar_device *dev, abar__products *s, void *scratch, size_t bytes)
 {
     const bool apart = bytes > ABAR_CUDA_WORKSPACE;
-    wide_products p = {};
+    abar__wide_products p = {};
     p.s = *s;
-    const int columns = plan(dev, &p, (int64_t)((apart ? bytes : ABAR_CUDA_WORKSPACE) / sizeof(float)));
+    p.weights = (int)s->examples;
+    unsigned blocks;
+    const int columns =
+        abar__cuda_plan_wide(dev, &p, (int64_t)((apart ? bytes : ABAR_CUDA_WORKSPACE) / sizeof(float)), &blocks);
     if (columns == 0 || !make_maps(dev, &p)) return false;
-    p.s.partial = apart ? (float *)scratch : (float *)abar__cuda_of(dev)->workspace;
+    if (p.s.part[0].lanes) p.s.partial = apart ? (float *)scratch : (float *)abar__cuda_of(dev)->workspace;
     p.turns = abar__cuda_of(dev)->tickets;
-    const unsigned blocks = number_blocks(&p);
     switch (columns) {
     case 128: launch<panel_shape<128>>(dev, &p, blocks); break;
     case 160: launch<panel_shape<160>>(dev, &p, blocks); break;
     default: launch<panel_shape<192>>(dev, &p, blocks); break;
     }
-    abar__cuda_join_panels(dev, &p.s, columns);
+    if (p.s.partial) abar__cuda_join_panels(dev, &p.s, columns);
     return true;
 }
