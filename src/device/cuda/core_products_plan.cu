@@ -171,7 +171,8 @@ static double cost_of(const abar__wide_products *p, int64_t processors, int colu
 /* As many lanes as find room; 0: not even one does. */
 static int64_t most_lanes(abar__wide_products *p, sharing h, int64_t room)
 {
-    for (h.lanes = h.splits * h.finer; h.lanes > 0 && split_parts(p, &h) > room; h.lanes--) continue;
+    const int64_t at_most = room / p->s.part[0].floats; /* of the first part's */
+    for (h.lanes = least(h.splits, at_most); h.lanes > 0 && split_parts(p, &h) > room; h.lanes--) continue;
     int64_t turns = 0;
     for (int i = 0; i < p->s.parts; i++) turns += (int64_t)p->s.part[i].tiles * p->s.part[i].lanes;
     return turns > ABAR_CUDA_TICKETS ? 0 : h.lanes;

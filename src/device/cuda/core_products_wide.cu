@@ -21,6 +21,7 @@
 #define THREADS (MULTIPLIERS + 128)
 #define WEIGHERS 96
 #define WEIGHED_ROWS (WEIGHERS / 8) /* at once */
+#define ROWS_OF_WEIGHER ((DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS)
 
 template <int N_> struct panel_shape {
     static const int N = N_, BOXES = (N + 63) / 64; /* of a; then those of b */
@@ -138,35 +139,39 @@ __device__ static inline uint32_t weighed(uint32_t pair, float w)
     return pair_bits(w * __uint_as_float(pair << 16), w * __uint_as_float(pair & 0xffff0000u));
 }
 
-/* Of row `row` of a step's boxes. */
-__device__ static inline float step_weight(const abar__wide_products &p, const abar__cut &c, int step, int row)
+/* Of row `row` of a step's boxes and every WEIGHED_ROWS-th from there on. */
+__device__ static inline void load_weights(const abar__wide_products &p, const abar__cut &c, int step, int row,
+                                           float (&weights)[ROWS_OF_WEIGHER])
 {
-    const int n = p.line ? (step * DEPTH + row) / p.line : step / (c.right * c.down) * c.examples + row / (c.wide * c.high);
-    return n < p.weights ? (float)__ldg(p.s.weight + n) : 0.0f;
+    const int at = p.line ? step * DEPTH + row : row, each = p.line ? p.line : c.wide * c.high;
+    int n = (p.line ? 0 : step / (c.right * c.down) * c.examples) + at / each, place = at % each;
+#pragma unroll
+    for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
+        weights[k] = n < p.weights ? (float)__ldg(p.s.weight + n) : 0.0f;
+        for (place += WEIGHED_ROWS; place >= each; place -= each) n++;
+    }
 }
 
 /* Three warps: a thread multiplies 16 bytes of every 12th row of the boxes of a, wherever the pattern has put them. */
 template <class S>
 __device__ static inline void weigh_steps(const abar__wide_products &p, const work &w, const ring &r, char *memory)
 {
-    const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8, most = DEPTH - 1 - row;
-    const abar__cut &c = p.cuts[w.part];
+    const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8;
     for (int i = 0; i < w.steps; i++) {
         char *own = memory + (place_in<S>(r, i) - r.at) + t * 16;
-        float weights[(DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS];
-#pragma unroll
-        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS)
-            weights[k / WEIGHED_ROWS] = step_weight(p, c, w.from + i, row + min(k, most));
+        float weights[ROWS_OF_WEIGHER];
+        load_weights(p, p.cuts[w.part], w.from + i, row, weights);
         turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
 #pragma unroll
-        for (int k = 0; k < DEPTH; k += WEIGHED_ROWS) {
-            if (k + WEIGHED_ROWS > DEPTH && k > most) break;
+        for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
+            if (k == ROWS_OF_WEIGHER - 1 && row + k * WEIGHED_ROWS >= DEPTH) break;
+            uint4 *to = (uint4 *)(own + k * WEIGHED_ROWS * 128), v[S::BOXES];
+            const float x = weights[k];
 #pragma unroll
-            for (int b = 0; b < S::BOXES; b++) {
-                uint4 *v = (uint4 *)(own + b * BOX + k * 128);
-                const float x = weights[k / WEIGHED_ROWS];
-                *v = make_uint4(weighed(v->x, x), weighed(v->y, x), weighed(v->z, x), weighed(v->w, x));
-            }
+            for (int b = 0; b < S::BOXES; b++) v[b] = to[b * BOX / 16];
+#pragma unroll
+            for (int b = 0; b < S::BOXES; b++)
+                to[b * BOX / 16] = make_uint4(weighed(v[b].x, x), weighed(v[b].y, x), weighed(v[b].z, x), weighed(v[b].w, x));
         }
         turn_written();
         turn_arrive(turn_of<S>(r.weighed, i));
