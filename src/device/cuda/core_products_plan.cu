@@ -187,8 +187,9 @@ static bool choose_sharing(abar__wide_products *p, int64_t processors, int colum
     for (sharing h = {1, 1, 0}; h.splits <= most; h.splits++)
         for (h.finer = 1; h.finer <= (p->s.parts > 1 ? 16 : 1); h.finer *= 2) {
             h.lanes = most_lanes(p, h, room);
+            if (h.lanes == 0) continue;
             const double cost = cost_of(p, processors, columns);
-            if (h.lanes == 0 || (best.splits && cost >= least_cost)) continue;
+            if (best.splits && cost >= least_cost) continue;
             least_cost = cost;
             best = h;
         }
