@@ -403,7 +403,8 @@ extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows 
 static void multiply_view(abar_device *dev, const view *v, abar__products *s, void *scratch)
 {
     const bool pieces = fits_pieces(s, v->t->dtype);
-    const bool shifts = pieces && s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in);
+    const bool shifts = pieces && dev->activation == ABAR_BF16 && /* else there is no scratch for them */
+                        s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in);
     const size_t bytes = view_scratch(dev, &v->window, v->convolution, v->in);
     if (shifts) shift_parts(s);
     if (pieces && abar__cuda_multiply_wide_rows(dev, s, scratch, bytes)) return;
