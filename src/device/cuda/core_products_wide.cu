@@ -205,7 +205,7 @@ __device__ static inline void multiply_steps(const abar__wide_products &p, const
     group_settle(sum);
 }
 
-/* Row h of a thread's two in a part's panel, its first pair of columns; pairs are eight columns apart. */
+/* Where a row of the panel begins for this thread: pairs of columns, eight apart. */
 template <class S> __device__ static inline float *sums_place(const abar__wide_products &p, const work &w, int row)
 {
     const abar__product_part &q = p.s.part[w.part];
@@ -249,6 +249,8 @@ template <class S> __device__ static inline void store_sums(const abar__wide_pro
     if (threadIdx.x == 0) *turn = last ? 0 : (unsigned)before + 1;
 }
 
+#define AT_ONCE 4 /* loads on their way */
+
 /* Of rows with themselves, where there is no room for sums: straight to the square. */
 template <class S> __device__ static inline void add_sums(const abar__products &s, const work &w, const float (&sum)[S::N / 2])
 {
@@ -259,16 +261,23 @@ template <class S> __device__ static inline void add_sums(const abar__products &
         const int64_t i = (int64_t)(a % s.channels) * s.kernel + a / s.channels;
         int channel = first % s.channels, tap = first / s.channels;
 #pragma unroll
-        for (int k = 0; k < S::N / 4; k++) { /* columns first, first + 1, first + 8, first + 9 ... */
-            const int b = first + k / 2 * 8 + k % 2;
-            const int64_t j = (int64_t)channel * s.kernel + tap;
-            if (a < s.columns && b <= a)
-                s.square[i > j ? i * s.d + j : j * s.d + i] += s.scale * sum[k / 2 * 4 + 2 * h + k % 2];
-            channel += k % 2 ? 7 : 1;
-            if (channel >= s.channels) {
-                channel -= s.channels;
-                tap++;
+        for (int k = 0; k < S::N / 4; k += AT_ONCE) { /* columns first, first + 1, first + 8, first + 9 ... */
+            float *to[AT_ONCE], sums[AT_ONCE];
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; e++) {
+                const int b = first + (k + e) / 2 * 8 + e % 2;
+                const int64_t j = (int64_t)channel * s.kernel + tap;
+                to[e] = a < s.columns && b <= a ? s.square + (i > j ? i * s.d + j : j * s.d + i) : NULL;
+                sums[e] = to[e] ? *to[e] : 0.0f;
+                channel += e % 2 ? 7 : 1;
+                if (channel >= s.channels) {
+                    channel -= s.channels;
+                    tap++;
+                }
             }
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; e++)
+                if (to[e]) *to[e] = sums[e] + s.scale * sum[(k + e) / 2 * 4 + 2 * h + e % 2];
         }
     }
 }
@@ -307,8 +316,7 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __
     }
 }
 
-/* ---- the entry ------------------------------------------------------------------------------------------------------------
- */
+/* ---- the entry ---------------------------------------------------------------------------------------------------------- */
 
 /* Of boxes of so many channels, in their pattern. */
 static bool encode_boxes(encode_function encode, const abar__products *s, const abar__cut *c, int channels, CUtensorMap *out)
