@@ -173,7 +173,7 @@ static int64_t most_lanes(abar__wide_products *p, sharing h, int64_t room)
 {
     const int64_t at_most = room / p->s.part[0].floats; /* of the first part's */
     for (h.lanes = least(h.splits, at_most); h.lanes > 0 && split_parts(p, &h) > room; h.lanes--) continue;
-    int64_t turns = 0;
+    int64_t turns = 1;
     for (int i = 0; i < p->s.parts; i++) turns += (int64_t)p->s.part[i].tiles * p->s.part[i].lanes;
     return turns > ABAR_CUDA_TICKETS ? 0 : h.lanes;
 }
@@ -200,7 +200,7 @@ static bool choose_sharing(abar__wide_products *p, int64_t processors, int colum
 
 static unsigned number_blocks(abar__wide_products *p)
 {
-    int turns = 0;
+    int turns = 1;
     unsigned blocks = 0;
     for (int i = 0; i < p->s.parts; i++) {
         abar__product_part *q = &p->s.part[i];

@@ -37,12 +37,12 @@ typedef struct work {
     int from, steps;
 } work;
 
-template <class S> __device__ static inline work work_of(const abar__wide_products &p)
+template <class S> __device__ static inline work work_of(const abar__wide_products &p, unsigned block)
 {
     work w = {};
-    while (w.part + 1 < p.s.parts && blockIdx.x >= p.s.part[w.part + 1].block) w.part++;
+    while (w.part + 1 < p.s.parts && block >= p.s.part[w.part + 1].block) w.part++;
     const abar__product_part &q = p.s.part[w.part];
-    const int own = (int)(blockIdx.x - q.block), steps = p.cuts[w.part].steps;
+    const int own = (int)(block - q.block), steps = p.cuts[w.part].steps;
     w.tile = own % q.tiles;
     w.split = own / q.tiles;
     w.left = w.tile;
@@ -214,8 +214,8 @@ template <class S> __device__ static inline float *sums_place(const abar__wide_p
            (int64_t)(row - panel_first<S::N>(q, w.left)) * S::N + 2 * lane;
 }
 
-/* Of a lane with several splits each adds to the last one's sums, in this order; blocks of earlier splits begin earlier, so
- * nobody waits for one that waits for room. The last leaves the turn as it was. */
+/* Of a lane with several splits each adds to the last one's sums, in this order; blocks of earlier splits have begun earlier,
+ * so nobody waits for one that waits for room. The last leaves the turn as it was. */
 template <class S> __device__ static inline void store_sums(const abar__wide_products &p, const work &w, float (&sum)[S::N / 2])
 {
     const abar__product_part &q = p.s.part[w.part];
@@ -287,10 +287,11 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __
 {
     extern __shared__ uint4 shared[];
     __shared__ __align__(8) uint64_t turns[3][S::STEPS]; /* full, weighed, empty */
+    __shared__ unsigned block;
     const uint32_t from = shared_address(shared), at = (from + 1023) / 1024 * 1024;
     const ring r = {at, shared_address(turns[0]), shared_address(turns[1]), shared_address(turns[2])};
-    const work w = work_of<S>(p);
     if (threadIdx.x == 0) {
+        block = atomicInc(p.turns, gridDim.x - 1); /* in the order in which they begin; the last leaves 0 */
         for (int i = 0; i < S::STEPS; i++) {
             turn_create(turn_of<S>(r.full, i), 1);
             turn_create(turn_of<S>(r.weighed, i), WEIGHERS);
@@ -299,6 +300,7 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __
         turns_publish();
     }
     __syncthreads();
+    const work w = work_of<S>(p, block);
     if (threadIdx.x >= MULTIPLIERS) {
         group_give_back<56>();
         if (threadIdx.x < MULTIPLIERS + 32)

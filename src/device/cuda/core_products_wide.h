@@ -23,7 +23,8 @@ typedef struct abar__wide_products {
     abar__cut cuts[ABAR_PRODUCT_PARTS];
     int weights;                        /* examples */
     int line;                           /* positions of an example, where those of all are one line; 0: they are not */
-    unsigned *turns;                    /* of lanes with several splits: (tiles, lanes) of a part, zero between launches */
+    unsigned *turns;                    /* all zero between launches: blocks that have begun; then of every part (tiles, lanes),
+                                         * for lanes with several splits */
     int turn[ABAR_PRODUCT_PARTS];       /* a part's first of these */
     CUtensorMap map[ABAR_WIDE_MAPS][2]; /* boxes of 64 and 32 channels */
 } abar__wide_products;
