@@ -117,8 +117,10 @@ static int64_t split(abar__products *s, abar__product_tile tile, int64_t splits)
     for (int i = 0; i < s->parts; i++) {
         abar__product_part *q = &s->part[i];
         q->splits = (int)most(1, rows > 0 ? (part_rows(s, q) * splits + rows - 1) / rows : 1);
+        q->lanes = q->splits;
+        q->floats = q->tiles * size;
         q->at = at;
-        at += (int64_t)q->splits * q->tiles * size;
+        at += q->lanes * q->floats;
     }
     return at;
 }
@@ -401,13 +403,13 @@ extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows 
 static void multiply_view(abar_device *dev, const view *v, abar__products *s, void *scratch)
 {
     const bool pieces = fits_pieces(s, v->t->dtype);
-    if (pieces && s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in)) {
-        shift_parts(s);
-        run(dev, s, shift_tile(s->channels), v->t->dtype, true, scratch, view_scratch(dev, &v->window, v->convolution, v->in));
-    } else {
-        run(dev, s, pieces ? square_tile(v->in) : plain_tile(v->in), v->t->dtype, pieces, scratch,
-            view_scratch(dev, &v->window, v->convolution, v->in));
-    }
+    const bool shifts = pieces && dev->activation == ABAR_BF16 && /* else there is no scratch for them */
+                        s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in);
+    const size_t bytes = view_scratch(dev, &v->window, v->convolution, v->in);
+    if (shifts) shift_parts(s);
+    if (pieces && abar__cuda_multiply_wide_rows(dev, s, scratch, bytes)) return;
+    const abar__product_tile tile = shifts ? shift_tile(s->channels) : pieces ? square_tile(v->in) : plain_tile(v->in);
+    run(dev, s, tile, v->t->dtype, pieces, scratch, bytes);
 }
 
 /* The last row of the square is the sum of the rows. */
