@@ -96,7 +96,7 @@ __device__ static inline void sum_pixels(const T *data, const rectangle &r, int 
         }
 #pragma unroll
         for (int k = 0; k < loads; k++) {
-            if (from + k * r.step >= r.count) break; /* no thread of the warp has one */
+            if (k == loads / 2 && from + k * r.step >= r.count) break; /* no thread of the warp has another */
             pieces[k].add_to(sum);
         }
     }
