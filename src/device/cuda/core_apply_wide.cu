@@ -198,8 +198,7 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
         do_wide_tile<wide_shape>(s, &maps[t.map], t, r, aligned, all, sums, broken);
 }
 
-/* ---- the host's side
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------- */
 
 typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                     const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
