@@ -1,8 +1,8 @@
 /* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), examples' means
  * (core_means.cu) and their products (core_mean_products.cu), products of rows (core_products*.cu) and of matrices
- * (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and
- * the table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it,
- * in the upper half single results, weights of rows, and the partial sums of p where those of a have the lower. */
+ * (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and the table (core_stats.cu). Partial
+ * sums of products, and means, have all of the device's workspace; others lie in the lower half of it, in the upper half single
+ * results, weights of rows, and the partial sums of p where those of a have the lower. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
