@@ -545,8 +545,7 @@ extern "C" void abar__cuda_example_weights(abar_device *dev, const abar__rows *r
         const abar__rows part = abar__rows_slice(r, first, least(chunk, r->examples - first));
         double *products = (double *)cuda->workspace;
         float *inputs = (float *)(products + part.examples), *grads = inputs + part.examples * d;
-        abar__cuda_input_means(dev, &part, inputs);
-        abar__cuda_grad_means(dev, &part, grads);
+        abar__cuda_both_means(dev, &part, inputs, grads);
         abar__cuda_launch(dev, weigh_examples, dim3((unsigned)part.examples), dim3(128), 0, d, r->out, inputs, grads,
                           (double)r->per_example, a + first, p + first, products, cuda->tickets, number);
     }
