@@ -71,4 +71,4 @@ check-format:
 	@clang-format --dry-run -Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan build-tsan build-fuzz build-debug
+	rm -rf build build-asan build-tsan build-fuzz build-debug build-gpu

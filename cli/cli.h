@@ -75,6 +75,8 @@ const char *flags_peek(const cli *c, const char *name);
 /* The folder of --resume; NULL: there is no such flag. An empty one, as of a variable that is not set, is refused. Returns an
  * exit code. */
 int flags_resume(const cli *c, const char **folder);
+/* Refuses an --out without a name in the same way. */
+int flags_out(const cli *c);
 bool flags_ask_help(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);
@@ -144,13 +146,15 @@ bool comparison_is_text(const abar_compare *compare);
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
-#define PRINT_WIDTH 96 /* of text for people, where no window says otherwise */
+#define PRINT_WIDTH 80 /* of text for people, where no window says otherwise */
 
 /* These write into text (NUMBER_MAX bytes) and return it. */
 const char *print_count(char *text, int64_t n);         /* 61,706 */
 const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
 const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
+/* So many decimals; 3 digits and an exponent where a training that diverges would fill the line. */
+const char *print_fixed(char *text, double n, int decimals);
 /* The text as a shell takes it for one word. */
 void print_shell_word(char *word, size_t size, const char *text);
 void print_json_text(FILE *out, const char *text); /* "quoted" */
@@ -160,6 +164,8 @@ int print_window(FILE *out);                       /* columns of the terminal; 0
 int print_width(FILE *out);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
+/* The same where the cursor stands at another column. */
+void print_wrapped_from(FILE *out, int column, int indent, int width, const char *text);
 double clock_seconds(void);
 
 bool path_exists(const char *path);

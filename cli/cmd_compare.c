@@ -75,6 +75,13 @@ static int runs_ended(const abar_compare *compare)
     return n;
 }
 
+static int runs_failed(const abar_compare *compare)
+{
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->failure != NULL;
+    return n;
+}
+
 static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
@@ -118,14 +125,15 @@ static void announce(watcher *w)
     const abar_compare *compare = w->compare;
     const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
     int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare);
-    char line[512];
+    char line[4 * ABAR_OPTION_TEXT_MAX], trainings[64];
     int seeds = comparison_seeds(compare);
-    fprintf(out, "%s on %s, %s: %d optimizer%s", t->model, t->data, t->device, methods, methods > 1 ? "s" : "");
     if (runs == methods * seeds)
-        fprintf(out, " x %d seed%s", seeds, seeds > 1 ? "s" : "");
+        snprintf(trainings, sizeof trainings, " x %d seed%s", seeds, seeds > 1 ? "s" : "");
     else
-        fprintf(out, ", %d runs", runs);
-    fprintf(out, ", %" PRId64 " epoch%s each, batch %" PRId64 "\n", t->epochs, t->epochs > 1 ? "s" : "", t->batch);
+        snprintf(trainings, sizeof trainings, ", %d runs", runs);
+    snprintf(line, sizeof line, "%s on %s, %s: %d optimizer%s%s, %" PRId64 " epoch%s each, batch %" PRId64, t->model, t->data,
+             t->device, methods, methods > 1 ? "s" : "", trainings, t->epochs, t->epochs > 1 ? "s" : "", t->batch);
+    print_wrapped(out, 0, print_width(out), line);
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
@@ -135,33 +143,42 @@ static void announce(watcher *w)
     if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
     for (int i = 0; i < runs; i++) {
         const abar_compare_run *r = abar_compare_run_of(compare, i);
-        if (r->ended && r->failure) fprintf(out, "%s, seed %" PRId64 ", failed: %s\n", r->label, r->seed, r->failure);
+        if (!r->ended || !r->failure) continue;
+        int n = fprintf(out, "%s, seed %" PRId64 ", failed: ", r->label, r->seed);
+        print_wrapped_from(out, n, 2, print_width(out), r->failure);
     }
     fflush(out);
     w->announced = true;
 }
 
+/* The best loss of a text is in the table, too: here it is said where the line has room for it. */
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
-    char ms[NUMBER_MAX], time[NUMBER_MAX];
+    char ms[NUMBER_MAX], time[NUMBER_MAX], loss[NUMBER_MAX], best[NUMBER_MAX + 8] = "", tail[96];
     const abar_compare_run *r = p->result;
     FILE *out = w->line.out;
     const char *bold = progress_bold(&w->line), *plain = progress_plain(&w->line);
     progress_clear(&w->line);
-    fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
+    int n =
+        fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
     if (r->failure) {
-        fprintf(out, "failed after %" PRId64 " epoch%s: %s\n", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
-    } else {
-        fprintf(out, "loss %.4f  ", r->train_loss);
-        if (comparison_is_text(w->compare))
-            fprintf(out, "test %s%.4f%s (best %.4f, epoch %" PRId64 ")", bold, r->test_loss, plain, r->best_loss,
-                    r->best_loss_epoch);
-        else
-            fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
-        fprintf(out, "  %6s ms/step  %s", print_significant(ms, r->ms_per_step), print_duration(time, r->seconds));
-        if (r->side_by_side > 1) fprintf(out, "  beside %" PRId64, r->side_by_side - 1);
-        fputc('\n', out);
+        n += fprintf(out, "failed after %" PRId64 " epoch%s: ", r->epochs, r->epochs == 1 ? "" : "s");
+        print_wrapped_from(out, n, 2 * w->run_width + 4, print_width(out), r->failure);
+        fflush(out);
+        return;
     }
+    int tail_length = snprintf(tail, sizeof tail, "  %6s ms/step  %s", print_significant(ms, r->ms_per_step),
+                               print_duration(time, r->seconds));
+    if (r->side_by_side > 1)
+        tail_length +=
+            snprintf(tail + tail_length, sizeof tail - (size_t)tail_length, "  beside %" PRId64, r->side_by_side - 1);
+    n += fprintf(out, "loss %s  ", print_fixed(loss, r->train_loss, 4)) + (int)strlen("test 0.0000") + tail_length;
+    if (n + snprintf(best, sizeof best, "  best %s", print_fixed(loss, r->best_loss, 4)) > print_width(out)) best[0] = '\0';
+    if (comparison_is_text(w->compare))
+        fprintf(out, "test %s%s%s%s", bold, print_fixed(loss, r->test_loss, 4), plain, best);
+    else
+        fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
+    fprintf(out, "%s\n", tail);
     fflush(out);
 }
 
@@ -221,8 +238,7 @@ static void say_finished(watcher *w)
     if (!w->announced) announce(w);
     print_comparison(w->compare, &w->line);
     print_shell_word(folder, sizeof folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv, %s/compare.json\n", dir, dir, dir,
-            dir);
+    fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv and compare.json\n", dir, dir, dir);
     fprintf(out, "Checkpoints: %s/OPTIM-sSEED/\n\nNext:\n", dir);
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
@@ -233,7 +249,7 @@ static void say_stopped(const watcher *w)
     char file[ABAR_OPTION_TEXT_MAX + 16];
     snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
     if (!path_exists(file)) {
-        fprintf(w->line.out, "stopped before any training began\n");
+        fprintf(w->line.out, "stopped before any training began; nothing was kept\n");
         return;
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
@@ -243,7 +259,7 @@ static void say_stopped(const watcher *w)
         fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
                 runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);
     else if (w->running == 0)
-        fprintf(w->line.out, "stopped with %d of %d runs done, between two of them; go on with:\n", runs_ended(w->compare),
+        fprintf(w->line.out, "stopped with %d of %d runs done, and none begun; go on with:\n", runs_ended(w->compare),
                 abar_compare_run_count(w->compare));
     else
         fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
@@ -363,7 +379,9 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
         if (abar_compare_report(compare, &json) < 0) return cli_fail_status(c, ABAR_E_MEMORY);
         puts(json);
     }
-    return status == ABAR_STOPPED ? stop_exit_code() : EXIT_SUCCESS;
+    if (status == ABAR_STOPPED) return stop_exit_code();
+    if (runs_failed(compare) < abar_compare_run_count(compare)) return EXIT_SUCCESS;
+    return cli_fail(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", abar_compare_dir(compare));
 }
 
 static int run(cli *c)
@@ -375,6 +393,7 @@ static int run(cli *c)
     const char *folder;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
     int code = flags_resume(c, &folder);
+    if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
     if (!code) code = set_jobs(&flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
@@ -386,7 +405,7 @@ static int run(cli *c)
 const command command_compare = {
     .name = "compare",
     .summary = "compare optimizers on one problem: table, curves, CSV",
-    .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--data NAME] [--flag value ...]",
+    .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--flag value ...]",
     .about =
         "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
         "order, same augmentation, seed by seed; on a GPU several trainings side by side where that is faster. Every optimizer "
@@ -400,8 +419,9 @@ const command command_compare = {
     .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"
                 "  abar compare --optim sgd,mac --lr 0.1 --mac.lr 0.05 --mac.damping 0.3\n"
                 "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
-                "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac,adamw\n"
-                "  abar compare --model deit-tiny --optim mac,heads=mac --heads.value-stat per-head\n"
+                "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac\n"
+                "  abar compare --model deit-tiny --optim mac,heads=mac \\\n"
+                "               --heads.value-stat per-head\n"
                 "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

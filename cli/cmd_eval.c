@@ -44,6 +44,15 @@ static int parse_logits(const char *text, int64_t *count, const char **path)
     return EXIT_SUCCESS;
 }
 
+/* Nobody wants the weights replaced by what they make of images. */
+static int check_logits(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const bool kept = strcmp(name, "state.safetensors") == 0 || strcmp(name, "model.safetensors") == 0;
+    if (!kept || !path_exists(path)) return EXIT_SUCCESS;
+    return cli_fail(EXIT_USAGE, "--logits: %s holds the weights of a run, choose another file", path);
+}
+
 /* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
 static bool find_run(const char *checkpoint, char *folder, size_t size)
 {
@@ -76,32 +85,51 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
 {
     char folder[ABAR_OPTION_TEXT_MAX];
     const char *data = flags_peek(c, "data");
-    if (flags_peek(c, "model") || !find_run(checkpoint, folder, sizeof folder)) return flags_setup(c, flags, setup);
-    abar_status status = abar_setup_load(c->ctx, folder, setup);
+    if (flags_peek(c, "model") || !checkpoint[0] || !path_exists(checkpoint)) return flags_setup(c, flags, setup);
+    const bool run = find_run(checkpoint, folder, sizeof folder);
+    if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
+    abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
+    if (status < 0 && !run)
+        return cli_fail(EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
     if (status < 0) return cli_fail_status(c, status);
     int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
     return code ? code : flags_read(c, flags, *setup, NULL);
 }
 
-static void print_text_evaluation(const abar_setup *setup, const abar_evaluation *e)
+static void print_words(const abar_setup *setup, const abar_evaluation *e)
 {
-    char tokens[NUMBER_MAX], seconds[NUMBER_MAX];
-    printf("%s on %s: test loss %.4f, perplexity %.3f, %.3f bits per %s, accuracy %.2f %%, %s tokens in %s s\n",
-           setup->train.model, setup->train.data, e->loss, e->perplexity, e->bits,
-           setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character", e->accuracy, print_count(tokens, e->samples),
-           print_significant(seconds, e->seconds));
+    char line[4 * ABAR_OPTION_TEXT_MAX], count[NUMBER_MAX], seconds[NUMBER_MAX];
+    char loss[NUMBER_MAX], perplexity[NUMBER_MAX], bits[NUMBER_MAX];
+    const char *model = setup->train.model, *data = setup->train.data, *plural = e->samples == 1 ? "" : "s";
+    print_count(count, e->samples);
+    print_significant(seconds, e->seconds);
+    print_fixed(loss, e->loss, 4);
+    if (setup->model->text)
+        snprintf(line, sizeof line,
+                 "%s on %s: test loss %s, perplexity %s, %s bits per %s, accuracy %.2f %%, %s token%s in %s s", model, data,
+                 loss, print_fixed(perplexity, e->perplexity, 3), print_fixed(bits, e->bits, 3),
+                 setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character", e->accuracy, count, plural, seconds);
+    else
+        snprintf(line, sizeof line, "%s on %s: test accuracy %.2f %%, loss %s, %s image%s in %s s", model, data, e->accuracy,
+                 loss, count, plural, seconds);
+    print_wrapped(stdout, 0, print_width(stdout), line);
+}
+
+/* There may be fewer than were asked for. */
+static void print_logits(const abar_setup *setup, const abar_evaluation *e, int64_t count, const char *path)
+{
+    int64_t input[3], classes, each = 1;
+    abar_model_shape(setup->model, setup->model_config, input, &classes);
+    if (setup->model->text) each = input[0];
+    if (count > e->samples / each) count = e->samples / each;
+    printf("logits of the first %" PRId64 " test %s%s: %s\n", count, setup->model->text ? "window" : "image",
+           count == 1 ? "" : "s", path);
 }
 
 static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
 {
-    char samples[NUMBER_MAX], seconds[NUMBER_MAX];
-    if (!json && setup->model->text) {
-        print_text_evaluation(setup, e);
-        return;
-    }
     if (!json) {
-        printf("%s on %s: test accuracy %.2f %%, loss %.4f, %s images in %s s\n", setup->train.model, setup->train.data,
-               e->accuracy, e->loss, print_count(samples, e->samples), print_significant(seconds, e->seconds));
+        print_words(setup, e);
         return;
     }
     printf("{\"model\": ");
@@ -131,6 +159,7 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     int64_t count = 0;
     const char *path = NULL;
     int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code && path) code = check_logits(path);
     if (!code) code = folder_weights(flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result;
@@ -138,8 +167,7 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     if (status >= 0 && path) status = abar_evaluate_logits(c->ctx, setup, weights, count, path);
     if (status < 0) return cli_fail_status(c, status);
     print_evaluation(setup, weights, &result, flags->json);
-    if (path && !flags->json)
-        printf("logits of the first %" PRId64 " test %s: %s\n", count, setup->model->text ? "windows" : "images", path);
+    if (path && !flags->json) print_logits(setup, &result, count, path);
     return EXIT_SUCCESS;
 }
 
@@ -160,7 +188,7 @@ static int run(cli *c)
 const command command_eval = {
     .name = "eval",
     .summary = "test accuracy of a checkpoint, ours or PyTorch's",
-    .usage = "--checkpoint PATH [--model NAME --data NAME[:DIR]] [--flag value ...]",
+    .usage = "--checkpoint PATH [--model NAME --data NAME] [--flag value ...]",
     .about =
         "Tests weights from disk. The folder of a run, or a file in it, brings the settings of that run; for other files say "
         "which --model they belong to and on which --data to test.",
@@ -169,6 +197,7 @@ const command command_eval = {
     .model_options = true,
     .examples = "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0\n"
                 "  abar eval --checkpoint lenet5.safetensors --model lenet5 --data fashion-mnist\n"
-                "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0 --logits 100:logits.safetensors\n",
+                "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0 \\\n"
+                "            --logits 100:logits.safetensors\n",
     .run = run,
 };

@@ -3,6 +3,7 @@
 #include "cli.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,7 @@ static abar_status count_parameters(cli *c, abar_device *ref, const char *name, 
 static int list_models(cli *c)
 {
     char input[48], number[NUMBER_MAX];
+    const int window = print_window(stdout);
     abar_device *ref = NULL;
     abar_status status = open_device(c, "ref", 1, &ref);
     if (status < 0) return cli_fail_status(c, status);
@@ -82,7 +84,8 @@ static int list_models(cli *c)
         else
             snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
                      model->input[2]);
-        printf("%-11s  %-13s  %11s  %s\n", *name, input, print_count(number, parameters), model->summary);
+        const int lead = printf("%-11s  %-13s  %11s  ", *name, input, print_count(number, parameters));
+        print_wrapped(stdout, lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
     }
     abar_device_close(ref);
     if (status < 0) return cli_fail_status(c, status);
@@ -100,28 +103,54 @@ static void print_shape(char *text, size_t size, const abar_node_info *node)
         at += (size_t)snprintf(text + at, size - at, "%s%" PRId64, i > 1 ? " x " : "", node->dim[i]);
 }
 
-/* Column widths follow the longest name and operation. */
+/* Columns as wide as the longest text in them; what a window has no room for is not shown. */
+typedef struct columns {
+    int name, operation, by; /* 0: not shown */
+} columns;
+
+static void widen(int *column, const char *text)
+{
+    if ((int)strlen(text) > *column) *column = (int)strlen(text);
+}
+
+static columns measure(const abar_net *net)
+{
+    columns c = {5, 9, 2};
+    const int numbers = 12 + 2 + 10 + 2 + 13, window = print_window(stdout);
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        abar_node_info node = abar_net_node(net, i);
+        widen(&c.name, node.name);
+        widen(&c.operation, node.operation);
+        widen(&c.by, node.implementation);
+    }
+    if (window > 0 && c.name + 2 + c.operation + 2 + numbers + 2 + c.by > window) c.by = 0;
+    if (window > 0 && c.name + 2 + c.operation + 2 + numbers > window) c.operation = 0;
+    return c;
+}
+
+static void print_row(const columns *c, const char *name, const char *operation, const char *shape, const char *parameters,
+                      const char *work, const char *by)
+{
+    printf("%-*s  ", c->name, name[0] || c->operation ? name : operation); /* what was inserted has no name */
+    if (c->operation) printf("%-*s  ", c->operation, operation);
+    printf("%-12s  %10s  %13s", shape, parameters, work);
+    if (c->by && by[0]) printf("  %s", by);
+    putchar('\n');
+}
+
 static void print_nodes(const abar_net *net)
 {
     char shape[64], parameters[NUMBER_MAX], work[NUMBER_MAX];
-    int name = 5, operation = 9;
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
-        if ((int)strlen(node.name) > name) name = (int)strlen(node.name);
-        if ((int)strlen(node.operation) > operation) operation = (int)strlen(node.operation);
-    }
-    const char *row = "%-*s  %-*s  %-12s  %10s  %13s  %s\n";
-    printf(row, name, "name", operation, "operation", "output", "parameters", "multiply-adds", "by");
+    const columns c = measure(net);
+    print_row(&c, "name", "operation", "output", "parameters", "multiply-adds", "by");
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = abar_net_node(net, i);
         print_shape(shape, sizeof shape, &node);
-        printf(row, name, node.name, operation, node.operation, shape,
-               node.parameters ? print_count(parameters, node.parameters) : "",
-               node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
+        print_row(&c, node.name, node.operation, shape, node.parameters ? print_count(parameters, node.parameters) : "",
+                  node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
     }
     totals sum = sum_nodes(net);
-    printf(row, name, "total", operation, "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds),
-           "");
+    print_row(&c, "total", "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds), "");
 }
 
 static void print_map(void *user, const abar_map_info *map)
@@ -130,7 +159,7 @@ static void print_map(void *user, const abar_map_info *map)
     char name[160], bytes[NUMBER_MAX], shape[64];
     snprintf(name, sizeof name, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
     snprintf(shape, sizeof shape, "%" PRId64 " x %" PRId64, map->rows, map->columns);
-    printf("  %-28s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
+    printf("  %-30s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
     *total += map->state_bytes;
 }
 
@@ -139,11 +168,14 @@ static abar_status print_maps(cli *c, const abar_setup *setup)
 {
     if (!setup->method) return ABAR_OK;
     size_t total = 0;
-    char bytes[NUMBER_MAX];
-    printf("\nPreconditioned by %s (%s), which keeps %s:\n  %-28s %14s %12s\n", setup->method->name, setup->method->summary,
-           setup->method->keeps, "layer", "matrix", "state");
+    char bytes[NUMBER_MAX], text[256];
+    snprintf(text, sizeof text, "Preconditioned by %s (%s), which keeps %s:", setup->method->name, setup->method->summary,
+             setup->method->keeps);
+    putchar('\n');
+    print_wrapped(stdout, 0, print_width(stdout), text);
+    printf("  %-30s %14s %12s\n", "layer", "matrix", "state");
     abar_status status = abar_setup_maps(c->ctx, setup, print_map, &total);
-    if (status >= 0) printf("  %-28s %14s %12s\n", "total", "", print_bytes(bytes, total));
+    if (status >= 0) printf("  %-30s %14s %12s\n", "total", "", print_bytes(bytes, total));
     return status;
 }
 
@@ -162,7 +194,7 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
                {"other", plan->other},
                {"total", plan->total}};
     char bytes[NUMBER_MAX];
-    printf("\nMultiply-adds are those of one %s forward pass. Memory to train with batch %" PRId64 " and %s:\n",
+    printf("\nMultiply-adds are those of one %s forward pass.\nMemory to train with batch %" PRId64 " and %s:\n",
            setup->model->text ? "window's" : "image's", setup->train.batch, setup->train.optim);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
@@ -184,6 +216,8 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
     return ABAR_OK;
 }
 
+static void ignore_map(void *user, const abar_map_info *map) { (void)user, (void)map; }
+
 static int show_model(cli *c, const abar_setup *setup)
 {
     int64_t input[3], classes;
@@ -194,6 +228,7 @@ static int show_model(cli *c, const abar_setup *setup)
     if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
+    if (status >= 0 && setup->method) status = abar_setup_maps(c->ctx, setup, ignore_map, NULL); /* whether it can be shown */
     if (status >= 0) {
         printf("%s: %s\n\n", setup->train.model, setup->model->summary);
         print_nodes(net);

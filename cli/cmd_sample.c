@@ -62,9 +62,21 @@ static bool write_text(void *user, const char *text, size_t n)
     return fwrite(text, 1, n, stdout) == n && fflush(stdout) == 0;
 }
 
+/* A word that is misspelt, or stands alone, is told of before what is missing because of it. */
+static int refuse_no_checkpoint(cli *c)
+{
+    sample_flags flags;
+    abar_setup *any;
+    abar_status status = abar_setup_create(c->ctx, "gpt-char", "text", "adamw", &any);
+    if (status < 0) return cli_fail_status(c, status);
+    int code = flags_read(c, &flags, any, NULL);
+    abar_setup_destroy(c->ctx, any);
+    return code ? code : cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
+}
+
 static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 {
-    if (!checkpoint || !checkpoint[0]) return cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
+    if (!checkpoint || !checkpoint[0]) return refuse_no_checkpoint(c);
     if (!path_exists(checkpoint))
         return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
     abar_status status = path_is_folder(checkpoint) ? abar_setup_load(c->ctx, checkpoint, setup)
@@ -87,6 +99,7 @@ static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
                                        .user = &last};
     abar_status status = abar_sample(c->ctx, setup, weights, &config);
     if (status < 0) return cli_fail_status(c, status);
+    if (status == ABAR_STOPPED) return cli_finish_output();   /* nobody takes more of it */
     if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; a file gets the text alone */
     return EXIT_SUCCESS;
 }
@@ -112,6 +125,6 @@ const command command_sample = {
     .own = own,
     .settings = settings,
     .examples = "  abar sample --checkpoint runs/gpt-char-text-adamw-s0\n"
-                "  abar sample --checkpoint runs/gpt-char-text-adamw-s0 --prompt ROMEO: --length 1000\n",
+                "  abar sample --checkpoint runs/gpt-char-text-adamw-s0 --prompt ROMEO:\n",
     .run = run,
 };

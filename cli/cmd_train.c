@@ -51,10 +51,12 @@ static void claim_folder(abar_setup *setup)
 
 static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 {
-    int code = flags_setup(c, flags, setup);
+    int code = flags_out(c);
+    if (!code) code = flags_setup(c, flags, setup);
     if (code) return code;
     char *out = (*setup)->train.out;
-    flags->own_folder = !flags->no_out && !flags_peek(c, "out");
+    if (flags->no_out && out[0]) return cli_fail(EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
+    flags->own_folder = !flags->no_out && !out[0];
     if (flags->no_out) out[0] = '\0';
     if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
     code = flags_check(c, *setup);
@@ -98,10 +100,12 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
 {
     static const char *const said[] = {"epochs", "batch", "lr", "schedule", "weight-decay", "seed", NULL};
     const abar_net *net = abar_trainer_net(trainer);
-    char line[1024], number[NUMBER_MAX];
+    char line[4 * ABAR_OPTION_TEXT_MAX], number[NUMBER_MAX];
     size_t at = 0;
-    fprintf(out, "%s (%s parameters) on %s with %s, %s\n", setup->train.model, print_count(number, parameters_of(net)),
-            setup->train.data, setup->train.optim, abar_device_describe(abar_net_param(net, 0)->value.dev));
+    snprintf(line, sizeof line, "%s (%s parameters) on %s with %s, %s", setup->train.model,
+             print_count(number, parameters_of(net)), setup->train.data, setup->train.optim,
+             abar_device_describe(abar_net_param(net, 0)->value.dev));
+    print_wrapped(out, 0, width, line);
     for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
@@ -126,19 +130,23 @@ static void say_next(const cli *c, const abar_setup *setup, const progress *p, b
 
 static void say_result(const progress *p)
 {
-    char time[NUMBER_MAX];
+    char time[NUMBER_MAX], line[512], loss[NUMBER_MAX], best[NUMBER_MAX], perplexity[NUMBER_MAX], bits[NUMBER_MAX];
     const abar_progress *last = &p->last;
-    const char *bold = progress_bold(p), *plain = progress_plain(p);
+    const char *bold = progress_bold(p), *plain = progress_plain(p), *plural = last->epoch ? "s" : "";
+    print_fixed(loss, last->test_loss, 4);
+    print_duration(time, last->seconds);
     if (last->text)
-        fprintf(p->out,
-                "\nTest loss %s%.4f%s (best %.4f in epoch %" PRId64 "; perplexity %.3f, %.3f bits a token, accuracy %.2f %%)",
-                bold, last->test_loss, plain, last->best_loss, last->best_loss_epoch + 1, last->test_perplexity,
-                last->test_bits, last->test_accuracy);
+        snprintf(line, sizeof line,
+                 "(best %s in epoch %" PRId64 ") after %" PRId64
+                 " epoch%s, %s: perplexity %s, %s bits a token, accuracy %.2f %%.",
+                 print_fixed(best, last->best_loss, 4), last->best_loss_epoch + 1, last->epoch + 1, plural, time,
+                 print_fixed(perplexity, last->test_perplexity, 3), print_fixed(bits, last->test_bits, 3), last->test_accuracy);
     else
-        fprintf(p->out, "\nTest accuracy %s%.2f %%%s (best %.2f %% in epoch %" PRId64 ")", bold, last->test_accuracy, plain,
-                last->best_accuracy, last->best_accuracy_epoch + 1);
-    fprintf(p->out, " after %" PRId64 " epoch%s, %s.\n", last->epoch + 1, last->epoch ? "s" : "",
-            print_duration(time, last->seconds));
+        snprintf(line, sizeof line, "(best %.2f %% in epoch %" PRId64 ") after %" PRId64 " epoch%s, %s.", last->best_accuracy,
+                 last->best_accuracy_epoch + 1, last->epoch + 1, plural, time);
+    const int n = last->text ? fprintf(p->out, "\nTest loss %s%s%s ", bold, loss, plain)
+                             : fprintf(p->out, "\nTest accuracy %s%.2f %%%s ", bold, last->test_accuracy, plain);
+    print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
@@ -161,7 +169,7 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
     print_shell_word(folder, sizeof folder, setup->train.out);
     fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
     if (setup->train.out[0])
-        fprintf(p->out, " and saved; go on with: %s train --resume %s\n", c->program, folder);
+        fprintf(p->out, " and saved; go on with:\n  %s train --resume %s\n", c->program, folder);
     else
         fprintf(p->out, "; nothing was kept, as asked\n");
 }
@@ -224,7 +232,7 @@ static int run(cli *c)
 const command command_train = {
     .name = "train",
     .summary = "train a network; Ctrl-C saves, --resume goes on",
-    .usage = "[--model NAME] [--data NAME[:DIR]] [--optim NAME] [--flag value ...]",
+    .usage = "[--model NAME] [--data NAME] [--optim NAME] [--flag value ...]",
     .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
              "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
              "everything saved.",

@@ -37,8 +37,19 @@ const char *flags_peek(const cli *c, const char *name)
 int flags_resume(const cli *c, const char **folder)
 {
     *folder = flags_peek(c, "resume");
-    if (!*folder || (*folder)[0]) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+    if (!*folder) return EXIT_SUCCESS;
+    if (!(*folder)[0])
+        return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+    if (path_exists(*folder) && !path_is_folder(*folder))
+        return cli_fail(EXIT_USAGE, "--resume %s: is a file, give the folder it lies in", *folder);
+    return EXIT_SUCCESS;
+}
+
+int flags_out(const cli *c)
+{
+    const char *folder = flags_peek(c, "out");
+    if (!folder || folder[0]) return EXIT_SUCCESS;
+    return cli_fail(EXIT_USAGE, "--out: the folder has no name, give one or leave the flag out");
 }
 
 bool flags_ask_help(const cli *c)
@@ -144,6 +155,10 @@ int flags_recipes(cli *c, setup_list *out)
 int flags_recipe(cli *c, abar_setup **out)
 {
     setup_list list;
+    const char *optim = flags_peek(c, "optim");
+    *out = NULL;
+    if (optim && strpbrk(optim, ",:="))
+        return cli_fail(EXIT_USAGE, "--optim %s: one optimizer at a time, abar compare takes lists, labels and seeds", optim);
     int code = flags_recipes(c, &list);
     *out = code ? NULL : list.setup[0];
     return code;
@@ -226,33 +241,44 @@ static const char *nearest_flag(const cli *c, const scope *s, const char *name)
     return abar_nearest_name(name, names);
 }
 
-/* "mlp" for --widths, "adamw" for --beta2: whose option this is, when it is not the chosen one's. */
-static const char *other_owner(const char *name)
+/* Appends ", name" to a list of owners, if its table has the option. */
+static void add_owner(char *owners, size_t size, const char *owner, const abar_option *table, const char *name)
 {
-    for (const char *const *model = abar_model_names(); *model; model++) {
-        const abar_option *table = abar_model_find(*model)->options;
-        if (table && abar_options_find(table, name)) return *model;
-    }
-    for (const char *const *rule = abar_rule_names(); *rule; rule++) {
-        const abar_option *table = abar_rule_find(*rule)->options;
-        if (table && abar_options_find(table, name)) return *rule;
-    }
+    size_t at = strlen(owners);
+    if (table && abar_options_find(table, name)) snprintf(owners + at, size - at, "%s%s", at ? ", " : "", owner);
+}
+
+/* "mlp" for --widths, "foof, kfac, eva" for --damping: whose option this is, when it is not the chosen one's. */
+static void find_owners(const char *name, char *owners, size_t size)
+{
+    owners[0] = '\0';
+    for (const char *const *model = abar_model_names(); *model; model++)
+        add_owner(owners, size, *model, abar_model_find(*model)->options, name);
+    for (const char *const *rule = abar_rule_names(); *rule; rule++)
+        add_owner(owners, size, *rule, abar_rule_find(*rule)->options, name);
     for (const char *const *method = abar_method_names(); *method; method++)
-        if (abar_options_find(abar_method_find(*method)->options, name)) return *method;
-    return abar_options_find(abar_curvature_options, name) ? "mac and the other curvature methods" : NULL;
+        add_owner(owners, size, *method, abar_method_find(*method)->options, name);
+    add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options, name);
 }
 
 /* ---- what can be wrong ---------------------------------------------------------------------------------------- */
 
-static int unknown_flag(const cli *c, const scope *s, const char *name)
+/* full: as it was typed; name: without the label. */
+static int unknown_flag(const cli *c, const scope *s, const char *full, const char *name)
 {
-    const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name;
-    const char *owner = other_owner(bare), *near = nearest_flag(c, s, name), *verb = c->command->name;
+    const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name, *verb = c->command->name, *dot = strchr(name, '.');
+    const char *near = nearest_flag(c, s, name), *label_end = name != full ? name : full;
+    char owners[512];
+    find_owners(bare, owners, sizeof owners);
+    if (dot && dot > name && dot[1] && !abar_options_find(c->command->own, "optim"))
+        return cli_fail(EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
     if (abar_options_find(abar_train_options, bare))
-        return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", name, verb, verb);
-    if (owner) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", name, owner);
-    if (near) return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%s? abar %s --help lists all", name, near, verb);
-    return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", name, verb);
+        return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
+    if (owners[0]) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
+    if (near)
+        return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%.*s%s? abar %s --help lists all", full,
+                        (int)(label_end - full), full, near, verb);
+    return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", full, verb);
 }
 
 static int unexpected_word(const cli *c, const char *word)
@@ -260,9 +286,11 @@ static int unexpected_word(const cli *c, const char *word)
     const char *flag = abar_model_find(word)                            ? "model"
                        : abar_rule_find(word) || abar_method_find(word) ? "optim"
                        : is_listed(word, abar_dataset_names())          ? "data"
-                       : path_exists(word)                              ? "checkpoint"
-                                                                        : NULL;
-    bool fits = flag && (abar_options_find(c->command->own, flag) || flags_listen(c, flag));
+                       : !path_exists(word)                             ? NULL
+                       : abar_options_find(c->command->own, "resume")   ? "resume"
+                                                                        : "checkpoint";
+    bool fits = flag && (abar_options_find(c->command->own, flag) ||
+                         (abar_options_find(abar_train_options, flag) && flags_listen(c, flag)));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
         return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
@@ -270,10 +298,21 @@ static int unexpected_word(const cli *c, const char *word)
                     c->command->name);
 }
 
-static int missing_value(const abar_option *option)
+static int missing_value(const abar_option *option, const char *full)
 {
     const char *example = option->fallback && option->fallback[0] ? option->fallback : help_placeholder(option);
-    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", option->name, option->name, example);
+    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
+}
+
+/* A setting that would be taken and then not looked at, as the data or the model decide it: NULL, or why. */
+static const char *idle_reason(const abar_setup *setup, const char *name)
+{
+    static const char *const texts[] = {"text", "epoch-steps", NULL};
+    static const char *const shapes[] = {"image-size", "classes", NULL};
+    const char *data = setup->train.data;
+    if (!setup->model->text && is_listed(name, texts)) return "is for models of text";
+    if (is_listed(name, shapes) && strcmp(data, "synthetic") != 0) return "is as the data have it; --data synthetic takes any";
+    return NULL;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
@@ -295,12 +334,15 @@ static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, 
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
     if (s->only >= 0 && is_listed(flag->name, chosen))
-        return cli_fail(EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", flag->name);
+        return cli_fail(EXIT_USAGE, "--%s.%s: cannot differ between the optimizers compared, leave the label out",
+                        s->list->label[s->only], flag->name);
     abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value) : ABAR_OK;
     for (int i = 0; i < s->list->n && !own && status >= 0; i++) {
         abar_setup *setup = s->list->setup[i];
         if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
         if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
+        const char *idle = idle_reason(setup, flag->name);
+        if (idle) return cli_fail(EXIT_USAGE, "--%s %s: %s, leave it out", flag->name, value, idle);
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
@@ -335,16 +377,16 @@ static int read_flag(cli *c, int *at, void *own, const setup_list *list, const c
     const abar_option *flag = find_flag(c, &s, name, &is_own);
     bool negated = !flag && strncmp(name, "no-", 3) == 0;
     if (negated) flag = find_flag(c, &s, name + 3, &is_own);
-    if (!flag && s.only < 0 && list->label[0][0] && strchr(name, '.'))
+    if (!flag && s.only < 0 && list->label[0][0] && strchr(name, '.') > name)
         return cli_fail(EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name, (int)strcspn(name, "."),
                         name);
-    if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, &s, name);
+    if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, &s, full, name);
 
     const char *value = joined ? joined + 1 : NULL;
-    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", name);
+    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", full);
     if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
     if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag);
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag, full);
         value = c->argv[++*at];
     }
     if ((s.only >= 0) != (pass == 1)) return EXIT_SUCCESS;

@@ -8,9 +8,9 @@
 
 const char *help_placeholder(const abar_option *option)
 {
-    static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
-                                           {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
-                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"},   {"jobs", "N|auto"}};
+    static const char *const named[][2] = {
+        {"model", "NAME"}, {"data", "NAME[:DIR]"}, {"optim", "NAME"},    {"device", "NAME"}, {"out", "DIR"},
+        {"resume", "DIR"}, {"checkpoint", "PATH"}, {"logits", "N:FILE"}, {"jobs", "N|auto"}, {"init", "FILE"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
     }
@@ -101,9 +101,12 @@ int help_command(cli *c)
         int code = flags_recipes(c, &list);
         if (code) return code;
     }
-    printf("usage: abar %s %s\n\n", c->command->name, c->command->usage);
+    const int lead = printf("usage: abar %s", c->command->name);
+    if (c->command->usage[0]) putchar(' ');
+    print_wrapped_from(stdout, lead + 1, lead + 1, print_width(stdout), c->command->usage);
+    putchar('\n');
     print_wrapped(stdout, 0, print_width(stdout), c->command->about);
-    printf("\nFlags:\n");
+    if (c->command->own->name) printf("\nFlags:\n");
     help_options(c, c->command->own, NULL);
     if (list.n > 0)
         help_tables(c, &list);
@@ -119,12 +122,15 @@ void help_overview(const command *const *commands)
     printf("abar %s trains neural networks, from one command and one C library.\n\n", abar_version());
     printf("usage: abar COMMAND [--flag value ...]\n\n");
     for (; *commands; commands++) printf("  %-12s %s\n", (*commands)->name, (*commands)->summary);
-    printf("  %-12s %s\n\n", "help", "this page; abar help COMMAND, or abar COMMAND --help, for one of them");
+    printf("  %-12s %s\n\n", "help", "this page; abar COMMAND --help for one of them");
     printf("Start here:\n"
            "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
            "  abar data                       which data sets are on this machine\n"
            "  abar train --model resnet20 --data cifar10:DIR\n"
-           "                                  ResNet-20 on CIFAR-10, its binary version in DIR\n"
+           "                                  ResNet-20; DIR: the binary version of CIFAR-10\n"
            "  abar train --model gpt-char --data text:FILE\n"
-           "                                  a small GPT on the characters of a text; abar sample writes more of it\n");
+           "                                  a small GPT on the characters of a text\n"
+           "  abar sample --checkpoint DIR    what it writes then\n"
+           "\n"
+           "abar train --model NAME --optim NAME --help shows the settings of these two.\n");
 }

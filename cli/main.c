@@ -22,7 +22,7 @@ static int unknown_command(const char *name)
     const char *names[sizeof commands / sizeof *commands + 1];
     int n = 0;
     for (const command *const *row = commands; *row; row++) names[n++] = (*row)->name;
-    names[n++] = "help";
+    if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help": it is not one that has help */
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
     if (near) return cli_fail(EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);

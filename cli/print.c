@@ -48,6 +48,12 @@ const char *print_significant(char *text, double n)
     return text;
 }
 
+const char *print_fixed(char *text, double n, int decimals)
+{
+    snprintf(text, NUMBER_MAX, fabs(n) < 1e5 ? "%.*f" : "%.*g", fabs(n) < 1e5 ? decimals : 3, n);
+    return text;
+}
+
 void print_shell_word(char *word, size_t size, const char *text)
 {
     bool plain = text[0] && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%")];
@@ -88,13 +94,14 @@ int print_width(FILE *out)
     return window > 0 && window < PRINT_WIDTH ? window : PRINT_WIDTH;
 }
 
-void print_wrapped(FILE *out, int indent, int width, const char *text)
+void print_wrapped(FILE *out, int indent, int width, const char *text) { print_wrapped_from(out, indent, indent, width, text); }
+
+void print_wrapped_from(FILE *out, int column, int indent, int width, const char *text)
 {
-    int column = indent;
-    for (const char *word = text; *word;) {
+    bool first = true;
+    for (const char *word = text; *word; first = false) {
         int length = (int)strcspn(word, " ");
-        bool first = column == indent;
-        if (!first && column + 1 + length > width) {
+        if (column > indent && column + !first + length > width) {
             fprintf(out, "\n%*s", indent, "");
             column = indent;
             first = true;

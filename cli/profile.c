@@ -74,15 +74,19 @@ static void print_operations(const abar_bench *bench, double total, bool floors)
         if ((int)strlen(row.name) > names_width) names_width = (int)strlen(row.name);
         if ((int)strlen(row.operation) > kinds_width) kinds_width = (int)strlen(row.operation);
     }
-    printf("\n  %-*s %-*s %10s %11s", names_width, "operation", kinds_width, "kind", "forward us", "backward us");
+    const int window = print_window(stdout), rest = 4 + 22 + 30 + (floors ? 18 : 0);
+    if (window > 0 && names_width + kinds_width + rest > window) kinds_width = 0; /* the table below has the kinds */
+    printf("\n  %-*s %-*s %10s %11s", names_width, "operation", kinds_width, kinds_width ? "kind" : "", "forward us",
+           "backward us");
     print_heads(floors);
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
         const abar_bench_row row = abar_bench_row_at(bench, i);
         if (row.phase[ABAR_BENCH_UPDATE].us > 0.0) continue;
         abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
         add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
-        printf("  %-*s %-*s %10.1f %11.1f", names_width, row.name, kinds_width, row.operation, row.phase[ABAR_BENCH_FORWARD].us,
-               row.phase[ABAR_BENCH_BACKWARD].us);
+        const char *name = row.name[0] || kinds_width ? row.name : row.operation; /* what was inserted has no name */
+        printf("  %-*s %-*s %10.1f %11.1f", names_width, name, kinds_width, kinds_width ? row.operation : "",
+               row.phase[ABAR_BENCH_FORWARD].us, row.phase[ABAR_BENCH_BACKWARD].us);
         print_cost(&both, total, floors);
     }
 }
@@ -110,10 +114,9 @@ void print_profile(const abar_bench *bench, const abar_bench_result *result)
     print_cost(&total, total.us, floors);
     printf("  %-26s %10.1f\n", "a step as it runs", 1e3 * result->ms_median);
     if (floors)
-        printf(
-            "\n  This device copies %.2f TB/s and multiplies %.0f TFLOP/s at best: the floor of an operation is the longer of\n"
-            "  what its bytes and its products take at that.\n",
-            1e-12 * result->copy_rate, 1e-12 * result->product_rate);
+        printf("\n  This device copies %.2f TB/s and multiplies %.0f TFLOP/s at best: the floor\n"
+               "  of an operation is the longer of what its bytes and its products take.\n",
+               1e-12 * result->copy_rate, 1e-12 * result->product_rate);
 }
 
 static void print_cost_json(const char *name, const abar_bench_cost *c, bool floors)

@@ -31,7 +31,7 @@ const char *progress_plain(const progress *p) { return p->color ? "\033[0m" : ""
 int progress_width(const progress *p)
 {
     const int window = p->live ? print_window(p->out) : 0;
-    return window > 0 ? window : PRINT_WIDTH;
+    return window > 0 ? window : print_width(p->out);
 }
 
 void progress_clear(progress *p)
@@ -73,7 +73,7 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
     int room = snprintf(head, sizeof head, "%.70s", lead);
     room = width - room - print_epoch(head + room, sizeof head - (size_t)room, now);
     snprintf(part[0], sizeof part[0], "  %3d %%", (int)(100 * done));
-    snprintf(part[1], sizeof part[1], "  loss %.4f", now->loss);
+    snprintf(part[1], sizeof part[1], "  loss %s", print_fixed(number, now->loss, 4));
     snprintf(part[2], sizeof part[2], "  acc %.1f %%", now->accuracy);
     snprintf(part[3], sizeof part[3], "  %s left", print_duration(number, now->seconds_left));
     if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[3][0] = '\0';
@@ -131,18 +131,40 @@ void progress_say(progress *p, const char *text)
 
 /* ---- the lines that stay -------------------------------------------------------------------------------------- */
 
+/* "  28,307 img/s"; nothing where no step was timed, as of an epoch whose steps ended before the run was resumed. */
+static const char *print_rate(char *text, size_t size, const abar_progress *now)
+{
+    char number[NUMBER_MAX];
+    text[0] = '\0';
+    if (now->samples_per_second > 0)
+        snprintf(text, size, "  %6s %s/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)), unit(now));
+    return text;
+}
+
+/* The rate, and perplexity and accuracy of a text, are said where the line has room for them. */
 static void print_epoch_line(progress *p, const abar_progress *now)
 {
-    char head[48], time[NUMBER_MAX], rate[NUMBER_MAX];
-    print_epoch(head, sizeof head, now);
-    print_count(rate, (int64_t)fmin(now->samples_per_second, 1e15));
-    if (now->text)
-        fprintf(p->out, "%s  loss %.4f  test %s%.4f%s  ppl %.3f  bpc %.3f  acc %5.2f %%", head, now->loss, progress_bold(p),
-                now->test_loss, progress_plain(p), now->test_perplexity, now->test_bits, now->test_accuracy);
-    else
-        fprintf(p->out, "%s  loss %.4f  acc %5.2f %%  test %s%5.2f %%%s", head, now->loss, now->accuracy, progress_bold(p),
-                now->test_accuracy, progress_plain(p));
-    fprintf(p->out, "  %6s %s/s  %s", rate, unit(now), print_duration(time, now->seconds));
+    char head[96], more[2][NUMBER_MAX + 8] = {"", ""}, tail[96], time[NUMBER_MAX], rate[48], number[NUMBER_MAX];
+    int n = print_epoch(head, sizeof head, now);
+    n += snprintf(head + n, sizeof head - (size_t)n, "  loss %s", print_fixed(number, now->loss, 4));
+    n += (int)strlen(now->text ? "  test 0.0000  bpc 0.000" : "  acc 00.00 %  test 00.00 %");
+    print_duration(time, now->seconds);
+    if (n + (int)strlen(print_rate(rate, sizeof rate, now)) + 2 + (int)strlen(time) > print_width(p->out)) rate[0] = '\0';
+    snprintf(tail, sizeof tail, "%s  %s", rate, time);
+    if (now->text) {
+        const int room = print_width(p->out) - n - (int)strlen(tail);
+        const int ppl = snprintf(more[0], sizeof more[0], "  ppl %s", print_fixed(number, now->test_perplexity, 3));
+        const int both = ppl + snprintf(more[1], sizeof more[1], "  acc %5.2f %%", now->test_accuracy);
+        if (both > room) more[1][0] = '\0';
+        if (ppl > room) more[0][0] = '\0';
+        fprintf(p->out, "%s  test %s%s%s%s", head, progress_bold(p), print_fixed(number, now->test_loss, 4), progress_plain(p),
+                more[0]);
+        fprintf(p->out, "  bpc %s%s", print_fixed(number, now->test_bits, 3), more[1]);
+    } else {
+        fprintf(p->out, "%s  acc %5.2f %%  test %s%5.2f %%%s", head, now->accuracy, progress_bold(p), now->test_accuracy,
+                progress_plain(p));
+    }
+    fputs(tail, p->out);
     if (now->skipped_steps > 0) fprintf(p->out, "  %" PRId64 " steps skipped", now->skipped_steps);
     fputc('\n', p->out);
     fflush(p->out);

@@ -21,7 +21,7 @@ bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup
 /* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
 enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
-#define TABLE_WIDTH 99
+#define GAP(column) ((column) == OPTIMIZER ? 2 : 1) /* spaces after a column; the others end in room for a mark */
 
 typedef struct cell {
     char text[64];
@@ -53,23 +53,24 @@ static double merit(const abar_compare_row *r, int column, bool text, bool share
 
 static void fill_number(cell *c, double value, int decimals, const char *unit)
 {
+    char number[NUMBER_MAX];
     if (isnan(value))
         snprintf(c->text, sizeof c->text, "-");
     else
-        snprintf(c->text, sizeof c->text, "%.*f%s", decimals, value, unit);
+        snprintf(c->text, sizeof c->text, "%s%s", print_fixed(number, value, decimals), unit);
 }
 
 static void fill_row(cell *cells, const abar_compare_row *r, bool utf8, bool text, bool shared)
 {
-    char number[NUMBER_MAX];
+    char number[NUMBER_MAX], std[NUMBER_MAX];
     const abar_compare_spread result = text ? r->test_loss : r->test_accuracy;
     const int decimals = text ? 4 : 2;
     const double ms = step_of(r, shared);
     snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
     fill_number(&cells[RESULT], result.mean, decimals, "");
     if (!isnan(result.std))
-        snprintf(cells[RESULT].text, sizeof cells->text, "%.*f %s %.*f", decimals, result.mean, utf8 ? "\xc2\xb1" : "+-",
-                 decimals, result.std);
+        snprintf(cells[RESULT].text, sizeof cells->text, "%s %s %s", print_fixed(number, result.mean, decimals),
+                 utf8 ? "\xc2\xb1" : "+-", print_fixed(std, result.std, decimals));
     fill_number(&cells[BEST], text ? r->best_loss.mean : r->best_accuracy.mean, decimals, "");
     fill_number(&cells[ASIDE], text ? r->test_accuracy.mean : r->test_loss.mean, text ? 2 : 4, "");
     fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");
@@ -112,7 +113,7 @@ static int columns_of(const char *text)
 static void measure(table *t, int most)
 {
     static const int dispensable[] = {ASIDE, MEMORY_RATIO, MEMORY, BEST, STEP_RATIO, STEP};
-    int total = 0;
+    int total = -2; /* neither a gap nor a mark after the last */
     for (int column = 0; column < COLUMNS; column++) {
         bool empty = true;
         for (int i = 0; i < t->rows; i++) {
@@ -121,10 +122,10 @@ static void measure(table *t, int most)
             empty = empty && (i == 0 || !t->cell[i][column].text[0]);
         }
         if (empty) t->width[column] = 0;
-        total += t->width[column] + 2;
+        total += t->width[column] + GAP(column);
     }
     for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > most; i++) {
-        total -= t->width[dispensable[i]] + 2;
+        total -= t->width[dispensable[i]] + GAP(dispensable[i]);
         t->width[dispensable[i]] = 0;
     }
 }
@@ -141,7 +142,7 @@ static void print_table(const table *t, const progress *p)
             if (c->text[0])
                 fprintf(p->out, "%*s%s%s%s%s", owed + (mark ? pad - 1 : 0), "", c->best ? progress_bold(p) : "", c->text,
                         c->best ? "*" : "", c->best ? progress_plain(p) : "");
-            owed = 2 + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
+            owed = GAP(column) + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
         }
         fputc('\n', p->out);
     }
@@ -158,7 +159,7 @@ static int64_t side_by_side(const abar_compare *compare)
     return most;
 }
 
-static void say_notes(const abar_compare *compare, const progress *p, bool several)
+static void say_notes(const abar_compare *compare, const progress *p, const table *t)
 {
     const int seeds = comparison_seeds(compare), width = print_width(p->out);
     const bool fewer = abar_compare_run_count(compare) < seeds * abar_compare_method_count(compare);
@@ -167,8 +168,9 @@ static void say_notes(const abar_compare *compare, const progress *p, bool sever
     if (seeds > 1)
         snprintf(note, sizeof note, "means over %s%d seeds, %s one standard deviation; ", fewer ? "up to " : "", seeds,
                  p->utf8 ? "\xc2\xb1" : "+-");
-    fprintf(p->out, "%s", several ? "* best; " : "");
-    print_wrapped(p->out, several ? 8 : 0, width, strcat(note, "memory: held while training"));
+    if (t->rows > 2) fprintf(p->out, "* best; ");
+    strcat(note, t->width[MEMORY] ? "memory: held while training" : "compare.md has the columns that found no room");
+    print_wrapped(p->out, t->rows > 2 ? 8 : 0, width, note);
     if (shared <= 1) return;
     snprintf(note, sizeof note, "a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device",
              shared);
@@ -194,8 +196,8 @@ void print_comparison(const abar_compare *compare, const progress *p)
         fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
     }
     mark_best(&t, compare, shared);
-    measure(&t, p->live ? progress_width(p) + 1 : TABLE_WIDTH); /* two columns follow the last one, where nothing is printed */
+    measure(&t, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
     fputc('\n', p->out);
     print_table(&t, p);
-    say_notes(compare, p, t.rows > 2);
+    say_notes(compare, p, &t);
 }

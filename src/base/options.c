@@ -184,7 +184,7 @@ static const char *parse(const abar_option *option, const char *text, void *conf
 
 static void describe_range(const abar_option *option, char *text, size_t size)
 {
-    int digits = option->type == ABAR_OPTION_INT ? 15 : 6;
+    int digits = option->type == ABAR_OPTION_INT ? 16 : 6; /* 16: all of 2^53 - 1 */
     bool no_min = option->min <= -DBL_MAX, no_max = option->max >= DBL_MAX;
     if (no_min && no_max)
         snprintf(text, size, "any finite number");

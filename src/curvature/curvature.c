@@ -278,27 +278,53 @@ void abar__set_comparison(abar__map *map, const double products[3])
     map->ratio = sqrt(products[2] / products[0]);
 }
 
-/* Replaces a dense map's gradient; returns <G^, G>, 0 where it stays as it is. A bias without one counts as zeros. */
-static double apply_dense(abar__curvature *cv, abar__map *map)
+/* The same with the gradient joined to one matrix: what devices do without a call for all of it, and methods with their own
+ * way. factors NULL: apply. */
+static bool apply_joined(abar__curvature *cv, abar__map *map, const abar__dense_gradient *factors, double products[3])
 {
     const abar__stats_ops *stats = cv->stats;
-    const int64_t count = map->out * map->d;
+    const int64_t m = map->out, d = map->d, count = m * d;
     void *g = cv->scratch, *result = (char *)g + abar__vector_bytes(cv, count);
     cv->spare = (char *)result + abar__vector_bytes(cv, count);
     void *bias_grad = map->bias && !map->bias_grad ? cv->spare : map->bias_grad;
-    if (bias_grad == cv->spare) stats->clear(cv->dev, map->out, false, cv->spare);
-    stats->gather(cv->dev, map->out, map->in, map->weight_grad, bias_grad, g);
-    cv->ops->apply(cv, map, g, result);
-    if (!stats->all_finite(cv->dev, count, false, result, 1.0)) {
+    if (bias_grad == cv->spare) stats->clear(cv->dev, m, false, cv->spare);
+    stats->gather(cv->dev, m, map->in, map->weight_grad, bias_grad, g);
+    if (factors)
+        stats->sandwich(cv->dev, m, d, factors->left, false, g, factors->right, false, result, cv->spare);
+    else
+        cv->ops->apply(cv, map, g, result);
+    if (factors && factors->row_scale) stats->scale_rows(cv->dev, m, d, result, factors->row_scale, 1.0);
+    if (!stats->all_finite(cv->dev, count, false, result, factors ? factors->largest : 1.0)) return false;
+    if (products) {
+        products[0] = stats->dot(cv->dev, count, g, g);
+        products[1] = stats->dot(cv->dev, count, g, result);
+        products[2] = stats->dot(cv->dev, count, result, result);
+    }
+    stats->scatter(cv->dev, m, map->in, result, map->weight_grad, bias_grad);
+    return true;
+}
+
+/* Replaces a dense map's gradient, all but its length; returns <G^, G>, 0 where it stays as it is. A bias without a gradient
+ * counts as zeros. */
+static double apply_dense(abar__curvature *cv, abar__map *map)
+{
+    const abar__curvature_ops *ops = cv->ops;
+    abar__dense_gradient g = {
+        .out = map->out, .in = map->in, .d = map->d, .weight = map->weight_grad, .bias = map->bias_grad, .largest = 1.0};
+    const bool between = ops->factors && ops->factors(cv, map, &g);
+    const bool wanted = cv->measure || ops->kl_clip || ops->length;
+    double sums[3] = {0.0}, *products = wanted ? sums : NULL;
+    const bool fine = between && cv->stats->precondition ? cv->stats->precondition(cv->dev, &g, cv->scratch, products)
+                                                         : apply_joined(cv, map, between ? &g : NULL, products);
+    if (!fine) {
         map->count[ABAR_COUNT_KEPT]++;
         return 0.0;
     }
-    if (cv->measure)
-        abar__set_comparison(map, (double[]){stats->dot(cv->dev, count, g, g), stats->dot(cv->dev, count, g, result),
-                                             stats->dot(cv->dev, count, result, result)});
-    double inner = cv->ops->kl_clip ? stats->dot(cv->dev, count, g, result) : 0.0;
-    stats->scatter(cv->dev, map->out, map->in, result, map->weight_grad, bias_grad);
-    return inner;
+    const double length = map->pre.scale = ops->length ? ops->length(cv, sums[1]) : 1.0;
+    sums[1] *= length;
+    sums[2] *= length * length;
+    if (cv->measure) abar__set_comparison(map, sums);
+    return sums[1];
 }
 
 /* Numbers that float32 (or double) could not hold on the way: then the gradient stays as it is. */

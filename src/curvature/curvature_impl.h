@@ -88,7 +88,11 @@ typedef struct abar__curvature_ops {
     bool (*refresh)(abar__curvature *cv, abar__map *map, double unbias);
     /* Maps that are not dense: fills map->pre and, where it is not 1, map->bound. */
     void (*describe)(abar__curvature *cv, abar__map *map);
-    /* Dense maps: out (out, d) from g (out, d). */
+    /* Dense maps whose G^ is G between two factors: fills in left, right, row_scale and largest where they are not NULL
+     * and 1. False: it is not so, apply is asked. */
+    bool (*factors)(const abar__curvature *cv, const abar__map *map, abar__dense_gradient *out);
+    double (*length)(const abar__curvature *cv, double inner); /* optional: what that is multiplied by, from <G^, G> */
+    /* Other dense maps: out (out, d) from g (out, d). */
     void (*apply)(abar__curvature *cv, abar__map *map, const void *g, void *out);
     /* Optional: kappa of the KL clip (methods.md section 7); 0: off. */
     double (*kl_clip)(const abar__curvature *cv);

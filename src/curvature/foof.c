@@ -38,9 +38,11 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     return abar__curvature_invert(cv, map, map->d, map->average[A], unbias, c->damping, map->derived[A_INVERSE]);
 }
 
-static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
+static bool factors(const abar__curvature *cv, const abar__map *map, abar__dense_gradient *out)
 {
-    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[A_INVERSE], false, out, cv->spare);
+    (void)cv;
+    out->right = map->derived[A_INVERSE];
+    return true;
 }
 
 static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
@@ -62,6 +64,6 @@ const abar__curvature_ops abar__method_foof = {
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
-    .apply = apply,
+    .factors = factors,
     .keep = keep,
 };

@@ -124,16 +124,20 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     return c->inverse == EIGEN ? refresh_eigen(cv, map, unbias) : refresh_cholesky(cv, map, unbias, c->damping);
 }
 
+static bool factors(const abar__curvature *cv, const abar__map *map, abar__dense_gradient *out)
+{
+    const kfac_config *c = cv->method_config;
+    out->left = map->derived[P_INVERSE];
+    out->right = map->derived[A_INVERSE];
+    return c->inverse == CHOLESKY;
+}
+
+/* Rows of the vectors are eigenvectors: V_P G V_Aᵀ is G in the eigenbasis. */
 static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
 {
     const kfac_config *c = cv->method_config;
     const abar__stats_ops *stats = cv->stats;
     const int64_t m = map->out, n = map->d;
-    if (c->inverse == CHOLESKY) {
-        stats->sandwich(cv->dev, m, n, map->derived[P_INVERSE], false, g, map->derived[A_INVERSE], false, out, cv->spare);
-        return;
-    }
-    /* rows of the vectors are eigenvectors: V_P G V_Aᵀ is G in the eigenbasis */
     stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], false, g, map->derived[A_VECTORS], true, out, cv->spare);
     stats->divide_outer(cv->dev, m, n, out, map->derived[P_VALUES], map->derived[A_VALUES], c->damping);
     stats->sandwich(cv->dev, m, n, map->derived[P_VECTORS], true, out, map->derived[A_VECTORS], false, out, cv->spare);
@@ -168,6 +172,7 @@ const abar__curvature_ops abar__method_kfac = {
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
+    .factors = factors,
     .apply = apply,
     .kl_clip = kl_clip,
     .keep = keep,

@@ -17,7 +17,7 @@ enum { PHI, PSI };                    /* averages; PSI: its numerator, the map's
 enum { PHI_INVERSE, PSI_RECIPROCAL }; /* derived */
 
 /* Examples whose weights are held at a time. */
-#define CHUNK 64          /* by the host */
+#define CHUNK 256         /* by the host */
 #define QUEUED_CHUNK 1024 /* by a queued device, behind the scratch of its products */
 
 static const abar_option options[] = {
@@ -108,15 +108,20 @@ static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
     return true;
 }
 
-static void apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
+static bool factors(const abar__curvature *cv, const abar__map *map, abar__dense_gradient *out)
 {
     const lngd_config *c = cv->method_config;
-    const abar__stats_ops *stats = cv->stats;
-    const int64_t count = map->out * map->d;
-    stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[PHI_INVERSE], false, out, cv->spare);
-    stats->scale_rows(cv->dev, map->out, map->d, out, map->derived[PSI_RECIPROCAL], 1.0);
-    double inner = stats->dot(cv->dev, count, out, g) * cv->grad_scale * cv->grad_scale;
-    stats->affine(cv->dev, count, out, inner / (inner * inner + c->mu), 0.0, out);
+    out->right = map->derived[PHI_INVERSE];
+    out->row_scale = map->derived[PSI_RECIPROCAL];
+    out->largest = 0.5 / sqrt(c->mu); /* the largest length */
+    return true;
+}
+
+static double length(const abar__curvature *cv, double inner)
+{
+    const lngd_config *c = cv->method_config;
+    inner *= cv->grad_scale * cv->grad_scale;
+    return inner / (inner * inner + c->mu);
 }
 
 static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
@@ -145,6 +150,7 @@ const abar__curvature_ops abar__method_lngd = {
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
-    .apply = apply,
+    .factors = factors,
+    .length = length,
     .keep = keep,
 };

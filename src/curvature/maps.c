@@ -163,6 +163,8 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
 
+static void *place_at(char *state, size_t at) { return state ? state + at : NULL; }
+
 /* Hands out a map's tensors from state, or only counts where state is NULL. Returns the bytes used. */
 static size_t place_state(const abar__curvature *cv, abar__map *map, char *state)
 {
@@ -170,33 +172,33 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
     for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
         if (!a->name) continue;
-        map->average[i] = state + at;
+        map->average[i] = place_at(state, at);
         if (a->square) { /* pending interleaves one row further */
-            map->pending[i] = state + at + (size_t)a->n * element;
+            map->pending[i] = place_at(state, at + (size_t)a->n * element);
             at += abar__vector_bytes(cv, (a->n + 1) * a->n);
         } else {
             at += abar__vector_bytes(cv, a->n);
-            map->pending[i] = state + at;
+            map->pending[i] = place_at(state, at);
             at += abar__vector_bytes(cv, a->n);
         }
     }
     for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
         if (!map->shape.derived[i].name) continue;
-        map->derived[i] = state + at;
+        map->derived[i] = place_at(state, at);
         at += abar__vector_bytes(cv, map->shape.derived[i].n);
     }
     if (map->shape.positions) {
-        map->by_position.sum = state + at;
+        map->by_position.sum = place_at(state, at);
         at += abar__vector_bytes(cv, map->shape.positions * map->in);
-        map->by_position.columns = state + at;
+        map->by_position.columns = place_at(state, at);
         at += abar__vector_bytes(cv, map->shape.positions);
     }
     if (map->shape.positions && map->shape.number.name) {
-        map->by_position.square = (double *)(void *)(state + at);
+        map->by_position.square = place_at(state, at);
         at += abar__round_up((size_t)map->shape.positions * sizeof(double), ABAR_ALIGN);
     }
     if (map->shape.number.name && cv->dev->ops->queue) {
-        map->queued_number = (double *)(void *)(state + at);
+        map->queued_number = place_at(state, at);
         at += ABAR_ALIGN;
     }
     return at;
@@ -223,7 +225,8 @@ static void count_memory(abar__curvature *cv)
         abar__map *map = &cv->maps[i];
         cv->state_bytes += place_state(cv, map, NULL);
         const bool applies = map->shape.dense && !cv->dev->ops->queue;
-        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * map->d) : 0; /* G, its new form, and spare */
+        const int64_t columns = map->d > 8 ? map->d : 8;
+        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * columns) : 0; /* G, its new form, and spare */
         size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
         if (need > cv->scratch_bytes) cv->scratch_bytes = need;
     }

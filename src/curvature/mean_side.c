@@ -1,23 +1,23 @@
 /* The mean-activation side: statistics, damping, calibration of the first layer. */
 #include "curvature/mean_side.h"
 
+#include "base/number.h"
+
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 double abar__mean_damping(const abar__mean_config *c, bool *adaptive)
 {
-    *adaptive = strcmp(c->damping, "adaptive") == 0;
-    return *adaptive ? 0.0 : strtod(c->damping, NULL);
+    double rho = 0.0;
+    *adaptive = !abar__real_parse(c->damping, &rho); /* abar__mean_check lets nothing else through */
+    return rho;
 }
 
 abar_status abar__mean_check(abar_context *ctx, const char *method, const abar__mean_config *c)
 {
-    bool adaptive;
-    char *end;
-    double rho = strtod(c->damping, &end);
-    abar__mean_damping(c, &adaptive);
-    if (!adaptive && (end == c->damping || *end || !(rho >= 1e-30 && rho <= 1e30)))
+    const bool adaptive = strcmp(c->damping, "adaptive") == 0;
+    double rho;
+    if (!adaptive && !(abar__real_parse(c->damping, &rho) && rho >= 1e-30 && rho <= 1e30))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number from 1e-30 to 1e30, or adaptive", c->damping,
                           method);
     if (adaptive && c->first_layer == ABAR_FIRST_DATASET_COV)

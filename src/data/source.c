@@ -19,7 +19,7 @@
 static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, size_t *out_size)
 {
     *out_fd = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
     if (fd < 0 && errno == ENOENT)
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: no such file, put it there or name another folder", path);
     struct stat info;
@@ -28,13 +28,14 @@ static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, s
         if (fd >= 0) close(fd);
         return abar__fail(ctx, ABAR_E_IO, "%s: %s, make it readable or name another folder", path, strerror(error));
     }
-    const char *fault = !S_ISREG(info.st_mode)    ? "is not a regular file"
-                        : info.st_size == 0       ? "is empty"
-                        : info.st_size > FILE_MAX ? "is larger than any file of this data set"
+    const char *fault = S_ISDIR(info.st_mode)     ? "is a folder, give a file"
+                        : !S_ISREG(info.st_mode)  ? "is a pipe or a device, write it into a file first"
+                        : info.st_size == 0       ? "is empty, replace it with a fresh copy"
+                        : info.st_size > FILE_MAX ? "is larger than any file of this data set, replace it with a fresh copy"
                                                   : NULL;
     if (fault) {
         close(fd);
-        return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s, replace it with a fresh copy", path, fault);
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", path, fault);
     }
     *out_fd = fd;
     *out_size = (size_t)info.st_size;

@@ -21,16 +21,13 @@ static abar_status make_tokens(abar_dataset *data, const abar_dataset_config *co
 {
     void *memory;
     int64_t count;
-    if (n > INT32_MAX)
-        return abar__fail(data->ctx, ABAR_E_UNSUPPORTED, "%s: %zu bytes are more than %d, give a part of it", data->info.where,
-                          n, INT32_MAX);
     ABAR_TRY(make_vocabulary(data, config, bytes, n));
     ABAR_TRY(abar__alloc(data->ctx, (size_t)data->tokens * sizeof(uint16_t), &memory));
     data->part[0].tokens = memory;
     ABAR_TRY(abar__text_encode(data->ctx, data->info.where, &data->vocabulary, bytes, n, memory, &count));
     if (count < TOKENS_MIN)
-        return abar__fail(data->ctx, ABAR_E_FORMAT, "%s: only %lld characters, give a text of at least %d", data->info.where,
-                          (long long)count, TOKENS_MIN);
+        return abar__fail(data->ctx, ABAR_E_FORMAT, "%s: only %lld %s, give a text of at least %d", data->info.where,
+                          (long long)count, config->bytes ? "bytes" : "characters", TOKENS_MIN);
     int64_t train = count * 9 / 10;
     data->part[1].tokens = data->part[0].tokens + train;
     data->part[0].count = abar__limited(train, config->limit_train);
@@ -43,6 +40,10 @@ abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *confi
 {
     uint8_t *bytes;
     size_t n;
+    ABAR_TRY(abar__source_size(data->ctx, data->info.where, &n)); /* before gigabytes are read for nothing */
+    if (n > INT32_MAX)
+        return abar__fail(data->ctx, ABAR_E_UNSUPPORTED, "%s: %zu bytes are more than %d, give a part of it", data->info.where,
+                          n, INT32_MAX);
     ABAR_TRY(abar__source_load(data->ctx, data->info.where, &bytes, &n));
     abar_status status = make_tokens(data, config, (const char *)bytes, n);
     abar__free(data->ctx, bytes, n);

@@ -65,6 +65,15 @@ typedef struct abar__precondition {
     double scale;
 } abar__precondition;
 
+/* A map's gradient between two factors: G^ = diag(row_scale) L G R. */
+typedef struct abar__dense_gradient {
+    int64_t out, in, d;       /* d: in, and the bias */
+    void *weight, *bias;      /* G: (out, in), and the bias's column (out); NULL: none, or zeros */
+    const void *left, *right; /* (out, out; NULL: the identity), (d, d) */
+    const void *row_scale;    /* (out); NULL: 1 */
+    double largest;           /* that G^ may be multiplied by later: it must be finite then, too */
+} abar__dense_gradient;
+
 /* A symmetric (d, d) statistic is kept by triangles, row-major with d columns: what is pending in the lower one of its square
  * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
  * of memory: average at row 0, pending at row 1. */
@@ -120,6 +129,11 @@ typedef struct abar__stats_ops {
      * x. */
     void (*sandwich)(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                      bool right_t, void *y, void *scratch);
+
+    /* Replaces G by G^ in one call, where that is cheaper than gather, sandwich and scatter; NULL: it is not. products: <G, G>,
+     * <G^, G>, <G^, G^>; NULL: not wanted. False, leaving G as it was, where G^ is not finite. scratch: three of (out, d),
+     * d at least 8. */
+    bool (*precondition)(abar_device *dev, const abar__dense_gradient *g, void *scratch, double *products);
 
     /* (m, n) matrices and vectors of the device's dtype; sums in double. */
     double (*dot)(abar_device *dev, int64_t n, const void *x, const void *y);

@@ -197,7 +197,7 @@ static abar_status read_all(abar_context *ctx, const char *path, int fd, size_t 
 abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, abar__text *out)
 {
     *out = (abar__text){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
     if (fd < 0) return abar__fail_errno(ctx, path, errno);
     abar_status status = read_all(ctx, path, fd, max, out);
     close(fd);

@@ -120,18 +120,6 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
     return ABAR_OK;
 }
 
-abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
-                              abar_optim **out)
-{
-    abar_optim_config config;
-    void *memory;
-    size_t bytes;
-    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
-    abar_status status = abar_optim_create(dev, &config, out);
-    abar__free(ctx, memory, bytes);
-    return status;
-}
-
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                   abar_map_visitor visit, void *user)
 {
@@ -140,6 +128,60 @@ abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, ab
     size_t bytes;
     ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
     abar_status status = abar_optim_plan_maps(dev, &config, visit, user);
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+static void count_map(void *user, const abar_map_info *map)
+{
+    (void)map;
+    ++*(int64_t *)user;
+}
+
+/* Every pattern of --skip-layers alone must leave something out: one that fits nothing is a misspelt name. */
+static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device *dev, const abar_net *net,
+                               const char *patterns)
+{
+    char *one = setup->curvature.skip_layers;
+    int64_t all = 0;
+    one[0] = '\0';
+    ABAR_TRY(abar__optim_plan_maps(ctx, setup, dev, net, count_map, &all));
+    for (const char *at = patterns; at;) {
+        int64_t left = 0;
+        const size_t n = strcspn(at, ",");
+        memcpy(one, at, n);
+        one[n] = '\0';
+        ABAR_TRY(abar__optim_plan_maps(ctx, setup, dev, net, count_map, &left));
+        if (left == all)
+            return abar__fail(
+                ctx, ABAR_E_ARGUMENT,
+                "--skip-layers %.80s: fits no layer that %s preconditions, abar models --model %s --optim %s lists "
+                "them",
+                one, setup->method->name, setup->train.model, setup->train.optim);
+        at = at[n] ? at + n + 1 : NULL;
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net)
+{
+    if (!setup->method || !setup->curvature.skip_layers[0]) return ABAR_OK;
+    abar_setup *scratch;
+    ABAR_TRY(abar__setup_copy(ctx, setup, &scratch));
+    abar_status status = check_skips(ctx, scratch, dev, net, setup->curvature.skip_layers);
+    abar_setup_destroy(ctx, scratch);
+    return status;
+}
+
+abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                              abar_optim **out)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(abar__optim_check(ctx, setup, dev, net));
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    abar_status status = abar_optim_create(dev, &config, out);
     abar__free(ctx, memory, bytes);
     return status;
 }

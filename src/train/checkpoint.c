@@ -7,6 +7,7 @@
 
 #define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
 #define STATE_NAME_MAX 320
+#define LOG_MAX ((size_t)1 << 30) /* bytes of a log.jsonl worth reading */
 
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX])
 {
@@ -16,6 +17,37 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 }
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
+
+/* A checkpoint is written with every epoch, after the log: where that tells of a second epoch, there was one. */
+static bool lost_checkpoint(abar_context *ctx, const char *dir)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    abar__text log = {0};
+    if (abar__run_path(ctx, dir, "log.jsonl", path) < 0 || abar__file_read(ctx, path, LOG_MAX, &log) < 0) return false;
+    const bool lost = strstr(log.data, "{\"epoch\": 2,") != NULL;
+    abar__text_free(ctx, &log);
+    return lost;
+}
+
+/* What must not be there, or must, before a run may write to its folder. */
+static abar_status check_folder(abar_trainer *t, bool resume, bool there)
+{
+    const char *dir = t->setup->train.out;
+    char path[ABAR_RUN_PATH_MAX];
+    if (there && !resume)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+                          "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
+    ABAR_TRY(abar__run_path(t->ctx, dir, "compare.json", path));
+    if (!resume && abar__path_exists(path))
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a comparison, choose another --out", dir);
+    if (resume && !there && lost_checkpoint(t->ctx, dir))
+        return abar__fail(
+            t->ctx, ABAR_E_NOT_FOUND,
+            "%s/state.safetensors: the checkpoint is gone, bring it back, or move %s away and begin anew, perhaps with "
+            "--init and its model.safetensors",
+            dir, dir);
+    return ABAR_OK;
+}
 
 abar_status abar__folder_claim(abar_trainer *t, bool resume)
 {
@@ -32,9 +64,7 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
         return abar__fail(t->ctx, ABAR_E_NOT_FOUND, "%s: there is no such folder, check the path", dir);
     ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
     bool there = abar__path_exists(path);
-    if (there && !resume)
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
-                          "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
+    ABAR_TRY(check_folder(t, resume, there));
     t->resumes = there;
     t->started_over = resume && !there;
     return ABAR_OK;

@@ -202,6 +202,9 @@ static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
     if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a comparison, go on with --resume %s or choose another --out", c->dir, c->dir);
+    ABAR_TRY(abar__run_path(c->ctx, c->dir, "config.json", path));
+    if (abar__path_exists(path))
+        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: already holds a run, choose another --out", c->dir);
     ABAR_TRY(make_records(c));
     return check_folders(c);
 }

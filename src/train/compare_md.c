@@ -28,7 +28,13 @@ static void put(page *p, const char *format, ...)
 static void put_number(page *p, double value, int decimals)
 {
     const long long scale = llround(pow(10.0, decimals));
-    if (!(fabs(value) * (double)scale < 1e15)) {
+    if (isfinite(value) && fabs(value) >= 1e5) { /* of a training that diverged: 6.77e+37 */
+        const int exponent = (int)floor(log10(fabs(value)));
+        put_number(p, value / pow(10.0, exponent), 2);
+        put(p, "e+%d", exponent);
+        return;
+    }
+    if (!isfinite(value)) {
         put(p, "%s", isnan(value) ? "-" : value > 0 ? "inf" : "-inf");
         return;
     }

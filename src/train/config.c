@@ -12,7 +12,7 @@
 /* Defaults that depend on model and data are those of a plain problem here; recipe.c knows better. */
 const abar_option abar_train_options[] = {
     {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
-    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set, NAME or NAME:DIR, as `abar data` lists them"},
+    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set: NAME, NAME:DIR or text:FILE, as `abar data` lists them"},
     {"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "optimizer, as `abar optimizers` lists them"},
     {"epochs", ABAR_OPTION_INT, AT(epochs), "10", 1, 1e6, NULL, "passes over the training set; text: of --epoch-steps each"},
     {"batch", ABAR_OPTION_INT, AT(batch), "128", 1, 1e6, NULL, "samples per optimizer step"},
@@ -39,8 +39,10 @@ const abar_option abar_train_options[] = {
     {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 4096, NULL, "threads that compute, 0: all cores"},
     {"workers", ABAR_OPTION_INT, AT(workers), "1", 0, 256, NULL, "threads that prepare batches ahead, 0: none"},
     {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, SEED_MAX, NULL, "of weights, order and augmentation"},
-    {"limit-train", ABAR_OPTION_INT, AT(limit_train), "0", 0, 1e12, NULL, "use the first so many training samples, 0: all"},
-    {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL, "use the first so many test samples, 0: all"},
+    {"limit-train", ABAR_OPTION_INT, AT(limit_train), "0", 0, 1e12, NULL,
+     "use the first so many training images, or characters of a text, 0: all"},
+    {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL,
+     "use the first so many test images, or characters of a text, 0: all"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
     {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
@@ -71,6 +73,11 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":"), spec);
     for (const char *const *known = abar_dataset_names(); *known; known++)
         if (strcmp(*known, name) == 0) return ABAR_OK;
+    if (abar__path_exists(spec))
+        return abar__fail(ctx, ABAR_E_NOT_FOUND,
+                          "--data %.80s: a path alone does not say what it holds, give text:FILE or NAME:DIR, `abar data` "
+                          "lists the names",
+                          spec);
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
 }
 
@@ -257,6 +264,9 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
 static abar_status check_text_model(abar_context *ctx, const abar_setup *setup)
 {
     const bool text = same_data_name(setup->train.data, "text"), reads = setup->model->text;
+    if (reads && text && setup->train.augment)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--augment: crops and mirrors images, %s reads text, leave it out",
+                          setup->train.model);
     if (text == reads) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_ARGUMENT,
                       reads ? "--data %.80s: %s reads text, give --data text:FILE"
@@ -274,7 +284,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
                           (long long)train->accumulate, (long long)train->batch);
     if (train->warmup > (double)train->epochs)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %g: longer than the %lld epochs, choose less", train->warmup,
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %g: longer than the run, --epochs %lld, choose less", train->warmup,
                           (long long)train->epochs);
     if (train->final_lr > train->lr)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--final-lr %g: above --lr %g, from which the rate falls, choose less",

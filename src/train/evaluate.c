@@ -1,6 +1,7 @@
 /* Test loss, accuracy and logits of weights from a file, without an optimizer or gradients. */
 #include "train/train_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 /* What an evaluation is made of. */
@@ -66,6 +67,9 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
                                  .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
                                  .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
     release(ctx, &e);
+    if (status == ABAR_OK && !isfinite(out->loss))
+        abar__log(ctx, ABAR_LOG_WARNING, "%s: the weights give no finite loss, take an earlier checkpoint", weights);
+    if (status == ABAR_OK && isnan(out->loss)) out->loss = NAN; /* the same one everywhere: printed without a sign */
     return status;
 }
 

@@ -87,6 +87,7 @@ abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map
     ABAR_TRY(abar__device_open(ctx, setup, &dev));
     abar__net_wish wish = {.batch = 1, .training = true, .plan_only = true};
     abar_status status = abar__net_build(ctx, setup, &info, dev, &wish, &net);
+    if (status == ABAR_OK) status = abar__optim_check(ctx, setup, dev, net);
     if (status == ABAR_OK) status = abar__optim_plan_maps(ctx, setup, dev, net, visit, user);
     abar_net_destroy(net);
     abar_device_close(dev);

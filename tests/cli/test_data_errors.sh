@@ -6,6 +6,7 @@ source "$(dirname "$0")/lib.sh"
 idx_set good
 succeeds "a good set" data --data fashion-mnist:good
 check "a good set is counted" says '64 training and 32 test images'
+check "a part of a set is called so" says 'not complete: fashion-mnist has 60000 \+ 10000'
 succeeds "a good set trains" train --model lenet5 --data fashion-mnist:good --batch 16 --epochs 1 --threads 1 --no-out
 
 # broken NAME PATTERN: DIR "bad" must be refused by data and by train, with exit status 1.

@@ -89,7 +89,15 @@ succeeds "resume after stop-after" train --resume stop
 check "resume after stop-after goes to the end" says '^epoch 3/3'
 succeeds "uninterrupted" train "${small[@]}" --epochs 3 --out whole
 check "stopped and resumed is the same as uninterrupted" cmp stop/model.safetensors whole/model.safetensors
-cp -r stop nothing && rm nothing/*.safetensors
+cp -r stop lost && rm lost/state.safetensors
+before=$(cksum lost/*)
+refuses "resume of a checkpoint that is gone" 1 'lost/state.safetensors: .*gone.*move lost away.*--init' train --resume lost
+check "what is left of it stays" test "$before" = "$(cksum lost/*)"
+refuses "resume of a file" 2 'give the folder' train --resume stop/state.safetensors
+refuses "a comparison in the folder of a run" 2 'stop: already holds a run' compare "${small[@]}" --out stop
+mkdir compared && echo '{}' >compared/compare.json
+refuses "a run in the folder of a comparison" 2 'compared: already holds a comparison' train "${small[@]}" --out compared
+cp -r stop nothing && rm nothing/*.safetensors && : >nothing/log.jsonl
 run train --resume nothing
 check "resume without a checkpoint says so and starts over" bash -c "[[ $rc == 0 ]] && grep -q 'starting over' stdout"
 check "resume without a checkpoint comes to the same" cmp nothing/model.safetensors whole/model.safetensors
@@ -118,5 +126,9 @@ rm -rf hurt
 refuses "eval of nothing" 1 'nowhere' eval --checkpoint nowhere --model lenet5
 refuses "eval of an empty folder" 1 'empty' eval --checkpoint empty
 refuses "eval of a foreign file" 1 'ops\.safetensors' eval --checkpoint "$tests/golden/ops.safetensors" --model lenet5 --data synthetic
+cp whole/state.safetensors apart.safetensors
+succeeds "eval of a checkpoint that lies elsewhere" eval --checkpoint apart.safetensors
+cp whole/model.safetensors apart.safetensors
+refuses "eval of an export that lies elsewhere" 2 '--model: needed' eval --checkpoint apart.safetensors
 refuses "eval with another model" 1 'whole' eval --checkpoint whole/model.safetensors --model mlp --data synthetic
 finish

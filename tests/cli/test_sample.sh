@@ -9,16 +9,25 @@ tiny=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --contex
 
 # --- training ---
 succeeds "train on a text" train "${tiny[@]}" --out run
-check "an epoch's line has perplexity and bits" says '^epoch 5/5  loss [0-9.]+  test [0-9.]+  ppl [0-9.]+  bpc [0-9.]+  acc'
+check "an epoch's line has perplexity and bits" says '^epoch 5/5  loss [0-9.]+  test [0-9.]+  ppl [0-9.]+  bpc [0-9.]+  '
 check "an epoch's line counts tokens" says 'tok/s'
-check "the end names the loss" says '^Test loss [0-9.]+ \(best [0-9.]+ in epoch [0-9]+; perplexity [0-9.]+, [0-9.]+ bits'
+check "the end names the loss" says '^Test loss [0-9.]+ \(best [0-9.]+ in epoch [0-9]+\) after 5 epochs'
+check "no line is too long" awk 'length > 80 && !/abar/ { exit 1 }' stdout
 check "the end suggests to sample" says 'sample --checkpoint run'
 check "the log has both numbers" test "$(grep -c '"test_ppl": [0-9.]*, "test_bpc": [0-9.]*' run/log.jsonl)" = 5
 run train "${tiny[@]}" --epochs 1 --json --no-out
 check "--json prints one object" one_json_object
 check "--json has both numbers" says '"test_ppl": [0-9.]+, "test_bpc": [0-9.]+'
+cp run/model.safetensors apart.safetensors
 succeeds "eval of a run" eval --checkpoint run
-check "eval says both numbers" says 'test loss [0-9.]+, perplexity [0-9.]+, [0-9.]+ bits per character, accuracy .* 72 tokens'
+check "eval says both numbers" bash -c "tr '\n' ' ' <stdout | grep -qE \
+    'test loss [0-9.]+, perplexity [0-9.]+, [0-9.]+ bits per character, accuracy .* 72 tokens'"
+check "eval's lines are not too long" awk 'length > 80 { exit 1 }' stdout
+succeeds "eval of an export that lies elsewhere" eval --checkpoint apart.safetensors
+refuses "logits in place of the weights" 2 'holds the weights' eval --checkpoint run --logits 5:run/model.safetensors
+succeeds "more logits than there are" eval --checkpoint run --logits 5000:logits.safetensors
+check "logits are counted" says 'the first 9 test windows'
+refuses "augmented text" 2 'augment.*leave it out' train "${tiny[@]}" --augment --no-out
 run eval --checkpoint run --json
 check "eval --json has both numbers" says '"test_ppl": [0-9.]+, "test_bpc": [0-9.]+'
 succeeds "data of a text" data --data text:text
@@ -47,6 +56,14 @@ check "nothing is nothing" test ! -s stdout
 
 # --- mistakes ---
 refuses "no checkpoint" 2 'checkpoint.*needed' sample
+refuses "a checkpoint without its flag" 2 'did you mean --checkpoint run' sample run
+refuses "a checkpoint by a misspelt flag" 2 'did you mean --checkpoint' sample --checkpont run
+if [[ -e /dev/full ]]; then
+    ran="sample >/dev/full"
+    "$abar" sample --checkpoint run >/dev/full 2>stderr
+    rc=$? && : >stdout
+    check "a text that nobody can take" failed_well 1 'standard output: No space'
+fi
 refuses "a checkpoint that is not there" 1 'nowhere.*no such' sample --checkpoint nowhere
 refuses "a file that is no checkpoint" 1 'elsewhere' sample --checkpoint elsewhere
 mkdir empty
@@ -66,6 +83,13 @@ refuses "a text for a model of images" 2 'reads images' train --model lenet5 --d
 printf '\377\376 is no UTF-8, whatever it may be' >binary
 refuses "bytes that are no characters" 1 'binary: not UTF-8 at byte 0.*--text bytes' data --data text:binary
 refuses "a text shorter than a window" 2 'test part has 78 characters.*--context' train "${tiny[@]}" --data text:elsewhere --context 100 --no-out
+succeeds "bytes that are no characters, as bytes" data --data text:binary --text bytes
+check "bytes are counted as such" says ' test bytes'
+mkfifo pipe
+refuses "a pipe without a writer" 1 'pipe: is a pipe' data --data text:pipe
+truncate -s 3G huge
+refuses "a text larger than memory should take" 1 'huge: 3221225472 bytes are more' data --data text:huge
+rm huge
 : >none
 refuses "an empty text" 1 'none: is empty' data --data text:none
 check "nothing left behind" test ! -e out/state.safetensors

@@ -12,7 +12,7 @@ done
 for command in train compare eval sample bench models data optimizers; do
     succeeds "$command --help" $command --help
     check "$command --help shows its usage" says "^usage: abar $command"
-    check "$command --help stays under 100 columns" awk 'length > 99 { exit 1 }' stdout
+    check "$command --help fits 80 columns" awk 'length > 80 { exit 1 }' stdout
     cp stdout first
     run help $command
     check "help $command is $command --help" cmp -s stdout first
@@ -27,11 +27,19 @@ succeeds "version" --version
 check "version says a number" says '^abar [0-9]+\.[0-9]+\.[0-9]+$'
 succeeds "optimizers" optimizers
 check "optimizers lists options" says '--momentum'
+succeeds "one optimizer" optimizers --optim mac+adamw
+check "one optimizer has its method's options" says '--value-stat'
+check "one optimizer has its rule's options" says '--beta'
+check "one optimizer is alone" bash -c '! "$1" optimizers --optim mac | grep -q "^foof"' _ "$abar"
+refuses "an unknown optimizer" 2 'did you mean' optimizers --optim mca
+refuses "an optimizer as a lone word" 2 'did you mean --optim mac' optimizers mac
 succeeds "models" models
 check "models counts parameters" says '^lenet5 .* 61,706 '
 succeeds "one model" models --model resnet20 --batch 64
 check "one model sums parameters" says '^total .* 269,722 '
 check "one model plans memory" says 'activations .*iB'
+check "overview fits 80 columns" bash -c '"$1" help | awk "length > 80 { exit 1 }"' _ "$abar"
+check "optimizers fits 80 columns" bash -c '"$1" optimizers | awk "length > 80 && !/abar train/ { exit 1 }"' _ "$abar"
 succeeds "data" data
 check "data lists synthetic" says '^synthetic'
 
@@ -50,6 +58,16 @@ refuses "another optimizer's flag" 2 'momentum.*sgd' train --optim adamw --momen
 refuses "another command's flag" 2 'lr.*not a flag of abar eval' eval --lr 1
 refuses "single dash" 2 'spelled out' train -x
 refuses "lone word" 2 'lone word' train something
+refuses "lone folder" 2 'did you mean --resume \.' train .
+refuses "several optimizers" 2 'abar compare' train --optim sgd,mac
+refuses "a label where there is none" 2 'here it is --damping' train --optim mac --mac.damping 1
+refuses "an option of several" 2 'option of mac, smac, foof, kfac, eva' train --damping 1
+refuses "a path for a data set" 2 'text:FILE' train --data "$tests"
+refuses "a setting of texts" 2 'epoch-steps.*models of text' train --epoch-steps 5
+refuses "a size that the data have" 2 'image-size 64' models --model deit-tiny --data cifar10 --image-size 64
+refuses "a layer that is not there" 2 '--skip-layers fc9: fits no layer' train "${small[@]}" --no-out --optim mac --skip-layers 'conv*,fc9'
+refuses "a layer that is not there, shown" 2 '--skip-layers x: fits' models --model lenet5 --data synthetic --optim mac --skip-layers x
+succeeds "layers that are there" train "${small[@]}" --epochs 1 --no-out --quiet --optim mac --skip-layers 'conv*,fc1'
 refuses "lone model" 2 'did you mean --model lenet5' models lenet5
 
 # --- values ---
@@ -70,7 +88,7 @@ refuses "epochs 0" 2 'epochs' train --epochs 0
 refuses "epochs a fraction" 2 'epochs' train --epochs 1.5
 refuses "epochs overflow" 2 'epochs' train --epochs 99999999999999999999
 refuses "seed a letter" 2 'seed' train --seed x
-refuses "seed negative" 2 'seed' train --seed -1
+refuses "seed negative" 2 'seed -1: .*from 0 to 9007199254740991$' train --seed -1
 refuses "bool with a value" 2 'nesterov' train --nesterov=maybe
 refuses "negated bool with a value" 2 'no-nesterov' train --no-nesterov=1
 refuses "negated number" 2 'no-lr' train --no-lr
@@ -85,8 +103,10 @@ succeeds "last flag wins" train "${small[@]}" --no-out --epochs 7 --epochs=1
 check "last flag won" says '^epoch 1/1 '
 succeeds "bools and their negation" train "${small[@]}" --no-out --epochs 1 --nesterov --no-nesterov --no-augment
 check "--no-out keeps nothing" test ! -e runs
-succeeds "empty --out keeps nothing" train "${small[@]}" --epochs 1 --out ''
-check "empty --out kept nothing" test ! -e runs
+refuses "an --out that is not set" 2 '--out: .*no name' train "${small[@]}" --out ''
+refuses "an --out that is not set, compared" 2 '--out: .*no name' compare "${small[@]}" --out=
+refuses "keep it, and do not" 2 'no-out.*--out x' train "${small[@]}" --no-out --out x
+check "neither kept anything" test ! -e runs -a ! -e x
 refuses "resume nothing" 2 '--resume: .*no name' train --resume '' --no-out
 refuses "resume no comparison" 2 '--resume: .*no name' compare --resume=
 finish

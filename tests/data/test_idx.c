@@ -344,7 +344,7 @@ static void idx_folder_in_place_of_a_file_is_named(void **state)
     set_write(&s);
     snprintf(path, sizeof path, "%s/%s", s.dir.path, file_names[1]);
     assert_int_equal(mkdir(path, 0700), 0);
-    check_open_fails(s.spec, ABAR_E_FORMAT, file_names[1], "is not a regular file", "replace");
+    check_open_fails(s.spec, ABAR_E_FORMAT, file_names[1], "is a folder", "give a file");
     set_drop(&s);
 }
 

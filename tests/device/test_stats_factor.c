@@ -78,11 +78,11 @@ static double entry(int64_t d, const float *average, int64_t i, int64_t j)
     return (double)(i < j ? average[i * d + j] : average[j * d + i]);
 }
 
-/* Largest element of (scale * average + shift I) x - I. */
-static double inverse_error(int64_t d, const float *average, double scale, double shift, const float *x)
+/* Largest element of every step-th row of (scale * average + shift I) x - I. */
+static double inverse_error(int64_t d, const float *average, double scale, double shift, const float *x, int64_t step)
 {
     double worst = 0.0;
-    for (int64_t i = 0; i < d; i++)
+    for (int64_t i = 0; i < d; i += step)
         for (int64_t j = 0; j < d; j++) {
             double sum = shift * (double)x[i * d + j] - (i == j ? 1.0 : 0.0);
             for (int64_t k = 0; k < d; k++) sum += scale * entry(d, average, i, k) * (double)x[k * d + j];
@@ -104,7 +104,7 @@ static void invert_well_conditioned_matrices_gives_symmetric_inverses(void **unu
                   *again = inverse + d * d;
             make_average(d, 2 * d, average);
             assert_true(dev->ops->stats->invert(dev, d, average, 1.7, 0.5, in_double, inverse, scratch));
-            assert_true(inverse_error(d, average, 1.7, 0.5, inverse) < 1e-5);
+            assert_true(inverse_error(d, average, 1.7, 0.5, inverse, 1) < 1e-5);
             assert_true(dev->ops->stats->invert(dev, d, average, 1.7, 0.5, in_double, again, scratch));
             assert_memory_equal(inverse, again, (size_t)(d * d) * sizeof *again);
             for (int64_t i = 0; i < d; i++)
@@ -112,6 +112,40 @@ static void invert_well_conditioned_matrices_gives_symmetric_inverses(void **unu
             free(average);
             abar_device_free(dev, scratch, bytes);
         }
+}
+
+/* LAPACK has those from 2048 on to itself. */
+static void invert_large_matrices(void **unused)
+{
+    (void)unused;
+    const int64_t d = 2050;
+    abar_device *dev = cpu[MAX_THREADS];
+    const size_t bytes = dev->ops->stats->invert_scratch(dev, d);
+    void *scratch = take(dev, bytes);
+    float *average = malloc((size_t)(2 * d * d) * sizeof *average), *inverse = average + d * d;
+    make_average(d, 3, average);
+    assert_true(dev->ops->stats->invert(dev, d, average, 1.7, 0.5, false, inverse, scratch));
+    assert_true(inverse_error(d, average, 1.7, 0.5, inverse, d / 5) < 1e-3);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < i; j++) assert_true(inverse[i * d + j] == inverse[j * d + i]);
+    free(average);
+    abar_device_free(dev, scratch, bytes);
+}
+
+static void invert_gives_the_same_bits_on_any_number_of_threads(void **unused)
+{
+    (void)unused;
+    enum { D = 301, TRIALS = 20 };
+    static float average[D * D], inverse[D * D], again[D * D];
+    make_average(D, 2 * D, average);
+    for (int trial = 0; trial < TRIALS; trial++) {
+        abar_device *dev = cpu[1 + trial % MAX_THREADS];
+        const size_t bytes = dev->ops->stats->invert_scratch(dev, D);
+        void *scratch = take(dev, bytes);
+        assert_true(dev->ops->stats->invert(dev, D, average, 1.0, 0.5, false, trial ? again : inverse, scratch));
+        if (trial) assert_memory_equal(inverse, again, sizeof inverse);
+        abar_device_free(dev, scratch, bytes);
+    }
 }
 
 static void invert_bad_matrices_fails_and_leaves_the_inverse(void **unused)
@@ -236,17 +270,127 @@ static void sandwich_every_side_transpose_and_place_equals_ref(void **unused)
         for (unsigned how = 0; how < 32; how++) check_sandwich(cpu[1 + how % MAX_THREADS], shapes[i][0], shapes[i][1], how);
 }
 
+/* ---- a map's gradient between two factors ----------------------------------------------------------------------------------
+ */
+
+enum { WEIGHT, BIAS, LEFT, RIGHT, SCALE, ARRAYS };
+enum { WITH_LEFT = 1, WITH_BIAS = 2, BIAS_IS_ZERO = 4, WITH_SCALE = 8, VARIANTS = 16 };
+
+/* G^ and the three products in double, from the definition. G, (out, d), gets what G^ is. */
+static void precondition_slowly(int64_t out, int64_t d, double *g, const double *left, const double *right, const double *scale,
+                                double products[3])
+{
+    double *half = malloc((size_t)(out * d) * sizeof *half), *result = malloc((size_t)(out * d) * sizeof *result);
+    ref->ops->stats->sandwich(ref, out, d, left, false, g, right, false, result, half);
+    products[0] = products[1] = products[2] = 0.0;
+    for (int64_t i = 0; i < out * d; i++) {
+        if (scale) result[i] *= scale[i / d];
+        products[0] += g[i] * g[i];
+        products[1] += g[i] * result[i];
+        products[2] += result[i] * result[i];
+    }
+    memcpy(g, result, (size_t)(out * d) * sizeof *g);
+    free(half);
+    free(result);
+}
+
+static void check_precondition(abar_device *dev, int64_t out, int64_t in, unsigned how)
+{
+    const bool left = how & WITH_LEFT, bias = how & WITH_BIAS, zero = how & BIAS_IS_ZERO, scaled = how & WITH_SCALE;
+    const int64_t d = in + (bias || zero), most = d > 8 ? d : 8;
+    const int64_t count[ARRAYS] = {out * in, out, out * out, d * d, out};
+    float *mine[ARRAYS];
+    double *same[ARRAYS], *g = malloc((size_t)(out * d) * sizeof *g), products[3], expected[3];
+    for (int i = 0; i < ARRAYS; i++) {
+        mine[i] = malloc((size_t)count[i] * sizeof **mine); /* each by itself: reading beyond an end would be seen */
+        same[i] = malloc((size_t)count[i] * sizeof **same);
+        for (int64_t k = 0; k < count[i]; k++) same[i][k] = (double)(mine[i][k] = (float)uniform());
+    }
+    for (int64_t i = 0; i < out * d; i++) g[i] = i % d < in ? same[WEIGHT][i / d * in + i % d] : bias ? same[BIAS][i / d] : 0.0;
+    precondition_slowly(out, d, g, left ? same[LEFT] : NULL, same[RIGHT], scaled ? same[SCALE] : NULL, expected);
+    const size_t bytes = 3 * abar__round_up((size_t)(out * most) * sizeof(float), ABAR_ALIGN);
+    void *scratch = take(dev, bytes);
+    const abar__dense_gradient job = {.out = out,
+                                      .in = in,
+                                      .d = d,
+                                      .weight = mine[WEIGHT],
+                                      .bias = bias ? mine[BIAS] : NULL,
+                                      .left = left ? mine[LEFT] : NULL,
+                                      .right = mine[RIGHT],
+                                      .row_scale = scaled ? mine[SCALE] : NULL,
+                                      .largest = 1.0};
+    assert_true(dev->ops->stats->precondition(dev, &job, scratch, products));
+    const double close = 1e-6 * (double)((left ? out : 1) * d);
+    for (int64_t i = 0; i < out * d; i++) {
+        if (i % d == in && !bias) continue;
+        const double got = (double)(i % d < in ? mine[WEIGHT][i / d * in + i % d] : mine[BIAS][i / d]);
+        if (!(fabs(got - g[i]) < close))
+            fail_msg("precondition %lld x %lld, variant %u, %d threads: element %lld is off", (long long)out, (long long)d, how,
+                     abar_device_threads(dev), (long long)i);
+    }
+    for (int k = 0; k < 3; k++)
+        assert_true(fabs(products[k] - expected[k]) <= 1e-5 * sqrt(expected[0] * expected[2]) + 1e-4 * fabs(expected[k]));
+    for (int i = 0; i < ARRAYS; i++) {
+        free(mine[i]);
+        free(same[i]);
+    }
+    free(g);
+    abar_device_free(dev, scratch, bytes);
+}
+
+static void precondition_equals_the_definition(void **unused)
+{
+    (void)unused;
+    const int64_t shapes[][2] = {{1, 1},   {3, 5},   {10, 84},  {6, 25},   {13, 15},
+                                 {85, 10}, {33, 31}, {84, 120}, {70, 400}, {5, 1300}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned how = 0; how < VARIANTS; how++)
+            check_precondition(cpu[1 + (how + i) % MAX_THREADS], shapes[i][0], shapes[i][1], how);
+}
+
+static void precondition_leaves_the_gradient_where_the_result_is_not_finite(void **unused)
+{
+    (void)unused;
+    enum { OUT = 90, IN = 100 };
+    static float weight[OUT * IN], bias[OUT], right[(IN + 1) * (IN + 1)];
+    for (int threads = 1; threads <= MAX_THREADS; threads++)
+        for (int trial = 0; trial < 3; trial++) {
+            const size_t bytes = 3 * abar__round_up(OUT * (IN + 1) * sizeof(float), ABAR_ALIGN);
+            void *scratch = take(cpu[threads], bytes);
+            for (int i = 0; i < OUT * IN; i++) weight[i] = 1.0f;
+            for (int i = 0; i < OUT; i++) bias[i] = 1.0f;
+            for (int i = 0; i <= IN; i++) right[i * (IN + 2)] = 1.0f; /* the identity */
+            if (trial == 0) bias[OUT - 1] = INFINITY;
+            if (trial == 1) right[IN] = NAN;
+            const abar__dense_gradient job = {.out = OUT,
+                                              .in = IN,
+                                              .d = IN + 1,
+                                              .weight = weight,
+                                              .bias = bias,
+                                              .right = right,
+                                              .largest = trial == 2 ? 4e38 : 1.0}; /* finite, but not for long */
+            assert_false(cpu[threads]->ops->stats->precondition(cpu[threads], &job, scratch, NULL));
+            for (int i = 0; i < OUT * IN; i++) assert_true(weight[i] == 1.0f);
+            right[IN] = 0.0f;
+            abar_device_free(cpu[threads], scratch, bytes);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(squares_commit_clear_and_trace_equal_ref),
         cmocka_unit_test(squares_all_finite_sees_the_lower_triangle_alone),
         cmocka_unit_test(invert_well_conditioned_matrices_gives_symmetric_inverses),
+        cmocka_unit_test(invert_large_matrices),
+        cmocka_unit_test(invert_gives_the_same_bits_on_any_number_of_threads),
         cmocka_unit_test(invert_bad_matrices_fails_and_leaves_the_inverse),
         cmocka_unit_test(invert_in_double_goes_where_float_cannot),
         cmocka_unit_test(eigen_vectors_rebuild_the_matrix),
         cmocka_unit_test(eigen_of_bad_numbers_fails_and_leaves_the_outputs),
         cmocka_unit_test(sandwich_every_side_transpose_and_place_equals_ref),
+        cmocka_unit_test(precondition_equals_the_definition),
+        cmocka_unit_test(precondition_leaves_the_gradient_where_the_result_is_not_finite),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

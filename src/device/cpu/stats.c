@@ -166,6 +166,7 @@ const abar__stats_ops abar__cpu_stats = {
     .eigen = abar__cpu_eigen,
     .eigen_scratch = abar__cpu_eigen_scratch,
     .sandwich = abar__cpu_sandwich,
+    .precondition = abar__cpu_precondition,
     .dot = dot,
     .bilinear = bilinear,
     .sum = total,

@@ -2,6 +2,7 @@
  * the triangles. */
 #include "device/cpu/stats_dense.h"
 
+#include "device/cpu/reorder.h"
 #include "device/cpu/stats_dense_impl.h"
 #include "tensor/tensor_impl.h"
 
@@ -10,7 +11,7 @@
 #include <string.h>
 
 #define TILE 32         /* side of the tiles in which triangles are transposed */
-#define SERIAL_SIDE 512 /* squares of smaller side are not worth waking the other threads */
+#define SERIAL_SIDE 256 /* squares of smaller side are not worth waking the other threads */
 
 /* ---- fields ------------------------------------------------------------------------------------------------------- */
 
@@ -79,6 +80,18 @@ void abar__field_read(const abar__field *f, int64_t offset, int64_t step, int64_
 const abar__product_kernels *abar__product_pick(void)
 {
     static const abar__product_kernels *const tables[] = ABAR_ISA_TABLE(abar__product);
+    return tables[abar__isa_best()];
+}
+
+const abar__matrix_kernels *abar__matrix_pick(void)
+{
+    static const abar__matrix_kernels *const tables[] = ABAR_ISA_TABLE(abar__matrix);
+    return tables[abar__isa_best()];
+}
+
+static const abar__reorder_kernels *reorder_pick(void)
+{
+    static const abar__reorder_kernels *const tables[] = ABAR_ISA_TABLE(abar__reorder);
     return tables[abar__isa_best()];
 }
 
@@ -169,38 +182,58 @@ static int square_threads(const abar_device *dev, int64_t n) { return n < SERIAL
 bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale)
 {
     (void)square;
+    const abar__matrix_kernels *kernels = abar__matrix_pick();
     const float *x = pending, s = (float)fmax(scale, 1.0);
-    float sum = 0.0f; /* of numbers minus themselves: 0, unless one is not finite */
+    float sum = 0.0f;
 #pragma omp parallel num_threads(square_threads(dev, n)) reduction(+ : sum)
     {
         const abar__range rows = abar__triangle_share(n, 1, omp_get_num_threads(), omp_get_thread_num());
-        for (int64_t i = rows.begin; i < rows.end; i++) {
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j <= i; j++) sum += s * x[i * n + j] - s * x[i * n + j];
-        }
+        for (int64_t i = rows.begin; i < rows.end; i++) sum += kernels->finite(x + i * n, i + 1, s);
     }
     return sum == 0.0f && isfinite(s);
 }
 
-/* Rows of average from the columns of pending, for a tile of them. */
-static void commit_tile(int64_t n, float *average, float *pending, int64_t row, int64_t column, float beta, float add)
+/* Of a square: average (upper triangle), pending (lower triangle), and what to make of them. */
+typedef struct commit {
+    int64_t n;
+    float *average, *pending, beta, add;
+    const abar__matrix_kernels *kernels;
+    const abar__reorder_kernels *reorder;
+} commit;
+
+/* Rows of average from the columns of pending, for a tile of them that the diagonal cuts. */
+static void commit_corner(const commit *c, int64_t first)
 {
-    for (int64_t j = row; j < abar__min(row + TILE, n); j++)
-        for (int64_t i = abar__max(column, j); i < abar__min(column + TILE, n); i++) {
-            average[j * n + i] = beta * average[j * n + i] + add * pending[i * n + j];
-            pending[i * n + j] = 0.0f;
+    const int64_t n = c->n, end = abar__min(first + TILE, n);
+    for (int64_t j = first; j < end; j++)
+        for (int64_t i = j; i < end; i++) {
+            c->average[j * n + i] = c->beta * c->average[j * n + i] + c->add * c->pending[i * n + j];
+            c->pending[i * n + j] = 0.0f;
         }
+}
+
+/* The same for one below it. */
+static void commit_tile(const commit *c, int64_t row, int64_t column)
+{
+    const int64_t n = c->n, high = abar__min(TILE, n - row);
+    float turned[TILE * TILE], *pending = c->pending + row * n + column;
+    c->reorder->transpose(pending, n, turned, TILE, high, TILE, high);
+    c->kernels->blend(c->average + column * n + row, n, turned, TILE, TILE, high, c->beta, c->add);
+    for (int64_t i = 0; i < high; i++) memset(pending + i * n, 0, TILE * sizeof *pending);
 }
 
 void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add)
 {
     (void)square;
+    const commit c = {n, average, pending, (float)beta, (float)add, abar__matrix_pick(), reorder_pick()};
     const int64_t tiles = (n + TILE - 1) / TILE;
 #pragma omp parallel num_threads(square_threads(dev, n))
     {
-        const abar__range columns = abar__triangle_share(tiles, 1, omp_get_num_threads(), omp_get_thread_num());
-        for (int64_t i = columns.begin; i < columns.end; i++)
-            for (int64_t j = 0; j <= i; j++) commit_tile(n, average, pending, j * TILE, i * TILE, (float)beta, (float)add);
+        const abar__range rows = abar__triangle_share(tiles, 1, omp_get_num_threads(), omp_get_thread_num());
+        for (int64_t i = rows.begin; i < rows.end; i++) {
+            for (int64_t j = 0; j < i; j++) commit_tile(&c, i * TILE, j * TILE);
+            commit_corner(&c, i * TILE);
+        }
     }
 }
 

@@ -25,5 +25,6 @@ bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double sc
 size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d);
 void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                         bool right_t, void *y, void *scratch);
+bool abar__cpu_precondition(abar_device *dev, const abar__dense_gradient *g, void *scratch, double *products);
 
 #endif

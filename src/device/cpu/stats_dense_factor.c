@@ -1,19 +1,19 @@
-/* Inverses, eigenvectors and two-sided products of dense factors (methods.md sections 4 to 6, 9) by LAPACK and BLAS.
+/* Inverses and eigenvectors of dense factors (methods.md sections 4 to 6, 9) by LAPACK.
  *
  * The upper triangle of a row-major square is the lower triangle of LAPACK's column-major one. */
 #include "device/cpu/stats_dense.h"
 
 #include "device/cpu/stats_dense_impl.h"
 
-#include <cblas.h>
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
 #define TILE 32
-#define SERIAL_SIDE 256        /* smaller squares are not worth waking the other threads */
-#define SERIAL_EIGEN 1024      /* LAPACK's eigenvectors are thousands of small operations: even less so */
-#define SERIAL_FLOPS 1000000.0 /* nor are smaller products */
+#define SERIAL_SIDE 256    /* smaller squares are not worth waking the other threads */
+#define SERIAL_FACTOR 1024 /* LAPACK's Cholesky factor gains nothing from them below this */
+#define SERIAL_EIGEN 1024  /* LAPACK's eigenvectors are thousands of small operations: even less so */
+#define LARGE_SIDE 2048    /* from here on LAPACK's way from a factor to the inverse is faster than ours */
 
 /* OpenBLAS holds LAPACK; its names, as Fortran has them, are the same everywhere, those of LAPACKE are not always there. */
 void spotrf_(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t uplo_length);
@@ -39,17 +39,127 @@ size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d)
     return abar__round_up((size_t)(d * (d + 1)) * sizeof(float), ABAR_ALIGN); /* a square of floats, a triangle of doubles */
 }
 
+/* W, the inverse of the lower triangular L, block row by block row, then W^T W: all in place. a holds L^T in its upper triangle
+ * and gets W in its lower one. Diagonal blocks are whole, with zeros, and strips of columns as wide as they: so products may
+ * read a block row of W from its first column to its last. */
+enum { BLOCK = 32 };
+
+typedef struct triangle {
+    const abar__matrix_kernels *kernels;
+    int64_t d;
+    float *a;
+} triangle;
+
+static int64_t block_size(const triangle *t, int64_t from) { return abar__min(BLOCK, t->d - from); }
+
+/* The diagonal block at from: L's by W's, which is its inverse, also to own, (BLOCK, BLOCK). */
+static void invert_block(const triangle *t, int64_t from, float *own)
+{
+    const int64_t n = block_size(t, from), d = t->d;
+    float *a = t->a + from * (d + 1);
+    memset(own, 0, BLOCK * BLOCK * sizeof *own);
+    for (int64_t i = 0; i < n; i++) {
+        float *row = own + i * BLOCK;
+        row[i] = 1.0f;
+        for (int64_t k = 0; k < i; k++)
+            for (int64_t j = 0; j <= k; j++) row[j] -= a[k * d + i] * own[k * BLOCK + j];
+        for (int64_t j = 0; j <= i; j++) row[j] /= a[i * (d + 1)];
+    }
+}
+
+/* Columns at, left of the block row that begins at from: W = -own (L W above it). */
+static void extend_strip(const triangle *t, int64_t from, int64_t at, const float *own)
+{
+    const int64_t d = t->d, rows = block_size(t, from);
+    float sum[BLOCK * BLOCK], minus[BLOCK * BLOCK];
+    const abar__matrix_product above = {.rows = rows,
+                                        .k = from - at,
+                                        .n = BLOCK,
+                                        .end = BLOCK,
+                                        .x = t->a + at * d + from, /* L by columns */
+                                        .x_row = 1,
+                                        .x_step = d,
+                                        .b = t->a + at * (d + 1),
+                                        .b_pitch = d,
+                                        .y = sum,
+                                        .y_pitch = BLOCK};
+    const abar__matrix_product whole = {.rows = rows,
+                                        .k = rows,
+                                        .n = BLOCK,
+                                        .end = BLOCK,
+                                        .x = minus,
+                                        .x_row = BLOCK,
+                                        .x_step = 1,
+                                        .b = sum,
+                                        .b_pitch = BLOCK,
+                                        .y = t->a + from * d + at,
+                                        .y_pitch = d};
+    for (int i = 0; i < BLOCK * BLOCK; i++) minus[i] = -own[i];
+    t->kernels->product(&above);
+    t->kernels->product(&whole);
+}
+
+/* Columns at of W^T W, down to the diagonal. */
+static void square_strip(const triangle *t, int64_t at)
+{
+    const int64_t d = t->d, n = block_size(t, at);
+    float corner[BLOCK * BLOCK];
+    abar__matrix_product p = {.rows = at,
+                              .k = d - at,
+                              .n = n,
+                              .end = n,
+                              .x = t->a + at * d,
+                              .x_row = 1,
+                              .x_step = d,
+                              .b = t->a + at * (d + 1),
+                              .b_pitch = d,
+                              .y = t->a + at,
+                              .y_pitch = d};
+    t->kernels->product(&p);
+    p.rows = n;
+    p.x += at;
+    p.y = corner;
+    p.y_pitch = BLOCK;
+    t->kernels->product(&p);
+    for (int64_t i = 0; i < n; i++) memcpy(t->a + (at + i) * d + at, corner + i * BLOCK, (size_t)n * sizeof *corner);
+}
+
+/* From the factor to the inverse, both in the upper triangle of a. */
+static void invert_factor(const abar_device *dev, int64_t d, float *a)
+{
+    const triangle t = {abar__matrix_pick(), d, a};
+    const int64_t blocks = (d + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(d < SERIAL_SIDE ? 1 : dev->threads)
+    {
+        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+        for (int64_t b = 0; b < blocks; b++) {
+            const abar__range mine = abar__share(b, team, me);
+            float own[BLOCK * BLOCK];
+            invert_block(&t, b * BLOCK, own);
+            for (int64_t s = mine.begin; s < mine.end; s++) extend_strip(&t, b * BLOCK, s * BLOCK, own);
+#pragma omp barrier
+            if (me == team - 1) /* who reads it first */
+                for (int64_t i = 0, n = block_size(&t, b * BLOCK); i < n; i++)
+                    memcpy(a + (b * BLOCK + i) * d + b * BLOCK, own + i * BLOCK, (size_t)n * sizeof *own);
+        }
+#pragma omp barrier
+        const abar__range mine = abar__share(blocks, team, me);
+        for (int64_t s = mine.begin; s < mine.end; s++) square_strip(&t, s * BLOCK);
+    }
+}
+
 static bool invert_float(abar_device *dev, int64_t d, const float *average, double scale, double shift, float *a)
 {
     for (int64_t i = 0; i < d; i++) {
         for (int64_t j = i; j < d; j++) a[i * d + j] = (float)(scale * (double)average[i * d + j]);
         a[i * d + i] = (float)(scale * (double)average[i * d + i] + shift);
     }
-    const int n = (int)d, before = set_blas_threads(d < SERIAL_SIDE ? 1 : dev->threads);
+    const int n = (int)d, before = set_blas_threads(d < SERIAL_FACTOR ? 1 : dev->threads);
     int info = 0;
     spotrf_("L", &n, a, &n, &info, 1);
-    if (info == 0) spotri_("L", &n, a, &n, &info, 1);
+    if (info == 0 && d >= LARGE_SIDE) spotri_("L", &n, a, &n, &info, 1);
     omp_set_num_threads(before);
+    if (info == 0 && d < LARGE_SIDE) invert_factor(dev, d, a);
     return info == 0;
 }
 
@@ -132,53 +242,4 @@ bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double sc
     for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
     for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i]; /* columns of LAPACK's matrix are rows of ours */
     return true;
-}
-
-/* ---- two-sided products ------------------------------------------------------------------------------------------------- */
-
-/* Part me of n columns, cut at multiples of a vector. */
-static abar__range columns_of(int64_t n, int64_t parts, int64_t me)
-{
-    const abar__range r = abar__share((n + 15) / 16, parts, me);
-    return (abar__range){abar__min(16 * r.begin, n), abar__min(16 * r.end, n)};
-}
-
-/* Columns of y (m, n) = a b, a (m, k) or transposed, b (k, n) or transposed. */
-static void multiply(int64_t m, int64_t n, int64_t k, const float *a, bool a_t, const float *b, bool b_t, float *y,
-                     abar__range columns)
-{
-    if (columns.begin >= columns.end) return;
-    cblas_sgemm(CblasRowMajor, a_t ? CblasTrans : CblasNoTrans, b_t ? CblasTrans : CblasNoTrans, (blasint)m,
-                (blasint)(columns.end - columns.begin), (blasint)k, 1.0f, a, (blasint)(a_t ? m : k),
-                b + columns.begin * (b_t ? k : 1), (blasint)(b_t ? k : n), 0.0f, y + columns.begin, (blasint)n);
-}
-
-static void copy_columns(int64_t m, int64_t n, const float *x, float *y, abar__range columns)
-{
-    for (int64_t i = 0; i < m; i++)
-        memcpy(y + i * n + columns.begin, x + i * n + columns.begin, (size_t)(columns.end - columns.begin) * sizeof *y);
-}
-
-void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
-                        bool right_t, void *y, void *scratch)
-{
-    const double work = 2.0 * (double)m * (double)n * (double)((left ? m : 0) + (right ? n : 0));
-    const bool through_scratch = x == y || (left && right); /* where no product can read and write in place */
-    float *half = through_scratch ? scratch : y;
-#pragma omp parallel num_threads(dev->threads) if (work > SERIAL_FLOPS)
-    {
-        const abar__range columns = columns_of(n, omp_get_num_threads(), omp_get_thread_num());
-        const float *first = x;
-        abar__keep_blas_single();
-        if (left)
-            multiply(m, n, m, left, left_t, x, false, half, columns);
-        else if (x == y)
-            copy_columns(m, n, x, half, columns);
-        if (left || x == y) first = half;
-#pragma omp barrier
-        if (right)
-            multiply(m, n, n, first, false, right, right_t, y, columns);
-        else if (first != y)
-            copy_columns(m, n, first, y, columns);
-    }
 }

@@ -2,6 +2,7 @@
 #ifndef ABAR_STATS_DENSE_IMPL_H
 #define ABAR_STATS_DENSE_IMPL_H
 
+#include "device/cpu/stats_matrix_kernels.h"
 #include "device/cpu/stats_product_kernels.h"
 #include "device/device_impl.h"
 
@@ -47,6 +48,7 @@ abar__plane abar__field_plane(const abar__field *f, int64_t image, int64_t chann
 void abar__field_read(const abar__field *f, int64_t offset, int64_t step, int64_t n, float *to, int64_t to_step);
 
 const abar__product_kernels *abar__product_pick(void);
+const abar__matrix_kernels *abar__matrix_pick(void);
 
 /* Sums of outer products, added to the lower triangle of square. Each file knows its scratch. */
 

@@ -28,8 +28,8 @@ static bool check(abar_net *net, const abar__node *node, const abar_attention_co
         abar__net_mistake(net, "%s: attention reads queries, keys and values, tokens x 3 widths, not %s", node->name,
                           abar__shape_text(qkv, text));
     else if (c->heads < 1 || qkv->dim[1] / 3 % c->heads)
-        abar__net_mistake(net, "%s: %lld heads do not divide a width of %lld", node->name, (long long)c->heads,
-                          (long long)(qkv->dim[1] / 3));
+        abar__net_mistake(net, "%s: %lld heads do not divide a width of %lld, choose a number that does", node->name,
+                          (long long)c->heads, (long long)(qkv->dim[1] / 3));
     else if (!(c->drop >= 0.0 && c->drop < 1.0))
         abar__net_mistake(net, "%s: dropout probability %g is not in [0, 1)", node->name, c->drop);
     else if (c->drop > 0.0 && net->dropouts == ABAR_NET_DROPOUTS)
