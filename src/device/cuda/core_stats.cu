@@ -278,6 +278,7 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .eigen = abar__cuda_eigen,
     .eigen_scratch = abar__cuda_eigen_scratch,
     .sandwich = abar__cuda_sandwich,
+    .precondition = NULL, /* a program has its own way (core_apply.cu) */
     .dot = dot,
     .bilinear = bilinear,
     .scale_rows = scale_rows,
