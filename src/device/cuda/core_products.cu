@@ -362,18 +362,28 @@ static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__pro
     return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
 }
 
+/* Of two lanes of wide products, so that even one split of few tiles is not all there is. */
+static size_t wide_bytes(const abar__products *s)
+{
+    const size_t lane = (size_t)abar__cuda_wide_floats(s) * sizeof(float);
+    const size_t bytes = 2 * lane <= MOST_PARTIAL ? 2 * lane : lane <= MOST_PARTIAL ? lane : 0;
+    return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
+}
+
 /* Of one side of a map, whatever its tensor; for the shifts of an image that is all border. */
 static size_t view_scratch(const abar_device *dev, const abar_window *w, bool convolution, int64_t in)
 {
     abar__products s = {};
     s.examples = 1;
-    s.columns = (int)in;
+    s.channels = (int)(in / (w->kernel[0] * w->kernel[1]));
+    s.columns = s.part[0].columns = (int)in;
     s.parts = 1;
     s.part[0].high = s.part[0].wide = 1;
     if (dev->activation != ABAR_BF16) return 0;
     size_t bytes = partial_bytes(dev, &s, square_tile(in));
+    const size_t wide = wide_bytes(&s);
+    if (wide > bytes) bytes = wide;
     if (may_shift(w, convolution, in)) {
-        s.channels = (int)(in / 9);
         s.height = s.width = 3;
         shift_parts(&s);
         const size_t shifts = partial_bytes(dev, &s, shift_tile(s.channels));

@@ -82,6 +82,9 @@ extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, ab
  * scratch: bytes of it, NULL where the workspace is to do. False: nothing was done, this is not for them. */
 extern "C" bool abar__cuda_multiply_wide_rows(abar_device *dev, abar__products *s, void *scratch, size_t bytes);
 
+/* Floats that a split of rows with themselves leaves there; 0: they are not for them. Columns, channels and parts are known. */
+extern "C" int64_t abar__cuda_wide_floats(const abar__products *s);
+
 /* Adds the panels that they leave, of so many columns of a. */
 extern "C" void abar__cuda_join_panels(abar_device *dev, abar__products *s, int columns);
 

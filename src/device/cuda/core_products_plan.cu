@@ -222,6 +222,14 @@ static int64_t lane_floats(const abar__product_part *q, int columns)
     }
 }
 
+extern "C" int64_t abar__cuda_wide_floats(const abar__products *s)
+{
+    const int columns = s->columns >= LEAST ? choose_columns(s) : 0;
+    abar__product_part q = s->part[0];
+    q.across = 0;
+    return columns ? lane_floats(&q, columns) : 0;
+}
+
 /* Which products these are: many columns of whole taps, and steps enough for every processor; then how. 0: not this one. */
 extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products *p, int64_t room, unsigned *blocks)
 {

@@ -144,11 +144,17 @@ __device__ static inline void load_weights(const abar__wide_products &p, const a
                                            float (&weights)[ROWS_OF_WEIGHER])
 {
     const int at = p.line ? step * DEPTH + row : row, each = p.line ? p.line : c.wide * c.high;
+    const int ahead = WEIGHED_ROWS / each, beside = WEIGHED_ROWS - ahead * each; /* whole examples, and positions */
     int n = (p.line ? 0 : step / (c.right * c.down) * c.examples) + at / each, place = at % each;
 #pragma unroll
     for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
         weights[k] = n < p.weights ? (float)__ldg(p.s.weight + n) : 0.0f;
-        for (place += WEIGHED_ROWS; place >= each; place -= each) n++;
+        n += ahead;
+        place += beside;
+        if (place >= each) {
+            place -= each;
+            n++;
+        }
     }
 }
 
@@ -157,10 +163,14 @@ template <class S>
 __device__ static inline void weigh_steps(const abar__wide_products &p, const work &w, const ring &r, char *memory)
 {
     const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8;
+    float next[ROWS_OF_WEIGHER];
+    load_weights(p, p.cuts[w.part], w.from, row, next);
     for (int i = 0; i < w.steps; i++) {
         char *own = memory + (place_in<S>(r, i) - r.at) + t * 16;
         float weights[ROWS_OF_WEIGHER];
-        load_weights(p, p.cuts[w.part], w.from + i, row, weights);
+#pragma unroll
+        for (int k = 0; k < ROWS_OF_WEIGHER; k++) weights[k] = next[k];
+        load_weights(p, p.cuts[w.part], w.from + i + 1, row, next); /* while this step is on its way and weighed */
         turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
 #pragma unroll
         for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
