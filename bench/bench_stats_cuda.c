@@ -31,14 +31,14 @@ static const layer layers[] = {
     {"deit 1536", 1536, 384, 0, 1, 256, 197},
 };
 
-typedef enum call { INPUT, WEIGHTED, INPUT_MEAN, GRAD_MEAN, WEIGHTS, SQUARES, CALL_KINDS } call;
-static const char *const call_names[] = {"a aT", "w a aT", "means a", "means p", "weights", "squares"};
+typedef enum call { INPUT, WEIGHTED, INPUT_MEAN, GRAD_MEAN, BOTH_MEANS, WEIGHTS, SQUARES, CALL_KINDS } call;
+static const char *const call_names[] = {"a aT", "w a aT", "means a", "means p", "both", "weights", "squares"};
 
 typedef struct bench {
     abar_context *ctx;
     abar_device *dev;
     abar__rows rows;
-    void *square, *scratch;
+    void *square, *grad_square, *scratch;
     double *weights; /* (2, N), then the number */
 } bench;
 
@@ -71,6 +71,7 @@ static void give(const bench *b, call c)
     case WEIGHTED: s->input_product(b->dev, &b->rows, a, b->square, b->scratch); break;
     case INPUT_MEAN: s->input_mean_product(b->dev, &b->rows, b->square, b->scratch); break;
     case GRAD_MEAN: s->grad_mean_product(b->dev, &b->rows, b->square, b->scratch); break;
+    case BOTH_MEANS: s->both_mean_products(b->dev, &b->rows, b->square, b->grad_square, b->scratch); break;
     case WEIGHTS: s->example_weights(b->dev, &b->rows, a, p, number); break;
     case SQUARES: s->grad_squares(b->dev, &b->rows, a, b->square); break;
     case CALL_KINDS: break;
@@ -128,8 +129,10 @@ static void bench_layer(bench *b, const layer *l)
     b->rows = rows_of(b, l);
     const int64_t d = abar__rows_d(&b->rows), side = d > l->out ? d : l->out;
     const size_t square = (size_t)(side * side) * sizeof(float), weights = (size_t)(2 * l->examples + 1) * sizeof(double);
+    const size_t grad_square = (size_t)(l->out * l->out) * sizeof(float);
     const size_t scratch = b->dev->ops->stats->product_scratch(b->dev, &b->rows);
     b->square = take(b, square);
+    b->grad_square = take(b, grad_square);
     b->scratch = take(b, scratch);
     b->weights = take(b, weights);
     printf("%-24s %5lld %6.1f MB", l->name, (long long)d, (double)scratch * 1e-6);
@@ -142,6 +145,7 @@ static void bench_layer(bench *b, const layer *l)
     printf("\n");
     abar_device_free(b->dev, b->weights, weights);
     abar_device_free(b->dev, b->scratch, scratch);
+    abar_device_free(b->dev, b->grad_square, grad_square);
     abar_device_free(b->dev, b->square, square);
     abar_device_free(b->dev, b->rows.input.data, abar_tensor_bytes(&b->rows.input));
     abar_device_free(b->dev, b->rows.output_grad.data, abar_tensor_bytes(&b->rows.output_grad));

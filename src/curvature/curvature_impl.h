@@ -216,6 +216,17 @@ static inline void abar__add_both(const abar__curvature *cv, const abar__rows *r
         cv->stats->grad_sum(cv->dev, rows, p);
 }
 
+/* Products of examples' means of a, and of p, in cv's scratch. */
+static inline void abar__add_mean_products(const abar__curvature *cv, const abar__rows *rows, void *a, void *p)
+{
+    if (cv->stats->both_mean_products) {
+        cv->stats->both_mean_products(cv->dev, rows, a, p, cv->scratch);
+        return;
+    }
+    cv->stats->input_mean_product(cv->dev, rows, a, cv->scratch);
+    cv->stats->grad_mean_product(cv->dev, rows, p, cv->scratch);
+}
+
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
 
 /* Of n elements in a piece of state, rounded up to whole cache lines. */

@@ -83,8 +83,7 @@ static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
     }
     abar__rows summed = *rows;
     if (cv->config.pgrad) summed.grad_scale *= (double)rows->per_example;
-    cv->stats->input_mean_product(cv->dev, rows, map->pending[A], cv->scratch);
-    cv->stats->grad_mean_product(cv->dev, &summed, map->pending[P], cv->scratch);
+    abar__add_mean_products(cv, &summed, map->pending[A], map->pending[P]);
 }
 
 /* Both factors are renewed, or neither: where P's waits until A's is there. */

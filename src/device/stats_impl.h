@@ -103,6 +103,8 @@ typedef struct abar__stats_ops {
     void (*grad_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);       /* p pT */
     void (*input_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch); /* of examples' means */
     void (*grad_mean_product)(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+    /* The last two, where one call is cheaper; NULL: it is not */
+    void (*both_mean_products)(abar_device *dev, const abar__rows *r, void *square_a, void *square_p, void *scratch);
     size_t (*product_scratch)(abar_device *dev, const abar__rows *r);
 
     /* Whether n elements, or the lower triangle of a square of side n, are finite, and still are times scale. */

@@ -398,18 +398,14 @@ static void observe_rows(rig *r, const abar__rows *rows, const abar__kept_map *k
     void *const a = kept->average[0].pending, *const p = kept->average[1].pending;
     if (is(r, "foof") || (is(r, "kfac") && r->wish.expand)) stats->input_product(dev, rows, NULL, a, r->scratch);
     if (is(r, "kfac") && r->wish.expand) stats->grad_product(dev, rows, p, r->scratch);
-    if (is(r, "kfac") && !r->wish.expand) {
-        stats->input_mean_product(dev, rows, a, r->scratch);
-        stats->grad_mean_product(dev, rows, p, r->scratch);
-    }
-    if (is(r, "mac") || is(r, "smac") || is(r, "eva")) stats->input_sum(dev, rows, a);
-    if (is(r, "eva")) stats->grad_sum(dev, rows, p);
+    if (is(r, "kfac") && !r->wish.expand) stats->both_mean_products(dev, rows, a, p, r->scratch);
+    if (is(r, "mac")) stats->input_sum(dev, rows, a);
+    if (is(r, "eva") || is(r, "smac")) stats->both_sums(dev, rows, a, is(r, "smac"), p);
     if (is(r, "lngd")) {
         stats->example_weights(dev, rows, r->weights, r->weights + RIG_EXAMPLES, kept->pending_number);
         stats->input_product(dev, rows, r->weights + RIG_EXAMPLES, a, r->scratch);
         stats->grad_squares(dev, rows, r->weights, p);
     }
-    if (is(r, "smac")) stats->grad_squares(dev, rows, NULL, p);
     if (kept->damping == ABAR_DAMPING_ADAPTIVE) stats->input_square_add(dev, rows, kept->pending_number);
 }
 
@@ -472,8 +468,7 @@ void rig_device_step(rig *r)
     NEED(r, rig_ops(r)->step(r->dev, r->program, scale, r->wish.clip, observes ? &to_mean[0][0] : NULL));
 }
 
-/* ---- opening, drawing, closing
- * ------------------------------------------------------------------------------------------------ */
+/* ---- opening, drawing, closing ---------------------------------------------------------------------------------------- */
 
 void rig_open(rig *r, const rig_wish *wish)
 {

@@ -76,8 +76,49 @@ static void compare_squares(const char *label, kind k, int64_t d, const float *s
                  (long long)(at % d), (long long)d, worst, largest);
 }
 
-/* Twice, from the same beginning: near ref, and the same bits. weight: host memory. */
-static void check_product(const problem *x, kind k, const double *weight, double tolerance)
+/* Element k of row r of example n; the bias' is 1. (methods.md section 0) */
+static double row_element(const abar__rows *r, int64_t n, int64_t row, int64_t k)
+{
+    const abar_tensor *t = &r->input;
+    const abar_window *w = &r->window;
+    if (k >= r->in) return 1.0;
+    if (!r->convolution) {
+        const int64_t index[3] = {n, t->ndim == 3 ? row : k, k};
+        return abar__tensor_load(t, abar__tensor_offset(t, index));
+    }
+    const int64_t across = abar_window_out(w, 1, t->dim[3]), taps = w->kernel[0] * w->kernel[1], tap = k % taps;
+    const int64_t y = row / across * w->stride[0] - w->pad[0] + tap / w->kernel[1] * w->dilation[0];
+    const int64_t x = row % across * w->stride[1] - w->pad[1] + tap % w->kernel[1] * w->dilation[1];
+    const int64_t index[4] = {n, k / taps, y, x};
+    if (y < 0 || y >= t->dim[2] || x < 0 || x >= t->dim[3]) return 0.0;
+    return abar__tensor_load(t, abar__tensor_offset(t, index));
+}
+
+#define AT_ONCE 8
+
+/* The sum of w a aT from its definition, some rows at a time: ref takes minutes for as many as these. */
+static void add_many_rows(const abar__rows *r, const double *weight, double *square)
+{
+    const int64_t d = abar__rows_d(r), all = r->examples * r->per_example;
+    double *a = malloc((size_t)(2 * AT_ONCE * d) * sizeof *a), *wa = a + AT_ONCE * d; /* (rows, d) each */
+    for (int64_t first = 0; first < all; first += AT_ONCE) {
+        for (int64_t i = 0; i < AT_ONCE * d; i++) {
+            const int64_t row = first + i / d, n = row / r->per_example;
+            a[i] = row < all ? row_element(r, n, row % r->per_example, i % d) : 0.0;
+            wa[i] = weight && row < all ? weight[n] * a[i] : a[i];
+        }
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j <= i; j++) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < AT_ONCE; k++) sum += wa[k * d + i] * a[k * d + j];
+                square[i * d + j] += sum;
+            }
+    }
+    free(a);
+}
+
+/* Twice, from the same beginning: near ref, or the definition for many rows, and the same bits. weight: host memory. */
+static void check_sum(const problem *x, kind k, const double *weight, bool many, double tolerance)
 {
     const int64_t d = k == INPUT || k == INPUT_MEAN ? abar__rows_d(&x->host) : x->host.out;
     const size_t bytes = (size_t)(d * d) * sizeof(float), weights = (size_t)x->host.examples * sizeof *weight;
@@ -87,7 +128,10 @@ static void check_product(const problem *x, kind k, const double *weight, double
     void *scratch = take_scratch(&x->host, &scratch_bytes);
     fill_square(d, start);
     for (int64_t i = 0; i < d * d; i++) expected[i] = (double)start[i];
-    add_product(ref, &x->host, k, weight, expected, NULL);
+    if (many)
+        add_many_rows(&x->host, weight, expected);
+    else
+        add_product(ref, &x->host, k, weight, expected, NULL);
     for (int run = 0; run < 2; run++) {
         void *square = upload(start, bytes);
         add_product(cuda, &x->device, k, there, square, scratch);
@@ -101,6 +145,11 @@ static void check_product(const problem *x, kind k, const double *weight, double
     if (there) abar_device_free(cuda, there, weights);
     free(expected);
     free(start);
+}
+
+static void check_product(const problem *x, kind k, const double *weight, double tolerance)
+{
+    check_sum(x, k, weight, false, tolerance);
 }
 
 /* ---- weights --------------------------------------------------------------------------------------------------------- */
@@ -218,6 +267,53 @@ static void convolutions_by_shifts_equal_ref(void **unused)
     }
 }
 
+/* Layers wide enough for the tensor cores that read shared memory: shifts of few and of many channels, also where a tile ends
+ * within a tap's; images smaller than a box, and more examples than one has. */
+static void wide_convolutions_by_shifts_equal_their_definition(void **unused)
+{
+    (void)unused;
+    static const int64_t cases[][4] = {/* channels, height, width, examples */
+                                       {128, 5, 3, 3}, {160, 3, 3, 2},  {160, 9, 8, 3}, {192, 4, 4, 2},
+                                       {320, 3, 5, 1}, {128, 4, 3, 66}, {224, 3, 4, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t *c = cases[i];
+        const geometry g = {"wide shifts", c[0], 8, c[1], c[2], {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}};
+        problem x = make_convolution(&g, c[3], i % 3 == 1 ? LAST : NHWC, ABAR_BF16, i & 1);
+        double *exact = make_weights(c[3], true), *any = make_weights(c[3], false);
+        check_sum(&x, INPUT, NULL, true, EXACT);
+        check_sum(&x, INPUT, exact, true, EXACT);
+        if (i < 2) check_sum(&x, INPUT, any, true, ROUNDED);
+        free(exact);
+        free(any);
+        free_problem(&x);
+    }
+}
+
+/* Rows with themselves: windows with strides, pixels in a line and not, tokens of examples that share a box; as many as give
+ * every processor some. The last has no room for partial sums. */
+static void wide_rows_equal_their_definition(void **unused)
+{
+    (void)unused;
+    if (cuda_only("ABAR_TEST_SMALL")) skip();
+    static const geometry layers[] = {
+        {"wide 3x3 stride 2", 128, 8, 7, 7, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+        {"wide 1x1", 136, 8, 32, 33, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+        {"wide 1x1 stride 2", 200, 8, 23, 25, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
+        {"wider 3x3 stride 2", 256, 8, 8, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
+    };
+    static const int64_t examples[] = {120, 32, 55, 28};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers + 1; i++) {
+        const bool tokens = i == sizeof layers / sizeof *layers;
+        problem x = tokens ? make_linear(57, 198, 384, 8, DENSE, ABAR_BF16, true)
+                           : make_convolution(&layers[i], examples[i], NHWC, ABAR_BF16, i & 1);
+        double *exact = make_weights(x.host.examples, true);
+        check_sum(&x, INPUT, NULL, true, EXACT);
+        check_sum(&x, INPUT, exact, true, EXACT);
+        free(exact);
+        free_problem(&x);
+    }
+}
+
 static void linear_layers_equal_ref(void **unused)
 {
     (void)unused;
@@ -284,6 +380,11 @@ int main(void)
         cmocka_unit_test(products_of_bad_numbers_are_not_finite),
         cmocka_unit_test(products_of_many_rows_stay_accurate),
     };
-    const int failed = cmocka_run_group_tests_name("bf16", tests, open_bf16, close_devices);
+    const struct CMUnitTest wide[] = {
+        cmocka_unit_test(wide_convolutions_by_shifts_equal_their_definition),
+        cmocka_unit_test(wide_rows_equal_their_definition),
+    };
+    int failed = cmocka_run_group_tests_name("bf16", tests, open_bf16, close_devices);
+    failed += cmocka_run_group_tests_name("bf16, wide", wide, open_bf16, close_devices);
     return failed + cmocka_run_group_tests_name("fp32", tests, open_fp32, close_devices);
 }

@@ -1,13 +1,20 @@
 /* The cuda back end's statistics against ref: sums over rows for every window, in every layout and dtype that activations come
- * in, added to what is there already; and the small vector operations around them. */
+ * in, added to what is there already; products of examples' means; and the small vector operations around them. */
 #include "rows_cuda.h"
 
 #define TOLERANCE 1e-5 /* of the largest element: float32 sums of up to some thousand rows */
+#define PRODUCTS 2e-5  /* of means as high + low: 2^-16 of a term */
 
-static int open_devices(void **unused)
+static int open_fp32(void **unused)
 {
     (void)unused;
     return open_with(ABAR_PRECISION_FP32);
+}
+
+static int open_bf16(void **unused)
+{
+    (void)unused;
+    return open_with(ABAR_PRECISION_BF16);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------------ */
@@ -232,6 +239,189 @@ static void sums_of_bad_numbers_are_not_finite(void **unused)
     }
 }
 
+/* ---- products of means ------------------------------------------------------------------------------------------------ */
+
+/* A square to begin with: what the lower triangle holds is added to, what is in the upper one stays, to the bit. */
+static void fill_square(int64_t d, float *square)
+{
+    memset(square, 0xff, (size_t)(d * d) * sizeof *square);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++) square[i * d + j] = (float)(i % 7 + j % 5) * 0.25f;
+}
+
+static void compare_square(const char *label, const char *which, int64_t d, const float *start, const float *got,
+                           const double *expected)
+{
+    double worst = 0.0, largest = 0.0;
+    int64_t at = 0;
+    for (int64_t i = 0; i < d * d; i++) {
+        if (i % d > i / d) {
+            if (memcmp(&got[i], &start[i], sizeof *got) != 0) fail_msg("%s, %s: wrote to the upper triangle", label, which);
+            continue;
+        }
+        const double off = fabs((double)got[i] - expected[i]);
+        if (!(off <= worst)) {
+            worst = off;
+            at = i;
+        }
+        largest = fmax(largest, fabs(expected[i]));
+    }
+    if (!(worst <= PRODUCTS * largest))
+        fail_msg("%s, %s: element (%lld, %lld) of %lld is off by %g of %g", label, which, (long long)(at / d),
+                 (long long)(at % d), (long long)d, worst, largest);
+}
+
+/* Both sides in one call, twice from the same beginning: near ref's two calls, and the same bits. */
+static void check_means(const problem *x)
+{
+    const abar__rows map = {.window = x->host.window,
+                            .convolution = x->host.convolution,
+                            .bias = x->host.bias,
+                            .in = x->host.in,
+                            .out = x->host.out};
+    const int64_t d = abar__rows_d(&x->host), out = x->host.out, n = d * d + out * out;
+    const size_t bytes = (size_t)n * sizeof(float), scratch_bytes = cuda->ops->stats->product_scratch(cuda, &map);
+    float *start = malloc(3 * bytes), *got = start + n, *bad = malloc(scratch_bytes + 1);
+    double *expected = malloc((size_t)n * sizeof *expected);
+    memset(bad, 0xff, scratch_bytes);
+    void *scratch = upload(bad, scratch_bytes);
+    fill_square(d, start);
+    fill_square(out, start + d * d);
+    for (int64_t i = 0; i < n; i++) expected[i] = (double)start[i];
+    ref->ops->stats->input_mean_product(ref, &x->host, expected, NULL);
+    ref->ops->stats->grad_mean_product(ref, &x->host, expected + d * d, NULL);
+    for (int run = 0; run < 2; run++) {
+        float *squares = upload(start, bytes);
+        cuda->ops->stats->both_mean_products(cuda, &x->device, squares, squares + d * d, scratch);
+        wait(x->label);
+        move(got + run * n, squares, bytes);
+        abar_device_free(cuda, squares, bytes);
+    }
+    compare_square(x->label, "means of a", d, start, got, expected);
+    compare_square(x->label, "means of p", out, start + d * d, got + d * d, expected + d * d);
+    if (memcmp(got, got + n, bytes) != 0) fail_msg("%s, means: a second run differs", x->label);
+    abar_device_free(cuda, scratch, scratch_bytes);
+    free(expected);
+    free(bad);
+    free(start);
+}
+
+static void check_convolution(const geometry *g, int64_t n, form f, abar_dtype dtype, bool bias)
+{
+    problem x = make_convolution(g, n, f, dtype, bias);
+    check_means(&x);
+    free_problem(&x);
+}
+
+static void check_linear(int64_t n, int64_t tokens, int64_t in, int64_t out, form f, abar_dtype dtype, bool bias)
+{
+    problem x = make_linear(n, tokens, in, out, f, dtype, bias);
+    check_means(&x);
+    free_problem(&x);
+}
+
+static void means_under_every_window_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t batches[] = {5, 1, 17, 2};
+    int64_t turn = 0;
+    for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
+        if (cuda_only("ABAR_TEST_SMALL") && geometries[i].height > 12) continue;
+        for (form f = 0; f < FORMS; f++, turn++)
+            check_convolution(&geometries[i], batches[turn % 4], f, f == NHWC ? ABAR_BF16 : dtypes[turn % 4], turn & 1);
+    }
+}
+
+/* Borders of 3 x 3 windows; channels in one load, in several blocks, and left over; strides, groups, few pixels and many. */
+static void means_of_convolutions_equal_ref(void **unused)
+{
+    (void)unused;
+    static const abar_window same = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}, two = {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1},
+                             one = {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}, apart = {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1},
+                             halves = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 2}, padded = {{1, 1}, {1, 1}, {2, 1}, {1, 1}, 1},
+                             wide = {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}, seven = {{7, 7}, {2, 2}, {3, 3}, {1, 1}, 1};
+    const geometry cases[] = {
+        {"same 3x3", 16, 16, 32, 32, same},
+        {"same 3x3", 24, 40, 3, 3, same},
+        {"same 3x3", 8, 8, 2, 9, same},
+        {"same 3x3", 8, 8, 9, 1, same},
+        {"same 3x3", 64, 64, 8, 8, same},
+        {"same 3x3", 72, 70, 4, 5, same},
+        {"same 3x3", 7, 16, 13, 40, same},
+        {"same 3x3, stride 2", 16, 32, 16, 16, two},
+        {"same 3x3, stride 2", 40, 24, 7, 9, two},
+        {"1x1", 264, 24, 3, 3, one},
+        {"1x1", 48, 640, 5, 2, one},
+        {"1x1, stride 2", 32, 64, 9, 8, apart},
+        {"1x1, padded", 16, 8, 3, 4, padded},
+        {"two groups", 32, 16, 6, 6, halves},
+        {"two groups", 6, 10, 6, 6, halves},
+        {"5x5", 8, 16, 6, 7, wide},
+        {"7x7, stride 2", 3, 16, 13, 12, seven},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (cuda_only("ABAR_TEST_SMALL") && cases[i].out > 200) continue;
+        check_convolution(&cases[i], i % 3 ? 3 : 20, i % 4 == 3 ? LAST : NHWC, ABAR_BF16, i & 1);
+        check_convolution(&cases[i], 2, NHWC, ABAR_F32, !(i & 1));
+    }
+}
+
+/* Examples in one tile of them and in several; squares of less than a tile, of small tiles and of large ones; too large. */
+static void means_of_rows_equal_ref(void **unused)
+{
+    (void)unused;
+    static const int64_t shapes[][4] = {/* examples, tokens, in, out */
+                                        {1, 0, 1, 1},    {128, 0, 64, 10},  {300, 0, 16, 24}, {300, 2, 40, 8}, {64, 5, 17, 33},
+                                        {65, 3, 32, 64}, {200, 9, 95, 129}, {3, 50, 24, 8},   {9, 7, 385, 40}, {5, 3, 700, 72},
+                                        {70, 2, 8, 648}, {2, 2, 2049, 8},   {1030, 2, 8, 16}, {1, 11, 65, 64}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t *s = shapes[i];
+        check_linear(s[0], s[1], s[2], s[3], DENSE, ABAR_BF16, i & 1);
+        check_linear(s[0] < 70 ? s[0] : 70, s[1], s[2], s[3], GAPS, dtypes[i % 4], !(i & 1));
+    }
+    if (cuda_only("ABAR_TEST_SMALL")) return;
+    check_linear(1000, 2, 1041, 16, DENSE, ABAR_BF16, true); /* does not find room at once */
+}
+
+/* The data may come in another type than gradients have. */
+static void means_of_two_types_equal_ref(void **unused)
+{
+    (void)unused;
+    problem x = make_linear(20, 3, 24, 16, DENSE, ABAR_F32, true), y = make_linear(20, 3, 24, 16, DENSE, ABAR_BF16, true);
+    problem mixed = x;
+    mixed.host.output_grad = y.host.output_grad;
+    mixed.device.output_grad = y.device.output_grad;
+    check_means(&mixed);
+    free_problem(&x);
+    free_problem(&y);
+}
+
+/* A number that is not finite must be seen in the square. */
+static void means_of_bad_numbers_are_not_finite(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < 8; i++) {
+        problem x = make_convolution(&geometries[i & 1 ? 0 : 6], 5, NHWC, ABAR_BF16, false);
+        const int64_t d = abar__rows_d(&x.host), out = x.host.out;
+        abar_tensor *t = i & 4 ? &x.host.input : &x.host.output_grad;
+        const int64_t index[4] = {3, t->dim[1] - 1, i & 2 ? 0 : t->dim[2] / 2, t->dim[3] - 1};
+        abar__tensor_store(t, abar__tensor_offset(t, index), i & 2 ? INFINITY : NAN);
+        move(i & 4 ? x.device.input.data : x.device.output_grad.data, t->data, abar_tensor_bytes(t));
+        const size_t bytes = (size_t)(d * d + out * out) * sizeof(float);
+        const size_t scratch_bytes = cuda->ops->stats->product_scratch(cuda, &x.device);
+        float *zero = calloc(1, bytes), *squares = upload(zero, bytes);
+        void *scratch = cuda_alloc(cuda, scratch_bytes);
+        cuda->ops->stats->both_mean_products(cuda, &x.device, squares, squares + d * d, scratch);
+        const bool a = cuda->ops->stats->all_finite(cuda, d, true, squares, 1.0),
+                   p = cuda->ops->stats->all_finite(cuda, out, true, squares + d * d, 1.0);
+        if ((i & 4 ? a : p) || !(i & 4 ? p : a)) fail_msg("%s: lost a bad number, or found one too many", x.label);
+        free(zero);
+        abar_device_free(cuda, squares, bytes);
+        abar_device_free(cuda, scratch, scratch_bytes);
+        free_problem(&x);
+    }
+}
+
 /* ---- vectors --------------------------------------------------------------------------------------------------------- */
 
 static const int64_t lengths[] = {1, 31, 33, 1000, 5761};
@@ -342,9 +532,19 @@ int main(void)
         cmocka_unit_test(sums_over_windows_apart_equal_ref),
         cmocka_unit_test(sums_of_many_rows_stay_accurate),
         cmocka_unit_test(sums_of_bad_numbers_are_not_finite),
+        cmocka_unit_test(means_under_every_window_equal_ref),
+        cmocka_unit_test(means_of_rows_equal_ref),
         cmocka_unit_test(vectors_commit_and_clear_equal_ref),
         cmocka_unit_test(vectors_products_and_reciprocals_equal_ref),
         cmocka_unit_test(vectors_with_one_bad_number_are_not_finite),
     };
-    return cmocka_run_group_tests(tests, open_devices, close_devices);
+    const struct CMUnitTest pairs[] = {
+        cmocka_unit_test(means_under_every_window_equal_ref),
+        cmocka_unit_test(means_of_convolutions_equal_ref),
+        cmocka_unit_test(means_of_rows_equal_ref),
+        cmocka_unit_test(means_of_two_types_equal_ref),
+        cmocka_unit_test(means_of_bad_numbers_are_not_finite),
+    };
+    const int failed = cmocka_run_group_tests_name("fp32", tests, open_fp32, close_devices);
+    return failed + cmocka_run_group_tests_name("bf16", pairs, open_bf16, close_devices);
 }

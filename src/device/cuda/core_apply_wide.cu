@@ -16,8 +16,6 @@
 #include "device/cuda/core_tma.h"
 #include "device/cuda/core_wgmma.h"
 
-#include <cuda.h>
-
 #define SLABS wide_shape::slabs
 #define GROUP_ROWS (wide_shape::n / 2) /* of b */
 #define B_BYTES (wide_shape::n * DEPTH * (uint32_t)sizeof(float))
@@ -199,20 +197,6 @@ static __global__ void __launch_bounds__(ALL_THREADS, 1)
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------- */
-
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, without linking against the driver; NULL: it has none. */
-static abar_status find_encode(abar_device *dev, encode_function *out)
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    CUDA_TRY(dev, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
-    *out = found == cudaDriverEntryPointSuccess ? (encode_function)function : NULL;
-    return ABAR_OK;
-}
 
 extern "C" abar_status abar__cuda_prepare_wide(abar_device *dev, bool *there)
 {

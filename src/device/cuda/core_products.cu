@@ -117,8 +117,10 @@ static int64_t split(abar__products *s, abar__product_tile tile, int64_t splits)
     for (int i = 0; i < s->parts; i++) {
         abar__product_part *q = &s->part[i];
         q->splits = (int)most(1, rows > 0 ? (part_rows(s, q) * splits + rows - 1) / rows : 1);
+        q->lanes = q->splits;
+        q->floats = q->tiles * size;
         q->at = at;
-        at += (int64_t)q->splits * q->tiles * size;
+        at += q->lanes * q->floats;
     }
     return at;
 }
@@ -360,18 +362,28 @@ static size_t partial_bytes(const abar_device *dev, abar__products *s, abar__pro
     return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
 }
 
+/* Of two lanes of wide products, so that even one split of few tiles is not all there is. */
+static size_t wide_bytes(const abar__products *s)
+{
+    const size_t lane = (size_t)abar__cuda_wide_floats(s) * sizeof(float);
+    const size_t bytes = 2 * lane <= MOST_PARTIAL ? 2 * lane : lane <= MOST_PARTIAL ? lane : 0;
+    return bytes > ABAR_CUDA_WORKSPACE ? bytes : 0;
+}
+
 /* Of one side of a map, whatever its tensor; for the shifts of an image that is all border. */
 static size_t view_scratch(const abar_device *dev, const abar_window *w, bool convolution, int64_t in)
 {
     abar__products s = {};
     s.examples = 1;
-    s.columns = (int)in;
+    s.channels = (int)(in / (w->kernel[0] * w->kernel[1]));
+    s.columns = s.part[0].columns = (int)in;
     s.parts = 1;
     s.part[0].high = s.part[0].wide = 1;
     if (dev->activation != ABAR_BF16) return 0;
     size_t bytes = partial_bytes(dev, &s, square_tile(in));
+    const size_t wide = wide_bytes(&s);
+    if (wide > bytes) bytes = wide;
     if (may_shift(w, convolution, in)) {
-        s.channels = (int)(in / 9);
         s.height = s.width = 3;
         shift_parts(&s);
         const size_t shifts = partial_bytes(dev, &s, shift_tile(s.channels));
@@ -401,13 +413,13 @@ extern "C" size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows 
 static void multiply_view(abar_device *dev, const view *v, abar__products *s, void *scratch)
 {
     const bool pieces = fits_pieces(s, v->t->dtype);
-    if (pieces && s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in)) {
-        shift_parts(s);
-        run(dev, s, shift_tile(s->channels), v->t->dtype, true, scratch, view_scratch(dev, &v->window, v->convolution, v->in));
-    } else {
-        run(dev, s, pieces ? square_tile(v->in) : plain_tile(v->in), v->t->dtype, pieces, scratch,
-            view_scratch(dev, &v->window, v->convolution, v->in));
-    }
+    const bool shifts = pieces && dev->activation == ABAR_BF16 && /* else there is no scratch for them */
+                        s->height >= 3 && s->width >= 3 && may_shift(&v->window, v->convolution, v->in);
+    const size_t bytes = view_scratch(dev, &v->window, v->convolution, v->in);
+    if (shifts) shift_parts(s);
+    if (pieces && abar__cuda_multiply_wide_rows(dev, s, scratch, bytes)) return;
+    const abar__product_tile tile = shifts ? shift_tile(s->channels) : pieces ? square_tile(v->in) : plain_tile(v->in);
+    run(dev, s, tile, v->t->dtype, pieces, scratch, bytes);
 }
 
 /* The last row of the square is the sum of the rows. */
@@ -543,8 +555,7 @@ extern "C" void abar__cuda_example_weights(abar_device *dev, const abar__rows *r
         const abar__rows part = abar__rows_slice(r, first, least(chunk, r->examples - first));
         double *products = (double *)cuda->workspace;
         float *inputs = (float *)(products + part.examples), *grads = inputs + part.examples * d;
-        abar__cuda_input_means(dev, &part, inputs);
-        abar__cuda_grad_means(dev, &part, grads);
+        abar__cuda_both_means(dev, &part, inputs, grads);
         abar__cuda_launch(dev, weigh_examples, dim3((unsigned)part.examples), dim3(128), 0, d, r->out, inputs, grads,
                           (double)r->per_example, a + first, p + first, products, cuda->tickets, number);
     }

@@ -32,7 +32,9 @@ typedef struct abar__product_part {
     int tiles, splits;
     int ahead[3];   /* examples, rows and columns from a position to ABAR_PRODUCT_STEP further */
     unsigned block; /* the first of its blocks: (splits, tiles) */
-    int64_t at;     /* of its partial sums, in floats: (splits, tiles, rows and columns of a tile) */
+    int lanes;      /* as many splits have partial sums of their own, the others are added to theirs */
+    int64_t floats; /* of a lane: (tiles, rows and columns of a tile), or panels */
+    int64_t at;     /* of its partial sums, in floats: (lanes, floats) */
 } abar__product_part;
 
 typedef struct abar__products {
@@ -75,6 +77,33 @@ extern "C" void abar__cuda_multiply_rows(abar_device *dev, const abar__products 
 
 /* Adds what the blocks have left in partial; splits may be joined on the way. */
 extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, abar__product_tile tile);
+
+/* Wide products on the asynchronous tensor cores of compute capability 9.0 (core_products_wide.cu), what multiply_rows takes.
+ * scratch: bytes of it, NULL where the workspace is to do. False: nothing was done, this is not for them. */
+extern "C" bool abar__cuda_multiply_wide_rows(abar_device *dev, abar__products *s, void *scratch, size_t bytes);
+
+/* Floats that a split of rows with themselves leaves there; 0: they are not for them. Columns, channels and parts are known. */
+extern "C" int64_t abar__cuda_wide_floats(const abar__products *s);
+
+/* Adds the panels that they leave, of so many columns of a. */
+extern "C" void abar__cuda_join_panels(abar_device *dev, abar__products *s, int columns);
+
+/* A lane's panels follow each other: N columns of a by a row for every column of b. A square has rows from the first tile on
+ * that reaches the diagonal. */
+#define ABAR_PANEL_TILE 192 /* columns of b in a tile */
+
+template <int N> __host__ __device__ static inline int panel_first(const abar__product_part &q, int panel)
+{
+    return q.across ? 0 : N * panel / ABAR_PANEL_TILE * ABAR_PANEL_TILE;
+}
+
+/* Floats before a panel. */
+template <int N> __host__ __device__ static inline int64_t panel_at(const abar__product_part &q, int panel)
+{
+    int64_t at = 0;
+    for (int i = 0; i < panel; i++) at += (int64_t)(q.columns - panel_first<N>(q, i)) * N;
+    return at;
+}
 
 /* ---- inside kernels ------------------------------------------------------------------------------------------------- */
 

@@ -5,38 +5,40 @@
 #define WIDE 256     /* channels from which a block of a join has 16 */
 #define FEW_SPLITS 3 /* that a join adds up by the way */
 
-/* Where the first split's sum of element (m, n) of a part's result is. */
-template <int M, int N>
-__device__ static inline const float *first_split(const abar__products &s, const abar__product_part &q, int m, int n)
-{
-    const int down = m / M, left = n / N, tile = q.across ? down * q.across + left : down * (down + 1) / 2 + left;
-    return s.partial + q.at + ((int64_t)tile * M + m % M) * N + n % N;
-}
+/* Where the first split's sum of column a of a part's rows and column b of its others is. */
+template <int M, int N> struct tiles {
+    static const bool a_follows = false; /* columns of a are next to each other */
+    __device__ static const float *place(const abar__products &s, const abar__product_part &q, int a, int b)
+    {
+        const int down = a / M, left = b / N, tile = q.across ? down * q.across + left : down * (down + 1) / 2 + left;
+        return s.partial + q.at + ((int64_t)tile * M + a % M) * N + b % N;
+    }
+};
 
-/* Element (m, n) of the result of rows with themselves. */
-template <int M, int N> __device__ static float joined(const abar__products &s, int m, int n)
-{
-    const abar__product_part &q = s.part[0];
-    const float *from = first_split<M, N>(s, q, m, n);
-    float sum = 0.0f;
-    for (int k = 0; k < q.splits; k++) sum += __ldcg(from + (int64_t)k * q.tiles * M * N);
-    return sum;
-}
+template <int N> struct panels {
+    static const bool a_follows = true;
+    __device__ static const float *place(const abar__products &s, const abar__product_part &q, int a, int b)
+    {
+        const int panel = a / N;
+        return s.partial + q.at + panel_at<N>(q, panel) + (int64_t)(b - panel_first<N>(q, panel)) * N + a % N;
+    }
+};
 
-/* Sums over all splits, in the place of the first. Block: 128 elements, four of a thread, whose splits are shared by 8 threads.
+/* Sums over all lanes, in the place of the first. Block: 128 elements, four of a thread, whose lanes are shared by 8 threads.
  */
-static __global__ void __launch_bounds__(THREADS) add_splits(const __grid_constant__ abar__products s, int size)
+static __global__ void __launch_bounds__(THREADS) add_splits(const __grid_constant__ abar__products s)
 {
     __shared__ float4 shared[8][32];
     int64_t at = (int64_t)blockIdx.x * 128;
     int i = 0;
-    for (; at >= (int64_t)s.part[i].tiles * size; i++) at -= (int64_t)s.part[i].tiles * size;
+    for (; at >= s.part[i].floats; i++) at -= s.part[i].floats;
     const abar__product_part &q = s.part[i];
     const int lane = (int)threadIdx.x % 32, turn = (int)threadIdx.x / 32;
     float4 *own = (float4 *)(s.partial + q.at + at) + lane, sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const int64_t step = (int64_t)q.tiles * size / 4;
+    const int64_t step = q.floats / 4;
+    if (q.lanes == 1) return;
 #pragma unroll 8
-    for (int k = turn; k < q.splits; k += 8) {
+    for (int k = turn; k < q.lanes; k += 8) {
         const float4 v = __ldcg(own + k * step);
         sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     }
@@ -50,13 +52,23 @@ static __global__ void __launch_bounds__(THREADS) add_splits(const __grid_consta
     *own = sum;
 }
 
+/* Element (a, b), a >= b, of the result of rows with themselves; which side is which does not matter to it. */
+template <class Layout> __device__ static float joined(const abar__products &s, int a, int b)
+{
+    const abar__product_part &q = s.part[0];
+    const float *from = Layout::a_follows ? Layout::place(s, q, b, a) : Layout::place(s, q, a, b);
+    float sum = 0.0f;
+    for (int k = 0; k < q.lanes; k++) sum += __ldcg(from + k * q.floats);
+    return sum;
+}
+
 /* Block i: row i of the square from products of rows with themselves. */
-template <int SIDE_> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
+template <class Layout> static __global__ void __launch_bounds__(128) join_square(const __grid_constant__ abar__products s)
 {
     const int i = (int)blockIdx.x, a = i % s.kernel * s.channels + i / s.kernel;
     for (int j = (int)threadIdx.x; j <= i; j += 128) {
         const int b = j % s.kernel * s.channels + j / s.kernel;
-        s.square[i * s.d + j] += s.scale * joined<SIDE_, SIDE_>(s, a > b ? a : b, a > b ? b : a);
+        s.square[i * s.d + j] += s.scale * joined<Layout>(s, a > b ? a : b, a > b ? b : a);
     }
 }
 
@@ -91,7 +103,7 @@ __device__ static inline float through_taps(const float *held, int stride, int t
 /* Block (x, y), x >= y: the square's rows of T channels of tile X and columns of tile Y, from products of pixels and shifted
  * ones, of one split. Of the two channels of an element the one with the earlier tap is the pixel, the other the shifted one.
  */
-template <int M, int N, int T>
+template <class Layout, int T>
 static __global__ void __launch_bounds__(THREADS) join_shifts(const __grid_constant__ abar__products s)
 {
     extern __shared__ float held[]; /* (2, SHIFTS, T, PITCH) */
@@ -100,11 +112,12 @@ static __global__ void __launch_bounds__(THREADS) join_shifts(const __grid_const
     const int first[2] = {(int)blockIdx.x * T, (int)blockIdx.y * T};
 #pragma unroll 8 /* as many loads on their way */
     for (int e = (int)threadIdx.x; e < 2 * SHIFTS * T * T; e += THREADS) {
-        const int side = e / (SHIFTS * T * T), product = e / (T * T) % SHIFTS, row = e / T % T, column = e % T;
+        const int side = e / (SHIFTS * T * T), product = e / (T * T) % SHIFTS;
+        const int row = Layout::a_follows ? e % T : e / T % T, column = Layout::a_follows ? e / T % T : e % T;
         int part, lag;
         part_of_shift(product, &part, &lag);
         held[(side * SHIFTS + product) * H::STRIDE + row * H::PITCH + column] =
-            __ldcg(first_split<M, N>(s, s.part[part], first[side] + row, lag * s.channels + first[1 - side] + column));
+            __ldcg(Layout::place(s, s.part[part], first[side] + row, lag * s.channels + first[1 - side] + column));
     }
     __syncthreads();
     for (int e = (int)threadIdx.x; e < 81 * T * T; e += THREADS) {
@@ -116,41 +129,58 @@ static __global__ void __launch_bounds__(THREADS) join_shifts(const __grid_const
     }
 }
 
-template <int M, int N, int T> static void launch_join(abar_device *dev, const abar__products *s)
+template <class Layout, int T> static void launch_join(abar_device *dev, const abar__products *s)
 {
     const unsigned tiles = (unsigned)(s->channels / T);
     const int bytes = shift_tiles<T>::BYTES;
-    abar__cuda_remember(dev, cudaFuncSetAttribute(join_shifts<M, N, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    abar__cuda_launch(dev, join_shifts<M, N, T>, dim3(tiles, tiles), dim3(THREADS), (size_t)bytes, *s);
+    abar__cuda_remember(dev, cudaFuncSetAttribute(join_shifts<Layout, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    abar__cuda_launch(dev, join_shifts<Layout, T>, dim3(tiles, tiles), dim3(THREADS), (size_t)bytes, *s);
 }
 
 /* Parts are as if they had one split from then on. */
-static void join_splits(abar_device *dev, abar__products *s, abar__product_tile tile)
+static void join_splits(abar_device *dev, abar__products *s)
 {
-    const int size = abar__tile_rows[tile] * abar__tile_columns[tile]; /* a multiple of 128 */
-    int64_t tiles = 0;
-    for (int i = 0; i < s->parts; i++) tiles += s->part[i].tiles;
-    abar__cuda_launch(dev, add_splits, dim3((unsigned)(tiles * size / 128)), dim3(THREADS), 0, *s, size);
-    for (int i = 0; i < s->parts; i++) s->part[i].splits = 1;
+    int64_t floats = 0; /* of every part a multiple of 128 */
+    for (int i = 0; i < s->parts; i++) floats += s->part[i].floats;
+    abar__cuda_launch(dev, add_splits, dim3((unsigned)(floats / 128)), dim3(THREADS), 0, *s);
+    for (int i = 0; i < s->parts; i++) s->part[i].lanes = 1;
+}
+
+template <class Layout> static void join_rows(abar_device *dev, const abar__products *s)
+{
+    abar__cuda_launch(dev, join_square<Layout>, dim3((unsigned)(s->channels * s->kernel)), dim3(128), 0, *s);
+}
+
+/* Of at least 65 channels. */
+template <class Layout> static void join_any(abar_device *dev, abar__products *s)
+{
+    if (s->parts == 1)
+        join_rows<Layout>(dev, s);
+    else
+        s->channels < WIDE ? launch_join<Layout, 8>(dev, s) : launch_join<Layout, 16>(dev, s);
 }
 
 extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, abar__product_tile tile)
 {
-    if (s->part[0].splits > (s->parts == 1 ? FEW_SPLITS : 1)) join_splits(dev, s, tile);
-    const dim3 blocks((unsigned)(s->channels * s->kernel)), threads(128);
+    if (s->part[0].lanes > (s->parts == 1 ? FEW_SPLITS : 1)) join_splits(dev, s);
     switch (tile) {
-    case ABAR_TILE_16_208: launch_join<16, 208, 2>(dev, s); break;
-    case ABAR_TILE_32_208: launch_join<32, 208, 4>(dev, s); break;
-    case ABAR_TILE_64_208: launch_join<64, 208, 4>(dev, s); break;
-    case ABAR_TILE_160: s->channels < WIDE ? launch_join<160, 160, 8>(dev, s) : launch_join<160, 160, 16>(dev, s); break;
-    case ABAR_TILE_32: abar__cuda_launch(dev, join_square<32>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_64: abar__cuda_launch(dev, join_square<64>, blocks, threads, 0, *s); break;
-    case ABAR_TILE_128:
-        if (s->parts == 1)
-            abar__cuda_launch(dev, join_square<128>, blocks, threads, 0, *s);
-        else
-            s->channels < WIDE ? launch_join<128, 128, 8>(dev, s) : launch_join<128, 128, 16>(dev, s);
-        break;
+    case ABAR_TILE_16_208: launch_join<tiles<16, 208>, 2>(dev, s); break;
+    case ABAR_TILE_32_208: launch_join<tiles<32, 208>, 4>(dev, s); break;
+    case ABAR_TILE_64_208: launch_join<tiles<64, 208>, 4>(dev, s); break;
+    case ABAR_TILE_32: join_rows<tiles<32, 32>>(dev, s); break;
+    case ABAR_TILE_64: join_rows<tiles<64, 64>>(dev, s); break;
+    case ABAR_TILE_128: join_any<tiles<128, 128>>(dev, s); break;
+    case ABAR_TILE_160: join_any<tiles<160, 160>>(dev, s); break;
     case ABAR_TILES: break;
+    }
+}
+
+extern "C" void abar__cuda_join_panels(abar_device *dev, abar__products *s, int columns)
+{
+    if (s->part[0].lanes > (s->parts == 1 ? FEW_SPLITS : 1)) join_splits(dev, s);
+    switch (columns) {
+    case 128: join_any<panels<128>>(dev, s); break;
+    case 160: join_any<panels<160>>(dev, s); break;
+    case 192: join_any<panels<192>>(dev, s); break;
     }
 }

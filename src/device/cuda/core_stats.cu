@@ -267,6 +267,7 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .grad_product = abar__cuda_grad_product,
     .input_mean_product = abar__cuda_input_mean_product,
     .grad_mean_product = abar__cuda_grad_mean_product,
+    .both_mean_products = abar__cuda_both_mean_products,
     .product_scratch = abar__cuda_product_scratch,
     .all_finite = all_finite,
     .commit = commit,

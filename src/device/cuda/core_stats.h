@@ -1,7 +1,8 @@
-/* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), products of rows
- * (core_products*.cu) and of matrices (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and
- * the table (core_stats.cu). Partial sums of products have all of the device's workspace; others lie in the lower half of it,
- * in the upper half single results, weights of rows, and the partial sums of p where those of a have the lower. */
+/* The statistics of the CUDA back end: sums over rows (core_sums.cu; weighed by attention: core_values.cu), examples' means
+ * (core_means.cu) and their products (core_mean_products.cu), products of rows (core_products*.cu) and of matrices
+ * (core_dense.cu), inverses (core_inverse.cu), eigenvectors (core_eigen.cu), vectors and the table (core_stats.cu). Partial
+ * sums of products, and means, have all of the device's workspace; others lie in the lower half of it, in the upper half single
+ * results, weights of rows, and the partial sums of p where those of a have the lower. */
 #ifndef ABAR_CUDA_CORE_STATS_H
 #define ABAR_CUDA_CORE_STATS_H
 
@@ -66,19 +67,22 @@ void abar__cuda_position_product(abar_device *dev, const abar__position_sums *p,
 
 /* Sum of w a; weight: device memory, NULL: 1. */
 void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
-/* Every example's mean of a, (N, d), and of p, (N, out); not more than 65535 examples. */
+/* Every example's mean of a, (N, d), and of p, (N, out), or of both in one launch. */
 void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows);
 void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows);
+void abar__cuda_both_means(abar_device *dev, const abar__rows *r, float *inputs, float *grads);
 /* The same as two bf16 each, high + low: four vectors of an example, high, high, low, high, a pitch apart. The sum over the
  * first three of each with its successor is high highT + high lowT + low highT: the product of means, but for 2^-16 of it. */
 void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
 void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
+void abar__cuda_both_mean_pairs(abar_device *dev, const abar__rows *r, void *inputs, void *grads);
 
 void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
 void abar__cuda_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cuda_both_mean_products(abar_device *dev, const abar__rows *r, void *square_a, void *square_p, void *scratch);
 size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r);
 bool abar__cuda_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
                        void *inverse, void *scratch);

@@ -4,69 +4,13 @@
 #include "device/cuda/core_rows.h"
 #include "device/cuda/core_windows.h"
 
-#define LANES 8     /* of mean_windows, at most */
-#define EXTENT 1024 /* of its images, at most */
-
-/* Grid: (splits, blocks of channels, images with sums of their own). */
+/* Grid: (splits, blocks of channels). */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS)
     sum_stacks(const __grid_constant__ stack s, bool squares, float *partial, unsigned *tickets)
 {
     extern __shared__ uint64_t shared[];
     sum_windows<T, N>(s, squares, blockIdx.x, blockIdx.y, shared, partial, tickets);
-}
-
-/* ---- every image by itself ------------------------------------------------------------------------------------------- */
-
-/* The usual windows, K x K taps, of vectors of N channels: block (y, z) has width channels from y * width on of image z. A
- * thread sums its pixels by taps, then the block its threads; lanes is a power of two. */
-template <typename T, int N, int K>
-static __global__ void __launch_bounds__(THREADS) mean_windows(const __grid_constant__ stack s)
-{
-    __shared__ float sums[THREADS / 32][LANES * N * K * K];
-    __shared__ unsigned char seen[2][EXTENT]; /* bit k: by tap k */
-    const int lane = (int)threadIdx.x % s.lanes, place = (int)threadIdx.x / s.lanes, warp = (int)threadIdx.x / 32;
-    const int wide = (int)s.width, area = (int)s.height * wide, width = s.lanes * N;
-    const int64_t first = (int64_t)blockIdx.y * width;
-    const T *data = (const T *)s.data + blockIdx.z * s.stride[0] + first + lane * N;
-    for (int axis = 0; axis < 2; axis++)
-        for (int i = (int)threadIdx.x; i < (axis ? wide : (int)s.height); i += THREADS) {
-            unsigned bits = 0;
-            for (int k = 0; k < K; k++) bits |= (unsigned)sees(s, axis, i, k) << k;
-            seen[axis][i] = (unsigned char)bits;
-        }
-    __syncthreads();
-    float sum[K * K][N] = {};
-#pragma unroll 4
-    for (int pixel = place; pixel < area; pixel += s.pixels) {
-        const int y = pixel / wide, x = pixel - y * wide;
-        const pack<T> a = load_pack(data + y * s.stride[2] + x * s.stride[3]);
-#pragma unroll
-        for (int k = 0; k < K * K; k++)
-            if (seen[0][y] >> k / K & seen[1][x] >> k % K & 1)
-#pragma unroll
-                for (int i = 0; i < N; i++) sum[k][i] += a.v[i];
-    }
-#pragma unroll
-    for (int i = 0; i < K * K * N; i++) {
-        float &v = sum[i / N][i % N];
-        for (int other = 16; other >= s.lanes; other /= 2) v += __shfl_xor_sync(0xffffffffu, v, other);
-        if (threadIdx.x % 32 < s.lanes) sums[warp][(lane * N + i % N) * K * K + i / N] = v;
-    }
-    __syncthreads();
-    for (int o = (int)threadIdx.x; o < width * K * K; o += THREADS)
-        for (int w = 1; w < THREADS / 32; w++) sums[0][o] += sums[w][o];
-    store_row(s, first, sums[0], width * K * K); /* each thread what it has summed */
-}
-
-template <typename T, int N, int K> static void launch_means(abar_device *dev, stack s)
-{
-    const int64_t vectors = s.channels / N;
-    s.lanes = 1;
-    while (s.lanes < LANES && vectors % (2 * s.lanes) == 0) s.lanes *= 2;
-    s.pixels = THREADS / s.lanes;
-    const dim3 grid(1, (unsigned)(vectors / s.lanes), (unsigned)s.images);
-    abar__cuda_launch(dev, mean_windows<T, N, K>, grid, dim3(THREADS), 0, s);
 }
 
 /* ---- how the blocks share a stack --------------------------------------------------------------------------------- */
@@ -105,7 +49,6 @@ static void share_block(stack *s, int n)
 static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t outputs)
 {
     s->groups = s->slices = 1;
-    if (s->row) return;
     const int64_t room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / outputs; /* partial sums of so many blocks */
     int64_t limit = 2 * (int64_t)abar__cuda_of(dev)->processors / blocks;
     limit = limit < 1 ? 1 : least(limit, SPLITS);
@@ -129,30 +72,21 @@ static window_grid share_windows(const abar_device *dev, stack *s, int n)
     share_grid(dev, s, blocks, outputs);
     const int64_t splits = (int64_t)s->slices * s->groups,
                   room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
-    const int64_t at_once = s->row ? blocks : least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
+    const int64_t at_once = least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
     return {width, blocks, splits, at_once, shared_bytes(s, n)};
 }
 
 template <typename T, int N> static void launch_sums(abar_device *dev, stack s, bool squares)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    const unsigned rows = s.row ? (unsigned)s.images : 1;
-    if (s.row) s.images = 1;
     const window_grid g = share_windows(dev, &s, N);
     if (g.bytes > 48 * 1024) abar__cuda_remember(dev, abar__cuda_allow_shared(dev, (const void *)sum_stacks<T, N>));
     for (int64_t done = 0; done < g.blocks; done += g.at_once) {
         s.first = done * g.width;
-        const dim3 grid((unsigned)g.splits, (unsigned)least(g.at_once, g.blocks - done), rows);
+        const dim3 grid((unsigned)g.splits, (unsigned)least(g.at_once, g.blocks - done));
         abar__cuda_launch(dev, sum_stacks<T, N>, grid, dim3(THREADS), g.bytes, s, squares, (float *)cuda->workspace,
                           cuda->tickets);
     }
-}
-
-/* Vectors of n elements of this size can be read at once. */
-static bool fits_vectors(const stack *s, int n, int64_t size)
-{
-    return s->stride[1] == 1 && s->channels % n == 0 && s->stride[0] % n == 0 && s->stride[2] % n == 0 &&
-           s->stride[3] % n == 0 && (uintptr_t)s->data % (uintptr_t)(n * size) == 0;
 }
 
 /* ---- rows that are read where they lie ------------------------------------------------------------------------------ */
@@ -179,7 +113,7 @@ static bool find_rows(const stack *s, int n, row_sums *out)
         r.kernel[i] = s->kernel[i];
     }
     const int64_t window = s->channels * s->kernel[1], columns = window * s->kernel[0];
-    if (s->weight || s->row || columns > ABAR_ROW_COLUMNS || (s->kernel[1] > 1 && s->stride[3] != s->channels)) return false;
+    if (s->weight || columns > ABAR_ROW_COLUMNS || (s->kernel[1] > 1 && s->stride[3] != s->channels)) return false;
     r.folds = 1;
     if (window % n && level[0].stride == window) { /* neighbours that touch */
         while (r.folds < n && r.folds * window % n) r.folds++;
@@ -280,31 +214,17 @@ template <typename T> static bool launch_both(abar_device *dev, const stack *a, 
     return true;
 }
 
-static bool is_empty(const stack *s) { return s->images == 0 || s->channels == 0 || s->height == 0 || s->width == 0; }
-
 static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool squares)
 {
     if (is_empty(s)) return;
     if (dtype == ABAR_F32 && launch_rows<float>(dev, s, squares)) return;
     if (dtype == ABAR_BF16 && launch_rows<bf16>(dev, s, squares)) return;
-    const bool usual = s->row && s->kernel[0] == s->kernel[1] && s->height <= EXTENT && s->width <= EXTENT;
-    const int taps = usual && (s->kernel[0] == 1 || s->kernel[0] == 3) ? s->kernel[0] : 0;
     switch (dtype) {
     case ABAR_F32:
-        if (taps && fits_vectors(s, 4, 4))
-            taps == 1 ? launch_means<float, 4, 1>(dev, *s) : launch_means<float, 4, 3>(dev, *s);
-        else if (fits_vectors(s, 4, 4))
-            launch_sums<float, 4>(dev, *s, squares);
-        else
-            launch_sums<float, 1>(dev, *s, squares);
+        fits_vectors(s, 4, 4) ? launch_sums<float, 4>(dev, *s, squares) : launch_sums<float, 1>(dev, *s, squares);
         break;
     case ABAR_BF16:
-        if (taps && fits_vectors(s, 8, 2))
-            taps == 1 ? launch_means<bf16, 8, 1>(dev, *s) : launch_means<bf16, 8, 3>(dev, *s);
-        else if (fits_vectors(s, 8, 2))
-            launch_sums<bf16, 8>(dev, *s, squares);
-        else
-            launch_sums<bf16, 1>(dev, *s, squares);
+        fits_vectors(s, 8, 2) ? launch_sums<bf16, 8>(dev, *s, squares) : launch_sums<bf16, 1>(dev, *s, squares);
         break;
     case ABAR_F16: launch_sums<__half, 1>(dev, *s, squares); break;
     case ABAR_F64: launch_sums<double, 1>(dev, *s, squares); break;
@@ -312,73 +232,7 @@ static void sum_stack(abar_device *dev, const stack *s, abar_dtype dtype, bool s
     }
 }
 
-/* ---- rows as stacks ----------------------------------------------------------------------------------------------- */
-
-static const char *channel_at(const abar_tensor *t, int64_t channel)
-{
-    return (const char *)t->data + (size_t)(channel * t->stride[1]) * abar_dtype_size(t->dtype);
-}
-
-/* Rows that follow one another may be any number of images: as many as leave some tiles of pixels in each, so that a thread
- * adds up a long column before its block meets. */
-static void fold_rows(stack *s)
-{
-    int64_t width = THREADS;
-    while (width >= 32 && s->width % width != 0) width /= 2;
-    if (width < 32) return;
-    s->images = s->width / width;
-    s->stride[0] = width * s->stride[3];
-    s->width = width;
-}
-
-/* Images of the group's channels, or rows of vectors as pixels of one image (of N where their examples have weights or do not
- * follow one another). Taps: one. */
-static stack stack_of(const abar__rows *r, const abar_tensor *tensor, int64_t channels, bool by_example)
-{
-    const abar_tensor t = abar__cuda_strided(tensor);
-    stack s = {};
-    s.channels = channels;
-    s.scale = 1.0;
-    for (int i = 0; i < 2; i++) s.kernel[i] = s.step[i] = s.dilation[i] = 1;
-    if (t.ndim == 4) {
-        s.data = channel_at(&t, r->group * channels);
-        s.images = t.dim[0];
-        s.height = t.dim[2];
-        s.width = t.dim[3];
-        for (int i = 0; i < 4; i++) s.stride[i] = t.stride[i];
-    } else {
-        const int64_t rows = t.ndim == 3 ? t.dim[1] : 1, step = t.ndim == 3 ? t.stride[1] : 0;
-        const bool joined = !by_example && (rows == 1 || t.stride[0] == rows * step);
-        s.data = t.data;
-        s.images = joined ? 1 : t.dim[0];
-        s.height = 1;
-        s.width = joined ? t.dim[0] * rows : rows;
-        s.stride[0] = joined ? 0 : t.stride[0];
-        s.stride[1] = t.stride[t.ndim - 1];
-        s.stride[3] = rows == 1 ? (joined ? t.stride[0] : 0) : step;
-        if (joined) fold_rows(&s);
-    }
-    if (channels == 1) s.stride[1] = 1;
-    s.extent[0] = s.height;
-    s.extent[1] = s.width;
-    return s;
-}
-
-/* The inputs under their windows, and the homogeneous ones behind them, one per row. */
-static stack input_stack(const abar__rows *r, bool by_example)
-{
-    const abar_window *w = &r->window;
-    stack s = stack_of(r, &r->input, r->convolution ? r->input.dim[1] / w->groups : r->in, by_example);
-    for (int i = 0; i < 2 && r->convolution; i++) {
-        s.kernel[i] = (int)w->kernel[i];
-        s.step[i] = (int)w->stride[i];
-        s.pad[i] = (int)w->pad[i];
-        s.dilation[i] = (int)w->dilation[i];
-        s.extent[i] = abar_window_out(w, i, r->input.dim[2 + i]);
-    }
-    s.last = r->bias ? (double)(r->examples * r->per_example) : 0.0;
-    return s;
-}
+/* ---- sums of rows ------------------------------------------------------------------------------------------------- */
 
 extern "C" void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum)
 {
@@ -392,41 +246,6 @@ extern "C" void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, c
     s.weight = weight;
     if (weight) s.last /= (double)r->examples;
     sum_stack(dev, &s, r->input.dtype, false);
-}
-
-/* Of inputs: rows of d; pairs: abar__cuda_pairs_pitch(d) apart. */
-static void input_means(abar_device *dev, const abar__rows *r, float *rows, bf16 *pairs)
-{
-    stack s = input_stack(r, true);
-    s.out = rows;
-    s.pairs = pairs;
-    s.row = pairs ? abar__cuda_pairs_pitch(abar__rows_d(r)) : abar__rows_d(r);
-    s.scale = 1.0 / (double)r->per_example;
-    s.last = r->bias ? 1.0 : 0.0;
-    sum_stack(dev, &s, r->input.dtype, false);
-}
-
-static void grad_means(abar_device *dev, const abar__rows *r, float *rows, bf16 *pairs)
-{
-    stack s = stack_of(r, &r->output_grad, r->out, true);
-    s.out = rows;
-    s.pairs = pairs;
-    s.row = pairs ? abar__cuda_pairs_pitch(r->out) : r->out;
-    s.scale = r->grad_scale / (double)r->per_example;
-    sum_stack(dev, &s, r->output_grad.dtype, false);
-}
-
-extern "C" void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows) { input_means(dev, r, rows, NULL); }
-extern "C" void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows) { grad_means(dev, r, rows, NULL); }
-
-extern "C" void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
-{
-    input_means(dev, r, NULL, (bf16 *)pairs);
-}
-
-extern "C" void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
-{
-    grad_means(dev, r, NULL, (bf16 *)pairs);
 }
 
 extern "C" void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum)

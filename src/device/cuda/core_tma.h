@@ -6,7 +6,9 @@
 #ifndef ABAR_CUDA_CORE_TMA_H
 #define ABAR_CUDA_CORE_TMA_H
 
-#include <stdint.h>
+#include "device/cuda/cuda_impl.h"
+
+#include <cuda.h>
 
 /* By one thread, before a barrier of the block. at: an address in shared memory, of 8 bytes. */
 __device__ static inline void turn_create(uint32_t at, unsigned arrivals)
@@ -56,6 +58,34 @@ __device__ static inline void tile_bring(uint32_t to, const void *map, int row, 
             to),
         "l"(map), "r"(column), "r"(row), "r"(turn)
         : "memory");
+}
+
+/* The same of a box of an image: channels, columns, rows and examples that follow (c, x, y, n), which may be outside. */
+__device__ static inline void box_bring(uint32_t to, const void *map, int c, int x, int y, int n, uint32_t turn)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(turn)
+                 : "memory");
+}
+
+/* What this thread has written to shared memory is seen by products and by the copy engine, behind the next barrier. */
+__device__ static inline void turn_written(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* ---- the host's side --------------------------------------------------------------------------------------------------- */
+
+typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function that makes a map, without linking against the driver; NULL: it has none. */
+static inline abar_status find_encode(abar_device *dev, encode_function *out)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    CUDA_TRY(dev, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    *out = found == cudaDriverEntryPointSuccess ? (encode_function)function : NULL;
+    return ABAR_OK;
 }
 
 #endif

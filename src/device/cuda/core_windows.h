@@ -3,32 +3,12 @@
 #ifndef ABAR_CUDA_CORE_WINDOWS_H
 #define ABAR_CUDA_CORE_WINDOWS_H
 
-#include "device/cuda/core_stats.h"
+#include "device/cuda/core_stacks.h"
 
 #define THREADS 256
 #define CHANNELS 64 /* of a block, at most: whole cache lines of a pixel */
 #define SPLITS 64   /* blocks that share channels, at most: the last of them adds up what they leave */
 #define MASK 64     /* taps of a window that fit a mask */
-
-/* The channels to be summed, how they lie, and how the blocks share them. */
-typedef struct stack {
-    const void *data;
-    int64_t images, channels, height, width;
-    int64_t stride[4]; /* of n, c, y, x in elements */
-    int kernel[2], step[2], pad[2], dilation[2];
-    int64_t extent[2];    /* window positions along each axis */
-    const double *weight; /* of every image, device memory; NULL: 1 */
-    float *out;           /* (channels, kernel[0], kernel[1]), added to */
-    double scale;         /* of the sums */
-    double last;          /* where not 0: added behind the channels, times the sum of the weights */
-    int64_t row;          /* not 0: no sums over images, but of every image, this far apart, and not added */
-    bf16 *pairs;          /* where they go instead of out, as abar__cuda_input_mean_pairs tells */
-    int lanes, pixels;    /* a block's threads: so many at a pixel (of vectors), so many pixels */
-    int64_t tiles;        /* of pixels */
-    int slices, groups;   /* blocks that share the images, the tiles */
-    int shares;           /* threads that share a tile's pixels for an output */
-    int64_t first;        /* channel of the launch */
-} stack;
 
 /* Does tap k of some window position lie on this row (axis 0) or column (axis 1)? */
 __device__ static inline bool sees(const stack &s, int axis, int64_t place, int k)
@@ -112,32 +92,9 @@ __device__ static double weights_sum(const stack &s)
     return sum;
 }
 
-/* Element k of image z's mean. */
-__device__ static inline void store_mean(const stack &s, int64_t k, float v)
-{
-    if (!s.pairs) {
-        s.out[blockIdx.z * s.row + k] = v;
-        return;
-    }
-    bf16 *to = s.pairs + blockIdx.z * 4 * s.row + k;
-    const bf16 high = __float2bfloat16_rn(v), low = __float2bfloat16_rn(v - __bfloat162float(high));
-    to[0] = to[s.row] = to[3 * s.row] = high;
-    to[2 * s.row] = low;
-}
-
-/* What image z's block has summed. */
-__device__ static void store_row(const stack &s, int64_t first, const float *taps, int outputs)
-{
-    const int kernel = s.kernel[0] * s.kernel[1];
-    for (int o = threadIdx.x; o < outputs; o += THREADS)
-        if (first + o / kernel < s.channels) store_mean(s, first * kernel + o, (float)(s.scale * (double)taps[o]));
-    if (first == 0 && threadIdx.x == 0 && s.last != 0.0) store_mean(s, s.channels * kernel, (float)s.last);
-}
-
 /* Block (split, y) of a grid: channels from first + y * width on, every groups-th tile of pixels, one slice of the images.
  * Thread: `lane`-th vector of N channels at the `place`-th pixel of the tile. The last split to finish adds up all of them, in
- * order. Where every image has its own sums, block z has image z alone. Shared: masks (pixels), the tile's S (pixels, width),
- * taps (shares, width, kernel). */
+ * order. Shared: masks (pixels), the tile's S (pixels, width), taps (shares, width, kernel). */
 template <typename T, int N>
 __device__ static void sum_windows(const stack &s, bool squares, unsigned split, unsigned y, uint64_t *shared, float *partial,
                                    unsigned *tickets)
@@ -149,7 +106,7 @@ __device__ static void sum_windows(const stack &s, bool squares, unsigned split,
     const int slice = (int)split % s.slices, group = (int)split / s.slices;
     const int64_t first = s.first + (int64_t)y * width, channel = first + lane * N;
     const int64_t from = s.images * slice / s.slices, to = s.images * (slice + 1) / s.slices;
-    const T *data = (const T *)s.data + blockIdx.z * s.stride[0];
+    const T *data = (const T *)s.data;
     for (int i = threadIdx.x; i < outputs * s.shares; i += THREADS) taps[i] = 0.0f;
     for (int64_t tile = group; tile < s.tiles; tile += s.groups) {
         const int64_t pixel = tile * s.pixels + place, py = pixel / s.width, px = pixel % s.width;
@@ -165,10 +122,6 @@ __device__ static void sum_windows(const stack &s, bool squares, unsigned split,
         add_taps(s, tile, width, image, masks, taps);
     }
     join_taps(s, taps, outputs);
-    if (s.row) {
-        store_row(s, first, taps, outputs);
-        return;
-    }
     float *own = partial + (int64_t)y * splits * outputs;
     for (int o = threadIdx.x; o < outputs; o += THREADS) own[(int64_t)split * outputs + o] = taps[o];
     if (!last_block(tickets + y, (unsigned)splits)) return;
