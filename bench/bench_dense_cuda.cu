@@ -2,7 +2,9 @@
  * gradients with their inverses (FOOF: from the right; KFAC: from both sides), and the inversion of all factors, and of none.
  * One line each: microseconds, medians over replays of a recording, with operations and bytes per second.
  *
- *   bench_dense_cuda [precision]        (bf16, tf32 or fp32) */
+ *   bench_dense_cuda [precision [once]]        (bf16, tf32 or fp32)
+ *
+ * once: everything is given once instead, unrecorded, for a profiler: it does not see the rounds of a recorded inversion. */
 #include "cuda_timing.h"
 #include "device/cuda/core_dense.h"
 
@@ -123,6 +125,7 @@ typedef struct task {
     abar__cuda_inversion *asked; /* (n_asked) on the device, and as they are before every replay */
     const abar__cuda_inversion *before;
     int n_asked;
+    bool once;
 } task;
 
 static abar_status give(const task *t)
@@ -131,21 +134,30 @@ static abar_status give(const task *t)
     return abar__cuda_multiply(t->dev, t->multiplier, 0, t->active, t->sums, t->broken);
 }
 
-/* Microseconds of one replay. */
+/* What is asked for, again. */
+static void ask(const task *t)
+{
+    const size_t bytes = (size_t)t->n_asked * sizeof *t->asked;
+    if (t->inverter) check(cudaMemcpyAsync(t->asked, t->before, bytes, cudaMemcpyHostToDevice, abar__cuda_of(t->dev)->stream));
+}
+
+/* Microseconds of one replay; 0 where there is none. */
 static double measure(const task *t)
 {
-    return time_recorded(
-        t->dev, 1, REPLAYS, [&] { return give(t); },
-        [&] {
-            const size_t bytes = (size_t)t->n_asked * sizeof *t->asked;
-            if (t->inverter)
-                check(cudaMemcpyAsync(t->asked, t->before, bytes, cudaMemcpyHostToDevice, abar__cuda_of(t->dev)->stream));
-        });
+    if (!t->once)
+        return time_recorded(
+            t->dev, 1, REPLAYS, [&] { return give(t); }, [&] { ask(t); });
+    ask(t);
+    check(t->dev, give(t));
+    check(t->dev, abar_device_wait(t->dev));
+    return 0.0;
 }
 
 static void print_line(const char *network, const char *what, double us, double operations, double bytes)
 {
-    printf("%-12s %-26s %9.1f us %9.1f GFLOP/s %8.1f GB/s\n", network, what, us, operations * 1e-3 / us, bytes * 1e-3 / us);
+    printf("%-12s %-26s", network, what);
+    if (us > 0.0) printf(" %9.1f us %9.1f GFLOP/s %8.1f GB/s", us, operations * 1e-3 / us, bytes * 1e-3 / us);
+    printf("\n");
     fflush(stdout);
 }
 
@@ -167,7 +179,7 @@ static void place_products(const network *n, bool left, memory *m, abar__cuda_pr
     }
 }
 
-static void bench_products(abar_device *dev, const network *n, bool left)
+static void bench_products(abar_device *dev, const network *n, bool left, bool once)
 {
     static abar__cuda_product products[MAX_MAPS];
     memory m = {dev, NULL, 0, 0};
@@ -186,6 +198,7 @@ static void bench_products(abar_device *dev, const network *n, bool left)
         ones[i] = 1;
     }
     t.dev = dev;
+    t.once = once;
     check(dev, abar_device_alloc(dev, sizeof ones, (void **)&active));
     check(dev, abar_device_alloc(dev, 3 * MAX_MAPS * sizeof(double), (void **)&t.sums));
     check(dev, abar_device_alloc(dev, MAX_MAPS * sizeof(int32_t), (void **)&t.broken));
@@ -221,7 +234,7 @@ static int place_factors(const network *n, bool left, memory *m, abar__cuda_fact
     return count;
 }
 
-static void bench_inverses(abar_device *dev, const network *n, bool left)
+static void bench_inverses(abar_device *dev, const network *n, bool left, bool once)
 {
     static abar__cuda_factor factors[2 * MAX_MAPS];
     static abar__cuda_inversion all[2 * MAX_MAPS], none[2 * MAX_MAPS];
@@ -243,6 +256,7 @@ static void bench_inverses(abar_device *dev, const network *n, bool left)
         all[i].wanted = 1;
     }
     t.dev = dev;
+    t.once = once;
     const size_t asked_bytes = (size_t)t.n_asked * sizeof *t.asked;
     check(dev, abar_device_alloc(dev, asked_bytes, (void **)&t.asked));
     check(dev, abar__cuda_inverter_create(dev, factors, t.n_asked, t.asked, NULL, &t.inverter));
@@ -260,7 +274,7 @@ static abar_precision precision_named(const char *name)
     const char *const names[] = {"fp32", "tf32", "bf16"};
     for (int i = 0; i < 3; i++)
         if (strcmp(name, names[i]) == 0) return (abar_precision)i;
-    stop_unless(false, "usage: bench_dense_cuda [bf16|tf32|fp32]");
+    stop_unless(false, "usage: bench_dense_cuda [bf16|tf32|fp32 [once]]");
     return ABAR_PRECISION_BF16;
 }
 
@@ -270,14 +284,16 @@ int main(int argc, char **argv)
     abar_context *ctx;
     abar_device *dev;
     abar_device_config config = {};
+    const bool once = argc > 2 && strcmp(argv[2], "once") == 0;
+    stop_unless(argc < 3 || once, "usage: bench_dense_cuda [bf16|tf32|fp32 [once]]");
     config.size = sizeof config, config.precision = precision_named(argc > 1 ? argv[1] : "bf16");
     stop_unless(abar_context_create(NULL, &ctx) >= 0, "no context");
     stop_unless(abar_device_open(ctx, "cuda", &config, &dev) >= 0, abar_context_error(ctx));
     printf("%s\n", abar_device_describe(dev));
     for (const network &n : networks)
-        for (int left = 0; left < 2; left++) bench_products(dev, &n, left);
+        for (int left = 0; left < 2; left++) bench_products(dev, &n, left, once);
     for (const network &n : networks)
-        for (int left = 0; left < 2; left++) bench_inverses(dev, &n, left);
+        for (int left = 0; left < 2; left++) bench_inverses(dev, &n, left, once);
     abar_device_close(dev);
     abar_context_destroy(ctx);
     return 0;

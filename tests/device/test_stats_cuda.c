@@ -271,7 +271,23 @@ static void compare_square(const char *label, const char *which, int64_t d, cons
                  (long long)(at % d), (long long)d, worst, largest);
 }
 
-/* Both sides in one call, twice from the same beginning: near ref's two calls, and the same bits. */
+/* Of every example's mean, which is ref's sum over its rows: ref's own products make a mean anew for every element. */
+static void add_mean_products(const abar__rows *rows, int64_t d, void (*sum)(abar_device *, const abar__rows *, void *),
+                              double *square)
+{
+    double *mean = malloc((size_t)d * sizeof *mean);
+    for (int64_t n = 0; n < rows->examples; n++) {
+        const abar__rows example = abar__rows_slice(rows, n, 1);
+        memset(mean, 0, (size_t)d * sizeof *mean);
+        sum(ref, &example, mean);
+        for (int64_t i = 0; i < d; i++) mean[i] /= (double)rows->per_example;
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j <= i; j++) square[i * d + j] += mean[i] * mean[j];
+    }
+    free(mean);
+}
+
+/* Both sides in one call, twice from the same beginning: near their definition, and the same bits. */
 static void check_means(const problem *x)
 {
     const abar__rows map = {.window = x->host.window,
@@ -288,8 +304,8 @@ static void check_means(const problem *x)
     fill_square(d, start);
     fill_square(out, start + d * d);
     for (int64_t i = 0; i < n; i++) expected[i] = (double)start[i];
-    ref->ops->stats->input_mean_product(ref, &x->host, expected, NULL);
-    ref->ops->stats->grad_mean_product(ref, &x->host, expected + d * d, NULL);
+    add_mean_products(&x->host, d, ref->ops->stats->input_sum, expected);
+    add_mean_products(&x->host, out, ref->ops->stats->grad_sum, expected + d * d);
     for (int run = 0; run < 2; run++) {
         float *squares = upload(start, bytes);
         cuda->ops->stats->both_mean_products(cuda, &x->device, squares, squares + d * d, scratch);

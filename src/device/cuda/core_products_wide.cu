@@ -20,8 +20,8 @@
 #define MULTIPLIERS (GROUPS * 128) /* threads */
 #define THREADS (MULTIPLIERS + 128)
 #define WEIGHERS 96
-#define WEIGHED_ROWS (WEIGHERS / 8) /* at once */
-#define ROWS_OF_WEIGHER ((DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS)
+#define WEIGHED_ROWS (WEIGHERS / 8)                                 /* at once */
+#define ROWS_OF_WEIGHER ((DEPTH + WEIGHED_ROWS - 1) / WEIGHED_ROWS) /* even: two at once */
 
 template <int N_> struct panel_shape {
     static const int N = N_, BOXES = (N + 63) / 64; /* of a; then those of b */
@@ -134,28 +134,63 @@ template <class S> __device__ static inline void bring_steps(const abar__wide_pr
 
 /* ---- weighing ----------------------------------------------------------------------------------------------------------- */
 
-__device__ static inline uint32_t weighed(uint32_t pair, float w)
+__device__ static inline uint32_t weighed_pair(uint32_t pair, float w)
 {
     return pair_bits(w * __uint_as_float(pair << 16), w * __uint_as_float(pair & 0xffff0000u));
 }
 
-/* Of row `row` of a step's boxes and every WEIGHED_ROWS-th from there on. */
-__device__ static inline void load_weights(const abar__wide_products &p, const abar__cut &c, int step, int row,
-                                           float (&weights)[ROWS_OF_WEIGHER])
+__device__ static inline uint4 weighed(uint4 v, float w)
 {
-    const int at = p.line ? step * DEPTH + row : row, each = p.line ? p.line : c.wide * c.high;
-    const int ahead = WEIGHED_ROWS / each, beside = WEIGHED_ROWS - ahead * each; /* whole examples, and positions */
-    int n = (p.line ? 0 : step / (c.right * c.down) * c.examples) + at / each, place = at % each;
+    return make_uint4(weighed_pair(v.x, w), weighed_pair(v.y, w), weighed_pair(v.z, w), weighed_pair(v.w, w));
+}
+
+/* Whose weights a thread needs: it has a row of a step's boxes and every WEIGHED_ROWS-th from there on. Divides, so that
+ * nothing else has to. */
+typedef struct weigher {
+    int n, place;      /* example of the first row, and its position there, */
+    int each;          /* of so many */
+    int ahead, beside; /* examples and positions to the next row of the thread, */
+    int rounds, turn;  /* steps of the same examples, and which of them this is; */
+    int further[2];    /* examples and positions to the next step that has others */
+} weigher;
+
+__device__ static inline weigher first_weigher(const abar__wide_products &p, const abar__cut &c, int step, int row)
+{
+    const int rounds = p.line ? 1 : c.right * c.down, each = p.line ? p.line : c.wide * c.high;
+    const int at = p.line ? step * DEPTH + row : row, past = at / each, next = p.line ? DEPTH : c.examples * each;
+    const int ahead = WEIGHED_ROWS / each, whole = next / each;
+    return {step / rounds * (p.line ? 0 : c.examples) + past,
+            at - past * each,
+            each,
+            ahead,
+            WEIGHED_ROWS - ahead * each,
+            rounds,
+            step % rounds,
+            {whole, next - whole * each}};
+}
+
+__device__ static inline void move_on(int *n, int *place, int each, int ahead, int beside)
+{
+    *n += ahead;
+    *place += beside;
+    if (*place >= each) {
+        *place -= each;
+        ++*n;
+    }
+}
+
+/* Of a step; w goes on to the next. */
+__device__ static inline void load_weights(const abar__wide_products &p, weigher &w, float (&weights)[ROWS_OF_WEIGHER])
+{
+    int n = w.n, place = w.place;
 #pragma unroll
     for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
         weights[k] = n < p.weights ? (float)__ldg(p.s.weight + n) : 0.0f;
-        n += ahead;
-        place += beside;
-        if (place >= each) {
-            place -= each;
-            n++;
-        }
+        move_on(&n, &place, w.each, w.ahead, w.beside);
     }
+    if (++w.turn < w.rounds) return;
+    w.turn = 0;
+    move_on(&w.n, &w.place, w.each, w.further[0], w.further[1]);
 }
 
 /* Three warps: a thread multiplies 16 bytes of every 12th row of the boxes of a, wherever the pattern has put them. */
@@ -163,25 +198,26 @@ template <class S>
 __device__ static inline void weigh_steps(const abar__wide_products &p, const work &w, const ring &r, char *memory)
 {
     const int t = (int)threadIdx.x - (THREADS - WEIGHERS), row = t / 8;
-    float next[ROWS_OF_WEIGHER];
-    load_weights(p, p.cuts[w.part], w.from, row, next);
+    weigher own = first_weigher(p, p.cuts[w.part], w.from, row);
     for (int i = 0; i < w.steps; i++) {
-        char *own = memory + (place_in<S>(r, i) - r.at) + t * 16;
+        uint4 *first = (uint4 *)(memory + (place_in<S>(r, i) - r.at)) + t;
         float weights[ROWS_OF_WEIGHER];
-#pragma unroll
-        for (int k = 0; k < ROWS_OF_WEIGHER; k++) weights[k] = next[k];
-        load_weights(p, p.cuts[w.part], w.from + i + 1, row, next); /* while this step is on its way and weighed */
+        load_weights(p, own, weights); /* while the step is on its way */
         turn_wait(turn_of<S>(r.full, i), parity_of<S>(i));
 #pragma unroll
-        for (int k = 0; k < ROWS_OF_WEIGHER; k++) {
-            if (k == ROWS_OF_WEIGHER - 1 && row + k * WEIGHED_ROWS >= DEPTH) break;
-            uint4 *to = (uint4 *)(own + k * WEIGHED_ROWS * 128), v[S::BOXES];
-            const float x = weights[k];
+        for (int k = 0; k < ROWS_OF_WEIGHER; k += 2) { /* two rows are on their way at once */
+            const bool second = k + 2 < ROWS_OF_WEIGHER || row + (k + 1) * WEIGHED_ROWS < DEPTH;
+            uint4 v[2][S::BOXES];
 #pragma unroll
-            for (int b = 0; b < S::BOXES; b++) v[b] = to[b * BOX / 16];
+            for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int b = 0; b < S::BOXES; b++)
-                to[b * BOX / 16] = make_uint4(weighed(v[b].x, x), weighed(v[b].y, x), weighed(v[b].z, x), weighed(v[b].w, x));
+                for (int b = 0; b < S::BOXES; b++)
+                    if (j == 0 || second) v[j][b] = first[(k + j) * WEIGHED_ROWS * 8 + b * BOX / 16];
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int b = 0; b < S::BOXES; b++)
+                    if (j == 0 || second) first[(k + j) * WEIGHED_ROWS * 8 + b * BOX / 16] = weighed(v[j][b], weights[k + j]);
         }
         turn_written();
         turn_arrive(turn_of<S>(r.weighed, i));
@@ -312,13 +348,13 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply_wide_rows(const __
     __syncthreads();
     const work w = work_of<S>(p, block);
     if (threadIdx.x >= MULTIPLIERS) {
-        group_give_back<56>();
+        group_give_back<80>();
         if (threadIdx.x < MULTIPLIERS + 32)
             bring_steps<S>(p, w, r);
         else if (p.s.weight)
             weigh_steps<S>(p, w, r, (char *)shared + (at - from));
     } else {
-        group_take<152>();
+        group_take<144>();
         float sum[S::N / 2] = {};
         multiply_steps<S>(p, w, r, sum);
         if (p.s.partial)
