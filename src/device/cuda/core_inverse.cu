@@ -32,8 +32,8 @@ __device__ static int64_t units_of(const abar__inversions &s, int f)
     if (s.items[f].f.values) return 0; /* core_eigen.cu has its own */
     switch (state.phase) {
     case ABAR_INVERSION_SWEEP:
-        if (!state.in_double && abar__in_quads(s.items[f].f))
-            return (panels - 1) << ABAR_UNITS_PANEL | two * (two + 1) / 2 << ABAR_UNITS_QUAD;
+        if (!state.in_double && abar__in_pairs(s.items[f].f))
+            return (panels - 1) << ABAR_UNITS_PANEL | two * (two + 1) << ABAR_UNITS_PAIR;
         return (panels - 1) << ABAR_UNITS_PANEL | tiles << ABAR_UNITS_TILE;
     case ABAR_INVERSION_LOAD:
     case ABAR_INVERSION_CHECK:
@@ -352,17 +352,17 @@ extern "C" size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_fa
     return place_room(dev, &s, factors, NULL, NULL);
 }
 
-/* Whether quads are swept, and whether all tiles can be counted. factors: (n) */
+/* Whether pairs are swept, and whether all tiles can be counted. factors: (n) */
 static abar_status choose_units(abar_device *dev, abar__inversions *s, const abar__cuda_factor *factors)
 {
     int64_t tiles = 0;
     for (int i = 0; i < s->n; i++) {
         const int64_t panels = abar__panels(factors[i].d);
         tiles += panels * (panels + 1) / 2;
-        s->quads = s->quads || abar__in_quads(factors[i]);
+        s->pairs = s->pairs || abar__in_pairs(factors[i]);
     }
     if (tiles > ABAR_UNITS_MOST) return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: factors of too many tiles");
-    return s->quads ? abar__cuda_prepare_quads(dev) : ABAR_OK;
+    return s->pairs ? abar__cuda_prepare_pairs(dev) : ABAR_OK;
 }
 
 static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cuda_factor *factors, abar__inverted *items,

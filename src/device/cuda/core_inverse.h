@@ -57,19 +57,19 @@ typedef struct abar__inversion_control {
 typedef enum abar__inversion_units {
     ABAR_UNITS_TILE = 0,   /* tiles of triangles */
     ABAR_UNITS_PANEL = 21, /* blocks of panels */
-    ABAR_UNITS_QUAD = 42   /* two by two tiles of triangles that are swept so */
+    ABAR_UNITS_PAIR = 42   /* two tiles below each other of triangles that are swept so */
 } abar__inversion_units;
 
 #define ABAR_UNITS_MOST 0x1fffff /* of each */
 
 /* What every kernel gets; all device memory. starts[f]: of the factors before f the tiles that have work in this round, with
- * blocks of panels and quads 21 bits above each other. In double precision an element is the sum of two
+ * blocks of panels and pairs 21 bits above each other. In double precision an element is the sum of two
  * floats: one in its usual place and one in the lower triangle of `inverse`, which the upper one restores but for its diagonal,
  * or in low_panel. */
 typedef struct abar__inversions {
     int n, raises; /* raises: how often the shift may be raised */
     bool double_first, double_last;
-    bool quads;                    /* whether a factor is swept by them */
+    bool pairs;                    /* whether a factor is swept by them */
     const abar__inverted *items;   /* (n) */
     abar__cuda_inversion *asked;   /* (n) */
     abar__inversion_state *states; /* (n) */
@@ -82,8 +82,8 @@ __host__ __device__ static inline int64_t abar__panels(int64_t d) { return (d + 
 
 __host__ __device__ static inline int64_t abar__panel_pitch(int64_t d) { return (abar__panels(d) + 1) * ABAR_PANEL; }
 
-/* Large triangles are swept on tensor cores (core_sweep_quads.cu), where four floats lie together everywhere. */
-__host__ __device__ static inline bool abar__in_quads(const abar__cuda_factor &f)
+/* Large triangles are swept on tensor cores (core_sweep_pairs.cu), where four floats lie together everywhere. */
+__host__ __device__ static inline bool abar__in_pairs(const abar__cuda_factor &f)
 {
     return abar__panels(f.d) >= 10 && f.d % 4 == 0 && (uintptr_t)f.pending % 16 == 0 && !f.values;
 }
@@ -109,7 +109,7 @@ __device__ static inline int abar__find_factor(const abar__inversions &s, abar__
     return first;
 }
 
-/* Tile t of those on and below the diagonal, by rows; likewise a quad. */
+/* Tile t of those on and below the diagonal, by rows. */
 __device__ static inline void abar__find_tile(int64_t t, int64_t *i, int64_t *j)
 {
     int64_t row = (int64_t)((sqrtf(8.0f * (float)t + 1.0f) - 1.0f) * 0.5f);
@@ -122,8 +122,8 @@ __device__ static inline void abar__find_tile(int64_t t, int64_t *i, int64_t *j)
 extern "C" {
 /* The launches of a round that compute: one phase of every factor (core_sweep.cu, core_eigen.cu). */
 void abar__cuda_sweep_round(abar_device *dev, const abar__inversions *s);
-void abar__cuda_sweep_quads(abar_device *dev, const abar__inversions *s);
-abar_status abar__cuda_prepare_quads(abar_device *dev); /* before the first launch */
+void abar__cuda_sweep_pairs(abar_device *dev, const abar__inversions *s);
+abar_status abar__cuda_prepare_pairs(abar_device *dev); /* before the first launch */
 void abar__cuda_eigen_round(abar_device *dev, const abar__inversions *s);
 }
 

@@ -531,7 +531,7 @@ __device__ static void restore_tile(const abar__inversions &s, const abar__inver
     }
 }
 
-/* Blocks share the tiles of all triangles that have work, one at a time; but for those that are swept by quads. */
+/* Blocks share the tiles of all triangles that have work, one at a time; but for those that are swept by pairs. */
 static __global__ void __launch_bounds__(THREADS, RESIDENT) run_tiles(const __grid_constant__ abar__inversions s)
 {
     __shared__ tiles shared;
@@ -569,5 +569,5 @@ extern "C" void abar__cuda_sweep_round(abar_device *dev, const abar__inversions 
     abar__cuda_launch(dev, run_pivots, dim3((unsigned)s->n), dim3(PIVOTERS), 0, *s);
     abar__cuda_launch(dev, run_panels, all, dim3(THREADS), 0, *s);
     abar__cuda_launch(dev, run_tiles, all, dim3(THREADS), 0, *s);
-    if (s->quads) abar__cuda_sweep_quads(dev, s);
+    if (s->pairs) abar__cuda_sweep_pairs(dev, s);
 }

@@ -39,6 +39,14 @@ __device__ static inline void tf32_multiply_add(float (&d)[4], const uint32_t (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* d = a b. */
+__device__ static inline void tf32_multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
+
 /* 16 bytes from global memory, later; the last 16 - bytes of them zeros that are not read. Both sides 16-byte aligned. */
 __device__ static inline void copy16_partly(uint32_t to, const void *from, int bytes)
 {
