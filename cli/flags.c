@@ -3,6 +3,7 @@
  * the tables they choose are known. */
 #include "cli.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -304,15 +305,18 @@ static int missing_value(const abar_option *option, const char *full)
     return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
 }
 
-/* A setting that would be taken and then not looked at, as the data or the model decide it: NULL, or why. */
-static const char *idle_reason(const abar_setup *setup, const char *name)
+/* A setting that would be taken and then not looked at. */
+static bool is_idle(const abar_setup *setup, const char *name)
 {
     static const char *const texts[] = {"text", "epoch-steps", NULL};
+    return !setup->model->text && is_listed(name, texts);
+}
+
+/* A setting that the data decide, but for synthetic ones, which take any. */
+static bool is_of_data(const abar_setup *setup, const char *name)
+{
     static const char *const shapes[] = {"image-size", "classes", NULL};
-    const char *data = setup->train.data;
-    if (!setup->model->text && is_listed(name, texts)) return "is for models of text";
-    if (is_listed(name, shapes) && strcmp(data, "synthetic") != 0) return "is as the data have it; --data synthetic takes any";
-    return NULL;
+    return is_listed(name, shapes) && strcmp(setup->train.data, "synthetic") != 0;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
@@ -337,6 +341,42 @@ static int refuse_value(const cli *c, const scope *s, abar_status status)
     return cli_fail(EXIT_USAGE, "--%s.%s", s->list->label[s->only], text + 2);
 }
 
+/* What a value of a model's option says of images and classes. The setup stays as it is. */
+static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const char *value, abar_dataset_info *out)
+{
+    char before[ABAR_OPTION_TEXT_MAX];
+    int64_t input[3];
+    const abar_option *table = setup->model->options;
+    abar_status status = abar_options_get(c->ctx, table, setup->model_config, name, before, sizeof before);
+    if (status >= 0) status = abar_options_set(c->ctx, table, setup->model_config, name, value);
+    if (status < 0) return status;
+    abar_model_shape(setup->model, setup->model_config, input, &out->classes);
+    out->height = input[1];
+    out->width = input[2];
+    return abar_options_set(c->ctx, table, setup->model_config, name, before);
+}
+
+/* What the data decide may be repeated, and changes nothing: a run is the same with it and without. */
+static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *name, const char *value)
+{
+    abar_dataset_probe data;
+    abar_dataset_info said;
+    abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &data);
+    if (status >= 0) status = read_shape(c, setup, name, value, &said);
+    if (status < 0) return refuse_value(c, s, status);
+    char truth[2 * NUMBER_MAX + 16];
+    const abar_dataset_info *is = &data.info;
+    const bool classes = strcmp(name, "classes") == 0;
+    if (is->text) return EXIT_SUCCESS; /* which flags_check will refuse to a model of images */
+    if (classes ? said.classes == is->classes : said.height == is->height && said.width == is->width) return EXIT_SUCCESS;
+    if (classes)
+        snprintf(truth, sizeof truth, "%" PRId64 " classes", is->classes);
+    else
+        snprintf(truth, sizeof truth, "images of %" PRId64 " x %" PRId64, is->height, is->width);
+    return cli_fail(EXIT_USAGE, "--%s%s%s %s: %s has %s, leave it out; --data synthetic takes any",
+                    s->only < 0 ? "" : s->list->label[s->only], s->only < 0 ? "" : ".", name, value, is->name, truth);
+}
+
 /* A setting goes to every setup in scope that has it. */
 static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
@@ -349,8 +389,9 @@ static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, 
         abar_setup *setup = s->list->setup[i];
         if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
         if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
-        const char *idle = idle_reason(setup, flag->name);
-        if (idle) return cli_fail(EXIT_USAGE, "--%s %s: %s, leave it out", flag->name, value, idle);
+        if (is_idle(setup, flag->name))
+            return cli_fail(EXIT_USAGE, "--%s %s: is for models of text, leave it out", flag->name, value);
+        if (is_of_data(setup, flag->name)) return check_shape(c, s, setup, flag->name, value); /* all have the same data */
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
     return status < 0 ? refuse_value(c, s, status) : EXIT_SUCCESS;
