@@ -92,6 +92,10 @@ int flags_setup(cli *c, void *own, abar_setup **out);
 bool flags_listen(const cli *c, const char *setting);
 /* Whether the settings fit together. Returns an exit code. */
 int flags_check(const cli *c, const abar_setup *setup);
+int flags_check_list(const cli *c, const setup_list *list);
+/* Prints the context's error about a setup's value and returns EXIT_USAGE. The library speaks of --name where --LABEL.name may
+ * have been typed: that is said then. */
+int flags_refuse(const cli *c, const char *label, abar_status status);
 /* Whether this subcommand takes the options of this table as flags. */
 bool flags_listen_to(const cli *c, const abar_setup_table *table);
 

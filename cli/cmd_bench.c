@@ -135,7 +135,7 @@ const command command_bench = {
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
     .about =
         "Times whole training steps (forward, loss, backward, update) on a batch that is already in memory, so that no data is "
-        "needed. The median counts; p10 and p90 say how much to trust it.",
+        "needed; --data says of which shape. The median counts; p10 and p90 say how much to trust it.",
     .own = own,
     .settings = settings,
     .model_options = true,

@@ -268,6 +268,13 @@ static void say_stopped(const watcher *w)
             automatic ? "" : w->jobs);
 }
 
+/* A value may turn out wrong when its run begins: then the flag is said with the label it was typed with. */
+static int say_failure(const cli *c, const abar_compare *compare, abar_status status)
+{
+    const char *label = abar_compare_failed(compare);
+    return label && status == ABAR_E_ARGUMENT ? flags_refuse(c, label, status) : cli_fail_status(c, status);
+}
+
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
 static abar_status run_compare(void *compare) { return abar_compare_run_all(compare); }
@@ -330,6 +337,9 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
     abar_status status = ABAR_OK;
     for (int i = 1; i < list.n && status >= 0; i++) status = abar_compare_align(c->ctx, list.setup[0], list.setup[i]);
     code = status < 0 ? cli_fail_usage(c, status) : flags_read_list(c, flags, &list, NULL);
+    for (int i = 0; i < list.n; i++) /* for the check: there will be one */
+        snprintf(list.setup[i]->train.out, sizeof list.setup[i]->train.out, RUNS);
+    if (!code) code = flags_check_list(c, &list);
     if (!code) {
         c->quiet = flags->quiet;
         flags->own_folder = !flags->out[0];
@@ -369,7 +379,7 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
     abar_status status = stop_on_signal(&(stoppable){compare, run_compare, stop_compare});
     progress_clear(&w->line);
     c->progress = NULL;
-    if (status < 0) return cli_fail_status(c, status);
+    if (status < 0) return say_failure(c, compare, status);
     if (w->line.out && status == ABAR_STOPPED)
         say_stopped(w);
     else if (w->line.out)

@@ -38,7 +38,8 @@ static totals sum_nodes(const abar_net *net)
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = abar_net_node(net, i);
         sum.parameters += node.parameters;
-        sum.multiply_adds += node.multiply_adds;
+        const int64_t left = INT64_MAX - sum.multiply_adds; /* one of them alone may be INT64_MAX */
+        sum.multiply_adds += node.multiply_adds < left ? node.multiply_adds : left;
     }
     return sum;
 }

@@ -3,6 +3,7 @@
  * the tables they choose are known. */
 #include "cli.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -304,15 +305,18 @@ static int missing_value(const abar_option *option, const char *full)
     return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
 }
 
-/* A setting that would be taken and then not looked at, as the data or the model decide it: NULL, or why. */
-static const char *idle_reason(const abar_setup *setup, const char *name)
+/* A setting that would be taken and then not looked at. */
+static bool is_idle(const abar_setup *setup, const char *name)
 {
     static const char *const texts[] = {"text", "epoch-steps", NULL};
+    return !setup->model->text && is_listed(name, texts);
+}
+
+/* A setting that the data decide, but for synthetic ones, which take any. */
+static bool is_of_data(const abar_setup *setup, const char *name)
+{
     static const char *const shapes[] = {"image-size", "classes", NULL};
-    const char *data = setup->train.data;
-    if (!setup->model->text && is_listed(name, texts)) return "is for models of text";
-    if (is_listed(name, shapes) && strcmp(data, "synthetic") != 0) return "is as the data have it; --data synthetic takes any";
-    return NULL;
+    return is_listed(name, shapes) && strcmp(setup->train.data, "synthetic") != 0;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
@@ -329,31 +333,97 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
                     name, value, resumed, begun, resumed);
 }
 
-/* What was wrong with a value. The library speaks of --name where --label.name was typed. */
-static int refuse_value(const cli *c, const scope *s, abar_status status)
+/* Whether --LABEL.NAME is among the words; name: the first n letters. */
+static bool is_typed(const cli *c, const char *label, const char *name, size_t n)
 {
-    const char *text = abar_context_error(c->ctx);
-    if (s->only < 0 || strncmp(text, "--", 2) != 0) return cli_fail_usage(c, status);
-    return cli_fail(EXIT_USAGE, "--%s.%s", s->list->label[s->only], text + 2);
+    const size_t before = strlen(label) + 3; /* --LABEL. */
+    for (int i = 0; i < c->argc; i++) {
+        const char *word = c->argv[i];
+        if (!is_flag(word) || strncmp(word + 2, label, before - 3) != 0 || word[before - 1] != '.') continue;
+        if (strncmp(word + before, name, n) == 0 && (!word[before + n] || word[before + n] == '=')) return true;
+    }
+    return false;
+}
+
+int flags_refuse(const cli *c, const char *label, abar_status status)
+{
+    char text[2048];
+    size_t at = 0;
+    if (!label[0]) return cli_fail_usage(c, status);
+    for (const char *from = abar_context_error(c->ctx); *from && at + ABAR_COMPARE_LABEL_MAX + 4 < sizeof text;) {
+        const bool flag = is_flag(from) && is_typed(c, label, from + 2, strcspn(from + 2, " :,;.)"));
+        if (flag) at += (size_t)snprintf(text + at, sizeof text - at, "--%s.", label);
+        if (flag) from += 2;
+        text[at++] = *from++;
+    }
+    text[at] = '\0';
+    return cli_fail(EXIT_USAGE, "%s", text);
+}
+
+static const char *label_of(const scope *s) { return s->only < 0 ? "" : s->list->label[s->only]; }
+
+/* "low.lr", or "lr" without a label. */
+static const char *name_typed(const scope *s, const char *name, char typed[FLAG_MAX])
+{
+    snprintf(typed, FLAG_MAX, "%s%s%s", label_of(s), s->only < 0 ? "" : ".", name);
+    return typed;
+}
+
+/* What a value of a model's option says of images and classes. The setup stays as it is. */
+static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const char *value, abar_dataset_info *out)
+{
+    char before[ABAR_OPTION_TEXT_MAX];
+    int64_t input[3];
+    const abar_option *table = setup->model->options;
+    abar_status status = abar_options_get(c->ctx, table, setup->model_config, name, before, sizeof before);
+    if (status >= 0) status = abar_options_set(c->ctx, table, setup->model_config, name, value);
+    if (status < 0) return status;
+    abar_model_shape(setup->model, setup->model_config, input, &out->classes);
+    out->height = input[1];
+    out->width = input[2];
+    return abar_options_set(c->ctx, table, setup->model_config, name, before);
+}
+
+/* What the data decide may be repeated, and changes nothing: a run is the same with it and without. */
+static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *name, const char *value)
+{
+    abar_dataset_probe data;
+    abar_dataset_info said;
+    abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &data);
+    if (status >= 0) status = read_shape(c, setup, name, value, &said);
+    if (status < 0) return flags_refuse(c, label_of(s), status);
+    char truth[2 * NUMBER_MAX + 16], typed[FLAG_MAX];
+    const abar_dataset_info *is = &data.info;
+    const bool classes = strcmp(name, "classes") == 0;
+    if (is->text) return EXIT_SUCCESS; /* which flags_check will refuse to a model of images */
+    if (classes ? said.classes == is->classes : said.height == is->height && said.width == is->width) return EXIT_SUCCESS;
+    if (classes)
+        snprintf(truth, sizeof truth, "%" PRId64 " classes", is->classes);
+    else
+        snprintf(truth, sizeof truth, "images of %" PRId64 " x %" PRId64, is->height, is->width);
+    return cli_fail(EXIT_USAGE, "--%s %s: %s has %s, leave it out; --data synthetic takes any", name_typed(s, name, typed),
+                    value, is->name, truth);
 }
 
 /* A setting goes to every setup in scope that has it. */
 static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
+    char typed[FLAG_MAX];
+    name_typed(s, flag->name, typed);
     if (s->only >= 0 && is_listed(flag->name, chosen))
-        return cli_fail(EXIT_USAGE, "--%s.%s: cannot differ between the optimizers compared, leave the label out",
-                        s->list->label[s->only], flag->name);
+        return cli_fail(EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", typed);
     abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value) : ABAR_OK;
     for (int i = 0; i < s->list->n && !own && status >= 0; i++) {
         abar_setup *setup = s->list->setup[i];
         if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
         if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
-        const char *idle = idle_reason(setup, flag->name);
-        if (idle) return cli_fail(EXIT_USAGE, "--%s %s: %s, leave it out", flag->name, value, idle);
+        if (is_idle(setup, flag->name))
+            return cli_fail(EXIT_USAGE, "--%s %s: is for models of text, leave it out", typed, value);
+        if (is_of_data(setup, flag->name)) return check_shape(c, s, setup, flag->name, value); /* all have the same data */
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
-    return status < 0 ? refuse_value(c, s, status) : EXIT_SUCCESS;
+    return status < 0 ? flags_refuse(c, label_of(s), status) : EXIT_SUCCESS;
 }
 
 /* Narrows the scope to the label that name may begin with, and returns what follows it. */
@@ -428,4 +498,13 @@ int flags_check(const cli *c, const abar_setup *setup)
 {
     abar_status status = abar_setup_check(c->ctx, setup);
     return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+}
+
+int flags_check_list(const cli *c, const setup_list *list)
+{
+    for (int i = 0; i < list->n; i++) {
+        abar_status status = abar_setup_check(c->ctx, list->setup[i]);
+        if (status < 0) return flags_refuse(c, list->label[i], status);
+    }
+    return EXIT_SUCCESS;
 }

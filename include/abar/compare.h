@@ -120,6 +120,8 @@ void abar_compare_jobs(abar_compare *compare, int jobs);
  * underneath (ABAR_E_BACKEND) does so when the other runs have ended. ABAR_STOPPED after abar_compare_stop: the steps were
  * finished and saved. */
 abar_status abar_compare_run_all(abar_compare *compare);
+/* Which method's run the failure it returned is of, by its label; NULL: none's. */
+const char *abar_compare_failed(const abar_compare *compare);
 /* May be called from a signal handler or another thread. */
 void abar_compare_stop(abar_compare *compare);
 

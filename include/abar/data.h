@@ -56,8 +56,8 @@ typedef struct abar_dataset_probe {
     char where[512]; /* "" for synthetic, and for a set that needs a folder or file when none was given */
     bool found;
     char remedy[256];       /* what to do when it is not */
-    abar_dataset_info info; /* shape, classes, counts as published (synthetic: as by default), found or not; of a text
-                               the counts alone, and those in bytes */
+    abar_dataset_info info; /* classes, counts and shape as published (synthetic: as by default), found or not, but the shape
+                               as the files have it where they are found; of a text the counts alone, and those in bytes */
 } abar_dataset_probe;
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out);
 

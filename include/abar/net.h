@@ -195,7 +195,7 @@ typedef struct abar_node_info {
     const char *name, *operation, *implementation; /* "layer1.0.bn1", "batch_norm+relu", "cpu-batch-norm" */
     int ndim;
     int64_t dim[4];                    /* of the output, batch included */
-    int64_t parameters, multiply_adds; /* multiply-adds of one sample's forward pass */
+    int64_t parameters, multiply_adds; /* multiply-adds of one sample's forward pass; INT64_MAX: more */
     abar_work forward, backward, observe;
 } abar_node_info;
 

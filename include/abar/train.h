@@ -156,7 +156,7 @@ typedef struct abar_sample_config {
  * same setup, weights and config give the same text. ABAR_STOPPED when write said so. */
 abar_status abar_sample(abar_context *ctx, const abar_setup *setup, const char *weights, const abar_sample_config *config);
 
-/* Step times on a batch already in place. */
+/* Step times on a batch already in place, of the shape that the setup's data have; they need not be there. */
 typedef struct abar_bench_config {
     size_t size; /* sizeof(abar_bench_config) */
     int64_t steps, warmup;

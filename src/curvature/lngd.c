@@ -49,7 +49,7 @@ static abar_status check(abar_context *ctx, const void *config)
 {
     const lngd_config *c = config;
     if (c->nu1 <= c->nu2) return ABAR_OK;
-    return abar__fail(ctx, ABAR_E_ARGUMENT, "lngd: nu1 %g is above nu2 %g, exchange them", c->nu1, c->nu2);
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--nu1 %g: above --nu2 %g, exchange them", c->nu1, c->nu2);
 }
 
 /* Where in a queued device's scratch the weights are. */

@@ -37,9 +37,10 @@ typedef struct abar__data_kind {
     bool text;                              /* the spec names a file, not a folder */
     const char *remedy;                     /* how to come by it, for errors and `abar data` */
     abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
-    int64_t shape[3];       /* channels, height, width */
-    int64_t count[2];       /* training and test samples, as published */
-    int64_t label_range[2]; /* of each label byte in turn; the last one there is, is the class */
+    abar_status (*look)(abar_dataset *data); /* sets info's shape and reads no more than that takes; NULL: it is always shape */
+    int64_t shape[3];                        /* channels, height, width */
+    int64_t count[2];                        /* training and test samples, as published */
+    int64_t label_range[2];                  /* of each label byte in turn; the last one there is, is the class */
     double mean[3], std[3];
     bool augment;
 } abar__data_kind;
@@ -54,6 +55,7 @@ struct abar_dataset {
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__idx_look(abar_dataset *data);
 abar_status abar__cifar_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__synthetic_make(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *config);

@@ -19,6 +19,7 @@ static const abar__data_kind kinds[] = {
      .gzip = true,
      .remedy = "install the package dataset-fashion-mnist or give fashion-mnist:DIR with its four idx files",
      .read = abar__idx_read,
+     .look = abar__idx_look,
      .shape = {1, 28, 28},
      .count = {60000, 10000},
      .label_range = {10},
@@ -30,6 +31,7 @@ static const abar__data_kind kinds[] = {
      .gzip = true,
      .remedy = "give mnist:DIR, the folder of the four idx files, gzipped or plain",
      .read = abar__idx_read,
+     .look = abar__idx_look,
      .shape = {1, 28, 28},
      .count = {60000, 10000},
      .label_range = {10},
@@ -314,6 +316,13 @@ static bool probe_text(const char *path, abar_dataset_probe *out)
     return true;
 }
 
+/* The shape that the files have. What cannot be read keeps the published one: opening it will say why. */
+static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dataset_info *info)
+{
+    abar_dataset data = {.ctx = ctx, .kind = kind, .info = *info};
+    if (kind->look && kind->look(&data) == ABAR_OK) *info = data.info;
+}
+
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
 {
     const abar__data_kind *kind;
@@ -328,5 +337,6 @@ abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_da
         out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
     if (!out->found) snprintf(out->remedy, sizeof out->remedy, "%s", kind->remedy);
     memcpy(out->info.where, out->where, sizeof out->where);
+    if (out->found) probe_shape(ctx, kind, &out->info);
     return ABAR_OK;
 }

@@ -135,6 +135,21 @@ static abar_status read_part(abar_dataset *data, abar__part *part, const char *i
     return status;
 }
 
+abar_status abar__idx_look(abar_dataset *data)
+{
+    char path[ABAR_PATH_MAX];
+    abar__idx images = {0};
+    abar__source source;
+    abar__data_path(data, data->kind->files[0], path);
+    abar_status status = abar__source_open_file(&source, data->ctx, path);
+    if (status == ABAR_OK) status = parse_header(&source, 3, &images);
+    abar__source_close(&source);
+    if (status != ABAR_OK) return status;
+    data->info.height = images.dim[1];
+    data->info.width = images.dim[2];
+    return ABAR_OK;
+}
+
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config)
 {
     const char *const *file = data->kind->files; /* training images, labels, test images, labels */

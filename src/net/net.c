@@ -320,7 +320,7 @@ abar_node_info abar_net_node(const abar_net *net, int i)
     abar_node_info info = {.name = step->node >= 0 ? net->nodes[step->node].name : "",
                            .operation = operation_name(d),
                            .implementation = step->op->impl->name,
-                           .multiply_adds = abar__multiply_adds(d) / net->config.batch};
+                           .multiply_adds = abar__multiply_adds(net, d)};
     abar__net_work(net, i, &info);
     const abar__shape *shape = step->out >= 0 ? &net->values[step->out].shape : &d->out;
     info.ndim = shape->ndim;

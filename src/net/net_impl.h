@@ -162,7 +162,7 @@ bool abar__goes_back(const abar_net *net, const abar__step *step);
 abar_status abar__profile_forward(abar_net *net, int s);
 abar_status abar__profile_backward(abar_net *net, int s, bool observed);
 void abar__profile_release(abar_net *net);
-int64_t abar__multiply_adds(const abar__op_desc *d); /* of the forward pass */
+int64_t abar__multiply_adds(const abar_net *net, const abar__op_desc *d); /* of one sample's forward pass */
 /* What step s did and has to do. */
 void abar__net_work(const abar_net *net, int s, abar_node_info *out);
 

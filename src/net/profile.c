@@ -106,14 +106,25 @@ static double param_bytes(const abar_net *net, const abar__step *step, bool grad
     return bytes;
 }
 
-int64_t abar__multiply_adds(const abar__op_desc *d)
+/* Of positive numbers; INT64_MAX where it is more. */
+static int64_t product(int64_t a, int64_t b) { return a > INT64_MAX / b ? INT64_MAX : a * b; }
+
+int64_t abar__multiply_adds(const abar_net *net, const abar__op_desc *d)
 {
     const abar_window *w = &d->window;
-    int64_t outputs = abar__shape_count(&d->out);
-    if (d->kind == ABAR_OP_LINEAR) return outputs * d->in[0].dim[1];
-    if (d->kind == ABAR_OP_ATTENTION) return 2 * outputs * (d->side ? d->side * d->side : d->in[0].dim[1]); /* scores, sums */
-    if (d->kind == ABAR_OP_CONV2D) return outputs * (d->in[0].dim[1] / w->groups) * w->kernel[0] * w->kernel[1];
+    int64_t outputs = d->out.dim[0] / net->config.batch; /* rows of a sample, at first */
+    for (int i = 1; i < d->out.ndim; i++) outputs = product(outputs, d->out.dim[i]);
+    if (d->kind == ABAR_OP_LINEAR) return product(outputs, d->in[0].dim[1]);
+    if (d->kind == ABAR_OP_ATTENTION) /* scores, sums */
+        return product(product(2, outputs), d->side ? d->side * d->side : d->in[0].dim[1]);
+    if (d->kind == ABAR_OP_CONV2D) return product(outputs, d->in[0].dim[1] / w->groups * w->kernel[0] * w->kernel[1]);
     return 0;
+}
+
+/* Of the whole batch. */
+static double forward_flops(const abar_net *net, const abar__op_desc *d)
+{
+    return 2.0 * (double)net->config.batch * (double)abar__multiply_adds(net, d);
 }
 
 /* Bytes of a concatenation's inputs that lie in their place in its output: nobody moves them. */
@@ -134,7 +145,7 @@ static abar_work forward_work(const abar_net *net, const abar__step *step)
     for (int i = 0; i < d->n_in; i++) w.bytes += bytes_of(net, step->in[i]);
     if (step->out >= 0) w.bytes += bytes_of(net, step->out);
     w.bytes += param_bytes(net, step, false) - 2.0 * bytes_in_place(net, step);
-    w.flops = 2.0 * (double)abar__multiply_adds(d);
+    w.flops = forward_flops(net, d);
     return w;
 }
 
@@ -157,7 +168,7 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
     w.bytes -= 2.0 * bytes_in_place(net, step);
     w.bytes += param_bytes(net, step, true) + (op->desc.need_dx[0] ? param_bytes(net, step, false) : 0.0);
     const bool both = op->desc.kind == ABAR_OP_ATTENTION || op->desc.need_dx[0]; /* gradients of two factors, or of one */
-    w.flops = (both ? 4.0 : 2.0) * (double)abar__multiply_adds(&op->desc);
+    w.flops = (both ? 2.0 : 1.0) * forward_flops(net, &op->desc);
     return w;
 }
 

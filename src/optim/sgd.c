@@ -45,7 +45,7 @@ static abar_status check(abar_context *ctx, const void *settings)
 {
     const config *c = settings;
     if (c->nesterov && c->momentum == 0.0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "sgd: nesterov without momentum, set momentum above 0");
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--nesterov: there is no momentum, set --momentum above 0");
     return ABAR_OK;
 }
 

@@ -61,7 +61,7 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
-    abar__model_shape(setup, &b->info);
+    ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &wish, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));

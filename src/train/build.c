@@ -5,7 +5,8 @@
 
 #define CROP_PAD 4
 
-void abar__model_shape(const abar_setup *setup, abar_dataset_info *out)
+/* The data set's shape as far as a model decides it. */
+static void take_model_shape(const abar_setup *setup, abar_dataset_info *out)
 {
     int64_t input[3];
     abar_model_shape(setup->model, setup->model_config, input, &out->classes);
@@ -14,6 +15,18 @@ void abar__model_shape(const abar_setup *setup, abar_dataset_info *out)
     out->channels = input[0];
     out->height = input[1];
     out->width = input[2];
+}
+
+/* The one set that takes the model's shape. */
+static bool is_synthetic(const abar_setup *setup) { return strcmp(setup->train.data, "synthetic") == 0; }
+
+abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out)
+{
+    abar_dataset_probe probe;
+    ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
+    *out = probe.info;
+    if (out->text || is_synthetic(setup)) take_model_shape(setup, out);
+    return ABAR_OK;
 }
 
 int64_t abar__context_of(const abar_setup *setup)
@@ -33,9 +46,9 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
                                   .seed = (uint64_t)train->seed,
                                   .bytes = train->text == ABAR_TEXT_BYTES,
                                   .vocabulary = vocabulary};
-    if (strcmp(train->data, "synthetic") == 0) { /* the one set that takes the model's shape */
+    if (is_synthetic(setup)) {
         abar_dataset_info shape = {0};
-        abar__model_shape(setup, &shape);
+        take_model_shape(setup, &shape);
         config.channels = shape.channels;
         config.height = shape.height;
         config.width = shape.width;

@@ -65,6 +65,7 @@ struct abar_compare {
     int working, training;
     char warning[512];   /* the last one that a run gave */
     abar_status failure; /* of the whole comparison; its text is in ctx */
+    const char *failed;  /* label of the run that it is of, or NULL */
 };
 
 /* ---- on disk --------------------------------------------------------------------------------------------------- */

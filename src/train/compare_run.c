@@ -355,7 +355,10 @@ static void fail(abar_compare *c, abar_status status, const char *why, int i)
 {
     const abar_compare_run *run = &c->record[i].run;
     pthread_mutex_lock(&c->lock);
-    if (c->failure == ABAR_OK) c->failure = abar__fail(c->ctx, status, "%s", why);
+    if (c->failure == ABAR_OK) {
+        c->failure = abar__fail(c->ctx, status, "%s", why);
+        c->failed = run->label;
+    }
     if (status != ABAR_E_BACKEND)
         stop_all(c);
     else if (c->runs > 1)
@@ -429,6 +432,7 @@ abar_status abar_compare_run_all(abar_compare *c)
         c->record[i].at = (abar_progress){0};
     }
     c->failure = ABAR_OK;
+    c->failed = NULL;
     c->since = abar__seconds();
     if (abar__compare_ended(c) < c->runs) run_pending(c);
     const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_ended(c) < c->runs;
@@ -436,6 +440,8 @@ abar_status abar_compare_run_all(abar_compare *c)
     if (c->folder >= 0) ABAR_TRY(abar__compare_save(c)); /* else it was stopped before anything was there */
     return stopped ? ABAR_STOPPED : ABAR_OK;
 }
+
+const char *abar_compare_failed(const abar_compare *c) { return c->failed; }
 
 void abar_compare_stop(abar_compare *c) { stop_all(c); }
 

@@ -1,22 +1,16 @@
 /* How much memory a run will take, before it takes any: every part is asked what it would hold. */
 #include "train/train_impl.h"
 
-#include <string.h>
-
 /* While a checkpoint is written: logs and texts in the making, and what the writer notes of each tensor. */
 #define WRITING_BYTES (16u << 10)
 #define WRITING_BYTES_PER_TENSOR 400u
 
 static int64_t limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 
-/* The data set as it would be opened, without opening it. */
 static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
 {
     const abar_train_config *train = &setup->train;
-    abar_dataset_probe probe;
-    ABAR_TRY(abar_dataset_probe_name(ctx, train->data, &probe));
-    *info = probe.info;
-    if (info->text || strcmp(train->data, "synthetic") == 0) abar__model_shape(setup, info);
+    ABAR_TRY(abar__data_look(ctx, setup, info));
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);

@@ -37,8 +37,8 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
-/* The data set's shape as far as a model decides it: for synthetic data and for bench. */
-void abar__model_shape(const abar_setup *setup, abar_dataset_info *out);
+/* The data set as it would be opened, without opening it; of a text the vocabulary is the model's usual one. */
+abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out);
 /* Tokens that a text model reads at once. Images: 1. */
 int64_t abar__context_of(const abar_setup *setup);
 /* vocabulary: that of weights that are already there; NULL: the text's own. */

@@ -79,13 +79,13 @@ u32() {
     done
 }
 bytes() { head -c "$1" /dev/zero | tr '\0' "$2"; } # COUNT CHARACTER
-# idx_set DIR: a Fashion-MNIST of 64 + 32 gray images, all of class 1.
+# idx_set DIR [SIDE]: a Fashion-MNIST of 64 + 32 gray images, 28 (or SIDE) pixels a side, all of class 1.
 idx_set() {
-    local part count
+    local part count side=${2-28}
     mkdir -p "$1"
     for part in train:64 t10k:32; do
         count=${part#*:}
-        { u32 2051 "$count" 28 28 && bytes $((count * 784)) '\200'; } | gzip -n >"$1/${part%:*}-images-idx3-ubyte.gz"
+        { u32 2051 "$count" "$side" "$side" && bytes $((count * side * side)) '\200'; } | gzip -n >"$1/${part%:*}-images-idx3-ubyte.gz"
         { u32 2049 "$count" && bytes "$count" '\1'; } | gzip -n >"$1/${part%:*}-labels-idx1-ubyte.gz"
     done
 }

@@ -100,6 +100,8 @@ check "SIGINT to all is no error" test ! -s stderr
 succeeds "all go on" compare --resume halves --jobs 3
 check "all end in the same numbers" cmp <(numbers alone) <(numbers halves)
 refuses "no number of jobs" 2 'jobs few.*or auto' compare "${tiny[@]}" --jobs few --out none
+refuses "a label's value that fits no layer" 2 '--low.skip-layers x: fits no layer' compare "${tiny[@]}" --jobs 2 --quiet \
+    --optim low=mac,high=mac --low.skip-layers x --out refused
 refuses "no jobs at all" 2 'jobs 0' compare "${tiny[@]}" --jobs 0 --out none
 
 # --- seeds and options of one ---
@@ -148,6 +150,19 @@ refuses "unknown optimizer" 2 'mca.*mac' compare --optim sgd,mca
 refuses "a misspelt flag with a label" 2 '--mac.dampin: .*did you mean --mac.damping' compare --mac.dampin 1
 refuses "a label's flag without a value" 2 '--mac.damping: needs a value, as in --mac.damping' compare --mac.damping
 refuses "a label's flag with a bad value" 2 '--mac.lr x: not a number' compare --mac.lr x
+refuses "a label's flag that does not fit the others" 2 '--mac.accumulate 5: does not divide' compare --mac.accumulate 5
+refuses "a label's flag against one for all" 2 '--mac.warmup 9: longer than the run, --epochs 3' compare --epochs 3 --mac.warmup=9
+refuses "a flag for all against a label's" 2 '^abar: --final-lr 0.01: above --mac.lr 0.001' compare --final-lr 0.01 --mac.lr 0.001
+refuses "a label's flag for texts" 2 '--mac.epoch-steps 5: is for models of text' compare --mac.epoch-steps 5
+two=("${tiny[@]}" --optim low=mac,high=mac)
+refuses "a label's value that its method refuses" 2 '--low.damping x: mac takes' compare "${two[@]}" --low.damping x
+refuses "one of two" 2 '^abar: --low.damping adaptive: --low.first-layer dataset-cov needs' compare "${two[@]}" \
+    --low.damping adaptive --low.first-layer dataset-cov --high.damping 2
+refuses "a value for all that a label's is not" 2 '^abar: --damping x: mac takes' compare "${two[@]}" --damping x --high.damping 3
+refuses "a label's flags that contradict each other" 2 '--low.nu1 9: above --nu2' compare "${tiny[@]}" --optim low=lngd --low.nu1 9
+refuses "a label's flag that misses another" 2 '--s.nesterov: .*set --s.momentum above' compare "${tiny[@]}" --optim s=sgd \
+    --s.nesterov --s.momentum 0
+refuses "a model's flag with a label" 2 '--s.widths 5-10: the data need 784' compare "${tiny[@]}" --optim s=sgd --s.widths 5-10
 refuses "a flag with half a label" 2 '--.damping: no such flag' compare --.damping 1
 refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
 refuses "a label twice" 2 'low: is compared twice.* a=mac,b=sgd' compare --optim low=mac,low=sgd

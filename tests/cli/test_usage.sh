@@ -64,7 +64,6 @@ refuses "a label where there is none" 2 'here it is --damping' train --optim mac
 refuses "an option of several" 2 'option of mac, smac, foof, kfac, eva' train --damping 1
 refuses "a path for a data set" 2 'text:FILE' train --data "$tests"
 refuses "a setting of texts" 2 'epoch-steps.*models of text' train --epoch-steps 5
-refuses "a size that the data have" 2 'image-size 64' models --model deit-tiny --data cifar10 --image-size 64
 refuses "a layer that is not there" 2 '--skip-layers fc9: fits no layer' train "${small[@]}" --no-out --optim mac --skip-layers 'conv*,fc9'
 refuses "a layer that is not there, shown" 2 '--skip-layers x: fits' models --model lenet5 --data synthetic --optim mac --skip-layers x
 succeeds "layers that are there" train "${small[@]}" --epochs 1 --no-out --quiet --optim mac --skip-layers 'conv*,fc1'
@@ -97,6 +96,28 @@ refuses "bench steps" 2 'steps' bench --steps 0
 refuses "eval without a checkpoint" 2 'checkpoint' eval
 refuses "logits without a file" 2 'logits' eval --checkpoint . --model lenet5 --logits 5
 check "no mistake left anything behind" test ! -e runs
+
+# --- what the data decide may be said, if it is so ---
+idx_set set
+idx_set odd 12
+deit=(--model deit-tiny --patch 4 --width 8 --heads 1 --depth 1 --batch 16 --threads 1)
+refuses "another size than the data have" 2 '--image-size 64: cifar10 has images of 32 x 32' models --model deit-tiny --data cifar10 --image-size 64
+refuses "other classes than the data have" 2 '--classes 10: cifar100 has 100 classes' bench "${deit[@]}" --data cifar100 --image-size 32 --classes 10
+refuses "another size than the files have" 2 '--image-size 28: .*12 x 12' train "${deit[@]}" --data fashion-mnist:odd --image-size 28
+refuses "another size, compared" 2 '--mac.image-size 32: .*28 x 28' compare "${deit[@]}" --data fashion-mnist:set --mac.image-size 32
+refuses "a size that is none" 2 '--image-size 0: out of range' train "${deit[@]}" --data fashion-mnist:set --image-size 0
+refuses "a size of a text" 2 '--data text:x: deit-tiny reads images' train "${deit[@]}" --data text:x --image-size 28
+succeeds "the size that published data have" models "${deit[@]}" --data cifar10 --image-size 32 --classes 10
+check "shows a network of that size" says ' 8 x 8 x 8 '
+succeeds "the size that data have, timed" bench "${deit[@]}" --data cifar10 --image-size 32 --classes 10 --steps 2
+succeeds "the size that the files have" train "${deit[@]}" --epochs 1 --quiet --data fashion-mnist:odd --image-size 12 --no-out
+succeeds "the size that the data have, compared" compare "${deit[@]}" --data fashion-mnist:set --epochs 1 --image-size 28 --mac.classes 10 --quiet --out sizes
+succeeds "without a size" train "${deit[@]}" --epochs 1 --quiet --data fashion-mnist:set --out plain
+succeeds "with the size" train "${deit[@]}" --epochs 1 --quiet --data fashion-mnist:set --image-size 28 --classes 10 --out sized
+check "is the same run" cmp -s plain/model.safetensors sized/model.safetensors
+succeeds "goes on with the size" train --resume plain --quiet --epochs 2 --image-size 28 --classes 10
+refuses "goes on with no other" 2 '--image-size 32: fashion-mnist has images of 28 x 28' train --resume plain --epochs 3 --image-size 32
+succeeds "is tested with the size" eval --checkpoint sized --image-size 28
 
 # --- what must work ---
 succeeds "last flag wins" train "${small[@]}" --no-out --epochs 7 --epochs=1

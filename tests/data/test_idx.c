@@ -96,6 +96,34 @@ static void idx_plain_files_are_read(void **state)
     set_drop(&s);
 }
 
+static void check_probed(abar_context *ctx, const idx_set *s, int64_t height, int64_t width)
+{
+    abar_dataset_probe probe;
+    assert_int_equal(abar_dataset_probe_name(ctx, s->spec, &probe), ABAR_OK);
+    assert_true(probe.found);
+    assert_int_equal(probe.info.height, height);
+    assert_int_equal(probe.info.width, width);
+    assert_int_equal(probe.info.train, 60000);
+    assert_int_equal(abar_context_memory(ctx).now, 0);
+}
+
+static void idx_probe_tells_the_shape_that_the_files_have(void **state)
+{
+    (void)state;
+    idx_set s = set_make();
+    abar_context *ctx = plain_context();
+    set_write(&s);
+    check_probed(ctx, &s, HEIGHT, WIDTH);
+    compress_file(&s.files[0]);
+    set_write(&s);
+    check_probed(ctx, &s, HEIGHT, WIDTH);
+    resize(&s.files[0], 9);
+    set_write(&s);
+    check_probed(ctx, &s, 28, 28); /* damaged: as published */
+    abar_context_destroy(ctx);
+    set_drop(&s);
+}
+
 static void idx_gzipped_files_equal_plain_ones(void **state)
 {
     (void)state;
@@ -424,6 +452,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(idx_plain_files_are_read),
+        cmocka_unit_test(idx_probe_tells_the_shape_that_the_files_have),
         cmocka_unit_test(idx_gzipped_files_equal_plain_ones),
         cmocka_unit_test(idx_limits_keep_the_first_samples_and_are_clamped),
         cmocka_unit_test(idx_damage_past_the_limit_is_still_found),

@@ -4,6 +4,7 @@
 #define ROWS_CUDA_H
 
 #include "cuda_testing.h"
+#include "geometries.h"
 
 #include <math.h>
 
@@ -75,36 +76,6 @@ static inline abar_tensor make_tensor(form f, abar_dtype dtype, int ndim, const 
 }
 
 /* ---- maps ------------------------------------------------------------------------------------------------------------ */
-
-typedef struct geometry {
-    const char *name;
-    int64_t channels, out, height, width;
-    abar_window window;
-} geometry;
-
-static const geometry geometries[] = {
-    {"same 3x3, 16 channels", 16, 16, 8, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 3x3, 3 channels", 3, 17, 6, 6, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 3x3, 40 channels", 40, 3, 4, 3, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 5x5, 1 channel", 1, 6, 9, 8, {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}},
-    {"valid 5x5, 6 channels", 6, 16, 7, 8, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"3x3 stride 2, 20 channels", 20, 5, 9, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
-    {"3x3 stride 2, 32 channels", 32, 33, 6, 6, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
-    {"3x3 dilation 3 stride 2, 13 channels", 13, 2, 10, 9, {{3, 3}, {2, 2}, {3, 3}, {3, 3}, 1}},
-    {"3x2, everything uneven", 5, 7, 11, 10, {{3, 2}, {1, 2}, {1, 0}, {2, 1}, 1}},
-    {"2x4 stride 3x1", 17, 1, 9, 6, {{2, 4}, {3, 1}, {0, 3}, {1, 1}, 1}},
-    {"1x1, 24 channels", 24, 8, 4, 5, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"1x1 stride 2, 7 channels", 7, 8, 5, 5, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
-    {"patches 4x4", 3, 8, 12, 8, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
-    {"one position 5x5", 6, 8, 5, 5, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"one pixel", 16, 2, 1, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"7x7 stride 2", 2, 4, 12, 11, {{7, 7}, {2, 2}, {3, 3}, {1, 1}, 1}},
-    {"more padding than kernel", 3, 4, 4, 5, {{2, 2}, {1, 1}, {3, 3}, {1, 1}, 1}},
-    {"4 groups of 2", 8, 8, 6, 5, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 4}},
-    {"depthwise", 5, 5, 6, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 5}},
-    {"ResNet's first", 3, 16, 32, 32, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"ResNet's last", 64, 64, 8, 8, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-};
 
 typedef struct problem {
     char label[200];

@@ -1,5 +1,6 @@
 /* The cpu's products of rows against ref: every window, layout, dtype and batch, odd ones included. What the sums are added to
  * and what lies beside them is checked as well: memory of the other triangle must stay as it is. */
+#include "geometries.h"
 #include "stats_testing.h"
 #include "tensor/tensor_impl.h"
 
@@ -45,42 +46,6 @@ static abar_tensor make_tensor(form f, abar_dtype dtype, int ndim, const int64_t
 }
 
 /* ---- cases -------------------------------------------------------------------------------------------------------- */
-
-typedef struct geometry {
-    const char *name;
-    int64_t channels, out, height, width;
-    abar_window window;
-} geometry;
-
-static const geometry geometries[] = {
-    {"same 3x3, 16 channels", 16, 4, 8, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 3x3, 3 channels", 3, 17, 6, 6, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 3x3, 40 channels", 40, 3, 4, 3, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"same 5x5, 1 channel", 1, 6, 9, 8, {{5, 5}, {1, 1}, {2, 2}, {1, 1}, 1}},
-    {"valid 5x5, 6 channels", 6, 16, 7, 8, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"3x3 stride 2, 20 channels", 20, 5, 9, 8, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
-    {"3x3 stride 2, 32 channels", 32, 33, 6, 6, {{3, 3}, {2, 2}, {1, 1}, {1, 1}, 1}},
-    {"3x3 dilation 2, 4 channels", 4, 2, 8, 9, {{3, 3}, {1, 1}, {2, 2}, {2, 2}, 1}},
-    {"3x3 dilation 3 stride 2, 13 channels", 13, 2, 10, 9, {{3, 3}, {2, 2}, {3, 3}, {3, 3}, 1}},
-    {"3x3 dilation 2 stride 2, 18 channels", 18, 2, 8, 9, {{3, 3}, {2, 2}, {2, 2}, {2, 2}, 1}},
-    {"3x2, everything uneven", 5, 7, 11, 10, {{3, 2}, {1, 2}, {1, 0}, {2, 1}, 1}},
-    {"2x4 stride 3x1", 17, 1, 9, 6, {{2, 4}, {3, 1}, {0, 3}, {1, 1}, 1}},
-    {"1x1, 24 channels", 24, 8, 4, 5, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"1x1, 130 channels", 130, 16, 2, 3, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"1x1 stride 2, 7 channels", 7, 8, 5, 5, {{1, 1}, {2, 2}, {0, 0}, {1, 1}, 1}},
-    {"patches 4x4", 3, 8, 12, 8, {{4, 4}, {4, 4}, {0, 0}, {1, 1}, 1}},
-    {"one position 5x5", 6, 8, 5, 5, {{5, 5}, {1, 1}, {0, 0}, {1, 1}, 1}},
-    {"one pixel, 16 channels", 16, 2, 1, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"two pixels", 2, 2, 2, 1, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}},
-    {"one row", 16, 2, 1, 9, {{1, 3}, {1, 1}, {0, 1}, {1, 1}, 1}},
-    {"7x7 stride 2", 2, 4, 12, 11, {{7, 7}, {2, 2}, {3, 3}, {1, 1}, 1}},
-    {"more padding than kernel", 3, 4, 4, 5, {{2, 2}, {1, 1}, {3, 3}, {1, 1}, 1}},
-    {"4 groups of 2", 8, 8, 6, 5, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 4}},
-    {"depthwise", 5, 5, 6, 7, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 5}},
-    {"2 groups of 16", 32, 8, 5, 4, {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 2}},
-    {"2 groups of 20", 40, 40, 4, 4, {{2, 2}, {1, 1}, {1, 1}, {1, 1}, 2}},
-    {"2 groups of 24, 1x1", 48, 48, 3, 4, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}},
-};
 
 /* Too large to be worked on in one piece, or to be copied together at all. */
 static const geometry large[] = {
@@ -287,13 +252,14 @@ static void product_every_window_in_every_layout_equals_ref(void **unused)
 static void product_every_batch_weight_bias_and_thread_count_equals_ref(void **unused)
 {
     (void)unused;
-    static const int chosen[] = {1, 3, 7, 22};
+    static const char *const chosen[] = {"same 3x3, 3 channels", "same 5x5, 1 channel", "3x3 dilation 2, 4 channels",
+                                         "4 groups of 2"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         for (int variant = 0; variant < 48; variant++) {
             const form forms[] = {DENSE, C16, N16};
             const bool bias = variant & 1, weighted = variant & 2;
-            problem x = make_convolution(&geometries[chosen[i]], batches[variant / 4 % 4], forms[variant % 3], ABAR_F32, bias,
-                                         weighted, 1 + variant / 16);
+            problem x = make_convolution(geometry_named(chosen[i]), batches[variant / 4 % 4], forms[variant % 3], ABAR_F32,
+                                         bias, weighted, 1 + variant / 16);
             check_product(&x, INPUT, weighted);
             free_problem(&x);
         }
@@ -302,11 +268,12 @@ static void product_every_batch_weight_bias_and_thread_count_equals_ref(void **u
 static void product_other_dtypes_equal_ref(void **unused)
 {
     (void)unused;
-    static const int chosen[] = {0, 3, 5, 12, 22};
+    static const char *const chosen[] = {"same 3x3, 16 channels, 4 out", "same 5x5, 1 channel", "3x3 stride 2, 20 channels",
+                                         "1x1, 24 channels", "4 groups of 2"};
     const abar_dtype dtypes[] = {ABAR_F64, ABAR_BF16};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         for (form f = 0; f < FORMS; f++) {
-            const geometry *g = &geometries[chosen[i]];
+            const geometry *g = geometry_named(chosen[i]);
             problem x = make_convolution(g, affordable(g, 1), f, dtypes[(i + f) % 2], true, true, 2);
             check_all(&x, true);
         }
@@ -376,10 +343,15 @@ static void product_of_many_rows_stays_accurate(void **unused)
 static void product_of_bad_numbers_is_not_finite(void **unused)
 {
     (void)unused;
-    static const int chosen[] = {0, 1, 5, 12, 13, 16};
+    static const char *const chosen[] = {"same 3x3, 16 channels, 4 out",
+                                         "same 3x3, 3 channels",
+                                         "3x3 stride 2, 20 channels",
+                                         "1x1, 24 channels",
+                                         "1x1, 130 channels",
+                                         "one position 5x5"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         for (form f = 0; f < FORMS; f++) {
-            problem x = make_convolution(&geometries[chosen[i]], 17, f, ABAR_F32, false, false, 2);
+            problem x = make_convolution(geometry_named(chosen[i]), 17, f, ABAR_F32, false, false, 2);
             const abar_tensor *t = &x.rows.input;
             const int64_t d = x.rows.in;
             size_t bytes;
@@ -399,7 +371,7 @@ static void product_of_bad_numbers_is_not_finite(void **unused)
 static void product_of_a_split_batch_adds_up(void **unused)
 {
     (void)unused;
-    problem x = make_convolution(&geometries[4], 33, N16, ABAR_F32, true, false, 2);
+    problem x = make_convolution(geometry_named("valid 5x5, 6 channels"), 33, N16, ABAR_F32, true, false, 2);
     const int64_t d = abar__rows_d(&x.rows);
     size_t bytes;
     void *scratch = product_scratch(&x, &bytes);

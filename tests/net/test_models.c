@@ -387,6 +387,39 @@ static void models_of_many_readers_keep_their_memory_in_bounds(void **state)
     fixture_close(&f);
 }
 
+/* 2 T T width for scores and sums, whatever the batch; INT64_MAX where 64 bits do not hold it. */
+static void models_count_the_work_of_absurd_sizes(void **state)
+{
+    (void)state;
+    const int64_t million = 1000000;
+    const struct {
+        const char *name, *options, *node;
+        int64_t batch, multiply_adds;
+    } table[] = {{"gpt-char", "layers=1 context=256", "transformer.h.0.attn", 3, 2 * 256 * 256 * 384},
+                 {"gpt-char", "layers=1 context=1000000", "transformer.h.0.attn", million, 2 * million * million * 384},
+                 {"deit-tiny", "depth=1 image-size=16384 patch=1", "blocks.0.attn", 1, INT64_MAX}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double batch = (double)table[i].batch, flops = 2.0 * batch * (double)table[i].multiply_adds;
+        fixture f = fixture_open("ref", 1);
+        build_with(&f, table[i].name, table[i].options);
+        OK(f.ctx, abar_net_compile(
+                      f.net, f.dev,
+                      &(abar_compile_config){
+                          .size = sizeof(abar_compile_config), .batch = table[i].batch, .training = true, .plan_only = true}));
+        int found = 0;
+        for (int k = 0; k < abar_net_node_count(f.net); k++) {
+            const abar_node_info node = abar_net_node(f.net, k);
+            if (strcmp(node.name, table[i].node) != 0) continue;
+            assert_true(node.multiply_adds == table[i].multiply_adds);
+            assert_true(node.forward.flops == flops);
+            assert_true(node.backward.flops == 2.0 * flops);
+            found++;
+        }
+        assert_int_equal(found, 1);
+        fixture_close(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +434,7 @@ int main(void)
         cmocka_unit_test(models_cpu_matches_ref_in_loss_and_every_gradient),
         cmocka_unit_test(models_gradients_accumulate_over_calls),
         cmocka_unit_test(models_of_many_readers_keep_their_memory_in_bounds),
+        cmocka_unit_test(models_count_the_work_of_absurd_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void check_decay(fixture *f, const char *model, const char *options, bool
     abar_device *dev;
     abar_net *net;
     abar_optim *optim;
-    abar__model_shape(setup, &info);
+    need(f, abar__data_look(f->ctx, setup, &info));
     need(f, abar__device_open(f->ctx, setup, &dev));
     need(f, abar__net_build(f->ctx, setup, &info, dev, &(abar__net_wish){.batch = 1, .training = true}, &net));
     need(f, abar__optim_build(f->ctx, setup, dev, net, &optim));

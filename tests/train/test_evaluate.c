@@ -189,7 +189,7 @@ static void check_export(fixture *f, const char *model, const char *list)
     abar_net *net;
     abar__safetensors *file;
     char path[PATH_MAX_TEST], line[256];
-    abar__model_shape(setup, &info);
+    need(f, abar__data_look(f->ctx, setup, &info));
     need(f, abar__device_open(f->ctx, setup, &dev));
     need(f, abar__net_build(f->ctx, setup, &info, dev, &wish, &net));
     size_t bytes = abar__weights_stage_bytes(net);

@@ -204,6 +204,29 @@ static void bench_spreads_statistics_over_steps(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* What is timed must be what would be trained: images and classes are those of the data, there or not. */
+static void bench_takes_the_shape_of_the_data(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup;
+    abar_bench_config config = {.size = sizeof config, .steps = 2};
+    abar_bench_result r;
+    abar_bench *bench;
+    need(f, abar_setup_create(f->ctx, "deit-tiny", "cifar10:nowhere", "sgd", &setup)); /* by itself 224 x 224, 1000 classes */
+    static const char *const small[][2] = {{"batch", "2"}, {"width", "8"}, {"heads", "1"}, {"depth", "1"}, {"threads", "1"}};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) set(f, setup, small[i][0], small[i][1]);
+    need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
+    const abar_net *net = abar_bench_net(bench);
+    const abar_tensor input = abar_net_input(net);
+    const abar_tensor *head = &abar_net_param(net, abar_net_param_count(net) - 1)->value; /* its bias */
+    assert_int_equal(input.dim[1], 3);
+    assert_int_equal(input.dim[2], 32);
+    assert_int_equal(input.dim[3], 32);
+    assert_int_equal(abar_tensor_count(head), 10);
+    abar_bench_release(bench);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 /* ---- running out of memory ------------------------------------------------------------------------------------ */
 
 /* The C library's memory, of which one request fails. */
@@ -277,6 +300,7 @@ int main(void)
         with_fixture(bench_times_add_up),
         with_fixture(bench_counts_bytes_and_flops),
         with_fixture(bench_spreads_statistics_over_steps),
+        with_fixture(bench_takes_the_shape_of_the_data),
         with_fixture(any_allocation_may_fail_and_everything_is_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
