@@ -4,10 +4,6 @@
 #define THREADS 256
 #define WIDE 256     /* channels from which a block of a join has 16 */
 #define FEW_SPLITS 3 /* that a join adds up by the way */
-#define LOADS 8      /* products that a thread has on their way from memory, */
-#define AHEAD 9      /* and elements of the square */
-
-__device__ static inline int least_of(int a, int b) { return a < b ? a : b; }
 
 /* Where the first split's sum of column a of a part's rows and column b of its others is. */
 template <int M, int N> struct tiles {
@@ -104,77 +100,32 @@ __device__ static inline float through_taps(const float *held, int stride, int t
     return sum;
 }
 
-/* Which product's elements a thread brings to a block of join_shifts: element e of (2, SHIFTS, T, T). */
-template <class Layout, int T> struct brought {
-    int side, product, row, column;
-    __device__ brought(int e)
-        : side(e / (SHIFTS * T * T)), product(e / (T * T) % SHIFTS), row(Layout::a_follows ? e % T : e / T % T),
-          column(Layout::a_follows ? e / T % T : e % T)
-    {
-    }
-    __device__ float *to(float *held) const
-    {
-        return held + (side * SHIFTS + product) * shift_tiles<T>::STRIDE + row * shift_tiles<T>::PITCH + column;
-    }
-};
-
-/* All products of channels from x and from y on, summed over their lanes; a round of loads is on its way at once. */
-template <class Layout, int T> __device__ static inline void bring_products(const abar__products &s, int x, int y, float *held)
-{
-    const int all = 2 * SHIFTS * T * T;
-    for (int from = (int)threadIdx.x; from < all; from += LOADS * THREADS) {
-        const float *at[LOADS];
-        int parts[LOADS], lanes = 1;
-        float sum[LOADS];
-#pragma unroll
-        for (int k = 0; k < LOADS; k++) {
-            const brought<Layout, T> b(least_of(from + k * THREADS, all - 1));
-            const int down = b.side ? y : x, right = b.side ? x : y;
-            int lag;
-            part_of_shift(b.product, &parts[k], &lag);
-            at[k] = Layout::place(s, s.part[parts[k]], down + b.row, lag * s.channels + right + b.column);
-            if (s.part[parts[k]].lanes > lanes) lanes = s.part[parts[k]].lanes;
-        }
-#pragma unroll
-        for (int k = 0; k < LOADS; k++) sum[k] = __ldcg(at[k]);
-        for (int lane = 1; lane < lanes; lane++)
-#pragma unroll
-            for (int k = 0; k < LOADS; k++)
-                if (lane < s.part[parts[k]].lanes) sum[k] += __ldcg(at[k] + lane * s.part[parts[k]].floats);
-#pragma unroll
-        for (int k = 0; k < LOADS; k++)
-            if (from + k * THREADS < all) *brought<Layout, T>(from + k * THREADS).to(held) = sum[k];
-    }
-}
-
 /* Block (x, y), x >= y: the square's rows of T channels of tile X and columns of tile Y, from products of pixels and shifted
- * ones. Of the two channels of an element the one with the earlier tap is the pixel, the other the shifted one. */
+ * ones, of one split. Of the two channels of an element the one with the earlier tap is the pixel, the other the shifted one.
+ */
 template <class Layout, int T>
 static __global__ void __launch_bounds__(THREADS) join_shifts(const __grid_constant__ abar__products s)
 {
     extern __shared__ float held[]; /* (2, SHIFTS, T, PITCH) */
     typedef shift_tiles<T> H;
-    const int all = 81 * T * T;
     if (blockIdx.y > blockIdx.x) return;
-    const int x = (int)blockIdx.x * T, y = (int)blockIdx.y * T;
-    bring_products<Layout, T>(s, x, y, held);
+    const int first[2] = {(int)blockIdx.x * T, (int)blockIdx.y * T};
+#pragma unroll 8 /* as many loads on their way */
+    for (int e = (int)threadIdx.x; e < 2 * SHIFTS * T * T; e += THREADS) {
+        const int side = e / (SHIFTS * T * T), product = e / (T * T) % SHIFTS;
+        const int row = Layout::a_follows ? e % T : e / T % T, column = Layout::a_follows ? e / T % T : e % T;
+        int part, lag;
+        part_of_shift(product, &part, &lag);
+        held[(side * SHIFTS + product) * H::STRIDE + row * H::PITCH + column] =
+            __ldcg(Layout::place(s, s.part[part], first[side] + row, lag * s.channels + first[1 - side] + column));
+    }
     __syncthreads();
-    float *corner = s.square + 9 * (x * s.d + y);
-    for (int from = (int)threadIdx.x; from < all; from += AHEAD * THREADS) {
-        float old[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int e = from + k * THREADS, i = e / (9 * T), j = e % (9 * T);
-            if (e < all && (blockIdx.x > blockIdx.y || j <= i)) old[k] = corner[i * s.d + j];
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int e = from + k * THREADS, i = e / (9 * T), j = e % (9 * T), c = i / 9, d = j / 9, t = i % 9, u = j % 9;
-            if (e >= all || (blockIdx.x == blockIdx.y && j > i)) continue; /* above the diagonal */
-            const float sum = u >= t ? through_taps(held + c * H::PITCH + d, H::STRIDE, t, u)
-                                     : through_taps(held + SHIFTS * H::STRIDE + d * H::PITCH + c, H::STRIDE, u, t);
-            corner[i * s.d + j] = old[k] + s.scale * sum;
-        }
+    for (int e = (int)threadIdx.x; e < 81 * T * T; e += THREADS) {
+        const int i = e / (9 * T), j = e % (9 * T), c = i / 9, d = j / 9, t = i % 9, u = j % 9;
+        if (blockIdx.x == blockIdx.y && j > i) continue;
+        const float sum = u >= t ? through_taps(held + c * H::PITCH + d, H::STRIDE, t, u)
+                                 : through_taps(held + SHIFTS * H::STRIDE + d * H::PITCH + c, H::STRIDE, u, t);
+        s.square[(first[0] * 9 + i) * s.d + first[1] * 9 + j] += s.scale * sum;
     }
 }
 
@@ -186,13 +137,10 @@ template <class Layout, int T> static void launch_join(abar_device *dev, const a
     abar__cuda_launch(dev, join_shifts<Layout, T>, dim3(tiles, tiles), dim3(THREADS), (size_t)bytes, *s);
 }
 
-/* Unless they are few, splits are joined first: parts are as if they had one from then on. */
+/* Parts are as if they had one split from then on. */
 static void join_splits(abar_device *dev, abar__products *s)
 {
     int64_t floats = 0; /* of every part a multiple of 128 */
-    bool few = true;
-    for (int i = 0; i < s->parts; i++) few = few && s->part[i].lanes <= FEW_SPLITS;
-    if (few) return;
     for (int i = 0; i < s->parts; i++) floats += s->part[i].floats;
     abar__cuda_launch(dev, add_splits, dim3((unsigned)(floats / 128)), dim3(THREADS), 0, *s);
     for (int i = 0; i < s->parts; i++) s->part[i].lanes = 1;
@@ -214,7 +162,7 @@ template <class Layout> static void join_any(abar_device *dev, abar__products *s
 
 extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, abar__product_tile tile)
 {
-    join_splits(dev, s);
+    if (s->part[0].lanes > (s->parts == 1 ? FEW_SPLITS : 1)) join_splits(dev, s);
     switch (tile) {
     case ABAR_TILE_16_208: launch_join<tiles<16, 208>, 2>(dev, s); break;
     case ABAR_TILE_32_208: launch_join<tiles<32, 208>, 4>(dev, s); break;
@@ -229,7 +177,7 @@ extern "C" void abar__cuda_join_products(abar_device *dev, abar__products *s, ab
 
 extern "C" void abar__cuda_join_panels(abar_device *dev, abar__products *s, int columns)
 {
-    join_splits(dev, s);
+    if (s->part[0].lanes > (s->parts == 1 ? FEW_SPLITS : 1)) join_splits(dev, s);
     switch (columns) {
     case 128: join_any<panels<128>>(dev, s); break;
     case 160: join_any<panels<160>>(dev, s); break;
