@@ -18,6 +18,8 @@ typedef struct abar_method {
 
 const abar_method *abar_method_find(const char *name);
 const char *const *abar_method_names(void);
+/* Whether a configuration of it will do; creating an optimizer checks the same, and what the layers must have for it. */
+abar_status abar_method_check(abar_context *ctx, const abar_method *method, const void *config);
 /* Whether observe must bring the output gradients too; false for an unknown name. */
 bool abar_method_reads_output_grad(const char *name);
 

@@ -31,6 +31,8 @@ typedef struct abar_rule {
 
 const abar_rule *abar_rule_find(const char *name);
 const char *const *abar_rule_names(void);
+/* Whether a configuration of it will do; creating an optimizer checks the same. */
+abar_status abar_rule_check(abar_context *ctx, const abar_rule *rule, const void *config);
 
 typedef struct abar_optim_config {
     size_t size;             /* sizeof(abar_optim_config) */

@@ -67,7 +67,7 @@ void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 /* Sets an option of any of its tables. Model, optimizer and data set stay those the setup was made for, since its
  * defaults hang on them; data may name another folder of the same set. */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
-/* Checks what no single option can: batch against accumulate, label smoothing against the loss, ... */
+/* Checks what no single option can: batch against accumulate, the rule and the method by their own checks, ... */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
 
 /* What a watcher is told. */

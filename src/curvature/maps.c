@@ -267,8 +267,7 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wi
         memcpy(cv->method_config, wish->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
-    ABAR_TRY(abar__options_check(ctx, method->name, method->options, cv->method_config));
-    return cv->ops->check ? cv->ops->check(ctx, cv->method_config) : ABAR_OK;
+    return abar_method_check(ctx, method, cv->method_config);
 }
 
 /* A part of v has a name of its own, and no layer may have it too. */

@@ -21,12 +21,18 @@ const abar_rule *abar_rule_find(const char *name)
     return ops ? &ops->rule : NULL;
 }
 
+abar_status abar_rule_check(abar_context *ctx, const abar_rule *rule, const void *config)
+{
+    const abar__rule_ops *ops = abar__rule_find(rule->name);
+    ABAR_TRY(abar__options_check(ctx, rule->name, rule->options, config));
+    return ops && ops->check ? ops->check(ctx, config) : ABAR_OK;
+}
+
 abar_status abar__rule_configure(abar_context *ctx, const abar__rule_ops *ops, const void *config, void *out)
 {
     if (config)
         memcpy(out, config, ops->rule.config_size);
     else
         abar_options_default(ops->rule.options, out);
-    ABAR_TRY(abar__options_check(ctx, ops->rule.name, ops->rule.options, out));
-    return ops->check ? ops->check(ctx, out) : ABAR_OK;
+    return abar_rule_check(ctx, &ops->rule, out);
 }

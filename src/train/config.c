@@ -297,7 +297,8 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
                           train->optim);
-    return ABAR_OK;
+    ABAR_TRY(abar_rule_check(ctx, setup->rule, setup->rule_config));
+    return setup->method ? abar_method_check(ctx, setup->method, setup->method_config) : ABAR_OK;
 }
 
 /* ---- comparing ------------------------------------------------------------------------------------------------ */

@@ -156,6 +156,8 @@ refuses "a flag for all against a label's" 2 '^abar: --final-lr 0.01: above --ma
 refuses "a label's flag for texts" 2 '--mac.epoch-steps 5: is for models of text' compare --mac.epoch-steps 5
 two=("${tiny[@]}" --optim low=mac,high=mac)
 refuses "a label's value that its method refuses" 2 '--low.damping x: mac takes' compare "${two[@]}" --low.damping x
+refuses "a value of the second's" 2 '--high.damping x: mac takes' compare "${two[@]}" --high.damping x --out early
+check "it is refused before the first begins" test ! -e early
 refuses "one of two" 2 '^abar: --low.damping adaptive: --low.first-layer dataset-cov needs' compare "${two[@]}" \
     --low.damping adaptive --low.first-layer dataset-cov --high.damping 2
 refuses "a value for all that a label's is not" 2 '^abar: --damping x: mac takes' compare "${two[@]}" --damping x --high.damping 3
