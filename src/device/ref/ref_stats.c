@@ -114,8 +114,10 @@ static void input_mean_product(abar_device *dev, const abar__rows *s, void *out,
     double *square = out;
     int64_t d = abar__rows_d(s);
     for (int64_t n = 0; n < s->examples; n++)
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t j = 0; j <= i; j++) square[i * d + j] += input_mean(s, n, i) * input_mean(s, n, j);
+        for (int64_t i = 0; i < d; i++) {
+            const double mean = input_mean(s, n, i);
+            for (int64_t j = 0; j <= i; j++) square[i * d + j] += mean * input_mean(s, n, j);
+        }
 }
 
 static void grad_mean_product(abar_device *dev, const abar__rows *s, void *out, void *scratch)
@@ -124,8 +126,10 @@ static void grad_mean_product(abar_device *dev, const abar__rows *s, void *out, 
     (void)scratch;
     double *square = out;
     for (int64_t n = 0; n < s->examples; n++)
-        for (int64_t i = 0; i < s->out; i++)
-            for (int64_t j = 0; j <= i; j++) square[i * s->out + j] += grad_mean(s, n, i) * grad_mean(s, n, j);
+        for (int64_t i = 0; i < s->out; i++) {
+            const double mean = grad_mean(s, n, i);
+            for (int64_t j = 0; j <= i; j++) square[i * s->out + j] += mean * grad_mean(s, n, j);
+        }
 }
 
 static void input_product(abar_device *dev, const abar__rows *s, const double *weight, void *out, void *scratch)
@@ -136,9 +140,10 @@ static void input_product(abar_device *dev, const abar__rows *s, const double *w
     int64_t d = abar__rows_d(s);
     for (int64_t n = 0; n < s->examples; n++)
         for (int64_t r = 0; r < s->per_example; r++)
-            for (int64_t i = 0; i < d; i++)
-                for (int64_t j = 0; j <= i; j++)
-                    square[i * d + j] += (weight ? weight[n] : 1.0) * input_at(s, n, r, i) * input_at(s, n, r, j);
+            for (int64_t i = 0; i < d; i++) {
+                const double a = (weight ? weight[n] : 1.0) * input_at(s, n, r, i);
+                for (int64_t j = 0; j <= i; j++) square[i * d + j] += a * input_at(s, n, r, j);
+            }
 }
 
 static void grad_product(abar_device *dev, const abar__rows *s, void *out, void *scratch)
@@ -148,8 +153,10 @@ static void grad_product(abar_device *dev, const abar__rows *s, void *out, void 
     double *square = out;
     for (int64_t n = 0; n < s->examples; n++)
         for (int64_t r = 0; r < s->per_example; r++)
-            for (int64_t i = 0; i < s->out; i++)
-                for (int64_t j = 0; j <= i; j++) square[i * s->out + j] += grad_at(s, n, r, i) * grad_at(s, n, r, j);
+            for (int64_t i = 0; i < s->out; i++) {
+                const double p = grad_at(s, n, r, i);
+                for (int64_t j = 0; j <= i; j++) square[i * s->out + j] += p * grad_at(s, n, r, j);
+            }
 }
 
 static size_t no_product_scratch(abar_device *dev, const abar__rows *s)
