@@ -205,7 +205,7 @@ extern "C" void abar__cuda_both_mean_products(abar_device *dev, const abar__rows
     for (int64_t first = 0; first < r->examples; first += room) {
         const abar__rows some = abar__rows_slice(r, first, r->examples - first < room ? r->examples - first : room);
         bf16 *inputs = (bf16 *)abar__cuda_of(dev)->workspace, *grads = inputs + some.examples * a;
-        abar__cuda_both_mean_pairs(dev, &some, inputs, grads);
+        abar__cuda_mean_pairs(dev, &some, inputs, grads);
         const mean_squares s = {square_of(inputs, d, side, square_a), square_of(grads, r->out, side, square_p),
                                 (int)some.examples};
         side == 32 ? launch<tile_shape<32>>(dev, &s) : launch<tile_shape<64>>(dev, &s);

@@ -31,7 +31,7 @@ typedef struct mean_side {
     int64_t channels;
     rectangle work[WARPS];
     float *rows;   /* (N, pitch) */
-    bf16 *pairs;   /* where the means go instead, as abar__cuda_input_mean_pairs tells */
+    bf16 *pairs;   /* where the means go instead, as abar__cuda_mean_pairs tells */
     int64_t pitch; /* of a vector */
     float scale;
     float last;            /* where not 0: behind the channels */
@@ -378,32 +378,12 @@ static void find_means(abar_device *dev, const abar__rows *r, target inputs, tar
     }
 }
 
-extern "C" void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows)
-{
-    find_means(dev, r, {rows, NULL}, {});
-}
-
-extern "C" void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows)
-{
-    find_means(dev, r, {}, {rows, NULL});
-}
-
-extern "C" void abar__cuda_both_means(abar_device *dev, const abar__rows *r, float *inputs, float *grads)
+extern "C" void abar__cuda_means(abar_device *dev, const abar__rows *r, float *inputs, float *grads)
 {
     find_means(dev, r, {inputs, NULL}, {grads, NULL});
 }
 
-extern "C" void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
-{
-    find_means(dev, r, {NULL, pairs}, {});
-}
-
-extern "C" void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs)
-{
-    find_means(dev, r, {}, {NULL, pairs});
-}
-
-extern "C" void abar__cuda_both_mean_pairs(abar_device *dev, const abar__rows *r, void *inputs, void *grads)
+extern "C" void abar__cuda_mean_pairs(abar_device *dev, const abar__rows *r, void *inputs, void *grads)
 {
     find_means(dev, r, {NULL, inputs}, {NULL, grads});
 }

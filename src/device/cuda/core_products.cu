@@ -480,42 +480,38 @@ static void multiply_pairs(abar_device *dev, const void *pairs, int64_t n, int64
     run(dev, &s, square_tile(d), ABAR_BF16, true, NULL, 0);
 }
 
-/* Where there is one row per example it is its own mean. */
-extern "C" void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+/* Of the means of a, or of p where grads is set; they are in scratch, of so many examples at a time. */
+static void mean_product(abar_device *dev, const abar__rows *r, bool grads, void *square, void *scratch)
 {
-    const int64_t d = abar__rows_d(r);
-    if (r->per_example == 1) {
-        abar__cuda_input_product(dev, r, NULL, square, scratch);
-        return;
-    }
+    const int64_t d = grads ? r->out : abar__rows_d(r);
+    void *of_a = grads ? NULL : scratch, *of_p = grads ? scratch : NULL;
     for (int64_t first = 0; first < r->examples; first += MEANS) {
         const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
         if (dev->activation == ABAR_BF16) {
-            abar__cuda_input_mean_pairs(dev, &part, scratch);
+            abar__cuda_mean_pairs(dev, &part, of_a, of_p);
             multiply_pairs(dev, scratch, part.examples, d, (float *)square);
         } else {
-            abar__cuda_input_means(dev, &part, (float *)scratch);
+            abar__cuda_means(dev, &part, (float *)of_a, (float *)of_p);
             multiply_means(dev, (const float *)scratch, part.examples, d, (float *)square);
         }
     }
 }
 
+/* Where there is one row per example it is its own mean. */
+extern "C" void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
+{
+    if (r->per_example == 1)
+        abar__cuda_input_product(dev, r, NULL, square, scratch);
+    else
+        mean_product(dev, r, false, square, scratch);
+}
+
 extern "C" void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
 {
-    if (r->per_example == 1) {
+    if (r->per_example == 1)
         abar__cuda_grad_product(dev, r, square, scratch);
-        return;
-    }
-    for (int64_t first = 0; first < r->examples; first += MEANS) {
-        const abar__rows part = abar__rows_slice(r, first, least(MEANS, r->examples - first));
-        if (dev->activation == ABAR_BF16) {
-            abar__cuda_grad_mean_pairs(dev, &part, scratch);
-            multiply_pairs(dev, scratch, part.examples, r->out, (float *)square);
-        } else {
-            abar__cuda_grad_means(dev, &part, (float *)scratch);
-            multiply_means(dev, (const float *)scratch, part.examples, r->out, (float *)square);
-        }
-    }
+    else
+        mean_product(dev, r, true, square, scratch);
 }
 
 /* ---- weights of examples ------------------------------------------------------------------------------------------------ */
@@ -555,7 +551,7 @@ extern "C" void abar__cuda_example_weights(abar_device *dev, const abar__rows *r
         const abar__rows part = abar__rows_slice(r, first, least(chunk, r->examples - first));
         double *products = (double *)cuda->workspace;
         float *inputs = (float *)(products + part.examples), *grads = inputs + part.examples * d;
-        abar__cuda_both_means(dev, &part, inputs, grads);
+        abar__cuda_means(dev, &part, inputs, grads);
         abar__cuda_launch(dev, weigh_examples, dim3((unsigned)part.examples), dim3(128), 0, d, r->out, inputs, grads,
                           (double)r->per_example, a + first, p + first, products, cuda->tickets, number);
     }

@@ -67,15 +67,11 @@ void abar__cuda_position_product(abar_device *dev, const abar__position_sums *p,
 
 /* Sum of w a; weight: device memory, NULL: 1. */
 void abar__cuda_weighted_sum(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
-/* Every example's mean of a, (N, d), and of p, (N, out), or of both in one launch. */
-void abar__cuda_input_means(abar_device *dev, const abar__rows *r, float *rows);
-void abar__cuda_grad_means(abar_device *dev, const abar__rows *r, float *rows);
-void abar__cuda_both_means(abar_device *dev, const abar__rows *r, float *inputs, float *grads);
+/* Every example's mean of a, (N, d), and of p, (N, out), in one launch; NULL: not wanted. */
+void abar__cuda_means(abar_device *dev, const abar__rows *r, float *inputs, float *grads);
 /* The same as two bf16 each, high + low: four vectors of an example, high, high, low, high, a pitch apart. The sum over the
  * first three of each with its successor is high highT + high lowT + low highT: the product of means, but for 2^-16 of it. */
-void abar__cuda_input_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
-void abar__cuda_grad_mean_pairs(abar_device *dev, const abar__rows *r, void *pairs);
-void abar__cuda_both_mean_pairs(abar_device *dev, const abar__rows *r, void *inputs, void *grads);
+void abar__cuda_mean_pairs(abar_device *dev, const abar__rows *r, void *inputs, void *grads);
 
 void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 void abar__cuda_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch);
