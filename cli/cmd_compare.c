@@ -337,8 +337,6 @@ static int create(cli *c, compare_flags *flags, const abar_compare_events *event
     abar_status status = ABAR_OK;
     for (int i = 1; i < list.n && status >= 0; i++) status = abar_compare_align(c->ctx, list.setup[0], list.setup[i]);
     code = status < 0 ? cli_fail_usage(c, status) : flags_read_list(c, flags, &list, NULL);
-    for (int i = 0; i < list.n; i++) /* for the check: there will be one */
-        snprintf(list.setup[i]->train.out, sizeof list.setup[i]->train.out, RUNS);
     if (!code) code = flags_check_list(c, &list);
     if (!code) {
         c->quiet = flags->quiet;

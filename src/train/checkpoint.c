@@ -124,9 +124,7 @@ abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out
 abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup **out)
 {
     *out = NULL;
-    ABAR_TRY(setup_from_checkpoint(ctx, path, "", out));
-    (*out)->train.checkpoint_every = 0; /* there is no folder for more */
-    return ABAR_OK;
+    return setup_from_checkpoint(ctx, path, "", out);
 }
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */

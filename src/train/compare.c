@@ -94,9 +94,8 @@ static abar_status check(abar_compare *c)
     for (int m = 0; m < c->methods; m++) {
         abar_setup *setup = c->method[m].setup;
         ABAR_TRY(check_label(c, m));
-        snprintf(setup->train.out, sizeof setup->train.out, "."); /* there will be one */
-        ABAR_TRY(abar_setup_check(c->ctx, setup));
         memset(setup->train.out, 0, sizeof setup->train.out);
+        ABAR_TRY(abar_setup_check(c->ctx, setup));
         ABAR_TRY(check_same_problem(c, m));
     }
     return check_seeds(c);

@@ -292,8 +292,6 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     if (train->limit_train > 0 && train->limit_train < train->batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
                           (long long)train->limit_train, (long long)train->batch);
-    if (train->checkpoint_every > 0 && !train->out[0])
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
                           train->optim);

@@ -82,7 +82,10 @@ static abar_status open_books(abar_trainer *t)
 
 static abar_status build(abar_trainer *t, bool resume)
 {
+    const abar_train_config *train = &t->setup->train;
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
+    if (train->checkpoint_every > 0 && !train->out[0])
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
     ABAR_TRY(open_data(t));
     ABAR_TRY(make_net(t));
     ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */

@@ -66,6 +66,7 @@ refuses "a path for a data set" 2 'text:FILE' train --data "$tests"
 refuses "a setting of texts" 2 'epoch-steps.*models of text' train --epoch-steps 5
 refuses "a layer that is not there" 2 '--skip-layers fc9: fits no layer' train "${small[@]}" --no-out --optim mac --skip-layers 'conv*,fc9'
 refuses "a layer that is not there, shown" 2 '--skip-layers x: fits' models --model lenet5 --data synthetic --optim mac --skip-layers x
+refuses "checkpoints without a folder" 2 '--checkpoint-every: there is no folder' train "${small[@]}" --no-out --checkpoint-every 3
 succeeds "layers that are there" train "${small[@]}" --epochs 1 --no-out --quiet --optim mac --skip-layers 'conv*,fc1'
 refuses "lone model" 2 'did you mean --model lenet5' models lenet5
 

@@ -191,7 +191,6 @@ static void check_refuses_settings_that_do_not_go_together(void **state)
         {"batch=32 accumulate=5", "--accumulate 5", ABAR_E_ARGUMENT},
         {"epochs=3 warmup=4", "--warmup 4", ABAR_E_ARGUMENT},
         {"batch=64 limit-train=63", "--limit-train 63", ABAR_E_ARGUMENT},
-        {"checkpoint-every=5", "--out", ABAR_E_ARGUMENT},
         {"precision=bf16", "--precision fp32", ABAR_E_UNSUPPORTED},
         {"device=ref precision=tf32", "--precision fp32", ABAR_E_UNSUPPORTED},
         {"device=cpy", "choose one of cpu, ref", ABAR_E_NOT_FOUND},

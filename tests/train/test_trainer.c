@@ -88,6 +88,17 @@ static void batch_larger_than_the_data_is_refused(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+static void checkpoints_without_a_folder_are_refused(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "mlp", "sgd", "checkpoint-every=5");
+    abar_trainer *t;
+    assert_int_equal(abar_setup_check(f->ctx, setup), ABAR_OK); /* what makes no checkpoints does not mind */
+    assert_int_equal(abar_trainer_create(f->ctx, setup, false, NULL, &t), ABAR_E_ARGUMENT);
+    assert_error(f, "--checkpoint-every: there is no folder");
+    abar_setup_destroy(f->ctx, setup);
+}
+
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
 static void check_plan(fixture *f, const char *model, const char *optim, const char *options)
@@ -296,6 +307,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(run_learns_reports_and_writes_its_files),
         with_fixture(batch_larger_than_the_data_is_refused),
+        with_fixture(checkpoints_without_a_folder_are_refused),
         with_fixture(memory_plan_is_within_two_percent_of_the_peak),
         with_fixture(bench_times_add_up),
         with_fixture(bench_counts_bytes_and_flops),
