@@ -1,4 +1,4 @@
-"""Checks of what follows from the paper's conventions (docs/paper.md, errata C1 to C5). numpy only; prints the figures quoted.
+"""Checks of what follows from the paper's conventions (docs/paper.md, errata C1 to C4). numpy only; prints the figures quoted.
 
 One step of a small network with batch norm at the published settings: 128 examples, cross-entropy of the batch mean, and
 every linear layer in front of a batch norm but the last.
@@ -59,7 +59,7 @@ def distance(x, y):
 
 def main():
     layers = network()
-    print("C2 SMAC and MAC, rho 1:  layer, mean of E[p^2], |SMAC - MAC| / |MAC|;  rho 3: |SMAC - MAC / 3| / |MAC / 3|")
+    print("C2, C4 SMAC and MAC, rho 1:  layer, mean of E[p^2], |SMAC - MAC| / |MAC|;  rho 3: |SMAC - MAC / 3| / |MAC / 3|")
     for i, (a, p, g) in enumerate(layers):
         mean, squares = a.mean(axis=0), (p * p).mean(axis=0)
         print(f"   {i}: {squares.mean():.1e}  {distance(smac(g, mean, squares, 1), mac(g, mean, 1)):.1e}", end="  ")
@@ -71,7 +71,7 @@ def main():
     a, p, _ = layers[1]
     print(f"C1 B = {B}: tr E[p p^T] of single losses / of the batch mean = {((B * p) ** 2).sum() / (p**2).sum():.0f} = B^2;", end=" ")
     print(f"at B = 256: {256**2}")
-    print("C5 identity left in an average that starts from it, beta 0.95, tcov 5, at steps 0, 50, 500:", end=" ")
+    print("Differences: what is left of the identity that FOOF's average starts from, at steps 0, 50, 500:", end=" ")
     print(", ".join(f"{0.95**m / (1 - 0.95**m):.3g}" for m in (1, 11, 101)))
 
 

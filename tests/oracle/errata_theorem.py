@@ -79,7 +79,7 @@ def finite_width(n, m, rho=1.0):
     d = slopes(w) - s0
     drift = np.sqrt(largest((x @ x.T) * (d @ d.T)))
     print(f"   n = {n}, {m} units instead of infinitely many: {first}; |J - J(0)| = {drift:.3f},", end=" ")
-    print(f"Condition 2 allows {0.25 * rho / np.sqrt(largest(x.T @ x)):.3f}")
+    print(f"Condition 5.4 allows {0.25 * rho / np.sqrt(largest(x.T @ x)):.3f}")
 
 
 def remedy():
@@ -115,7 +115,7 @@ def rest():
     rng = np.random.default_rng(4)
     most = max(ratio(unit_rows(rng.standard_normal((16, 5)) + rng.uniform(0, 3))) for _ in range(1000))
     print(f"T4 n |xbar|^2 / lambda_max(X^T X), largest of 1000 random problems: {most:.4f} (claim: <= 1)")
-    print(f"T5 circle, n = 11: lambda_min(G) = {least(problem(circle(11))[2]):.3f}; Condition 2 allows C up to 0.5")
+    print(f"T5 circle, n = 11: lambda_min(G) = {least(problem(circle(11))[2]):.3f}; Condition 5.4 allows C up to 0.5")
     print(f"T10 E[q^2], q uniform on (-1, 1): {np.mean(rng.uniform(-1, 1, 1000000) ** 2):.2f}")
     x = rng.standard_normal((50, 6)) + 3
     mean = x.mean(axis=0)
