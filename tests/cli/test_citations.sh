@@ -8,6 +8,25 @@ ran=tools/check-citations rc=
 rc=$?
 check "all citations of the tree resolve" test $rc = 0 -a ! -s stdout
 
+# Documents speak of the command as it is.
+{
+    "$abar" optimizers
+    for model in mlp lenet5 deit-tiny swin-tiny; do "$abar" train --model $model --help; done
+    "$abar" train --model gpt2 --data text:FILE --help
+} >help 2>stderr
+flags=$(grep -ohE -- '`--(\[no-\])?[a-z][a-z0-9-]+' "$root/docs/methods.md" "$root/docs/models.md" | sed 's/`--\(\[no-\]\)*//' | sort -u)
+for flag in $flags; do
+    ran="docs/methods.md, docs/models.md: --$flag"
+    check "--$flag is a flag" grep -qE -- "--(\[no-\])?$flag( |\$)" help
+done
+"$abar" models >stdout 2>stderr
+counts=$(awk 'match($0, /[0-9]+(,[0-9]+)+ /) { print $1 ":" substr($0, RSTART, RLENGTH - 1) }' stdout)
+for count in $counts; do
+    ran="docs/models.md: $count"
+    check "${count%:*} has ${count#*:} parameters" grep -qE "^\|.*[^0-9,]${count#*:}[^0-9,]" "$root/docs/models.md"
+done
+check "models were compared" test "$(wc -w <<<"$counts")" -ge 16
+
 # A small tree in which everything resolves.
 tree() {
     rm -rf planted
