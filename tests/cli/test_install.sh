@@ -12,7 +12,7 @@ export PKG_CONFIG_PATH=$pc LD_LIBRARY_PATH=$(dirname "$pc")
 
 ran="cc embed.c with pkg-config"
 eval "flags=($(pkg-config --cflags --libs abar_optim))" # pkg-config escapes spaces for the shell
-check "the example builds" cc -std=c11 -Wall -Wextra -Werror -o embed "$root/examples/embed.c" "${flags[@]}" -lm
+check "the example builds" cc -O2 -std=c11 -Wall -Wextra -Werror -o embed "$root/examples/embed.c" "${flags[@]}" -lm
 
 # learns METHOD SET: whatever the seed, the loss of the last steps is below half that of the first. Chance is 1.39; methods end at
 # 0.08 to 0.2, because the example's learning rates are stable and fall to 0.
