@@ -15,7 +15,8 @@ help:
 	@echo 'make              install missing packages, build $(ABAR) and the libraries'
 	@echo 'make quickstart   build $(ABAR) alone, then train LeNet-5 on Fashion-MNIST'
 	@echo 'make test         build and run all tests; the last line counts them. Tests that compute run once for every'
-	@echo '                  instruction set of this CPU: ABAR_ISA=baseline, avx2 or avx512 takes that one alone'
+	@echo '                  instruction set of this CPU: ABAR_ISA=baseline, avx2 or avx512 takes that one alone,'
+	@echo '                  TESTS=REGEX the tests with such names'
 	@echo 'make bench        step times beside PyTorch'
 	@echo 'make install      into PREFIX (now $(PREFIX))'
 	@echo 'make asan tsan    the tests under the address and undefined, or thread, sanitizer'
@@ -43,7 +44,7 @@ quickstart: bootstrap
 
 test: configure
 	@cmake --build $(BUILD) --parallel $(JOBS)
-	@tools/test-summary $(BUILD)
+	@tools/test-summary $(BUILD) $(if $(TESTS),-R '$(TESTS)')
 
 bench: build
 	@bench/run $(ABAR)
