@@ -83,4 +83,4 @@ check-format:
 	@clang-format --dry-run -Werror $(SOURCES)
 
 clean:
-	rm -rf $(BUILD) build build-asan build-tsan build-fuzz build-debug build-gpu
+	rm -rf $(BUILD) build build-*

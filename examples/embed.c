@@ -7,6 +7,7 @@
 #include <abar/optim.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,10 +91,33 @@ static void check(abar_context *ctx, abar_status status)
     exit(1);
 }
 
+/* Whether every step was taken. The learning rate falls linearly to 0, so that training settles. */
+static bool train(abar_context *ctx, abar_optim *optim, const abar_layer *layers, double rate)
+{
+    double loss = 0;
+    for (int k = 0; k < STEPS; k++) {
+        abar_step_config step = {.size = sizeof step, .lr = rate * (1.0 - (double)k / STEPS)};
+        abar_step_report report;
+        make_batch();
+        loss += forward() / SHOWN;
+        backward();
+        for (int l = 0; l < 2 && abar_optim_observes(optim); l++) check(ctx, abar_optim_observe(optim, l, &layers[l]));
+        check(ctx, abar_optim_step(optim, &step, &report));
+        if (report.skipped) {
+            fprintf(stderr, "embed: step %d was skipped, a gradient is not finite: lower the learning rate\n", k);
+            return false;
+        }
+        if ((k + 1) % SHOWN) continue;
+        printf("step %3d  loss %.4f\n", k + 1, loss); /* mean of the last SHOWN steps */
+        loss = 0;
+    }
+    return true;
+}
+
 #define TENSOR(a, ...) \
     abar_tensor_wrap(dev, a, ABAR_F32, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__})
 
-/* The first step's learning rate; it falls linearly to 0. LNGD rescales its gradients and needs a smaller one. */
+/* The first step's learning rate. LNGD rescales its gradients and needs a smaller one. */
 static double rate_of(const char *method) { return strcmp(method, "lngd") == 0 ? 0.02 : 0.1; }
 
 int main(int argc, char **argv)
@@ -127,25 +151,9 @@ int main(int argc, char **argv)
 
     for (int i = 0; i < HIDDEN * IN; i++) w1[i / IN][i % IN] = uniform() * 0.25f;
     for (int i = 0; i < OUT * HIDDEN; i++) w2[i / HIDDEN][i % HIDDEN] = uniform() * 0.18f;
-    double loss = 0;
-    for (int k = 0; k < STEPS; k++) {
-        abar_step_config step = {.size = sizeof step, .lr = config.base_lr * (1.0 - (double)k / STEPS)};
-        abar_step_report report;
-        make_batch();
-        loss += forward() / SHOWN;
-        backward();
-        for (int l = 0; l < 2 && abar_optim_observes(optim); l++) check(ctx, abar_optim_observe(optim, l, &layers[l]));
-        check(ctx, abar_optim_step(optim, &step, &report));
-        if (report.skipped) {
-            fprintf(stderr, "embed: step %d was skipped, a gradient is not finite: lower the learning rate\n", k);
-            return 1;
-        }
-        if ((k + 1) % SHOWN) continue;
-        printf("step %3d  loss %.4f\n", k + 1, loss); /* mean of the last SHOWN steps */
-        loss = 0;
-    }
+    bool trained = train(ctx, optim, layers, config.base_lr);
     abar_optim_destroy(optim);
     abar_device_close(dev);
     abar_context_destroy(ctx);
-    return 0;
+    return trained ? 0 : 1;
 }
