@@ -1,62 +1,74 @@
-# A thin cover over CMake. `make` builds build/abar; `make help` lists the rest.
+# A thin layer over CMake. `make` builds build/abar; `make help` lists the rest.
 PREFIX ?= /usr/local
+BUILD ?= build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-ABAR := build/abar
+ABAR := $(BUILD)/abar
 SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu')
+# CUDA=on, off or auto on the command line. In the environment the name may mean anything, such as a folder.
+cuda := $(if $(filter environment,$(origin CUDA)),$(filter on off auto,$(CUDA)),$(CUDA))
 
-.PHONY: all help bootstrap build quickstart test bench format check-format install asan tsan fuzz clean
+.PHONY: all help bootstrap configure build quickstart test bench format check-format install asan tsan fuzz clean
 
 all: build
 
 help:
-	@echo 'make              install what is missing, build build/abar'
-	@echo 'make quickstart   the same, then train LeNet-5 on Fashion-MNIST'
-	@echo 'make test         build and run all tests; the last line counts them'
+	@echo 'make              install missing packages, build $(ABAR) and the libraries'
+	@echo 'make quickstart   build $(ABAR) alone, then train LeNet-5 on Fashion-MNIST'
+	@echo 'make test         build and run all tests; the last line counts them. Tests that compute run once for every'
+	@echo '                  instruction set of this CPU: ABAR_ISA=baseline, avx2 or avx512 takes that one alone,'
+	@echo '                  TESTS=REGEX the tests with such names'
 	@echo 'make bench        step times beside PyTorch'
 	@echo 'make install      into PREFIX (now $(PREFIX))'
 	@echo 'make asan tsan    the tests under the address and undefined, or thread, sanitizer'
-	@echo 'make fuzz         fuzz the file readers for a minute each (clang)'
+	@echo 'make fuzz         fuzz the file readers, SECONDS_EACH=60 seconds each (clang)'
 	@echo 'make format       clang-format everything; check-format only looks'
 	@echo 'make clean        remove what was built; runs/ stays'
+	@echo
+	@echo 'CUDA=off, on, auto: with or without the cuda device, or where CUDA is found (the default). The build folder keeps it.'
+	@echo 'BUILD=FOLDER, CC=clang: another build folder and, when it is new, another compiler. JOBS=N: compile N files at once.'
 
 bootstrap:
 	@tools/bootstrap
 
-# $(call configure,PRESET,FOLDER)
-configure = test -f $(2)/build.ninja || cmake --preset $(1) --log-level=WARNING
+configure: bootstrap
+	@tools/configure release $(BUILD) $(cuda)
 
-build: bootstrap
-	@$(call configure,release,build)
-	@cmake --build build --parallel $(JOBS)
+build: configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target abar_cli abar_optim_shared abar_all_shared
 
-quickstart: build
+# Where there is no GPU, a new build folder is without CUDA: its kernels take minutes to compile.
+quickstart: bootstrap
+	@tools/configure release $(BUILD) $(or $(cuda),gpu)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target abar_cli
 	@tools/quickstart $(ABAR)
 
-test: build
-	@tools/test-summary build
+test: configure
+	@cmake --build $(BUILD) --parallel $(JOBS)
+	@tools/test-summary $(BUILD) $(if $(TESTS),-R '$(TESTS)')
 
 bench: build
 	@bench/run $(ABAR)
 	@bench/methods $(ABAR)
-	@if command -v python3 >/dev/null; then python3 bench/binding.py; else echo 'bench: no python3: the binding is not timed'; fi
+	@if command -v python3 >/dev/null; then ABAR_LIBRARY=$(abspath $(BUILD))/libabar_optim.so python3 bench/binding.py; else echo 'bench: no python3: the binding is not timed'; fi
 
 install: build
-	cmake --install build --prefix $(PREFIX)
+	cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 asan: bootstrap
-	@$(call configure,asan,build-asan)
+	@tools/configure asan build-asan
 	@cmake --build build-asan --parallel $(JOBS)
 	@tools/test-summary build-asan
 
 # gcc's OpenMP runtime is opaque to the thread sanitizer; the threads of the loader and of a comparison are ours.
 tsan: bootstrap
-	@$(call configure,tsan,build-tsan)
+	@tools/configure tsan build-tsan
 	@cmake --build build-tsan --parallel $(JOBS)
 	@OMP_NUM_THREADS=1 tools/test-summary build-tsan -R "loader|test_jobs"
 
 fuzz: bootstrap
-	@$(call configure,fuzz,build-fuzz)
-	@cmake --build build-fuzz --parallel $(JOBS)
+	@if ! command -v clang >/dev/null; then echo 'fuzz: clang is missing: apt-get install clang libomp-dev' >&2; exit 1; fi
+	@tools/configure fuzz build-fuzz
+	@cmake --build build-fuzz --parallel $(JOBS) --target fuzzers
 	@for target in build-fuzz/tests/fuzz/fuzz_*; do \
 	    test -x $$target -a -f $$target || continue; name=$$(basename $$target); \
 	    mkdir -p build-fuzz/corpus/$$name; echo $$name; \
@@ -71,4 +83,4 @@ check-format:
 	@clang-format --dry-run -Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan build-tsan build-fuzz build-debug build-gpu
+	rm -rf $(BUILD) build build-*

@@ -1,6 +1,6 @@
-/* Times every implementation of a convolution that the CUDA device has, on the layers of CIFAR ResNets in bf16, and compares
- * their results with the plain one's. One line each: microseconds of forward, backward and a backward without dx, medians over
- * replays of a recorded sequence, and the largest differences of y, dx and dw, relative to the largest element.
+/* Times every implementation of a convolution of the CUDA device on the layers of CIFAR ResNets in bf16, and compares their
+ * results with the plain implementation's. One line each: microseconds of forward, backward and backward without dx, medians
+ * over replays of a captured graph, and the largest differences of y, dx and dw, relative to the largest element.
  *
  *   bench_conv_cuda [batch]        (default 128) */
 #include "cuda_timing.h"
@@ -102,7 +102,7 @@ static buffers buffers_create(abar_device *dev, const abar__op_desc *d)
     b.x = random_bf16(dev, b.nx, 1), b.dy = random_bf16(dev, b.ny, 2), b.shadow = random_bf16(dev, b.nw, 3);
     b.y = (bf16 *)device_memory(dev, (size_t)b.ny * sizeof(bf16)),
     b.dx = (bf16 *)device_memory(dev, (size_t)b.nx * sizeof(bf16));
-    b.weight = (float *)device_memory(dev, (size_t)b.nw * sizeof(float)); /* nobody reads it in bf16 */
+    b.weight = (float *)device_memory(dev, (size_t)b.nw * sizeof(float)); /* unused in bf16 */
     b.bias = (float *)device_memory(dev, (size_t)b.no * sizeof(float));   /* zeros */
     b.dw = (float *)device_memory(dev, (size_t)b.nw * sizeof(float)),
     b.db = (float *)device_memory(dev, (size_t)b.no * sizeof(float));
@@ -122,7 +122,7 @@ static void buffers_destroy(abar_device *dev, const buffers *b)
     abar_device_free(dev, b->db, (size_t)b->no * sizeof(float));
 }
 
-/* One implementation of one layer, ready to run; false: it does not take this layer. */
+/* Prepares one implementation for one layer; false where it does not support the layer. */
 typedef struct instance {
     abar__op op;
     abar__op_args args;
@@ -155,7 +155,7 @@ static void instance_destroy(instance *t)
     abar__free(dev->ctx, t->op.priv, t->op.priv_bytes);
 }
 
-/* Microseconds of one call, the first of which is not recorded. */
+/* Microseconds of one call. A first call runs before the capture. */
 static double time_call(instance *t, abar_status (*call)(abar__op *op, const abar__op_args *a))
 {
     abar_device *dev = t->op.dev;
@@ -164,7 +164,7 @@ static double time_call(instance *t, abar_status (*call)(abar__op *op, const aba
     return time_recorded(dev, PER_GRAPH, REPLAYS, [&] { return call(&t->op, &t->args); });
 }
 
-/* Runs both directions once, from poisoned results, and brings these to the host. */
+/* Runs both directions once, over poisoned results, and copies the results to the host. */
 static results run_once(instance *t, const buffers *b)
 {
     abar_device *dev = t->op.dev;
@@ -211,8 +211,8 @@ static void print_times(instance *t, const abar__op_desc *no_dx, const buffers *
     }
 }
 
-/* Returns how many implementations were wrong; the plain one is not timed. dy is drawn anew for each, because a fused ReLU
- * changes it in place. */
+/* Returns how many implementations were wrong; the plain one is not timed. Each gets a fresh dy, because a fused ReLU changes
+ * it in place. */
 static int bench_layer(abar_device *dev, const layer_case *l, int64_t batch)
 {
     int wrong = 0;

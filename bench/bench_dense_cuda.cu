@@ -1,10 +1,10 @@
-/* Times what a step with dense curvature does on the CUDA device, for the maps of three networks in bf16: the products of all
- * gradients with their inverses (FOOF: from the right; KFAC: from both sides), and the inversion of all factors, and of none.
- * One line each: microseconds, medians over replays of a recording, with operations and bytes per second.
+/* Times the parts of a step with dense curvature on the CUDA device, for the maps of three networks in bf16: the products of
+ * all gradients with the inverses (FOOF: from the right; KFAC: from both sides), and the inversion of all factors, and of none.
+ * One line each: microseconds, medians over replays of a captured graph, with operations and bytes per second.
  *
  *   bench_dense_cuda [precision [once]]        (bf16, tf32 or fp32)
  *
- * once: everything is given once instead, unrecorded, for a profiler: it does not see the rounds of a recorded inversion. */
+ * once: everything runs once without a graph, for a profiler, which does not see the rounds of an inversion inside a graph. */
 #include "cuda_timing.h"
 #include "device/cuda/core_dense.h"
 
@@ -93,7 +93,7 @@ static __global__ void fill(float *x, size_t n)
         x[i] = 1e-3f * (float)((int)(i * 2654435761u >> 16 & 1023) - 512);
 }
 
-/* An average that is positive definite: ones on the diagonal, little beside it; nothing is pending in (d + 1, d). */
+/* A positive definite average: ones on the diagonal, small numbers elsewhere. The pending triangle of (d + 1, d) is zero. */
 static __global__ void fill_factor(float *x, int64_t d)
 {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < d * (d + 1); i += (int64_t)gridDim.x * blockDim.x) {
@@ -103,7 +103,7 @@ static __global__ void fill_factor(float *x, int64_t d)
     }
 }
 
-/* The next n floats, aligned; while there is no memory: only counted. */
+/* The next n floats, aligned; only counted before the memory is allocated. */
 static float *take(memory *m, int64_t n)
 {
     float *at = m->base ? m->base + m->taken : NULL;
@@ -122,7 +122,7 @@ typedef struct task {
     const int32_t *active;
     double *sums;
     int32_t *broken;
-    abar__cuda_inversion *asked; /* (n_asked) on the device, and as they are before every replay */
+    abar__cuda_inversion *asked; /* (n_asked) on the device, and their values before every replay */
     const abar__cuda_inversion *before;
     int n_asked;
     bool once;
@@ -134,14 +134,14 @@ static abar_status give(const task *t)
     return abar__cuda_multiply(t->dev, t->multiplier, 0, t->active, t->sums, t->broken);
 }
 
-/* What is asked for, again. */
+/* Restores the requests before a replay. */
 static void ask(const task *t)
 {
     const size_t bytes = (size_t)t->n_asked * sizeof *t->asked;
     if (t->inverter) check(cudaMemcpyAsync(t->asked, t->before, bytes, cudaMemcpyHostToDevice, abar__cuda_of(t->dev)->stream));
 }
 
-/* Microseconds of one replay; 0 where there is none. */
+/* Microseconds of one replay; 0 without a graph. */
 static double measure(const task *t)
 {
     if (!t->once)

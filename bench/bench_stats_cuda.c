@@ -1,12 +1,12 @@
-/* What an observation takes by layer: sums of outer products as FOOF, KFAC and LNGD ask for them (methods.md sections 4 to 6),
- * bf16, batch 128, recorded and replayed as in training; microseconds of one call. */
+/* Times the observation of a layer: the sums of outer products of FOOF, KFAC and LNGD (methods.md sections 4 to 6), in bf16
+ * with batch 128, captured and replayed as in training. Microseconds of one call. */
 #include "device/device_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #define REPLAYS 20
-#define CALLS 10 /* in a recording */
+#define CALLS 10 /* per graph */
 
 typedef struct layer {
     const char *name;
@@ -39,7 +39,7 @@ typedef struct bench {
     abar_device *dev;
     abar__rows rows;
     void *square, *grad_square, *scratch;
-    double *weights; /* (2, N), then the number */
+    double *weights; /* (2, N), then their count */
 } bench;
 
 static void need(abar_context *ctx, abar_status status)

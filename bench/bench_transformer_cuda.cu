@@ -1,7 +1,7 @@
-/* Times the operations that transformers are made of on the CUDA device in bf16, at the sizes of DeiT-Small, Swin-Tiny, GPT-2
- * and gpt-char. One line each: microseconds of forward and backward, medians over replays of a recorded sequence, and what that
- * comes to: TFLOP/s of attention's and linear's products (attention: 4 T^2 d a head forward, 10 T^2 d backward, half of that
- * where causal), GB/s of what the others must at least read and write.
+/* Times the operations of transformers on the CUDA device in bf16, at the sizes of DeiT-Small, Swin-Tiny, GPT-2 and gpt-char.
+ * One line each: microseconds of forward and backward, medians over replays of a captured graph, and the rate: TFLOP/s for
+ * attention and linear (attention: 4 T^2 d per head forward, 10 T^2 d backward, half of that where causal), for the others GB/s
+ * of the bytes that must at least be read and written.
  *
  *   bench_transformer_cuda [PART OF A NAME]... */
 #include "cuda_timing.h"
@@ -127,7 +127,7 @@ static __global__ void fill_numbers(int64_t n, int32_t below, int32_t *to)
     if (i < n) to[i] = (int32_t)(noise(i) % (uint32_t)below);
 }
 
-typedef struct memory { /* everything taken, to give it back */
+typedef struct memory { /* all allocations, for freeing */
     abar_device *dev;
     void *block[16];
     size_t bytes[16];
@@ -181,7 +181,7 @@ static abar__op_args args_create(memory *m, const abar__op *op, const abar__run 
 
 /* ---- timing --------------------------------------------------------------------------------------------------------- */
 
-/* Microseconds of one call, the first of which is not recorded. */
+/* Microseconds of one call. A first call runs before the capture. */
 static double time_call(abar__op *op, const abar__op_args *a, abar_status (*call)(abar__op *op, const abar__op_args *a))
 {
     check(op->dev, call(op, a));

@@ -1,6 +1,7 @@
-/* How near the fused update comes to the device's copy bandwidth: all parameters of a model (wrn28-10 unless named) in one
- * launch, bf16 copies included, beside a plain copy in the same run. bench_update_cuda [MODEL] A step is norm, maps, update;
- * the update alone is what a step takes more than one without anything to update. */
+/* Compares the bandwidth of the fused update with that of a copy: all parameters of a model in one launch, bf16 copies
+ * included. A step is norm, maps and update. The update's time is the difference of a step and a step with nothing to update.
+ *
+ *   bench_update_cuda [MODEL]        (default wrn28-10) */
 #include "optim/optim_impl.h"
 #include "train/train_impl.h"
 
@@ -37,7 +38,7 @@ static abar_status give(const timed *t)
     return queue->program->step(t->dev, t->program, 1.0, 0.0, NULL);
 }
 
-/* Median milliseconds of one. */
+/* Median milliseconds of one run. */
 static double measure(abar_context *ctx, const timed *t)
 {
     const abar__queue_ops *queue = t->dev->ops->queue;

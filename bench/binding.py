@@ -1,11 +1,11 @@
-"""What abar.torch.MAC costs in a PyTorch training step, beside torch.optim.SGD and a MAC written in plain PyTorch.
+"""Times a PyTorch training step with abar.torch.MAC, with torch.optim.SGD and with a MAC written in plain PyTorch.
 
     python3 binding.py [--model resnet20] [--batch 128] [--threads 2] [--rounds 5]
 
 A step is forward, cross-entropy, backward and update on one fixed batch; MAC takes statistics every 5th step and
-refreshes every 50th, as published. The optimizers take turns of five steps, so that noise on the machine meets all
-alike; a round is one cycle of 50 steps each, and its time a step their mean, which counts the steps with statistics as
-often as they come. Ratios are to the SGD of the same round. Without PyTorch it says so and exits with 0.
+refreshes every 50th, as published. The optimizers alternate every five steps, so that other load affects all alike. A
+round is 50 steps of each; its time per step is their mean. Ratios are to the SGD of the same round. Without PyTorch it
+says so and exits with 0.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TCOV, TINV = 5, 50
 
 
 class PlainMac(torch.optim.SGD):
-    """MAC as one writes it down from the paper: patches unfolded, the damped matrix formed, inverted, multiplied."""
+    """MAC written directly from the paper: it unfolds patches, forms the damped matrix, inverts it and multiplies."""
 
     def __init__(self, model, lr, momentum):
         super().__init__(model.parameters(), lr, momentum, foreach=True)
@@ -96,7 +96,7 @@ class Run:
         self.x = torch.randn(args.batch, *SHAPES[args.model])
         self.labels = torch.randint(10, (args.batch,))
         self.optimizer = make_optimizer(name, self.model)
-        self.times, self.updates = [0.0], [0.0]  # ms a step, of every round
+        self.times, self.updates = [0.0], [0.0]  # ms per step, one entry per round
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
@@ -142,7 +142,7 @@ def main():
             run.updates.append(0.0)
         for turn in range(TINV // TCOV):
             names = list(runs)
-            for name in names[turn % 3 :] + names[: turn % 3]:  # none always follows the same other
+            for name in names[turn % 3 :] + names[: turn % 3]:  # the order rotates
                 runs[name].turn()
     mac, plain = (float(runs[name].loss) for name in ("abar.torch.MAC", "plain MAC"))
     assert abs(mac - plain) <= 0.02 * abs(plain) + 0.01, f"the two MACs do not agree: loss {mac} and {plain}"

@@ -1,5 +1,5 @@
-/* What the kernel benchmarks share: a failure ends the program with one line, and work is timed as a step would run it, from
- * replays of a recording. */
+/* Shared by the kernel benchmarks: a failure ends the program with one line, and work is timed as training runs it, by replays
+ * of a captured graph. */
 #ifndef ABAR_BENCH_CUDA_TIMING_H
 #define ABAR_BENCH_CUDA_TIMING_H
 
@@ -26,8 +26,8 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Microseconds of one call: the median over replays of a recording of `calls` of them, after three that do not count. before():
- * what comes ahead of every replay, outside the clock. */
+/* Microseconds of one call: the median over replays of a graph of `calls` calls, after three untimed replays. before() runs
+ * ahead of every replay and is not timed. */
 template <class Call, class Before>
 static double time_recorded(abar_device *dev, int calls, int replays, Call call, Before before)
 {

@@ -1,19 +1,19 @@
-"""Times PyTorch's training step, the peer that abar is measured against.
+"""Times PyTorch's training step, for comparison with abar's.
 
     python3 peer_torch.py --model lenet5 --batch 128 --threads 2 --steps 20 --rounds 5
     python3 peer_torch.py --device cuda --model resnet20 resnet110 --precision bf16 --steps 50
     python3 peer_torch.py --device cuda --model deit-small swin-tiny gpt2 --steps 20
 
 A step is forward, cross-entropy, backward and SGD with momentum 0.9 on one fixed batch that is
-already in place. Prints JSON objects, one per line, times in milliseconds.
+already on the device. Prints JSON objects, one per line, times in milliseconds.
 
-On the CPU each round runs a block of steps in NCHW, then one in channels-last, so that noise on
-the machine meets both. On a GPU there is a line per model, precision and mode: eager, as people
-write it, and graph, the whole step in one CUDA graph. bf16 is what is fastest for PyTorch there:
-channels-last, weights in float32 under autocast, and weights in bfloat16 with float32 masters
-kept by hand; the quicker of the two counts. Transformers (peer_transformers.py), on a GPU in bf16
-alone, try fused attention's kinds as well, in a graph; eager runs what was quickest there. gpt2
-takes fused AdamW and torch.compile, compiled before the clock starts, or, where that fails, a graph.
+On the CPU each round runs a block of steps in NCHW, then one in channels-last, so that other load
+affects both alike. On a GPU there is a line per model, precision and mode: eager, and graph, where
+the whole step is one CUDA graph. bf16 is channels-last and tries two ways, float32 weights under
+autocast and bfloat16 weights with float32 masters; the faster one counts. Transformers
+(peer_transformers.py) run on a GPU in bf16 only and also try the kinds of fused attention, in a graph;
+eager runs the fastest of them. gpt2 takes fused AdamW and torch.compile, compiled before timing
+starts, or a graph where compiling fails.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SHAPES = {
 }
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}
-DEVICE = transformers.DEVICE  # of the GPU's part
+DEVICE = transformers.DEVICE  # of the measurements on a GPU
 BATCH = 128
 WARM_UP = 3
 
@@ -87,7 +87,7 @@ class Run:
 
 
 def fastest_optimizer(model, steps=30):
-    """The quickest of torch's SGD implementations for this network's parameters."""
+    """The fastest of torch's SGD implementations for this network's parameters."""
     medians = {}
     for name in OPTIMIZERS:
         run = Run(model, 2, torch.contiguous_format, name)
@@ -195,7 +195,7 @@ class GpuStep:
 
 
 def record(run):
-    """The whole step as one CUDA graph: returns what replays it."""
+    """Captures the whole step as one CUDA graph; returns the function that replays it."""
     if DEVICE != "cuda":
         return run.step
     side = torch.cuda.Stream()
@@ -227,7 +227,7 @@ def elapsed_ms(start, end):
 
 
 def time_blocks(step, steps, blocks=10):
-    """Milliseconds per step, of blocks long enough that the clock's grain does not show."""
+    """Milliseconds per step, timed in blocks that are long beside the clock's resolution."""
     per_block = max(1, steps // blocks)
     times = []
     for _ in range(blocks):
@@ -249,7 +249,7 @@ def time_on_gpu(model, batch, recipe, mode, steps):
         run.step()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()  # what cuDNN tried out meanwhile does not count
+        torch.cuda.reset_peak_memory_stats()  # memory of cuDNN's trial runs does not count
     warm_up_s = time.monotonic() - began
     step = record(run) if mode == "graph" else run.step
     time_blocks(step, 10, blocks=3 if model in transformers.MODELS else 10)
@@ -269,7 +269,7 @@ def print_line(precision, tried):
 
 
 def try_on_gpu(model, batch, recipe, mode, steps):
-    """What PyTorch cannot run is told and gives nothing."""
+    """A list of one result; empty, with a message, where PyTorch cannot run it."""
     try:
         return [time_on_gpu(model, batch, recipe, mode, steps)]
     except Exception as error:  # noqa: BLE001 - torch.compile fails in many ways

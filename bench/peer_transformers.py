@@ -1,6 +1,6 @@
-"""DeiT, Swin and GPT-2 as PyTorch runs them quickest: the oracle's networks, with fused attention and nothing made anew per step.
+"""DeiT, Swin and GPT-2 as PyTorch runs them fastest: the oracle's networks with fused attention, and constants made once.
 
-peer_torch.py times them. Run as a script to check, in double precision and small, that logits and gradients are the oracle's.
+peer_torch.py times them. Run as a script, this file checks small ones in double precision against the oracle's logits and gradients.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "oracl
 import networks_gpt  # noqa: E402
 import networks_vit  # noqa: E402
 
-# Set: small networks on the CPU, where a graph is the plain step, to try these files without a GPU. Times mean nothing then.
+# ABAR_PEER_TINY=1 runs small networks on the CPU, without graphs, to test these files without a GPU.
 TINY = bool(os.environ.get("ABAR_PEER_TINY"))
 DEVICE = "cpu" if TINY else "cuda"
 BATCH = {"deit-small": 4, "swin-tiny": 4, "gpt2": 2} if TINY else {"deit-small": 256, "swin-tiny": 256, "gpt2": 8}
 MODELS = tuple(BATCH)
 
-# Precision (autocast, or weights in bfloat16 with masters) and attention; the quickest counts.
+# Precision (autocast, or weights in bfloat16 with masters) and attention; the fastest counts.
 RECIPES = {
     "deit-small": ["autocast", "masters", "masters cudnn"],
     "swin-tiny": ["autocast", "masters", "masters written"],
@@ -32,7 +32,7 @@ MODES = {"deit-small": ["graph", "eager"], "swin-tiny": ["graph", "eager"], "gpt
 
 
 def sizes(model, tiny):
-    """(what an image is: channels and sides; what a network's constructor takes)"""
+    """The shape of a sample, and the arguments of the network's constructor."""
     if model == "deit-small":
         image, patch, width, depth, heads, classes = (32, 8, 64, 2, 2, 10) if tiny else (224, 16, 384, 12, 6, 1000)
         return (3, image, image), (image, patch, width, depth, heads, classes)
@@ -59,7 +59,7 @@ class Attention(networks_vit.Attention):
 
 
 class DeiT(networks_vit.DeiT):
-    """The last norm, of the class token alone: the others' would go nowhere."""
+    """The last norm is computed for the class token alone: the head reads no other."""
 
     def forward(self, x):
         x = self.patch_embed(x).flatten(1, 2)
@@ -68,7 +68,7 @@ class DeiT(networks_vit.DeiT):
 
 
 class WindowAttention(networks_vit.WindowAttention):
-    """The bias and the mask go into fused attention as one sum, written: into scores that are kept."""
+    """Fused attention gets bias and mask as one sum; with `written`, attention is plain matrix products that keep the scores."""
 
     written = False
 
@@ -88,7 +88,7 @@ class WindowAttention(networks_vit.WindowAttention):
         if self.written:
             return self.proj(self.attend_written(q, k, v, bias))
         images, t = len(x) // len(bias), bias.shape[-1]
-        bias = F.pad(bias, (0, -t % 16))  # rows begin where the kernel wants them: padded here, not once an image
+        bias = F.pad(bias, (0, -t % 16))  # the kernel wants aligned rows: padded here once, not per image
         if mask is not None:
             bias = bias.expand(images, *bias.shape).flatten(0, 1)
         return self.proj(joined(F.scaled_dot_product_attention(q, k, v, attn_mask=bias[..., :t])))
@@ -138,7 +138,7 @@ class Gpt(networks_gpt.Gpt):
 
 @contextlib.contextmanager
 def replaced(module, *classes):
-    """While it lasts, the module's classes of these names are these."""
+    """Replaces the module's classes of the same names inside the with block."""
     before = {c.__name__: getattr(module, c.__name__) for c in classes}
     for c in classes:
         setattr(module, c.__name__, c)
@@ -158,16 +158,16 @@ def build(model, tiny=TINY):
         return (DeiT if model == "deit-small" else networks_vit.Swin)(*arguments)
 
 
-# ---- what is timed -----------------------------------------------------------------------------
+# ---- measurements ------------------------------------------------------------------------------
 
 
 def rate_of(model):
-    """What a sample counts for, and its name: images, or the tokens of a sequence."""
+    """How many units a sample has, and their name: one image, or the tokens of a sequence."""
     return (sizes(model, TINY)[0][0], "tokens") if model == "gpt2" else (1, "images")
 
 
 def case(model, batch, attention):
-    """The network, its input and its labels, in place."""
+    """The network, its input and its labels, on the device."""
     shape, arguments = sizes(model, TINY)
     with torch.device(DEVICE):
         module = build(model).train()

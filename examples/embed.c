@@ -1,25 +1,28 @@
-/* A training loop of your own with abar's optimizers: a two-layer network written by hand, no engine, trained with MAC.
+/* A training loop of your own with abar's optimizers: a two-layer network written by hand, without abar's networks.
  *
- *     cc embed.c $(pkg-config --cflags --libs abar_optim) -lm && ./a.out
+ *     cc embed.c $(pkg-config --cflags --libs abar_optim) -lm && ./a.out [METHOD [SEED]]
  *
- * abar sees four things: your weights and gradients, and, every few steps, the inputs of your layers. You keep them all. */
+ * METHOD is mac (the default), smac, foof, kfac, eva, lngd or sgd. The program owns all memory: it shows abar its weights and
+ * gradients and, every few steps, the inputs and output gradients of its layers. */
 #include <abar/optim.h>
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCH = 64, IN = 16, HIDDEN = 32, OUT = 4, STEPS = 200 };
+enum { BATCH = 64, IN = 16, HIDDEN = 32, OUT = 4, STEPS = 200, SHOWN = 20 };
 
-static float x[BATCH][IN], hidden[BATCH][HIDDEN], p[BATCH][OUT]; /* activations; p: softmax, then its gradient */
+static float x[BATCH][IN], hidden[BATCH][HIDDEN], p[BATCH][OUT]; /* activations; p: softmax, then the loss's gradient */
 static float w1[HIDDEN][IN], b1[HIDDEN], w2[OUT][HIDDEN], b2[OUT];
 static float gw1[HIDDEN][IN], gb1[HIDDEN], gw2[OUT][HIDDEN], gb2[OUT], gh[BATCH][HIDDEN];
 static int label[BATCH];
 
 static float uniform(void) { return (float)rand() / (float)RAND_MAX * 2.0f - 1.0f; }
 
-/* Which quadrant of a random plane the point lies in; all inputs are shifted, as activations behind a ReLU are. */
+/* The label is the quadrant of a fixed plane that the point falls into. Inputs have a mean of 1, as activations after a ReLU
+ * have a mean above 0. */
 static void make_batch(void)
 {
     for (int n = 0; n < BATCH; n++) {
@@ -43,14 +46,15 @@ static double forward(void)
             for (int i = 0; i < IN; i++) z += w1[h][i] * x[n][i];
             hidden[n][h] = z > 0 ? z : 0;
         }
-        float sum = 0;
+        float z[OUT], largest = -INFINITY, sum = 0;
         for (int o = 0; o < OUT; o++) {
-            float z = b2[o];
-            for (int h = 0; h < HIDDEN; h++) z += w2[o][h] * hidden[n][h];
-            sum += p[n][o] = expf(z);
+            z[o] = b2[o];
+            for (int h = 0; h < HIDDEN; h++) z[o] += w2[o][h] * hidden[n][h];
+            largest = fmaxf(largest, z[o]);
         }
+        for (int o = 0; o < OUT; o++) sum += p[n][o] = expf(z[o] - largest); /* the largest becomes 1: no overflow */
         for (int o = 0; o < OUT; o++) p[n][o] /= sum;
-        loss -= log(p[n][label[n]]) / BATCH;
+        loss += (log(sum) + largest - z[label[n]]) / BATCH;
     }
     return loss;
 }
@@ -87,12 +91,39 @@ static void check(abar_context *ctx, abar_status status)
     exit(1);
 }
 
+/* Whether every step was taken. The learning rate falls linearly to 0, so that training settles. */
+static bool train(abar_context *ctx, abar_optim *optim, const abar_layer *layers, double rate)
+{
+    double loss = 0;
+    for (int k = 0; k < STEPS; k++) {
+        abar_step_config step = {.size = sizeof step, .lr = rate * (1.0 - (double)k / STEPS)};
+        abar_step_report report;
+        make_batch();
+        loss += forward() / SHOWN;
+        backward();
+        for (int l = 0; l < 2 && abar_optim_observes(optim); l++) check(ctx, abar_optim_observe(optim, l, &layers[l]));
+        check(ctx, abar_optim_step(optim, &step, &report));
+        if (report.skipped) {
+            fprintf(stderr, "embed: step %d was skipped, a gradient is not finite: lower the learning rate\n", k);
+            return false;
+        }
+        if ((k + 1) % SHOWN) continue;
+        printf("step %3d  loss %.4f\n", k + 1, loss); /* mean of the last SHOWN steps */
+        loss = 0;
+    }
+    return true;
+}
+
 #define TENSOR(a, ...) \
     abar_tensor_wrap(dev, a, ABAR_F32, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__})
+
+/* The first step's learning rate. LNGD rescales its gradients and needs a smaller one. */
+static double rate_of(const char *method) { return strcmp(method, "lngd") == 0 ? 0.02 : 0.1; }
 
 int main(int argc, char **argv)
 {
     const char *method = argc > 1 ? argv[1] : "mac";
+    srand(argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 1);
     abar_context *ctx;
     abar_device *dev;
     abar_optim *optim;
@@ -114,22 +145,15 @@ int main(int argc, char **argv)
     }
     abar_optim_config config = {
         .size = sizeof config, .rule = "sgd", .params = params, .n_params = 4, .layers = layers, .n_layers = 2};
-    config.method = method[0] && strcmp(method, "sgd") != 0 ? method : NULL;
-    config.base_lr = 0.1;
+    config.method = strcmp(method, "sgd") != 0 ? method : NULL; /* without a method: the plain gradient */
+    config.base_lr = rate_of(method);
     check(ctx, abar_optim_create(dev, &config, &optim));
 
     for (int i = 0; i < HIDDEN * IN; i++) w1[i / IN][i % IN] = uniform() * 0.25f;
     for (int i = 0; i < OUT * HIDDEN; i++) w2[i / HIDDEN][i % HIDDEN] = uniform() * 0.18f;
-    for (int k = 0; k < STEPS; k++) {
-        make_batch();
-        double loss = forward();
-        backward();
-        for (int l = 0; l < 2 && abar_optim_observes(optim); l++) check(ctx, abar_optim_observe(optim, l, &layers[l]));
-        check(ctx, abar_optim_step(optim, &(abar_step_config){.size = sizeof(abar_step_config), .lr = 0.1}, NULL));
-        if (k % 20 == 0 || k == STEPS - 1) printf("step %3d  loss %.4f\n", k, loss);
-    }
+    bool trained = train(ctx, optim, layers, config.base_lr);
     abar_optim_destroy(optim);
     abar_device_close(dev);
     abar_context_destroy(ctx);
-    return 0;
+    return trained ? 0 : 1;
 }

@@ -30,4 +30,22 @@ suite 'echo "4 passed, 0 failed"; kill -SEGV $$' 'kill -SEGV $$' 'exit 77' 'exec
 check "crashes, time-outs and skipped programs are counted" ends_in '4 passed, 4 failed, 1 skipped'
 suite "head -c 200000 /dev/zero | tr '\\0' 'x'; echo; echo '7 passed, 0 failed'"
 check "long output is counted" ends_in '7 passed, 0 failed'
+
+# With ABAR_ISA tests run once, with that set; without it NAME@SET are counted beside NAME.
+instruction_sets() {
+    rm -rf suite && mkdir suite
+    cat >suite/CTestTestfile.cmake <<'END'
+add_test(one "/bin/sh" "-c" "test -z \"$ABAR_ISA\" -o \"$ABAR_ISA\" = baseline && echo '2 passed, 0 failed'")
+add_test(one@other "/bin/sh" "-c" "echo '3 passed, 0 failed'")
+END
+    ran="ABAR_ISA=${1-} test-summary"
+    ABAR_ISA=${1-} "$root/tools/test-summary" suite >stdout 2>stderr
+    rc=$?
+}
+instruction_sets
+check "a test's repetitions are counted" ends_in '5 passed, 0 failed'
+instruction_sets baseline
+check "one instruction set is tested once" ends_in '2 passed, 0 failed'
+instruction_sets avx9
+check "an instruction set that does not exist is refused" test $rc != 0
 finish

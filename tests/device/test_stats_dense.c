@@ -1,6 +1,7 @@
 /* The cpu's products of rows against ref: every window, layout, dtype and batch, odd ones included. What the sums are added to
  * and what lies beside them is checked as well: memory of the other triangle must stay as it is. */
 #include "geometries.h"
+#include "isa_testing.h"
 #include "stats_testing.h"
 #include "tensor/tensor_impl.h"
 
@@ -298,17 +299,17 @@ static void product_images_larger_than_the_cache_equal_ref(void **unused)
 static void product_kernels_of_every_instruction_set_equal_ref(void **unused)
 {
     (void)unused;
-    const char *const sets[] = {"baseline", "avx2"};
-    for (size_t k = 0; k < 2; k++) {
-        setenv("ABAR_ISA", sets[k], 1);
+    char *outer = isa_save();
+    for (int k = 0; k <= (int)abar__isa_supported(); k++) {
+        isa_force(abar__isa_name((abar__isa)k));
         for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
             const bool weighted = i % 3 == 0;
             problem x =
                 make_convolution(&geometries[i], affordable(&geometries[i], 2), i % 2 ? C16 : N16, ABAR_F32, true, weighted, 2);
             check_all(&x, weighted);
         }
-        unsetenv("ABAR_ISA");
     }
+    isa_restore(outer);
 }
 
 static void product_rows_of_linear_layers_equal_ref(void **unused)

@@ -19,6 +19,7 @@
 static abar_status cpu_open(abar_device *dev)
 {
     static const abar__core_kernels *const tables[] = ABAR_ISA_TABLE(abar__core);
+    ABAR_TRY(abar__isa_check(dev->ctx, abar__isa_supported()));
     abar__isa isa = abar__isa_best();
     dev->impl = (void *)tables[isa];
     /* OpenMP counts the processors of the affinity mask, also where it has bound this thread to one of them */

@@ -1,4 +1,4 @@
-/* Which instruction set to use. ABAR_ISA=baseline|avx2|avx512 in the environment lowers the choice, for tests. */
+/* Which instruction set the cpu's own kernels use: the best this machine has, or the one that ABAR_ISA names. */
 #include "device/cpu/isa.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ static const char *const names[] = {"baseline", "avx2", "avx512"};
 
 const char *abar__isa_name(abar__isa isa) { return names[isa]; }
 
-static abar__isa detect(void)
+abar__isa abar__isa_supported(void)
 {
 #ifdef ABAR_HAVE_X86_KERNELS
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -19,11 +19,32 @@ static abar__isa detect(void)
     return ABAR_ISA_BASELINE;
 }
 
+/* The index in names of what ABAR_ISA asks for: -1 where it is unset or empty, the number of names where it is none of them. */
+static int forced(const char **value)
+{
+    const int n = sizeof names / sizeof *names;
+    *value = getenv("ABAR_ISA");
+    if (!*value || !**value) return -1;
+    int i = 0;
+    while (i < n && strcmp(*value, names[i]) != 0) i++;
+    return i;
+}
+
+abar_status abar__isa_check(abar_context *ctx, abar__isa supported)
+{
+    const char *value;
+    int isa = forced(&value);
+    if (isa <= (int)supported) return ABAR_OK;
+    if (isa > (int)ABAR_ISA_AVX512)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "ABAR_ISA=%s: no such instruction set, use baseline, avx2 or avx512", value);
+    return abar__fail(ctx, ABAR_E_UNSUPPORTED, "ABAR_ISA=%s: this machine or build has no %s, unset it or use %s", value, value,
+                      names[supported]);
+}
+
 abar__isa abar__isa_best(void)
 {
-    abar__isa best = detect();
-    const char *wish = getenv("ABAR_ISA");
-    for (int i = 0; wish && i < (int)best; i++)
-        if (strcmp(wish, names[i]) == 0) return (abar__isa)i;
-    return best;
+    const char *value;
+    int isa = forced(&value);
+    abar__isa supported = abar__isa_supported();
+    return isa >= 0 && isa < (int)supported ? (abar__isa)isa : supported;
 }

@@ -3,10 +3,15 @@
 #ifndef ABAR_ISA_H
 #define ABAR_ISA_H
 
+#include "base/base_impl.h"
+
 typedef enum abar__isa { ABAR_ISA_BASELINE, ABAR_ISA_AVX2, ABAR_ISA_AVX512 } abar__isa;
 
-/* What this machine can run. */
+abar__isa abar__isa_supported(void); /* the best set that this machine and this build have */
+/* The set to use: the supported one, or a lesser one that the environment variable ABAR_ISA names. */
 abar__isa abar__isa_best(void);
+/* Fails where ABAR_ISA names no set, or one above supported. Opening the device calls it. */
+abar_status abar__isa_check(abar_context *ctx, abar__isa supported);
 const char *abar__isa_name(abar__isa isa);
 
 #define ABAR_ISA_JOIN2(a, b) a##_##b
