@@ -1,19 +1,19 @@
-/* cuBLASLt and cuDNN: opened by the first operation that needs one of them, hung on the device, closed with it. */
+/* cuBLASLt and cuDNN: opened by the first operation that needs one of them, kept in the device, closed with it. */
 #ifndef ABAR_CUDA_NN_HANDLES_H
 #define ABAR_CUDA_NN_HANDLES_H
 
+#include "device/cuda/cuda_libraries.h"
 #include "device/cuda/cuda_nn.h"
 
 extern "C" {
 #include "device/choices.h"
 }
 
-#include <cublasLt.h>
-#include <cudnn.h>
-
-/* What a library keeps for one device; the rest of this file fills it. */
+/* What the libraries keep for one device. */
 typedef struct abar__cuda_nn_state {
+    abar__blas_api blas_api; /* loaded where blas is open */
     cublasLtHandle_t blas;
+    abar__dnn_api dnn_api;    /* loaded where main or side is open */
     cudnnHandle_t main, side; /* cuDNN, one for each of the device's streams */
     cudaStream_t main_stream; /* the one main was told last */
     void *convolutions;       /* what conv_cudnn.cu has chosen so far, and how to release it */
@@ -31,8 +31,19 @@ abar_status abar__cuda_blas(abar_device *dev, abar__cuda_nn_state **out);
 /* The device's state with main and side open, told to work in the device's present streams. */
 abar_status abar__cuda_dnn(abar_device *dev, abar__cuda_nn_state **out);
 
-/* "device cuda: cuDNN: REASON (what)" */
+/* "device cuda: cuDNN: REASON (what)"; the device's cuDNN is loaded. */
 abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what);
+}
+
+/* The functions of the libraries; they are loaded once abar__cuda_blas or abar__cuda_dnn has succeeded. */
+static inline const abar__blas_api *abar__blas_api_of(const abar_device *dev)
+{
+    return &((const abar__cuda_nn_state *)abar__cuda_of(dev)->nn)->blas_api;
+}
+
+static inline const abar__dnn_api *abar__dnn_api_of(const abar_device *dev)
+{
+    return &((const abar__cuda_nn_state *)abar__cuda_of(dev)->nn)->dnn_api;
 }
 
 /* Both libraries want workspaces aligned further than the arena is: ask for ABAR_CUDA_ALIGN more, and begin here. */

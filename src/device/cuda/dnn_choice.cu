@@ -35,7 +35,9 @@ static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shap
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
     for (int g = 0; g < o->graphs; g++) {
-        if (abar__dnn_graph_make(handle, shape, pass, data, results[g], &o->graph[g]) != CUDNN_STATUS_SUCCESS) continue;
+        if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[g], &o->graph[g]) !=
+            CUDNN_STATUS_SUCCESS)
+            continue;
         ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, compiled, compiled ? MAX_COMPILED : MAX_FIRST);
         if (compiled || exact || !o->plans[g])
             ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, compiled, MAX_PLANS);
@@ -110,7 +112,8 @@ static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
     if (nn->asked || dev->config.deterministic) return ABAR_OK;
     CUDA_TRY(dev, cudaGetDeviceProperties(&gpu, dev->ordinal));
     CUDA_TRY(dev, cudaDriverGetVersion(&driver));
-    snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, cudnnGetVersion(), abar_version());
+    snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, nn->dnn_api.cudnnGetVersion(),
+             abar_version());
     nn->asked = true;
     return abar__choices_open(dev->ctx, title, &nn->choices);
 }
@@ -154,7 +157,9 @@ static bool recall(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape
     const cudnnDataType_t data = abar__cuda_is_bf16(dev) ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     const bool rounded = text && strncmp(text, "bf16 ", 5) == 0;
     if (!text || (!rounded && strncmp(text, "float ", 6) != 0)) return false;
-    if (abar__dnn_graph_make(handle, shape, pass, data, results[rounded], &c->graph) != CUDNN_STATUS_SUCCESS) return false;
+    if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[rounded], &c->graph) !=
+        CUDNN_STATUS_SUCCESS)
+        return false;
     c->found = abar__dnn_plan_read(handle, &c->graph, text + (rounded ? 5 : 6), &c->plan);
     if (!c->found) abar__dnn_graph_release(&c->graph);
     return c->found;

@@ -20,16 +20,18 @@ typedef struct abar__dnn_shape {
 /* ---- dnn_plan.cu: what cuDNN offers ------------------------------------------------------------------------------ */
 
 typedef struct abar__dnn_graph {
+    const abar__dnn_api *api;
     abar__dnn_node tensor[3], window, operation, graph;
     bool bf16_result; /* of the gradient of the weight: rounded, to be turned into float32 */
 } abar__dnn_graph;
 
 /* data: of the activations and, but for the gradient of the weight, of the weight; result: of that gradient. */
-cudnnStatus_t abar__dnn_graph_make(cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, cudnnDataType_t data,
-                                   cudnnDataType_t result, abar__dnn_graph *out);
+cudnnStatus_t abar__dnn_graph_make(const abar__dnn_api *api, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
+                                   cudnnDataType_t data, cudnnDataType_t result, abar__dnn_graph *out);
 void abar__dnn_graph_release(abar__dnn_graph *graph);
 
 typedef struct abar__dnn_plan {
+    const abar__dnn_api *api;
     abar__dnn_node config, plan;
     size_t workspace;
 } abar__dnn_plan;
@@ -53,6 +55,7 @@ bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, con
 
 /* Memory bound to a plan; kept from one run to the next, as a net's addresses do not change. */
 typedef struct abar__dnn_pack {
+    const abar__dnn_api *api;
     abar__dnn_node pack;
     void *address[4]; /* x, w, y, workspace */
 } abar__dnn_pack;
