@@ -1,4 +1,4 @@
-/* A net while it is being built, and the questions one can ask it. */
+/* Building a net, and queries. */
 #include "net/net_impl.h"
 
 #include <stdarg.h>
