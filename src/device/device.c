@@ -1,4 +1,4 @@
-/* The public face of a device: checks arguments, then hands over to the back end. */
+/* The public functions of a device: check arguments, then call the back end. */
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 

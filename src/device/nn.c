@@ -1,4 +1,4 @@
-/* Making and running nn operations: picks an implementation, checks what is passed to it. */
+/* Creates and runs nn operations: picks an implementation and checks its arguments. */
 #include "device/nn_impl.h"
 
 #include <assert.h>
@@ -35,7 +35,7 @@ abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, a
 size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
 {
     const abar_tensor t = abar__shape_view(dev, shape, layout);
-    const int64_t gap = layout == ABAR_LAYOUT_PADDED ? t.stride[t.ndim - 2] - t.dim[t.ndim - 1] : 0; /* behind the last row */
+    const int64_t gap = layout == ABAR_LAYOUT_PADDED ? t.stride[t.ndim - 2] - t.dim[t.ndim - 1] : 0; /* after the last row */
     return abar_tensor_bytes(&t) + (size_t)gap * abar_dtype_size(t.dtype);
 }
 
