@@ -1,5 +1,5 @@
-/* Direct convolution with sixteen images in the vector lanes: what conv_lanes.c asks of the kernels in
- * isa/conv_lanes_kernels.c. Tensors are (C, H, W, 16) here, one block of sixteen images; strides count floats. */
+/* Direct convolution with sixteen images in the vector lanes: the interface of the kernels in isa/conv_lanes_kernels.c.
+ * Tensors are (C, H, W, 16) here, one block of sixteen images; strides count floats. */
 #ifndef ABAR_CONV_LANES_H
 #define ABAR_CONV_LANES_H
 
@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One axis of a window: output index i meets source index i * step + first + m * tap through tap m, where that lies in
- * [0, in). Forward: step = stride, first = -pad, tap = dilation. Backward has negative taps and its own first. */
+/* One axis of a window: output index i reads source index i * step + first + m * tap through tap m, if that is in [0, in).
+ * Forward: step = stride, first = -pad, tap = dilation. Backward has negative taps and its own first. */
 typedef struct abar__lanes_axis {
     int64_t out, in, taps, step, first, tap;
 } abar__lanes_axis;
@@ -32,12 +32,12 @@ typedef struct abar__lanes_slope {
     int64_t dy_channel, dy_row;
 } abar__lanes_slope;
 
-/* Where the map's taps are in plain weights: o * output + c * input + first + m * row + n * column. */
+/* The offset of the map's taps in plain weights: o * output + c * input + first + m * row + n * column. */
 typedef struct abar__lanes_plain {
     int64_t output, input, first, row, column;
 } abar__lanes_plain;
 
-/* Taps [*begin, *end) that meet the source from output index i. */
+/* Taps [*begin, *end) that are inside the source for output index i. */
 static inline void abar__lanes_clip(const abar__lanes_axis *a, int64_t i, int64_t *begin, int64_t *end)
 {
     int64_t at = i * a->step + a->first, b = 0, e = a->taps;
