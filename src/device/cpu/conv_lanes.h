@@ -47,17 +47,17 @@ static inline void abar__lanes_clip(const abar__lanes_axis *a, int64_t i, int64_
     *end = e;
 }
 
-/* Part k of n things shared out among parts: [begin, next begin). */
+/* Part k of n items divided among parts: [begin, next begin). */
 static inline int64_t abar__lanes_share(int64_t n, int64_t parts, int64_t k) { return n * k / parts; }
 
 typedef struct abar__lanes_kernels {
-    /* Weights for row: blocks of output channels, each (inputs, taps, outputs of the block). */
+    /* Packs the weights for row: blocks of output channels, each (inputs, taps, outputs of the block). */
     void (*pack)(const abar__lanes_map *map, const abar__lanes_plain *plain, const float *weights, float *packed);
-    /* Output row i. bias (outputs) or NULL. */
+    /* Computes output row i. bias (outputs) or NULL. */
     void (*row)(const abar__lanes_map *map, const float *packed, const float *bias, const float *src, float *dst, int64_t i);
-    /* Adds output rows [begin, end) to partial (outputs, inputs, taps, 16): still one sum per lane. */
+    /* Adds the products of output rows [begin, end) to partial (outputs, inputs, taps, 16), one sum per lane. */
     void (*slope)(const abar__lanes_slope *map, const float *dy, const float *x, float *partial, int64_t begin, int64_t end);
-    /* Adds n pixels of dy to sum (16), those where y > 0; the others become 0. y NULL: all count. */
+    /* Adds n pixels of dy where y > 0 to sum (16), and sets the others to 0. y NULL: adds all. */
     void (*mask)(float *dy, const float *y, float *sum, int64_t n);
     /* dst[i] (+)= sum over lanes and over parts (stride floats apart) of partial[i]. */
     void (*reduce)(const float *partial, int64_t stride, int parts, int64_t begin, int64_t end, bool accumulate, float *dst);
