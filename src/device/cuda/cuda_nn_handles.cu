@@ -1,5 +1,5 @@
-/* cuBLASLt and cuDNN, one handle per device and stream. Each opens on first use: a net without convolutions never loads cuDNN.
- */
+/* cuBLASLt and cuDNN, one handle per device and stream. Each is loaded and opened on first use: a net without convolutions
+ * never loads cuDNN. */
 #include "device/cuda/cuda_nn_handles.h"
 
 abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ENGINES = 128 }; /* looked at for one graph and mode */
+enum { MAX_ENGINES = 128 }; /* considered for one graph and mode */
 
 /* The attributes of one direction. */
 typedef struct direction {
@@ -158,7 +158,7 @@ void abar__dnn_graph_release(abar__dnn_graph *g)
 
 /* ---- engines ----------------------------------------------------------------------------------------------------- */
 
-/* Whether the engine carries the note; one that does not say is taken to carry it. */
+/* Whether the engine has the note; an engine that reports no notes is taken to have it. */
 static bool has_numerical(const abar__dnn_api *api, abar__dnn_node engine, cudnnBackendNumericalNote_t note)
 {
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
@@ -183,7 +183,7 @@ static bool has_behaviour(const abar__dnn_api *api, abar__dnn_node engine, cudnn
     return false;
 }
 
-static bool acceptable(const abar__dnn_api *api, abar__dnn_node config, const abar__dnn_wish *wish)
+static bool acceptable(const abar__dnn_api *api, abar__dnn_node config, const abar__dnn_query *query)
 {
     static const cudnnBackendNumericalNote_t never[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
                                                         CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
@@ -200,14 +200,14 @@ static bool acceptable(const abar__dnn_api *api, abar__dnn_node config, const ab
     get(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine, &m);
     bool good = succeeded(&m) && n == 1;
     for (size_t i = 0; i < sizeof never / sizeof *never && good; i++) good = !has_numerical(api, engine, never[i]);
-    for (size_t i = 0; i < sizeof inexact / sizeof *inexact && good && wish->exact; i++)
+    for (size_t i = 0; i < sizeof inexact / sizeof *inexact && good && query->exact; i++)
         good = !has_numerical(api, engine, inexact[i]);
-    if (good && !wish->compiled) good = !has_behaviour(api, engine, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
+    if (good && !query->compiled) good = !has_behaviour(api, engine, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
     drop(api, &engine);
     return good;
 }
 
-/* Configurations for graph, the most promising first; returns how many. */
+/* Engine configurations for graph, the most promising first; returns how many. */
 static int ask(const abar__dnn_graph *graph, cudnnBackendHeurMode_t mode, abar__dnn_node config[MAX_ENGINES])
 {
     maker m = begin(graph->api);
@@ -225,7 +225,7 @@ static int ask(const abar__dnn_graph *graph, cudnnBackendHeurMode_t mode, abar__
     return (int)n;
 }
 
-/* Takes over config, whether it succeeds or not. */
+/* Owns config from now on, whether it succeeds or not. */
 static bool make_plan(const abar__dnn_api *api, cudnnHandle_t handle, abar__dnn_node config, size_t most, abar__dnn_plan *out)
 {
     maker m = begin(api);
@@ -245,16 +245,16 @@ static bool make_plan(const abar__dnn_api *api, cudnnHandle_t handle, abar__dnn_
     return true;
 }
 
-int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_wish *wish, int max,
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int max,
                     abar__dnn_plan *out)
 {
     abar__dnn_node config[MAX_ENGINES];
-    const int n = ask(graph, wish->mode, config);
+    const int n = ask(graph, query->mode, config);
     int made = 0;
     for (int i = 0; i < n; i++) {
-        if (made == max || !acceptable(graph->api, config[i], wish))
+        if (made == max || !acceptable(graph->api, config[i], query))
             drop(graph->api, &config[i]);
-        else if (make_plan(graph->api, handle, config[i], wish->workspace, &out[made]))
+        else if (make_plan(graph->api, handle, config[i], query->workspace, &out[made]))
             made++;
     }
     return made;
@@ -272,7 +272,7 @@ typedef struct knob {
     int64_t type, value;
 } knob;
 
-/* The engine of a configuration by its number; negative: unknown. */
+/* The number of the configuration's engine; negative: unknown. */
 static int64_t engine_number(const abar__dnn_api *api, abar__dnn_node config)
 {
     maker m = begin(api);
@@ -316,7 +316,7 @@ bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size)
     return (size_t)length < size;
 }
 
-/* The same backwards; returns how many knobs, negative: this is no such text. */
+/* Parses such a text; returns the number of knobs, negative: it is malformed. */
 static int parse(const char *text, long long *engine, size_t *workspace, knob knobs[CUDNN_KNOB_TYPE_COUNTS])
 {
     int used = 0, n = 0;

@@ -1,19 +1,20 @@
-/* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is dy before the
- * ReLU: products by cuBLASLt, none that adds in an order of its own. Its algorithms are measured, once for every shape, and so
- * is whether db comes cheaper with dW; deterministic runs take cuBLASLt's first advice, and db from our own kernels.
+/* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is the gradient
+ * before the ReLU. Products are cuBLASLt's, restricted to algorithms whose sums have a fixed order. Its algorithms are
+ * measured once per shape, and so is whether computing db together with dW is faster; deterministic runs use cuBLASLt's
+ * first suggestion, and our own kernels for db.
  *
- * cuBLASLt counts columns first: what is (R, C) here is a C x R matrix there, and every product is written transposed.
+ * cuBLASLt is column-major: what is (R, C) here is a C x R matrix there, and every product is transposed.
  *
- * Its fast kernels want 16 bytes to divide every row, and where it begins. A head whose number of outputs does not (50257
- * tokens) leaves PADDED rows where their reader allows, and its outputs are two parts: as many as can be had so, and the few
- * left over. */
+ * Its fast kernels need rows that begin at, and whose length is, a multiple of 16 bytes. A head with another number of
+ * outputs (50257 tokens) writes PADDED rows where their reader allows it, and is split into two parts: as many outputs as
+ * are a multiple, and the few that are left. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/cuda_nn_handles.h"
 
 enum {
     MAX_WORKSPACE = 32 << 20,
     FAST_BYTES = 16,
-    WIDE = 1024, /* outputs from which on a second product for the last few pays */
+    WIDE = 1024, /* from so many outputs on, a second product for the last few is worthwhile */
     CANDIDATES = 8,
     ROUNDS = 2, /* of REPEAT runs: the better one counts */
     REPEAT = 4,
@@ -35,13 +36,13 @@ typedef struct part {
 typedef struct linear {
     part parts[2];
     int n_parts;
-    product dw_db;     /* dw and db at once, written; desc NULL: that does not pay */
+    product dw_db;     /* dw and db at once, written; desc NULL: that is not faster */
     int64_t pitch;     /* from row to row of the output */
-    bool tail;         /* bias and ReLU follow the product in a pass of their own */
-    size_t bias_bytes; /* of the bf16 copy of the bias in front of the forward product's workspace; 0: none is needed */
+    bool tail;         /* bias and ReLU are a pass after the product */
+    size_t bias_bytes; /* of the bf16 copy of the bias, before the forward product's workspace; 0: none is needed */
 } linear;
 
-/* One side of a product: how it lies in memory as (rows, width), and whether it is to be transposed. */
+/* One matrix of a product: its memory as (rows, width), and whether it is to be transposed. */
 typedef struct side {
     cudaDataType_t type;
     int64_t rows, width, pitch;
@@ -94,7 +95,7 @@ static cublasStatus_t set(const abar_device *dev, cublasLtMatmulDesc_t desc, cub
     return abar__blas_api_of(dev)->cublasLtMatmulDescSetAttribute(desc, what, value, bytes);
 }
 
-/* Up to `most` algorithms whose sums have one order, for memory aligned as the arena is, the likely best first. */
+/* Up to `most` algorithms whose sums have a fixed order, for memory aligned like the arena, the most promising first. */
 static cublasStatus_t ask(const abar__cuda_nn_state *nn, const product *p, int most, cublasLtMatmulHeuristicResult_t *out,
                           int *found)
 {
@@ -138,13 +139,13 @@ static cublasStatus_t pick(const abar__cuda_nn_state *nn, product *p)
     return status;
 }
 
-/* d (rows, width) = a and b multiplied as cuBLASLt sees them; epilogue: behind it. */
+/* d (rows, width) = a and b multiplied in cuBLASLt's order, followed by the epilogue. */
 static cublasStatus_t make_product(const abar_device *dev, const abar__cuda_nn_state *nn, side a, side b, side d,
                                    cublasLtEpilogue_t epilogue, product *p)
 {
     const bool tf32 = dev->config.precision == ABAR_PRECISION_TF32;
     const void *aligned =
-        (const void *)(uintptr_t)ABAR_ALIGN; /* stands for the bias, of which only the alignment is looked at */
+        (const void *)(uintptr_t)ABAR_ALIGN; /* in place of the bias, of which only the alignment matters here */
     const int32_t behind = epilogue;
     const abar__blas_api *api = &nn->blas_api;
     cublasStatus_t status =
@@ -160,7 +161,7 @@ static cublasStatus_t make_product(const abar_device *dev, const abar__cuda_nn_s
     return status ? status : pick(nn, p);
 }
 
-/* dw (and, with BGRADB behind it, db) of one part. */
+/* dw (and, with the epilogue BGRADB, db) of one part. */
 static cublasStatus_t make_slope(const abar__op *op, const abar__cuda_nn_state *nn, const linear *l, const part *p,
                                  cublasLtEpilogue_t epilogue, product *to)
 {
@@ -171,7 +172,7 @@ static cublasStatus_t make_slope(const abar__op *op, const abar__cuda_nn_state *
     return make_product(op->dev, nn, x, z_turned, dw, epilogue, to);
 }
 
-/* The products of one part: z has its columns of the output, w and dw their rows. */
+/* The products of one part: z is its columns of the output, w and dw are its rows. */
 static cublasStatus_t make_part(const abar__op *op, const abar__cuda_nn_state *nn, const linear *l, part *p)
 {
     const bool bias = op->desc.bias && !l->tail, relu = op->desc.activation == ABAR_ACT_RELU && !l->tail;
@@ -201,13 +202,13 @@ static cublasStatus_t make_parts(const abar__op *op, const abar__cuda_nn_state *
     return status;
 }
 
-/* cuBLASLt knows no algorithm for such widths. */
+/* cuBLASLt has no algorithm for such widths. */
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* In two parts where that is faster and can be had. */
+/* In two parts where that is faster and possible. */
 static cublasStatus_t make_products(const abar__op *op, const abar__cuda_nn_state *nn, linear *l)
 {
     const int64_t out = outputs(op), whole = out - out % (int64_t)(FAST_BYTES / element_size(op));
@@ -219,7 +220,7 @@ static cublasStatus_t make_products(const abar__op *op, const abar__cuda_nn_stat
     return make_parts(op, nn, l, out);
 }
 
-/* With bias and ReLU behind the product; where that is refused, and in bf16 where there are both, with a pass of their own. */
+/* With bias and ReLU in the product's epilogue; where that is refused, and in bf16 with both, in a pass of their own. */
 static cublasStatus_t make_either(abar__op *op, const abar__cuda_nn_state *nn, linear *l)
 {
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
@@ -244,7 +245,7 @@ static cublasStatus_t run_product(abar_device *dev, char *workspace, const produ
 
 /* ---- measuring -------------------------------------------------------------------------------------------------- */
 
-/* Memory as the layer will have it, filled with small numbers, and a clock. */
+/* Memory as the layer will have it, filled with small numbers, and events. */
 typedef struct trial {
     abar_device *dev;
     const abar__cuda_nn_state *nn;
@@ -282,7 +283,7 @@ static abar_status open_trial(const abar__op *op, const linear *l, trial *t)
     return ABAR_OK;
 }
 
-/* Milliseconds that work() takes; negative: it returned false, or the device did not carry it out. */
+/* Milliseconds of work(); negative: it returned false, or the device failed. */
 template <typename Work> static float time_of(const trial *t, Work work)
 {
     const cudaStream_t stream = abar__cuda_of(t->dev)->stream;
@@ -299,7 +300,7 @@ template <typename Work> static float time_of(const trial *t, Work work)
     return best / (float)REPEAT;
 }
 
-/* Lets p take the fastest of its algorithms, and returns its milliseconds; negative: none worked, it keeps what it had. */
+/* Gives p the fastest of its algorithms and returns its milliseconds; negative: none worked, p is unchanged. */
 static float take_fastest(const trial *t, product *p, const void *a, const void *b, void *d)
 {
     cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
@@ -317,7 +318,7 @@ static float take_fastest(const trial *t, product *p, const void *a, const void 
     return best;
 }
 
-/* db is read out of dz while dw is made, or by a pass of its own: whichever is faster. */
+/* db is computed together with dw, or by a pass of its own: whichever is faster. */
 static void join_slope_and_bias(const abar__op *op, linear *l, const trial *t, float dw_ms)
 {
     const void *db = t->db;
@@ -349,7 +350,8 @@ static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, li
         part *p = &l->parts[i];
         const void *bias = t.db;
         if (op->desc.bias && !l->tail) set(op->dev, p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-        if (i == 0) take_fastest(&t, &p->y, t.w, t.x, t.z); /* for nothing: an idle device is slow at first */
+        if (i == 0)
+            take_fastest(&t, &p->y, t.w, t.x, t.z); /* the first measurement is discarded: an idle device is slow at first */
         take_fastest(&t, &p->y, t.w, t.x, t.z);
         dw_ms = take_fastest(&t, &p->dw, t.x, t.z, t.dw);
         if (op->desc.need_dx[0]) take_fastest(&t, &p->dx, t.w, t.z, t.x);
@@ -365,7 +367,7 @@ static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, li
 
 enum { PRODUCTS = 7 };
 
-/* What was chosen for a shape: layers that are alike run alike, and a net that was planned is the net that runs. */
+/* The choice for a shape: equal layers run equally, and a net runs with the workspaces that were planned for it. */
 typedef struct choice {
     struct choice *next;
     int64_t rows, in, out, pitch;
@@ -433,7 +435,7 @@ static abar_status remember(const abar__op *op, abar__cuda_nn_state *nn, linear 
     return ABAR_OK;
 }
 
-/* What was chosen before for a layer like this, or is now. */
+/* Uses the earlier choice for such a layer, or makes one. */
 static abar_status choose(const abar__op *op, abar__cuda_nn_state *nn, linear *l)
 {
     const choice wanted = describe(op, l), *c = (const choice *)nn->products;
@@ -474,7 +476,7 @@ static abar_status create(abar__op *op)
         op->priv = NULL;
         return status;
     }
-    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt adds a bias of the output's type */
+    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt needs the bias in the output's type */
         l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
     size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
     if (scratch < l->dw_db.workspace) scratch = l->dw_db.workspace;
@@ -495,7 +497,7 @@ static abar_status multiply(abar__op *op, char *workspace, const product *p, con
     return explain(op->dev, run_product(op->dev, workspace, p, a, b, beta, d));
 }
 
-/* The rows of the weight that make this part. */
+/* The rows of the weight that belong to this part. */
 static const void *weight_of(const abar__op *op, const abar__op_args *a, const part *p)
 {
     const void *weight = abar__cuda_is_bf16(op->dev) ? a->shadow[0] : a->param[0];
@@ -523,7 +525,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return abar__cuda_status(op->dev);
 }
 
-/* dw and db by one product; only where neither is added to what is there. */
+/* dw and db by one product; only where neither is added to an existing gradient. */
 static abar_status slope_and_bias(abar__op *op, const abar__op_args *a, char *workspace)
 {
     const linear *l = (const linear *)op->priv;
