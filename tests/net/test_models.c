@@ -81,7 +81,7 @@ static void models_tensors_are_those_of_pytorch(void **state)
     }
 }
 
-/* Every parameter tensor: some elements, loss(w+h) - loss(w-h) over 2h against backward. */
+/* Every parameter tensor: some elements, (loss(w+h) - loss(w-h)) / 2h against backward. */
 static void check_gradients(fixture *f, int64_t classes)
 {
     const double h = 1e-6;
@@ -102,7 +102,7 @@ static void check_gradients(fixture *f, int64_t classes)
             store(&param->value, i, w);
             worst = fmax(worst, fabs((up - down) / (2.0 * h) - load(&param->grad, i)));
         }
-        /* a gradient that is zero but for rounding (a bias in front of batch norm) has no relative error */
+        /* a gradient that is zero up to rounding (of a bias in front of batch norm) has no relative error */
         double error = worst / fmax(size, 1e-3);
         if (!(error <= 1e-6)) fail_msg("%s: gradient off by %.2e", param->name, error);
     }
@@ -141,7 +141,7 @@ static void models_gradients_match_differences_in_ref(void **state)
     fixture_close(&f);
 }
 
-/* Every parameter away from its first value, so that attention chooses and norms and biases matter. */
+/* Moves every parameter away from its initial value, so that attention is not uniform and norms and biases matter. */
 static void enliven(const fixture *f)
 {
     for (int p = 0; p < abar_net_param_count(f->net); p++) {
@@ -155,7 +155,7 @@ static void enliven(const fixture *f)
     }
 }
 
-/* Windows that are one for the whole grid, that are shifted, and stages that merge; dropout of every kind. */
+/* Windows that cover the whole grid, that are shifted, and stages that merge; dropout of every kind. */
 static void models_gradients_of_transformers_match_differences_in_ref(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void models_refuse_shapes_that_do_not_fit(void **state)
     }
 }
 
-/* Small images have small patches unless asked otherwise; the vocabulary and the classes are the data's. */
+/* Small images have small patches by default; the vocabulary and the classes are the data's. */
 static void models_take_the_shape_of_their_data(void **state)
 {
     (void)state;
@@ -241,8 +241,8 @@ static void models_take_the_shape_of_their_data(void **state)
     }
 }
 
-/* Sums in front of layer norms, read in every way: by two norms and another sum, by nobody else, twice the same value, and a
- * summand whose layer changes its gradient in place. */
+/* Sums in front of layer norms, with all kinds of readers: two norms and another sum, none besides the norm, the same value
+ * twice, and a summand whose layer changes its gradient in place. */
 static void build_sums(abar_net *net)
 {
     const abar_linear_config wide = {.out = 6, .bias = true};
@@ -358,8 +358,8 @@ static void models_gradients_accumulate_over_calls(void **state)
     fixture_close(&f);
 }
 
-/* What a backward pass of densenet121 reads again, floats a sample: a layer's input, that normalised, and the same of its
- * bottleneck; after the last layer of a block all features, and those normalised. */
+/* Floats per sample that a backward pass of densenet121 reads again: a layer's input and that normalised, and the same of
+ * its bottleneck; after the last layer of a block all features, and those normalised. */
 static int64_t densenet_keeps(void)
 {
     const int64_t layers[4] = {6, 12, 24, 16}, growth = 32;
@@ -373,7 +373,8 @@ static int64_t densenet_keeps(void)
     return floats;
 }
 
-/* Every value of a dense block has two readers: their gradients come and go, and the arena is little more than what is kept. */
+/* Every value of a dense block has two readers: their gradients are short-lived, and the arena is little larger than what
+ * must be kept. */
 static void models_of_many_readers_keep_their_memory_in_bounds(void **state)
 {
     (void)state;
@@ -387,7 +388,7 @@ static void models_of_many_readers_keep_their_memory_in_bounds(void **state)
     fixture_close(&f);
 }
 
-/* 2 T T width for scores and sums, whatever the batch; INT64_MAX where 64 bits do not hold it. */
+/* 2 T T width for scores and sums, for any batch; INT64_MAX where 64 bits are too few. */
 static void models_count_the_work_of_absurd_sizes(void **state)
 {
     (void)state;
