@@ -6,15 +6,17 @@
 static abar_status check(abar_net *net, const abar_compile_config *config)
 {
     abar_context *ctx = net->ctx;
-    if (net->dev) return abar__fail(ctx, ABAR_E_STATE, "net: compiled already");
+    if (net->dev) return abar__fail(ctx, ABAR_E_STATE, "net: is compiled already, build another one");
     if (net->status < 0) return abar__fail(ctx, net->status, "%s", net->error);
-    if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input");
-    if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss");
-    if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped", net->scope);
+    if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input, call abar_input");
+    if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss, end it with one");
+    if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped, call abar_scope_pop", net->scope);
     if (config->size < sizeof(size_t) || config->size > sizeof net->config)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.size is wrong, set it to sizeof(abar_compile_config)");
     memcpy(&net->config, config, config->size);
-    if (net->config.batch < 1) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: a batch of %lld", (long long)net->config.batch);
+    if (net->config.batch < 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.batch is %lld, set it to at least 1",
+                          (long long)net->config.batch);
     return ABAR_OK;
 }
 

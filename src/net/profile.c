@@ -71,7 +71,8 @@ static abar_status make_events(abar_net *net)
 
 abar_status abar_net_profile(abar_net *net, bool on)
 {
-    if (!net->dev) return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net");
+    if (!net->dev)
+        return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net, call abar_net_compile first");
     abar__profile_release(net);
     if (!on) return ABAR_OK;
     abar_status status = net->dev->ops->queue

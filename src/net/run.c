@@ -6,13 +6,13 @@
 static abar_status check(abar_net *net, const abar_run_config *run, abar_run_config *r)
 {
     abar_context *ctx = net->ctx;
-    if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net");
+    if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net, call abar_net_compile first");
     if (run->size < sizeof(size_t) || run->size > sizeof *r)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.size is wrong, set it to sizeof(abar_run_config)");
     memcpy(r, run, run->size);
     if (r->valid < 0 || r->valid > net->config.batch)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: %lld valid samples in a batch of %lld", (long long)r->valid,
-                          (long long)net->config.batch);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.valid is %lld, give at most the batch of %lld, or 0 for all",
+                          (long long)r->valid, (long long)net->config.batch);
     return ABAR_OK;
 }
 
