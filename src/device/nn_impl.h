@@ -170,6 +170,8 @@ struct abar__op {
     size_t priv_bytes;
 };
 
+const char *abar__op_kind_name(abar__op_kind kind); /* "conv2d" */
+
 /* Tries dev's implementations of desc->kind in order and takes the first that accepts. */
 abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__op **out);
 void abar__op_destroy(abar__op *op);
