@@ -200,8 +200,8 @@ void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, v
 
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
 {
-    const cut packs = cut_rows(dev, rows, width, 0),
-              singles = cut_rows(dev, rows, width, 1); /* the larger need of both, as the pitch is not known yet */
+    /* the larger of both needs, as the pitch is not known yet */
+    const cut packs = cut_rows(dev, rows, width, 0), singles = cut_rows(dev, rows, width, 1);
     const int64_t slices = packs.slices > singles.slices ? packs.slices : singles.slices;
     return slices > 1 ? (size_t)(slices * width) * sizeof(float) : 0;
 }

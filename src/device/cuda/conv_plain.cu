@@ -31,8 +31,7 @@ typedef struct plain {
 
 /* ---- on the device ---------------------------------------------------------------------------------------------- */
 
-typedef float
-    side[TILE + 4]; /* a step of one factor of a tile is (STEP, TILE); 4 more avoid bank conflicts and keep 16-byte alignment */
+typedef float side[TILE + 4]; /* a row of (STEP, TILE); 4 more avoid bank conflicts and keep rows 16-byte aligned */
 
 /* The tile and group of this block; tiles of columns vary fastest, so that neighbours share their rows. */
 typedef struct place {

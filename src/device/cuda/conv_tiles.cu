@@ -5,9 +5,7 @@
 #include "device/cuda/conv_tiles.h"
 #include "device/cuda/cuda_nn.h"
 
-enum {
-    LONGEST = 1000
-}; /* largest side of an image: a tile has at most 512 positions, or one row, which quotient() must divide */
+enum { LONGEST = 1000 }; /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
 
 typedef struct launch_shape {
     dim3 blocks;
