@@ -1,4 +1,4 @@
-/* What every file of the library leans on: failing with a text, allocating through the context, growing strings. */
+/* Used by every file of the library: error texts, allocation through the context, growing strings. */
 #ifndef ABAR_BASE_IMPL_H
 #define ABAR_BASE_IMPL_H
 
@@ -14,29 +14,29 @@
 
 #define ABAR_ALIGN 64 /* of every allocation: a cache line, and the widest vector */
 
-/* Hands a failure of expr up to the caller. */
+/* Returns a failure of expr to the caller. */
 #define ABAR_TRY(expr)                         \
     do {                                       \
         abar_status try_status = (expr);       \
         if (try_status < 0) return try_status; \
     } while (0)
 
-/* Keeps the text in the context and returns status. Text: "subject: reason, and what to do". */
+/* Stores the text in the context and returns status. Text: "subject: reason, and what to do". */
 abar_status abar__fail(abar_context *ctx, abar_status status, const char *format, ...) ABAR_PRINTF(3, 4);
 void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...) ABAR_PRINTF(3, 4);
 
-/* Another context with the same allocator, for another thread: a context serves one at a time. Its log goes to log. */
+/* A new context with the same allocator, for another thread (a context serves one thread at a time). It logs through log. */
 abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
                                  void *log_user, abar_context **out);
 
-/* Zeroed memory, ABAR_ALIGN-aligned. The caller remembers the size. Thread-safe. bytes 0 yields NULL and ABAR_OK. */
+/* Zeroed memory, aligned to ABAR_ALIGN; 0 bytes yield NULL and ABAR_OK. The caller keeps the size. Thread-safe. */
 abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out);
 void abar__free(abar_context *ctx, void *memory, size_t bytes);
-/* For memory that comes from elsewhere (a GPU's): lets abar_context_memory tell of it too. Thread-safe. */
+/* Count memory that was allocated elsewhere (on a GPU), so that abar_context_memory includes it. Thread-safe. */
 void abar__count_memory(abar_context *ctx, size_t bytes);
 void abar__uncount_memory(abar_context *ctx, size_t bytes);
 
-/* A growing byte string, always zero-terminated once something was appended. Start from {0}; free with abar__text_free. */
+/* A growing byte string, zero-terminated after the first append. Initialise with {0}; free with abar__text_free. */
 typedef struct abar__text {
     char *data;
     size_t length, capacity;

@@ -96,7 +96,7 @@ abar_status abar__fail(abar_context *ctx, abar_status status, const char *format
     char text[ERROR_MAX]; /* the arguments may point into ctx->error */
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    for (char *p = text; *p; p++) /* names from files and users must not break the line or drive a terminal */
+    for (char *p = text; *p; p++) /* names from files and users must not contain line breaks or terminal control codes */
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     memcpy(ctx->error, text, sizeof text);
     return status;

@@ -30,7 +30,7 @@ bool abar__utf8_valid(const char *s, size_t n)
     return true;
 }
 
-/* What must stand for one byte inside a JSON string, or NULL when it may stand for itself. */
+/* The escape sequence of a byte inside a JSON string; NULL where the byte needs none. */
 static const char *escape(unsigned char byte, char buffer[8])
 {
     switch (byte) {
@@ -54,7 +54,7 @@ static const char *escape(unsigned char byte, char buffer[8])
 
 abar_status abar__json_string(abar_context *ctx, abar__text *out, const char *s)
 {
-    size_t n = strlen(s), done = 0; /* s[done .. i) still has to be copied as it is */
+    size_t n = strlen(s), done = 0; /* s[done .. i) is not copied yet */
     ABAR_TRY(abar__text_append(ctx, out, "\"", 1));
     for (size_t i = 0; i < n;) {
         char buffer[8];

@@ -1,5 +1,5 @@
 /* Numbers as text. printf and strtod follow the host program's locale, whose decimal point may be ',' or several bytes long;
- * what we write into files and read from users has a '.'. */
+ * files and user input always use '.'. */
 #include "base/number.h"
 
 #include <ctype.h>
@@ -37,7 +37,7 @@ static const char *skip_digits(const char *p)
     return p;
 }
 
-/* Where the decimal point of a well-formed number is (its end without one), or NULL when it is not well-formed. */
+/* The position of the decimal point in a well-formed number (its end where it has none); NULL where it is not well-formed. */
 static const char *find_point(const char *text)
 {
     const char *p = text + (*text == '-' || *text == '+');
@@ -67,7 +67,7 @@ bool abar__real_parse(const char *text, double *out)
     const char *point = find_point(text);
     if (!point) return false;
     char sample[16], local[256];
-    snprintf(sample, sizeof sample, "%.1f", 1.5); /* the locale's point stands between the 1 and the 5 */
+    snprintf(sample, sizeof sample, "%.1f", 1.5); /* the locale's decimal point is between the 1 and the 5 */
     int before = (int)(point - text), width = *point ? (int)strlen(sample) - 2 : 0;
     int n = snprintf(local, sizeof local, "%.*s%.*s%s", before, text, width, sample + 1, *point ? point + 1 : "");
     if (n < 0 || (size_t)n >= sizeof local) return false;

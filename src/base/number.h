@@ -1,4 +1,4 @@
-/* Numbers as text, with a '.' whatever locale the host program runs in. */
+/* Numbers as text, with '.' as the decimal point in every locale. */
 #ifndef ABAR_NUMBER_H
 #define ABAR_NUMBER_H
 
@@ -9,7 +9,7 @@
 /* The shortest of %.15g, %.16g and %.17g that reads back to the same double; "nan", "inf" or "-inf" for the others. */
 void abar__real_format(double value, char text[ABAR_REAL_TEXT_MAX]);
 
-/* Reads text that is, from end to end, [+-]digits[.digits][e[+-]digits]; false for anything else. Too large: infinite. */
+/* Reads text that is entirely [+-]digits[.digits][e[+-]digits]; false for anything else. Overflow yields infinity. */
 bool abar__real_parse(const char *text, double *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* Option tables: text to fields of a config struct and back, strictly, and errors that help whoever typed the text. */
+/* Option tables: strict conversion between text and the fields of a config struct, with errors that help the user. */
 #include "base/base_impl.h"
 #include "base/number.h"
 
@@ -12,9 +12,9 @@
 #include <string.h>
 #include <strings.h>
 
-#define SHOWN 80         /* bytes of a user's text that an error repeats */
-#define LONGEST_NAME 64  /* beyond which no name is compared */
-#define FAR_OFF SIZE_MAX /* not close enough to suggest */
+#define SHOWN 80         /* bytes of the user's text that an error repeats */
+#define LONGEST_NAME 64  /* longer names are never suggested */
+#define FAR_OFF SIZE_MAX /* too different to suggest */
 
 typedef union value {
     int64_t integer;
@@ -26,7 +26,7 @@ typedef union value {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Damerau-Levenshtein distance (insert, delete, replace, swap two neighbours), blind to case. n, m <= LONGEST_NAME. */
+/* Damerau-Levenshtein distance (insert, delete, replace, swap two neighbours), ignoring case. n, m <= LONGEST_NAME. */
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t m)
 {
     size_t rows[3][LONGEST_NAME + 1];
@@ -48,7 +48,8 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t m)
     return above[m];
 }
 
-/* How far a name (n bytes) is from a candidate (m bytes): edits, but 1 when it is the beginning of the candidate. */
+/* How different a name (n bytes) is from a candidate (m bytes): the number of edits, or 1 where it is a prefix of the
+ * candidate. */
 static size_t unlikeness(const char *name, size_t n, const char *candidate, size_t m)
 {
     if (n == 0 || n > LONGEST_NAME || m > LONGEST_NAME) return FAR_OFF;
@@ -63,7 +64,7 @@ typedef struct nearest {
     size_t length, distance;
 } nearest;
 
-/* Keeps the candidate when it is nearer than the one before. */
+/* Keeps the candidate if it is nearer than the best so far. */
 static void consider(nearest *best, const char *name, const char *candidate, size_t length)
 {
     size_t distance = unlikeness(name, strlen(name), candidate, length);
@@ -79,7 +80,7 @@ const char *abar_nearest_name(const char *name, const char *const *names)
 
 /* ---- choices: "cosine|step|constant" --------------------------------------------------------------------------- */
 
-/* The choice that begins at *cursor, which moves on to the next one; NULL after the last. */
+/* The choice at *cursor, which moves on to the next one; NULL after the last. */
 static const char *next_choice(const char **cursor, size_t *length)
 {
     const char *choice = *cursor;
@@ -173,7 +174,7 @@ static const char *parse(const abar_option *option, const char *text, void *conf
     case ABAR_OPTION_TEXT:
         if (length >= ABAR_OPTION_TEXT_MAX) return "too long";
         memmove(field, text, length);
-        memset(field + length, 0, ABAR_OPTION_TEXT_MAX - length); /* equal texts make equal structs */
+        memset(field + length, 0, ABAR_OPTION_TEXT_MAX - length); /* equal texts must give equal structs */
         return NULL;
     }
     if (!wrong) memcpy(field, &v, size);
@@ -276,7 +277,7 @@ abar_status abar_options_get(abar_context *ctx, const abar_option *table, const 
     const char *field = (const char *)config + option->offset;
     char number[ABAR_REAL_TEXT_MAX];
     const char *found = number;
-    size_t length = ABAR_OPTION_TEXT_MAX - 1; /* of found, unless it ends earlier */
+    size_t length = ABAR_OPTION_TEXT_MAX - 1; /* of found, an upper bound */
     value v;
     switch (option->type) {
     case ABAR_OPTION_INT:
@@ -313,7 +314,7 @@ static int64_t count_choices(const char *choices)
     return n;
 }
 
-/* Options set by abar_options_set are in range already; a struct that the caller filled by hand may not be. */
+/* abar_options_set checks ranges; a struct that the caller filled by hand is checked here. */
 static abar_status check_option(abar_context *ctx, const char *owner, const abar_option *o, const void *config)
 {
     const void *field = (const char *)config + o->offset;

@@ -1,18 +1,18 @@
 /* Counter-based random numbers: Philox4x32-10 keyed by seed, with (purpose, when, index) as the counter. A draw depends on
- * nothing else: not on threads, ranks or what was drawn before. */
+ * nothing else: not on threads, ranks or earlier draws. */
 #ifndef ABAR_RNG_H
 #define ABAR_RNG_H
 
 #include <stdint.h>
 
-typedef enum abar__purpose {                          /* numbers are part of the checkpoint format: append only */
+typedef enum abar__purpose {                          /* the numbers are part of the checkpoint format: append only */
                              ABAR_DRAW_INIT = 1,      /* when: parameter, index: element */
                              ABAR_DRAW_ORDER = 2,     /* when: epoch,     index: position */
                              ABAR_DRAW_AUGMENT = 3,   /* when: epoch,     index: sample of the data set */
                              ABAR_DRAW_DROPOUT = 4,   /* when: see net,   index: element, sample or probability */
                              ABAR_DRAW_SYNTHETIC = 5, /* when: class or 0, index: element */
                              ABAR_DRAW_WINDOW = 6,    /* when: epoch,     index: place in the epoch */
-                             ABAR_DRAW_SAMPLE = 7,    /* when: 0,         index: token that is made */
+                             ABAR_DRAW_SAMPLE = 7,    /* when: 0, index: token that is generated */
 } abar__purpose;
 
 typedef struct abar__draw {
@@ -25,7 +25,7 @@ abar__draw abar__philox(const uint32_t counter[4], const uint32_t key[2]);
 /* Four independent 32-bit numbers. */
 abar__draw abar__random(uint64_t seed, abar__purpose purpose, uint32_t when, uint64_t index);
 
-/* [0, 1) with 32 bits, (0, 1) never 0, and an unbiased-to-2^-32 integer in [0, n). */
+/* A uniform number in [0, 1) with 32 bits; an integer in [0, n), its bias below 2^-32. */
 static inline double abar__uniform(uint32_t u) { return (double)u * 0x1p-32; }
 static inline uint32_t abar__below(uint32_t u, uint32_t n) { return (uint32_t)(((uint64_t)u * n) >> 32); }
 /* Two standard normal numbers from four words (Box-Muller with 53-bit uniforms). */

@@ -1,4 +1,4 @@
-/* A table of choices and its file: a head, a line for every choice, and a sum over all that stands before it. */
+/* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
 #include "device/choices.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ struct abar__choices {
     char title[ABAR_CHOICE_MAX], path[PATH_MAX];
     pair *pairs;
     int n, capacity;
-    bool told; /* of a damaged file, or of one that cannot be written */
+    bool told; /* a damaged or unwritable file has been logged */
 };
 
 /* ---- the table ------------------------------------------------------------------------------------------------------ */
@@ -36,7 +36,7 @@ static pair *find(const abar__choices *c, const char *problem)
     return NULL;
 }
 
-/* keep: what is there already stays. */
+/* keep: an existing entry is not replaced. */
 static abar_status put(abar__choices *c, const char *problem, const char *choice, bool keep)
 {
     pair *p = find(c, problem);
@@ -90,7 +90,7 @@ static bool is_whole(const abar__choices *c, const char *text, size_t n)
     return memcmp(text + n - SUM_LENGTH, expected, SUM_LENGTH) == 0;
 }
 
-/* Adds the lines of a whole file to the table; those of problems that it knows stay as they are. Changes text. */
+/* Adds the lines of a valid file to the table; existing entries are kept. Modifies text. */
 static abar_status take_lines(abar__choices *c, char *text, size_t n)
 {
     char *end = text + n - SUM_LENGTH, *line = text + strlen(HEAD) + strlen(c->title) + 1;
@@ -116,7 +116,7 @@ static void tell(abar__choices *c, const char *what)
     c->told = true;
 }
 
-/* The whole file into text; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
+/* Reads the whole file; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
 static abar_status slurp(const abar__choices *c, abar__text *text)
 {
     char part[4096];
@@ -135,7 +135,7 @@ static abar_status slurp(const abar__choices *c, abar__text *text)
     return status;
 }
 
-/* What is in the file, beside what is in the table. */
+/* Adds the entries of the file to the table. */
 static abar_status join_file(abar__choices *c)
 {
     abar__text text = {0};
@@ -163,10 +163,10 @@ static bool write_all(int fd, const char *text, size_t n)
     return true;
 }
 
-/* No fsync: a file that a power cut leaves half written is found damaged, and measured again. */
+/* No fsync: a file that a power cut leaves half written fails its checksum, and its choices are measured again. */
 static bool replace_file(const abar__choices *c, const abar__text *text)
 {
-    char temporary[PATH_MAX + 64]; /* of this process, and of this table in it */
+    char temporary[PATH_MAX + 64]; /* unique to this process and this table */
     snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, c->path, (long)getpid(), (uintptr_t)c);
     const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return false;
@@ -177,14 +177,14 @@ static bool replace_file(const abar__choices *c, const abar__text *text)
     return good;
 }
 
-/* Makes the folder of the file, with those above it. */
+/* Creates the folder of the file and its parents. */
 static void make_folder(const abar__choices *c)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s", c->path);
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(path, 0777); /* there already, or writing will fail and tell */
+        (void)mkdir(path, 0777); /* it exists already, or writing the file fails and logs that */
         *slash = '/';
     }
 }
@@ -204,14 +204,14 @@ static abar_status save(abar__choices *c)
 
 /* ---- opening ---------------------------------------------------------------------------------------------------------- */
 
-/* The folder where caches of this user lie; false: there is none. */
+/* The user's cache folder for abar; false: there is none. */
 static bool find_folder(char *out, size_t size)
 {
     const char *own = getenv("ABAR_CACHE"), *all = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int length;
     if (own && *own)
         length = strcmp(own, "off") == 0 ? -1 : snprintf(out, size, "%s", own);
-    else if (all && *all == '/') /* others are to be ignored, says the standard */
+    else if (all && *all == '/') /* the XDG standard says that relative paths are to be ignored */
         length = snprintf(out, size, "%s/abar", all);
     else
         length = home && *home == '/' ? snprintf(out, size, "%s/.cache/abar", home) : -1;

@@ -1,4 +1,4 @@
-/* The public face of a device: checks arguments, then hands over to the back end. */
+/* The public functions of a device: check arguments, then call the back end. */
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
@@ -42,7 +42,9 @@ abar_status abar_device_open(abar_context *ctx, const char *name, const abar_dev
     }
     if (!ops->queue && (c.precision != ABAR_PRECISION_FP32 || c.stream))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: computes in one precision and has no streams, use fp32", name);
-    if (c.threads < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few", name, c.threads);
+    if (c.threads < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few, give at least 1, or 0 for all", name,
+                          c.threads);
     abar_device *dev;
     ABAR_TRY(abar__alloc(ctx, sizeof *dev, (void **)&dev));
     *dev = (abar_device){.ctx = ctx, .ops = ops, .config = c, .ordinal = ordinal, .activation = ops->dtype, .threads = 1};
@@ -79,7 +81,7 @@ abar_status abar_device_wait(abar_device *dev) { return dev->ops->queue ? dev->o
 abar_status abar_device_set_stream(abar_device *dev, void *stream)
 {
     if (dev->ops->queue) return dev->ops->queue->set_stream(dev, stream);
-    return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device %s: has no streams", dev->ops->name);
+    return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device %s: has no streams, use cuda", dev->ops->name);
 }
 
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out) { return dev->ops->alloc(dev, bytes, out); }

@@ -1,4 +1,4 @@
-/* Making and running nn operations: picks an implementation, checks what is passed to it. */
+/* Creates and runs nn operations: picks an implementation and checks its arguments. */
 #include "device/nn_impl.h"
 
 #include <assert.h>
@@ -35,8 +35,34 @@ abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, a
 size_t abar__shape_bytes(const abar_device *dev, const abar__shape *shape, abar_layout layout)
 {
     const abar_tensor t = abar__shape_view(dev, shape, layout);
-    const int64_t gap = layout == ABAR_LAYOUT_PADDED ? t.stride[t.ndim - 2] - t.dim[t.ndim - 1] : 0; /* behind the last row */
+    const int64_t gap = layout == ABAR_LAYOUT_PADDED ? t.stride[t.ndim - 2] - t.dim[t.ndim - 1] : 0; /* after the last row */
     return abar_tensor_bytes(&t) + (size_t)gap * abar_dtype_size(t.dtype);
+}
+
+const char *abar__op_kind_name(abar__op_kind kind)
+{
+    static const char *const names[ABAR_OP_KINDS] = {[ABAR_OP_REORDER] = "reorder",
+                                                     [ABAR_OP_LINEAR] = "linear",
+                                                     [ABAR_OP_CONV2D] = "conv2d",
+                                                     [ABAR_OP_BATCH_NORM] = "batch_norm",
+                                                     [ABAR_OP_LAYER_NORM] = "layer_norm",
+                                                     [ABAR_OP_ACTIVATION] = "activation",
+                                                     [ABAR_OP_POOL2D] = "pool",
+                                                     [ABAR_OP_ADD] = "add",
+                                                     [ABAR_OP_CONCAT] = "concat",
+                                                     [ABAR_OP_FLATTEN] = "flatten",
+                                                     [ABAR_OP_SHORTCUT] = "shortcut",
+                                                     [ABAR_OP_DROPOUT] = "dropout",
+                                                     [ABAR_OP_EMBEDDING] = "embedding",
+                                                     [ABAR_OP_TOKENS] = "tokens",
+                                                     [ABAR_OP_CLASS_TOKEN] = "class_token",
+                                                     [ABAR_OP_ATTENTION] = "attention",
+                                                     [ABAR_OP_PATCH_MERGE] = "patch_merge",
+                                                     [ABAR_OP_TOKEN_MEAN] = "token_mean",
+                                                     [ABAR_OP_TOKEN_FIRST] = "token_first",
+                                                     [ABAR_OP_SOFTMAX_CROSS_ENTROPY] = "softmax_cross_entropy",
+                                                     [ABAR_OP_SQUARED_ERROR] = "squared_error"};
+    return names[kind];
 }
 
 static const abar__op_impl *const *implementations(const abar_device *dev)
@@ -60,8 +86,9 @@ abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__o
     if (status < 0) {
         abar__free(dev->ctx, op, sizeof *op);
         if (status == ABAR_E_UNSUPPORTED)
-            return abar__fail(dev->ctx, status, "device %s: cannot carry out operation %d with these settings", dev->ops->name,
-                              (int)desc->kind);
+            return abar__fail(dev->ctx, status,
+                              "device %s: cannot run %s with these settings, use another device or change them", dev->ops->name,
+                              abar__op_kind_name(desc->kind));
         return status;
     }
     *out = op;

@@ -1,8 +1,8 @@
 /* The nn operations of a device: convolution, norms, pooling, losses.
  *
- * An operation is made once, by compile, from a description (abar__op_desc), and then run many times. When it is made the
- * back end picks an implementation from an ordered list, decides the layouts it wants, and says how much memory it needs;
- * the net plans that memory and inserts reorders. Running it allocates nothing. */
+ * An operation is created once, by compile, from a description (abar__op_desc), and then run many times. On creation the
+ * back end picks an implementation from an ordered list, which chooses its layouts and states how much memory it needs; the
+ * net plans that memory and inserts reorders. Running an operation allocates nothing. */
 #ifndef ABAR_NN_IMPL_H
 #define ABAR_NN_IMPL_H
 
@@ -13,7 +13,7 @@ typedef enum abar__op_kind {
     ABAR_OP_LINEAR,     /* (R, I) -> (R, O); params: weight (O, I), bias (O) */
     ABAR_OP_CONV2D,     /* (N, C, H, W) -> (N, O, H', W'); params: weight (O, C/groups, kh, kw), bias (O) */
     ABAR_OP_BATCH_NORM, /* (N, C, H, W) or (N, C); params: scale, shift; buffers: running mean, running variance */
-    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, and where bias says so shift (else NULL: 0); with a residual
+    ABAR_OP_LAYER_NORM, /* over the last dimension; params: scale, and shift where bias is set (else NULL: 0); with a residual
                          * of in[0] + in[1], which is a second output: the stream */
     ABAR_OP_ACTIVATION,
     ABAR_OP_POOL2D,
@@ -52,17 +52,17 @@ typedef struct abar__shape {
     int64_t dim[4];
 } abar__shape;
 
-/* What to compute. Fields an operation does not use are zero. */
+/* What to compute. Fields that an operation does not use are zero. */
 typedef struct abar__op_desc {
     abar__op_kind kind;
     int n_in;
     abar__shape in[ABAR_OP_MAX_IN], out;   /* batch included */
-    abar_layout in_layout[ABAR_OP_MAX_IN]; /* what the inputs have now; the operation may wish for others */
-    abar_layout out_layout;                /* REORDER: the wish */
-    bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing upstream has parameters */
+    abar_layout in_layout[ABAR_OP_MAX_IN]; /* of the inputs as they are; the operation may ask for others */
+    abar_layout out_layout;                /* REORDER: the layout wanted */
+    bool need_dx[ABAR_OP_MAX_IN];          /* gradients wanted; all false where nothing before it has parameters */
     abar_window window;                    /* CONV2D, POOL2D; SHORTCUT: stride */
     bool bias;                             /* LINEAR, CONV2D; LAYER_NORM: it has a shift */
-    bool pad;                              /* LINEAR: whoever reads the output takes PADDED rows as well */
+    bool pad;                              /* LINEAR: the reader of the output accepts PADDED rows as well */
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]); LAYER_NORM: y = norm(in[0] + in[1]) */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
@@ -73,72 +73,74 @@ typedef struct abar__op_desc {
     bool per_sample;                       /* DROPOUT: whole samples are dropped (stochastic depth) */
     uint32_t number;                       /* DROPOUT, ATTENTION: which of the net's dropouts, part of the random key */
     int64_t vocabulary, positions;         /* EMBEDDING: rows V and S of its parameters; T <= S */
-    /* ATTENTION; head h has columns h*D/heads .. of each of q, k, v, which lie one after the other (timm, nanoGPT) */
+    /* ATTENTION; head h has columns h*D/heads .. of each of q, k, v, which follow each other in a token (timm, nanoGPT) */
     int64_t heads;
     bool causal;     /* token i sees tokens 0 .. i */
     int64_t grid[2]; /* PATCH_MERGE, windowed ATTENTION: the tokens are an image of so many rows and columns */
-    int64_t side;    /* windowed: tokens attend within windows of side x side; 0: to all. T is the grid's area then */
-    int64_t shift; /* windowed: the grid is rolled by -shift along both axes first, and parts that did not touch before the roll
-                    * do not see each other (mask -infinity) */
+    int64_t side;    /* windowed: tokens attend within windows of side x side, T is the grid's area; 0: tokens attend to all */
+    int64_t shift;   /* windowed: the grid is first rolled by -shift along both axes; parts of it that were not adjacent before
+                      * the roll do not see each other (mask -infinity) */
 } abar__op_desc;
 
-/* What DROPOUT and ATTENTION draw: word w of abar__random(seed, ABAR_DRAW_DROPOUT, 256 * step + number, index); an element is
- * zero where abar__uniform(w) < drop, else scaled by 1 / (1 - drop). With g the global number of the sample, sample0 + n:
- *   DROPOUT              element e of the global batch, e = g * (elements of a sample) + i: index e / 4, word e % 4
- *   DROPOUT per_sample   index g / 4, word g % 4
- *   ATTENTION            index ((g * heads + head) * T + query) * ceil(T / 4) + key / 4, word key % 4, where query and key are
- *                        tokens in their own order, windowed or not */
+/* The random numbers of DROPOUT and ATTENTION: word w of abar__random(seed, ABAR_DRAW_DROPOUT, 256 * step + number, index);
+ * an element is zero where abar__uniform(w) < drop, else scaled by 1 / (1 - drop). With g = sample0 + n, the global number
+ * of the sample:
+ *     DROPOUT              element e of the global batch, e = g * (elements of a sample) + i: index e / 4, word e % 4
+ *     DROPOUT per_sample   index g / 4, word g % 4
+ *     ATTENTION            index ((g * heads + head) * T + query) * ceil(T / 4) + key / 4, word key % 4, where query and key
+ *                          are token numbers in the original order, windowed or not */
 
-/* Which way the net is being run. */
+/* The settings of one pass of the net. */
 typedef struct abar__run {
     bool training; /* batch statistics, dropout */
-    int64_t valid; /* losses count only the first valid samples of the batch */
-    uint64_t seed; /* dropout's key ... */
-    uint32_t step; /* ... (a queued device reads it at step_now, device memory, where that is set: recordings outlive a step) */
+    int64_t valid; /* losses use only the first valid samples of the batch */
+    uint64_t seed; /* dropout's key: seed, */
+    uint32_t step; /* step (where step_now is set, a queued device reads it there, so that a captured pass can be replayed) */
     const int64_t *step_now;
-    int64_t sample0;   /* ... global number of the batch's first sample */
-    double loss_scale; /* the loss's gradient is multiplied by this: 1 / micro-batches */
-    bool observing;    /* curvature looks on in the backward pass: attention leaves its column means */
+    int64_t sample0;   /* and the global number of the batch's first sample */
+    double loss_scale; /* factor of the loss's gradient: 1 / micro-batches */
+    bool observing;    /* curvature observes the backward pass: attention writes its column means */
 } abar__run;
 
-/* The buffers of one run. Those an operation did not ask for may be NULL. */
+/* The memory of one run. Pointers that an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
     const abar__run *run;
     const void *x[ABAR_OP_MAX_IN];
     void *y;
-    void *dy;            /* LINEAR and CONV2D with a fused RELU turn it into dL/dz in place: that is what curvature observes */
-    const void *dy2;     /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
-    void *stream;        /* LAYER_NORM with a residual: in[0] + in[1], of y's shape; backward reads it again */
-    const void *dstream; /* ... and its gradient, without what y adds to it; NULL: nobody else read it */
-    void *dx[ABAR_OP_MAX_IN]; /* written, unless add_dx; NULL where not needed */
-    bool add_dx;              /* dx[0] holds a gradient already: add to that; only where op->view_align */
-    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: as many as there are channels. Others
-     * occur only where op->view_align says so. */
+    void *dy;                 /* LINEAR and CONV2D with a fused RELU replace it by dL/dz in place, which curvature observes */
+    const void *dy2;          /* a second summand of the output's gradient, or NULL; only where op->takes_dy2 */
+    void *stream;             /* LAYER_NORM with a residual: in[0] + in[1], of y's shape; backward reads it again */
+    const void *dstream;      /* its gradient, without the part that comes from y; NULL: it has no other reader */
+    void *dx[ABAR_OP_MAX_IN]; /* written, or added to with add_dx; NULL where not needed */
+    bool add_dx;              /* dx[0] already holds a gradient: add to it; only where op->view_align */
+    /* Elements from one pixel to the next (NHWC) of x[i] and dx[i], and of y and dy; 0: the number of channels. Other values
+     * occur only where op->view_align allows them. */
     int64_t x_pitch[ABAR_OP_MAX_IN], y_pitch;
     const void *param[ABAR_OP_MAX_PARAM];
     const void *shadow[ABAR_OP_MAX_PARAM]; /* bf16 copy of param where activations are bf16 and it is a weight, else NULL */
     void *dparam[ABAR_OP_MAX_PARAM];       /* added to when accumulate, else written */
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
-    bool table_written; /* EMBEDDING: the tied layer has written dparam[0] in this pass: add to that one in any case */
+    bool table_written; /* EMBEDDING: the tied layer has already written dparam[0] in this pass: always add to it */
     const void *target; /* losses */
-    abar_loss *result;  /* losses; memory that the host can read: at once, or for a queued device after a wait */
-    /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the tokens' own
-     * order: mean over the queries of its window of the probability (before dropout) that they give this token */
+    abar_loss *result;  /* losses; memory that the host can read: at once, or on a queued device after a wait */
+    /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the original
+     * order of tokens: the mean over the queries of its window of the probability (before dropout) that they give to this
+     * token */
     void *columns;
-    void *moments; /* CONCAT: a training forward leaves those of y here, op->moment_bytes a channel, of the channels it copies;
-                    * BATCH_NORM: those of x, made so. NULL: nobody wants them, or each takes its own */
-    void *saved;   /* op->saved_bytes, lives from forward to backward */
-    void *scratch; /* op->scratch_bytes, lives during one call */
+    void *moments; /* CONCAT: a training forward writes the moments of those channels of y that it copies here, op->moment_bytes
+                    * per channel; BATCH_NORM: reads the moments of x here. NULL: not wanted, or BATCH_NORM computes its own */
+    void *saved;   /* op->saved_bytes, kept from forward to backward */
+    void *scratch; /* op->scratch_bytes, for one call */
 } abar__op_args;
 
 typedef struct abar__op abar__op;
 
-/* One way to carry out one kind of operation. */
+/* One implementation of one kind of operation. */
 typedef struct abar__op_impl {
     const char *name; /* "onednn-conv", for `abar models --verbose` and profiles */
     abar__op_kind kind;
-    /* Fills op's layouts, needs and sizes, or returns ABAR_E_UNSUPPORTED to let the next implementation try. */
+    /* Sets op's layouts, needs and sizes, or returns ABAR_E_UNSUPPORTED: then the next implementation is tried. */
     abar_status (*create)(abar__op *op);
     abar_status (*forward)(abar__op *op, const abar__op_args *a);
     abar_status (*backward)(abar__op *op, const abar__op_args *a); /* NULL: no gradient */
@@ -155,25 +157,28 @@ struct abar__op {
     abar_layout in_layout[ABAR_OP_MAX_IN], out_layout; /* gradients have the layouts of their values */
     unsigned backward_needs;
     size_t saved_bytes, scratch_bytes;
-    bool takes_dy2; /* backward can add dy2 to dy on the fly */
-    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten); dx[0] that of dy */
+    bool takes_dy2; /* backward can add dy2 to dy itself */
+    bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
     bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */
-    bool dx_alike;  /* backward makes one gradient for all inputs: every dx may be the same memory */
-    /* Not 0: x[0] and dx[0] may be channels of a wider value, beginning at and stepping by multiples of this. Of a CONCAT any
-     * input, and y too; an input that lies in its place in y, with its dx in dy (and no dy2), is not copied. */
+    bool dx_alike;  /* backward computes one gradient for all inputs: every dx may be the same memory */
+    /* Not 0: x[0] and dx[0] may be channels of a wider value; their first channel and their pitch are multiples of this. For
+     * a CONCAT this holds for every input and y; an input that is stored within y, with its dx in dy (and no dy2), is not
+     * copied. */
     int view_align;
-    size_t moment_bytes; /* CONCAT: of a channel's moments; BATCH_NORM: of those that it can use instead of its own; 0: none */
-    void *priv;          /* of the implementation */
+    size_t moment_bytes; /* of a channel: CONCAT: of the moments it writes; BATCH_NORM: of those it can read; 0: none */
+    void *priv;          /* the implementation's own */
     size_t priv_bytes;
 };
 
-/* Walks dev's implementations of desc->kind in order and takes the first that accepts. */
+const char *abar__op_kind_name(abar__op_kind kind); /* "conv2d" */
+
+/* Tries dev's implementations of desc->kind in order and takes the first that accepts. */
 abar_status abar__op_create(abar_device *dev, const abar__op_desc *desc, abar__op **out);
 void abar__op_destroy(abar__op *op);
 abar_status abar__op_forward(abar__op *op, const abar__op_args *args);
 abar_status abar__op_backward(abar__op *op, const abar__op_args *args);
 
-/* A value of this shape and layout on dev: PADDED becomes STRIDED. */
+/* A view of a value of this shape and layout on dev: PADDED becomes STRIDED. */
 abar_tensor abar__shape_view(const abar_device *dev, const abar__shape *shape, abar_layout layout);
 /* Elements from one row of a dense or PADDED value to the next. */
 int64_t abar__row_pitch(const abar_device *dev, int64_t width, abar_layout layout);

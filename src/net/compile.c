@@ -1,4 +1,4 @@
-/* Compiling: fuse, settle layouts, plan and take the memory, settle every pointer, draw the weights. */
+/* Compiles a net: fuses nodes, decides layouts, plans and allocates memory, sets every pointer, initialises the weights. */
 #include "net/net_impl.h"
 
 #include <string.h>
@@ -6,15 +6,17 @@
 static abar_status check(abar_net *net, const abar_compile_config *config)
 {
     abar_context *ctx = net->ctx;
-    if (net->dev) return abar__fail(ctx, ABAR_E_STATE, "net: compiled already");
+    if (net->dev) return abar__fail(ctx, ABAR_E_STATE, "net: is compiled already, build another one");
     if (net->status < 0) return abar__fail(ctx, net->status, "%s", net->error);
-    if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input");
-    if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss");
-    if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped", net->scope);
+    if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input, call abar_input");
+    if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss, end it with one");
+    if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped, call abar_scope_pop", net->scope);
     if (config->size < sizeof(size_t) || config->size > sizeof net->config)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.size is wrong, set it to sizeof(abar_compile_config)");
     memcpy(&net->config, config, config->size);
-    if (net->config.batch < 1) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: a batch of %lld", (long long)net->config.batch);
+    if (net->config.batch < 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.batch is %lld, set it to at least 1",
+                          (long long)net->config.batch);
     return ABAR_OK;
 }
 
@@ -30,14 +32,14 @@ static void put_batch_in_front(abar_net *net)
     if (net->dev->ops->channels_last && input->shape.ndim == 4) input->layout = ABAR_LAYOUT_NHWC;
 }
 
-/* In PyTorch's order, or with channels last where the device wants convolutions so. */
+/* The order of a parameter in memory: PyTorch's, or channels last where the device wants that for convolutions. */
 static abar_tensor param_view(abar_device *dev, const abar__param_info *p, abar_dtype dtype)
 {
     if (dev->ops->channels_last && p->ndim == 4) return abar_tensor_wrap_channels_last(dev, NULL, dtype, p->dim);
     return abar_tensor_wrap(dev, NULL, dtype, p->ndim, p->dim);
 }
 
-/* Offsets in the blocks of parameters and running statistics. */
+/* Offsets in the blocks of parameters and of running statistics. */
 static void lay_out_parameters(abar_net *net)
 {
     const size_t element = abar_dtype_size(net->dev->ops->dtype);
@@ -97,7 +99,7 @@ static void *address(const abar_net *net, int buffer)
     return buffer < 0 ? NULL : (char *)net->arena + net->buffers[buffer].offset;
 }
 
-/* Where the value, or its gradient, lies in this buffer. */
+/* The address of the value, or of its gradient, in this buffer. */
 static void *part_address(const abar_net *net, int buffer, int value)
 {
     const abar__value *v = &net->values[value];
@@ -105,14 +107,14 @@ static void *part_address(const abar_net *net, int buffer, int value)
     return buffer < 0 ? NULL : (char *)address(net, buffer) + skip;
 }
 
-/* 0: the value is dense. */
+/* The distance of two pixels in elements; 0: the value is dense. */
 static int64_t pitch_of(const abar_net *net, int value)
 {
     const int within = net->values[value].within;
     return within >= 0 ? net->values[within].shape.dim[1] : 0;
 }
 
-/* Of the channels of a concatenation's output or a batch norm's input, in those of their chain. */
+/* The moments of the channels of a concatenation's output or of a batch norm's input, in the buffer of their chain. */
 static void *moments_address(const abar_net *net, const abar__step *step)
 {
     if (step->op->moment_bytes == 0) return NULL;
@@ -158,7 +160,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     for (int k = 0; node->norm >= 0 && k < 2; k++) a->buffer[k] = (char *)net->pending + net->norms[node->norm].offset[k];
 }
 
-/* The input itself, or the same numbers in another order. */
+/* The net's input, or a reordered copy of it. */
 static bool is_network_input(const abar_net *net, int value)
 {
     int producer = net->values[value].producer;
@@ -169,7 +171,7 @@ static bool is_network_input(const abar_net *net, int value)
     return moves && is_network_input(net, step->in[0]);
 }
 
-/* What the linear map of this step has to do with attention: it makes q, k and v, one after the other. */
+/* How the linear map of this step is related to attention: it computes q, k and v, one after the other. */
 static abar_attention describe_attention(const abar_net *net, const abar__step *linear)
 {
     for (int s = 0; s < net->n_steps; s++) {

@@ -1,15 +1,15 @@
-/* Fusion: chains that a back end can run as one operation become one.
+/* Fusion: a chain that a back end can run as one operation becomes one.
  *
  *     conv2d or linear -> relu
  *     batch norm [-> add] [-> relu]
  *     add -> layer norm
  *
- * Each member but the last is read by the next one only, and the chain runs where its last member stood, so that a residual
- * made after the batch norm is there in time. The sum in front of a layer norm is read by others, too: it becomes a second
- * output, and the pair runs where the add stood. */
+ * Each member except the last is read by the next one only. The chain runs at the place of its last member, so that a
+ * residual that is computed after the batch norm is ready in time. The sum in front of a layer norm has other readers as
+ * well: it becomes a second output, and the pair runs at the place of the add. */
 #include "net/net_impl.h"
 
-/* The node that makes this value, if nobody else reads the value; else -1. */
+/* The node that produces this value, if the value has no other reader; else -1. */
 static int sole_producer(const abar_net *net, int value)
 {
     const abar__value *v = &net->values[value];
@@ -21,7 +21,7 @@ static bool is_kind(const abar_net *net, int node, abar__op_kind kind)
     return node >= 0 && net->nodes[node].desc.kind == kind;
 }
 
-/* The batch norm that an add can be folded into, and which operand it is. */
+/* The batch norm that an add can be fused into, and which operand of the add it is. */
 static int norm_below_add(const abar_net *net, int add, int *operand)
 {
     for (*operand = 0; *operand < 2; (*operand)++) {
@@ -33,7 +33,7 @@ static int norm_below_add(const abar_net *net, int add, int *operand)
     return -1;
 }
 
-/* Lets node `last` do the work of `first`: what it reads, its parameters and attributes. */
+/* Node `last` takes over the work of `first`: its inputs, parameters and attributes. */
 static void absorb(abar_net *net, int first, int last)
 {
     abar__node *from = &net->nodes[first], *to = &net->nodes[last];
@@ -55,7 +55,7 @@ static void fold_add(abar_net *net, int norm, int add, int operand)
     node->desc.residual = true;
 }
 
-/* Lets the add do the norm's work as well. */
+/* The add takes over the work of the norm. */
 static void fold_norm(abar_net *net, int add, int norm)
 {
     abar__node *from = &net->nodes[norm], *to = &net->nodes[add];

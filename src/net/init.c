@@ -1,10 +1,10 @@
-/* Initial weights: drawn on the host from (seed, parameter number, element), the same on every device. */
+/* Initial weights: drawn on the host from (seed, parameter number, element), equal on every device. */
 #include "net/net_impl.h"
 #include "base/rng.h"
 
 #include <math.h>
 
-#define SMALL 0.02 /* the deviation of transformers' weights */
+#define SMALL 0.02 /* standard deviation of the weights of transformers */
 
 bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init,
                            int64_t layers)
@@ -17,12 +17,12 @@ bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int6
     double fan_in = (double)(dim[1] * kernel), fan_out = (double)(dim[0] * kernel);
     abar__param_info *w = abar__net_add_param(net, node, 0, "weight", ABAR_PARAM_WEIGHT, ndim, dim);
     if (!w) return false;
-    bool bias_too = true; /* is drawn */
+    bool bias_too = true; /* the bias is drawn, too */
     switch (init) {
     case ABAR_INIT_TORCH: w->uniform = 1.0 / sqrt(fan_in); break;
     case ABAR_INIT_KAIMING_IN: w->normal = sqrt(2.0 / fan_in); break;
     case ABAR_INIT_KAIMING_OUT: w->normal = sqrt(2.0 / fan_out); break;
-    case ABAR_INIT_TRUNCATED: /* at a hundred deviations: no draw comes near */
+    case ABAR_INIT_TRUNCATED: /* cut at a hundred standard deviations, which no draw reaches */
     case ABAR_INIT_GPT:
     case ABAR_INIT_GPT_RESIDUAL:
         w->normal = init == ABAR_INIT_GPT_RESIDUAL ? SMALL / sqrt(2.0 * (double)layers) : SMALL;
@@ -50,7 +50,7 @@ static double draw(const abar__param_info *p, uint64_t seed, uint32_t number, in
     return p->constant;
 }
 
-/* Draws and moves as many rows at a time as fit into chunk, at least one. */
+/* Draws and copies as many rows at a time as fit into chunk, at least one. */
 static abar_status draw_rows(abar_net *net, int i, double *chunk, int64_t room)
 {
     const abar__param_info *p = &net->params[i];
@@ -72,7 +72,7 @@ static abar_status draw_rows(abar_net *net, int i, double *chunk, int64_t room)
     return ABAR_OK;
 }
 
-#define CHUNK 8192 /* elements moved to the device at a time */
+#define CHUNK 8192 /* elements copied to the device at a time */
 
 static abar_status draw_param(abar_net *net, int i)
 {
@@ -80,7 +80,7 @@ static abar_status draw_param(abar_net *net, int i)
     const int64_t row = abar_tensor_count(value) / value->dim[0];
     double chunk[CHUNK];
     if (row <= CHUNK || abar_tensor_is_dense(value)) return draw_rows(net, i, chunk, CHUNK);
-    void *longer; /* a row with channels last moves as a whole */
+    void *longer; /* for rows with channels last, which are copied as a whole */
     ABAR_TRY(abar__alloc(net->ctx, (size_t)row * sizeof(double), &longer));
     abar_status status = draw_rows(net, i, longer, row);
     abar__free(net->ctx, longer, (size_t)row * sizeof(double));
@@ -91,7 +91,7 @@ abar_status abar__net_init_params(abar_net *net)
 {
     for (int i = 0; i < net->n_params; i++) ABAR_TRY(draw_param(net, i));
     double one = 1.0;
-    for (int i = 0; i < net->n_norms; i++) { /* running variance starts at 1, the mean at 0 */
+    for (int i = 0; i < net->n_norms; i++) { /* the running variance starts at 1, the running mean at 0 */
         const abar__norm_state *s = &net->norms[i];
         abar_tensor from = abar_tensor_wrap(NULL, &one, ABAR_F64, 1, &s->channels);
         from.stride[0] = 0;

@@ -1,5 +1,5 @@
-/* Which buffer lives when. Step s runs forward at time s and backward at time 2n-1-s; every value, gradient, saved state and
- * scratch is a buffer with a first and a last time, and plan.c packs them into one arena. */
+/* The lifetimes of buffers. Step s runs forward at time s and backward at time 2n-1-s. Every value, gradient, saved state
+ * and scratch is a buffer with a first and a last time; plan.c packs them into one arena. */
 #include "net/net_impl.h"
 
 static int add_buffer(abar_net *net, size_t bytes, int first, int last)
@@ -29,7 +29,8 @@ bool abar__goes_back(const abar_net *net, const abar__step *step)
     return step->out < 0 || net->values[step->out].wants_grad;
 }
 
-/* The buffer of step s's output: its own, its input's, or that of the value it is a part of, made for the first part. */
+/* The buffer of step s's output: its own, its input's, or that of the value it is a part of, which is created for the first
+ * part. */
 static int output_buffer(abar_net *net, int s)
 {
     const abar__step *step = &net->steps[s];
@@ -40,8 +41,8 @@ static int output_buffer(abar_net *net, int s)
     return net->values[owner].buffer;
 }
 
-/* The value whose moments a step leaves or uses: that of a chain of concatenations, made (first) by them for the batch norms
- * that read it. -1: none. */
+/* The value that holds the moments which this step computes or uses: the largest of a chain of concatenations. These compute
+ * the moments for the batch norms that read a value of the chain. -1: none. */
 static int chain_of(const abar_net *net, const abar__step *step)
 {
     const bool makes = step->op->desc.kind == ABAR_OP_CONCAT;
@@ -103,8 +104,8 @@ static abar_status make_join(abar_net *net, abar__value *v)
     return abar__op_create(net->dev, &d, &v->join);
 }
 
-/* A gradient for value v has been written into buffer at this time. The first two are kept as summands where the producer can
- * add them itself; otherwise they are joined at once by the step that made the last one. */
+/* A gradient for value v has been written into buffer at this time. The first two are kept as summands where the producer
+ * can add them itself; otherwise the step that wrote the last one adds them at once. */
 static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buffer, int time)
 {
     abar__value *v = &net->values[step->in[i]];
@@ -129,7 +130,7 @@ static abar_status add_gradient(abar_net *net, abar__step *step, int i, int buff
     return ABAR_OK;
 }
 
-/* Whether one memory may be the gradient of all that this step reads: nobody may write to it then. */
+/* Whether all inputs of this step can share one gradient buffer: nobody may write to it afterwards. */
 static bool may_share(const abar_net *net, const abar__step *step)
 {
     for (int i = 0; i < step->op->desc.n_in; i++) {
@@ -138,19 +139,20 @@ static bool may_share(const abar_net *net, const abar__step *step)
         if (producer < 0) continue;
         const abar__step *maker = &net->steps[producer];
         if (maker->op->desc.activation != ABAR_ACT_NONE && maker->op->desc.kind != ABAR_OP_BATCH_NORM)
-            return false;                                /* a fused ReLU turns its dy into dL/dz in place */
+            return false;                                /* a fused ReLU replaces dy by dL/dz in place */
         if (net->values[maker->out].hosts) return false; /* readers of its parts add to its dy */
     }
     return true;
 }
 
-/* Whether a step's dx may all be its dy. */
+/* Whether every dx of a step can be its dy itself. */
 static bool passes_dy(const abar_net *net, const abar__step *step)
 {
     return step->op->dx_is_dy && net->values[step->out].grad[1] < 0 && may_share(net, step);
 }
 
-/* The column means of an attention's probabilities live until the linear map that made q, k and v has been observed. */
+/* The column means of an attention's probabilities are needed until the linear map that computed q, k and v has been
+ * observed. */
 static abar_status columns_buffer(abar_net *net, int s)
 {
     abar__step *step = &net->steps[s];
@@ -163,7 +165,8 @@ static abar_status columns_buffer(abar_net *net, int s)
     return step->columns < 0 ? (abar_status)step->columns : ABAR_OK;
 }
 
-/* The gradient of a part lies in that of the whole: the concatenation that took it in finds it there, the others add. */
+/* The gradient of a part is stored within that of the whole: the concatenation that contains the part finds it there, the
+ * other readers add to it. */
 static void part_gradient(abar_net *net, abar__step *step, int i, int time)
 {
     abar__value *x = &net->values[step->in[i]];
@@ -213,10 +216,10 @@ abar_status abar__net_plan_memory(abar_net *net)
 {
     int end = 2 * net->n_steps;
     abar__value *input = &net->values[net->input];
-    input->buffer = add_buffer(net, abar__value_bytes(net, net->input), 0, end); /* the caller's between runs */
+    input->buffer = add_buffer(net, abar__value_bytes(net, net->input), 0, end); /* written by the caller between runs */
     if (input->buffer < 0) return (abar_status)input->buffer;
     for (int s = 0; s < net->n_steps; s++) ABAR_TRY(forward_buffers(net, s));
-    live_until(net, net->values[net->output].buffer, net->n_steps); /* to be read after forward */
+    live_until(net, net->values[net->output].buffer, net->n_steps); /* read by the caller after forward */
     for (int s = net->n_steps - 1; s >= 0; s--) ABAR_TRY(backward_buffers(net, s));
     return abar__plan_arena(net->ctx, net->buffers, net->n_buffers, &net->arena_bytes);
 }

@@ -1,4 +1,4 @@
-/* A net while it is being built, and the questions one can ask it. */
+/* Building a net, and queries. */
 #include "net/net_impl.h"
 
 #include <stdarg.h>
@@ -264,32 +264,6 @@ abar_status abar_net_weights_changed(abar_net *net)
 int abar_net_layer_count(const abar_net *net) { return net->n_layers; }
 const abar_layer *abar_net_layer(const abar_net *net, int i) { return &net->layers[i]; }
 
-static const char *kind_name(abar__op_kind kind)
-{
-    static const char *const names[ABAR_OP_KINDS] = {[ABAR_OP_REORDER] = "reorder",
-                                                     [ABAR_OP_LINEAR] = "linear",
-                                                     [ABAR_OP_CONV2D] = "conv2d",
-                                                     [ABAR_OP_BATCH_NORM] = "batch_norm",
-                                                     [ABAR_OP_LAYER_NORM] = "layer_norm",
-                                                     [ABAR_OP_ACTIVATION] = "activation",
-                                                     [ABAR_OP_POOL2D] = "pool",
-                                                     [ABAR_OP_ADD] = "add",
-                                                     [ABAR_OP_CONCAT] = "concat",
-                                                     [ABAR_OP_FLATTEN] = "flatten",
-                                                     [ABAR_OP_SHORTCUT] = "shortcut",
-                                                     [ABAR_OP_DROPOUT] = "dropout",
-                                                     [ABAR_OP_EMBEDDING] = "embedding",
-                                                     [ABAR_OP_TOKENS] = "tokens",
-                                                     [ABAR_OP_CLASS_TOKEN] = "class_token",
-                                                     [ABAR_OP_ATTENTION] = "attention",
-                                                     [ABAR_OP_PATCH_MERGE] = "patch_merge",
-                                                     [ABAR_OP_TOKEN_MEAN] = "token_mean",
-                                                     [ABAR_OP_TOKEN_FIRST] = "token_first",
-                                                     [ABAR_OP_SOFTMAX_CROSS_ENTROPY] = "softmax_cross_entropy",
-                                                     [ABAR_OP_SQUARED_ERROR] = "squared_error"};
-    return names[kind];
-}
-
 static const char *operation_name(const abar__op_desc *d)
 {
     bool relu = d->activation == ABAR_ACT_RELU;
@@ -307,7 +281,7 @@ static const char *operation_name(const abar__op_desc *d)
     case ABAR_OP_POOL2D: return d->average ? "average_pool" : "max_pool";
     case ABAR_OP_DROPOUT: return d->per_sample ? "drop_path" : "dropout";
     case ABAR_OP_ATTENTION: return d->side ? "window_attention" : d->causal ? "causal_attention" : "attention";
-    default: return kind_name(d->kind);
+    default: return abar__op_kind_name(d->kind);
     }
 }
 

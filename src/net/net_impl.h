@@ -1,5 +1,5 @@
-/* The inside of a net. Building makes nodes; compiling turns them into steps: fused, with layouts settled, operations made
- * and memory planned. Running walks the steps forth and back. */
+/* The internals of a net. Building creates nodes. Compiling turns them into steps: fused, with layouts decided, operations
+ * created and memory planned. Running executes the steps forwards and backwards. */
 #ifndef ABAR_NET_IMPL_H
 #define ABAR_NET_IMPL_H
 
@@ -10,21 +10,21 @@
 #define NAME_MAX_LENGTH 128
 #define SCOPES_MAX 16
 
-/* A tensor of the graph. Building fills shape (without the batch), compiling the rest. */
+/* A tensor of the graph. Building sets the shape (without the batch), compiling the rest. */
 typedef struct abar__value {
     abar__shape shape; /* building: of one sample; compiled: with the batch in front */
     int producer;      /* node, then step; -1: the input */
     int uses;          /* by nodes */
-    bool wants_grad;   /* something upstream has parameters */
+    bool wants_grad;   /* something before it has parameters */
     bool integer;      /* tokens: I32 on every device; only the input can be */
     abar_layout layout;
-    int buffer;      /* of the plan */
+    int buffer;      /* index in the plan */
     int grad[2];     /* buffers whose sum is the gradient; -1: none */
     abar__op *join;  /* adds the gradients of several readers; NULL: not needed */
-    int within;      /* value whose memory it is a part of, as is its gradient (views.c); -1: it has its own */
-    int64_t channel; /* ... and where it begins there */
-    bool hosts;      /* others are within it, some of them written before it is made */
-    int moments;     /* buffer of its channels' moments, for batch norms that read it or what is within it; -1: none */
+    int within;      /* the value whose memory contains this one and its gradient (views.c); -1: it has its own */
+    int64_t channel; /* the channel where it begins there */
+    bool hosts;      /* other values are within it, some of them written earlier */
+    int moments;     /* buffer of its channels' moments, for batch norms that read it or a value within it; -1: none */
 } abar__value;
 
 typedef struct abar__param_info {
@@ -34,7 +34,7 @@ typedef struct abar__param_info {
     int64_t dim[4];
     size_t offset;          /* in the parameter block, and in the gradient block */
     size_t shadow_offset;   /* in the block of bf16 copies, where public.shadow.ndim is not 0 */
-    double uniform, normal; /* initial spread: uniform(+-) or normal; both 0: constant */
+    double uniform, normal; /* initial distribution: half-width of a uniform or deviation of a normal one; both 0: constant */
     double constant;
 } abar__param_info;
 
@@ -46,23 +46,23 @@ typedef struct abar__node {
     int stream;                      /* a value: the second output of a layer norm with a residual, -1: none */
     int param[ABAR_OP_MAX_PARAM];    /* -1: none */
     int norm;                        /* index of its running statistics, -1: none */
-    int absorbed;                    /* another node does its work, -1: stands alone */
-    int source;                      /* whose name and parameters it works with after fusion, -1: its own */
-    char tied[NAME_MAX_LENGTH + 16]; /* its weight is another node's: the second name of that; "": it is not */
+    int absorbed;                    /* another node does its work after fusion, -1: none */
+    int source;                      /* the node whose name and parameters it uses after fusion, -1: its own */
+    char tied[NAME_MAX_LENGTH + 16]; /* where its weight is another node's: the name it has here; "": it has its own */
 } abar__node;
 
-/* A step as run. */
+/* A step as executed. */
 typedef struct abar__step {
     abar__op *op;
-    int node; /* the one that gives it its name and parameters; -1: a reorder */
+    int node; /* the one with its name and parameters; -1: a reorder */
     int in[ABAR_OP_MAX_IN], out, stream;
     int saved, forward_scratch, backward_scratch; /* buffers, -1: none */
     int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
     int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */
-    int columns;                                  /* buffer of an attention's column means, -1: nobody wants them */
-    bool passes_dy;                               /* its dx are its dy: backward has nothing to do */
+    int columns;                                  /* buffer of an attention's column means, -1: not wanted */
+    bool passes_dy;                               /* its dx is its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
-    abar__op_args args;                           /* pointers settled once and for all */
+    abar__op_args args;                           /* pointers, set once */
     double forward_seconds, backward_seconds, observe_seconds;
 } abar__step;
 
@@ -104,47 +104,47 @@ struct abar_net {
     int embedding, tied;     /* nodes; -1: none */
     int dropouts;
 
-    /* memory, all of the device */
+    /* device memory */
     void *param_block, *grad_block, *shadow_block, *running, *pending, *arena, *target;
     size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes;
 
     abar__run run;
-    abar_loss *result;       /* memory that host and device both address */
-    int64_t pending_batches; /* training forwards since the last commit */
+    abar_loss *result;       /* memory that both host and device can access */
+    int64_t pending_batches; /* training forward passes since the last commit */
     bool ran_forward;
     bool profile;
-    void **marks;  /* profiling a queued device: its ticks (profile.c) ... */
-    double *clock; /* ... or the host's, in seconds */
+    void **events; /* profiling a queued device: its ticks (profile.c), or else NULL */
+    double *clock; /* profiling another device: the ticks in seconds */
 };
 
-/* Makes room for one more element and returns its index, or a negative status. */
+/* Grows the array by one element and returns its index, or a negative status. */
 int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_t element);
 
-/* Remembers the first mistake. Returns the value that passes it on. */
+/* Keeps the first mistake for abar_net_compile. Returns an invalid value, which every builder passes on. */
 abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);
 abar_value abar__net_out_of_memory(abar_net *net);
 
-/* For the builders in ops/: checks that x is usable, makes a node with one input. NULL after a mistake. */
+/* For the builders in ops/: checks the inputs and creates a node. NULL after a mistake. */
 abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in);
-/* Gives the node its output and returns it. */
+/* Creates the node's output value and returns it. */
 abar_value abar__net_finish(abar_net *net, abar__node *node, const abar__shape *shape);
-/* Adds a parameter called name in the current scope; returns NULL after a mistake. */
+/* Adds a parameter with this name in the current scope; NULL after a mistake. */
 abar__param_info *abar__net_add_named(abar_net *net, abar__node *node, int slot, const char *name, abar_param_kind kind,
                                       int ndim, const int64_t *dim);
-/* The same, called NODE.suffix. */
+/* The same, named NODE.suffix. */
 abar__param_info *abar__net_add_param(abar_net *net, abar__node *node, int slot, const char *suffix, abar_param_kind kind,
                                       int ndim, const int64_t *dim);
-/* weight (out, in, ...) and, where wanted, bias (out), with their initial spread; layers: of ABAR_INIT_GPT_RESIDUAL. False
- * after a mistake. */
+/* Adds weight (out, in, ...) and, where wanted, bias (out), with their initial distributions. layers: for
+ * ABAR_INIT_GPT_RESIDUAL. False after a mistake. */
 bool abar__net_add_weights(abar_net *net, abar__node *node, int ndim, const int64_t *dim, bool bias, abar_init init,
                            int64_t layers);
 const abar__shape *abar__net_shape(const abar_net *net, int value);
-/* The value's shape and layout over this memory. */
+/* A tensor with the value's shape and layout at this address. */
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data);
 /* "64x8x8" */
 const char *abar__shape_text(const abar__shape *shape, char text[64]);
 
-#define ABAR_NET_DROPOUTS 256 /* of one net: the random key has so many numbers */
+#define ABAR_NET_DROPOUTS 256 /* at most, in one net: the counter of a draw has so many numbers for them */
 
 /* compile.c, in this order */
 abar_status abar__net_list_state(abar_net *net);  /* state.c: the state dict */
@@ -155,15 +155,16 @@ abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetime
 abar_status abar__net_init_params(abar_net *net); /* init.c */
 
 size_t abar__value_bytes(const abar_net *net, int value);
-/* Does anything flow back through this step? */
+/* Whether gradients flow through this step. */
 bool abar__goes_back(const abar_net *net, const abar__step *step);
 
-/* profile.c. While profiling: step s has run forward, or backward and been joined, or been observed; -1: before the first. */
+/* profile.c. While profiling: records that step s has run forward (-1: the pass begins), has run backward with its gradients
+ * added, or (observed) has been observed. */
 abar_status abar__profile_forward(abar_net *net, int s);
 abar_status abar__profile_backward(abar_net *net, int s, bool observed);
 void abar__profile_release(abar_net *net);
 int64_t abar__multiply_adds(const abar_net *net, const abar__op_desc *d); /* of one sample's forward pass */
-/* What step s did and has to do. */
+/* The measured time of step s, and the bytes and multiplications it needs. */
 void abar__net_work(const abar_net *net, int s, abar_node_info *out);
 
 #endif

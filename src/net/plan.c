@@ -37,7 +37,7 @@ abar_status abar__plan_arena(abar_context *ctx, abar__buffer *buffers, int n, si
     for (int i = 0; i < n; i++) {
         abar__buffer *b = order[i].buffer;
         size_t bytes = abar__round_up(b->bytes, ABAR_ALIGN), offset = 0;
-        for (int j = 0; j < i; j++) { /* slide past every neighbour in time that is in the way */
+        for (int j = 0; j < i; j++) { /* move past every buffer in the way that is alive at the same time */
             if (!meet(b, placed[j])) continue;
             if (offset + bytes <= placed[j]->offset) break;
             size_t end = placed[j]->offset + abar__round_up(placed[j]->bytes, ABAR_ALIGN);

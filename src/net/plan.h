@@ -1,5 +1,4 @@
-/* The arena planner: places buffers that live over intervals of time into one block, so that no two that live at the same
- * time overlap. */
+/* The arena planner: places buffers into one block such that no two buffers overlap that are alive at the same time. */
 #ifndef ABAR_PLAN_H
 #define ABAR_PLAN_H
 
@@ -8,10 +7,10 @@
 typedef struct abar__buffer {
     size_t bytes;
     int first, last; /* times of first and last use, inclusive */
-    size_t offset;   /* the answer, a multiple of ABAR_ALIGN */
+    size_t offset;   /* result: a multiple of ABAR_ALIGN */
 } abar__buffer;
 
-/* Greedy by size: large buffers first, each at the lowest offset that is free over its whole life. */
+/* Greedy by size: large buffers first, each at the lowest offset that is free over its whole lifetime. */
 abar_status abar__plan_arena(abar_context *ctx, abar__buffer *buffers, int n, size_t *total);
 
 #endif

@@ -1,8 +1,8 @@
-/* What operations take and what they cannot do without: times between ticks, which are the host's clock or marks in a queued
- * device's queue, and the bytes and multiplications of either pass.
+/* Profiling: the time of every operation, and the bytes and multiplications of each pass. Times are differences of ticks:
+ * events in the stream of a queued device, or else the host's clock.
  *
- * Ticks of n steps: 0 before the forward pass and s + 1 after its step s; n + 1 before the backward pass, then two after each
- * step in the order they run: one when its gradients are there, one when it has been observed. */
+ * Ticks of n steps: 0 before the forward pass and s + 1 after its step s; n + 1 before the backward pass, then two after
+ * each step in the order of execution: one when its gradients are complete, one when it has been observed. */
 #include "net/net_impl.h"
 
 #include <time.h>
@@ -16,7 +16,7 @@ static int backward_tick(const abar_net *net, int s) { return net->n_steps + 2 +
 static abar_status tick(abar_net *net, int at)
 {
     if (!net->profile) return ABAR_OK;
-    if (net->marks) return net->dev->ops->queue->mark_set(net->dev, net->marks[at]);
+    if (net->events) return net->dev->ops->queue->mark_set(net->dev, net->events[at]);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     net->clock[at] = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -30,10 +30,10 @@ abar_status abar__profile_backward(abar_net *net, int s, bool observed)
     return tick(net, s < 0 ? net->n_steps + 1 : backward_tick(net, s) + observed);
 }
 
-/* Seconds from the tick before this one to this one. */
+/* Seconds between the previous tick and this one. */
 static double lap(const abar_net *net, int at)
 {
-    if (net->marks) return 1e-3 * net->dev->ops->queue->mark_elapsed(net->dev, net->marks[at - 1], net->marks[at]);
+    if (net->events) return 1e-3 * net->dev->ops->queue->mark_elapsed(net->dev, net->events[at - 1], net->events[at]);
     return net->clock[at] - net->clock[at - 1];
 }
 
@@ -44,7 +44,7 @@ abar_status abar_net_profile_take(abar_net *net)
     for (int s = 0; s < net->n_steps; s++) {
         abar__step *step = &net->steps[s];
         if (step->layer >= 0 && net->run.observing) step->observe_seconds += lap(net, backward_tick(net, s) + 1);
-        if (step->op->y_is_x) continue; /* two ticks without anything between them are not quite the same */
+        if (step->op->y_is_x) continue; /* the difference of two ticks with nothing between them is not quite 0 */
         step->forward_seconds += lap(net, forward_tick(s));
         step->backward_seconds += lap(net, backward_tick(net, s));
     }
@@ -53,29 +53,30 @@ abar_status abar_net_profile_take(abar_net *net)
 
 void abar__profile_release(abar_net *net)
 {
-    for (int i = 0; net->marks && i < ticks(net); i++)
-        if (net->marks[i]) net->dev->ops->queue->mark_destroy(net->dev, net->marks[i]);
-    abar__free(net->ctx, net->marks, net->marks ? (size_t)ticks(net) * sizeof *net->marks : 0);
+    for (int i = 0; net->events && i < ticks(net); i++)
+        if (net->events[i]) net->dev->ops->queue->mark_destroy(net->dev, net->events[i]);
+    abar__free(net->ctx, net->events, net->events ? (size_t)ticks(net) * sizeof *net->events : 0);
     abar__free(net->ctx, net->clock, net->clock ? (size_t)ticks(net) * sizeof *net->clock : 0);
-    net->marks = NULL;
+    net->events = NULL;
     net->clock = NULL;
     net->profile = false;
 }
 
-static abar_status make_marks(abar_net *net)
+static abar_status make_events(abar_net *net)
 {
-    ABAR_TRY(abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->marks, (void **)&net->marks));
-    for (int i = 0; i < ticks(net); i++) ABAR_TRY(net->dev->ops->queue->mark_create(net->dev, &net->marks[i]));
+    ABAR_TRY(abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->events, (void **)&net->events));
+    for (int i = 0; i < ticks(net); i++) ABAR_TRY(net->dev->ops->queue->mark_create(net->dev, &net->events[i]));
     return ABAR_OK;
 }
 
 abar_status abar_net_profile(abar_net *net, bool on)
 {
-    if (!net->dev) return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net");
+    if (!net->dev)
+        return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net, call abar_net_compile first");
     abar__profile_release(net);
     if (!on) return ABAR_OK;
     abar_status status = net->dev->ops->queue
-                             ? make_marks(net)
+                             ? make_events(net)
                              : abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->clock, (void **)&net->clock);
     if (status < 0) {
         abar__profile_release(net);
@@ -91,7 +92,8 @@ abar_status abar_net_profile(abar_net *net, bool on)
 
 static double bytes_of(const abar_net *net, int value) { return (double)abar__value_bytes(net, value); }
 
-/* As the operation reads them: the bf16 copy where there is one; of a table, the rows that are looked up. */
+/* Bytes of the parameters as the operation reads them: of the bf16 copy where there is one; of a table, of the rows that are
+ * looked up. */
 static double param_bytes(const abar_net *net, const abar__step *step, bool gradient)
 {
     if (step->op->desc.kind == ABAR_OP_EMBEDDING && !gradient) return 2.0 * bytes_of(net, step->out);
@@ -106,7 +108,7 @@ static double param_bytes(const abar_net *net, const abar__step *step, bool grad
     return bytes;
 }
 
-/* Of positive numbers; INT64_MAX where it is more. */
+/* The product of positive numbers; INT64_MAX where it overflows. */
 static int64_t product(int64_t a, int64_t b) { return a > INT64_MAX / b ? INT64_MAX : a * b; }
 
 int64_t abar__multiply_adds(const abar_net *net, const abar__op_desc *d)
@@ -115,19 +117,19 @@ int64_t abar__multiply_adds(const abar_net *net, const abar__op_desc *d)
     int64_t outputs = d->out.dim[0] / net->config.batch; /* rows of a sample, at first */
     for (int i = 1; i < d->out.ndim; i++) outputs = product(outputs, d->out.dim[i]);
     if (d->kind == ABAR_OP_LINEAR) return product(outputs, d->in[0].dim[1]);
-    if (d->kind == ABAR_OP_ATTENTION) /* scores, sums */
+    if (d->kind == ABAR_OP_ATTENTION) /* scores and weighted sums */
         return product(product(2, outputs), d->side ? d->side * d->side : d->in[0].dim[1]);
     if (d->kind == ABAR_OP_CONV2D) return product(outputs, d->in[0].dim[1] / w->groups * w->kernel[0] * w->kernel[1]);
     return 0;
 }
 
-/* Of the whole batch. */
+/* Multiply-adds of the whole batch. */
 static double forward_flops(const abar_net *net, const abar__op_desc *d)
 {
     return 2.0 * (double)net->config.batch * (double)abar__multiply_adds(net, d);
 }
 
-/* Bytes of a concatenation's inputs that lie in their place in its output: nobody moves them. */
+/* Bytes of those inputs of a concatenation that are stored within its output and need no copy. */
 static double bytes_in_place(const abar_net *net, const abar__step *step)
 {
     double bytes = 0.0;
@@ -149,7 +151,7 @@ static abar_work forward_work(const abar_net *net, const abar__step *step)
     return w;
 }
 
-/* The output's gradient and what else backward reads, and the gradients it writes. */
+/* Bytes of the output's gradient, of everything else that backward reads, and of the gradients it writes. */
 static abar_work backward_work(const abar_net *net, const abar__step *step)
 {
     const abar__op *op = step->op;
@@ -157,7 +159,7 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
     if (!abar__goes_back(net, step) || op->y_is_x || step->passes_dy) return w;
     for (int i = 0; i < op->desc.n_in; i++) {
         const double x = bytes_of(net, step->in[i]);
-        const bool added = i > 0 && op->desc.residual; /* its gradient does not depend on it */
+        const bool added = i > 0 && op->desc.residual; /* its gradient does not depend on its value */
         if (op->backward_needs & ABAR_NEEDS_X && !added) w.bytes += x;
         if (op->desc.need_dx[i]) w.bytes += step->args.add_dx ? 2.0 * x : x;
     }
@@ -172,7 +174,7 @@ static abar_work backward_work(const abar_net *net, const abar__step *step)
     return w;
 }
 
-/* What any statistic of a linear map reads: its input. */
+/* Every statistic of a linear map reads its input. */
 static abar_work observe_work(const abar_net *net, const abar__step *step)
 {
     return (abar_work){.bytes = step->layer >= 0 ? bytes_of(net, step->in[0]) : 0.0};

@@ -1,4 +1,4 @@
-/* Running a compiled net: forward, backward, and keeping or forgetting the running statistics of a step. */
+/* Running a compiled net: forward, backward, and committing or rolling back the running statistics of a step. */
 #include "net/net_impl.h"
 
 #include <string.h>
@@ -6,13 +6,13 @@
 static abar_status check(abar_net *net, const abar_run_config *run, abar_run_config *r)
 {
     abar_context *ctx = net->ctx;
-    if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net");
+    if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net, call abar_net_compile first");
     if (run->size < sizeof(size_t) || run->size > sizeof *r)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.size is wrong, set it to sizeof(abar_run_config)");
     memcpy(r, run, run->size);
     if (r->valid < 0 || r->valid > net->config.batch)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: %lld valid samples in a batch of %lld", (long long)r->valid,
-                          (long long)net->config.batch);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.valid is %lld, give at most the batch of %lld, or 0 for all",
+                          (long long)r->valid, (long long)net->config.batch);
     return ABAR_OK;
 }
 
@@ -43,7 +43,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
     return ABAR_OK;
 }
 
-/* Joins two gradients of one value that arrived from two readers. */
+/* Adds two gradients of one value that came from two readers. */
 static abar_status join(abar_net *net, const abar__step *step, int i)
 {
     const int *sum = step->sum[i];
@@ -55,10 +55,11 @@ static abar_status join(abar_net *net, const abar__step *step, int i)
     return abar__op_forward(v->join, &a);
 }
 
-/* A fused ReLU turns dy into dL/dz in the backward pass: only then is it what an observer wants. */
+/* A fused ReLU replaces dy by dL/dz in the backward pass, which is what an observer needs: it then has to run after
+ * backward. */
 static bool changes_dy(const abar__step *step) { return step->op->desc.activation != ABAR_ACT_NONE; }
 
-/* Observing waits for nothing that backward writes, so it may run beside it; but not where each is to be timed alone. */
+/* An observer depends on nothing that backward writes, so it may run concurrently, unless each is to be timed alone. */
 static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)
 {
     abar__step *step = &net->steps[s];

@@ -1,11 +1,11 @@
-/* The state dict: every tensor that PyTorch's module of the same names would list, in its order. A module lists its own tensors
- * before those of its submodules, and these in the order in which they were made; ours are made in the order of the forward
- * pass, where "cls_token" comes after "patch_embed.proj.weight". */
+/* The state dict: every tensor that the PyTorch module with the same names would list, in its order. A module lists its own
+ * tensors before those of its submodules, and the submodules in the order of their creation. Ours are created in the order
+ * of the forward pass, where "cls_token" comes after "patch_embed.proj.weight". */
 #include "net/net_impl.h"
 
 #include <string.h>
 
-/* Whether name belongs to a submodule of the module that own is directly in: "a.b.weight" is below "a.token". */
+/* Whether name belongs to a submodule of the module that directly contains own: "a.b.weight" is below "a.token". */
 static bool is_below(const char *name, const char *own)
 {
     const char *dot = strrchr(own, '.');

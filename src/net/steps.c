@@ -1,4 +1,4 @@
-/* From nodes to steps: settles layouts in the order of execution, inserts reorders, makes the device's operations. */
+/* From nodes to steps: decides layouts in the order of execution, inserts reorders, creates the device's operations. */
 #include "net/net_impl.h"
 
 #include <string.h>
@@ -16,14 +16,14 @@ static int add_step(abar_net *net)
     return id;
 }
 
-/* Rows of a linear map: everything but the last dimension is one. */
+/* The rows of a linear map: all dimensions but the last are merged into one. */
 static abar__shape as_rows(const abar__shape *shape)
 {
     int64_t width = shape->dim[shape->ndim - 1];
     return (abar__shape){2, {abar__shape_count(shape) / width, width}};
 }
 
-/* Losses take rows with gaps between them: where nobody else reads a value, a linear map may leave such. */
+/* Losses accept padded rows: where a value has no other reader, a linear map may write such rows. */
 static bool may_pad(const abar_net *net, int value)
 {
     const abar__op_kind reader = net->nodes[net->loss].desc.kind;
@@ -48,7 +48,7 @@ static abar__op_desc describe(const abar_net *net, const abar__node *node)
     return d;
 }
 
-/* A value equal to v in another layout, made by a reorder step; an earlier one is used again. */
+/* A value equal to v in another layout, produced by a reorder step; an existing one is used again. */
 static int reordered(abar_net *net, int v, abar_layout layout)
 {
     for (int s = 0; s < net->n_steps; s++) {
@@ -86,7 +86,7 @@ static abar_status add_layer(abar_net *net, int step)
 {
     const abar__op_desc *d = &net->steps[step].op->desc;
     if (d->kind != ABAR_OP_LINEAR && d->kind != ABAR_OP_CONV2D) return ABAR_OK;
-    if (net->steps[step].node == net->tied) return ABAR_OK; /* an embedding first of all: methods.md section 0 */
+    if (net->steps[step].node == net->tied) return ABAR_OK; /* its weight is an embedding first of all: methods.md section 0 */
     int id = abar__net_grow(net, (void **)&net->layers, &net->n_layers, &net->cap_layers, sizeof *net->layers);
     if (id < 0) return (abar_status)id;
     net->steps[step].layer = id;

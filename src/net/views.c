@@ -1,11 +1,11 @@
-/* Concatenations without copies: where a value that a concatenation makes is read by another one, it is planned as a part of
- * that one's output, some channels of every pixel. A chain of them, as in a dense block, then is one value that grows in place,
- * and so is its gradient, to which readers add.
+/* Concatenations without copies: where the output of a concatenation is an input of another one, it is planned as a part of
+ * that one's output: some channels of every pixel. A chain of them, as in a dense block, is then one value that grows in
+ * place. So is its gradient, to which readers add.
  *
- *     x1 = concat(y1, x0)   x2 = concat(y2, x1)   x3 = concat(y3, x2)      x1 and x2 lie at the end of x3's pixels
+ *     x1 = concat(y1, x0)   x2 = concat(y2, x1)   x3 = concat(y3, x2)      x1 and x2 are at the end of x3's pixels
  *
- * All who read such a value must be able to step over the other channels and to add to a gradient, and the concatenation that
- * takes it in must be its last reader: its gradient then is there before all others. */
+ * All readers of such a value must be able to skip the other channels and to add to a gradient. The concatenation that
+ * contains it must be its last reader, so that its gradient is complete before all others. */
 #include "net/net_impl.h"
 
 static bool is_concat(const abar_net *net, int step)
@@ -13,7 +13,7 @@ static bool is_concat(const abar_net *net, int step)
     return step >= 0 && net->steps[step].op->desc.kind == ABAR_OP_CONCAT && net->steps[step].op->view_align > 0;
 }
 
-/* Whether step s reads v once, as an input that may be a view; align: of all its readers so far. */
+/* Whether step s reads v once, as an input that may be a view. align: the maximum over all readers so far. */
 static bool may_read(const abar_net *net, int s, int v, int64_t *align)
 {
     const abar__step *step = &net->steps[s];
@@ -31,7 +31,7 @@ static bool reads(const abar_net *net, int s, int v)
     return false;
 }
 
-/* Whether v, an input of the concatenation at step s, may lie from this channel on in a value of so many. */
+/* Whether v, an input of the concatenation at step s, may begin at this channel of a value with so many channels. */
 static bool fits(const abar_net *net, int s, int v, int64_t channel, int64_t channels)
 {
     const abar__value *value = &net->values[v];
@@ -48,7 +48,7 @@ static bool fits(const abar_net *net, int s, int v, int64_t channel, int64_t cha
 
 void abar__net_place_views(abar_net *net)
 {
-    for (int s = net->n_steps - 1; s >= 0; s--) { /* the last of a chain first: the others lie in it */
+    for (int s = net->n_steps - 1; s >= 0; s--) { /* the last of a chain first: it contains the others */
         if (!is_concat(net, s)) continue;
         const abar__step *step = &net->steps[s];
         abar__value *out = &net->values[step->out];

@@ -146,7 +146,7 @@ uint16_t abar__bf16_round(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u); /* keep a NaN a NaN */
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u); /* a NaN stays a NaN */
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
@@ -174,7 +174,7 @@ uint16_t abar__f16_round(float value)
 
 double abar__tensor_load(const abar_tensor *t, int64_t offset)
 {
-    /* files give no alignment: go through memcpy */
+    /* data in files may be unaligned: go through memcpy */
     const char *p = (const char *)t->data + (size_t)offset * abar_dtype_size(t->dtype);
     union {
         double f64;

@@ -11,7 +11,7 @@ static void context_of_a_bad_config_is_refused(void **state)
     config.size = sizeof config + 1; /* a newer caller than this library */
     assert_int_equal(abar_context_create(&config, &ctx), ABAR_E_ARGUMENT);
     config = (abar_context_config){.size = sizeof config, .allocator = {.alloc = test_alloc}};
-    assert_int_equal(abar_context_create(&config, &ctx), ABAR_E_ARGUMENT); /* memory it could never give back */
+    assert_int_equal(abar_context_create(&config, &ctx), ABAR_E_ARGUMENT); /* an allocator without release */
     assert_int_equal(abar_context_create(NULL, NULL), ABAR_E_ARGUMENT);
 }
 
@@ -51,7 +51,7 @@ static void context_counts_memory(void **state)
     assert_int_equal(abar__alloc(ctx, 0, &none), ABAR_OK);
     assert_null(none);
     abar__free(ctx, b, 1000);
-    abar__count_memory(ctx, 5); /* a device's, which the allocator never sees */
+    abar__count_memory(ctx, 5); /* a device's memory, which the allocator never sees */
     assert_int_equal(abar_context_memory(ctx).now, 105);
     assert_int_equal(abar_context_memory(ctx).allocations, 3);
     abar__uncount_memory(ctx, 5);
@@ -141,7 +141,7 @@ static void text_grows_and_stays_terminated(void **state)
     memory.fail_at = memory.calls + 1;
     char more[8000] = {0};
     assert_int_equal(abar__text_append(ctx, &text, more, sizeof more), ABAR_E_MEMORY);
-    assert_int_equal(text.length, 4000); /* what was there stays */
+    assert_int_equal(text.length, 4000); /* existing text stays */
     assert_memory_equal(text.data + 3996, "999,", 5);
     abar__text_free(ctx, &text);
     assert_null(text.data);

@@ -160,7 +160,7 @@ static void options_text_has_a_longest_length(void **state)
     text[ABAR_OPTION_TEXT_MAX] = '\0';
     assert_int_equal(abar_options_set(ctx, table, &s, "out", text), ABAR_E_ARGUMENT);
     assert_error(ctx, "x: too long, give at most 511 bytes");
-    assert_int_equal(abar_options_set(ctx, table, &s, "out", s.out + 500), ABAR_OK); /* out of the field itself */
+    assert_int_equal(abar_options_set(ctx, table, &s, "out", s.out + 500), ABAR_OK); /* the text is part of the field itself */
     assert_string_equal(s.out, "xxxxxxxxxxx");
 }
 
@@ -299,7 +299,7 @@ static void real_text_names_what_is_not_finite(void **state)
     assert_false(abar__real_parse("inf", &value));
     memset(many, '1', sizeof many);
     many[399] = '\0';
-    assert_false(abar__real_parse(many, &value)); /* no person types that */
+    assert_false(abar__real_parse(many, &value)); /* longer than any number a person types */
     assert_true(value == 7);
 }
 

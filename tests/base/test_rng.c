@@ -93,7 +93,7 @@ static void normal_of_extreme_words_is_finite(void **state)
     }
 }
 
-/* A neighbouring seed, purpose, time or index shares nothing. */
+/* A neighbouring seed, purpose, time or index gives unrelated numbers. */
 static void random_neighbours_differ_in_half_the_bits(void **state)
 {
     (void)state;

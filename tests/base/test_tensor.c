@@ -33,7 +33,7 @@ static void bf16_every_pattern_round_trips(void **state)
     }
 }
 
-/* Between every two neighbours: the middle goes to the even one, a little less down, a little more up. */
+/* Between every two neighbours: the middle rounds to the even one, a little less down, a little more up. */
 static void bf16_ties_go_to_even(void **state)
 {
     (void)state;
@@ -73,8 +73,7 @@ static void f16_ties_go_to_even(void **state)
     (void)state;
     for (uint32_t bits = 0; bits < 0x7c00; bits++) {
         float low = abar__f16_load((uint16_t)bits);
-        float high =
-            bits + 1 < 0x7c00 ? abar__f16_load((uint16_t)(bits + 1)) : 65536.0f; /* where infinity begins to be nearer */
+        float high = bits + 1 < 0x7c00 ? abar__f16_load((uint16_t)(bits + 1)) : 65536.0f; /* from where on infinity is nearer */
         float middle = (low + high) / 2;
         assert_int_equal(abar__f16_round(nextafterf(middle, 0)), bits);
         assert_int_equal(abar__f16_round(middle), bits + (bits & 1));
@@ -108,7 +107,7 @@ static void tensor_wrap_is_dense_row_major(void **state)
     assert_int_equal(abar_tensor_bytes(&empty), 0);
     assert_true(abar_tensor_is_dense(&empty));
     abar_tensor one = abar_tensor_wrap(NULL, data, ABAR_F32, 2, (int64_t[]){1, 4});
-    one.stride[0] = 999; /* of no consequence */
+    one.stride[0] = 999; /* of a dimension of length 1: without effect */
     assert_true(abar_tensor_is_dense(&one));
 }
 
@@ -132,7 +131,7 @@ static const abar_layout layouts[] = {ABAR_LAYOUT_C8, ABAR_LAYOUT_C16, ABAR_LAYO
 #define LAYOUTS (sizeof layouts / sizeof *layouts)
 #define ROOM (32 * 32 * 16 * 2)
 
-/* The definition in tensor.h's comments, spelled out. */
+/* The definition in tensor.h's comments, written out. */
 static int64_t expected_offset(abar_layout layout, const int64_t *d, const int64_t *i)
 {
     int64_t c_blocks = (d[1] + 7) / 8;
@@ -143,13 +142,13 @@ static int64_t expected_offset(abar_layout layout, const int64_t *d, const int64
         return (((i[0] * c_blocks + i[1] / 16) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[1] % 16;
     case ABAR_LAYOUT_N16: return (((i[0] / 16 * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3]) * 16 + i[0] % 16;
     case ABAR_LAYOUT_NHWC: return ((i[0] * d[2] + i[2]) * d[3] + i[3]) * d[1] + i[1];
-    case ABAR_LAYOUT_PADDED: /* told by strides */
+    case ABAR_LAYOUT_PADDED: /* described by strides */
     case ABAR_LAYOUT_STRIDED: break;
     }
     return ((i[0] * d[1] + i[1]) * d[2] + i[2]) * d[3] + i[3];
 }
 
-/* Every element has its place, no two share one, and all lie inside the bytes. */
+/* Every element has an offset of its own, and all are within the bytes. */
 static void layout_offsets_are_distinct_and_inside(void **state)
 {
     (void)state;

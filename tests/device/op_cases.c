@@ -427,15 +427,15 @@ const op_case op_cases[] = {
     {"attention_t196", ATTENTION, .x = {1, 196, 96}, .heads = 1},
     {"attention_t197", ATTENTION, .x = {2, 197, 192}, .heads = 2},
     {"attention_t197_d64", ATTENTION, .x = {1, 197, 192}, .heads = 1},
-    {"attention_t208_d64", ATTENTION, .x = {1, 208, 192}, .heads = 1}, /* the most and the least that differ in kernels */
+    {"attention_t208_d64", ATTENTION, .x = {1, 208, 192}, .heads = 1}, /* the longest and shortest sequences of each kernel */
     {"attention_t209_d64", ATTENTION, .x = {1, 209, 192}, .heads = 1},
     {"attention_t256_d64", ATTENTION, .x = {1, 256, 192}, .heads = 1},
-    {"attention_many_t17", ATTENTION, .x = {150, 17, 576}, .heads = 3}, /* more heads than blocks run at once */
+    {"attention_many_t17", ATTENTION, .x = {150, 17, 576}, .heads = 3}, /* more heads than blocks that run at once */
     {"attention_many_t81", ATTENTION, .x = {70, 81, 192}, .heads = 2},
     {"attention_t33_d20", ATTENTION, .x = {2, 33, 180}, .heads = 3},
     {"attention_t19_d96", ATTENTION, .x = {1, 19, 288}, .heads = 1},
     {"attention_t17_d128", ATTENTION, .x = {1, 17, 384}, .heads = 1},
-    {"attention_sharp", ATTENTION, .x = {1, 50, 96}, .heads = 1, .ties = true}, /* large scores, equal ones among them */
+    {"attention_sharp", ATTENTION, .x = {1, 50, 96}, .heads = 1, .ties = true}, /* large scores, some of them equal */
     {"attention_nodx", ATTENTION, .x = {1, 20, 96}, .heads = 1, .skip_dx = 1},
     {"attention_unobserved", ATTENTION, .x = {2, 20, 96}, .heads = 1, .unobserved = true},
     {"attention_eval", ATTENTION, .x = {2, 20, 96}, .heads = 1, .drop = 0.5, .evaluate = true},

@@ -14,7 +14,7 @@ typedef struct op_case {
     int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
     int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
     bool bias, residual, average, soft_targets;
-    bool padded;     /* LINEAR: its rows may be */
+    bool padded;     /* LINEAR: its rows may be padded */
     bool scale_only; /* LAYER_NORM: without its shift */
     abar__activation activation;
     double smoothing, drop;
@@ -25,14 +25,14 @@ typedef struct op_case {
     int64_t heads;                 /* ATTENTION */
     bool causal;                   /* ATTENTION */
     int64_t grid[2], side, shift;  /* ATTENTION, PATCH_MERGE */
-    bool unobserved;               /* ATTENTION: nobody asks for column means */
+    bool unobserved;               /* ATTENTION: column means are not wanted */
     unsigned skip_dx;              /* bit i: no gradient is wanted for input i */
     bool evaluate;                 /* as in testing: running statistics, no dropout, no backward */
-    bool accumulate;               /* parameter gradients are added to what is there */
+    bool accumulate;               /* parameter gradients are added to existing ones */
     bool second_dy;                /* the output's gradient comes in two parts */
     bool stream_dy;                /* LAYER_NORM with a residual: the sum has a gradient of its own */
     bool ties;                     /* inputs are small integers, so that maxima tie and a ReLU sees zeros */
-    int64_t valid;                 /* losses: samples that count */
+    int64_t valid;                 /* losses: number of valid samples */
     double loss_scale;             /* losses */
 } op_case;
 
@@ -41,7 +41,7 @@ extern const op_case op_cases[];
 abar__op_desc op_case_desc(const op_case *c);
 abar__run op_case_run(const op_case *c);
 
-/* Small enough to perturb. */
+/* Small enough for gradients by differences. */
 bool op_case_is_modest(const op_case *c);
 
 #endif

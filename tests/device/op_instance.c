@@ -66,7 +66,7 @@ int64_t op_column_count(const abar__op_desc *d)
 
 /* ---- random inputs --------------------------------------------------------------------------------------------- */
 
-/* Each array of each case has its own stream, so that adding a case changes no other. */
+/* Each array of each case has its own random sequence, so that adding a case changes no other. */
 static uint64_t stream(const op_case *c, int array)
 {
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
@@ -110,7 +110,7 @@ static void make_target(const op_case *c, const abar__op_desc *d, op_inputs *out
         abar__draw draw = abar__random(stream(c, 51), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)r);
         out->labels[r] = (int32_t)abar__below(draw.u[0], (uint32_t)classes);
     }
-    /* samples that do not count need no proper label */
+    /* samples that are not valid need no proper label */
     for (int64_t r = op_case_run(c).valid * rows / d->in[0].dim[0]; r < rows; r++) out->labels[r] = -1;
 }
 
@@ -195,7 +195,7 @@ void op_outputs_free(op_outputs *out)
 
 /* ---- one operation on a device --------------------------------------------------------------------------------- */
 
-/* NULL for nothing, as a net hands it over. */
+/* NULL for nothing, as a net passes it. */
 static void *take(op_instance *t, size_t bytes)
 {
     void *memory = NULL;
@@ -228,7 +228,7 @@ static void take_memory(op_instance *out)
     const abar__op_desc *d = &out->op->desc;
     const abar__op *op = out->op;
     size_t element = abar_dtype_size(abar_device_dtype(dev)), y_bytes = abar__shape_bytes(dev, &d->out, op->out_layout);
-    if (dev->ops->queue) { /* a queued device writes its loss into memory that both sides address */
+    if (dev->ops->queue) { /* a queued device writes its loss into memory that host and device share */
         void *shared;
         assert_int_equal(dev->ops->queue->shared_alloc(dev, sizeof *out->shared, &shared), ABAR_OK);
         out->shared = shared;
@@ -332,7 +332,7 @@ static void spoil(const op_instance *t, void *memory, size_t bytes)
     memset(ones, 0xff, sizeof ones);
     size_t done = bytes < PIECE ? bytes : PIECE;
     if (done) move(t, memory, ones, done);
-    for (; done < bytes; done *= 2) /* the rest from what is spoilt already: large workspaces never cross the bus */
+    for (; done < bytes; done *= 2) /* copies what is poisoned already: large workspaces never cross the bus */
         move(t, (char *)memory + done, memory, bytes - done < done ? bytes - done : done);
 }
 
@@ -343,13 +343,13 @@ static void put(const op_instance *t, void *to, const double *from, abar_tensor 
     abar_tensor src = abar_tensor_wrap(NULL, (void *)(uintptr_t)from, ABAR_F64, view.ndim, view.dim);
     view.data = malloc(abar_tensor_bytes(&view));
     assert_non_null(view.data);
-    memset(view.data, 0xff, abar_tensor_bytes(&view)); /* gaps between rows stay spoilt */
+    memset(view.data, 0xff, abar_tensor_bytes(&view)); /* gaps between rows stay poisoned */
     abar__tensor_copy_host(&view, &src);
     move(t, to, view.data, abar_tensor_bytes(&view));
     free(view.data);
 }
 
-/* The device's bytes in host memory that the caller frees. */
+/* A copy of the device's bytes in host memory, which the caller frees. */
 static abar_tensor fetch(const op_instance *t, const void *from, abar_tensor view)
 {
     view.data = malloc(abar_tensor_bytes(&view));
@@ -410,7 +410,7 @@ static abar__op_args arguments(op_instance *t)
     return a;
 }
 
-/* What a queued device was given runs to its end, and may still fail. */
+/* Waits for a queued device, whose work may still fail. */
 static void finish(op_instance *t, abar_status status, const char *what)
 {
     if (status == ABAR_OK) status = abar_device_wait(t->dev);

@@ -9,14 +9,14 @@
 typedef struct op_inputs {
     double *x[ABAR_OP_MAX_IN], *param[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *dparam[ABAR_OP_MAX_PARAM]; /* NULL: the gradients do not accumulate */
-    bool table_written;                /* of an embedding: dparam[0] is added to whether the others accumulate or not */
-    double *dstream;                   /* NULL: nobody else read the stream */
-    double *dy, *dy2;                  /* both NULL: forward only; losses need neither, so theirs says backward is wanted */
+    bool table_written;                /* of an embedding: dparam[0] is added to, whether or not the others accumulate */
+    double *dstream;                   /* NULL: the stream has no other reader */
+    double *dy, *dy2;                  /* both NULL: forward only; losses need neither: for them it only asks for backward */
     double *target;
     int32_t *labels; /* of class labels, instead of target */
 } op_inputs;
 
-/* What comes out. dz: what backward left in dy's memory. */
+/* The results. dz: the contents of dy's memory after backward. */
 typedef struct op_outputs {
     double *y, *dz, *dx[ABAR_OP_MAX_IN], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     double *columns; /* an attention's, where observed */
@@ -24,7 +24,7 @@ typedef struct op_outputs {
     abar_loss result;
 } op_outputs;
 
-/* Elements of an operation's parameters and buffers; 0: it has no such. */
+/* Elements of an operation's parameters and buffers; 0: there is none. */
 abar__shape op_param_shape(const abar__op_desc *d, int i);
 int64_t op_param_count(const abar__op_desc *d, int i);
 int64_t op_buffer_count(const abar__op_desc *d, int i);
@@ -34,7 +34,7 @@ bool op_has_stream(const abar__op_desc *d);
 
 /* Random inputs for a case, exact in float32. Free with op_inputs_free. */
 void op_inputs_create(const op_case *c, op_inputs *out);
-/* Where dev computes in bfloat16: to what that can hold, so that a comparison with ref is one of the arithmetic alone. */
+/* Rounds inputs to bfloat16 where dev computes in it, so that a comparison with ref is one of the arithmetic alone. */
 void op_inputs_round(const abar_device *dev, const abar__op_desc *d, op_inputs *in);
 void op_inputs_free(op_inputs *in);
 void op_outputs_free(op_outputs *out);
@@ -61,7 +61,7 @@ typedef struct op_instance {
 
 /* These assert that every call succeeds. */
 void op_instance_create(abar_device *dev, const abar__op_desc *d, const abar__run *run, op_instance *out);
-/* The same with one implementation; false, with nothing made, where it cannot carry the operation out. */
+/* The same with one implementation; false, with nothing created, where it does not accept the operation. */
 bool op_instance_create_with(abar_device *dev, const abar__op_impl *impl, const abar__op_desc *d, const abar__run *run,
                              op_instance *out);
 void op_instance_destroy(op_instance *t);
@@ -69,7 +69,7 @@ void op_instance_destroy(op_instance *t);
 /* Poisons everything and copies the inputs in. */
 void op_instance_load(op_instance *t, const op_inputs *in);
 void op_instance_forward(op_instance *t);
-/* Hands over only those forward values that the operation declared to need. */
+/* Passes only those forward values that the operation declared to need. */
 void op_instance_backward(op_instance *t, const op_inputs *in);
 /* New arrays in out; also asserts that the padding of blocked outputs is zero and that no input was changed. */
 void op_instance_read(op_instance *t, const op_inputs *in, op_outputs *out);

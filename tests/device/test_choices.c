@@ -1,4 +1,4 @@
-/* Choices made by measurement, remembered in a file: over processes, beside other writers, and past damage. No GPU needed. */
+/* Choices made by measurement and kept in a file: across processes, with concurrent writers, and after damage. Needs no GPU. */
 #include "io/io_test.h"
 
 #include "device/choices.h"
@@ -135,7 +135,7 @@ static void two_writers_keep_each_others_choices(void **state)
     put(one, "c", "of one");
     put(two, "a", "of two");
     assert_choice(one, "b", "of two");
-    assert_choice(one, "a", "of one"); /* what a process uses does not change under it */
+    assert_choice(one, "a", "of one"); /* the choices of a running process do not change */
     abar__choices_close(one);
     abar__choices_close(two);
     abar__choices *c = reopen(r);
@@ -145,7 +145,7 @@ static void two_writers_keep_each_others_choices(void **state)
     abar__choices_close(c);
 }
 
-/* Processes that write as fast as they can: at every moment the file is whole. */
+/* Processes that write as fast as they can: the file is complete at every moment. */
 static void processes_writing_at_once_leave_a_whole_file(void **state)
 {
     rig *r = *state;

@@ -1,5 +1,5 @@
-/* What the cpu's nn operations promise beyond agreeing with ref case by case: accuracy where float is delicate, no hidden
- * NaN, the same numbers from any number of threads, and gradients that come in two parts. */
+/* Properties of the cpu's nn operations besides agreement with ref: accuracy where float is delicate, no hidden NaN, equal
+ * results for any number of threads, and gradients that come in two parts. */
 #include "op_instance.h"
 
 #include <math.h>
@@ -168,7 +168,7 @@ static void pool_with_unusual_windows_matches_ref(void **state)
     }
 }
 
-/* The gradient in two parts gives what their sum gives, to the bit. */
+/* A gradient in two parts gives the same bits as their sum. */
 static void operations_with_a_second_gradient_add_it(void **state)
 {
     static const op_case cases[] = {
@@ -236,7 +236,7 @@ static void batch_norm_on_any_number_of_threads_is_the_same(void **state)
     op_inputs_free(&in);
 }
 
-/* Sums over samples are taken in one order: equal bits. */
+/* Sums over samples have one order: equal bits. */
 static void sequences_on_any_number_of_threads_are_the_same(void **state)
 {
     static const op_case cases[] = {

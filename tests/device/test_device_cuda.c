@@ -1,5 +1,5 @@
-/* What the cuda back end is built on: copies between every dtype and layout, memory that is zero and counted, recordings,
- * marks, provisional state, and devices that are not there. */
+/* The basis of the cuda back end: copies between every dtype and layout, memory that is zero and counted, captured graphs,
+ * events, provisional state, and missing devices. */
 #include "cuda_testing.h"
 
 #include <math.h>
@@ -124,7 +124,7 @@ static void memory_is_zero_aligned_and_counted(void **unused)
         assert_true((uintptr_t)device % 64 == 0);
         cuda_move(cuda, host, device, sizes[i]);
         for (size_t k = 0; k < sizes[i]; k++) assert_int_equal(host[k], 0);
-        memset(host, 1, sizes[i]); /* what is given back must be cleared before it is lent again */
+        memset(host, 1, sizes[i]); /* released memory must be cleared before it is used again */
         cuda_move(cuda, device, host, sizes[i]);
         abar_device_free(cuda, device, sizes[i]);
         free(host);
@@ -152,7 +152,7 @@ static void recordings_replay_what_was_written_down(void **unused)
     assert_int_equal(q->record_end(cuda, &graph), ABAR_OK);
     assert_non_null(graph);
     cuda_move(cuda, got, b, sizeof host);
-    assert_true(got[0] == 0.0f && got[2] == 0.0f); /* not run while it was recorded */
+    assert_true(got[0] == 0.0f && got[2] == 0.0f); /* not executed during capture */
     for (int i = 0; i < 3; i++) {
         host[1] = (float)i;
         cuda_move(cuda, a, host, sizeof host);

@@ -179,6 +179,20 @@ static void cross_entropy_foreign_label_is_an_argument_error(void **state)
     close_ref(b);
 }
 
+static void unsupported_operation_is_named(void **state)
+{
+    (void)state;
+    bench b = open_ref();
+    op_case c = {"linear", ABAR_OP_LINEAR, .x = {3, 4}, .width = 2};
+    abar__op_desc d = op_case_desc(&c);
+    d.activation = ABAR_ACT_TANH; /* only a ReLU can be fused */
+    abar__op *op = (abar__op *)state;
+    assert_int_equal(abar__op_create(b.dev, &d, &op), ABAR_E_UNSUPPORTED);
+    assert_null(op);
+    assert_non_null(strstr(abar_context_error(b.ctx), "device ref: cannot run linear"));
+    close_ref(b);
+}
+
 static void reorder_through_every_layout_keeps_values(void **state)
 {
     (void)state;
@@ -262,6 +276,7 @@ int main(void)
         cmocka_unit_test(cross_entropy_partial_batch_ignores_the_rest),
         cmocka_unit_test(cross_entropy_counts_first_maximum),
         cmocka_unit_test(cross_entropy_foreign_label_is_an_argument_error),
+        cmocka_unit_test(unsupported_operation_is_named),
         cmocka_unit_test(reorder_through_every_layout_keeps_values),
         cmocka_unit_test(max_pool_padding_never_wins),
         cmocka_unit_test(layer_norm_of_a_sum_is_add_and_norm),

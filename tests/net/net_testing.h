@@ -1,4 +1,4 @@
-/* What the net tests share: a context and device, nets filled with random inputs, differences between tensors. */
+/* Shared by the net tests: a context and device, nets filled with random inputs, differences between tensors. */
 #ifndef NET_TESTING_H
 #define NET_TESTING_H
 
@@ -40,7 +40,7 @@ static inline fixture fixture_open(const char *device, int threads)
     return f;
 }
 
-/* Everything given back: the context's counter says so. */
+/* All memory has been released: the context's counter is 0. */
 static inline void fixture_close(fixture *f)
 {
     abar_net_destroy(f->net);

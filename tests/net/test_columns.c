@@ -1,4 +1,4 @@
-/* What an observer sees of attention: the column means of probabilities that the test makes itself, explicitly, from the
+/* Observers of attention: the column means of probabilities, against those that the test computes explicitly from the
  * layer's input and weight (methods.md section 2). */
 #include "net/net_impl.h"
 #include "net_testing.h"
@@ -11,8 +11,8 @@ typedef struct onlooker {
     int maps, seen; /* layers, and those that feed attention */
 } onlooker;
 
-/* Whether query i may see key j. In windows of 2 on a 4 x 4 grid rows 0 1 and 2 3 belong together; rolled by one, rows 1 2 do,
- * and 3 and 0 share a window without touching. */
+/* Whether query i may see key j. With windows of 2 on a 4 x 4 grid rows 0 1 and 2 3 belong together; rolled by one, rows 1 2
+ * do, and 3 and 0 share a window without being adjacent. */
 static bool sees(const abar_attention *a, bool causal, int64_t i, int64_t j)
 {
     static const int group[2][4] = {{0, 0, 1, 1}, {2, 0, 0, 1}};
@@ -119,7 +119,8 @@ static void columns_are_those_of_explicit_probabilities(void **state)
     }
 }
 
-/* Column means are written when the attention goes back and read when its qkv layer does: nothing else may lie there then. */
+/* Column means are written by attention's backward and read when its qkv layer is observed: no other buffer may share their
+ * memory in between. */
 static void columns_have_memory_of_their_own(void **state)
 {
     (void)state;

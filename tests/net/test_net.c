@@ -1,4 +1,4 @@
-/* Building and compiling: mistakes are told, chains are fused, nothing allocates afterwards, steps can be forgotten. */
+/* Building and compiling: mistakes are reported, chains are fused, nothing allocates afterwards, steps can be rolled back. */
 #include "net_testing.h"
 
 static const abar_conv2d_config conv3 = {.out = 4, .kernel = 3, .pad = 1};
@@ -84,7 +84,7 @@ static void net_resnet_is_fused_to_conv_and_norm(void **state)
     fixture_close(&f);
 }
 
-/* relu(bn(x)) + x must not become relu-less, and a norm read twice must stay alone. */
+/* relu(bn(x)) + x must keep its relu, and a norm with two readers must not be fused. */
 static void net_fusion_stops_where_a_value_is_read_twice(void **state)
 {
     (void)state;
@@ -108,9 +108,9 @@ static void net_transformer_is_fused_to_sums_and_norms(void **state)
     (void)state;
     fixture f = fixture_open("ref", 1);
     abar_value x = abar_tokens(f.net, abar_conv2d(f.net, image(f.net), "c", &conv3));
-    abar_value y = abar_layer_norm(f.net, x, "first", 1e-5); /* of no sum */
+    abar_value y = abar_layer_norm(f.net, x, "first", 1e-5); /* not of a sum */
     x = abar_add(f.net, x, y);
-    y = abar_add(f.net, abar_layer_norm(f.net, x, "a", 1e-5), abar_layer_norm(f.net, x, "b", 1e-5)); /* twice of one */
+    y = abar_add(f.net, abar_layer_norm(f.net, x, "a", 1e-5), abar_layer_norm(f.net, x, "b", 1e-5)); /* two norms of one sum */
     x = abar_add(f.net, x, y);
     abar_value last = abar_layer_norm(f.net, abar_add(f.net, x, y), "last", 1e-5);
     abar_softmax_cross_entropy(f.net, abar_token_mean(f.net, last), 0.0);
@@ -206,7 +206,7 @@ static abar_status observe(void *user, int index, const abar_layer *layer)
 {
     double *seen = user;
     seen[index] += 1.0;
-    /* dL/dW of the last layer is output_grad^T input: curvature sees what made the gradient */
+    /* dL/dW of the last layer is output_grad^T input: curvature observes what the gradient is made of */
     if (strcmp(layer->name, "fc2") != 0 && strcmp(layer->name, "fc1") != 0) return ABAR_E_STATE;
     int64_t n = layer->input.dim[0], in = layer->input.dim[1], out = layer->output_grad.dim[1];
     double worst = 0.0;
@@ -235,7 +235,7 @@ static void net_observer_sees_input_and_gradient_of_every_map(void **state)
     fixture_close(&f);
 }
 
-/* An allocator that fails at the k-th call, for every k: compile tells, and nothing leaks. */
+/* An allocator that fails at the k-th call, for every k: compile reports it, and nothing leaks. */
 static int allocations_left;
 static void *failing_alloc(void *user, size_t bytes, size_t align)
 {

@@ -1,4 +1,4 @@
-/* The arena planner: nothing that lives at the same time overlaps, and memory is shared where it can be. */
+/* The arena planner: buffers that are alive at the same time do not overlap, and memory is shared where possible. */
 #include "net_testing.h"
 
 #include "net/plan.h"

@@ -181,7 +181,7 @@ static void sequence_tied_weight_is_one_parameter_with_two_names(void **state)
     fixture_close(&f);
 }
 
-/* The gradient of every parameter, one after the other, into memory that the caller frees. */
+/* The gradient of every parameter, one after the other, in memory that the caller frees. */
 static double *gradients(fixture *f, bool accumulate, int64_t *count)
 {
     forward(f, true);
@@ -197,7 +197,7 @@ static double *gradients(fixture *f, bool accumulate, int64_t *count)
     return all;
 }
 
-/* Nothing is left over from the pass before, and nothing lost when gradients accumulate: the table has two writers. */
+/* A pass does not depend on the previous one, and gradients accumulate completely: the table has two writers. */
 static void sequence_gradients_replace_or_accumulate(void **state)
 {
     (void)state;
@@ -220,7 +220,7 @@ static void sequence_gradients_replace_or_accumulate(void **state)
 
 /* ---- gradients ------------------------------------------------------------------------------------------------------- */
 
-/* Every parameter at up to 16 places, loss(w + h) - loss(w - h) over 2h against backward, in the norm of the parameter. */
+/* Up to 16 elements of every parameter: (loss(w + h) - loss(w - h)) / 2h against backward, relative to the parameter's norm. */
 static void check_param(fixture *f, const abar_param *p)
 {
     const double h = 1e-5;
@@ -237,7 +237,7 @@ static void check_param(fixture *f, const abar_param *p)
         error += (numeric - exact) * (numeric - exact);
         size += exact * exact;
     }
-    /* some gradients are zero (a key's bias, positions that do not occur): those only to rounding */
+    /* some gradients are zero (a key's bias, positions that do not occur): those only up to rounding */
     if (!(sqrt(error) <= 1e-6 * fmax(sqrt(size), 1e-3))) fail_msg("%s: off by %g of %g", p->name, sqrt(error), sqrt(size));
 }
 
@@ -280,7 +280,7 @@ static void expect_names(void (*build)(abar_net *), const char *const *names, in
     fixture_close(&f);
 }
 
-/* A module's own tensors come before those of its submodules, as in PyTorch, though the forward pass meets them later. */
+/* A module's own tensors come before those of its submodules, as in PyTorch, although the forward pass uses them later. */
 static void sequence_state_dict_is_in_pytorch_order(void **state)
 {
     (void)state;
@@ -357,7 +357,7 @@ static void sequence_step_after_compile_allocates_nothing(void **state)
     }
 }
 
-/* No T x T matrix: the memory of twice the tokens is about twice the memory. */
+/* No T x T matrix: twice the tokens take about twice the memory. */
 static void sequence_memory_grows_with_the_tokens_alone(void **state)
 {
     (void)state;

@@ -1,11 +1,12 @@
-/* ReLU, tanh and GELU as operations of their own, in whatever layout their input has: zero stays zero under all of them. */
+/* ReLU, tanh and GELU as separate operations, in the layout of their input: all of them map zero to zero, so padding stays
+ * zero. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/activation_kernels.h"
 
 typedef struct activation {
     abar__act_forward *forward;
     abar__act_backward *backward;
-    int64_t vectors, floats; /* in units of sixteen floats, and all of them */
+    int64_t vectors, floats; /* vectors of sixteen floats, and floats in all */
     int parts;
 } activation;
 

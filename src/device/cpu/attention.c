@@ -1,11 +1,11 @@
 /* Attention, softmax(q kᵀ / sqrt(d) + bias) v for every head of every sequence or window, and its gradient.
  *
- * A tile of queries meets a block of keys at a time. Forward keeps the running maximum and sum of each query (online softmax)
- * and saves log-sum-exp alone; backward makes the probabilities again from it:
+ * The products are computed for a tile of queries and a block of keys at a time. Forward keeps the running maximum and sum
+ * of each query (online softmax) and saves only log-sum-exp; backward computes the probabilities again from it:
  *     p = e^(s - log_sum),  ds = p (dp - dy·y),  dq = ds k,  dk = dsᵀ q,  dv = pᵀ dy  (dropout's factors on p and dp).
- * Nothing is larger than one tile per thread and a few copies of one head of one sequence. Each thread has its own sequences
- * and calls OpenBLAS on its tiles; keys and values are transposed first, because a product with a transposed right side is
- * half as fast there. */
+ * The largest buffers are one tile per thread and a few copies of one head of one sequence. Each thread has its own
+ * sequences and calls OpenBLAS on its tiles. Keys and values are transposed first, because OpenBLAS multiplies by a
+ * transposed right operand at half the speed. */
 #include "device/cpu/attention_kernels.h"
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/dropout_kernels.h"
@@ -17,13 +17,13 @@
 
 enum {
     KEYS = 128,         /* of a block */
-    TURNED = KEYS + 16, /* floats from row to row of a transposed block: no power of two, which would meet in few cache lines */
+    TURNED = KEYS + 16, /* floats from row to row of a transposed block: not a power of two, which would use few cache sets */
     QUERIES = 64,       /* of a tile, */
-    CAUSAL_QUERIES = 32 /* where half of the last block is wasted */
+    CAUSAL_QUERIES = 32 /* smaller, as half of the last block is wasted */
 };
 
-/* What a part of the work has for itself, in floats (or int32_t). The last ones are for windows, whose tokens do not lie evenly
- * and are copied together. */
+/* The buffers of a part of the work, in floats (or int32_t). The last ones are for windows, whose tokens are not evenly
+ * spaced in memory and are gathered first. */
 enum buffer {
     SCORES,   /* (QUERIES, KEYS) */
     SLOPES,   /* the same */
@@ -33,7 +33,7 @@ enum buffer {
     SUMS,
     FACTORS, /* (KEYS) */
     COLUMN,  /* (L) in whole vectors */
-    TOKEN,   /* (L) of the sample, in its own order */
+    TOKEN,   /* (L), the number of each token in its sample */
     CODE,    /* (L) */
     REGION,  /* (L) */
     TABLE,   /* bias of the head */
@@ -49,7 +49,7 @@ typedef struct attention {
     const abar__attention_kernels *kernels;
     const abar__dropout_kernels *dropout;
     const abar__reorder_kernels *reorder;
-    int64_t tokens, width, heads, head; /* T, D, how many heads and d of each */
+    int64_t tokens, width, heads, head; /* T, D, the number of heads and the width d of each */
     int64_t length, windows, sequences; /* L: T or side^2; windows of a sample; (sample, window, head) */
     int64_t queries, blocks, entries;   /* entries: of the bias table */
     int64_t at[BUFFERS + 1];
@@ -61,7 +61,7 @@ typedef struct attention {
 typedef struct sequence {
     const attention *t;
     const abar__op_desc *desc;
-    float *own; /* the part's buffers */
+    float *own; /* the buffers of this part */
     int64_t sample, window, head;
     int64_t in_row, out_row; /* floats from token to token */
     const float *q, *k, *v, *dy;
@@ -131,20 +131,21 @@ static abar_status create(abar__op *op)
     op->backward_needs = ABAR_NEEDS_X | ABAR_NEEDS_Y;
     op->saved_bytes = (size_t)(t->sequences * t->length) * sizeof(float); /* log-sum-exp of every query */
     op->scratch_bytes = (size_t)t->parts * ((size_t)t->at[BUFFERS] * sizeof(float) +
-                                            (size_t)(t->heads * t->entries) * sizeof(double)); /* the table's gradient */
+                                            (size_t)(t->heads * t->entries) * sizeof(double)); /* gradient of the bias table */
     return ABAR_OK;
 }
 
 /* ---- a sequence and its window -------------------------------------------------------------------------------------- */
 
-/* Of a place in the rolled grid along one axis: places of different regions were no neighbours before the roll. */
+/* The region of a position in the rolled grid along one axis: positions of different regions were not adjacent before the
+ * roll. */
 static int32_t region_of(int64_t place, int64_t extent, int64_t side, int64_t shift)
 {
     if (shift == 0) return 0;
     return place < extent - side ? 0 : place < extent - shift ? 1 : 2;
 }
 
-/* Where the tokens of a window are, which bias their pairs get, and who sees whom. */
+/* The tokens of a window, the bias of each pair, and which pairs see each other. */
 static void place_window(const sequence *s)
 {
     const abar__op_desc *d = s->desc;
@@ -158,7 +159,8 @@ static void place_window(const sequence *s)
     }
 }
 
-/* Row i of these is token[i]'s: parts of head floats, apart floats from each other there. */
+/* Copies the tokens of a window, token[i] from or to row i of a dense buffer; a token has so many parts (q, k and v, or
+ * one). */
 static const float *gather(const sequence *s, const float *from, int64_t row, int parts, float *to)
 {
     const int32_t *token = own_int(s, TOKEN);
@@ -202,7 +204,7 @@ static sequence sequence_of(const abar__op *op, const abar__op_args *a, int part
     return s;
 }
 
-/* Fills the buffers that a sequence needs before its tiles, and points it to its tokens. */
+/* Prepares the buffers of a sequence before its tiles, and sets its pointers to the tokens. */
 static void begin(sequence *s, const abar__op_args *a, bool backward)
 {
     const attention *t = s->t;
@@ -231,7 +233,7 @@ static void begin(sequence *s, const abar__op_args *a, bool backward)
     if (backward) memset(own(s, COLUMN), 0, (size_t)whole(t->length) * sizeof(float));
 }
 
-/* (L, d) -> blocks of (d, KEYS), so that a block is the right side of a product. */
+/* (L, d) -> blocks of (d, KEYS), so that a block can be the right operand of a product. */
 static void turn(const sequence *s, const float *from, float *to)
 {
     const attention *t = s->t;
@@ -241,12 +243,12 @@ static void turn(const sequence *s, const float *from, float *to)
     }
 }
 
-/* A tile of queries [q0, q0 + rows) that meets a block of keys [k0, k0 + n); width: n in whole vectors. */
+/* A tile of queries [q0, q0 + rows) and a block of keys [k0, k0 + n); width: n rounded up to whole vectors. */
 typedef struct meeting {
     int64_t q0, rows, k0, n, width;
 } meeting;
 
-/* The keys that a tile of queries sees end here. */
+/* The end of the keys that a tile of queries sees. */
 static int64_t keys_end(const sequence *s, const meeting *m) { return s->desc->causal ? m->q0 + m->rows : s->t->length; }
 
 static void set_block(const sequence *s, meeting *m, int64_t k0)
@@ -256,7 +258,7 @@ static void set_block(const sequence *s, meeting *m, int64_t k0)
     m->width = whole(m->n);
 }
 
-/* Keys of the block that row r sees. */
+/* The number of keys of the block that row r sees. */
 static int64_t seen(const sequence *s, const meeting *m, int64_t r)
 {
     return s->desc->causal ? least(m->n, m->q0 + r + 1 - m->k0) : m->n;
@@ -281,7 +283,7 @@ static abar__window_row window_row(const sequence *s, const meeting *m, int64_t 
                               .mine = region[i]};
 }
 
-/* Dropout's factors for the first n keys that row r meets, in whole vectors. Sixty-four tokens are drawn together. */
+/* Dropout's factors for the first n keys of row r, in whole vectors. Sixty-four tokens are drawn together. */
 static const float *draw_row(const sequence *s, const meeting *m, int64_t r, int64_t n)
 {
     if (!s->drop) return NULL;
@@ -310,7 +312,7 @@ static const float *draw_row(const sequence *s, const meeting *m, int64_t r, int
 
 /* ---- forward --------------------------------------------------------------------------------------------------------- */
 
-/* Scores to probabilities, still without their sum; what was summed before is brought down to the new maximum. */
+/* Scores to probabilities, not yet divided by their sum; the earlier sums are rescaled to the new maximum. */
 static void softmax_rows(const sequence *s, const meeting *m)
 {
     const abar__attention_kernels *k = s->t->kernels;
@@ -403,7 +405,7 @@ static void slope_rows(const sequence *s, const meeting *m, bool observing)
     }
 }
 
-/* to (n, d) of the block's keys = alpha from (rows, KEYS)ᵀ with (rows, d) of the tile's queries, added up over the tiles */
+/* to (n, d) of the block's keys = alpha from (rows, KEYS)ᵀ times (rows, d) of the tile's queries, added up over the tiles */
 static void to_keys(const sequence *s, const meeting *m, float alpha, const float *from, const float *with, int64_t row,
                     float *to)
 {
@@ -434,7 +436,7 @@ static void backward_tile(const sequence *s, meeting *m, bool observing)
     }
 }
 
-/* The gradient of the bias table that a part has gathered, (heads, entries). */
+/* Where a part adds up its gradient of the bias table, (heads, entries). */
 static double *part_table(const attention *t, const abar__op_args *a, int part)
 {
     double *tables = (double *)(void *)((float *)a->scratch + t->parts * t->at[BUFFERS]);

@@ -1,23 +1,23 @@
 /* Batch norm, optionally with an added residual and a ReLU: y = relu((x - mean) rstd scale + shift + residual).
  *
- * It is bound by memory, so each direction is two passes and no more: forward reads x for the statistics, then x (and the
- * residual) to write y; backward reads what it needs for the two sums over g = (dy + dy2) masked by the ReLU, then again to
- * write dx = scale rstd (g - mean g - xhat mean(g xhat)). The second pass runs backwards through each thread's share, where
- * the first one has just been. The residual's gradient is g itself: where it is wanted the second pass reads it from there.
- * Without a residual the ReLU's mask comes from x, and y is not read at all. */
+ * It is bound by memory bandwidth, so each direction is only two passes. Forward reads x for the statistics, then x (and the
+ * residual) to write y. Backward reads what it needs for the two sums over g = (dy + dy2) masked by the ReLU, then again to
+ * write dx = scale rstd (g - mean g - xhat mean(g xhat)). The second pass goes backwards through each thread's part, whose
+ * end is still in cache. The residual's gradient is g itself: where it is wanted, the second pass reads g from there.
+ * Without a residual the ReLU's mask is computed from x, and y is not read at all. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/batch_norm_kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-/* The value is cut into pieces that have one set of coefficients: a plane, or sixteen columns where channels lie side by
- * side, (N, C). Channel of lane l in a piece of group g: g * period + l % period. */
+/* The value is cut into pieces with one set of coefficients: a plane, or sixteen columns of a (N, C) value. The channel of
+ * lane l in a piece of group g is g * period + l % period. */
 typedef struct batch_norm {
     const abar__batch_norm_kernels *kernels;
     abar__planes planes;
     bool columns;
-    int64_t pieces, period, padded; /* padded: channels, rounded up to what the pieces span */
+    int64_t pieces, period, padded; /* padded: the number of channels rounded up to whole pieces */
     int64_t count;                  /* elements per channel */
     int parts;
 } batch_norm;
@@ -45,7 +45,7 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-/* A piece as rows: sixteen lanes wide, then what is left of the plane. Returns how many of the two there are. */
+/* A piece as rows: sixteen lanes wide, then the rest of the plane. Returns how many of the two there are. */
 static int piece_rows(const batch_norm *b, int64_t piece, abar__norm_rows out[2])
 {
     if (b->columns) {
@@ -61,15 +61,15 @@ static int piece_rows(const batch_norm *b, int64_t piece, abar__norm_rows out[2]
 
 static int64_t piece_group(const batch_norm *b, int64_t piece) { return b->columns ? piece : piece % b->planes.groups; }
 
-/* Adds a piece's sums per lane to those per channel. */
+/* Adds a piece's sums per lane to the sums per channel. */
 static void fold(const batch_norm *b, int64_t piece, const double lane[16], double *channel)
 {
     double *to = channel + piece_group(b, piece) * b->period;
     for (int64_t l = 0; l < 16; l++) to[l & (b->period - 1)] += lane[l];
 }
 
-/* A piece's coefficients per lane from those per channel, (used, padded). Zero in padding lanes, so that they stay zero:
- * those of missing images here, those of missing channels in the table. */
+/* Copies the coefficients per channel, (used, padded), to a piece's lanes. Padding lanes get zero, so that they stay zero:
+ * lanes of missing images here, those of missing channels in the table. */
 static void expand(const batch_norm *b, int64_t piece, const float *channel, int used, abar__norm_coef *coef)
 {
     const float *from = channel + piece_group(b, piece) * b->period;
@@ -89,7 +89,7 @@ static double *part_sums(const batch_norm *b, const abar__op_args *a, int part)
 
 static float *coefficients(const batch_norm *b, const abar__op_args *a) { return (float *)part_sums(b, a, b->parts); }
 
-/* Sums the parts into the first one, always in the same order. */
+/* Adds all parts to the first one, always in the same order. */
 static const double *join_parts(const batch_norm *b, const abar__op_args *a)
 {
     double *total = part_sums(b, a, 0);
@@ -130,7 +130,7 @@ static void normalize_part(const abar__op *op, const abar__op_args *a, int part)
     }
 }
 
-/* Mean and 1/deviation of the batch, from the sums; the running statistics move along. */
+/* Mean and 1/deviation of the batch from the sums; updates the running statistics. */
 static void batch_statistics(const abar__op *op, const abar__op_args *a, float *mean, float *rstd)
 {
     const batch_norm *b = op->priv;
@@ -158,8 +158,8 @@ static void running_statistics(const abar__op *op, const abar__op_args *a, float
     }
 }
 
-/* What both directions start from: mean, scale rstd, shift. Padding channels keep zeros. mean and rstd may lie where their
- * products go. */
+/* The coefficients of both directions: mean, scale rstd, shift. Padding channels stay zero. mean and rstd may be stored
+ * where their products go. */
 static void affine_coefficients(const batch_norm *b, const abar__op_args *a, const float *mean, const float *rstd)
 {
     float *coef = coefficients(b, a);
@@ -227,7 +227,8 @@ static void input_part(const batch_norm *b, const abar__op_args *a, const abar__
     }
 }
 
-/* Parameter gradients, and what the second pass multiplies with. Running statistics do not depend on x: no such terms. */
+/* The gradients of the parameters, and the coefficients of the second pass. With running statistics, which do not depend on
+ * x, the terms of mean and variance vanish. */
 static void finish_sums(const batch_norm *b, const abar__op_args *a, const float *rstd)
 {
     float *coef = coefficients(b, a);
@@ -259,7 +260,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     for (int part = 0; part < b->parts; part++) sums_part(b, a, &streams, part);
     finish_sums(b, a, rstd);
     if (!a->dx[0]) return ABAR_OK;
-    if (a->dx[1]) streams = (abar__norm_grad){.dy = a->dx[1], .x = a->x[0]}; /* g, made by the first pass */
+    if (a->dx[1]) streams = (abar__norm_grad){.dy = a->dx[1], .x = a->x[0]}; /* g, written by the first pass */
 #pragma omp parallel for num_threads(b->parts) schedule(static) if (b->parts > 1)
     for (int part = 0; part < b->parts; part++) input_part(b, a, &streams, part);
     return ABAR_OK;

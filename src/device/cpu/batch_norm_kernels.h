@@ -1,4 +1,4 @@
-/* The inner loops of batch norm. Every layout comes down to rows of up to sixteen floats whose lanes have their own
+/* The inner loops of batch norm. Every layout is treated as rows of up to sixteen floats whose lanes have their own
  * coefficients: sixteen channels (C16), eight channels twice (C8), or one channel sixteen times. */
 #ifndef ABAR_BATCH_NORM_KERNELS_H
 #define ABAR_BATCH_NORM_KERNELS_H
@@ -20,11 +20,11 @@ typedef struct abar__norm_coef {
     float v[ABAR_NORM_COEFS][16];
 } abar__norm_coef;
 
-/* Where a fused ReLU lets the gradient through: everywhere, where y > 0, or where the y that x gives is > 0, which saves
+/* Where a fused ReLU passes the gradient: everywhere, where y > 0, or where the y computed from x is > 0, which saves
  * reading y. */
 typedef enum abar__norm_mask { ABAR_NORM_ALL, ABAR_NORM_BY_Y, ABAR_NORM_BY_X } abar__norm_mask;
 
-/* What the backward passes read to form g = (dy + dy2) masked. */
+/* The inputs of the backward passes, which form g = (dy + dy2) masked. */
 typedef struct abar__norm_grad {
     const float *dy, *dy2, *y, *x; /* dy2 NULL: none; y only for ABAR_NORM_BY_Y */
     abar__norm_mask mask;
@@ -36,7 +36,7 @@ typedef struct abar__batch_norm_kernels {
     /* residual may be NULL. */
     void (*normalize)(const abar__norm_rows *at, const abar__norm_coef *coef, const float *x, const float *residual, float *y,
                       bool relu);
-    /* Adds the sums of g and of g (x - mean), per lane; writes g to keep unless NULL. */
+    /* Adds the sums of g and of g (x - mean), per lane; writes g to `keep` unless that is NULL. */
     void (*gradient_sums)(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *keep,
                           double *sum, double *with_x);
     void (*gradient_input)(const abar__norm_rows *at, const abar__norm_coef *coef, const abar__norm_grad *grad, float *dx);

@@ -1,4 +1,4 @@
-/* Operations that only add and move: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
+/* Operations that only add and copy: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/combine_kernels.h"
 
@@ -10,7 +10,7 @@ static const abar__combine_kernels *kernels(void)
     return by_isa[abar__isa_best()];
 }
 
-/* to = from, or from + from2 where there is a second. */
+/* to = from, or from + from2 where from2 is not NULL. */
 static void move(const abar__combine_kernels *k, const float *from, const float *from2, float *to, int64_t n)
 {
     if (from2)
@@ -73,7 +73,7 @@ typedef struct concat {
     int parts;
 } concat;
 
-/* Whole blocks of channels can be joined by copying, and so can images in lanes; only the last input may end in padding. */
+/* Whole blocks of channels can be concatenated by copying, and so can values in N16; only the last input may end in padding. */
 static abar_layout concat_layout(const abar__op *op)
 {
     abar_layout layout = op->in_layout[0];
@@ -166,7 +166,7 @@ typedef struct shortcut {
     const abar__combine_kernels *kernels;
     abar__planes x, y;
     int64_t x_width, y_height, y_width; /* in pixels */
-    int64_t stride[2], before;          /* zero channels in front */
+    int64_t stride[2], before;          /* before: zero channels in front */
     int parts;
 } shortcut;
 
@@ -188,14 +188,14 @@ static abar_status shortcut_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* A run of channels that lies in one group of x and one group of y. Lanes are channels in C8 and C16; otherwise a group is
- * one channel and all its lanes go together. */
+/* Consecutive channels within one group of x and one group of y. Lanes are channels in C8 and C16; otherwise a group is one
+ * channel and all its lanes are copied together. */
 typedef struct lane_run {
     int64_t x_group, y_group;
     int x_lane, y_lane, lanes;
 } lane_run;
 
-/* The run that begins with channel c of x; returns the channel after it. */
+/* The run that begins at channel c of x; returns the channel after it. */
 static int64_t next_run(const shortcut *s, int64_t c, lane_run *run)
 {
     if (s->x.layout == ABAR_LAYOUT_STRIDED || s->x.layout == ABAR_LAYOUT_N16) {
@@ -209,7 +209,7 @@ static int64_t next_run(const shortcut *s, int64_t c, lane_run *run)
     return c + n;
 }
 
-/* Moves the pixels both sides share, for all channels of one outer index: x to y, or y back to x. */
+/* Copies the pixels that both sides share, for all channels of one outer index: from x to y, or back. */
 static void move_pixels(const shortcut *s, float *x, float *y, bool back)
 {
     int64_t lanes = s->x.lanes, step = s->stride[1] * lanes;
@@ -227,7 +227,7 @@ static void move_pixels(const shortcut *s, float *x, float *y, bool back)
     }
 }
 
-/* Fills one side with zeros, then with the shared pixels. One outer index at a time, to find it in cache. */
+/* Sets one side to zero, then copies the shared pixels. One outer index at a time, so that it stays in cache. */
 static void shortcut_move(const shortcut *s, float *x, float *y, bool back)
 {
     int64_t x_floats = s->x.groups * abar__plane_floats(&s->x), y_floats = s->y.groups * abar__plane_floats(&s->y);

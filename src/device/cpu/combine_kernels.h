@@ -11,7 +11,7 @@ typedef struct abar__combine_kernels {
     void (*add)(const float *a, const float *b, float *y, int64_t n);
     /* y += x */
     void (*add_to)(const float *x, float *y, int64_t n);
-    /* Copies count groups of lanes floats, from_stride apart there and to_stride here. */
+    /* Copies count groups of lanes floats; groups are from_stride apart in the source and to_stride in the destination. */
     void (*copy_groups)(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t count, int lanes);
 } abar__combine_kernels;
 

@@ -1,8 +1,8 @@
-/* Direct convolution with sixteen images in the vector lanes (ABAR_LAYOUT_N16), for layers of few channels, and for whatever
- * nobody else takes: every kernel, stride, padding, dilation and group count.
+/* Direct convolution with sixteen images in the vector lanes (ABAR_LAYOUT_N16), for layers of few channels and for all cases
+ * that no other implementation accepts: any kernel, stride, padding, dilation and number of groups.
  *
- * Work is cut into units, a strip of rows of sixteen images each, shared out among the threads in order. The gradient of the
- * input is a convolution of dy; with a stride s there is one for each of the s x s phases of its pixels. */
+ * The work is cut into units, strips of rows of sixteen images, which are distributed over the threads in order. The
+ * gradient of the input is a convolution of dy; with a stride s there is one for each of the s x s phases of its pixels. */
 #include "device/cpu/conv_lanes.h"
 #include "device/cpu/cpu_nn.h"
 
@@ -15,7 +15,7 @@ typedef struct phase {
     int64_t row, column; /* input pixels (row + i * stride, column + j * stride) */
     abar__lanes_map map;
     abar__lanes_plain plain;
-    int64_t packed; /* where its weights begin, in floats, for one group */
+    int64_t packed; /* offset of its weights, in floats, for one group */
 } phase;
 
 typedef struct lanes {
@@ -30,9 +30,9 @@ typedef struct lanes {
     phase phase[];
 } lanes;
 
-/* What one thread sums up during backward, in floats. */
+/* The sums of one thread during backward, in floats. */
 typedef struct workspace {
-    int64_t bias, stage, total; /* weights come first */
+    int64_t bias, stage, total; /* offsets; the weights come first */
 } workspace;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -43,7 +43,7 @@ static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
 
-/* One axis of one phase: the taps that reach input pixels phase + i * stride, and the first and the step among the kernel's. */
+/* One axis of one phase: the taps that reach input pixels phase + i * stride, and the first tap and the step in the kernel. */
 static abar__lanes_axis phase_axis(const abar_window *w, int axis, int64_t in, int64_t out, int64_t at, int64_t *first,
                                    int64_t *step)
 {
@@ -121,7 +121,7 @@ static void make_maps(lanes *l, const abar__op_desc *d)
                                    l->forward.dst_row};
 }
 
-/* Cuts images into strips until the threads have nearly equal shares. */
+/* Cuts images into strips until the threads have nearly equal parts. */
 static int64_t choose_strips(int64_t blocks, int64_t rows, int64_t threads)
 {
     for (int64_t strips = 1; strips < rows; strips++) {
@@ -131,7 +131,7 @@ static int64_t choose_strips(int64_t blocks, int64_t rows, int64_t threads)
     return rows;
 }
 
-/* Floats of all the source rows that one output row needs. */
+/* Floats of all source rows that one output row needs. */
 static int64_t stage_floats(const abar__lanes_map *map) { return map->inputs * map->v.taps * (map->src_row + ABAR_LANES); }
 
 static workspace workspace_of(const lanes *l, const abar__op_desc *d)
@@ -144,7 +144,7 @@ static workspace workspace_of(const lanes *l, const abar__op_desc *d)
     return s;
 }
 
-/* Packed weights come first in scratch, then the threads' workspaces. */
+/* Scratch: packed weights, then the threads' workspaces. */
 static int64_t packed_floats(const lanes *l, const abar__op_desc *d)
 {
     return (int64_t)abar__round_up((size_t)(d->window.groups * l->weights), ABAR_LANES);
@@ -175,8 +175,8 @@ static abar_status create_any(abar__op *op)
     return ABAR_OK;
 }
 
-/* oneDNN pads channels to its block; lanes do not. With few images the lanes are the ones that stay empty, and with very
- * many weights the threads' sums, sixteen floats for each, would take too much memory. */
+/* oneDNN pads channels to its block; N16 does not. With few images, lanes are wasted; with very many weights the threads'
+ * sums, sixteen floats per weight, would take too much memory. */
 static abar_status create_preferred(abar__op *op)
 {
     const abar__op_desc *d = &op->desc;
@@ -190,7 +190,7 @@ static abar_status create_preferred(abar__op *op)
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-/* Lanes without an image must stay zero, bias or not. */
+/* Lanes without an image must stay zero, with and without bias. */
 static void clear_lanes(const abar__op *op, float *y, int64_t row0, int64_t row1)
 {
     const abar__shape *s = &op->desc.out;
@@ -200,7 +200,7 @@ static void clear_lanes(const abar__op *op, float *y, int64_t row0, int64_t row1
             memset(y + p * ABAR_LANES + used, 0, (size_t)(ABAR_LANES - used) * sizeof(float));
 }
 
-/* Output rows that belong to a unit. */
+/* The output rows of a unit. */
 static void rows_of(const abar__op *op, int64_t unit, int64_t *begin, int64_t *end)
 {
     const lanes *l = op->priv;
@@ -264,7 +264,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* Turns the unit's rows of dy into those before the ReLU, and adds them to the bias's gradient. */
+/* Replaces the unit's rows of dy by the gradient before the ReLU, and adds them to the bias's gradient. */
 static void mask_unit(const abar__op *op, const abar__op_args *a, float *bias, int64_t unit)
 {
     const lanes *l = op->priv;
@@ -330,7 +330,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
         float *own = sums + me * s.total;
         int64_t begin = abar__lanes_share(l->units, threads, me), end = abar__lanes_share(l->units, threads, me + 1);
         memset(own, 0, (size_t)s.stage * sizeof(float));
-        if (l->strips > 1) { /* a strip of dx reads rows of the strips around it */
+        if (l->strips > 1) { /* a strip of dx reads rows of neighbouring strips */
             for (int64_t u = begin; u < end; u++) mask_unit(op, a, own + s.bias, u);
 #pragma omp barrier
         }

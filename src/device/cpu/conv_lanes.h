@@ -1,5 +1,5 @@
-/* Direct convolution with sixteen images in the vector lanes: what conv_lanes.c asks of the kernels in
- * isa/conv_lanes_kernels.c. Tensors are (C, H, W, 16) here, one block of sixteen images; strides count floats. */
+/* Direct convolution with sixteen images in the vector lanes: the interface of the kernels in isa/conv_lanes_kernels.c.
+ * Tensors are (C, H, W, 16) here, one block of sixteen images; strides count floats. */
 #ifndef ABAR_CONV_LANES_H
 #define ABAR_CONV_LANES_H
 
@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One axis of a window: output index i meets source index i * step + first + m * tap through tap m, where that lies in
- * [0, in). Forward: step = stride, first = -pad, tap = dilation. Backward has negative taps and its own first. */
+/* One axis of a window: output index i reads source index i * step + first + m * tap through tap m, if that is in [0, in).
+ * Forward: step = stride, first = -pad, tap = dilation. Backward has negative taps and its own first. */
 typedef struct abar__lanes_axis {
     int64_t out, in, taps, step, first, tap;
 } abar__lanes_axis;
@@ -32,12 +32,12 @@ typedef struct abar__lanes_slope {
     int64_t dy_channel, dy_row;
 } abar__lanes_slope;
 
-/* Where the map's taps are in plain weights: o * output + c * input + first + m * row + n * column. */
+/* The offset of the map's taps in plain weights: o * output + c * input + first + m * row + n * column. */
 typedef struct abar__lanes_plain {
     int64_t output, input, first, row, column;
 } abar__lanes_plain;
 
-/* Taps [*begin, *end) that meet the source from output index i. */
+/* Taps [*begin, *end) that are inside the source for output index i. */
 static inline void abar__lanes_clip(const abar__lanes_axis *a, int64_t i, int64_t *begin, int64_t *end)
 {
     int64_t at = i * a->step + a->first, b = 0, e = a->taps;
@@ -47,17 +47,17 @@ static inline void abar__lanes_clip(const abar__lanes_axis *a, int64_t i, int64_
     *end = e;
 }
 
-/* Part k of n things shared out among parts: [begin, next begin). */
+/* Part k of n items divided among parts: [begin, next begin). */
 static inline int64_t abar__lanes_share(int64_t n, int64_t parts, int64_t k) { return n * k / parts; }
 
 typedef struct abar__lanes_kernels {
-    /* Weights for row: blocks of output channels, each (inputs, taps, outputs of the block). */
+    /* Packs the weights for row: blocks of output channels, each (inputs, taps, outputs of the block). */
     void (*pack)(const abar__lanes_map *map, const abar__lanes_plain *plain, const float *weights, float *packed);
-    /* Output row i. bias (outputs) or NULL. */
+    /* Computes output row i. bias (outputs) or NULL. */
     void (*row)(const abar__lanes_map *map, const float *packed, const float *bias, const float *src, float *dst, int64_t i);
-    /* Adds output rows [begin, end) to partial (outputs, inputs, taps, 16): still one sum per lane. */
+    /* Adds the products of output rows [begin, end) to partial (outputs, inputs, taps, 16), one sum per lane. */
     void (*slope)(const abar__lanes_slope *map, const float *dy, const float *x, float *partial, int64_t begin, int64_t end);
-    /* Adds n pixels of dy to sum (16), those where y > 0; the others become 0. y NULL: all count. */
+    /* Adds n pixels of dy where y > 0 to sum (16), and sets the others to 0. y NULL: adds all. */
     void (*mask)(float *dy, const float *y, float *sum, int64_t n);
     /* dst[i] (+)= sum over lanes and over parts (stride floats apart) of partial[i]. */
     void (*reduce)(const float *partial, int64_t stride, int parts, int64_t begin, int64_t end, bool accumulate, float *dst);

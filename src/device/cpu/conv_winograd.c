@@ -1,5 +1,5 @@
-/* 3x3 convolution of stride 1 by Winograd's F(4x4, 3x3), with a quarter of the multiplications. Each thread takes a range of
- * tiles through all stages chunk by chunk, so that what lies between the stages stays in its second-level cache. */
+/* 3x3 convolution of stride 1 by Winograd's F(4x4, 3x3), with a quarter of the multiplications. Each thread runs its tiles
+ * through all stages chunk by chunk, so that the data between the stages stay in its second-level cache. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/winograd.h"
 
@@ -38,8 +38,9 @@ static abar__winograd geometry(const abar__shape *in, const abar__shape *out, in
     };
 }
 
-/* Whether it is a 3x3 convolution that gains: padding of channels and tiles must not eat the quarter, there must be tiles
- * enough to pay for transforming the weights, and these should not outgrow the cache, nor each thread's sums the memory. */
+/* Whether a 3x3 convolution is faster this way: padding of channels and tiles must not cost what is saved, there must be
+ * enough tiles to pay for transforming the weights, and neither the weights may outgrow the cache nor each thread's sums the
+ * memory. */
 static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lanes, int threads)
 {
     const int64_t most_bytes = 16 << 20, most_bytes_of_all = 64 << 20;
@@ -54,7 +55,7 @@ static bool worthwhile(const abar__op_desc *d, const abar__winograd *w, int lane
     return used > 0.6 && tiles * d->in[0].dim[0] >= 32 && bytes <= most_bytes && bytes * threads <= most_bytes_of_all;
 }
 
-/* Tiles for which V and M take about half a second-level cache. */
+/* The number of tiles for which V and M fill about half of the second-level cache. */
 static int64_t choose_chunk(const conv *c, int64_t tiles, int threads)
 {
     const abar__winograd *w = &c->forward;
@@ -118,14 +119,14 @@ static range tiles_of(const abar__op *op, const abar__winograd *w)
     return share(op->desc.in[0].dim[0] * w->tiles_h * w->tiles_w);
 }
 
-/* A chunk: as many tiles from first on as there are room and tiles for. */
+/* A chunk: the tiles from `first` on, at most as many as fit. */
 static range chunk_at(const abar__winograd *w, range tiles, int64_t first)
 {
     int64_t end = first + w->chunk;
     return (range){first, end < tiles.end ? end : tiles.end};
 }
 
-/* What a chunk touches of an activation with so many blocks of h x w pixels, nearly. */
+/* The approximate range of an activation with so many blocks of h x w pixels that a chunk reads or writes. */
 static void look_ahead(const abar__winograd *w, range chunk, const float *activation, int64_t image, int slot,
                        abar__winograd_ahead *out)
 {

@@ -1,5 +1,5 @@
 /* The vector kernels of the cpu's core operations, one table per instruction set. Each works on one span: consecutive
- * elements of one parameter. What does not change within a span comes as coefficients, rounded to float once. */
+ * elements of one parameter. Constants of a span are passed as coefficients, rounded to float once. */
 #ifndef ABAR_CORE_KERNELS_H
 #define ABAR_CORE_KERNELS_H
 
@@ -19,7 +19,7 @@ typedef struct abar__adamw_coefficients {
     float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
 } abar__adamw_coefficients;
 
-/* A row of a preconditioned map: g is (grad[i] - c right[i]) where it was grad[i]. */
+/* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. */
 typedef struct abar__row {
     const float *right;
     float c;

@@ -1,4 +1,4 @@
-/* The nn operations of the cpu, in the order in which they are tried, and what they share. */
+/* The nn operations of the cpu, in the order in which they are tried, and their shared functions. */
 #include "device/cpu/cpu_nn.h"
 
 #include <omp.h>
@@ -31,7 +31,7 @@ const abar__op_impl *const abar__cpu_nn[] = {
     NULL,
 };
 
-/* Below this many floats a part is not worth waking a thread for: a few microseconds of streaming. */
+/* A part with fewer floats, a few microseconds of work, is not worth waking a thread for. */
 #define FLOATS_PER_PART 16384
 
 abar__planes abar__planes_of(const abar__shape *shape, abar_layout layout)
@@ -43,7 +43,7 @@ abar__planes abar__planes_of(const abar__shape *shape, abar_layout layout)
     p.groups = p.channels;
     switch (layout) {
     case ABAR_LAYOUT_NHWC:
-    case ABAR_LAYOUT_PADDED: /* never on this device */
+    case ABAR_LAYOUT_PADDED: /* does not occur on this device */
     case ABAR_LAYOUT_STRIDED: break;
     case ABAR_LAYOUT_C8:
         p.lanes = 8;

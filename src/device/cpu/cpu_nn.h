@@ -1,4 +1,4 @@
-/* What the nn operations of the cpu share: how a value lies in memory, and how work is cut into parts. */
+/* Shared by the nn operations of the cpu: the layout of a value in memory, and how work is cut into parts. */
 #ifndef ABAR_CPU_NN_H
 #define ABAR_CPU_NN_H
 
@@ -21,11 +21,11 @@ abar__planes abar__planes_of(const abar__shape *shape, abar_layout layout);
 static inline int64_t abar__plane_floats(const abar__planes *p) { return p->pixels * p->lanes; }
 static inline int64_t abar__planes_floats(const abar__planes *p) { return p->outer * p->groups * p->pixels * p->lanes; }
 
-/* Whether the blocked dimension is padded with lanes that must stay zero. */
+/* Whether the blocked dimension has padding lanes, which must stay zero. */
 bool abar__planes_padded(const abar__planes *p);
 
-/* Into how many parts to cut work on this many floats, made of units that stay whole. It depends on the sizes and on
- * dev->threads alone, so that sums over parts come out the same every time. */
+/* The number of parts that work on this many floats is cut into, where units are not cut. It depends only on the sizes and
+ * on dev->threads, so that sums over parts are reproducible. */
 int abar__parts(const abar_device *dev, int64_t floats, int64_t units);
 
 /* First unit of a part; that of part + 1 is its end. */
@@ -34,10 +34,11 @@ static inline int64_t abar__part_begin(int64_t units, int parts, int part) { ret
 /* A zeroed op->priv of this many bytes, released with the operation. */
 abar_status abar__op_priv(abar__op *op, size_t bytes);
 
-/* Keeps OpenBLAS to the calling thread until the end of the parallel region. In a team of several it does so by itself. */
+/* Makes OpenBLAS use only the calling thread until the end of the parallel region. In a team of several threads it does so
+ * anyway. */
 void abar__blas_single(void);
 
-/* Turns dy into the gradient before a fused ReLU, in place: dy where y > 0, else 0. Does nothing without one. */
+/* Replaces dy by the gradient before a fused ReLU, in place: dy where y > 0, else 0. Does nothing without a ReLU. */
 void abar__relu_gradient(const abar__op *op, const abar__op_args *a);
 
 extern const abar__op_impl abar__cpu_conv_lanes, abar__cpu_conv_winograd, abar__cpu_conv_onednn, abar__cpu_conv_lanes_any,

@@ -1,13 +1,13 @@
-/* Dropout of elements or of whole samples: zero with probability p, else scaled by 1 / (1 - p). Which elements fall depends on
- * the global sample and the element's place in it alone, so the mask is drawn again in backward instead of being kept, and is
- * the same in any layout: element g of all samples, row-major, takes word g % 4 of draw g / 4. */
+/* Dropout of elements or of whole samples: zero with probability p, else scaled by 1 / (1 - p). The mask depends only on the
+ * global sample and the element's position in it. So backward draws it again instead of reading a copy, and it is equal in
+ * every layout: element g of all samples, row-major, uses word g % 4 of draw g / 4. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/dropout_kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-#define RUN 4096 /* elements of a dense value handed out at a time */
+#define RUN 4096 /* elements of a dense value per run */
 
 /* The value as runs of elements with consecutive numbers: pieces of a dense value, or one channel of one image. */
 typedef struct dropout {
@@ -36,13 +36,13 @@ abar__dropout_key abar__dropout_key_of(double drop, uint32_t number, uint64_t se
 {
     double least = ceil(drop * 0x1p32);
     abar__dropout_key key = {.seed = seed, .when = step * 256u + number};
-    if (least >= 0x1p32) return key; /* nothing is kept: every factor is the zero scale */
+    if (least >= 0x1p32) return key; /* all elements are dropped: every factor is the zero scale */
     key.least = (uint32_t)least;
     key.scale = (float)(1 / (1 - drop));
     return key;
 }
 
-/* Where a run lies: its first float, its length, and the floats between its elements. */
+/* A run in memory: its first float, its length, and the floats between its elements. */
 static int64_t run_at(const dropout *d, int64_t run, int64_t *length, int64_t *stride, int64_t *number)
 {
     const abar__planes *p = &d->planes;
@@ -73,7 +73,7 @@ static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t fir
         if (n > length - i) n = length - i;
         const float *from = x + at + i * stride;
         float *to = y + at + i * stride;
-        if (stride == 1) /* said aloud, for the sake of vectors */
+        if (stride == 1) /* a separate loop that the compiler can vectorise */
             for (int64_t k = 0; k < n; k++) to[k] = from[k] * factor[skip + k];
         else
             for (int64_t k = 0; k < n; k++) to[k * stride] = from[k * stride] * factor[skip + k];
@@ -81,7 +81,7 @@ static void mask_run(const dropout *d, const abar__dropout_key *key, int64_t fir
     }
 }
 
-/* Stochastic depth: sample g falls by word g % 4 of draw g / 4. */
+/* Stochastic depth: sample g is dropped by word g % 4 of draw g / 4. */
 static void mask_samples(const dropout *d, const abar__dropout_key *key, int64_t first, const float *x, float *y)
 {
     const int64_t floats = abar__planes_floats(&d->planes) / d->planes.outer; /* of a sample, or of sixteen in the lanes */
@@ -110,7 +110,7 @@ static void mask(const abar__op *op, const abar__run *run, const float *x, float
         mask_samples(d, &key, run->sample0, x, y);
         return;
     }
-    if (abar__planes_padded(&d->planes)) memset(y, 0, bytes); /* the runs leave padding lanes out */
+    if (abar__planes_padded(&d->planes)) memset(y, 0, bytes); /* the runs do not include padding lanes */
 #pragma omp parallel for num_threads(d->parts) schedule(static) if (d->parts > 1)
     for (int64_t r = 0; r < d->runs; r++) mask_run(d, &key, run->sample0 * d->elements, x, y, r);
 }

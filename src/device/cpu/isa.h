@@ -1,5 +1,6 @@
-/* Vector kernels are plain C, compiled once per instruction set from src/device/cpu/isa/. Each file there exports one table
- * of functions, named ABAR_ISA_NAME(abar__family); users declare ABAR_ISA_EXTERN and pick by abar__isa_best(). */
+/* Vector kernels are plain C in src/device/cpu/isa/, compiled once per instruction set. Each file exports one table of
+ * functions, named ABAR_ISA_NAME(abar__family); users declare it with ABAR_ISA_EXTERN and select an entry by
+ * abar__isa_best(). */
 #ifndef ABAR_ISA_H
 #define ABAR_ISA_H
 

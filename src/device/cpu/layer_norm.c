@@ -1,5 +1,5 @@
-/* Layer norm over the last dimension of a dense value, or of the sum of two: rows are independent but for the gradients of
- * scale and shift, which each part sums on its own. */
+/* Layer norm over the last dimension of a dense value, or of the sum of two. Rows are independent except for the gradients
+ * of scale and shift, which each part sums separately. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/layer_norm_kernels.h"
 
@@ -24,12 +24,13 @@ static abar_status create(abar__op *op)
     op->in_layout[0] = op->in_layout[1] = op->out_layout = ABAR_LAYOUT_STRIDED;
     op->backward_needs = op->desc.residual ? ABAR_NEEDS_STREAM : ABAR_NEEDS_X;
     op->dx_alike = op->desc.residual;
-    op->saved_bytes = (size_t)n->rows * 2 * sizeof(float);                              /* (rows, 2): mean, rstd */
-    op->scratch_bytes = (size_t)n->parts * 2 * (size_t)(n->width + 8) * sizeof(double); /* a cache line between them */
+    op->saved_bytes = (size_t)n->rows * 2 * sizeof(float); /* (rows, 2): mean, rstd */
+    op->scratch_bytes =
+        (size_t)n->parts * 2 * (size_t)(n->width + 8) * sizeof(double); /* with a cache line between the parts */
     return ABAR_OK;
 }
 
-/* to = x + y, n elements from first on. Rows are in cache: the norm is the next to read them. */
+/* to = x + y, n elements from first on. The rows stay in cache for the norm, which reads them next. */
 static void add_row(const float *x, const float *y, int64_t first, int64_t n, float *to)
 {
 #pragma omp simd

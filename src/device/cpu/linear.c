@@ -1,8 +1,8 @@
-/* y = x Wᵀ + b, ReLU if fused, and its gradients dW = dzᵀ x, db = sum of dz over rows, dx = dz W, where dz is dy before the
- * ReLU.
+/* y = x Wᵀ + b, ReLU if fused, and its gradients dW = dzᵀ x, db = sum of dz over rows, dx = dz W, where dz is the gradient
+ * before the ReLU.
  *
- * Each thread calls OpenBLAS on its own part of the result: small products gain nothing from OpenBLAS's own threads, and
- * no sum is split, so that the result depends on the thread count only through the shapes of the parts. */
+ * Each thread calls OpenBLAS on its own part of the result: OpenBLAS's own threads do not speed up small products, and no
+ * sum is split, so that the result depends on the thread count only through the shapes of the parts. */
 #include "device/cpu/cpu_nn.h"
 
 #include <cblas.h>
@@ -21,7 +21,7 @@ typedef struct range {
     int64_t begin, end;
 } range;
 
-/* Part me of n in parts of nearly equal size, cut at multiples of a vector. */
+/* Part `me` of n, cut into parts of nearly equal size at multiples of a vector. */
 static range share(int64_t n, int64_t parts, int64_t me)
 {
     int64_t vectors = (n + 15) / 16, begin = vectors * me / parts * 16, end = vectors * (me + 1) / parts * 16;
@@ -80,7 +80,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* The gradient of the bias's elements in columns. */
+/* The gradient of the bias for a range of columns. */
 static void sum_rows(const float *dy, int64_t rows, int64_t stride, range columns, bool accumulate, float *to)
 {
     for (int64_t o = columns.begin; o < columns.end && !accumulate; o++) to[o] = 0.0f;

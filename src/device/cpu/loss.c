@@ -1,5 +1,5 @@
-/* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient. A
- * sample of cross entropy is one row of K logits, or T of them.
+/* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient. A sample of
+ * cross entropy has one row of K logits, or T rows.
  * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/loss_kernels.h"
@@ -15,7 +15,7 @@ typedef struct part_sum { /* of one part of the rows; a cache line each */
 
 typedef struct loss {
     const abar__loss_kernels *kernels;
-    int64_t rows, width, per_sample; /* T rows of a sample of text, else one */
+    int64_t rows, width, per_sample; /* per_sample: T rows for a text, else one */
     int parts;
 } loss;
 
@@ -36,10 +36,10 @@ static abar_status create_with(abar__op *op, int64_t width)
     return ABAR_OK;
 }
 
-/* Rows of the samples that count. */
+/* The number of rows of the valid samples. */
 static int64_t valid_rows(const loss *l, const abar__op_args *a) { return a->run->valid * l->per_sample; }
 
-/* Joins the parts, always in the same order. */
+/* Adds up the parts, always in the same order. */
 static void finish(const loss *l, const abar__op_args *a, double per)
 {
     abar_loss result = {.count = valid_rows(l, a)};
@@ -108,7 +108,8 @@ static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, p
     if (smoothing > 0)
         cost = (1 - smoothing) * cost + smoothing / (double)l->width * k->surprise(x, NULL, top, (float)log_sum, l->width);
     sum->loss += cost;
-    sum->correct += x[truth] == top && first_of(x, top, truth) == truth; /* of several largest, the first is the answer */
+    sum->correct +=
+        x[truth] == top && first_of(x, top, truth) == truth; /* of several largest logits the first is the prediction */
     float *saved = a->saved;
     if (!saved) return;
     saved[2 * n] = top;

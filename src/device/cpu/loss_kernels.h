@@ -1,4 +1,4 @@
-/* The sums a loss takes over one row. */
+/* The sums of a loss over one row. */
 #ifndef ABAR_LOSS_KERNELS_H
 #define ABAR_LOSS_KERNELS_H
 
@@ -9,7 +9,7 @@
 typedef struct abar__loss_kernels {
     /* The largest element, NaNs ignored. */
     float (*largest)(const float *x, int64_t n);
-    /* Sum of e^(x - top); NaN when an element is. */
+    /* Sum of e^(x - top); NaN where an element is NaN. */
     double (*sum_exp)(const float *x, float top, int64_t n);
     /* Sum of weight (log_sum - (x - top)): minus the log probabilities. weight NULL: all 1. */
     double (*surprise)(const float *x, const float *weight, float top, float log_sum, int64_t n);

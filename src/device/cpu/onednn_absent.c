@@ -1,4 +1,4 @@
-/* Stands in for conv_onednn.c in a build without oneDNN: declines everything, and the next implementation takes over. */
+/* Replaces conv_onednn.c in a build without oneDNN: accepts nothing, so that the next implementation is tried. */
 #include "device/nn_impl.h"
 
 static abar_status create(abar__op *op)

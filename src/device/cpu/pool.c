@@ -1,5 +1,5 @@
-/* Max and average pooling, plane by plane in the layout of the input. An output of one pixel per channel is left strided:
- * what follows is a linear layer or a flatten. */
+/* Max and average pooling, plane by plane in the layout of the input. An output of one pixel per channel is strided: a
+ * linear layer or a flatten follows. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/pool_kernels.h"
 
@@ -10,7 +10,7 @@ typedef struct pool {
     abar__planes x;
     abar__pool geometry;
     int64_t y_floats; /* per plane, of the output in the layout of the input */
-    bool scattered;   /* the output is strided, though the input is blocked */
+    bool scattered;   /* the output is strided although the input is blocked */
     int parts;
 } pool;
 
@@ -51,7 +51,7 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-/* Where lane 0 of a plane stands in a strided (N, C) output, how far apart its lanes are, and how many exist. */
+/* The offset of lane 0 of a plane in a strided (N, C) output, the distance of its lanes, and how many of them exist. */
 static int64_t scattered_at(const pool *p, int64_t plane, int64_t *stride, int64_t *lanes)
 {
     int64_t o = plane / p->x.groups, g = plane % p->x.groups, left;

@@ -14,7 +14,7 @@ typedef struct abar__pool {
 } abar__pool;
 
 typedef struct abar__pool_kernels {
-    /* cell, unless NULL: which cell of its window each maximum came from, (H', W', lanes) of uint8_t or int32_t. */
+    /* cell, unless NULL: the index within its window of each maximum, (H', W', lanes) of uint8_t or int32_t. */
     void (*max)(const abar__pool *p, const float *x, float *y, void *cell);
     void (*max_grad)(const abar__pool *p, const float *dy, const void *cell, float *dx);
     void (*average)(const abar__pool *p, const float *x, float *y);

@@ -1,6 +1,6 @@
-/* Activations from one layout to another, and from any of them to tokens, and their gradients back. Each layout has one of its
- * dimensions contiguous, a block of channels, a block of images or the pixels; going from one to another transposes tiles of
- * two dimensions, for every index of the third. */
+/* Copies activations from one layout to another, or to tokens, and their gradients back. Each layout has one contiguous
+ * dimension: a block of channels, a block of images or the pixels. A change of layout transposes tiles of two dimensions for
+ * every index of the third. */
 #include "device/cpu/reorder.h"
 #include "device/cpu/cpu_nn.h"
 
@@ -23,7 +23,7 @@ static form form_of(abar_layout layout, const abar__shape *s)
     case ABAR_LAYOUT_C16: f.inner = CHANNEL, f.block = 16; break;
     case ABAR_LAYOUT_N16: f.inner = IMAGE, f.block = 16; break;
     case ABAR_LAYOUT_NHWC:
-    case ABAR_LAYOUT_PADDED: /* never on this device */
+    case ABAR_LAYOUT_PADDED: /* does not occur on this device */
     case ABAR_LAYOUT_STRIDED: break;
     }
     return f;
@@ -31,7 +31,7 @@ static form form_of(abar_layout layout, const abar__shape *s)
 
 static int64_t blocks(const form *f, int dim, int64_t block) { return (f->extent[dim] + block - 1) / block; }
 
-/* Where element at is. */
+/* The offset of an element. */
 static int64_t offset(const form *f, const int64_t at[DIMS])
 {
     int64_t n = at[IMAGE], c = at[CHANNEL], pixels = f->extent[PIXEL], channels = f->extent[CHANNEL], block = f->block;
@@ -50,7 +50,7 @@ static int64_t step(const form *f, int dim)
     return offset(f, to) - offset(f, from);
 }
 
-/* Between C8 and C16: halves of blocks are copied, the last one filled up with zeros. */
+/* Between C8 and C16: copies halves of blocks; the last one is filled up with zeros. */
 static void regroup(const abar_device *dev, const form *to, float *dst, const form *from, const float *src)
 {
     const int64_t n = to->extent[IMAGE] * blocks(to, CHANNEL, 8), per_image = blocks(to, CHANNEL, 8);
@@ -133,7 +133,7 @@ static form token_form(const abar__shape *s)
     return f;
 }
 
-/* Between blocks of channels and tokens: to them, or back with zeros in the lanes that are no channels. */
+/* Between blocks of channels and tokens: to tokens, or back with zeros in the padding lanes. */
 static void regroup_tokens(const abar_device *dev, const form *f, float *blocked, float *tokens, bool back)
 {
     const int64_t per_image = blocks(f, CHANNEL, f->block), n = f->extent[IMAGE] * per_image;
@@ -152,7 +152,7 @@ static void regroup_tokens(const abar_device *dev, const form *f, float *blocked
 
 static abar_status tokens_create(abar__op *op)
 {
-    op->out_layout = ABAR_LAYOUT_STRIDED; /* and the input as it comes */
+    op->out_layout = ABAR_LAYOUT_STRIDED; /* the input is read in its layout */
     return ABAR_OK;
 }
 

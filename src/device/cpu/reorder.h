@@ -1,4 +1,4 @@
-/* What reorder.c asks of the kernels in isa/reorder_kernels.c. */
+/* The interface of the kernels in isa/reorder_kernels.c. */
 #ifndef ABAR_REORDER_H
 #define ABAR_REORDER_H
 

@@ -1,6 +1,6 @@
-/* Sequences (N, T, D): made from texts (embedding), with a class token in front, merged by fours (Swin), and read out by their
- * mean or first token. Sums over samples are taken in one order whatever the number of threads: a thread has its own tokens
- * or its own columns of the result. */
+/* Sequences (N, T, D): made from texts (embedding), with a class token in front, merged by fours (Swin), and reduced to
+ * their mean or first token. Sums over samples have one order for any number of threads: a thread has its own tokens or its
+ * own columns of the result. */
 #include "device/cpu/combine_kernels.h"
 #include "device/cpu/cpu_nn.h"
 
@@ -31,7 +31,7 @@ static abar_status create_by_input(abar__op *op) { return create_for(op, &op->de
 
 static void copy(float *to, const float *from, int64_t n) { memcpy(to, from, (size_t)n * sizeof *to); }
 
-/* to = sum over the samples of token t, or is increased by it; x (N, T, D). */
+/* Sets `to` to the sum over the samples of token t, or adds it; x (N, T, D). */
 static void sum_samples(const sequence *s, const float *x, int64_t t, bool add, float *to)
 {
     if (!add) copy(to, x + t * s->width, s->width);
@@ -72,7 +72,7 @@ static abar_status embedding_forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* Tokens meet in any order, so a part takes some columns of all of them. */
+/* The same token may occur in any place, so a part handles some columns of all tokens. */
 static void table_gradient(const sequence *s, const abar__op_args *a, int64_t vocabulary, int part)
 {
     const int32_t *token = a->x[0];
@@ -148,14 +148,15 @@ const abar__op_impl abar__cpu_class_token = {"cpu-class-token", ABAR_OP_CLASS_TO
 
 /* ---- patch merge: four neighbours become one token ------------------------------------------------------------------- */
 
-/* Part 2x + y of an output token is the neighbour at row y, column x. merge: the parts go together, otherwise apart again. */
+/* Part 2x + y of an output token is the neighbour at row y, column x. merge: copies parts into merged tokens, otherwise
+ * back. */
 static void move_parts(const abar__op *op, bool merge, float *apart, float *together)
 {
     const sequence *s = op->priv;
     const int64_t width = s->width / 4, columns = op->desc.grid[1], out_columns = columns / 2;
 #pragma omp parallel for num_threads(s->parts) schedule(static) if (s->parts > 1)
     for (int64_t i = 0; i < s->samples * s->tokens; i++) {
-        int64_t row = i / out_columns * 2, column = i % out_columns * 2; /* rows go on from sample to sample */
+        int64_t row = i / out_columns * 2, column = i % out_columns * 2; /* rows are counted across samples */
         for (int part = 0; part < 4; part++) {
             float *one = apart + ((row + part % 2) * columns + column + part / 2) * width,
                   *all = together + (4 * i + part) * width;

@@ -1,11 +1,12 @@
 /* Winograd's F(4x4, 3x3): 4x4 outputs of a 3x3 convolution from 36 products instead of 144 (Lavin and Gray, "Fast algorithms
- * for convolutional neural networks", 2016). What conv_winograd.c asks of the kernels in isa/winograd_kernels.c.
+ * for convolutional neural networks", 2016). The interface of the kernels in isa/winograd_kernels.c.
  *
- * d: source patch (6x6), g: kernel (3x3), y: output tile (4x4). U = G g Gᵀ, V = Bᵀ d B, M = U V summed over input channels for
- * each of the 36 places, y = Aᵀ M A. The gradient of g is Gᵀ [sum over tiles of (A dy Aᵀ) V] G: the same V, and Z = A dy Aᵀ.
+ * d: source patch (6x6), g: kernel (3x3), y: output tile (4x4). U = G g Gᵀ, V = Bᵀ d B, M = U V summed over input channels
+ * for each of the 36 places, y = Aᵀ M A. The gradient of g is Gᵀ [sum over tiles of (A dy Aᵀ) V] G: the same V, and Z = A dy
+ * Aᵀ.
  *
- * Activations are (N, C/lanes, H, W, lanes). V, M and Z are (36, C/lanes, chunk, lanes), each place followed by one vector of
- * padding, lest all 36 fall into one set of the cache. */
+ * Activations are (N, C/lanes, H, W, lanes). V, M and Z are (36, C/lanes, chunk, lanes); each place is followed by one
+ * vector of padding, so that the 36 places do not share one set of the cache. */
 #ifndef ABAR_WINOGRAD_H
 #define ABAR_WINOGRAD_H
 
@@ -22,24 +23,24 @@ typedef struct abar__winograd {
     int64_t in_blocks, out_blocks; /* the same in blocks of lanes */
     int64_t in_h, in_w, out_h, out_w, pad[2];
     int64_t tiles_h, tiles_w; /* of one image; tiles are numbered image by image, row by row */
-    int64_t chunk;            /* tiles worked on at a time */
+    int64_t chunk;            /* tiles per chunk */
 } abar__winograd;
 
-/* Where a convolution's weights lie: g(o, c) begins at o * output + c * input; flipped when the 9 taps run backwards. */
+/* The offset of a convolution's weights: g(o, c) begins at o * output + c * input; flipped: the 9 taps are in reverse order. */
 typedef struct abar__winograd_taps {
     int64_t output, input;
     bool flipped;
 } abar__winograd_taps;
 
-/* Memory that the next stages will touch: fetched into the second-level cache bit by bit during the products, which leave the
- * memory idle. */
+/* Memory that the next stages read: it is prefetched into the second-level cache during the products, which leave the memory
+ * idle. */
 typedef struct abar__winograd_ahead {
     const float *memory[2];
     int64_t floats[2];
 } abar__winograd_ahead;
 
 typedef struct abar__winograd_kernels {
-    int lanes;        /* channels in a block; 0: nothing here for this instruction set */
+    int lanes;        /* channels in a block; 0: this instruction set has no such kernels */
     int chunk_factor; /* chunks are multiples of this */
     /* U of input channel c, for all outputs: (36, groups of two blocks of outputs, in_blocks * lanes, outputs of the group). */
     void (*kernels)(const abar__winograd *w, const abar__winograd_taps *taps, const float *g, int64_t c, float *u);

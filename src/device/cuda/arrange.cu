@@ -1,4 +1,4 @@
-/* Operations that only move elements: reorder, flatten, and the parameter-free shortcut of CIFAR ResNets. */
+/* Operations that only copy elements: reorder, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "device/cuda/cuda_nn.h"
 
 /* ---- transposition: the heart of reorder and flatten ------------------------------------------------------------- */
@@ -6,8 +6,8 @@
 #define TILE 32
 #define TILE_ROWS 8
 
-/* (images, height, width) -> (images, width, height), image by image. A block owns a tile of TILE x TILE; blockIdx.x counts the
- * tiles of all images, across first. */
+/* (images, height, width) -> (images, width, height), image by image. A block owns a tile of TILE x TILE; blockIdx.x counts
+ * the tiles of all images, along the rows first. */
 template <typename T> static __global__ void transpose_kernel(int64_t height, int64_t width, const T *from, T *to)
 {
     __shared__ T tile[TILE][TILE + 1];
@@ -45,7 +45,7 @@ static abar_status copy(const abar__op *op, const void *from, void *to)
     return ABAR_OK;
 }
 
-/* from in one layout, to in the other: (N, C, H W) is the transpose of (N, H W, C). */
+/* Converts between the layouts: (N, C, H W) is the transpose of (N, H W, C). */
 static abar_status convert(const abar__op *op, abar_layout from_layout, const void *from, abar_layout to_layout, void *to)
 {
     const abar__shape *s = &op->desc.in[0];
@@ -83,7 +83,7 @@ const abar__op_impl abar__cuda_reorder = {"cuda-reorder",  ABAR_OP_REORDER,  reo
 
 /* ---- flatten: (N, C, H, W) -> (N, C*H*W), the columns in (C, H, W) order as PyTorch has them ----------------------- */
 
-/* A dense value is flat already, and so is one of a single channel or a single pixel, whatever its layout. */
+/* A dense value is already flat, and so is one with a single channel or a single pixel in any layout. */
 static abar_status flatten_create(abar__op *op)
 {
     const abar__shape *s = &op->desc.in[0];

@@ -1,11 +1,11 @@
-/* The attention operation: picks its kernels when it is made (attention.h), and joins what they leave. */
+/* The attention operation: picks its kernels when it is created (attention.h), and adds up their partial results. */
 #include "device/cuda/attention.h"
 
 #define DELTA_WARPS 8
 
 typedef struct attention_plan {
     const attention_kernels *kernels;
-    attention a; /* without the draws of a run */
+    attention a; /* without the random key of a run */
     int blocks;
 } attention_plan;
 
@@ -48,7 +48,7 @@ void abar__attention_delta(abar_device *dev, const attention *a, const attention
 /* ---- the gradient of the bias table ------------------------------------------------------------------------------- */
 
 /* dtable (relative positions, heads) from partial (slabs, heads, length, length). A block owns one (position, head); its
- * threads share the pairs (query, key) that are so far apart, and the slabs. */
+ * threads divide the pairs (query, key) with this relative position, and the slabs. */
 static __global__ void table_kernel(attention a, const float *partial, int slabs, float *dtable, bool accumulate)
 {
     __shared__ float shared[32];
@@ -128,7 +128,7 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-/* plan->a with the draws of this run. */
+/* plan->a with the random key of this run. */
 static attention with_draws(const abar__op *op, const abar__run *run)
 {
     attention a = ((const attention_plan *)op->priv)->a;

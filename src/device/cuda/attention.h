@@ -1,12 +1,13 @@
-/* Attention without the matrix of probabilities, shared by its kernels: softmax(q k^T / sqrt(d) + bias) v for every strip, that
- * is for every sample, head and window (without windows: all tokens of a sample). methods.md section 2.
+/* Attention without the matrix of probabilities; shared by its kernels: softmax(q k^T / sqrt(d) + bias) v for every strip,
+ * that is for every sample, head and window (without windows: all tokens of a sample). methods.md section 2.
  *
- * Scores are kept in powers of two: s = log2(e) (q k / sqrt(d) + bias). Forward saves log2 of the sum of 2^s, (N, heads, T)
- * float32 in the tokens' own order, like everything per token here. Backward recomputes p = 2^(s - saved) tile by tile:
- *   delta_i = sum_j p_ij dp_ij = dy_i y_i,   dp_ij = keep_ij (dy_i v_j),   ds_ij = p_ij (dp_ij - delta_i),
- *   dv_j = sum_i keep_ij p_ij dy_i,   dk_j = sum_i ds_ij q_i / sqrt(d),   dq_i = sum_j ds_ij k_j / sqrt(d),
- * in one block for a whole head or window where that fits, else once for blocks of queries and once for blocks of keys, so that
- * no sum depends on the order in which blocks run. keep is dropout's factor, drawn anew. */
+ * Scores are exponents of two: s = log2(e) (q k / sqrt(d) + bias). Forward saves log2 of the sum of 2^s, (N, heads, T)
+ * float32 in the original order of tokens, like everything per token here. Backward computes p = 2^(s - saved) again, tile
+ * by tile:
+ *     delta_i = sum_j p_ij dp_ij = dy_i y_i,   dp_ij = keep_ij (dy_i v_j),   ds_ij = p_ij (dp_ij - delta_i),
+ *     dv_j = sum_i keep_ij p_ij dy_i,   dk_j = sum_i ds_ij q_i / sqrt(d),   dq_i = sum_j ds_ij k_j / sqrt(d),
+ * in one block for a whole head or window where that fits, else once for blocks of queries and once for blocks of keys, so
+ * that no sum depends on the order in which blocks run. keep is dropout's factor, drawn again. */
 #ifndef ABAR_CUDA_ATTENTION_H
 #define ABAR_CUDA_ATTENTION_H
 
@@ -14,22 +15,22 @@
 
 #define LOG2_E 1.44269504f
 
-/* What the kernels are told. */
+/* The parameters of the kernels. */
 typedef struct attention {
     int64_t samples, tokens; /* N, T */
     int heads, width;        /* of one head: d; D = heads d */
     int length;              /* tokens of a strip */
-    int windows, across;     /* windows of a sample, and of a row of them; 1 without */
+    int windows, across;     /* windows of a sample, and in a row of windows; 1 without windows */
     int rows, columns;       /* windowed: the grid of tokens */
     int side, shift;         /* 0: no windows */
     bool causal, drops;
     float scale;        /* 1 / sqrt(d) */
     float column_share; /* 1 / length */
     dropout_key key;
-    uint64_t first; /* the number of the batch's first (sample, head) in the global batch */
+    uint64_t first; /* the number, in the global batch, of the batch's first (sample, head) */
 } attention;
 
-/* The buffers, as the kernels take them. */
+/* The buffers of the kernels. */
 typedef struct attention_memory {
     const void *qkv, *dy; /* (N, T, 3D), (N, T, D) */
     void *y, *dqkv;
@@ -40,20 +41,22 @@ typedef struct attention_memory {
     int blocks;
 } attention_memory;
 
-/* A family of kernels, chosen when the operation is made. */
+/* A family of kernels, chosen when the operation is created. */
 typedef struct attention_kernels {
-    abar_status (*prepare)(abar_device *dev, const attention *a); /* raises limits; ABAR_E_UNSUPPORTED: not for these sizes */
+    abar_status (*prepare)(abar_device *dev,
+                           const attention *a); /* sets kernel limits; ABAR_E_UNSUPPORTED: not for these sizes */
     void (*forward)(abar_device *dev, const attention *a, const attention_memory *m);
     void (*backward)(abar_device *dev, const attention *a, const attention_memory *m);
-    int (*blocks)(abar_device *dev, const attention *a); /* that share the strips, in kernels with a loop over them; or NULL */
+    int (*blocks)(abar_device *dev,
+                  const attention *a); /* number of blocks that share the strips, for kernels that loop over them; or NULL */
 } attention_kernels;
 
 extern const attention_kernels abar__attention_heads;   /* bf16 sequences of at most 208 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_mma;     /* bf16 sequences, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_windows; /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
-extern const attention_kernels abar__attention_bf16, abar__attention_float; /* everything, without tensor cores */
+extern const attention_kernels abar__attention_bf16, abar__attention_float; /* all cases, without tensor cores */
 
-/* f<D, DROPS>() for what the heads are: tensor cores take them 32 or 64 columns wide. */
+/* f<D, DROPS>() for the width of the heads: tensor cores handle 32 or 64 columns. */
 template <class F> static inline void by_width_and_dropout(const attention *a, F f)
 {
     if (a->width == 32)
@@ -62,7 +65,7 @@ template <class F> static inline void by_width_and_dropout(const attention *a, F
         a->drops ? f.template operator()<64, true>() : f.template operator()<64, false>();
 }
 
-/* Lets kernel have `bytes` of shared memory. */
+/* Allows the kernel `bytes` of shared memory. */
 abar_status abar__attention_allow(abar_device *dev, const void *kernel, size_t bytes);
 
 /* delta from y and dy. */
@@ -70,8 +73,9 @@ void abar__attention_delta(abar_device *dev, const attention *a, const attention
 
 /* ---- where things are ------------------------------------------------------------------------------------------- */
 
-/* Token i of a strip. Tokens of one window see each other where their regions agree: parts that touch only because the grid was
- * rolled have different ones. Two codes differ by the place of their tokens' bias in the table, counted from its middle. */
+/* Token i of a strip. Tokens of one window see each other if their regions agree: parts that are adjacent only because the
+ * grid was rolled have different regions. The difference of two codes is the position of their bias in the table, counted
+ * from its middle. */
 typedef struct place {
     int token, code, region;
 } place;
@@ -107,7 +111,7 @@ __device__ static inline int bias_row(const attention &a, int query_code, int ke
 __device__ static inline int64_t token_step(const attention &a) { return (int64_t)3 * a.heads * a.width; }
 __device__ static inline int64_t part_step(const attention &a) { return (int64_t)a.heads * a.width; }
 
-/* Dropout's number of query 0 of one sample and head; a query has as many draws as its keys, by fours, need (nn_impl.h). */
+/* The random index of query 0 of one sample and head; a query has one draw for every four keys (nn_impl.h). */
 __device__ static inline uint64_t query_number(const attention &a, int64_t sample, int head)
 {
     return (a.first + (uint64_t)(sample * a.heads + head)) * (uint64_t)a.tokens;
@@ -118,7 +122,7 @@ __device__ static inline uint4 draw_of(const attention &a, uint32_t when, uint64
     return philox(a.key.seed, when, query * (uint64_t)((a.tokens + 3) / 4) + (uint64_t)(key / 4));
 }
 
-/* What the probability is multiplied by, from the key's word of the draw. */
+/* The factor of the probability, from the key's word of the draw. */
 __device__ static inline float factor_of(const dropout_key &key, uint32_t word) { return word >= key.least ? key.scale : 0.0f; }
 
 #endif

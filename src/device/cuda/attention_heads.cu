@@ -1,19 +1,19 @@
 /* Attention of sequences of at most 208 tokens in bf16 on the tensor cores, heads of 32 or 64 columns; equations in
- * attention.h. All rows of one sample and head lie in a block's shared memory, so that everything is read once and, in
- * backward, nothing is computed twice: five products instead of seven. */
+ * attention.h. All rows of one sample and head are in a block's shared memory, so that everything is read once and backward
+ * computes nothing twice: five products instead of seven. */
 #include "device/cuda/attention_steps.h"
 
 #include <limits.h>
 
-#define MOST_TILES 13 /* of 16 rows: what ds leaves room for */
-#define FEW_TILES 5   /* up to here several blocks are on a multiprocessor at once */
+#define MOST_TILES 13 /* of 16 rows: as many as fit beside ds */
+#define FEW_TILES 5   /* up to here a multiprocessor runs several blocks at once */
 #define MOST_ROWS (16 * MOST_TILES)
 
 static int tiles_of(const attention *a) { return (int)abar__cuda_blocks(a->length, 16); }
 static bool few(const attention *a) { return tiles_of(a) <= FEW_TILES; }
 
-/* Blocks on a multiprocessor, such that a warp has 128 registers. */
-__host__ __device__ static constexpr int blocks_wished(int tiles) { return 16 / tiles; }
+/* Blocks on a multiprocessor, such that a thread has 128 registers. */
+__host__ __device__ static constexpr int blocks_wanted(int tiles) { return 16 / tiles; }
 
 /* Bytes of one matrix of a head. */
 template <int D> __host__ __device__ static constexpr int part_bytes(int tiles)
@@ -41,10 +41,10 @@ __device__ static inline void fetch_head(const attention &a, const bf16 *qkv, ui
     copies_commit();
 }
 
-/* A block owns every gridDim.x-th sample and head, one at a time, and copies the next while it works; a warp owns 16 queries,
- * counted from the end in every second head: under causality two heads together are equal work for all. */
+/* A block owns every gridDim.x-th sample and head, one at a time, and copies the next one while it computes. A warp owns 16
+ * queries, counted from the end in every second head: with a causal mask two heads together are equal work for all warps. */
 template <int D, int TILES, bool DROPS>
-static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES))
+static __global__ void __launch_bounds__(32 * TILES, blocks_wanted(TILES))
     forward_kernel(attention a, const bf16 *qkv, bf16 *y, float *log_sums)
 {
     extern __shared__ uint4 tile_memory[];
@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES))
 
 /* ---- backward ------------------------------------------------------------------------------------------------------- */
 
-/* Shared memory of a head of at most 16 TILES rows: q, dy, v, k, then ds (keys, queries), then two numbers a query. */
+/* Shared memory of a head of at most 16 TILES rows: q, dy, v, k, then ds (keys, queries), then two numbers per query. */
 template <int D, int TILES> struct head_memory {
     static constexpr int rows = 16 * TILES, part = part_bytes<D>(TILES);
     static constexpr int q = 0, dy = part, v = 2 * part, k = 3 * part, ds = 4 * part;
@@ -92,8 +92,8 @@ __device__ static inline void fetch_queries(const attention &a, const attention_
                  count, a.length, (int)blockDim.x);
 }
 
-/* k of the warp's keys as the left factor, straight from memory: the next head's is wanted while this one's is in the way. Past
- * the end the last row again; what comes of it is masked. */
+/* k of the warp's keys as the left factor, directly from global memory, because shared memory still holds the previous
+ * head's k. Past the end it repeats the last row, whose results are masked. */
 template <int D>
 __device__ static inline void fetch_left(const attention &a, const attention_memory &m, unsigned strip, int first,
                                          uint32_t (&k)[D / 16][4])
@@ -107,7 +107,7 @@ __device__ static inline void fetch_left(const attention &a, const attention_mem
     }
 }
 
-/* What delta needs besides dy: two threads a row, half of its columns each. */
+/* The other factor of delta besides dy: two threads per row, half of its columns each. */
 template <int D> struct row_half {
     uint4 y[D / 16];
     float log_sum;
@@ -124,7 +124,7 @@ __device__ static inline void fetch_row(const attention &a, const attention_memo
     r.log_sum = m.log_sums[at.numbers + row];
 }
 
-/* The numbers of all queries, once dy is there. */
+/* The numbers of all queries, once dy has arrived. */
 template <int D, int TILES> __device__ static inline void share_numbers(char *memory, const row_half<D> &r)
 {
     typedef head_memory<D, TILES> h;
@@ -141,7 +141,7 @@ template <int D, int TILES> __device__ static inline void share_numbers(char *me
     ((float *)(memory + (half ? h::log_sum : h::delta)))[row] = half ? r.log_sum : sum;
 }
 
-/* The warp's 16 keys over tiles from .. to - 1 of queries; leaves ds in shared memory. */
+/* The warp's 16 keys with tiles from .. to - 1 of queries; writes ds to shared memory. */
 template <int D, int TILES, bool DROPS>
 __device__ static inline void key_tiles(const attention &a, char *memory, key_state<D> &s, int from, int to, uint32_t when,
                                         unsigned strip)
@@ -164,10 +164,10 @@ __device__ static inline void key_tiles(const attention &a, char *memory, key_st
     }
 }
 
-/* A block owns every gridDim.x-th sample and head, one at a time; a warp owns 16 keys for dk and dv, then 16 queries for dq. As
- * soon as a part of shared memory is no longer needed, the next head's rows come into it. */
+/* A block owns every gridDim.x-th sample and head, one at a time; a warp owns 16 keys for dk and dv, then 16 queries for dq.
+ * As soon as a part of shared memory is no longer needed, the next head's rows are copied into it. */
 template <int D, int TILES, bool DROPS>
-static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES)) backward_kernel(attention a, attention_memory m)
+static __global__ void __launch_bounds__(32 * TILES, blocks_wanted(TILES)) backward_kernel(attention a, attention_memory m)
 {
     extern __shared__ uint4 tile_memory[];
     typedef head_memory<D, TILES> h;
@@ -202,7 +202,7 @@ static __global__ void __launch_bounds__(32 * TILES, blocks_wished(TILES)) backw
         copies_commit();
         key_tiles<D, TILES, DROPS>(a, memory, s, half, tiles, when, strip);
         store_keys(a, m, place_of_strip(a, strip), first, s);
-        copies_wait<2>(); /* k is there, too */
+        copies_wait<2>(); /* k as well */
         __syncthreads();
         if (next < strips) {
             fetch_queries<D, TILES>(a, m, shared, next, 16 * half, 16 * (tiles - half));
@@ -247,15 +247,15 @@ static abar_status prepare(abar_device *dev, const attention *a)
     return few(a) ? prepare_both<64, FEW_TILES>(dev) : prepare_both<64, MOST_TILES>(dev);
 }
 
-/* As many as run at once, or as there are heads. Forward fits where backward does. */
+/* As many blocks as run at once, or as there are heads. Forward fits where backward does. */
 template <int D, int TILES> static int blocks_as(abar_device *dev, const attention *a)
 {
     int resident = 0;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
         &resident, (const void *)backward_kernel<D, TILES, false>, 32 * tiles_of(a), backward_bytes<D, TILES>);
     if (error != cudaSuccess || resident < 1) resident = 1;
-    const int64_t wish = (int64_t)resident * abar__cuda_of(dev)->processors, strips = a->samples * a->heads;
-    return (int)(wish < strips ? wish : strips);
+    const int64_t wanted = (int64_t)resident * abar__cuda_of(dev)->processors, strips = a->samples * a->heads;
+    return (int)(wanted < strips ? wanted : strips);
 }
 
 static int blocks(abar_device *dev, const attention *a)

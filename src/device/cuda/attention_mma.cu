@@ -1,16 +1,16 @@
 /* Attention of sequences of any length in bf16 on the tensor cores, heads of 32 or 64 columns; equations in attention.h.
  *
- * A block of eight warps owns 128 rows of one sample and head: queries (forward, dq) or keys (dk, dv), 16 a warp, whose
- * fragments stay in registers; it runs over the other side 64 rows at a time, copying the next while it works on the present.
- * Probabilities go from the accumulators of one product into the left factor of the next without leaving registers. */
+ * A block of eight warps owns 128 rows of one sample and head: queries (forward, dq) or keys (dk, dv), 16 per warp, whose
+ * fragments stay in registers. It loops over the other side 64 rows at a time, copying the next ones while it computes.
+ * Probabilities go from the accumulators of one product into the left factor of the next within registers. */
 #include "device/cuda/attention_steps.h"
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define ROWS (16 * WARPS)
-#define CHUNK 16 /* queries or keys that backward has scores of at once: what fits into registers with 16 warps at work */
+#define CHUNK 16 /* queries or keys whose scores backward holds at once: as many as fit into registers with 16 warps */
 
-/* Which rows the block owns. Under causality rows have unequal work: the blocks with the most begin first. */
+/* The rows that the block owns. With a causal mask rows have unequal work: the blocks with the most work begin first. */
 typedef struct owner {
     unsigned strip;
     int first;
@@ -67,7 +67,7 @@ template <int D> struct query_state {
     float dq[D / 8][4], log_sum[2], delta[2];
 };
 
-/* Log_sum and delta of this lane's queries; delta is left in memory for the keys. */
+/* log_sum and delta of this lane's queries; delta is also written to memory for the keys. */
 template <int D>
 __device__ static inline void find_numbers(const attention &a, const attention_memory &m, const strip_place &strip, int first,
                                            query_state<D> &s)
@@ -175,7 +175,7 @@ __device__ static inline void copy_queries(const attention &a, const attention_m
     copies_commit();
 }
 
-/* The 64 queries from `at` on, whose numbers begin at log_sums. */
+/* The 64 queries from `at` on; log_sums points to their numbers. */
 template <int D, bool DROPS>
 __device__ static inline void key_tile(const attention &a, int first, key_state<D> &s, uint32_t q, const float *log_sums,
                                        int at, uint32_t when, uint64_t base)
@@ -226,7 +226,7 @@ template <int D, bool DROPS> static __global__ void __launch_bounds__(THREADS, 2
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-/* Own rows and two stages. */
+/* The block's own rows and two stages. */
 template <int D> static constexpr size_t own_bytes = (size_t)(ROWS *tile_step<D> *(int)sizeof(bf16));
 template <int D> static constexpr size_t forward_bytes = own_bytes<D> + 2 * key_stage_bytes<D>;
 template <int D> static constexpr size_t query_bytes = 2 * own_bytes<D> + 2 * key_stage_bytes<D>;
@@ -258,7 +258,7 @@ template <int D, bool DROPS> static void forward_as(abar_device *dev, const atte
                       (bf16 *)m->y, m->log_sums);
 }
 
-/* Queries first: keys need their delta, unless dqkv is not wanted. */
+/* Queries first: the keys need their delta, unless dqkv is not wanted. */
 template <int D, bool DROPS> static void backward_as(abar_device *dev, const attention *a, const attention_memory *m)
 {
     if (m->dqkv) abar__cuda_launch(dev, query_kernel<D, DROPS>, grid_of(a), dim3(THREADS), query_bytes<D>, *a, *m);

@@ -1,13 +1,14 @@
 /* Attention in plain float32 arithmetic, for every width of heads up to 256, length and window; equations in attention.h.
  *
- * A block of 16 x 16 threads works on tiles of B queries and B keys, kept as floats in shared memory, rows of P (the width
- * rounded up, zeros behind it) + 4. Of a tile of scores a thread (y, x) owns the rows y + 16 r and the columns x + 16 c. */
+ * A block of 16 x 16 threads works on tiles of B queries and B keys, stored as floats in shared memory, in rows of P (the
+ * width rounded up, filled with zeros) + 4. Thread (y, x) owns the rows y + 16 r and the columns x + 16 c of a tile of
+ * scores. */
 #include "device/cuda/attention.h"
 
 #define SIDE 16
 #define THREADS (SIDE * SIDE)
 
-/* One strip and what a block needs to find its way in it. */
+/* One strip, and the numbers a block needs for addressing in it. */
 typedef struct strip {
     int64_t sample;
     int head, window;
@@ -23,7 +24,7 @@ __device__ static inline int64_t per_token(const attention &a, const strip &s, i
     return (s.sample * a.heads + s.head) * a.tokens + token;
 }
 
-/* to (B, P + 4): rows first .. of one of the strip's matrices; from is its (token 0, column 0), `step` elements a token. */
+/* to (B, P + 4): rows first .. of one of the strip's matrices; from is its (token 0, column 0); `step` elements per token. */
 template <typename T, int P, int B>
 __device__ static void load_tile(const attention &a, const strip &s, const T *from, int64_t step, int first, float *to)
 {
@@ -93,14 +94,14 @@ __device__ static void store_tile(const attention &a, const strip &s, T *to, int
     }
 }
 
-/* The places of this thread's rows (first + y + 16 r) or columns (x instead of y); of one past the end: the last's. */
+/* The positions of this thread's rows (first + y + 16 r) or columns (x instead of y); past the end, the last position. */
 template <int M> __device__ static void find_places(const attention &a, const strip &s, int first, place (&places)[M])
 {
 #pragma unroll
     for (int r = 0; r < M; r++) places[r] = place_of(a, s.window, min(first + SIDE * r, a.length - 1));
 }
 
-/* The score of query i and key j in powers of two, from q k; minus infinity where the query does not see the key. */
+/* The score of query i and key j as an exponent of two, from q k; minus infinity where the query does not see the key. */
 __device__ static inline float score_of(const attention &a, const float *table, int head, int i, int j, const place &query,
                                         const place &key, float product)
 {
@@ -115,7 +116,7 @@ __device__ static inline float keep_of(const attention &a, uint32_t when, uint64
     return factor_of(a.key, word_of(draw_of(a, when, base + (uint64_t)query.token, key.token), (uint32_t)key.token));
 }
 
-/* Over the 16 threads of a row. */
+/* Reductions over the 16 threads of a row. */
 __device__ static inline float row_max(float v)
 {
 #pragma unroll
@@ -132,7 +133,7 @@ __device__ static inline float row_sum(float v)
 
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
 
-/* Block (tile of queries, strip): runs over the keys with the largest score so far and the sum of 2^(score - largest). */
+/* Block (tile of queries, strip): loops over the keys with the largest score so far and the sum of 2^(score - largest). */
 template <typename T, int P, int B>
 static __global__ void __launch_bounds__(THREADS)
     forward_kernel(attention a, const T *qkv, const float *table, T *output, float *log_sums)
@@ -171,7 +172,7 @@ static __global__ void __launch_bounds__(THREADS)
                 largest = fmaxf(largest, score[r][c]);
             }
             largest = row_max(largest);
-            const float from_zero = largest == -INFINITY ? 0.0f : largest; /* nothing seen yet: all powers are 0 */
+            const float from_zero = largest == -INFINITY ? 0.0f : largest; /* no key seen yet: all powers are 0 */
             const float shrink = exp2f(top[r] - from_zero);
             top[r] = largest;
             total[r] *= shrink;
@@ -233,7 +234,8 @@ template <typename T> struct sources {
     }
 };
 
-/* Probabilities p (before dropout), kept p, and ds of the tiles in shared memory: queries first_query .., keys first_key .. */
+/* Probabilities p (before dropout), p with dropout, and ds of the tiles in shared memory: queries first_query .., keys
+ * first_key .. */
 template <int P, int B>
 __device__ static void tile_gradients(const attention &a, const strip &s, const attention_memory &m, const tiles_of<P, B> &t,
                                       int first_query, int first_key, float (&p)[B / SIDE][B / SIDE],
@@ -273,7 +275,7 @@ template <int B> __device__ static void share_tile(float *to, const float (&valu
             to[(threadIdx.x / SIDE + SIDE * r) * (B + 1) + threadIdx.x % SIDE + SIDE * c] = value[r][c];
 }
 
-/* Column sums of all probabilities that a thread saw, joined over y in order. sums: what each thread has for its columns. */
+/* Column sums of all probabilities that a thread saw, added over y in order. sums: each thread's sums of its columns. */
 template <int B>
 __device__ static void store_columns(const attention &a, const strip &s, int first, const float (&sums)[B / SIDE],
                                      float *shared, float *columns)
@@ -399,7 +401,7 @@ static __global__ void __launch_bounds__(THREADS) table_kernel(attention a, atte
 
 static int tile_of(const attention *a) { return a->width <= 64 ? 64 : 32; }
 
-/* (tiles, strips), the strips folded into two dimensions. */
+/* (tiles, strips), the strips split into two dimensions. */
 static dim3 strips_grid(const attention *a)
 {
     const int64_t strips = a->samples * a->heads * a->windows, fold = abar__cuda_blocks(strips, 32768);
@@ -409,8 +411,8 @@ static dim3 strips_grid(const attention *a)
 static int blocks(abar_device *dev, const attention *a)
 {
     const int64_t tiles = abar__cuda_blocks(a->length, tile_of(a)), strips = a->samples * a->windows;
-    const int64_t wish = abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, tiles * tiles * a->heads);
-    return (int)(wish < strips ? wish : strips);
+    const int64_t wanted = abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, tiles * tiles * a->heads);
+    return (int)(wanted < strips ? wanted : strips);
 }
 
 template <typename T, int P, int B> static constexpr size_t forward_bytes(void)

@@ -1,14 +1,14 @@
-/* What the tensor-core kernels of sequences share: 16 queries of a warp over 64 keys (forward), 16 keys of a warp over some
- * queries (dk, dv), and what is stored of either. Equations in attention.h, tiles in attention_tiles.h. */
+/* Shared by the tensor-core kernels of sequences: 16 queries of a warp over 64 keys (forward), 16 keys of a warp over some
+ * queries (dk, dv), and storing their results. Equations in attention.h, tiles in attention_tiles.h. */
 #ifndef ABAR_ATTENTION_STEPS_H
 #define ABAR_ATTENTION_STEPS_H
 
 #include "device/cuda/attention_tiles.h"
 
-/* Where the rows of one sample and head lie: in qkv and dqkv, in y and dy, among the numbers per query. */
+/* The offsets of the rows of one sample and head: in qkv and dqkv, in y and dy, and among the numbers per query. */
 typedef struct strip_place {
     int64_t qkv, y, numbers;
-    uint64_t query; /* dropout's number of query 0 */
+    uint64_t query; /* random index of query 0 */
 } strip_place;
 
 __device__ static inline strip_place place_of_strip(const attention &a, unsigned strip)
@@ -26,8 +26,8 @@ template <int D> __device__ static inline uint32_t rows_offset(int rows)
 
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
 
-/* 16 queries. Sums are of 2^(scale (s - top)); top follows the largest score only when that has run GROWTH powers of two ahead,
- * so that sums seldom need to be shrunk. */
+/* 16 queries. Sums are of 2^(scale (s - top)). top follows the largest score only when that is GROWTH powers of two ahead,
+ * so that sums seldom need to be rescaled. */
 #define GROWTH 8.0f
 
 template <int D> struct forward_state {
@@ -46,7 +46,7 @@ template <int D> __device__ static inline void begin_forward(forward_state<D> &f
     f.total[0] = f.total[1] = 0.0f;
 }
 
-/* Lets top keep up with the scores p of one step. Every query has at least one key in it that it sees. */
+/* Raises top to the scores p of one step where needed. Every query sees at least one key of the step. */
 template <int D>
 __device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TILE_ROWS / 8][4], int chunks, float scale)
 {
@@ -71,7 +71,7 @@ __device__ static inline void raise_top(forward_state<D> &f, const float (&p)[TI
 }
 
 /* The 64 keys from `at` on, whose k and v are rows of tiles; the warp's queries begin at `first`. EDGE: some of the keys are
- * past the end, or after some of the queries; only the first 16 chunks are any query's. */
+ * past the end, or after some of the queries; only the first 16 chunks are seen by any query. */
 template <int D, bool DROPS, bool EDGE>
 __device__ static inline void forward_step(const attention &a, int first, forward_state<D> &f, uint32_t k, uint32_t v, int at,
                                            uint32_t when, uint64_t base)
@@ -154,8 +154,8 @@ template <int D> __device__ static inline void clear_keys(key_state<D> &s)
     s.seen[0] = s.seen[1] = 0.0f;
 }
 
-/* C queries from `at` on, whose q and dy are rows of tiles and whose numbers begin at log_sums and delta; the warp's keys begin
- * at `first`. ds (keys, queries) comes out. EDGE: some queries or keys are past the end, or queries before keys. */
+/* C queries from `at` on, whose q and dy are rows of tiles and whose numbers begin at log_sums and delta; the warp's keys
+ * begin at `first`. The result is ds (keys, queries). EDGE: some queries or keys are past the end, or queries before keys. */
 template <int D, int C, bool DROPS, bool EDGE>
 __device__ static inline void key_step(const attention &a, int first, key_state<D> &s, uint32_t q, uint32_t dy,
                                        const float *log_sums, const float *delta, int at, uint32_t when, uint64_t base,

@@ -1,6 +1,7 @@
-/* What attention's tensor-core kernels are made of: tiles of rows of D bf16 in shared memory, D + 8 apart so that the eight
- * rows of a matrix lie in different banks, and products of fragments with them. Layouts of fragments: conv_tiles_mma.h; of a
- * product (16, columns) a lane owns rows group and group + 8, columns 2 pair and 2 pair + 1 of each 8. */
+/* Building blocks of attention's tensor-core kernels: tiles of rows of D bf16 in shared memory, D + 8 apart so that the
+ * eight rows of a matrix are in different banks, and products of fragments with them. Layouts of fragments:
+ * conv_tiles_mma.h; of a product (16, columns) a lane owns rows group and group + 8, columns 2 pair and 2 pair + 1 of each
+ * 8. */
 #ifndef ABAR_ATTENTION_TILES_H
 #define ABAR_ATTENTION_TILES_H
 
@@ -21,7 +22,7 @@ __device__ static inline float power_of_two(float x)
     return y;
 }
 
-/* 4 bytes from global memory, later; zero where not valid. */
+/* Copies 4 bytes from global memory asynchronously; zero where not valid. */
 __device__ static inline void copy4_async(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -42,8 +43,8 @@ __device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t s
     }
 }
 
-/* Where this lane points for matrices of 16 rows and 16 columns: as the left factor or, transposed, as a right factor
- * (rows, columns); as a right factor whose rows are the product's columns. */
+/* This lane's offset for matrices of 16 rows and 16 columns: as the left factor or, transposed, as a right factor (rows,
+ * columns); as a right factor whose rows are the product's columns. */
 template <int D> __device__ static inline uint32_t lane_rows(void)
 {
     const int lane = threadIdx.x % 32;
@@ -63,7 +64,7 @@ template <int D> __device__ static inline void load_left(uint32_t (&left)[D / 16
     for (int k = 0; k < D / 16; k++) load_matrices(left[k], tile + lane_rows<D>() + (uint32_t)(k * 16) * sizeof(bf16));
 }
 
-/* product (16, C) = left (16, D) times the transpose of the C rows at tile. Of these only the first 16 chunks count. */
+/* product (16, C) = left (16, D) times the transpose of the C rows at tile. Only the first 16 chunks of these are used. */
 template <int D, int C>
 __device__ static inline void multiply_rows(float (&product)[C / 8][4], const uint32_t (&left)[D / 16][4], uint32_t tile,
                                             int chunks = C / 16)
@@ -85,7 +86,7 @@ __device__ static inline void multiply_rows(float (&product)[C / 8][4], const ui
     }
 }
 
-/* sum (16, D) += left (16, C), rounded to bf16, times the C rows at tile; only the first 16 chunks count. */
+/* sum (16, D) += left (16, C), rounded to bf16, times the C rows at tile; only the first 16 chunks are used. */
 template <int D, int C>
 __device__ static inline void add_rows(float (&sum)[D / 8][4], const float (&left)[C / 8][4], uint32_t tile,
                                        int chunks = C / 16)
@@ -106,7 +107,7 @@ __device__ static inline void add_rows(float (&sum)[D / 8][4], const float (&lef
     }
 }
 
-/* Four lanes, one word each of four chunks: lane i gets chunk i, words in the order of the lanes. */
+/* Four lanes with one word each of four chunks: lane i receives chunk i, its words in the order of the lanes. */
 __device__ static inline uint4 gather_chunk(uint32_t (&word)[4])
 {
     const bool odd = threadIdx.x % 2, high = threadIdx.x / 2 % 2;
@@ -125,8 +126,8 @@ __device__ static inline uint4 gather_chunk(uint32_t (&word)[4])
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* A lane's part of row group + 8 half of sum (16, D) times factor, as bf16; to: the row's column 0, written if valid. The four
- * lanes of a row trade words so that each writes 16 bytes at once; all lanes of a warp come here together. */
+/* A lane's part of row group + 8 half of sum (16, D) times factor, as bf16; to: the row's column 0, written if valid. The
+ * four lanes of a row exchange words so that each writes 16 bytes at once; all lanes of a warp must call this together. */
 template <int D>
 __device__ static inline void store_row(bf16 *to, const float (&sum)[D / 8][4], int half, float factor, bool valid)
 {
@@ -166,7 +167,7 @@ template <int D, int WIDE> __device__ static inline void multiply_gradients(floa
     }
 }
 
-/* Over the four lanes that share a row. */
+/* Reductions over the four lanes that share a row. */
 __device__ static inline float lanes_max(float v)
 {
     v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
@@ -181,8 +182,8 @@ __device__ static inline float lanes_sum(float v)
 
 /* ---- dropout ------------------------------------------------------------------------------------------------------- */
 
-/* Dropout's factors of a lane's four elements of a tile whose rows are queries: query and query + 8, keys key and key + 1. Two
- * neighbouring lanes take one draw each and share both. */
+/* Dropout's factors of a lane's four elements of a tile whose rows are queries: query and query + 8, keys key and key + 1.
+ * Two neighbouring lanes compute one draw each and share both. */
 __device__ static inline void keep_of_queries(const attention &a, uint32_t when, uint64_t query, int key, float (&keep)[4])
 {
     const bool odd = threadIdx.x % 2;
@@ -196,7 +197,7 @@ __device__ static inline void keep_of_queries(const attention &a, uint32_t when,
 }
 
 /* The same where rows are keys: keys key and key + 8, queries query and query + 1. Four lanes, of neighbouring keys, share
- * their draws: lane r of them takes that of element r, and needs word r of all four. */
+ * their draws: lane r computes that of element r, and needs word r of all four. */
 __device__ static inline void keep_of_keys(const attention &a, uint32_t when, uint64_t query, int key, float (&keep)[4])
 {
     const uint32_t r = threadIdx.x / 4 % 4;

@@ -1,8 +1,9 @@
-/* Attention in windows of at most 64 tokens in bf16 on the tensor cores, heads of 32 or 64 columns; equations in attention.h.
+/* Attention in windows of at most 64 tokens in bf16 on the tensor cores, heads of 32 or 64 columns; equations in
+ * attention.h.
  *
- * A block of four warps owns one head and every gridDim.x-th of its windows (all samples'), one at a time: a window's scores
- * fit into its registers, so that nothing is computed twice, and the sums over windows that the bias table's gradient needs
- * stay there, too. The bias lies expanded to (64, 64) in shared memory, minus infinity for what is past the window's end. */
+ * A block of four warps owns one head and every gridDim.x-th of its windows (of all samples), one at a time. The scores of a
+ * window fit into registers, so that nothing is computed twice; the sums over windows for the gradient of the bias table
+ * stay in registers, too. The bias is expanded to (64, 64) in shared memory, minus infinity past the window's end. */
 #include "device/cuda/attention_tiles.h"
 
 #include <limits.h>
@@ -10,12 +11,13 @@
 #define BIAS_STEP (TILE_ROWS + 8)
 #define BIAS_BYTES (TILE_ROWS * BIAS_STEP * (int)sizeof(float))
 
-/* Where one window lies: tokens and regions of its rows; region -1: past the end. */
+/* The addresses of one window: tokens and regions of its rows; region -1: past the end. */
 typedef struct rows_map {
     int token[TILE_ROWS], region[TILE_ROWS];
 } rows_map;
 
-/* Row and column of each token in its window, the same for all windows: found once a block. Past the end: those of token 0. */
+/* Row and column of each token in its window, equal for all windows: computed once per block. Past the end: those of token
+ * 0. */
 typedef struct spots {
     int down[TILE_ROWS], right[TILE_ROWS];
 } spots;
@@ -27,8 +29,8 @@ __device__ static inline void find_spots(const attention &a, spots *s)
     __syncthreads();
 }
 
-/* bias (64 rows, 64 columns), rows being queries or, TURNED, keys. Rows past the end are made minus infinity only where TURNED:
- * a softmax over a row wants something left. */
+/* bias (64 rows, 64 columns); rows are queries or, TURNED, keys. Rows past the end become minus infinity only where TURNED:
+ * a softmax needs a finite element in its row. */
 template <bool TURNED>
 __device__ static void expand_bias(const attention &a, const spots *s, const float *table, int head, float *bias)
 {
@@ -41,8 +43,8 @@ __device__ static void expand_bias(const attention &a, const spots *s, const flo
     }
 }
 
-/* Copies the rows of a window: parts matrices one after another from tile on, from the addresses of (token 0, column 0), and
- * where they lie to map. */
+/* Copies the rows of a window: `parts` matrices one after another to tile, from the addresses of (token 0, column 0), and
+ * their addresses to map. */
 template <int D, int PARTS>
 __device__ static inline void copy_window(const attention &a, const spots *s, int window, const bf16 *const (&from)[PARTS],
                                           const int64_t (&step)[PARTS], uint32_t tile, rows_map *map)
@@ -59,7 +61,7 @@ __device__ static inline void copy_window(const attention &a, const spots *s, in
     }
 }
 
-/* Whether any two tokens of a window may lie in different regions: windows at the lower and right borders of a rolled grid. */
+/* Whether two tokens of a window may be in different regions: in windows at the lower and right borders of a rolled grid. */
 __device__ static inline bool is_mixed(const attention &a, int window)
 {
     return a.shift && (window % a.across == a.across - 1 || window >= a.windows - a.across);
@@ -162,15 +164,15 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 /* ---- backward ------------------------------------------------------------------------------------------------------ */
 
-/* A stage: q, k, v, dy, y, the map, and numbers of the queries. ds (keys, queries) takes the place of q and what follows it
- * once these are no longer needed; k must stay, so q comes after it. */
+/* A stage: q, k, v, dy, y, the map, and numbers of the queries. ds (keys, queries) replaces q and what follows it once these
+ * are no longer needed; k is still needed, so q comes after it. */
 enum { K, Q, DY, V, Y, PARTS };
 
 typedef struct query_numbers {
     float log_sum[TILE_ROWS], delta[TILE_ROWS];
 } query_numbers;
 
-template <int D> static constexpr int stages_of = D == 32 ? 2 : 1; /* what fits beside others */
+template <int D> static constexpr int stages_of = D == 32 ? 2 : 1; /* as many as fit */
 template <int D>
 static constexpr int backward_stage_bytes = PARTS *tile_bytes<D> + (int)sizeof(rows_map) + (int)sizeof(query_numbers);
 template <int D> static constexpr int backward_bytes = BIAS_BYTES + stages_of<D> *backward_stage_bytes<D>;
@@ -194,7 +196,7 @@ __device__ static inline void fetch_backward(const attention &a, const attention
     copies_commit();
 }
 
-/* delta of all rows: two threads a row, half its columns each. */
+/* delta of all rows: two threads per row, half its columns each. */
 template <int D> __device__ static inline void make_delta(const char *stage, query_numbers *numbers)
 {
     const int r = threadIdx.x / 2, half = threadIdx.x % 2;
@@ -240,7 +242,7 @@ __device__ static inline void window_gradients(const attention &a, int strip, co
         }
 }
 
-/* One window whose rows are there. The warp owns 16 keys, and for dq 16 queries. */
+/* One window whose rows have arrived. The warp owns 16 keys, and for dq 16 queries. */
 template <int D, bool DROPS>
 __device__ static inline void backward_window(const attention &a, const attention_memory &m, int strip, uint32_t tile,
                                               char *stage, const float *bias, float (&ds_sum)[TILE_ROWS / 8][4])
@@ -325,7 +327,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) backward_kernel(attention
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-/* Blocks that share the windows of a head: as many as run at once. Each has its own place in partial. */
+/* Blocks that share the windows of a head: as many as run at once. Each has its own part of partial. */
 static int blocks(abar_device *dev, const attention *a)
 {
     const bool narrow = a->width == 32;
@@ -334,8 +336,8 @@ static int blocks(abar_device *dev, const attention *a)
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
         &resident, kernel, TILE_THREADS, (size_t)(narrow ? backward_bytes<32> : backward_bytes<64>));
     if (error != cudaSuccess || resident < 1) resident = 1;
-    const int64_t wish = (int64_t)resident * abar__cuda_of(dev)->processors / a->heads, strips = a->samples * a->windows;
-    return (int)(wish < 1 ? 1 : wish < strips ? wish : strips);
+    const int64_t wanted = (int64_t)resident * abar__cuda_of(dev)->processors / a->heads, strips = a->samples * a->windows;
+    return (int)(wanted < 1 ? 1 : wanted < strips ? wanted : strips);
 }
 
 template <int D, bool DROPS> static abar_status prepare_as(abar_device *dev)

@@ -1,19 +1,20 @@
-/* Batch norm, optionally with an added residual and a ReLU: y = relu((x - mean) rstd scale + shift + residual). With
- * g = (dy + dy2) masked by the ReLU: dresidual = g, dx = scale rstd (g - mean(g) - xh mean(g xh)), xh = (x - mean) rstd.
+/* Batch norm, optionally with an added residual and a ReLU: y = relu((x - mean) rstd scale + shift + residual). With g = (dy
+ * + dy2) masked by the ReLU: dresidual = g, dx = scale rstd (g - mean(g) - xh mean(g xh)), xh = (x - mean) rstd.
  *
  * The value is (rows, channels) in memory. It is cut into tiles of channels and slabs of rows, a block each. Forward and
- * backward have two phases: sums over every slab, left in scratch, then the elementwise part, before which each block joins the
- * sums of its channels over all slabs in order. Where a slab fits into shared memory both phases are one kernel with a barrier
- * over the grid between them, and memory is read once; else they are two kernels. Moments that a concatenation has taken are
- * used as they are. Without a residual the ReLU's mask comes from x again, and y is not read at all. x may be some channels of
- * a wider value, and dx added to what is there. saved: the means, then the reciprocal deviations. */
+ * backward have two phases: sums over every slab, written to scratch, then the elementwise part, before which each block
+ * adds the sums of its channels over all slabs in order. Where a slab fits into shared memory, both phases are one kernel
+ * with a barrier over the grid between them, and memory is read once; else they are two kernels. Moments that a
+ * concatenation has computed are used as they are. Without a residual the ReLU's mask is computed from x again, and y is not
+ * read at all. x may be some channels of a wider value, and dx may be added to an existing gradient. saved: the means, then
+ * the reciprocal deviations. */
 #include "device/cuda/batch_norm_phases.h"
 
 #include <cooperative_groups.h>
 
-#define SMALL ((size_t)16 << 20) /* bytes: what is left of it in the L2 cache need not be read in long lines */
+#define SMALL ((size_t)16 << 20) /* bytes: values up to this size stay in the L2 cache and need not be read in long lines */
 
-extern __shared__ uint4 kept_words[]; /* x, and in backward g, between the phases of a single kernel */
+extern __shared__ uint4 kept_words[]; /* x, and in backward g, kept between the phases of a single kernel */
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +53,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     sum_gradients<T, V, false>(k, s, f, dresidual, NULL, NULL, partial);
 }
 
-/* dx NULL: only the parameters' gradients. */
+/* dx NULL: computes only the gradients of the parameters. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
     input_kernel(cut k, streams<T> s, coefficients f, gradients p, bool add, T *dx)
@@ -63,7 +64,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (dx) input_gradient<T, V, false>(k, tile, slope, s, NULL, NULL, add, dx);
 }
 
-/* slots: rows that a thread keeps, at most. */
+/* slots: the largest number of rows that a thread keeps. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
     whole_backward_kernel(cut k, int slots, streams<T> s, coefficients f, gradients p, float2 *partial, T *dresidual, bool add,
@@ -87,8 +88,9 @@ typedef struct batch_norm {
     size_t forward_shared, backward_shared; /* bytes of the single kernel; 0: two kernels */
 } batch_norm;
 
-/* One block for each multiprocessor, as far as tiles and slabs allow: the tile that keeps most of them busy. Among equals a
- * value that is small gets narrow tiles, whose few sums are joined quickly, and a large one wide ones, read in long lines. */
+/* One block per multiprocessor, as far as tiles and slabs allow: picks the tile width that keeps most of them busy. Among
+ * equals a small value gets narrow tiles, whose few sums are added quickly, and a large one wide tiles, which are read in
+ * long lines. */
 static int choose_across(int64_t groups, bool small, int processors)
 {
     int best = 1;
@@ -114,7 +116,7 @@ static batch_norm plan(const abar__op *op)
     b.vectors = channels % pack_size == 0;
     const int64_t groups = b.vectors ? channels / pack_size : channels;
     const bool small = abar__shape_bytes(op->dev, s, op->in_layout[0]) <= SMALL;
-    b.k.across = b.vectors ? choose_across(groups, small, processors) : 3; /* single elements: columns may lie idle */
+    b.k.across = b.vectors ? choose_across(groups, small, processors) : 3; /* single elements: some columns may be idle */
     b.tiles = (int)abar__cuda_blocks(groups, 1 << b.k.across);
     const int64_t most = abar__cuda_blocks(rows, THREADS >> b.k.across);
     int64_t slabs = b.tiles < processors ? processors / b.tiles : 1;
@@ -129,7 +131,7 @@ static batch_norm plan(const abar__op *op)
     return b;
 }
 
-/* Whether all blocks of the single kernel can be on the device at once with so many bytes of shared memory each. */
+/* Whether all blocks of the single kernel can be resident at once with so many bytes of shared memory each. */
 static abar_status fits(const abar__op *op, const batch_norm *b, const void *kernel, size_t bytes, bool *out)
 {
     const abar__cuda *cuda = abar__cuda_of(op->dev);
@@ -176,7 +178,7 @@ static abar_status create(abar__op *op)
     return ABAR_OK;
 }
 
-/* A kernel whose blocks are all on the device at once and may wait for each other. */
+/* Launches a kernel whose blocks are all resident at once and may wait for each other. */
 template <typename... Parameters, typename... Arguments>
 static void launch_whole(abar_device *dev, void (*kernel)(Parameters...), dim3 grid, size_t shared, Arguments... arguments)
 {
@@ -195,7 +197,7 @@ static void launch_whole(abar_device *dev, void (*kernel)(Parameters...), dim3 g
     if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
 }
 
-/* As planned, for this x. */
+/* As planned, for the pitch of this x. */
 static cut cut_of(const abar__op *op, const abar__op_args *a)
 {
     cut k = ((const batch_norm *)op->priv)->k;

@@ -1,8 +1,8 @@
-/* The two phases of batch norm in either direction, as functions of a block: sums over its slab of rows, then, from the sums of
- * all slabs, its share of the result. See batch_norm.cu.
+/* The two phases of batch norm in either direction, as functions of a block: sums over its slab of rows, then, from the sums
+ * of all slabs, its part of the result. See batch_norm.cu.
  *
- * The value is (rows, channels) in memory, cut into tiles of channels and slabs of rows. x and dx may be part of a wider one,
- * the others are dense. */
+ * The value is (rows, channels) in memory, cut into tiles of channels and slabs of rows. x and dx may be part of a wider
+ * value, the others are dense. */
 #ifndef ABAR_BATCH_NORM_PHASES_H
 #define ABAR_BATCH_NORM_PHASES_H
 
@@ -12,12 +12,12 @@
 #define THREADS (1 << LOG_THREADS)
 #define WARPS (THREADS / 32)
 #define MAX_TILE 64   /* channels of a block, at most */
-#define ROWS_AHEAD 4  /* of x (and the residual) a thread has on their way from memory in forward, */
-#define GRADS_AHEAD 2 /* and of up to four values in backward, */
-#define SUMS_AHEAD 4  /* or of dx alone, where the others were kept and dx is added to */
+#define ROWS_AHEAD 4  /* rows of x (and the residual) that a thread loads ahead in forward, */
+#define GRADS_AHEAD 2 /* of up to four values in backward, */
+#define SUMS_AHEAD 4  /* and of dx alone, where the others were kept and dx is added to */
 
-/* A slab has `share` rows, each of the first `rest` slabs one more. A thread owns V channels, of which 1 << across (at most 32)
- * such groups make a tile, and every (THREADS >> across)-th row of the slab. Grid: (tiles, slabs). */
+/* A slab has `share` rows, each of the first `rest` slabs one more. A thread owns V channels, of which 1 << across (at most
+ * 32) such groups are a tile, and every (THREADS >> across)-th row of the slab. Grid: (tiles, slabs). */
 typedef struct cut {
     int64_t share, rest;
     int channels, slabs, across;
@@ -28,7 +28,8 @@ typedef struct cut {
 
 #define MOMENT_SLABS 64 /* at most, of moments that several operations use */
 
-/* How moments of (rows, channels) that were taken for others are cut: by rows alone into slabs that everybody knows. */
+/* How moments of (rows, channels) that several operations use are cut: by rows alone, into slabs that depend only on the
+ * shape. */
 static inline cut moments_cut(int64_t rows, int channels, bool vectors)
 {
     const int64_t most = abar__cuda_blocks(rows, THREADS / 2), slabs = most < MOMENT_SLABS ? most : MOMENT_SLABS;
@@ -42,7 +43,7 @@ static inline cut moments_cut(int64_t rows, int channels, bool vectors)
     return k;
 }
 
-/* Bytes a channel of a value of this shape. */
+/* Bytes per channel of a value of this shape. */
 static inline size_t moment_bytes(const abar__shape *s)
 {
     return (size_t)moments_cut(abar__shape_count(s) / s->dim[1], (int)s->dim[1], false).slabs * sizeof(float2);
@@ -67,7 +68,7 @@ template <int V> __device__ static inline own own_of(const cut &k)
     return o;
 }
 
-/* Where V channels of the thread's n-th row lie in a dense value, */
+/* The offset of V channels of the thread's n-th row in a dense value, */
 __device__ static inline int64_t place(const cut &k, const own &o, int n)
 {
     return (o.first + (int64_t)n * o.step) * k.channels + o.channel;
@@ -79,7 +80,7 @@ __device__ static inline int64_t place_x(const cut &k, const own &o, int n)
     return (o.first + (int64_t)n * o.step) * k.pitch + o.channel;
 }
 
-/* V elements as they lie in memory: what waits in registers and shared memory. */
+/* V elements in their storage type, as kept in registers and shared memory. */
 template <typename T, int V> struct raw_of {
     typedef uint4 type;
 };
@@ -105,8 +106,8 @@ template <typename T, int V> __device__ static inline raw<T, V> compress(const l
     return word;
 }
 
-/* What turns x into the output before its residual: scale x + shift, mean and deviation folded in. Both are made and used in
- * one way only, for forward's value and backward's mask must not differ in a bit. */
+/* The map from x to the output before its residual: scale x + shift, with mean and deviation included. Both are computed and
+ * used in one way only, because forward's value and backward's mask must agree in every bit. */
 typedef struct affine {
     float scale, shift;
 } affine;
@@ -121,7 +122,7 @@ __device__ static inline float normal(const affine &c, float x) { return fmaf(x,
 
 /* ---- forward: the moments of a slab ---------------------------------------------------------------------------------- */
 
-/* Joins count, mean and sum of squared distances of the lanes that own the same channels (Chan, Golub, LeVeque). */
+/* Merges count, mean and sum of squared distances of the lanes that own the same channels (Chan, Golub, LeVeque). */
 template <int V> __device__ static inline void merge_lanes(int across, float &count, lanes<V> &mean, lanes<V> &square)
 {
     for (int lane = 1 << across; lane < 32; lane *= 2) {
@@ -137,9 +138,9 @@ template <int V> __device__ static inline void merge_lanes(int across, float &co
     }
 }
 
-/* partial[channel * slabs + slab] = mean and sum of squared distances from it. Each thread measures from its own first row: the
- * distance to the mean of what it sees is then part of what it sees, and nothing cancels. KEEP: x stays in kept. copy: x goes
- * there on the way, rows copy_pitch apart; NULL: nowhere. */
+/* partial[channel * slabs + slab] = mean and sum of squared distances from it. Each thread measures from its own first row,
+ * which is near the mean of its rows, so that nothing cancels. KEEP: x stays in kept. copy: x is also copied there, rows
+ * copy_pitch apart; NULL: it is not. */
 template <typename T, int V, bool KEEP>
 __device__ static void take_moments(const cut &k, const T *x, raw<T, V> *kept, T *copy, int64_t copy_pitch, float2 *partial)
 {
@@ -210,7 +211,7 @@ typedef struct statistics {
     bool training;
 } statistics;
 
-/* Mean and variance of channel c over all slabs. A warp calls; double makes the difference of squares harmless. */
+/* Mean and variance of channel c over all slabs. Called by a whole warp; in double the difference of squares is accurate. */
 __device__ static inline void join_moments(const cut &k, const float2 *partial, int c, double &mean, double &variance)
 {
     double sum = 0.0, square = 0.0;
@@ -225,8 +226,8 @@ __device__ static inline void join_moments(const cut &k, const float2 *partial, 
     if (variance < 0.0) variance = 0.0;
 }
 
-/* The coefficients of the block's channels, a warp for each; the first slab's blocks also move the running statistics. taken:
- * how the moments were cut. */
+/* The coefficients of the block's channels, one warp per channel; the blocks of the first slab also update the running
+ * statistics. taken: how the moments were cut. */
 template <int V> __device__ static void settle_statistics(const cut &k, const cut &taken, const statistics &s, affine *tile)
 {
     const int width = V << k.across;
@@ -295,7 +296,7 @@ __device__ static void normalise(const cut &k, const affine *tile, bool relu, co
 
 typedef enum mask { MASK_NONE, MASK_BY_X, MASK_BY_Y } mask;
 
-/* What g is made of; dy2 and y are NULL where not needed. */
+/* The inputs of g; dy2 and y are NULL where not needed. */
 template <typename T> struct streams {
     const T *x, *dy, *dy2, *y;
     mask by;
@@ -325,7 +326,7 @@ __device__ static inline void fetch_rows(const cut &k, const own &o, const strea
             if (n >= b) w[b].y = fetch<T, V>(s.y + place(k, o, n - b));
 }
 
-/* g of one row, whose x has been expanded. */
+/* g of one row, whose x is already converted to float. */
 template <typename T, int V>
 __device__ static inline lanes<V> gradient(const streams<T> &s, const words<T, V> &w, const lanes<V> &x, const affine *c)
 {
@@ -358,8 +359,8 @@ __device__ static inline void saved_coefficients(const cut &k, const own &o, con
     }
 }
 
-/* partial[channel * slabs + slab] = sums of g and of g (x - mean). Where the residual wants g it is written here, and the sums
- * are of what was written. KEEP: x and g stay in kept. */
+/* partial[channel * slabs + slab] = sums of g and of g (x - mean). Where the residual needs g it is written here, and the
+ * sums are of the written values. KEEP: x and g stay in kept. */
 template <typename T, int V, bool KEEP>
 __device__ static void sum_gradients(const cut &k, const streams<T> &s, const coefficients &f, T *dresidual, raw<T, V> *kept_x,
                                      raw<T, V> *kept_g, float2 *partial)
@@ -415,7 +416,7 @@ typedef struct gradients {
     const float2 *partial;
     float *dscale, *dshift; /* NULL: not wanted */
     bool accumulate;
-    bool training; /* else mean and variance were constants */
+    bool training; /* else mean and variance are constants */
 } gradients;
 
 /* dx = scale g + from_x x + offset. */
@@ -423,7 +424,8 @@ typedef struct slopes {
     float from_x, offset;
 } slopes;
 
-/* The coefficients of the block's channels, a warp for each; the first slab's blocks also write the parameters' gradients. */
+/* The coefficients of the block's channels, one warp per channel; the blocks of the first slab also write the gradients of
+ * the parameters. */
 template <int V>
 __device__ static void settle_gradients(const cut &k, const coefficients &f, const gradients &p, affine *tile, slopes *slope)
 {
@@ -454,7 +456,7 @@ __device__ static void settle_gradients(const cut &k, const coefficients &f, con
     __syncthreads();
 }
 
-/* dx of the thread's rows, last row first; added to what is there where add is set. */
+/* dx of the thread's rows, last row first; added to the existing gradient where add is set. */
 template <typename T, int V, bool KEPT>
 __device__ static void input_gradient(const cut &k, const affine *tile, const slopes *slope, const streams<T> &s,
                                       const raw<T, V> *kept_x, const raw<T, V> *kept_g, bool add, T *dx)

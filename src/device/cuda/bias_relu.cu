@@ -1,19 +1,20 @@
-/* Bias and ReLU behind a product, and their gradients, one pass each: y = act(y + b); dz = dy [y > 0], db = sum of dz over
- * rows. Rows are cut into slices, summed by blocks, and the slices are joined: always in one order, the same sum every time. */
+/* Bias and ReLU after a product, and their gradients, one pass each: y = act(y + b); dz = dy [y > 0], db = sum of dz over
+ * rows. Rows are cut into slices, which are summed by blocks and then added in a fixed order: the sum is the same every
+ * time. */
 #include "device/cuda/bias_relu.h"
 
 enum {
     THREADS = 256,
-    AT_ONCE = 4,         /* rows that a thread reads before it uses them */
-    ROWS_PER_THREAD = 8, /* at least, where there are enough */
+    AT_ONCE = 4,         /* rows that a thread loads before it uses them */
+    ROWS_PER_THREAD = 8, /* at least, where there are enough rows */
     MAX_SLICES = 256,
     SLICE_LANES = 16, /* threads that share the slices of an element */
-    MANY = 1 << 15,   /* elements: enough to fill the device with a thread each */
+    MANY = 1 << 15,   /* elements: enough to fill the device with one thread each */
 };
 
 __device__ static inline float forward_value(float v, bool relu) { return relu && v < 0.0f ? 0.0f : v; }
 
-/* A thread owns every gridDim-th vector of V neighbours in the rows of y; per: vectors a row. */
+/* A thread owns every gridDim-th vector of V neighbours in the rows of y; per: vectors per row. */
 template <typename T, int V>
 static __global__ void bias_relu(T *y, const float *bias, bool relu, int64_t vectors, int64_t per, int64_t pitch)
 {
@@ -48,7 +49,7 @@ void abar__cuda_bias_relu(abar_device *dev, void *y, const float *bias, bool rel
         run_forward(dev, (float *)y, bias, relu, rows, width, pitch);
 }
 
-/* How the columns and rows of (rows, width) are shared out: a block has `lanes` vectors of columns side by side, THREADS /
+/* How the columns and rows of (rows, width) are divided: a block has `lanes` vectors of columns side by side, THREADS /
  * lanes rows at a time, and one slice of the rows. */
 typedef struct cut {
     int vector, lanes;
@@ -71,8 +72,8 @@ static cut cut_rows(const abar_device *dev, int64_t rows, int64_t width, int64_t
     return c;
 }
 
-/* The vectors of V columns at `at` in rows r, r + step, ... before end, read together so that none waits for another; masked by
- * y where that is asked for, and added to sum. */
+/* The vectors of V columns at `at` in rows r, r + step, ... before end, loaded together so that none waits for another;
+ * masked by y where MASK is set, and added to sum. */
 template <bool MASK, typename T, int V>
 __device__ static inline void mask_and_add(T *dy, const T *y, int64_t at, int64_t r, int64_t step, int64_t end, int64_t pitch,
                                            lanes<V> &sum)
@@ -127,7 +128,7 @@ static __global__ void __launch_bounds__(THREADS) mask_and_sum(T *dy, const T *y
 
 /* ---- joining slices ----------------------------------------------------------------------------------------------- */
 
-/* A thread owns an element: its slices in order. For many elements. */
+/* A thread owns an element and adds its slices in order. For many elements. */
 static __global__ void join_slices(const float *sums, int64_t slices, int64_t count, float *to, bool add)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -137,8 +138,9 @@ static __global__ void join_slices(const float *sums, int64_t slices, int64_t co
     to[i] = add ? to[i] + sum : sum;
 }
 
-/* For few elements. Threads (32, SLICE_LANES): blockIdx.x and threadIdx.x choose an element, threadIdx.y every SLICE_LANES-th
- * slice; these sums are joined in order. The first `split` elements go to `to`, the others to `rest`; either may be NULL. */
+/* For few elements. Threads (32, SLICE_LANES): blockIdx.x and threadIdx.x choose an element, threadIdx.y every
+ * SLICE_LANES-th slice; these sums are added in order. The first `split` elements go to `to`, the others to `rest`; either
+ * may be NULL. */
 static __global__ void __launch_bounds__(32 * SLICE_LANES)
     join_columns(const float *sums, int slices, int64_t count, int64_t split, float *to, float *rest, bool add)
 {
@@ -198,7 +200,8 @@ void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, v
 
 size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
 {
-    const cut packs = cut_rows(dev, rows, width, 0), singles = cut_rows(dev, rows, width, 1); /* whatever the pitch will be */
+    /* the larger of both needs, as the pitch is not known yet */
+    const cut packs = cut_rows(dev, rows, width, 0), singles = cut_rows(dev, rows, width, 1);
     const int64_t slices = packs.slices > singles.slices ? packs.slices : singles.slices;
     return slices > 1 ? (size_t)(slices * width) * sizeof(float) : 0;
 }

@@ -1,10 +1,10 @@
-/* Concatenation along channels: rows of the inputs, one after another. Where it is a link of a chain (net/views.c) only the new
- * channels move, and batch norms that read the chain find their moments, taken here once for all of them. */
+/* Concatenation along channels: rows of the inputs, one after another. Where it is part of a chain (net/views.c) only the
+ * new channels are copied, and their moments are computed once for all batch norms that read the chain. */
 #include "device/cuda/batch_norm_phases.h"
 
-/* A sample is `rows` rows: pixels in NHWC, and a dense sample is a single one. A row of part i is length[i] elements, pitch[i]
- * from one to the next, and belongs at[i] elements into the whole's, whose rows begin every `whole_pitch`. Parts that lie there
- * already are left out. */
+/* A sample is `rows` rows: pixels in NHWC; a dense sample is a single row. A row of part i has length[i] elements; its rows
+ * are pitch[i] apart and begin at[i] elements into the rows of the whole, which are `whole_pitch` apart. Parts that are
+ * stored there already are left out. */
 typedef struct joint {
     void *part[ABAR_OP_MAX_IN];
     int length[ABAR_OP_MAX_IN], at[ABAR_OP_MAX_IN], pitch[ABAR_OP_MAX_IN];
@@ -52,7 +52,7 @@ template <typename T> static void concat_run(abar__op *op, const joint &j, void 
 
 /* ---- with moments ------------------------------------------------------------------------------------------------- */
 
-/* Copies one part and takes its moments on the way. Grid: (tiles, slabs) of k, which cuts up the part. */
+/* Copies one part and computes its moments. Grid: (tiles, slabs) of k, which cuts the part. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(THREADS, 1)
     place_kernel(cut k, const T *part, T *whole, int64_t whole_pitch, float2 *moments)
@@ -87,7 +87,7 @@ static abar_status concat_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* parts: of x, or of dx, where a NULL is not wanted. */
+/* parts: of x, or of dx, where NULL means not wanted. */
 static abar_status concat(abar__op *op, const abar__op_args *a, const void *const parts[], void *whole, const void *whole2,
                           bool back)
 {

@@ -1,22 +1,21 @@
-/* Convolution by cuDNN: y = act(x * w + b) and its gradients, channels last. The gradients of input and weight run side by
- * side; bias, ReLU and the float32 gradient of the weight are passes of our own. */
+/* Convolution by cuDNN: y = act(x * w + b) and its gradients, channels last. The gradients of input and weight run
+ * concurrently; bias, ReLU and the float32 gradient of the weight are passes of our own. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/dnn_conv.h"
 
 enum { THREADS = 256 };
 
 typedef struct conv {
-    const abar__dnn_conv *choice; /* the device's */
+    const abar__dnn_conv *choice; /* owned by the device */
     abar__dnn_pack pack[ABAR_DNN_PASSES];
     int64_t pixels, channels; /* of y */
     int64_t weights;
-    size_t partials, data,
-        slope; /* where they begin in scratch: sums of the bias, workspaces of DATA and WEIGHTS; dw is first */
+    size_t partials, data, slope; /* offsets in scratch: sums of the bias, workspaces of DATA and WEIGHTS; dw is first */
 } conv;
 
 /* ---- making ----------------------------------------------------------------------------------------------------- */
 
-/* Scratch, backward: dw as cuDNN leaves it, where that is not its place; partial sums of the bias; two workspaces. */
+/* Scratch, backward: dw as cuDNN writes it, where it is staged; partial sums of the bias; two workspaces. */
 static void plan_scratch(abar__op *op)
 {
     conv *c = (conv *)op->priv;
@@ -85,7 +84,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return abar__cuda_status(op->dev);
 }
 
-/* A thread owns an element of dw: takes it over from where cuDNN left it, or adds it. */
+/* A thread owns an element of dw: copies it from the staging buffer, or adds it. */
 template <typename T> static __global__ void take_over(const T *staged, float *dw, bool add, int64_t count)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,14 +1,15 @@
-/* Convolution whose kernel is its stride, without padding (the patch embeddings of ViT and Swin): no pixel is read twice, so an
- * image is cut into rows, one for each patch, and the rest is a linear layer.
- *     y (N P Q, O) = act(rows (N P Q, K) w^T + b)    w: (O, kh, kw, C) = (O, K) as it lies in memory
- * With channels last a patch is kh runs of kw C neighbours. The gradient of the input goes the way back; pixels beyond the last
- * whole patch have none. The rows are kept for the gradient of the weight: they are no larger than x, little beside what the
- * layers behind them keep. */
+/* Convolution whose kernel equals its stride, without padding (the patch embeddings of ViT and Swin): no pixel is read
+ * twice, so an image is cut into rows, one per patch, and the rest is a linear layer.
+ *     y (N P Q, O) = act(rows (N P Q, K) w^T + b)    w: (O, kh, kw, C) = (O, K) in memory
+ * With channels last a patch is kh runs of kw C neighbours. The gradient of the input is copied back; pixels beyond the last
+ * whole patch have none. The rows are kept for the gradient of the weight: they are no larger than x, and small compared to
+ * what the following layers keep. */
 #include "device/cuda/cuda_nn_handles.h"
 
 #include <limits.h>
 
-/* Lengths are counted in units: the most bytes, of 2 to 16, that divide a run and a line, so that all of them are aligned. */
+/* Lengths are counted in units: the largest number of bytes, 2 to 16, that divides a run and a line, so that all of them are
+ * aligned. */
 typedef struct geometry {
     int p, q;  /* patches of an image: rows, columns */
     int h, kh; /* lines of an image, of a patch */
@@ -21,7 +22,7 @@ typedef struct patches {
     abar__op product; /* LINEAR: (N P Q, K) -> (N P Q, O) */
     geometry g;
     size_t unit;     /* bytes */
-    size_t row_grad; /* bytes of the rows' gradient, in front of the product's scratch; 0: nobody wants it */
+    size_t row_grad; /* bytes of the rows' gradient, before the product's scratch; 0: not wanted */
 } patches;
 
 /* ---- on the device ---------------------------------------------------------------------------------------------- */
@@ -39,7 +40,7 @@ template <typename U> static __global__ void gather(geometry g, const U *__restr
     }
 }
 
-/* The way back: rows -> x, 0 where no patch is. blockIdx.x is the image; a thread owns every gridDim.y-th unit of it. */
+/* The inverse: rows -> x, 0 outside of the patches. blockIdx.x is the image; a thread owns every gridDim.y-th unit of it. */
 template <typename U> static __global__ void scatter(geometry g, const U *__restrict__ rows, U *__restrict__ x)
 {
     const int units = g.h * g.line;
@@ -61,7 +62,7 @@ static bool is_cut(const abar_window *w)
     return w->groups == 1 && w->kernel[0] * w->kernel[1] > 1;
 }
 
-/* Positions in an image are counted in int, with room for a grid's step beyond the last. */
+/* Positions in an image must fit into int, including one step of the grid beyond the last. */
 static bool fits(const abar__op_desc *d)
 {
     const int64_t *in = d->in[0].dim;
@@ -82,7 +83,7 @@ static void describe(const abar__op *op, patches *c)
     g->patch = g->kh * g->run;
 }
 
-/* The layer that is left when the image is cut. */
+/* The linear layer on the rows. */
 static abar_status make_product(const abar__op *op, abar__op *product)
 {
     const abar__op_desc *d = &op->desc;
@@ -117,7 +118,7 @@ static abar_status create(abar__op *op)
     op->saved_bytes = rows;
     op->scratch_bytes = c->row_grad + c->product.scratch_bytes;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
-    op->backward_needs = c->product.backward_needs; /* x too: curvature looks at it */
+    op->backward_needs = c->product.backward_needs; /* x too: curvature observes it */
     return ABAR_OK;
 }
 
@@ -164,7 +165,7 @@ static void scatter_rows(const abar__op *op, const void *rows, void *x)
     }
 }
 
-/* The product's: of the rows, what the convolution has of the image. */
+/* The arguments of the product: rows instead of the image. */
 static abar__op_args product_args(const patches *c, const abar__op_args *a)
 {
     abar__op_args args = *a;

@@ -1,13 +1,13 @@
-/* Convolution for every window, stride, padding, dilation and group count, in float32 arithmetic: what nobody else takes. A
- * linear layer is one on images of a single pixel.
+/* Convolution for every window, stride, padding, dilation and number of groups, in float32 arithmetic: the last resort. A
+ * linear layer is a convolution of images with a single pixel.
  *
- * Forward and both gradients are matrix products whose left or right side is read through the window (nothing is built in
- * memory), for each group of cg input and og output channels, K = (kh, kw, cg) the columns of the weight:
+ * Forward and both gradients are matrix products whose left or right factor is read through the window (no patches are built
+ * in memory), for each group of cg input and og output channels, with K = (kh, kw, cg) the columns of the weight:
  *     y  (N P Q, og) = patches of x (N P Q, K) w^T
  *     dx (N H W, cg) = patches of dz (N H W, (kh, kw, og)) w
  *     dw (og, K)     = dz^T (og, N P Q) patches of x
- * A block makes a tile of 64 x 64 from steps of 16 in shared memory; a thread 4 x 4 of it. The gradient of the weight sums over
- * pixels in slices, joined in order. */
+ * A block computes a tile of 64 x 64 in steps of 16 in shared memory; a thread 4 x 4 of it. The gradient of the weight is
+ * summed over slices of the pixels, which are added in order. */
 #include "device/cuda/bias_relu.h"
 
 #include <limits.h>
@@ -31,10 +31,9 @@ typedef struct plain {
 
 /* ---- on the device ---------------------------------------------------------------------------------------------- */
 
-typedef float
-    side[TILE + 4]; /* a step of one side of a tile is (STEP, TILE); 4 more keep 16-byte alignment off the same bank */
+typedef float side[TILE + 4]; /* a row of (STEP, TILE); 4 more avoid bank conflicts and keep rows 16-byte aligned */
 
-/* Which tile of which group this block makes; tiles of columns vary fastest, so that neighbours share their rows. */
+/* The tile and group of this block; tiles of columns vary fastest, so that neighbours share their rows. */
 typedef struct place {
     int group, row, column; /* of the tile's corner */
 } place;
@@ -61,7 +60,7 @@ __device__ static inline void multiply(const side *a, const side *b, float sum[P
     }
 }
 
-/* A pixel from which a window hangs, and one column of the window. */
+/* A pixel where a window begins, and one column of the window. */
 typedef struct corner {
     int64_t image; /* offset of the image's first pixel, first channel of the group; -1: no such pixel */
     int h, w;
@@ -80,7 +79,7 @@ __device__ static inline tap tap_of(const geometry &g, int k, int channels)
     return {at / g.kernel[1] * g.dilation[0], at % g.kernel[1] * g.dilation[1], at, k % channels};
 }
 
-/* Of output pixel (n, p, q): where its window begins in x. */
+/* For output pixel (n, p, q): where its window begins in x. */
 __device__ static inline corner corner_in_x(const geometry &g, int pixel, int group)
 {
     if (pixel >= g.images * g.p * g.q) return {-1, 0, 0};
@@ -96,7 +95,7 @@ template <typename T> __device__ static inline float read_x(const geometry &g, c
     return load(x, a.image + ((int64_t)h * g.w + w) * g.c + b.channel);
 }
 
-/* Of input pixel (n, h, w): its padded place, and where image n begins in dz. */
+/* For input pixel (n, h, w): its padded position, and where image n begins in dz. */
 __device__ static inline corner corner_in_dz(const geometry &g, int pixel, int group)
 {
     if (pixel >= g.images * g.h * g.w) return {-1, 0, 0};
@@ -216,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- on the host ------------------------------------------------------------------------------------------------ */
 
-/* A linear layer reads and writes images of one pixel. */
+/* A linear layer as a convolution of images with one pixel. */
 static abar__op_desc as_convolution(const abar__op_desc *desc)
 {
     abar__op_desc d = *desc;
@@ -246,7 +245,7 @@ static geometry describe(const abar__op_desc *d)
     return g;
 }
 
-/* Pixels and columns are counted in int, with room for a tile and for padding beyond the last. */
+/* Pixels and columns must fit into int, including a tile and the padding beyond the last. */
 static bool fits(const abar__op_desc *d)
 {
     const int64_t *in = d->in[0].dim, *out = d->out.dim, most = INT_MAX / 2;
@@ -262,15 +261,15 @@ static int64_t tiles(const geometry *g, int64_t rows, int64_t columns)
     return g->groups * abar__cuda_blocks(rows, TILE) * abar__cuda_blocks(columns, TILE);
 }
 
-/* Enough slices to fill the device, of enough pixels to be worth a block. */
+/* Enough slices to fill the device, each with enough pixels for a block. */
 static void cut_pixels(const abar_device *dev, plain *c)
 {
     const geometry *g = &c->g;
     const int64_t pixels = (int64_t)g->images * g->p * g->q, weights = (int64_t)g->o * g->taps * g->cg;
     int64_t wanted = abar__cuda_blocks(4 * abar__cuda_of(dev)->processors, tiles(g, g->og, (int64_t)g->taps * g->cg));
-    const int64_t worth = abar__cuda_blocks(pixels, SLICE_PIXELS), room = MAX_SLICE_BYTES / (weights * (int64_t)sizeof(float));
+    const int64_t worth = abar__cuda_blocks(pixels, SLICE_PIXELS), limit = MAX_SLICE_BYTES / (weights * (int64_t)sizeof(float));
     if (wanted > worth) wanted = worth;
-    if (wanted > room) wanted = room;
+    if (wanted > limit) wanted = limit;
     if (wanted < 1) wanted = 1;
     c->slice_pixels = abar__cuda_blocks(pixels, wanted);
     c->slices = abar__cuda_blocks(pixels, c->slice_pixels);

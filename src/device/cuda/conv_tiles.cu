@@ -1,11 +1,11 @@
-/* Convolutions of few channels with kernels of our own: bf16 on tensor cores, 16 to 64 channels, windows 3x3 and 1x1 of stride
- * 1 and 2, and a network's first layer. Tensors of such layers live in the L2 cache and the arithmetic is small, so what counts
- * is that every number is fetched about once and that one wave of blocks fills the device. */
+/* Convolutions of few channels with kernels of our own: bf16 on tensor cores, 16 to 64 channels, windows 3x3 and 1x1 of
+ * stride 1 and 2, and a network's first layer. Tensors of such layers stay in the L2 cache and there is little arithmetic,
+ * so the goals are to load every number about once and to fill the device with one wave of blocks. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/conv_tiles.h"
 #include "device/cuda/cuda_nn.h"
 
-enum { LONGEST = 1000 }; /* side of an image: a tile has at most 512 positions, or one row, which quotient() must divide */
+enum { LONGEST = 1000 }; /* largest side of an image: quotient() is exact for the positions of a tile, 512 or one row */
 
 typedef struct launch_shape {
     dim3 blocks;
@@ -13,9 +13,9 @@ typedef struct launch_shape {
 } launch_shape;
 
 typedef struct conv_tiles {
-    conv_product forward, dx; /* pointers are filled in for each run */
+    conv_product forward, dx; /* pointers are set for each run */
     conv_slope slope;
-    conv_product_kernel forward_kernel, dx_kernel; /* dx: NULL where nobody wants it */
+    conv_product_kernel forward_kernel, dx_kernel; /* dx: NULL where not wanted */
     conv_slope_kernel slope_kernel;
     launch_shape forward_shape, dx_shape, slope_shape;
     int taps;
@@ -84,20 +84,20 @@ static int band_count(const conv_band *b) { return b->group * b->take * b->colum
 static int64_t band_bytes(const conv_band *b) { return (int64_t)b->group * b->high * b->wide * b->pitch; }
 static int64_t slope_bytes(const conv_band *b, int dz_pitch) { return (int64_t)ceil_div(band_count(b), 16) * 16 * dz_pitch; }
 
-/* The largest tiles between most and least positions that leave every processor a block, of so many across for each tile. They
- * must fit into room, together with dz_pitch bytes for every position. */
+/* The largest tiles, between most and least positions, that give every processor a block, with `across` blocks per tile.
+ * They must fit into `limit` bytes of shared memory, together with dz_pitch bytes for every position. */
 static bool band_plan(const abar__cuda *cuda, conv_band *b, int window, int stride, int most, int least, int across,
-                      int64_t room, int dz_pitch)
+                      int64_t limit, int dz_pitch)
 {
     for (int positions = most; positions >= 16; positions /= 2) {
         band_cut(b, window, stride, positions);
-        if (band_bytes(b) + slope_bytes(b, dz_pitch) > room) continue;
+        if (band_bytes(b) + slope_bytes(b, dz_pitch) > limit) continue;
         if (positions <= least || (int64_t)b->tiles * across * 4 >= cuda->processors * 3) return true;
     }
     return false;
 }
 
-/* y or dx: the band has been described, its tiles not. */
+/* For y or dx: the band is described already, its tiles are not. */
 static bool product_plan(const abar__cuda *cuda, const layer *l, enum conv_way way, conv_product *p,
                          conv_product_kernel *kernel, launch_shape *shape)
 {
@@ -151,7 +151,7 @@ static bool plan(const abar__cuda *cuda, const layer *l, conv_tiles *t)
     const int pitch = l->few ? 16 : 2 * l->c + 16;
     t->forward.band = band_of(l->n, l->h, l->w, l->c, l->p, l->q, l->pad, l->few ? 1 : l->c / 8, pitch);
     if (!product_plan(cuda, l, CONV_FORWARD, &t->forward, &t->forward_kernel, &t->forward_shape)) return false;
-    if (l->need_dx) { /* dz under the pixels of dx, or under every second one: its window then begins at that pixel */
+    if (l->need_dx) { /* dz under the pixels of dx, or under every second one: the window then begins at that pixel */
         const int rows = l->s == 2 ? ceil_div(l->h, 2) : l->h, columns = l->s == 2 ? ceil_div(l->w, 2) : l->w;
         t->dx.band = band_of(l->n, l->p, l->q, l->o, rows, columns, l->s == 2 ? 0 : l->pad, l->o / 8, 2 * l->o + 16);
         if (!product_plan(cuda, l, CONV_DX, &t->dx, &t->dx_kernel, &t->dx_shape)) return false;

@@ -1,10 +1,10 @@
-/* Convolutions of few channels on tensor cores, bf16: what the host and the kernels of conv_tiles agree on.
+/* Convolutions of few channels on tensor cores, bf16: shared by the host code and the kernels of conv_tiles.
  *
- * A block takes a tile of window positions: take rows of positions in each of group images. It loads the band of source pixels
- * under them once into shared memory, zeros for the padding included, and slides the window by moving addresses: the lanes of
- * an ldmatrix point to 16 pixels wherever they are, and from tap to tap of the kernel all of them move by the same offset. The
- * distance of neighbouring pixels, pitch, is an odd number of 16-byte units, so that eight of them lie in different banks; for
- * stride 2 the even columns of a line stand before the odd ones, for the same reason. */
+ * A block owns a tile of window positions: `take` rows of positions in each of `group` images. It loads the band of source
+ * pixels under them once into shared memory, including zeros for the padding, and slides the window by changing addresses:
+ * the lanes of an ldmatrix point to 16 pixels anywhere, and from tap to tap of the kernel all of them move by the same
+ * offset. The distance of neighbouring pixels, pitch, is an odd number of 16-byte units, so that eight of them are in
+ * different banks; for stride 2 the even columns of a line come before the odd ones, for the same reason. */
 #ifndef ABAR_CONV_TILES_H
 #define ABAR_CONV_TILES_H
 
@@ -19,11 +19,11 @@ typedef struct conv_band {
     int bands;         /* tiles that one group of images has: ceil(rows / take) */
     int tiles;
     int high, wide;    /* pixels of a band, in each image of the group: under take rows and all columns */
-    int chunks, pitch; /* per pixel in shared memory: 16-byte pieces that are loaded, and bytes from one to the next */
+    int chunks, pitch; /* per pixel in shared memory: 16-byte pieces that are loaded, and bytes from one pixel to the next */
     unsigned columns_part, take_part, high_part, chunks_part; /* for quotient() */
 } conv_band;
 
-/* y = act(x * w + bias), or dx = dz * w turned around: a product of a band with all taps of a kernel. */
+/* y = act(x * w + bias), or dx = dz * w transposed: a product of a band with all taps of a kernel. */
 typedef struct conv_product {
     conv_band band;     /* of x, or of dz */
     const bf16 *source; /* x (N, H, W, C), or dz (N, P, Q, O) */
@@ -43,7 +43,7 @@ typedef struct conv_slope {
     const bf16 *x_data, *dz_data;
     float *partials;            /* (blocks, O, K, K, C) */
     int inputs, outputs;        /* C, O */
-    int dz_offset, stage_bytes; /* in shared memory: of dz behind x; of both, twice there where a block has several tiles */
+    int dz_offset, stage_bytes; /* in shared memory: of dz after x; of both, held twice where a block has several tiles */
 } conv_slope;
 
 enum conv_way { CONV_FORWARD, CONV_DX };
@@ -52,17 +52,16 @@ typedef void (*conv_product_kernel)(conv_product);
 typedef void (*conv_slope_kernel)(conv_slope);
 typedef void (*conv_join_kernel)(const float *partials, float *dw, int count, int parts, bool add);
 
-/* The kernel for square windows k = 1, 3, 5 of stride s, whose blocks make channel_tiles (2 or 4) times 8 channels of the
- * result, and how many positions a warp of it takes at a time. few: at most 8 input channels, held as 8. NULL: there is none.
- */
+/* The kernel for square windows k = 1, 3, 5 of stride s, whose blocks compute channel_tiles (2 or 4) times 8 channels of the
+ * result, and how many positions a warp handles at a time. few: at most 8 input channels, stored as 8. NULL: there is none. */
 typedef struct conv_product_choice {
     conv_product_kernel kernel;
     int positions;
 } conv_product_choice;
 conv_product_choice abar__conv_product_pick(enum conv_way way, int k, int s, int channel_tiles, bool few);
 
-/* Likewise for dw: a block makes 16 output_tiles (1 or 2) x 16 channels, few: x 8, with threads, and joins its warps' sums in
- * reduce_bytes of shared memory. */
+/* Likewise for dw: a block computes 16 output_tiles (1 or 2) x 16 channels, few: x 8, with `threads` threads, and adds the
+ * sums of its warps in reduce_bytes of shared memory. */
 typedef struct conv_slope_choice {
     conv_slope_kernel kernel;
     int threads, reduce_bytes;
@@ -74,7 +73,7 @@ extern const conv_join_kernel abar__conv_join;
 
 /* ---- inside kernels --------------------------------------------------------------------------------------------- */
 
-/* Where column x of a band stands in its line of shared memory. */
+/* The position of column x of a band in its line of shared memory. */
 template <int S> __device__ static inline int band_column(const conv_band &b, int x)
 {
     return S == 2 ? (x & 1) * ((b.wide + 1) / 2) + x / 2 : x;
@@ -86,7 +85,7 @@ template <int S> __device__ static inline int band_tap(const conv_band &b, int i
     return (i * b.wide + band_column<S>(b, j)) * b.pitch;
 }
 
-/* n / d without a division: part is ceil(2^20 / d). Exact for n d < 2^20, n < 4096 d; create sees to it. */
+/* n / d without a division: part is ceil(2^20 / d). Exact for n d < 2^20, n < 4096 d, which create ensures. */
 __device__ static inline int quotient(int n, unsigned part) { return (int)((unsigned)n * part >> 20); }
 
 /* A position of a tile, counted image by image, row by row. */
@@ -100,7 +99,8 @@ __device__ static inline conv_place band_place(const conv_band &b, int position)
     return {image, line - image * b.take, position - line * b.columns};
 }
 
-/* Bytes from the band's beginning to the first pixel under the window at a position. (Column S q of the band stands at q.) */
+/* Bytes from the band's beginning to the first pixel under the window at a position. (Column S q of the band is stored at
+ * q.) */
 template <int S> __device__ static inline int band_window(const conv_band &b, int position)
 {
     const conv_place at = band_place(b, position);
@@ -116,8 +116,8 @@ __device__ static inline int band_line(const conv_band &b, int image0, int y0, i
     return image < b.images && y >= 0 && y < b.height ? (image * b.height + y) * b.width : -1;
 }
 
-/* Asks for the band of a tile: chunks 16-byte pieces of every pixel, from channel first on. A lane takes the same pieces of
- * every line, a warp every warps-th line. */
+/* Starts the asynchronous copies of a tile's band: `chunks` 16-byte pieces of every pixel, from channel first on. A lane
+ * copies the same pieces of every line, a warp every warps-th line. */
 template <int S>
 __device__ static inline void band_load(const conv_band &b, uint32_t to, const bf16 *source, int tile, int first)
 {
@@ -138,7 +138,7 @@ __device__ static inline void band_load(const conv_band &b, uint32_t to, const b
     }
 }
 
-/* Up to 8 numbers, zeros behind them, as bf16 in one 16-byte piece. */
+/* Up to 8 numbers, filled up with zeros, as bf16 in one 16-byte piece. */
 __device__ static inline uint4 gather8(const bf16 *from, int n)
 {
     const uint16_t *bits = reinterpret_cast<const uint16_t *>(from);
@@ -148,7 +148,7 @@ __device__ static inline uint4 gather8(const bf16 *from, int n)
     return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
 }
 
-/* band_load for at most 8 channels, stride 1: they become 8 in shared memory. Stored at once. */
+/* band_load for at most 8 channels, stride 1: they are stored as 8 in shared memory, synchronously. */
 __device__ static inline void band_load_few(const conv_band &b, uint32_t to, const bf16 *source, int tile)
 {
     const int image0 = tile / b.bands * b.group, y0 = tile % b.bands * b.take - b.pad;

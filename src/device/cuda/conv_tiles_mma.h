@@ -49,7 +49,8 @@ __device__ static inline void multiply_add(float (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* 16 bytes from global memory, later; zeros where not valid (from is not read then). Both sides 16-byte aligned. */
+/* Copies 16 bytes from global memory asynchronously; zeros where not valid (from is not read then). Both sides 16-byte
+ * aligned. */
 __device__ static inline void copy16_async(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -57,7 +58,7 @@ __device__ static inline void copy16_async(uint32_t to, const void *from, bool v
                  : "memory");
 }
 
-/* Closes the group of this thread's copies; waits until at most open groups are still on their way. */
+/* Closes the group of this thread's copies; waits until at most `open` groups are pending. */
 __device__ static inline void copies_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int open> __device__ static inline void copies_wait(void)
 {

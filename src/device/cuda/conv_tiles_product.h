@@ -12,18 +12,18 @@
 
 #include "device/cuda/conv_tiles.h"
 
-/* What the comment above says, for one axis. */
+/* The taps described above, for one axis. */
 template <int WAY, int K, int S> struct conv_axis {
     static const bool split = WAY == CONV_DX && S == 2; /* by parity */
     static const int stride = WAY == CONV_DX ? 1 : S;   /* of the window over the band */
     static const int window = split ? (K + 1) / 2 : K;
     static const int parities = split ? 2 : 1;
-    /* Where in the window tap i reads, and which parity it serves. */
+    /* The place in the window that tap i reads, and the parity it belongs to. */
     __device__ static constexpr int reads(int i) { return split ? (K == 3 && i == 0 ? 1 : 0) : WAY == CONV_DX ? K - 1 - i : i; }
     __device__ static constexpr int parity(int i) { return split && K == 3 && i != 1 ? 1 : 0; }
 };
 
-/* The order in which taps are taken: those that read the same place of the window stand together, and have the same lot. */
+/* The order of the taps: those that read the same place of the window are adjacent, and have the same lot. */
 template <int WAY, int K, int S> struct conv_order {
     __device__ static constexpr int tap(int t)
     {
@@ -85,9 +85,9 @@ __device__ static inline void weights_fragments(uint32_t (&b)[NT][2], uint32_t w
     }
 }
 
-/* The lane's address for weights_fragments, at tap 0 and channel 0: four matrices in the order (channels of the result 0-7; of
- * the source 0-7, 8-15), (result 8-15; source likewise). Forward, a matrix's rows are result channels; for dx they are source
- * channels (o), and it is transposed on the way. */
+/* The lane's address for weights_fragments, at tap 0 and channel 0: four matrices in the order (channels of the result 0-7;
+ * of the source 0-7, 8-15), (result 8-15; source likewise). In forward, a matrix's rows are result channels; for dx they are
+ * source channels (o), and the load transposes it. */
 template <int WAY> __device__ static inline uint32_t weights_lane(uint32_t weights, int weight_pitch)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -112,7 +112,7 @@ __device__ static inline void multiply_all(float (&d)[MT][NT][4], const uint32_t
         for (int n = 0; n < NT; n++) multiply_add(d[m][n], a[m], b[n][0], b[n][1]);
 }
 
-/* All taps, all channels of the source. While one tap is multiplied, the fragments of the next are on their way. */
+/* All taps, all channels of the source. While one tap is multiplied, the fragments of the next are loaded. */
 template <int WAY, int K, int S, int NT>
 __device__ static inline void conv_accumulate(const conv_product &p, uint32_t weights,
                                               const uint32_t (&at)[conv_sums<WAY, K, S, NT>::MT],
@@ -141,8 +141,8 @@ __device__ static inline void conv_accumulate(const conv_product &p, uint32_t we
     }
 }
 
-/* The same for 8 input channels, two taps at a time: lanes 0 to 15 point under the even one, the others under the odd one. The
- * last odd tap has no weights: any numbers of the band do. */
+/* The same for 8 input channels, two taps at a time: lanes 0 to 15 point under the even one, the others under the odd one.
+ * The last odd tap has zero weights, so any finite numbers of the band will do. */
 template <int K, int NT>
 __device__ static inline void conv_accumulate_few(const conv_product &p, uint32_t weights,
                                                   const uint32_t (&at)[conv_sums<CONV_FORWARD, K, 1, NT>::MT],
@@ -164,7 +164,7 @@ __device__ static inline void conv_accumulate_few(const conv_product &p, uint32_
     }
 }
 
-/* Among four neighbouring lanes: lane t gives word c of its v to lane c, and receives lane k's word t as v[k]. */
+/* Transposes among four neighbouring lanes: lane t gives word c of its v to lane c, and receives lane k's word t as v[k]. */
 __device__ static inline void transpose_quad(uint32_t (&v)[4])
 {
 #pragma unroll
@@ -200,7 +200,7 @@ __device__ static inline void conv_store(bf16 *to, const float (&lo)[4], const f
     if (to) *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* All sums of a warp whose first position in the tile is first; n0: the block's first channel. */
+/* Stores all sums of a warp whose first position in the tile is first; n0: the block's first channel. */
 template <int WAY, int K, int S, int NT>
 __device__ static inline void conv_finish(const conv_product &p, int first, int n0, const conv_sums<WAY, K, S, NT> &sums)
 {
@@ -251,7 +251,7 @@ static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_co
         warp_sums sums = {};
         uint32_t at[warp_sums::MT];
 #pragma unroll
-        for (int m = 0; m < warp_sums::MT; m++) { /* positions behind the last are taken for it, and not stored */
+        for (int m = 0; m < warp_sums::MT; m++) { /* positions past the end repeat the last one and are not stored */
             const int position = min(first + 16 * m + lane % 16, count - 1);
             at[m] = band + (uint32_t)(band_window<conv_axis<WAY, K, S>::stride>(p.band, position) + (FEW ? 0 : lane / 16 * 16));
         }

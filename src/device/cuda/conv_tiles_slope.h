@@ -1,7 +1,7 @@
-/* dw of conv_tiles: output channels (rows of a, from dz) times input channels (columns of b, from the band of x), summed over
- * positions, 16 at a time: dw[o, i, j, c] = sum over positions of dz[p, q, o] x[p S - pad + i, q S - pad + j, c].
+/* dw of conv_tiles: output channels (rows of a, from dz) times input channels (columns of b, from the band of x), summed
+ * over positions, 16 at a time: dw[o, i, j, c] = sum over positions of dz[p, q, o] x[p S - pad + i, q S - pad + j, c].
  *
- * A block sums over its tiles in registers and leaves one partial dw; a second kernel joins the partials in order. */
+ * A block sums over its tiles in registers and writes one partial dw; a second kernel adds the partials in order. */
 #ifndef ABAR_CONV_TILES_SLOPE_H
 #define ABAR_CONV_TILES_SLOPE_H
 
@@ -16,9 +16,9 @@ template <int K, int OT, int CT> struct slope_sums {
     float v[K][OT][CT][4];
 };
 
-/* The sums of 16 positions. dz: the lane's address for matrices in the order (o 0-7, positions 0-7), (o 8-15, the same),
- * (o 0-7, positions 8-15), (o 8-15, the same); x: under tap (i, 0), for (positions 0-7, c 0-7), (positions 8-15, the same),
- * (positions 0-7, c 8-15), ... Rows in memory are positions, so that both are transposed on the way. */
+/* The sums of 16 positions. dz: the lane's address for matrices in the order (o 0-7, positions 0-7), (o 8-15, the same), (o
+ * 0-7, positions 8-15), (o 8-15, the same); x: under tap (i, 0), for (positions 0-7, c 0-7), (positions 8-15, the same),
+ * (positions 0-7, c 8-15), ... Rows in memory are positions, so that the loads transpose both. */
 template <int K, int S, int OT, int CT>
 __device__ static inline void slope_step(const conv_band &band, uint32_t dz, uint32_t x, slope_sums<K, OT, CT> &sums)
 {
@@ -44,7 +44,7 @@ __device__ static inline void slope_step(const conv_band &band, uint32_t dz, uin
             for (int c = 0; c < CT; c++) multiply_add(sums.v[j][o][c], a[o], b[j][c][0], b[j][c][1]);
 }
 
-/* The sums of a tile: this warp's part of the positions. Those behind the last have dz = 0, and the last one's x. */
+/* The sums of a tile: this warp's part of the positions. Past the end dz is 0, and x repeats the last position. */
 template <int K, int S, int OT, int CT>
 __device__ static inline void slope_tile(const conv_slope &p, uint32_t stage, slope_sums<K, OT, CT> &sums)
 {
@@ -57,7 +57,7 @@ __device__ static inline void slope_tile(const conv_slope &p, uint32_t stage, sl
     }
 }
 
-/* Zeros for dz behind the last position of a tile, up to 16 positions: loads never touch them. */
+/* Zeros for dz past the last position of a tile, up to 16 positions: loads never write there. */
 template <int OT> __device__ static inline void slope_clear_tail(const conv_slope &p, uint32_t stage)
 {
     const int count = band_positions(p.x), tail = (16 - count % 16) % 16;
@@ -66,7 +66,7 @@ template <int OT> __device__ static inline void slope_clear_tail(const conv_slop
                 make_uint4(0, 0, 0, 0));
 }
 
-/* Joins the slices in halves, in shared memory: the sums end in the warps of slice 0. */
+/* Adds the slices pairwise, in shared memory: the sums end up in the warps of slice 0. */
 template <int K, int OT, int CT> __device__ static inline void slope_join_slices(float *memory, slope_sums<K, OT, CT> &sums)
 {
     typedef slope_sums<K, OT, CT> warp_sums;
@@ -122,8 +122,8 @@ template <int S, int CT> __device__ static inline void slope_load(const conv_slo
     copies_commit();
 }
 
-/* A block: tiles blockIdx.x, blockIdx.x + gridDim.x, ..., input channels 8 CT blockIdx.y ..., output channels 16 OT blockIdx.z
- * ...; while it sums one tile the next is being loaded. */
+/* A block: tiles blockIdx.x, blockIdx.x + gridDim.x, ..., input channels 8 CT blockIdx.y ..., output channels 16 OT
+ * blockIdx.z ...; while it sums one tile the next is being loaded. */
 template <int K, int S, int OT, int CT>
 static __global__ void __launch_bounds__(slope_sums<K, OT, CT>::threads) conv_slope_tiles(const __grid_constant__ conv_slope p)
 {
@@ -144,21 +144,21 @@ static __global__ void __launch_bounds__(slope_sums<K, OT, CT>::threads) conv_sl
         }
         __syncthreads();
         slope_tile<K, S, OT, CT>(p, memory + stage, sums);
-        __syncthreads(); /* this stage is loaded into next */
+        __syncthreads(); /* the next load overwrites this stage */
         stage = stage ? 0u : (uint32_t)p.stage_bytes;
     }
     slope_join_slices<K, OT, CT>(reinterpret_cast<float *>(conv_memory), sums);
     if (threadIdx.x < 32 * K) slope_store<K, OT, CT>(p, p.partials + (int64_t)blockIdx.x * p.outputs * K * K * p.inputs, sums);
 }
 
-/* Element x of a block's 32 is summed by 8 threads, every eighth partial each, and these are joined in order. */
+/* Element x of a block's 32 is summed by 8 threads, every eighth partial each; these sums are added in order. */
 static __global__ void __launch_bounds__(256) conv_slope_join(const float *partials, float *dw, int count, int parts, bool add)
 {
     __shared__ float sums[8][32];
     const int element = (int)(blockIdx.x * 32 + threadIdx.x);
     float sum = 0.0f;
     if (element < count) {
-#pragma unroll 16 /* as many loads on their way */
+#pragma unroll 16 /* number of loads in flight */
         for (int k = (int)threadIdx.y; k < parts; k += 8) sum += partials[(int64_t)k * count + element];
     }
     sums[threadIdx.y][threadIdx.x] = sum;

@@ -1,8 +1,8 @@
-/* What the files of the CUDA back end share: the device's insides, errors, launches, and the two element types.
+/* Shared by the files of the CUDA back end: the device's internals, errors, launches, and the two element types.
  *
- * Host code checks every call through CUDA_TRY; kernels are launched with launch(), which remembers a failure until the next
- * wait or status. All work goes into dev's stream, in order. Reductions have a fixed order: the same numbers come out every
- * time. */
+ * Host code checks every call with CUDA_TRY. Kernels are launched with abar__cuda_launch, which keeps a failure until the
+ * next wait or status. All work is enqueued on dev's stream, in order. Reductions have a fixed order: they are bitwise
+ * reproducible. */
 #ifndef ABAR_CUDA_IMPL_H
 #define ABAR_CUDA_IMPL_H
 
@@ -17,21 +17,21 @@ typedef __nv_bfloat16 bf16;
 
 /* The back end's part of an abar_device. */
 typedef struct abar__cuda {
-    cudaStream_t stream, own_stream; /* the one in use; the one made here, NULL where the caller gave its own */
-    cudaStream_t side_stream;        /* for what may run beside the main stream within one operation */
+    cudaStream_t stream, own_stream; /* the one in use; the one created here, NULL where the caller passed its own */
+    cudaStream_t side_stream;        /* for work that may run concurrently with the main stream within one operation */
     cudaEvent_t fork, join;
     cudaStream_t aside_stream, main_stream; /* between aside_begin and aside_end stream is the former; else main is NULL */
     cudaEvent_t aside_fork, aside_join;
     int processors;       /* streaming multiprocessors */
-    size_t shared_memory; /* a block may have, opted in */
+    size_t shared_memory; /* bytes a block may use, opted in */
     bool recording;
     cudaError_t failure;                /* the first launch that failed since the last wait */
-    void *nn;                           /* handles of cuDNN and cuBLASLt, made by the first operation that needs them ... */
-    void (*nn_close)(abar_device *dev); /* ... and how to release them; NULL: none were made */
-    size_t held, peak;                  /* bytes of device memory taken through alloc */
+    void *nn;                           /* handles of cuDNN and cuBLASLt, opened by the first operation that needs them */
+    void (*nn_close)(abar_device *dev); /* releases them; NULL: there are none */
+    size_t held, peak;                  /* bytes of device memory allocated through alloc */
     void *workspace;   /* ABAR_CUDA_WORKSPACE bytes that a core operation may use while it runs: partial sums */
     unsigned *tickets; /* ABAR_CUDA_TICKETS counters of finished blocks, all zero between kernels */
-    void *staging;     /* pinned, grows with the largest copy that had to be rearranged */
+    void *staging;     /* pinned, grows with the largest copy that needs rearranging */
     size_t staging_bytes;
 } abar__cuda;
 
@@ -49,7 +49,7 @@ extern "C" abar_status abar__cuda_fail(abar_device *dev, cudaError_t error, cons
         if (cuda_error != cudaSuccess) return abar__cuda_fail((dev), cuda_error, #call); \
     } while (0)
 
-/* kernel<<<blocks, threads, shared, stream>>>(arguments...), remembering the first failure in the device. */
+/* kernel<<<blocks, threads, shared, stream>>>(arguments...); the device keeps the first failure. */
 template <typename... Parameters, typename... Arguments>
 static inline void abar__cuda_launch(abar_device *dev, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared,
                                      Arguments... arguments)
@@ -60,8 +60,8 @@ static inline void abar__cuda_launch(abar_device *dev, void (*kernel)(Parameters
     if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
 }
 
-/* Lets a kernel have all the dynamic shared memory that a block may have. The limit is the process's, not the device's or the
- * thread's: it is always the same number, so that nobody lowers it between another's setting and launch. */
+/* Allows a kernel all the dynamic shared memory that a block may have. The limit belongs to the process, not to the device
+ * or thread: it is always set to the same number, so that no thread lowers it between another's setting and launch. */
 static inline cudaError_t abar__cuda_allow_shared(const abar_device *dev, const void *kernel)
 {
     cudaFuncAttributes of;
@@ -71,7 +71,7 @@ static inline cudaError_t abar__cuda_allow_shared(const abar_device *dev, const 
                                 (int)(abar__cuda_of(dev)->shared_memory - of.sharedSizeBytes));
 }
 
-/* What an operation returns after its launches: ABAR_OK, or the failure remembered. */
+/* Returned by an operation after its launches: ABAR_OK, or the failure that was kept. */
 extern "C" abar_status abar__cuda_status(abar_device *dev);
 
 static inline int64_t abar__cuda_blocks(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
@@ -151,7 +151,7 @@ template <typename T> __device__ static inline T block_sum(T v, T *shared)
     return warp_sum(v);
 }
 
-/* Whether this is the last of `blocks` blocks to come here: it sees what the others wrote before. Resets the ticket. */
+/* Whether this is the last of `blocks` blocks to get here: it sees what the others wrote before. Resets the ticket. */
 __device__ static inline bool last_block(unsigned *ticket, unsigned blocks)
 {
     __shared__ bool last;

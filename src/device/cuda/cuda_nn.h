@@ -1,9 +1,8 @@
-/* The CUDA back end's nn operations, in the order in which they are tried (list in cuda_nn.cu), and what they share.
+/* The CUDA back end's nn operations, in the order in which they are tried (list in cuda_nn.cu), and their shared functions.
  *
  * 4-dimensional values are NHWC, 2-dimensional ones (rows, width) dense; elements are dev->activation (float or bf16).
- * Parameters and their gradients are float32, convolution weights (O, kh, kw, I/groups) in memory; in bf16 an operation reads
- * its weight's bf16 copy, args->shadow. dy comes in the layout of y, dx in that of x. Sums over a batch accumulate in float32.
- */
+ * Parameters and their gradients are float32, convolution weights (O, kh, kw, I/groups) in memory; in bf16 an operation
+ * reads the bf16 copy of its weight, args->shadow. dy has the layout of y, dx that of x. Sums over a batch are in float32. */
 #ifndef ABAR_CUDA_NN_H
 #define ABAR_CUDA_NN_H
 
@@ -21,12 +20,12 @@ extern const abar__op_impl abar__cuda_conv_patches;                        /* cu
 extern const abar__op_impl abar__cuda_linear;                              /* cuBLASLt */
 extern const abar__op_impl abar__cuda_conv_tiles;                          /* own tensor-core kernels for few channels */
 extern const abar__op_impl abar__cuda_conv_cudnn;                          /* cuDNN's engines */
-extern const abar__op_impl abar__cuda_conv_plain, abar__cuda_linear_plain; /* own loops for everything, last in the list */
+extern const abar__op_impl abar__cuda_conv_plain, abar__cuda_linear_plain; /* own loops for all cases, last in the list */
 }
 
 static inline bool abar__cuda_is_bf16(const abar_device *dev) { return dev->activation == ABAR_BF16; }
 
-/* NHWC for images and activations of four dimensions, dense for the others: what every operation here wants. */
+/* The layout that every operation here uses: NHWC for values of four dimensions, dense for the others. */
 static inline abar_layout abar__cuda_layout(const abar__shape *shape)
 {
     return shape->ndim == 4 ? ABAR_LAYOUT_NHWC : ABAR_LAYOUT_STRIDED;
@@ -64,7 +63,7 @@ template <int V, typename T> __device__ static inline void store_lanes(T *p, con
     }
 }
 
-/* from, or from + from2 where there is a second. */
+/* from, or from + from2 where from2 is not NULL. */
 template <int V, typename T> __device__ static inline lanes<V> load_sum(const T *from, const T *from2, int64_t at)
 {
     lanes<V> a = load_lanes<V>(from + at);

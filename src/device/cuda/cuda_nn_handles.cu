@@ -1,10 +1,11 @@
-/* cuBLASLt and cuDNN, one handle per device and stream. Each opens on first use: a net without convolutions never loads cuDNN.
- */
+/* cuBLASLt and cuDNN, one handle per device and stream. Each is loaded and opened on first use: a net without convolutions
+ * never loads cuDNN. */
 #include "device/cuda/cuda_nn_handles.h"
 
 abar_status abar__cuda_dnn_fail(abar_device *dev, cudnnStatus_t status, const char *what)
 {
-    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuDNN: %s (%s)", cudnnGetErrorString(status), what);
+    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuDNN: %s (%s)",
+                      abar__dnn_api_of(dev)->cudnnGetErrorString(status), what);
 }
 
 static void close_libraries(abar_device *dev)
@@ -15,9 +16,9 @@ static void close_libraries(abar_device *dev)
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
     if (s->products) s->forget_products(dev, s->products);
     abar__choices_close(s->choices);
-    if (s->side) cudnnDestroy(s->side);
-    if (s->main) cudnnDestroy(s->main);
-    if (s->blas) cublasLtDestroy(s->blas);
+    if (s->side) s->dnn_api.cudnnDestroy(s->side);
+    if (s->main) s->dnn_api.cudnnDestroy(s->main);
+    if (s->blas) s->blas_api.cublasLtDestroy(s->blas);
     abar__free(dev->ctx, s, sizeof *s);
     cuda->nn = NULL;
     cuda->nn_close = NULL;
@@ -37,22 +38,25 @@ static abar_status state_of(abar_device *dev, abar__cuda_nn_state **out)
 abar_status abar__cuda_blas(abar_device *dev, abar__cuda_nn_state **out)
 {
     ABAR_TRY(state_of(dev, out));
-    if ((*out)->blas) return ABAR_OK;
+    abar__cuda_nn_state *s = *out;
+    if (s->blas) return ABAR_OK;
+    ABAR_TRY(abar__blas_load(dev->ctx, &s->blas_api));
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
-    cublasStatus_t status = cublasLtCreate(&(*out)->blas);
+    cublasStatus_t status = s->blas_api.cublasLtCreate(&s->blas);
     if (status == CUBLAS_STATUS_SUCCESS) return ABAR_OK;
-    (*out)->blas = NULL;
-    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt does not start: %s", cublasLtGetStatusString(status));
+    s->blas = NULL;
+    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt does not start: %s",
+                      s->blas_api.cublasLtGetStatusString(status));
 }
 
-static abar_status open_dnn(abar_device *dev, cudaStream_t stream, cudnnHandle_t *out)
+static abar_status open_dnn(abar_device *dev, const abar__dnn_api *api, cudaStream_t stream, cudnnHandle_t *out)
 {
     cudnnHandle_t handle = NULL;
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
-    DNN_TRY(dev, cudnnCreate(&handle));
-    cudnnStatus_t status = cudnnSetStream(handle, stream);
+    DNN_TRY(dev, api->cudnnCreate(&handle));
+    cudnnStatus_t status = api->cudnnSetStream(handle, stream);
     if (status != CUDNN_STATUS_SUCCESS) {
-        cudnnDestroy(handle);
+        api->cudnnDestroy(handle);
         return abar__cuda_dnn_fail(dev, status, "cudnnSetStream");
     }
     *out = handle;
@@ -65,12 +69,13 @@ abar_status abar__cuda_dnn(abar_device *dev, abar__cuda_nn_state **out)
     ABAR_TRY(state_of(dev, out));
     abar__cuda_nn_state *s = *out;
     if (!s->main) {
-        ABAR_TRY(open_dnn(dev, cuda->stream, &s->main));
+        ABAR_TRY(abar__dnn_load(dev->ctx, &s->dnn_api));
+        ABAR_TRY(open_dnn(dev, &s->dnn_api, cuda->stream, &s->main));
         s->main_stream = cuda->stream;
     }
-    if (!s->side) ABAR_TRY(open_dnn(dev, cuda->side_stream, &s->side));
+    if (!s->side) ABAR_TRY(open_dnn(dev, &s->dnn_api, cuda->side_stream, &s->side));
     if (s->main_stream != cuda->stream) {
-        DNN_TRY(dev, cudnnSetStream(s->main, cuda->stream));
+        DNN_TRY(dev, s->dnn_api.cudnnSetStream(s->main, cuda->stream));
         s->main_stream = cuda->stream;
     }
     return ABAR_OK;

@@ -1,6 +1,5 @@
-/* Which of cuDNN's plans a convolution uses: the fastest, measured once for every shape the device meets and remembered for
- * later processes (choices.h); in deterministic runs the first that works. In float32 only plans that have proved themselves
- * (dnn_trial.cu) are taken. */
+/* Chooses the cuDNN plan of a convolution: the fastest, measured once per shape and kept for later processes (choices.h); in
+ * deterministic runs the first that works. In float32 only plans whose results were verified (dnn_trial.cu) are used. */
 #include "device/cuda/dnn_conv.h"
 
 #include <stdio.h>
@@ -9,33 +8,35 @@
 enum { MAX_PLANS = 16, MAX_FIRST = 10, MAX_COMPILED = 2 };
 enum { MAX_WORKSPACE = 256 << 20 };
 
-/* All plans for one pass: in bf16 the gradient of the weight may come in float32 or, second choice, in bf16. */
+/* All plans for one pass: in bf16 the gradient of the weight may be computed in float32 or, as a second choice, in bf16. */
 typedef struct offer {
     int graphs, plans[2];
     abar__dnn_graph graph[2];
     abar__dnn_plan plan[2][MAX_PLANS];
 } offer;
 
-static const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16}; /* of the graphs of an offer */
+static const cudnnDataType_t results[2] = {CUDNN_DATA_FLOAT, CUDNN_DATA_BFLOAT16}; /* data types of the graphs' results */
 
 /* ---- what is on offer -------------------------------------------------------------------------------------------- */
 
 static void ask(abar_device *dev, cudnnHandle_t handle, offer *o, int g, cudnnBackendHeurMode_t mode, bool compiled, int max)
 {
-    const abar__dnn_wish wish = {mode, abar__dnn_exact(dev), compiled, MAX_WORKSPACE};
-    const int room = MAX_PLANS - o->plans[g];
-    o->plans[g] += abar__dnn_plans(handle, &o->graph[g], &wish, max < room ? max : room, &o->plan[g][o->plans[g]]);
+    const abar__dnn_query query = {mode, abar__dnn_exact(dev), compiled, MAX_WORKSPACE};
+    const int left = MAX_PLANS - o->plans[g];
+    o->plans[g] += abar__dnn_plans(handle, &o->graph[g], &query, max < left ? max : left, &o->plan[g][o->plans[g]]);
 }
 
-/* Plans with ready-made kernels; where compiled is set, whatever there is. Mode B thinks longer (30 ms) and orders otherwise;
- * the few engines of exact float32 are found among the fallbacks too. */
+/* Collects plans with precompiled kernels; where `compiled` is set, all plans. Heuristic mode B takes longer (30 ms) and
+ * orders differently; the few engines for exact float32 are also found among the fallbacks. */
 static void collect(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, bool compiled, offer *o)
 {
     const bool bf16_data = abar__cuda_is_bf16(dev), exact = abar__dnn_exact(dev);
     const cudnnDataType_t data = bf16_data ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     o->graphs = pass == ABAR_DNN_WEIGHTS && bf16_data ? 2 : 1;
     for (int g = 0; g < o->graphs; g++) {
-        if (abar__dnn_graph_make(handle, shape, pass, data, results[g], &o->graph[g]) != CUDNN_STATUS_SUCCESS) continue;
+        if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[g], &o->graph[g]) !=
+            CUDNN_STATUS_SUCCESS)
+            continue;
         ask(dev, handle, o, g, CUDNN_HEUR_MODE_A, compiled, compiled ? MAX_COMPILED : MAX_FIRST);
         if (compiled || exact || !o->plans[g])
             ask(dev, handle, o, g, CUDNN_HEUR_MODE_FALLBACK, compiled, MAX_PLANS);
@@ -63,8 +64,8 @@ static size_t largest_workspace(const offer *o)
     return bytes;
 }
 
-/* The best plan on offer: (graph, plan) into at; false: none works. A rounded gradient must pay for its rounding, and for the
- * pass that turns it into float32. */
+/* The best of all plans: (graph, plan) into at; false: none works. A bf16 gradient must also pay for its rounding, and for
+ * the pass that converts it to float32. */
 static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const abar__dnn_trial *t, int at[2])
 {
     float best = -1.0f;
@@ -81,8 +82,8 @@ static bool judge(abar_device *dev, cudnnHandle_t handle, const offer *o, const 
     return best >= 0.0f;
 }
 
-/* Where there is no memory to try plans, as when a plan is made for a batch too large, the most promising is taken; but never
- * in float32, where it could not prove itself: ABAR_E_UNSUPPORTED. measured: the choice rests on trials. */
+/* Where there is no memory for trials, as when the memory of too large a batch is planned, the most promising plan is used;
+ * but not in float32, where it cannot be verified: ABAR_E_UNSUPPORTED. measured: the choice is based on trials. */
 static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const offer *o,
                         bool *found, bool *measured, int at[2])
 {
@@ -101,7 +102,8 @@ static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_
 
 /* ---- remembering -------------------------------------------------------------------------------------------------- */
 
-/* What earlier processes measured for this GPU, driver, cuDNN and abar; NULL: nothing is kept, as in deterministic runs. */
+/* Opens what earlier processes measured for this GPU, driver, cuDNN and abar; NULL: nothing is kept, as in deterministic
+ * runs. */
 static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
 {
     char title[ABAR_CHOICE_MAX];
@@ -110,7 +112,8 @@ static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
     if (nn->asked || dev->config.deterministic) return ABAR_OK;
     CUDA_TRY(dev, cudaGetDeviceProperties(&gpu, dev->ordinal));
     CUDA_TRY(dev, cudaDriverGetVersion(&driver));
-    snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, cudnnGetVersion(), abar_version());
+    snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, nn->dnn_api.cudnnGetVersion(),
+             abar_version());
     nn->asked = true;
     return abar__choices_open(dev->ctx, title, &nn->choices);
 }
@@ -147,14 +150,16 @@ static abar_status remember(abar__choices *cache, const char *problem, const aba
     return abar__choices_put(cache, problem, text);
 }
 
-/* False: nothing was remembered, or there is no such plan any more. */
+/* False: nothing was kept, or the plan no longer exists. */
 static bool recall(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass, const char *text,
                    abar__dnn_choice *c)
 {
     const cudnnDataType_t data = abar__cuda_is_bf16(dev) ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
     const bool rounded = text && strncmp(text, "bf16 ", 5) == 0;
     if (!text || (!rounded && strncmp(text, "float ", 6) != 0)) return false;
-    if (abar__dnn_graph_make(handle, shape, pass, data, results[rounded], &c->graph) != CUDNN_STATUS_SUCCESS) return false;
+    if (abar__dnn_graph_make(abar__dnn_api_of(dev), handle, shape, pass, data, results[rounded], &c->graph) !=
+        CUDNN_STATUS_SUCCESS)
+        return false;
     c->found = abar__dnn_plan_read(handle, &c->graph, text + (rounded ? 5 : 6), &c->plan);
     if (!c->found) abar__dnn_graph_release(&c->graph);
     return c->found;
@@ -162,7 +167,7 @@ static bool recall(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape
 
 /* ---- a convolution's choices ---------------------------------------------------------------------------------------- */
 
-/* A failure leaves c untried: with more memory another time there may be a choice. */
+/* A failure leaves c untried: it may succeed later, with more memory. */
 static abar_status measure_pass(abar_device *dev, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
                                 abar__dnn_choice *c, bool *measured)
 {
@@ -177,7 +182,7 @@ static abar_status measure_pass(abar_device *dev, cudnnHandle_t handle, const ab
             c->found = true;
             c->graph = o.graph[at[0]];
             c->plan = o.plan[at[0]][at[1]];
-            o.graph[at[0]] = {}; /* kept */
+            o.graph[at[0]] = {}; /* released elsewhere from now on */
             o.plan[at[0]][at[1]] = {};
         }
         decline(&o);

@@ -1,22 +1,22 @@
-/* Trying cuDNN's plans on made-up numbers, recorded into a graph as they will run later: one that does not work or cannot be
- * recorded drops out, the others are timed. Where float32 was asked for they have to give what our own loops give, too: some
- * engines are not exact and carry no note that says so. */
+/* Tries cuDNN's plans on pseudo-random numbers, captured into a graph as they will run later. Plans that do not work or
+ * cannot be captured are rejected, the others are timed. In float32 their results must also agree with our own loops: some
+ * engines are not exact and have no note that says so. */
 #include "device/cuda/dnn_conv.h"
 
 #include <string.h>
 
 enum { THREADS = 256, MAX_BLOCKS = 1024, REPEAT = 8, LAUNCHES = 3 };
-#define LONG_ENOUGH 1.0f /* milliseconds after which a measurement needs no second */
+#define LONG_ENOUGH 1.0f /* milliseconds after which a measurement is not repeated */
 
-/* How far a float32 result may be off, relative to its largest element. One float32 sum over the 131072 pixels of 128 images of
- * 32 x 32, in sequence, of numbers like those made up here, is off by up to about 1.7e-5; ours, in slices of 256, by 6e-7. With
+/* The largest error of a float32 result, relative to its largest element. A sequential float32 sum over the 131072 pixels of
+ * 128 images of 32 x 32, of numbers as used here, has an error of up to about 1.7e-5; ours, in slices of 256, of 6e-7. With
  * inputs rounded to TF32 it is 3e-4, for any number of pixels. */
 #define TOLERANCE 2e-5f
 
 /* ---- on the device ----------------------------------------------------------------------------------------------- */
 
-/* Threads stride over the elements: uniform in [-1, 1), of 24 bits so that float32 needs its whole mantissa, from a hash of the
- * element's place. */
+/* Threads stride over the elements: uniform in [-1, 1), with 24 bits so that float32 needs its whole mantissa, from a hash
+ * of the element's index. */
 template <typename T> static __global__ void make_up(T *to, int64_t count)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -27,8 +27,8 @@ template <typename T> static __global__ void make_up(T *to, int64_t count)
     }
 }
 
-/* Threads stride over the elements. The bits of floats that are not negative order as their values do, those of a NaN above all
- * others: largest (2) becomes the bits of max |got - expected| and max |expected|, in whatever order blocks come. */
+/* Threads stride over the elements. The bits of non-negative floats have the order of their values, those of a NaN are above
+ * all others: largest (2) becomes the bits of max |got - expected| and max |expected|, for any order of blocks. */
 static __global__ void compare(const float *got, const float *expected, int64_t count, unsigned *largest)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -52,7 +52,7 @@ static dim3 blocks_for(int64_t count)
 
 /* ---- what has to come out ---------------------------------------------------------------------------------------- */
 
-/* Our own loops for this convolution, without bias or activation; priv is the caller's to free. */
+/* Our own loops for this convolution, without bias or activation; the caller frees priv. */
 static abar_status make_loops(abar_device *dev, const abar__dnn_shape *shape, int pass, abar__op *loops)
 {
     abar__op_desc *d = &loops->desc;
@@ -68,7 +68,7 @@ static abar_status make_loops(abar_device *dev, const abar__dnn_shape *shape, in
     return loops->impl->create(loops);
 }
 
-/* t's workspace is the loops' meanwhile: the gradient of the weight where nobody wants it, then their scratch. */
+/* The loops use t's workspace: for the gradient of the weight where it is not wanted, then for their scratch. */
 static abar_status run_loops(abar__op *loops, int pass, size_t weight_bytes, const abar__dnn_trial *t)
 {
     const abar__run run = {};
@@ -91,8 +91,8 @@ static abar_status run_loops(abar__op *loops, int pass, size_t weight_bytes, con
 
 static int64_t count_of(const int64_t dim[4]) { return dim[0] * dim[1] * dim[2] * dim[3]; }
 
-/* Memory for x, w, y, the workspace and, for proofs, what is expected; the first three filled. */
-static abar_status make_room(abar_device *dev, const int64_t count[3], int result, size_t workspace, abar__dnn_trial *t)
+/* Allocates x, w, y, the workspace and, for verification, the expected result; fills the first three. */
+static abar_status allocate(abar_device *dev, const int64_t count[3], int result, size_t workspace, abar__dnn_trial *t)
 {
     const size_t element = abar_dtype_size(dev->activation), of[3] = {element, sizeof(float), element};
     const bool exact = abar__dnn_exact(dev);
@@ -116,7 +116,7 @@ static abar_status make_room(abar_device *dev, const int64_t count[3], int resul
     return abar__cuda_status(dev);
 }
 
-/* Trials run in the side stream, after all that was given to the main one. */
+/* Trials run on the side stream, after all work enqueued on the main stream. */
 static abar_status make_clock(abar_device *dev, abar__dnn_trial *t)
 {
     CUDA_TRY(dev, cudaEventCreate(&t->begin));
@@ -138,7 +138,7 @@ abar_status abar__dnn_trial_open(abar_device *dev, const abar__dnn_shape *shape,
     *out = {};
     abar_status status = exact ? make_loops(dev, shape, pass, &loops) : ABAR_OK;
     if (exact && workspace < weight_bytes + loops.scratch_bytes) workspace = weight_bytes + loops.scratch_bytes;
-    if (status >= 0) status = make_room(dev, count, results[pass], workspace, out);
+    if (status >= 0) status = allocate(dev, count, results[pass], workspace, out);
     if (status >= 0 && exact) status = run_loops(&loops, pass, weight_bytes, out);
     if (status >= 0) status = make_clock(dev, out);
     if (status < 0) abar__dnn_trial_close(dev, out);
@@ -156,7 +156,7 @@ void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t)
 
 /* ---- trying ------------------------------------------------------------------------------------------------------ */
 
-/* Runs the plan once and says how long that took; false: it does not work. */
+/* Runs the plan once and measures it; false: it does not work. */
 static bool run_once(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
                      abar__dnn_pack *pack, float *ms)
 {
@@ -167,8 +167,8 @@ static bool run_once(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_
     return good && cudaEventElapsedTime(ms, t->begin, t->end) == cudaSuccess;
 }
 
-/* Runs the plan once, then writes several runs down: one where that took long. NULL: it does not work, or not in a recording.
- */
+/* Runs the plan once, then captures several runs: only one where that took long. NULL: it does not work, or cannot be
+ * captured. */
 static cudaGraphExec_t record(cudnnHandle_t handle, cudaStream_t stream, const abar__dnn_plan *plan, const abar__dnn_trial *t,
                               abar__dnn_pack *pack, int *repeat)
 {
@@ -185,7 +185,7 @@ static cudaGraphExec_t record(cudnnHandle_t handle, cudaStream_t stream, const a
     return ready;
 }
 
-/* Milliseconds of the recording, the best of several; negative: it does not run. */
+/* Milliseconds of the captured runs, the best of several launches; negative: they do not run. */
 static float time_runs(cudaGraphExec_t runs, cudaStream_t stream, const abar__dnn_trial *t)
 {
     float best = -1.0f;
@@ -203,7 +203,7 @@ static float time_runs(cudaGraphExec_t runs, cudaStream_t stream, const abar__dn
     return best;
 }
 
-/* Nothing of an earlier plan's result may count for this one: all NaN. */
+/* Sets the result to NaN, so that an earlier plan's result does not count for this one. */
 static bool spoil_result(cudaStream_t stream, const abar__dnn_trial *t)
 {
     return cudaMemsetAsync(t->result, 0xff, (size_t)t->count * sizeof(float), stream) == cudaSuccess;
@@ -235,6 +235,6 @@ float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_plan
     good = ms >= 0.0f && (!t->expected || result_is_expected(stream, t));
     if (runs) cudaGraphExecDestroy(runs);
     abar__dnn_pack_release(&pack);
-    (void)cudaGetLastError(); /* what a plan that does not work left behind */
+    (void)cudaGetLastError(); /* clears errors that a plan that does not work left behind */
     return good ? ms / (float)repeat : -1.0f;
 }

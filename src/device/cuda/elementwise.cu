@@ -1,8 +1,8 @@
 /* Operations on one element at a time, in the layout of their input: activation, sum, dropout. */
 #include "device/cuda/random.h"
 
-/* A pack from element i on; past the end of n elements: zeros, and nothing is stored. Values begin on a multiple of 16 bytes.
- */
+/* A pack from element i on; past the end of n elements it reads zeros and stores nothing. Values begin on a multiple of 16
+ * bytes. */
 template <typename T> __device__ static inline pack<T> load_upto(const T *p, int64_t i, int64_t n)
 {
     if (i + pack<T>::n <= n) return load_pack(p + i);
@@ -23,7 +23,7 @@ template <typename T> __device__ static inline void store_upto(T *p, int64_t i, 
         if (i + k < n) store(p, i + k, a.v[k]);
 }
 
-/* from, or from + from2 where there is a second. */
+/* from, or from + from2 where from2 is not NULL. */
 template <typename T> __device__ static inline pack<T> sum_upto(const T *from, const T *from2, int64_t i, int64_t n)
 {
     pack<T> a = load_upto(from, i, n);
@@ -62,9 +62,9 @@ static abar_status activation_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* The normal distribution at v and, if asked for, its density; T: what the result is rounded to. With q = e^(-v^2/2), which
- * both share, and t = 1 / (1 + 0.2316419 |v|): 1 - P(|v|) = q t (b1 + t (b2 + ...)) (Abramowitz and Stegun 26.2.17, error below
- * 1e-7), a third of the instructions of erff, and enough for bf16. */
+/* The normal distribution at v and, if asked for, its density; T: the type of the result. With q = e^(-v^2/2), which both
+ * share, and t = 1 / (1 + 0.2316419 |v|): 1 - P(|v|) = q t (b1 + t (b2 + ...)) (Abramowitz and Stegun 26.2.17, error below
+ * 1e-7). It takes a third of the instructions of erff, and is accurate enough for bf16. */
 template <typename T> __device__ static inline float normal_distribution(float v, float *density)
 {
     if constexpr (sizeof(T) == sizeof(float)) {
@@ -92,7 +92,7 @@ template <typename T> __device__ static inline float activate(abar__activation k
 {
     switch (kind) {
     case ABAR_ACT_NONE: break;
-    case ABAR_ACT_RELU: return x < 0.0f ? 0.0f : x; /* keeps a NaN, which fmaxf would hide */
+    case ABAR_ACT_RELU: return x < 0.0f ? 0.0f : x; /* keeps a NaN, which fmaxf would drop */
     case ABAR_ACT_TANH: return tanhf(x);
     case ABAR_ACT_GELU_ERF: return x * normal_distribution<T>(x, NULL);
     case ABAR_ACT_GELU_TANH: return x * logistic<T>(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x));
@@ -130,7 +130,7 @@ template <typename T> static __global__ void activation_kernel(int64_t n, abar__
     store_upto(y, i, n, a);
 }
 
-/* dx = (dy + dy2) slope; value is y or x, whichever the slope is made from. */
+/* dx = (dy + dy2) slope; value is the y or x that the slope is computed from. */
 template <typename T>
 static __global__ void activation_grad_kernel(int64_t n, abar__activation kind, const T *dy, const T *dy2, const T *value,
                                               T *dx)
@@ -227,10 +227,10 @@ const abar__op_impl abar__cuda_add = {"cuda-add", ABAR_OP_ADD, add_create, add_f
 
 /* ---- dropout: zero with probability drop, else scaled by 1 / (1 - drop) ------------------------------------------ */
 
-/* Which elements fall depends on the global sample and the element's place in it alone, in (C, H, W) order. */
+/* The mask depends only on the global sample and the element's index in it, in (C, H, W) order. */
 
-/* x and y lie (images, pixels, channels). blockIdx.x is the image; a thread owns up to four neighbouring pixels of one channel,
- * which take one draw, or two where they straddle a boundary. */
+/* x and y are (images, pixels, channels). blockIdx.x is the image; a thread owns up to four neighbouring pixels of one
+ * channel, which use one draw, or two where they cross a boundary. */
 template <typename T>
 static __global__ void dropout_kernel(dropout_key key, uint64_t first, int channels, int pixels, const T *x, T *y)
 {
@@ -251,7 +251,7 @@ static __global__ void dropout_kernel(dropout_key key, uint64_t first, int chann
     }
 }
 
-/* Dense samples: a thread owns a pack of elements, which takes whole draws. */
+/* Dense samples: a thread owns a pack of elements, which uses whole draws. */
 template <typename T> static __global__ void dropout_packs_kernel(dropout_key key, uint64_t first, int64_t n, const T *x, T *y)
 {
     const int64_t i = pack_begin<T>();
@@ -267,8 +267,8 @@ template <typename T> static __global__ void dropout_packs_kernel(dropout_key ke
     store_pack(y + i, v);
 }
 
-/* Whole samples fall: all elements of sample g take word g % 4 of draw g / 4. blockIdx.x is the sample; a thread owns every
- * gridDim.y-th V-vector of it. */
+/* Whole samples are dropped: all elements of sample g use word g % 4 of draw g / 4. blockIdx.x is the sample; a thread owns
+ * every gridDim.y-th V-vector of it. */
 template <typename T, int V>
 static __global__ void drop_samples_kernel(dropout_key key, uint64_t first, int units, const T *x, T *y)
 {
@@ -311,7 +311,7 @@ template <typename T> static void drop_elements(abar__op *op, const abar__run *r
     const int channels = s->ndim == 4 ? (int)s->dim[1] : 1; /* a dense sample is one channel of many pixels */
     const int pixels = (int)(elements / channels);
     const dropout_key key = dropout_key_of(&op->desc, run);
-    const uint64_t first = (uint64_t)(run->sample0 * elements); /* the g of the batch's first element */
+    const uint64_t first = (uint64_t)(run->sample0 * elements); /* the index of the batch's first element in the global batch */
     if (channels == 1 && elements % pack<T>::n == 0)
         abar__cuda_launch(op->dev, dropout_packs_kernel<T>, pack_grid<T>(all), ABAR_CUDA_THREADS, 0, key, first, all, x, y);
     else

@@ -1,8 +1,7 @@
-/* Embedding: y[n, t] = table[token[n, t]] + positions[t]; its gradients sum over all places where a token stands, in their
- * order, without a sort: of a small vocabulary in shared memory, slab by slab of places; of a large one by the first place of
- * each token, which looks for the others as far as the last. A token outside the vocabulary makes a NaN, and no gradient:
- * nobody waits to be told.
- */
+/* Embedding: y[n, t] = table[token[n, t]] + positions[t]. Its gradients sum over all places of a token, in their order,
+ * without a sort. For a small vocabulary the sums are in shared memory, one slab of places after another; for a large one
+ * the first place of each token searches for the others up to the last. A token outside the vocabulary yields a NaN and no
+ * gradient, without host synchronisation. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/sequence.h"
 
@@ -96,13 +95,13 @@ template <typename T> static void small_gradient(abar__op *op, const abar__op_ar
 
 /* ---- the gradient of a large table ---------------------------------------------------------------------------------- */
 
-/* Of every token of the vocabulary that occurs: its first place, and the complement of its last. Both are the least of what is
- * offered, from all bits set. */
+/* For every token of the vocabulary that occurs: its first place, and the complement of its last. Both are minima, which
+ * start from all bits set. */
 typedef struct extent {
     unsigned first, last;
 } extent;
 
-/* A thread owns a place. Least numbers do not depend on the order in which they are found. */
+/* A thread owns a place. Minima do not depend on the order in which they are taken. */
 static __global__ void find_extents(int64_t places, int64_t vocabulary, const int32_t *token, extent *extents)
 {
     const int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -112,8 +111,8 @@ static __global__ void find_extents(int64_t places, int64_t vocabulary, const in
     atomicMin(&e->last, ~(unsigned)r);
 }
 
-/* Appends to list those of SEARCH places from `from` on, before `end`, that have the token, in order; returns how many it has
- * then. */
+/* Appends to list those of SEARCH places from `from` on, before `end`, that have the token, in order; returns the new length
+ * of the list. */
 __device__ static int gather(const int32_t *token, int64_t end, int64_t from, int32_t which, int *list, int length)
 {
     __shared__ int counts[SEARCH / 32];
@@ -133,7 +132,7 @@ __device__ static int gather(const int32_t *token, int64_t end, int64_t from, in
     return all;
 }
 
-/* sum += the places list[first], list[first + step], .. of dy; AHEAD of them are asked for before the first is added. */
+/* sum += the places list[first], list[first + step], .. of dy; AHEAD of them are loaded before the first is added. */
 template <int V, typename T>
 __device__ static inline void add_places(const T *dy, int width, const int *list, int first, int step, int length,
                                          lanes<V> *sum)
@@ -150,9 +149,9 @@ __device__ static inline void add_places(const T *dy, int width, const int *list
     }
 }
 
-/* dtable[token] += the sum of dy over the places of that token. blockIdx.x is a place, which works only where it is the first
- * of its token; a thread owns V neighbouring columns, and one of blockDim / (width / V) shares of the places. shared: the sums.
- */
+/* dtable[token] += the sum of dy over the places of that token. blockIdx.x is a place, which works only if it is the first
+ * of its token; a thread owns V neighbouring columns, and one of blockDim / (width / V) parts of the places. shared: the
+ * sums. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(SEARCH)
     large_kernel(int width, int64_t vocabulary, const int32_t *token, const extent *extents, const T *dy, float *dtable)

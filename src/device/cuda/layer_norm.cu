@@ -1,23 +1,23 @@
-/* Layer norm over the last dimension of a dense value, (rows, width): y = scale (x - mean) rstd + shift. With
- * xh = (x - mean) rstd and g = scale dy: dx = rstd (g - mean(g) - xh mean(g xh)), dscale = sum dy xh, dshift = sum dy over
- * rows. saved, (rows, 2): mean and rstd.
+/* Layer norm over the last dimension of a dense value, (rows, width): y = scale (x - mean) rstd + shift. With xh = (x -
+ * mean) rstd and g = scale dy: dx = rstd (g - mean(g) - xh mean(g xh)), dscale = sum dy xh, dshift = sum dy over rows.
+ * saved, (rows, 2): mean and rstd.
  *
- * With a residual x is the sum of two inputs, the stream, which forward writes beside y; backward adds the gradient that others
- * brought to it, and the sum is the gradient of both inputs.
+ * With a residual x is the sum of two inputs, the stream, which forward writes in addition to y; backward adds the gradient
+ * that other readers of the stream have, and the sum is the gradient of both inputs.
  *
- * A warp that can hold a row in its registers reads it once; backward keeps the column sums there, too. Other widths take
+ * Where a warp can hold a row in its registers it reads it once; backward keeps the column sums there, too. Other widths use
  * kernels that read a row again for every pass over it. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/sequence.h"
 
-#define ROWS_PER_BLOCK 8 /* a warp each */
+#define ROWS_PER_BLOCK 8 /* one warp each */
 #define COLUMN_LANES 8   /* threads that share a column of a slab */
-#define MAX_SLABS 1024   /* of rows, summed apart and then joined in order */
+#define MAX_SLABS 1024   /* of rows, summed separately and then added in order */
 #define MAX_HELD 48      /* elements of a row that a lane holds */
 
-/* What the kernels read and write. Without a residual x is what is normalised; with one forward makes stream = x + residual,
- * and backward finds it in x. shift, saved (forward), dx, dx_too (the second input's, where it has memory of its own) and
- * dstream may be NULL. */
+/* The arguments of the kernels. Without a residual x is the input of the norm; with one, forward writes stream = x +
+ * residual, and backward reads it as x. shift, saved (forward), dx, dx_too (the second input's, where it has memory of its
+ * own) and dstream may be NULL. */
 template <typename T> struct norm_memory {
     int64_t rows;
     int width;
@@ -28,19 +28,19 @@ template <typename T> struct norm_memory {
     float *saved, *partial; /* partial (slabs, 2, width): sums of dy xh and of dy over a slab of rows */
 };
 
-/* As it will be read again. */
+/* The value as it will be read again. */
 __device__ static inline float rounded(const float *, float v) { return v; }
 __device__ static inline float rounded(const bf16 *, float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
 
-/* What stays of a row's gradient: written to both inputs. */
+/* The gradient of a row: written to both inputs. */
 template <typename T, int V> __device__ static inline void store_both(const norm_memory<T> &m, int64_t at, const lanes<V> &g)
 {
     if (m.dx) store_lanes<V>(m.dx + at, g);
     if (m.dx_too) store_lanes<V>(m.dx_too + at, g);
 }
 
-/* Blocks of backward that a multiprocessor can have at once where a lane holds K packs of V elements: of three rows as they lie
- * in memory, and of two sums. */
+/* Blocks of backward that a multiprocessor can run at once where a lane holds K packs of V elements: of three rows in their
+ * storage type, and of two sums. */
 static constexpr int blocks_at_once(int K, int V)
 {
     const int registers = 3 * 4 * K + 2 * K * V;
@@ -49,7 +49,7 @@ static constexpr int blocks_at_once(int K, int V)
 
 /* ---- rows in registers: K packs a lane ------------------------------------------------------------------------------- */
 
-/* The lane's part of a row, as it lies in memory: packs lane, lane + 32, ...; zeros past its end. */
+/* The lane's part of a row, in its storage type: packs lane, lane + 32, ...; zeros past its end. */
 template <typename T, int K> struct raw_row {
     uint4 part[K];
     __device__ void read(const T *row, int width)
@@ -115,9 +115,9 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK) forward_held_kerne
     if (m.saved && threadIdx.x % 32 == 0) m.saved[2 * row] = mean, m.saved[2 * row + 1] = rstd;
 }
 
-/* dx and partial. A warp owns every so many-th row of all; RESIDUAL: there is a dstream. Rows stay as they lie in memory, which
- * takes half the registers, and are made numbers twice. The sums of a block's warps are joined in order in shared memory,
- * (ROWS_PER_BLOCK, width). */
+/* dx and partial. A warp owns rows at equal distances; RESIDUAL: there is a dstream. Rows are held in their storage type,
+ * which takes half the registers, and are converted to float twice. The sums of a block's warps are added in order in shared
+ * memory, (ROWS_PER_BLOCK, width). */
 template <typename T, int K, bool RESIDUAL>
 static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, pack<T>::n))
     backward_held_kernel(norm_memory<T> m)
@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(32 * ROWS_PER_BLOCK, blocks_at_once(K, 
         dy.read(m.dy + at, m.width);
         if (RESIDUAL) dstream.read(m.dstream + at, m.width);
         const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
-        float sum = 0.0f, dot = 0.0f; /* of g = scale dy, and of g with xh */
+        float sum = 0.0f, dot = 0.0f; /* of g = scale dy, and of g times xh */
         for_held<T, K>(m.width, [&](int j, int c) {
             const lanes<V> v = x.numbers(j), d = dy.numbers(j), scale = load_floats<V>(m.scale + c);
 #pragma unroll
@@ -183,7 +183,7 @@ template <typename T, int V> static __global__ void forward_kernel(norm_memory<T
     const int64_t row = (int64_t)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / 32, at = row * m.width;
     const int first = threadIdx.x % 32 * V;
     if (row >= m.rows) return;
-    const T *x = m.residual ? m.stream : m.x; /* a lane reads only what it has written itself */
+    const T *x = m.residual ? m.stream : m.x; /* a lane reads only what it wrote itself */
     float sum = 0.0f, square = 0.0f;
     for (int c = first; c < m.width; c += 32 * V) {
         lanes<V> v = load_sum<V>(m.x, m.residual, at + c);
@@ -214,7 +214,7 @@ template <typename T, int V> static __global__ void input_grad_kernel(norm_memor
     const int first = threadIdx.x % 32 * V;
     if (row >= m.rows) return;
     const float mean = m.saved[2 * row], rstd = m.saved[2 * row + 1];
-    float sum = 0.0f, dot = 0.0f; /* of g, and of g with xh */
+    float sum = 0.0f, dot = 0.0f; /* of g, and of g times xh */
     for (int c = first; c < m.width; c += 32 * V) {
         const lanes<V> v = load_lanes<V>(m.x + at + c), d = load_lanes<V>(m.dy + at + c);
 #pragma unroll
@@ -276,10 +276,10 @@ static int held_of(const abar__op *op)
 /* Blocks that share the rows in backward. */
 static int slabs_of(const abar__op *op)
 {
-    const int64_t wish = abar__cuda_blocks(rows_of(op), held_of(op) ? ROWS_PER_BLOCK : 8 * COLUMN_LANES);
+    const int64_t wanted = abar__cuda_blocks(rows_of(op), held_of(op) ? ROWS_PER_BLOCK : 8 * COLUMN_LANES);
     const int V = abar__cuda_is_bf16(op->dev) ? pack<bf16>::n : pack<float>::n;
     const int64_t most = held_of(op) ? blocks_at_once(held_of(op), V) * abar__cuda_of(op->dev)->processors : 64;
-    const int64_t slabs = wish < most ? wish : most;
+    const int64_t slabs = wanted < most ? wanted : most;
     return slabs < MAX_SLABS ? (int)slabs : MAX_SLABS;
 }
 
@@ -340,7 +340,7 @@ template <typename T> static void held_run(abar__op *op, const norm_memory<T> &m
         held_launch<T, 4>(op, m, back);
     else if (held <= 6)
         held_launch<T, 6>(op, m, back);
-    else if constexpr (sizeof(T) == sizeof(float)) { /* only floats hold so many */
+    else if constexpr (sizeof(T) == sizeof(float)) { /* only floats need so many */
         if (held <= 8)
             held_launch<T, 8>(op, m, back);
         else

@@ -1,19 +1,20 @@
-/* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is dy before the
- * ReLU: products by cuBLASLt, none that adds in an order of its own. Its algorithms are measured, once for every shape, and so
- * is whether db comes cheaper with dW; deterministic runs take cuBLASLt's first advice, and db from our own kernels.
+/* y = x W^T + b, ReLU if fused, and its gradients dW = dz^T x, db = sum of dz over rows, dx = dz W, where dz is the gradient
+ * before the ReLU. Products are cuBLASLt's, restricted to algorithms whose sums have a fixed order. Its algorithms are
+ * measured once per shape, and so is whether computing db together with dW is faster; deterministic runs use cuBLASLt's
+ * first suggestion, and our own kernels for db.
  *
- * cuBLASLt counts columns first: what is (R, C) here is a C x R matrix there, and every product is written transposed.
+ * cuBLASLt is column-major: what is (R, C) here is a C x R matrix there, and every product is transposed.
  *
- * Its fast kernels want 16 bytes to divide every row, and where it begins. A head whose number of outputs does not (50257
- * tokens) leaves PADDED rows where their reader allows, and its outputs are two parts: as many as can be had so, and the few
- * left over. */
+ * Its fast kernels need rows that begin at, and whose length is, a multiple of 16 bytes. A head with another number of
+ * outputs (50257 tokens) writes PADDED rows where their reader allows it, and is split into two parts: as many outputs as
+ * are a multiple, and the few that are left. */
 #include "device/cuda/bias_relu.h"
 #include "device/cuda/cuda_nn_handles.h"
 
 enum {
     MAX_WORKSPACE = 32 << 20,
     FAST_BYTES = 16,
-    WIDE = 1024, /* outputs from which on a second product for the last few pays */
+    WIDE = 1024, /* from so many outputs on, a second product for the last few is worthwhile */
     CANDIDATES = 8,
     ROUNDS = 2, /* of REPEAT runs: the better one counts */
     REPEAT = 4,
@@ -35,13 +36,13 @@ typedef struct part {
 typedef struct linear {
     part parts[2];
     int n_parts;
-    product dw_db;     /* dw and db at once, written; desc NULL: that does not pay */
+    product dw_db;     /* dw and db at once, written; desc NULL: that is not faster */
     int64_t pitch;     /* from row to row of the output */
-    bool tail;         /* bias and ReLU follow the product in a pass of their own */
-    size_t bias_bytes; /* of the bf16 copy of the bias in front of the forward product's workspace; 0: none is needed */
+    bool tail;         /* bias and ReLU are a pass after the product */
+    size_t bias_bytes; /* of the bf16 copy of the bias, before the forward product's workspace; 0: none is needed */
 } linear;
 
-/* One side of a product: how it lies in memory as (rows, width), and whether it is to be transposed. */
+/* One matrix of a product: its memory as (rows, width), and whether it is to be transposed. */
 typedef struct side {
     cudaDataType_t type;
     int64_t rows, width, pitch;
@@ -58,23 +59,25 @@ static int64_t row_count(const abar__op *op) { return abar__shape_count(&op->des
 static abar_status explain(abar_device *dev, cublasStatus_t status)
 {
     if (status == CUBLAS_STATUS_SUCCESS) return ABAR_OK;
-    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt: %s", cublasLtGetStatusString(status));
+    return abar__fail(dev->ctx, ABAR_E_BACKEND, "device cuda: cuBLASLt: %s",
+                      abar__blas_api_of(dev)->cublasLtGetStatusString(status));
 }
 
-static void release_product(product *p)
+static void release_product(const abar_device *dev, product *p)
 {
-    if (p->d) cublasLtMatrixLayoutDestroy(p->d);
-    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
-    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
-    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
+    const abar__blas_api *api = abar__blas_api_of(dev);
+    if (p->d) api->cublasLtMatrixLayoutDestroy(p->d);
+    if (p->b) api->cublasLtMatrixLayoutDestroy(p->b);
+    if (p->a) api->cublasLtMatrixLayoutDestroy(p->a);
+    if (p->desc) api->cublasLtMatmulDescDestroy(p->desc);
 }
 
-static void release_parts(linear *l)
+static void release_parts(const abar_device *dev, linear *l)
 {
     for (int i = 0; i < 2; i++) {
-        release_product(&l->parts[i].y);
-        release_product(&l->parts[i].dx);
-        release_product(&l->parts[i].dw);
+        release_product(dev, &l->parts[i].y);
+        release_product(dev, &l->parts[i].dx);
+        release_product(dev, &l->parts[i].dw);
         l->parts[i] = {};
     }
 }
@@ -82,34 +85,40 @@ static void release_parts(linear *l)
 static void destroy(abar__op *op)
 {
     linear *l = (linear *)op->priv;
-    release_parts(l);
-    release_product(&l->dw_db);
+    release_parts(op->dev, l);
+    release_product(op->dev, &l->dw_db);
 }
 
-static cublasStatus_t set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value, size_t bytes)
+static cublasStatus_t set(const abar_device *dev, cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what,
+                          const void *value, size_t bytes)
 {
-    return cublasLtMatmulDescSetAttribute(desc, what, value, bytes);
+    return abar__blas_api_of(dev)->cublasLtMatmulDescSetAttribute(desc, what, value, bytes);
 }
 
-/* Up to `most` algorithms whose sums have one order, for memory aligned as the arena is, the likely best first. */
-static cublasStatus_t ask(cublasLtHandle_t blas, const product *p, int most, cublasLtMatmulHeuristicResult_t *out, int *found)
+/* Up to `most` algorithms whose sums have a fixed order, for memory aligned like the arena, the most promising first. */
+static cublasStatus_t ask(const abar__cuda_nn_state *nn, const product *p, int most, cublasLtMatmulHeuristicResult_t *out,
+                          int *found)
 {
     const uint64_t workspace = MAX_WORKSPACE;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16;
     const cublasLtMatmulPreferenceAttributes_t sides[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    cublasLtMatmulPreference_t wish;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
+    const abar__blas_api *api = &nn->blas_api;
+    cublasLtMatmulPreference_t preference;
+    cublasStatus_t status = api->cublasLtMatmulPreferenceCreate(&preference);
     if (status) return status;
-    status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    status = api->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                       sizeof workspace);
     if (!status)
-        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-                                                      sizeof reductions);
-    for (int i = 0; i < 4 && !status; i++) status = cublasLtMatmulPreferenceSetAttribute(wish, sides[i], &align, sizeof align);
+        status = api->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                                           sizeof reductions);
+    for (int i = 0; i < 4 && !status; i++)
+        status = api->cublasLtMatmulPreferenceSetAttribute(preference, sides[i], &align, sizeof align);
     *found = 0;
-    if (!status) status = cublasLtMatmulAlgoGetHeuristic(blas, p->desc, p->a, p->b, p->d, p->d, wish, most, out, found);
-    cublasLtMatmulPreferenceDestroy(wish);
+    if (!status)
+        status = api->cublasLtMatmulAlgoGetHeuristic(nn->blas, p->desc, p->a, p->b, p->d, p->d, preference, most, out, found);
+    api->cublasLtMatmulPreferenceDestroy(preference);
     if (status) return status;
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -120,50 +129,51 @@ static void take(product *p, const cublasLtMatmulHeuristicResult_t *advice)
     p->workspace = advice->workspaceSize;
 }
 
-static cublasStatus_t pick(cublasLtHandle_t blas, product *p)
+static cublasStatus_t pick(const abar__cuda_nn_state *nn, product *p)
 {
     cublasLtMatmulHeuristicResult_t best;
     int found;
-    cublasStatus_t status = ask(blas, p, 1, &best, &found);
+    cublasStatus_t status = ask(nn, p, 1, &best, &found);
     if (!status) status = best.state;
     if (!status) take(p, &best);
     return status;
 }
 
-/* d (rows, width) = a and b multiplied as cuBLASLt sees them; epilogue: behind it. */
-static cublasStatus_t make_product(const abar_device *dev, cublasLtHandle_t blas, side a, side b, side d,
+/* d (rows, width) = a and b multiplied in cuBLASLt's order, followed by the epilogue. */
+static cublasStatus_t make_product(const abar_device *dev, const abar__cuda_nn_state *nn, side a, side b, side d,
                                    cublasLtEpilogue_t epilogue, product *p)
 {
     const bool tf32 = dev->config.precision == ABAR_PRECISION_TF32;
     const void *aligned =
-        (const void *)(uintptr_t)ABAR_ALIGN; /* stands for the bias, of which only the alignment is looked at */
+        (const void *)(uintptr_t)ABAR_ALIGN; /* in place of the bias, of which only the alignment matters here */
     const int32_t behind = epilogue;
+    const abar__blas_api *api = &nn->blas_api;
     cublasStatus_t status =
-        cublasLtMatmulDescCreate(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &a.op, sizeof a.op);
-    if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &b.op, sizeof b.op);
-    if (!status) status = set(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &behind, sizeof behind);
+        api->cublasLtMatmulDescCreate(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!status) status = set(dev, p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &a.op, sizeof a.op);
+    if (!status) status = set(dev, p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &b.op, sizeof b.op);
+    if (!status) status = set(dev, p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &behind, sizeof behind);
     if (!status && epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB))
-        status = set(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->a, a.type, (uint64_t)a.width, (uint64_t)a.rows, a.pitch);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->b, b.type, (uint64_t)b.width, (uint64_t)b.rows, b.pitch);
-    if (!status) status = cublasLtMatrixLayoutCreate(&p->d, d.type, (uint64_t)d.width, (uint64_t)d.rows, d.pitch);
-    return status ? status : pick(blas, p);
+        status = set(dev, p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned);
+    if (!status) status = api->cublasLtMatrixLayoutCreate(&p->a, a.type, (uint64_t)a.width, (uint64_t)a.rows, a.pitch);
+    if (!status) status = api->cublasLtMatrixLayoutCreate(&p->b, b.type, (uint64_t)b.width, (uint64_t)b.rows, b.pitch);
+    if (!status) status = api->cublasLtMatrixLayoutCreate(&p->d, d.type, (uint64_t)d.width, (uint64_t)d.rows, d.pitch);
+    return status ? status : pick(nn, p);
 }
 
-/* dw (and, with BGRADB behind it, db) of one part. */
-static cublasStatus_t make_slope(const abar__op *op, cublasLtHandle_t blas, const linear *l, const part *p,
+/* dw (and, with the epilogue BGRADB, db) of one part. */
+static cublasStatus_t make_slope(const abar__op *op, const abar__cuda_nn_state *nn, const linear *l, const part *p,
                                  cublasLtEpilogue_t epilogue, product *to)
 {
     const cudaDataType_t type = abar__cuda_is_bf16(op->dev) ? CUDA_R_16BF : CUDA_R_32F;
     const int64_t in = inputs(op), rows = row_count(op);
     const side x = {type, rows, in, in, CUBLAS_OP_N}, z_turned = {type, rows, p->outputs, l->pitch, CUBLAS_OP_T};
     const side dw = {CUDA_R_32F, p->outputs, in, in, CUBLAS_OP_N};
-    return make_product(op->dev, blas, x, z_turned, dw, epilogue, to);
+    return make_product(op->dev, nn, x, z_turned, dw, epilogue, to);
 }
 
-/* The products of one part: z has its columns of the output, w and dw their rows. */
-static cublasStatus_t make_part(const abar__op *op, cublasLtHandle_t blas, const linear *l, part *p)
+/* The products of one part: z is its columns of the output, w and dw are its rows. */
+static cublasStatus_t make_part(const abar__op *op, const abar__cuda_nn_state *nn, const linear *l, part *p)
 {
     const bool bias = op->desc.bias && !l->tail, relu = op->desc.activation == ABAR_ACT_RELU && !l->tail;
     const cublasLtEpilogue_t epilogue = bias && relu ? CUBLASLT_EPILOGUE_RELU_BIAS
@@ -174,53 +184,53 @@ static cublasStatus_t make_part(const abar__op *op, cublasLtHandle_t blas, const
     const int64_t in = inputs(op), out = p->outputs, rows = row_count(op);
     const side x = {type, rows, in, in, CUBLAS_OP_N}, z = {type, rows, out, l->pitch, CUBLAS_OP_N};
     const side w = {type, out, in, in, CUBLAS_OP_N}, w_turned = {type, out, in, in, CUBLAS_OP_T};
-    cublasStatus_t status = make_product(op->dev, blas, w_turned, x, z, epilogue, &p->y);
-    if (!status) status = make_slope(op, blas, l, p, CUBLASLT_EPILOGUE_DEFAULT, &p->dw);
-    if (!status && op->desc.need_dx[0]) status = make_product(op->dev, blas, w, z, x, CUBLASLT_EPILOGUE_DEFAULT, &p->dx);
+    cublasStatus_t status = make_product(op->dev, nn, w_turned, x, z, epilogue, &p->y);
+    if (!status) status = make_slope(op, nn, l, p, CUBLASLT_EPILOGUE_DEFAULT, &p->dw);
+    if (!status && op->desc.need_dx[0]) status = make_product(op->dev, nn, w, z, x, CUBLASLT_EPILOGUE_DEFAULT, &p->dx);
     return status;
 }
 
-static cublasStatus_t make_parts(const abar__op *op, cublasLtHandle_t blas, linear *l, int64_t first_part)
+static cublasStatus_t make_parts(const abar__op *op, const abar__cuda_nn_state *nn, linear *l, int64_t first_part)
 {
     const int64_t out = outputs(op);
-    release_parts(l);
+    release_parts(op->dev, l);
     l->n_parts = first_part < out ? 2 : 1;
     l->parts[0].outputs = l->parts[1].first = first_part;
     l->parts[1].outputs = out - first_part;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    for (int i = 0; i < l->n_parts && !status; i++) status = make_part(op, blas, l, &l->parts[i]);
+    for (int i = 0; i < l->n_parts && !status; i++) status = make_part(op, nn, l, &l->parts[i]);
     return status;
 }
 
-/* cuBLASLt knows no algorithm for such widths. */
+/* cuBLASLt has no algorithm for such widths. */
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* In two parts where that is faster and can be had. */
-static cublasStatus_t make_products(const abar__op *op, cublasLtHandle_t blas, linear *l)
+/* In two parts where that is faster and possible. */
+static cublasStatus_t make_products(const abar__op *op, const abar__cuda_nn_state *nn, linear *l)
 {
     const int64_t out = outputs(op), whole = out - out % (int64_t)(FAST_BYTES / element_size(op));
     l->pitch = abar__row_pitch(op->dev, out, op->out_layout);
     if (op->out_layout == ABAR_LAYOUT_PADDED && out >= WIDE) {
-        const cublasStatus_t status = make_parts(op, blas, l, whole);
+        const cublasStatus_t status = make_parts(op, nn, l, whole);
         if (!is_refusal(status)) return status;
     }
-    return make_parts(op, blas, l, out);
+    return make_parts(op, nn, l, out);
 }
 
-/* With bias and ReLU behind the product; where that is refused, and in bf16 where there are both, with a pass of their own. */
-static cublasStatus_t make_either(abar__op *op, cublasLtHandle_t blas, linear *l)
+/* With bias and ReLU in the product's epilogue; where that is refused, and in bf16 with both, in a pass of their own. */
+static cublasStatus_t make_either(abar__op *op, const abar__cuda_nn_state *nn, linear *l)
 {
     const bool relu = op->desc.activation == ABAR_ACT_RELU;
     l->tail = op->desc.bias && relu && abar__cuda_is_bf16(op->dev);
-    const cublasStatus_t made = make_products(op, blas, l);
+    const cublasStatus_t made = make_products(op, nn, l);
     if (!is_refusal(made) || l->tail || !(op->desc.bias || relu)) return made;
     destroy(op);
     *l = {};
     l->tail = true;
-    return make_products(op, blas, l);
+    return make_products(op, nn, l);
 }
 
 static cublasStatus_t run_product(abar_device *dev, char *workspace, const product *p, const void *a, const void *b, float beta,
@@ -229,16 +239,16 @@ static cublasStatus_t run_product(abar_device *dev, char *workspace, const produ
     const abar__cuda *cuda = abar__cuda_of(dev);
     const abar__cuda_nn_state *nn = (const abar__cuda_nn_state *)cuda->nn;
     const float one = 1.0f;
-    return cublasLtMatmul(nn->blas, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, workspace, p->workspace,
-                          cuda->stream);
+    return nn->blas_api.cublasLtMatmul(nn->blas, p->desc, &one, a, p->a, b, p->b, &beta, d, p->d, d, p->d, &p->algo, workspace,
+                                       p->workspace, cuda->stream);
 }
 
 /* ---- measuring -------------------------------------------------------------------------------------------------- */
 
-/* Memory as the layer will have it, filled with small numbers, and a clock. */
+/* Memory as the layer will have it, filled with small numbers, and events. */
 typedef struct trial {
     abar_device *dev;
-    cublasLtHandle_t blas;
+    const abar__cuda_nn_state *nn;
     void *memory;
     size_t bytes;
     char *x, *z, *w, *dw, *db, *workspace;
@@ -273,7 +283,7 @@ static abar_status open_trial(const abar__op *op, const linear *l, trial *t)
     return ABAR_OK;
 }
 
-/* Milliseconds that work() takes; negative: it returned false, or the device did not carry it out. */
+/* Milliseconds of work(); negative: it returned false, or the device failed. */
 template <typename Work> static float time_of(const trial *t, Work work)
 {
     const cudaStream_t stream = abar__cuda_of(t->dev)->stream;
@@ -290,13 +300,13 @@ template <typename Work> static float time_of(const trial *t, Work work)
     return best / (float)REPEAT;
 }
 
-/* Lets p take the fastest of its algorithms, and returns its milliseconds; negative: none worked, it keeps what it had. */
+/* Gives p the fastest of its algorithms and returns its milliseconds; negative: none worked, p is unchanged. */
 static float take_fastest(const trial *t, product *p, const void *a, const void *b, void *d)
 {
     cublasLtMatmulHeuristicResult_t advice[CANDIDATES];
     int found, chosen = -1;
     float best = -1.0f;
-    if (ask(t->blas, p, CANDIDATES, advice, &found)) return -1.0f;
+    if (ask(t->nn, p, CANDIDATES, advice, &found)) return -1.0f;
     for (int i = 0; i < found; i++) {
         if (advice[i].state) continue;
         product candidate = *p;
@@ -308,13 +318,13 @@ static float take_fastest(const trial *t, product *p, const void *a, const void 
     return best;
 }
 
-/* db is read out of dz while dw is made, or by a pass of its own: whichever is faster. */
+/* db is computed together with dw, or by a pass of its own: whichever is faster. */
 static void join_slope_and_bias(const abar__op *op, linear *l, const trial *t, float dw_ms)
 {
     const void *db = t->db;
-    if (make_slope(op, t->blas, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db) ||
-        set(l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)) {
-        release_product(&l->dw_db);
+    if (make_slope(op, t->nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db) ||
+        set(t->dev, l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)) {
+        release_product(t->dev, &l->dw_db);
         l->dw_db = {};
         return;
     }
@@ -325,22 +335,23 @@ static void join_slope_and_bias(const abar__op *op, linear *l, const trial *t, f
                     return true;
                 });
     if (both >= 0.0f && dw_ms >= 0.0f && both < dw_ms + alone) return;
-    release_product(&l->dw_db);
+    release_product(t->dev, &l->dw_db);
     l->dw_db = {};
 }
 
-static abar_status measure(const abar__op *op, cublasLtHandle_t blas, linear *l)
+static abar_status measure(const abar__op *op, const abar__cuda_nn_state *nn, linear *l)
 {
     trial t = {};
     t.dev = op->dev;
-    t.blas = blas;
+    t.nn = nn;
     abar_status status = open_trial(op, l, &t);
     float dw_ms = -1.0f;
     for (int i = 0; i < l->n_parts && status >= 0; i++) {
         part *p = &l->parts[i];
         const void *bias = t.db;
-        if (op->desc.bias && !l->tail) set(p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-        if (i == 0) take_fastest(&t, &p->y, t.w, t.x, t.z); /* for nothing: an idle device is slow at first */
+        if (op->desc.bias && !l->tail) set(op->dev, p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (i == 0)
+            take_fastest(&t, &p->y, t.w, t.x, t.z); /* the first measurement is discarded: an idle device is slow at first */
         take_fastest(&t, &p->y, t.w, t.x, t.z);
         dw_ms = take_fastest(&t, &p->dw, t.x, t.z, t.dw);
         if (op->desc.need_dx[0]) take_fastest(&t, &p->dx, t.w, t.z, t.x);
@@ -356,7 +367,7 @@ static abar_status measure(const abar__op *op, cublasLtHandle_t blas, linear *l)
 
 enum { PRODUCTS = 7 };
 
-/* What was chosen for a shape: layers that are alike run alike, and a net that was planned is the net that runs. */
+/* The choice for a shape: equal layers run equally, and a net runs with the workspaces that were planned for it. */
 typedef struct choice {
     struct choice *next;
     int64_t rows, in, out, pitch;
@@ -424,17 +435,17 @@ static abar_status remember(const abar__op *op, abar__cuda_nn_state *nn, linear 
     return ABAR_OK;
 }
 
-/* What was chosen before for a layer like this, or is now. */
+/* Uses the earlier choice for such a layer, or makes one. */
 static abar_status choose(const abar__op *op, abar__cuda_nn_state *nn, linear *l)
 {
     const choice wanted = describe(op, l), *c = (const choice *)nn->products;
     product *products[PRODUCTS];
     while (c && !are_alike(c, &wanted)) c = c->next;
     if (!c) {
-        ABAR_TRY(measure(op, nn->blas, l));
+        ABAR_TRY(measure(op, nn, l));
         return remember(op, nn, l);
     }
-    if (c->joint) ABAR_TRY(explain(op->dev, make_slope(op, nn->blas, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db)));
+    if (c->joint) ABAR_TRY(explain(op->dev, make_slope(op, nn, l, &l->parts[0], CUBLASLT_EPILOGUE_BGRADB, &l->dw_db)));
     list_products(l, products);
     for (int i = 0; i < PRODUCTS; i++) {
         products[i]->algo = c->of[i].algo;
@@ -456,7 +467,7 @@ static abar_status create(abar__op *op)
     linear *l = (linear *)op->priv;
     op->in_layout[0] = ABAR_LAYOUT_STRIDED;
     op->out_layout = op->desc.pad && odd ? ABAR_LAYOUT_PADDED : ABAR_LAYOUT_STRIDED;
-    const cublasStatus_t made = make_either(op, nn->blas, l);
+    const cublasStatus_t made = make_either(op, nn, l);
     abar_status status = is_refusal(made) ? ABAR_E_UNSUPPORTED : explain(op->dev, made);
     if (status >= 0 && !op->dev->config.deterministic) status = choose(op, nn, l);
     if (status < 0) {
@@ -465,7 +476,7 @@ static abar_status create(abar__op *op)
         op->priv = NULL;
         return status;
     }
-    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt adds a bias of the output's type */
+    if (op->desc.bias && !l->tail && abar__cuda_is_bf16(op->dev)) /* cuBLASLt needs the bias in the output's type */
         l->bias_bytes = abar__round_up((size_t)outputs(op) * sizeof(bf16), ABAR_CUDA_ALIGN);
     size_t scratch = op->desc.bias ? abar__cuda_bias_partials(op->dev, row_count(op), outputs(op)) : 0;
     if (scratch < l->dw_db.workspace) scratch = l->dw_db.workspace;
@@ -486,7 +497,7 @@ static abar_status multiply(abar__op *op, char *workspace, const product *p, con
     return explain(op->dev, run_product(op->dev, workspace, p, a, b, beta, d));
 }
 
-/* The rows of the weight that make this part. */
+/* The rows of the weight that belong to this part. */
 static const void *weight_of(const abar__op *op, const abar__op_args *a, const part *p)
 {
     const void *weight = abar__cuda_is_bf16(op->dev) ? a->shadow[0] : a->param[0];
@@ -506,7 +517,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
         part *p = &l->parts[i];
         const void *behind = (l->bias_bytes ? workspace : (const char *)bias) + (size_t)p->first * bias_element;
         if (bias && !l->tail)
-            ABAR_TRY(explain(op->dev, set(p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &behind, sizeof behind)));
+            ABAR_TRY(explain(op->dev, set(op->dev, p->y.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &behind, sizeof behind)));
         ABAR_TRY(multiply(op, workspace + l->bias_bytes, &p->y, weight_of(op, a, p), a->x[0], 0.0f, columns_of(op, a->y, p)));
     }
     if (l->tail)
@@ -514,12 +525,12 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return abar__cuda_status(op->dev);
 }
 
-/* dw and db by one product; only where neither is added to what is there. */
+/* dw and db by one product; only where neither is added to an existing gradient. */
 static abar_status slope_and_bias(abar__op *op, const abar__op_args *a, char *workspace)
 {
     const linear *l = (const linear *)op->priv;
     void *db = a->dparam[1];
-    ABAR_TRY(explain(op->dev, set(l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)));
+    ABAR_TRY(explain(op->dev, set(op->dev, l->dw_db.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &db, sizeof db)));
     return multiply(op, workspace, &l->dw_db, a->x[0], a->dy, 0.0f, a->dparam[0]);
 }
 

@@ -1,8 +1,8 @@
-/* Softmax cross entropy and squared error: the mean over the first run->valid samples, and its gradient, zero for the others.
- * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q.
+/* Softmax cross entropy and squared error: the mean over the first run->valid samples, and its gradient, zero for the
+ * others. Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q.
  *
- * Logits, soft targets and those of the squared error are dev->activation, labels int32. A label outside the classes makes the
- * loss a NaN: nobody waits here to be told more. */
+ * Logits, soft targets and those of the squared error are dev->activation, labels int32. A label outside the classes makes
+ * the loss NaN, without host synchronisation. */
 #include "device/cuda/cuda_nn.h"
 
 #include <float.h>
@@ -12,9 +12,9 @@
 #define THREADS 1024
 #define WARPS (THREADS / 32)
 #define MAX_PARTS 1024 /* blocks that share a loss */
-#define WIDE 1024      /* rows from so many classes on get a block each, not a warp */
+#define WIDE 1024      /* rows with at least so many classes get a block each, not a warp */
 #define WIDE_THREADS 256
-#define AT_ONCE 4 /* packs of a wide row that a thread reads before it uses them */
+#define AT_ONCE 4 /* packs of a wide row that a thread loads before it uses them */
 
 typedef struct part_sum { /* of one block */
     double loss;
@@ -23,7 +23,7 @@ typedef struct part_sum { /* of one block */
 
 /* ---- one number from many blocks ----------------------------------------------------------------------------------- */
 
-/* The block's sum goes to its place in parts; a block that is alone writes the result at once. All threads call. */
+/* Writes the block's sum to its place in parts; a single block writes the result at once. All threads must call. */
 __device__ static void leave(part_sum mine, part_sum *parts, double per, int64_t count, abar_loss *result)
 {
     __shared__ double losses[32];
@@ -52,7 +52,7 @@ static __global__ void join_kernel(int n, const part_sum *parts, double per, int
     if (threadIdx.x == 0) *result = {count > 0 ? sum.loss / per : 0.0, sum.correct, count};
 }
 
-/* As many blocks as there is work of `grain` units for, at least one. */
+/* The number of blocks for work of `grain` units each, at least one. */
 static int parts_for(int64_t units, int64_t grain)
 {
     const int64_t parts = abar__cuda_blocks(units, grain);
@@ -77,7 +77,7 @@ static abar_status join(abar__op *op, const abar__op_args *a, int parts, double 
 
 /* ---- softmax cross entropy ------------------------------------------------------------------------------------------ */
 
-/* The largest of a row and where it first stands, over a warp whose lanes each bring their own. */
+/* The largest of a row and its first position, over a warp whose lanes each have their own candidate. */
 __device__ static inline void warp_first_maximum(float &value, int &at)
 {
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ static float entropy_row(const entropy &e, const T *x, const void *ta
     const float top = row_maximum(x, e.width, guess);
     float sum = 0.0f, distance = 0.0f, surprise = 0.0f; /* of e^(x - top), of x - top, of target (x - top) */
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
-    float mass = 0.0f; /* of the target: 1, but for rounding */
+    float mass = 0.0f; /* of the target: 1 up to rounding */
     for (int k = lane; k < e.width; k += 32) {
         const float d = load(x, k) - top;
         sum += expf(d);
@@ -177,8 +177,8 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
 
 /* ---- rows of many classes ------------------------------------------------------------------------------------------- */
 
-/* A row of elements that need not begin on a multiple of 16 bytes: single ones, packs, single ones. A block shares it; what a
- * thread gets comes in rising order. */
+/* A row of elements that need not begin on a multiple of 16 bytes: single ones, packs, single ones. The block's threads
+ * divide it; a thread gets its elements in ascending order. */
 template <typename T, typename Work> __device__ static inline void for_row(const T *row, int width, Work work)
 {
     constexpr int V = pack<T>::n;
@@ -197,7 +197,7 @@ template <typename T, typename Work> __device__ static inline void for_row(const
     if (tail + (int)threadIdx.x < width) work(tail + threadIdx.x, lanes<1>{{load(row, tail + threadIdx.x)}});
 }
 
-/* e^v, as exact as what is made from it will be kept. */
+/* e^v, with the accuracy that the result's type needs. */
 template <typename T> __device__ static inline float exponential(float v)
 {
     if constexpr (sizeof(T) == sizeof(float))
@@ -206,9 +206,9 @@ template <typename T> __device__ static inline float exponential(float v)
         return __expf(v);
 }
 
-/* What a thread, and then a block, knows of a row: its largest value and about where that first stands (-1: nowhere), sums of
- * e^(x - top), of x, of the soft target and of its products with x. top is finite while x is: minus infinity adds nothing, and
- * what is no number makes the sum none. */
+/* What a thread, and then a block, knows of a row: its largest value and approximately its first position (-1: none), sums
+ * of e^(x - top), of x, of the soft target and of its products with x. top is finite while x is: minus infinity adds
+ * nothing, and a NaN makes the sum NaN. */
 typedef struct row_sums {
     float top, sum, plain, mass, product;
     int at;
@@ -229,7 +229,7 @@ template <typename T, int V> __device__ static inline void take(row_sums &r, con
     for (int i = 0; i < V; i++) r.sum += exponential<T>(v.v[i] - r.top);
 }
 
-/* The first largest over a block whose threads each bring their own (at < 0: none). */
+/* The first maximum over a block whose threads each have their own candidate (at < 0: none). */
 __device__ static inline void block_first_maximum(float &value, int &at)
 {
     __shared__ float values[32];
@@ -245,14 +245,14 @@ __device__ static inline void block_first_maximum(float &value, int &at)
     warp_first_maximum(value, at);
 }
 
-/* entropy_row by a whole block. */
+/* entropy_row for a whole block. */
 template <typename T>
 __device__ static float wide_row(const entropy &e, const T *x, const void *target, int64_t row, float *saved, bool &hit)
 {
     __shared__ float shared[32];
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
     row_sums r = {-FLT_MAX, 0.0f, 0.0f, 0.0f, 0.0f, -1};
-    float most = -INFINITY; /* of the soft target, and where */
+    float most = -INFINITY; /* of the soft target, and its position */
     int truth = -1;
     for_row(x, e.width, [&](int k, auto v) {
         constexpr int V = (int)(sizeof v / sizeof(float));
@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     leave(mine, parts, (double)e.valid, e.valid, result);
 }
 
-/* As entropy_grad_kernel. dx lies on 16 bytes as x does. */
+/* As entropy_grad_kernel. dx has the same alignment as x. */
 template <typename T>
 static __global__ void __launch_bounds__(WIDE_THREADS)
     wide_grad_kernel(entropy e, const T *x, const void *target, const float *saved, float share, T *dx)
@@ -331,7 +331,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 
 /* ---- the operation --------------------------------------------------------------------------------------------------- */
 
-/* A sample is one row of logits, or T of them. */
+/* A sample has one row of logits, or T rows. */
 static int64_t rows_a_sample(const abar__op *op) { return op->desc.in[0].ndim == 3 ? op->desc.in[0].dim[1] : 1; }
 
 static entropy entropy_of(const abar__op *op, const abar__op_args *a)
@@ -397,7 +397,7 @@ const abar__op_impl abar__cuda_softmax_cross_entropy = {
 
 /* ---- squared error: mean over all elements of the valid samples ------------------------------------------------------ */
 
-/* A thread owns every (THREADS * gridDim.x)-th of the n elements that count. */
+/* A thread owns every (THREADS * gridDim.x)-th of the first n elements. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     square_kernel(int64_t n, int64_t valid, const T *x, const T *target, part_sum *parts, abar_loss *result)
@@ -410,7 +410,7 @@ static __global__ void __launch_bounds__(THREADS)
     leave(mine, parts, (double)n, valid, result);
 }
 
-/* A thread owns one of all elements, of which n count. */
+/* A thread owns one element; the gradient is zero from the n-th on. */
 template <typename T>
 static __global__ void square_grad_kernel(int64_t all, int64_t n, float factor, const T *x, const T *target, T *dx)
 {

@@ -1,7 +1,7 @@
-/* Max and average pooling over windows of each channel, in NHWC. The average divides by the full kernel, padding included; the
- * maximum never sees the padding, and of equal maxima the first in row-major order counts. Max pooling saves which tap of its
- * window each maximum was, in a byte where the window has fewer than 255. Backward gathers: each element of dx looks for the
- * windows that read it, in a fixed order. */
+/* Max and average pooling over windows of each channel, in NHWC. The average divides by the full kernel, padding included.
+ * The maximum ignores the padding; of equal maxima the first in row-major order counts. Max pooling saves the tap of each
+ * maximum, in a byte where the window has fewer than 255. Backward gathers: each element of dx goes through the windows that
+ * read it, in a fixed order. */
 #include "device/cuda/cuda_nn.h"
 
 typedef struct pool {
@@ -25,7 +25,7 @@ static pool pool_of(const abar__op_desc *d)
     return p;
 }
 
-/* V neighbouring channels of one pixel of an image: what a thread owns. units of them make the image. */
+/* V neighbouring channels of one pixel of an image, owned by one thread. An image has `units` of them. */
 typedef struct spot {
     int channel, h, w;
 } spot;
@@ -45,7 +45,7 @@ __device__ static inline int first_window(int at, int kernel, int stride, int di
 
 /* ---- maximum ----------------------------------------------------------------------------------------------------- */
 
-/* The largest of a window, and its tap; a NaN is larger than anything. Index(-1): the window covers padding alone. */
+/* The largest of a window, and its tap; a NaN is larger than any number. Index(-1): the window covers only padding. */
 template <typename T, int V, typename Index> static __global__ void max_kernel(pool p, const T *x, T *y, Index *saved)
 {
     const int units = p.out_h * p.out_w * (p.channels / V);
@@ -76,7 +76,7 @@ template <typename T, int V, typename Index> static __global__ void max_kernel(p
     }
 }
 
-/* dx = the sum of dy over the windows whose maximum stood here. */
+/* dx = the sum of dy over the windows whose maximum is here. */
 template <typename T, int V, typename Index>
 static __global__ void max_grad_kernel(pool p, const T *dy, const Index *saved, T *dx)
 {
@@ -216,7 +216,7 @@ template <typename T, int V> static __global__ void plane_average_kernel(pool p,
     }
 }
 
-/* dx = the sum of dy over the windows that cover this place, over the taps. */
+/* dx = the sum of dy over the windows that cover this element, divided by the number of taps. */
 template <typename T, int V> static __global__ void average_grad_kernel(pool p, const T *dy, T *dx)
 {
     const int units = p.in_h * p.in_w * (p.channels / V);

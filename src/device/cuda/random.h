@@ -1,5 +1,5 @@
-/* Dropout's random numbers on the device: Philox4x32-10 as in base/rng.c. nn_impl.h says who draws what: a mask
- * is the same on every device, and backward draws it again. */
+/* Dropout's random numbers on the device: Philox4x32-10 as in base/rng.c. nn_impl.h defines the index of each draw: a mask
+ * is equal on every device, and backward draws it again. */
 #ifndef ABAR_CUDA_RANDOM_H
 #define ABAR_CUDA_RANDOM_H
 
@@ -15,8 +15,8 @@ typedef struct dropout_key {
     uint64_t seed;
     const int64_t *step_now; /* device memory; NULL: step */
     uint32_t step, number;
-    uint32_t least; /* words below it fall */
-    float scale;    /* of what stays */
+    uint32_t least; /* elements with smaller words are dropped */
+    float scale;    /* the factor of elements that are kept */
 } dropout_key;
 
 static inline dropout_key dropout_key_of(const abar__op_desc *d, const abar__run *run)
@@ -27,7 +27,7 @@ static inline dropout_key dropout_key_of(const abar__op_desc *d, const abar__run
     key.step_now = run->step_now;
     key.step = run->step;
     key.number = d->number;
-    if (least >= 0x1p32) return key; /* nothing is kept: every factor is the zero scale */
+    if (least >= 0x1p32) return key; /* all elements are dropped: every factor is the zero scale */
     key.least = (uint32_t)least;
     key.scale = (float)(1.0 / (1.0 - d->drop));
     return key;

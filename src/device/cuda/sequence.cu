@@ -1,22 +1,22 @@
-/* Sequences (N, T, D): made from texts (embedding, in embedding.cu) and images (tokens), with a class token in front, merged by
- * fours (Swin), and read out by their mean or first token. */
+/* Sequences (N, T, D): made from texts (embedding, in embedding.cu) and images (tokens), with a class token in front, merged
+ * by fours (Swin), and reduced to their mean or first token. */
 #include "device/cuda/sequence.h"
 
 /* ---- sums over samples ------------------------------------------------------------------------------------------- */
 
 enum { SAMPLE_LANES = 8, AHEAD = 4 };
 
-/* Where sums over samples go; what is NULL is not wanted. */
+/* The destinations of sums over samples; NULL: not wanted. */
 typedef struct sums {
     float *to;    /* (count) */
-    float *first; /* (head): the first of them as well */
+    float *first; /* (head): also the first of them */
     int64_t head;
-    bool add;   /* to what is there */
-    void *rest; /* (N, count - head): no sums, but what each sample has behind the first */
+    bool add;   /* to existing values */
+    void *rest; /* (N, count - head): not a sum, but a copy of each sample from `head` on */
 } sums;
 
-/* Of from (samples, count). Threads (32, SAMPLE_LANES): threadIdx.x chooses V neighbours, threadIdx.y every SAMPLE_LANES-th
- * sample, of which it asks for AHEAD before it adds the first; the lanes are joined in order. */
+/* Sums of from (samples, count). Threads (32, SAMPLE_LANES): threadIdx.x chooses V neighbours, threadIdx.y every
+ * SAMPLE_LANES-th sample, of which it loads AHEAD before it adds the first; the lanes are added in order. */
 template <typename T, int V> static __global__ void sample_sums(int64_t samples, int64_t count, const T *from, sums s)
 {
     __shared__ float part[SAMPLE_LANES][32][V];
@@ -150,7 +150,7 @@ static abar_status class_forward(abar__op *op, const abar__op_args *a)
     return abar__cuda_status(op->dev);
 }
 
-/* dx is dy without the token's row; it is copied while the sums are made. */
+/* dx is dy without the token's row; it is copied while the sums are computed. */
 static abar_status class_backward(abar__op *op, const abar__op_args *a)
 {
     const int64_t samples = op->desc.out.dim[0], width = op->desc.out.dim[2];

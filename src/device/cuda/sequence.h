@@ -1,4 +1,4 @@
-/* What operations on sequences share. */
+/* Shared by operations on sequences. */
 #ifndef ABAR_CUDA_SEQUENCE_H
 #define ABAR_CUDA_SEQUENCE_H
 
@@ -21,8 +21,8 @@ template <int V> __device__ static inline lanes<V> load_floats(const float *p)
     return a;
 }
 
-/* to (count), unless NULL, is written or added to with the sums of from (samples, count), of the device's activation dtype,
- * over samples. */
+/* Sets `to` (count), unless NULL, to the sums of from (samples, count), of the device's activation dtype, over samples, or
+ * adds them. */
 void abar__cuda_sum_samples(abar_device *dev, int64_t samples, int64_t count, const void *from, bool add, float *to);
 
 #endif

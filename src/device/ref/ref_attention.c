@@ -1,11 +1,12 @@
-/* Attention: per sample and head, y_i = sum_j f_ij P_ij v_j with P_i = softmax_j(q_i . k_j / sqrt(d) + bias), f dropout's
- * factor. Only the log-sum-exp of a row of scores is kept, (N, heads, T); backward makes the row again:
+/* Attention: per sample and head, y_i = sum_j f_ij P_ij v_j with P_i = softmax_j(q_i . k_j / sqrt(d) + bias), where f is the
+ * factor of dropout. Forward keeps only the log-sum-exp of each row of scores, (N, heads, T); backward computes the row
+ * again:
  *
  *     dP_ij = f_ij dy_i . v_j        dS_ij = P_ij (dP_ij - sum_j P_ij dP_ij)
  *     dq_i = sum_j dS_ij k_j / sqrt(d)    dk_j = sum_i dS_ij q_i / sqrt(d)    dv_j = sum_i f_ij P_ij dy_i    dbias = sum dS
  *
- * In windows a token sees those of its own window after the roll by -shift, as far as they lie in the same part of the image
- * (methods.md section 2 has the column means). */
+ * With windows a token sees the tokens of its own window after the roll by -shift, if they belong to the same part of the
+ * image. The column means are defined in methods.md section 2. */
 #include "device/ref/ref_nn.h"
 
 #include "base/rng.h"
@@ -25,7 +26,8 @@ static abar_status create(abar__op *op)
 
 /* ---- who sees whom ----------------------------------------------------------------------------------------------- */
 
-/* Along one axis of the rolled grid: which window, where in it, and which of the parts that a roll brings side by side. */
+/* The position along one axis of the rolled grid: its window, its place in the window, and which of the parts that the roll
+ * brought side by side it belongs to. */
 typedef struct place {
     int64_t window, within, part;
 } place;
@@ -38,7 +40,7 @@ static place place_of(const abar__op_desc *d, int axis, int64_t token)
     return (place){rolled / d->side, rolled % d->side, part};
 }
 
-/* Whether query i sees key j, and which row of the relative position bias adds to their score (-1: none). */
+/* Whether query i sees key j, and which row of the relative position bias is added to their score (-1: none). */
 static bool sees(const abar__op_desc *d, int64_t i, int64_t j, int64_t *bias)
 {
     *bias = -1;
@@ -52,7 +54,7 @@ static bool sees(const abar__op_desc *d, int64_t i, int64_t j, int64_t *bias)
     return true;
 }
 
-/* What the probability that query i gives key j is multiplied by: nn_impl.h has the key. */
+/* The factor of the probability that query i gives to key j; nn_impl.h defines the random numbers. */
 static double factor(const abar__op_desc *d, const abar__run *run, int64_t n, int64_t h, int64_t i, int64_t j)
 {
     if (!run->training || d->drop == 0.0) return 1.0;
@@ -90,7 +92,7 @@ static void add_scaled(double *to, double scale, const double *from, int64_t cou
     for (int64_t c = 0; c < count; c++) to[c] += scale * from[c];
 }
 
-/* The scores of query i: row (T), minus infinity where it does not see. */
+/* The scores of query i: row (T), minus infinity for keys that it does not see. */
 static void scores(const abar__op_desc *d, const head *x, const double *bias, int64_t i, double *row)
 {
     for (int64_t j = 0; j < x->tokens; j++) {
@@ -137,7 +139,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* The gradients of query i of one head, given dS_i = dscore. dq, dk and dv lie as q, k and v; dq may be NULL. */
+/* The gradients of query i of one head, given dS_i = dscore. dq, dk and dv have the layout of q, k and v; dq may be NULL. */
 static void spread(const abar__op_desc *d, const head *x, int64_t i, const double *dscore, double *dq, double *dbias)
 {
     double *dk = dq ? dq + d->out.dim[2] : NULL;

@@ -1,11 +1,11 @@
-/* Two-dimensional convolution (cross-correlation, as everybody means it) with stride, padding, dilation and groups:
- * y[n, o, p, q] = b[o] + sum_{c, i, j} x[n, c, p s - pad + i d, q s - pad + j d] w[o, c, i, j], c over the channels of o's
- * group; zeros stand in the padding. An optional ReLU follows. */
+/* Two-dimensional convolution (cross-correlation, as in PyTorch) with stride, padding, dilation and groups:
+ *     y[n, o, p, q] = b[o] + sum_{c, i, j} x[n, c, p s - pad + i d, q s - pad + j d] w[o, c, i, j]
+ * c runs over the channels of o's group; x is zero in the padding. An optional ReLU follows. */
 #include "device/ref/ref_nn.h"
 
 #include <string.h>
 
-/* The numbers both directions need. */
+/* The extents that both directions need. */
 typedef struct geometry {
     abar__shape in, out; /* (N, C, H, W), (N, O, P, Q) */
     abar_window window;  /* kernel kh, kw */
@@ -22,7 +22,7 @@ static geometry describe(const abar__op_desc *desc)
     return g;
 }
 
-/* One output: the window of output channel o laid over image n at position (p, q). */
+/* One output: the window of output channel o on image n at position (p, q). */
 static double product(const geometry *g, const double *x, const double *w, int64_t n, int64_t o, int64_t p, int64_t q)
 {
     double z = 0.0;
@@ -51,7 +51,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* The transpose of product: hands the gradient dz of one output to the weights and inputs it was made of. */
+/* The transpose of product: adds the gradient dz of one output to the gradients of the weights and inputs it depends on. */
 static void spread(const geometry *g, const abar__op_args *a, double dz, int64_t n, int64_t o, int64_t p, int64_t q)
 {
     const double *x = a->x[0], *w = a->param[0];
@@ -79,7 +79,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
             for (int64_t p = 0; p < g.out.dim[2]; p++)
                 for (int64_t q = 0; q < g.out.dim[3]; q++) {
                     int64_t at = abar__ref_at(&g.out, n, o, p, q);
-                    double dz = dy[at] = abar__ref_dz(op, a, at); /* left there for curvature to observe */
+                    double dz = dy[at] = abar__ref_dz(op, a, at); /* kept there for curvature to observe */
                     if (db) db[o] += dz;
                     spread(&g, a, dz, n, o, p, q);
                 }

@@ -1,4 +1,4 @@
-/* Operations that move or change one element at a time: reorder, activation, sum, concatenation, flatten, the option-A
+/* Operations that copy or change one element at a time: reorder, activation, sum, concatenation, flatten, the option-A
  * shortcut and dropout. */
 #include "device/ref/ref_nn.h"
 
@@ -23,7 +23,7 @@ static void copy(double *to, const double *from, int64_t count)
 
 static abar_status reorder_create(abar__op *op)
 {
-    (void)op; /* takes its input as it comes and leaves it as desc.out_layout wishes: both are set already */
+    (void)op; /* reads any layout and writes desc.out_layout: both are set already */
     return ABAR_OK;
 }
 
@@ -201,7 +201,7 @@ const abar__op_impl abar__ref_flatten = {"ref-flatten",   ABAR_OP_FLATTEN,  flat
 
 /* ---- shortcut: every stride-th pixel, zero channels on both sides ---------------------------------------------- */
 
-/* Where in the input element (n, c, h, w) of the output comes from; -1: it is one of the zeros. */
+/* The input element that element (n, c, h, w) of the output is copied from; -1: it is one of the zeros. */
 static int64_t shortcut_source(const abar__op_desc *d, int64_t n, int64_t c, int64_t h, int64_t w)
 {
     int64_t channel = c - (d->out.dim[1] - d->in[0].dim[1]) / 2;
@@ -246,8 +246,8 @@ const abar__op_impl abar__ref_shortcut = {"ref-shortcut",   ABAR_OP_SHORTCUT,  c
 
 /* ---- dropout: zero with probability drop, else scaled to keep the mean ----------------------------------------- */
 
-/* What element i is multiplied by: a pure function of the key, so that backward draws the same numbers again and the mask
- * follows the sample, whatever batch it is in. Four elements, or whole samples where these are dropped, share a draw. */
+/* The factor of element i: a pure function of the key, so that backward draws the same numbers again and the mask depends on
+ * the sample, not on the batch it is in. Four elements share a draw; with per_sample, four samples do. */
 static double dropout_factor(const abar__op_desc *d, const abar__run *run, int64_t i)
 {
     if (!run->training) return 1.0;

@@ -29,7 +29,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = 0; o < d_out; o++) {
             int64_t at = r * d_out + o;
-            double dz = dy[at] = abar__ref_dz(op, a, at); /* left there for curvature to observe */
+            double dz = dy[at] = abar__ref_dz(op, a, at); /* kept there for curvature to observe */
             if (db) db[o] += dz;
             for (int64_t i = 0; i < d_in; i++) {
                 dw[o * d_in + i] += dz * x[r * d_in + i];

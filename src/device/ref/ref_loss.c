@@ -1,5 +1,5 @@
 /* Losses: the mean over the first run->valid samples of the batch; the gradients of the others are zero. A sample of cross
- * entropy is one row of K logits, or T of them. */
+ * entropy has one row of K logits, or T rows. */
 #include "device/ref/ref_nn.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static int64_t first_maximum(const double *x, int64_t count)
     return best;
 }
 
-/* log sum exp(x), safe from overflow. */
+/* log sum exp(x) without overflow. */
 static double log_sum_exp(const double *x, int64_t count)
 {
     double largest = x[first_maximum(x, count)], sum = 0.0;
@@ -32,13 +32,13 @@ static double log_sum_exp(const double *x, int64_t count)
 
 static int64_t class_count(const abar__op_desc *d) { return d->in[0].dim[d->in[0].ndim - 1]; }
 
-/* Rows of the valid samples. */
+/* The number of rows of the valid samples. */
 static int64_t valid_rows(const abar__op_desc *d, const abar__run *run)
 {
     return d->in[0].ndim == 3 ? run->valid * d->in[0].dim[1] : run->valid;
 }
 
-/* q[k] of row r. Soft targets sum to 1 over the classes. */
+/* The target q[k] of row r. Soft targets sum to 1 over the classes. */
 static double wanted(const abar__op_desc *d, const void *target, int64_t r, int64_t k)
 {
     int64_t classes = class_count(d);

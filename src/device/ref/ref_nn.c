@@ -1,4 +1,4 @@
-/* The operations of the reference back end, and what they share. */
+/* The operations of the reference back end, and their shared functions. */
 #include "device/ref/ref_nn.h"
 
 #include <string.h>

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* The values of one channel: blocks of length numbers each, stride apart. A row of layer norm is a single block. */
+/* The values of one channel: blocks of `length` numbers, `stride` apart. A row of layer norm is a single block. */
 typedef struct slice {
     int64_t first, blocks, stride, length;
 } slice;
@@ -40,8 +40,8 @@ static abar_status batch_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* The moments to normalise channel c with. In training those of the batch, which also move the running ones; the running
- * variance follows the unbiased estimate. */
+/* The moments that normalise channel c. In training they are the batch's, which also update the running ones; the running
+ * variance uses the unbiased estimate. */
 static void batch_moments(const abar__op *op, const abar__op_args *a, int64_t c, double *mean, double *variance)
 {
     double *running_mean = a->buffer[0], *running_variance = a->buffer[1];
@@ -87,7 +87,7 @@ static abar_status batch_backward(abar__op *op, const abar__op_args *a)
     double *dscale = abar__ref_dparam(a, 0, channels), *dshift = abar__ref_dparam(a, 1, channels);
     for (int64_t c = 0; c < channels; c++) {
         slice s = channel(&op->desc.out, c);
-        double count = (double)(s.blocks * s.length), sum = 0.0, dot = 0.0; /* of dz, and of dz with xh */
+        double count = (double)(s.blocks * s.length), sum = 0.0, dot = 0.0; /* of dz, and of dz times xh */
         for (int64_t n = 0; n < s.blocks; n++)
             for (int64_t i = s.first + n * s.stride; i < s.first + n * s.stride + s.length; i++) {
                 double dz = abar__ref_dz(op, a, i);
@@ -123,7 +123,7 @@ static abar_status layer_create(abar__op *op)
     return ABAR_OK;
 }
 
-/* What is normalised. */
+/* The input of the norm. */
 static const double *layer_input(const abar__op *op, const abar__op_args *a) { return op->desc.residual ? a->stream : a->x[0]; }
 
 static void add_residual(const abar__op *op, const abar__op_args *a)
@@ -160,7 +160,7 @@ static abar_status layer_backward(abar__op *op, const abar__op_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = layer_input(op, a) + r * width, *dy = (const double *)a->dy + r * width;
         const double *beside = a->dstream ? (const double *)a->dstream + r * width : NULL;
-        double sum = 0.0, dot = 0.0; /* of g = scale dy, and of g with xh */
+        double sum = 0.0, dot = 0.0; /* of g = scale dy, and of g times xh */
         for (int64_t i = 0; i < width; i++) {
             double xh = (x[i] - means[r]) * inverses[r];
             dscale[i] += dy[i] * xh;

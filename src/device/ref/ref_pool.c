@@ -1,5 +1,5 @@
-/* Pooling over windows of each channel. The average divides by the full kernel, padding included; the maximum never sees
- * the padding, and of equal maxima the first in row-major order counts. saved: where each maximum stood. */
+/* Pooling over windows of each channel. The average divides by the full kernel, padding included. The maximum ignores the
+ * padding; of equal maxima the first in row-major order counts. saved: the position of each maximum. */
 #include "device/ref/ref_nn.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static double window_average(const abar__op_desc *d, const double *x, int64_t n,
     return sum / (double)(kernel[0] * kernel[1]);
 }
 
-/* Where the first maximum of a window lies; a NaN is larger than anything. -1: the window covers padding alone. */
+/* The position of the first maximum of a window; a NaN is larger than any number. -1: the window covers only padding. */
 static int64_t window_maximum(const abar__op_desc *d, const double *x, int64_t n, int64_t c, int64_t p, int64_t q)
 {
     int64_t best = -1;

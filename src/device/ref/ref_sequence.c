@@ -1,5 +1,5 @@
 /* Sequences (N, T, D): made from texts (embedding) and images (tokens), with a class token in front, merged by fours (Swin),
- * and read out by their mean or first token. */
+ * and reduced to their mean or first token. */
 #include "device/ref/ref_nn.h"
 
 #include <string.h>
@@ -125,14 +125,14 @@ const abar__op_impl abar__ref_class_token = {"ref-class-token", ABAR_OP_CLASS_TO
 
 /* ---- patch merge: four neighbours become one token ----------------------------------------------------------------- */
 
-/* Where part 2x + y of output token t of sample n begins in the input: the neighbour at row y, column x. */
+/* The offset in the input of part 2x + y of output token t of sample n: the neighbour at row y, column x. */
 static int64_t merged_from(const abar__op_desc *d, int64_t n, int64_t t, int part)
 {
     int64_t columns = d->grid[1] / 2, row = t / columns * 2 + part % 2, column = t % columns * 2 + part / 2;
     return ((n * d->grid[0] + row) * d->grid[1] + column) * d->in[0].dim[2];
 }
 
-/* merge: the parts go together, otherwise apart again. */
+/* merge: copies parts into merged tokens, otherwise back. */
 static void move_parts(const abar__op_desc *d, bool merge, double *apart, double *together)
 {
     int64_t width = d->in[0].dim[2];

@@ -1,11 +1,11 @@
-/* DeiT (Touvron et al. 2021), the vision transformer: patches, a class token, learned positions, pre-norm blocks, and the class
- * token's norm into the head. Names and shapes are timm's. Any image that the patch divides. */
+/* DeiT (Touvron et al. 2021), the vision transformer: patches, a class token, learned positions, pre-norm blocks, and a head
+ * that reads the normalised class token. Names and shapes are timm's. The image size must be a multiple of the patch. */
 #include "net/net_impl.h"
 #include "net/models/models.h"
 
 #define EPS 1e-6
-#define HEAD_WIDTH 64  /* of the published members: variant heads of it each */
-#define SMALL_IMAGE 64 /* up to so many pixels a patch of 4 is usual, beyond it 16 */
+#define HEAD_WIDTH 64  /* of the published models; `variant` is the number of heads */
+#define SMALL_IMAGE 64 /* up to this size a patch of 4 is the default, above it 16 */
 
 typedef struct deit_config {
     int64_t image_size, classes, patch, width, depth, heads;
@@ -14,7 +14,7 @@ typedef struct deit_config {
 
 #define AT(field) offsetof(deit_config, field)
 
-/* 0 is the member's own, or what suits the image: one table serves them all. */
+/* Where an option is 0, the model's or the image's default applies: one table serves all models. */
 static const abar_option options[] = {
     {"image-size", ABAR_OPTION_INT, AT(image_size), "224", 1, 1 << 14, NULL, "pixels a side, where the data leave it open"},
     {"classes", ABAR_OPTION_INT, AT(classes), "1000", 1, 1 << 24, NULL, "class count, where the data leave it open"},
@@ -59,7 +59,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
         x = abar__vit_block(net, x, &block);
         abar_scope_pop(net);
     }
-    x = abar_layer_norm(net, abar_token_first(net, x), "norm", EPS); /* the others' norms would go nowhere */
+    x = abar_layer_norm(net, abar_token_first(net, x), "norm", EPS); /* the norms of the other tokens would not be read */
     return abar__vit_head(net, x, "head", classes);
 }
 

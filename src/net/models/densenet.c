@@ -1,5 +1,5 @@
 /* Densely connected networks for 32x32 images (Huang et al. 2017), with bottlenecks and compression: every layer reads all
- * features made before it in its block and puts its own in front of them. */
+ * earlier features of its block and puts its own in front of them. */
 #include "net/models/models.h"
 
 #define BOTTLENECK 4
@@ -75,7 +75,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
         channels += layers[block] * c->growth;
         if (block + 1 < blocks) x = transition(net, x, block + 1, channels /= 2);
     }
-    x = abar_global_average_pool(net, activate(net, x, "bn")); /* over the 4x4 pixels that are left of 32x32 */
+    x = abar_global_average_pool(net, activate(net, x, "bn")); /* over the 4x4 pixels that remain of 32x32 */
     return abar_linear(net, abar_flatten(net, x), "linear", &(abar_linear_config){.out = classes, .bias = true});
 }
 

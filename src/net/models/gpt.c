@@ -1,5 +1,5 @@
-/* GPT (Radford et al. 2019): a decoder that reads tokens and predicts the next at each; pre-norm blocks of causal attention and
- * a perceptron, learned positions, and a head that shares the table of the embedding. Names and shapes are nanoGPT's. */
+/* GPT (Radford et al. 2019): a decoder that predicts the next token at every position; pre-norm blocks of causal attention
+ * and a perceptron, learned positions, and a head that shares the weight of the embedding. Names and shapes are nanoGPT's. */
 #include "net/models/models.h"
 
 #define EPS 1e-5
@@ -67,7 +67,7 @@ static abar_value drop(abar_net *net, abar_value x, const gpt_config *c)
     return c->drop > 0.0 ? abar_dropout(net, x, c->drop) : x;
 }
 
-/* Ends a branch: back to the width, then onto the stream x. */
+/* Ends a branch: projects back to the width and adds the residual stream x. */
 static abar_value project(abar_net *net, abar_value x, abar_value y, const char *name, const gpt_config *c)
 {
     y = abar_linear(

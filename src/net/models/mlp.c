@@ -19,7 +19,7 @@ static const abar_option options[] = {
     {0},
 };
 
-/* The ends must fit the data. Returns how many widths, 0 after a mistake. */
+/* The first and last width must fit the data. Returns the number of widths, 0 after a mistake. */
 static int parse_widths(abar_net *net, const char *text, int64_t in, int64_t classes, int64_t width[WIDTHS_MAX])
 {
     int n = abar__model_numbers(net, "widths", text, width, WIDTHS_MAX);

@@ -16,11 +16,11 @@ abar_value abar__resnet_cifar(abar_net *net, abar_value x, int n, int64_t width,
  * depth 6n+4, stem 16. */
 abar_value abar__wrn(abar_net *net, abar_value x, int n, int64_t stem, int64_t widen, int64_t classes);
 
-/* Numbers of at least 1 joined by -, as 2-2-6-2, from the text of an option; returns how many there are, at most max. 0 after a
- * mistake, which the net remembers. */
+/* Parses an option's text of numbers >= 1 joined by '-', such as 2-2-6-2; returns how many there are, at most max. 0 after a
+ * mistake, which the net keeps. */
 int abar__model_numbers(abar_net *net, const char *option, const char *text, int64_t *out, int max);
 
-/* What the vision transformers are made of. Patches of an image (C, H, W) as tokens (grid[0] * grid[1], width). */
+/* The building blocks of the vision transformers. Patches of an image (C, H, W) as tokens (grid[0] * grid[1], width). */
 abar_value abar__vit_patches(abar_net *net, abar_value x, int64_t patch, int64_t width, int64_t grid[2]);
 
 typedef struct abar__vit_block_config {

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define EXPANSION 4 /* a block's output has so many times the channels of its 3x3 convolution */
+#define EXPANSION 4 /* channels of a block's output per channel of its 3x3 convolution */
 #define STAGES_MAX 8
 
 typedef struct resnet_config {
@@ -52,7 +52,7 @@ static abar_value bottleneck(abar_net *net, abar_value x, int64_t width, int64_t
     return abar_relu(net, abar_add(net, y, x));
 }
 
-/* variant: the blocks of the third stage. */
+/* variant: the number of blocks in the third stage. */
 static int blocks_of(const abar_model *model, abar_net *net, const char *text, int64_t blocks[STAGES_MAX])
 {
     if (*text) return abar__model_numbers(net, "blocks", text, blocks, STAGES_MAX);
@@ -78,7 +78,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
     return abar_linear(net, x, "fc", &(abar_linear_config){.out = classes, .bias = true});
 }
 
-/* The usual image is of the size that the recipe trains with. */
+/* The default image size is the one that the recipe trains with. */
 const abar_model abar__model_resnet50 = {
     .name = "resnet50",
     .summary = "ImageNet ResNet-50, stages of 3-4-6-3 bottlenecks, 64-128-256-512 channels",

@@ -1,11 +1,11 @@
-/* Swin (Liu et al. 2021): attention within windows, every second block with the windows shifted by half of one, patches merged
- * two by two between stages, and the mean of the last tokens into the head. Names and shapes are timm's. */
+/* Swin (Liu et al. 2021): attention within windows, which every second block shifts by half a window, patches merged two by
+ * two between stages, and a head that reads the mean of the last tokens. Names and shapes are timm's. */
 #include "net/net_impl.h"
 #include "net/models/models.h"
 
 #define EPS 1e-5
 #define STAGES_MAX 8
-#define SMALL_IMAGE 64 /* up to so many pixels patches of 2 and windows of 4 are usual, beyond it 4 and 7 */
+#define SMALL_IMAGE 64 /* up to this size patches of 2 and windows of 4 are the default, above it 4 and 7 */
 
 typedef struct swin_config {
     int64_t image_size, classes, patch, width, window;
@@ -41,7 +41,7 @@ static void shape(const abar_model *model, const void *config, int64_t input[3],
     *classes = c->classes;
 }
 
-/* The stages, and how far the grid of tokens has shrunk. */
+/* The stages, and the grid of tokens, which shrinks from stage to stage. */
 typedef struct plan {
     int stages;
     int64_t depth[STAGES_MAX], heads[STAGES_MAX];
@@ -81,7 +81,7 @@ static abar_value merge(abar_net *net, abar_value x, plan *p, int64_t width)
     return abar_linear(net, x, "downsample.reduction", &(abar_linear_config){.out = width, .init = ABAR_INIT_TRUNCATED});
 }
 
-/* One stage of blocks, of which first stand before it. */
+/* One stage of blocks; first: the number of blocks before it. */
 static abar_value stage(abar_net *net, abar_value x, const swin_config *c, const plan *p, int s, int64_t first)
 {
     const int64_t smaller = p->grid[0] < p->grid[1] ? p->grid[0] : p->grid[1];

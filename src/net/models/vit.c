@@ -1,4 +1,4 @@
-/* What DeiT and Swin share: patches as tokens, attention with its projections, the perceptron, and their names (timm's). */
+/* Shared by DeiT and Swin: patches as tokens, attention with its projections, the perceptron, and timm's names. */
 #include "net/net_impl.h"
 #include "net/models/models.h"
 

@@ -1,5 +1,5 @@
-/* Wide residual networks for 32x32 images (Zagoruyko and Komodakis 2016): batch norm and ReLU stand before each convolution,
- * and where a block changes width or size, the 1x1 shortcut reads its pre-activated input. No dropout. */
+/* Wide residual networks for 32x32 images (Zagoruyko and Komodakis 2016): batch norm and ReLU come before each convolution,
+ * and where a block changes width or size, its 1x1 shortcut reads the pre-activated input. No dropout. */
 #include "net/models/models.h"
 
 static abar_value conv(abar_net *net, abar_value x, const char *name, int64_t out, int64_t kernel, int64_t stride)

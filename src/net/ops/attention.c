@@ -1,7 +1,7 @@
-/* Attention of several heads over the tokens of a sequence, or over those of a window of an image (Swin). */
+/* Attention with several heads over the tokens of a sequence, or over those of a window of an image (Swin). */
 #include "net/net_impl.h"
 
-/* Windows must tile the grid, the grid must be the tokens. False after a mistake. */
+/* Windows must tile the grid, and the grid must have as many places as there are tokens. False after a mistake. */
 static bool check_windows(abar_net *net, const abar__node *node, const abar_attention_config *c, int64_t tokens)
 {
     const int64_t *grid = c->grid;

@@ -1,4 +1,4 @@
-/* Operations that join or rearrange values: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
+/* Operations that combine or rearrange values: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "net/net_impl.h"
 
 #include <string.h>

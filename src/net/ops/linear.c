@@ -1,4 +1,4 @@
-/* Fully connected layer: y = x W^T + b on the last dimension. Tied, it has no weight of its own. */
+/* Fully connected layer: y = x W^T + b on the last dimension. A tied layer has no weight of its own. */
 #include "net/net_impl.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Losses: the end of a net. */
+/* Losses: the last node of a net. */
 #include "net/net_impl.h"
 
 static abar__node *loss(abar_net *net, abar__op_kind kind, const char *name, abar_value x)

@@ -1,7 +1,7 @@
-/* Operations on sequences (T, D), but for attention: how they are made from texts and images, joined and read out. */
+/* Operations on sequences (T, D) except attention: embeddings, tokens of images, class tokens, merging and pooling. */
 #include "net/net_impl.h"
 
-#define SMALL 0.02 /* deviation of embeddings and positions */
+#define SMALL 0.02 /* standard deviation of embeddings and positions */
 
 static abar_value wrong_shape(abar_net *net, const abar__node *node, const char *wanted, int value)
 {

@@ -25,7 +25,7 @@ ABAR_SPECIALIZED void chain(function *slope, const float *restrict dy, const flo
     }
 }
 
-ABAR_SPECIALIZED float relu_at(float x) { return x < 0 ? 0 : x; } /* a NaN stays */
+ABAR_SPECIALIZED float relu_at(float x) { return x < 0 ? 0 : x; } /* NaN stays NaN */
 ABAR_SPECIALIZED float relu_slope(float y) { return y > 0 ? 1.0f : 0.0f; }
 static void relu(const float *x, float *y, int64_t n) { apply(relu_at, x, y, n); }
 static void relu_grad(const float *dy, const float *dy2, const float *y, float *dx, int64_t n)

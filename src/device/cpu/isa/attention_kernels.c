@@ -1,5 +1,5 @@
-/* Rows of attention. Loops go over whole vectors: a remainder is filled up with -infinity, whose exponential is zero, because
- * causal rows have every length and exponentials one at a time would cost more than the rest of the row. */
+/* Rows of attention. Loops run over whole vectors: the remainder is filled up with -infinity, whose exponential is zero.
+ * Causal rows have all lengths, and computing exponentials one at a time would cost more than the rest of the row. */
 #include "device/cpu/attention_kernels.h"
 #include "device/cpu/isa/lane_math.h"
 #include "device/cpu/isa/lanes.h"
@@ -37,7 +37,7 @@ static float softmax(float *top, float *restrict s, int64_t n, int64_t width)
         for (int l = 0; l < ABAR_LANES; l++) most[l] = s[j + l] > most[l] ? s[j + l] : most[l];
     for (int l = 0; l < ABAR_LANES; l++) largest = most[l] > largest ? most[l] : largest;
     *top = largest;
-    const float shift = largest > -INFINITY ? largest : 0.0f; /* all masked so far: zeros, not infinity - infinity */
+    const float shift = largest > -INFINITY ? largest : 0.0f; /* all keys masked so far: gives zeros, not infinity - infinity */
     for (int64_t j = 0; j < end; j += ABAR_LANES)
 #pragma omp simd
         for (int l = 0; l < ABAR_LANES; l++) {

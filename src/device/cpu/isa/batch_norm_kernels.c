@@ -1,14 +1,14 @@
-/* The inner loops of batch norm. Sums run in float over short runs and go on in double; see each kernel for why that is
- * enough. Each body is written once and specialised for full rows and the flags in use. */
+/* The inner loops of batch norm. Sums are in float over short runs, which are added up in double; each kernel says why that
+ * is enough. Each body is written once and specialised for full rows and the flags in use. */
 #include "device/cpu/batch_norm_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
 #include <stddef.h>
 
-#define RUN 64 /* rows summed in float before double takes over: 32 terms per accumulator */
+#define RUN 64 /* rows summed in float before they are added in double: 32 terms per accumulator */
 
-/* Sums of d = x - k and d*d, with k the run's own first row: small numbers even where |mean| >> deviation, so that float
- * holds them. Moving back to k = 0 happens in double. A lane of zeros (padding) adds exactly zero. */
+/* Sums of d = x - k and d*d, with k the run's own first row: d is small even where |mean| >> deviation, so that float is
+ * accurate enough. The shift back to k = 0 is done in double. A lane of zeros (padding) adds exactly zero. */
 ABAR_SPECIALIZED void moments_run(const float *restrict x, int64_t rows, int64_t stride, int lanes, double *restrict sum,
                                   double *restrict square)
 {
@@ -50,7 +50,7 @@ static void moments(const abar__norm_rows *at, const float *x, double *sum, doub
     }
 }
 
-/* The pre-activation; forward and backward must agree on its sign, so both come here. */
+/* The pre-activation; forward and backward must agree on its sign, so both call this. */
 ABAR_SPECIALIZED float affine(const abar__norm_coef *c, int l, float x)
 {
     return (x - c->v[ABAR_NORM_MEAN][l]) * c->v[ABAR_NORM_SCALE][l] + c->v[ABAR_NORM_SHIFT][l];
@@ -68,7 +68,7 @@ ABAR_SPECIALIZED void normalize_lanes(const abar__norm_rows *at, int lanes, cons
             int64_t i = begin + r * stride + l;
             float v = affine(&c, l, x[i]);
             if (add) v += residual[i];
-            if (relu) v = v < 0 ? 0 : v; /* a NaN stays */
+            if (relu) v = v < 0 ? 0 : v; /* NaN stays NaN */
             y[i] = v;
         }
 }

@@ -23,7 +23,7 @@ ABAR_SPECIALIZED void copy_lanes(const float *restrict from, int64_t from_stride
 
 static void copy_groups(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t count, int lanes)
 {
-    switch (lanes) { /* a whole block, half of one, a single pixel: the common ones */
+    switch (lanes) { /* the common cases: a whole block, half a block, a single float */
     case 16: copy_lanes(from, from_stride, to, to_stride, count, 16); break;
     case 8: copy_lanes(from, from_stride, to, to_stride, count, 8); break;
     case 1: copy_lanes(from, from_stride, to, to_stride, count, 1); break;

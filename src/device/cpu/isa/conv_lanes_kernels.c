@@ -1,5 +1,5 @@
-/* Direct convolution with images in the lanes: every pixel is a vector, every weight a broadcast, so that any number of
- * channels fills the registers. A tile of output channels x output columns stays in registers over all taps. */
+/* Direct convolution with images in the lanes: every pixel is a vector and every weight a broadcast, so that any number of
+ * channels can fill the registers. A tile of output channels x output columns stays in registers over all taps. */
 #include "device/cpu/conv_lanes.h"
 
 #include <math.h>
@@ -16,11 +16,11 @@ enum { MAX_OUTPUTS = 6, MAX_COLUMNS = 8, MAX_TAPS = 5, MAX_TILE = 24 };
 typedef float vec __attribute__((vector_size(WIDTH * 4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(WIDTH * 4), may_alias));
 
-/* Loops over a tile are flat, with bounds known to the compiler: so it keeps the tile in registers. */
+/* Loops over a tile are flat, with constant bounds, so that the compiler keeps the tile in registers. */
 
 ABAR_SPECIALIZED vec load(const float *p) { return *(const vec *)p; }
 ABAR_SPECIALIZED void store(float *p, vec v) { *(vec *)p = v; }
-/* The larger of both; a NaN in v stays. */
+/* The larger of the two; a NaN in v stays. */
 ABAR_SPECIALIZED vec at_least(vec v, vec floor)
 {
     ivec below = v < floor;
@@ -31,7 +31,7 @@ ABAR_SPECIALIZED int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b
 ABAR_SPECIALIZED int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 ABAR_SPECIALIZED int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Output indices [*begin, *end) for which taps [from, to) all meet the source; empty as [0, 0). */
+/* Output indices [*begin, *end) for which all taps [from, to) are inside the source; empty: [0, 0). */
 static void interior(const abar__lanes_axis *a, int64_t from, int64_t to, int64_t *begin, int64_t *end)
 {
     int64_t low = a->first + min64(from * a->tap, (to - 1) * a->tap);
@@ -63,10 +63,10 @@ static void pack(const abar__lanes_map *map, const abar__lanes_plain *plain, con
 
 typedef struct tile_args {
     const abar__lanes_map *map;
-    const float *src;            /* where tap (v0, h0) of channel 0 meets the first column */
-    const float *weights, *bias; /* of the block of outputs */
+    const float *src;            /* under tap (v0, h0) of channel 0, for the first column */
+    const float *weights, *bias; /* of this block of outputs */
     float *dst;                  /* first output, first column */
-    int64_t v0, v1, h0, h1;      /* taps that meet the source */
+    int64_t v0, v1, h0, h1;      /* taps inside the source */
 } tile_args;
 
 ABAR_SPECIALIZED void tile(const tile_args *a, const int outputs, const int columns)
@@ -137,7 +137,7 @@ static void any_tile(const tile_args *a, int64_t outputs, int64_t columns)
     }
 }
 
-/* Columns [begin, end) of one row, all with the taps in a, in tiles of nearly equal size. */
+/* Columns [begin, end) of one row, which all use the taps in a, in tiles of nearly equal size. */
 static void tiles(tile_args *a, const float *src, float *dst, int64_t outputs, int64_t begin, int64_t end)
 {
     const abar__lanes_map *map = a->map;
@@ -183,11 +183,11 @@ typedef struct slope_args {
     const abar__lanes_slope *map;
     const float *dy, *x; /* first output, first row; the channel, tap (v, h0), also of the first row and column 0 */
     float *partial;      /* of (first output, channel, v, h0) */
-    int64_t at;          /* source column that tap h0 meets from column 0 */
+    int64_t at;          /* source column under tap h0 for column 0 */
     int64_t inner, outer, rows;
 } slope_args;
 
-/* One row's columns [begin, end). At the edge, taps off the source read zeros instead. */
+/* Columns [begin, end) of one row. Taps outside the source read zeros instead. */
 ABAR_SPECIALIZED void slope_columns(const slope_args *a, vec acc[MAX_TILE], const float *dy, const float *x, int64_t begin,
                                     int64_t end, const int outputs, const int taps, const bool edge)
 {
@@ -260,7 +260,7 @@ static void any_slope_tile(const slope_args *a, int64_t outputs, int64_t taps)
     }
 }
 
-/* Output rows [begin, end) of a block of outputs whose dy fits the first cache: all channels and taps pass over it. */
+/* Output rows [begin, end) of a block of outputs whose dy fits into the first-level cache: all channels and taps reuse it. */
 static void slope_block(const abar__lanes_slope *map, const float *dy, const float *x, float *partial, int64_t outputs,
                         int64_t begin, int64_t end)
 {

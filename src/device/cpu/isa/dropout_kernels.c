@@ -22,7 +22,7 @@ static void factors(const abar__dropout_key *key, uint64_t draw, float *restrict
             c1[i] = (uint32_t)p1;
             c3[i] = (uint32_t)p0;
         }
-    const uint32_t least = key->least; /* copies, so that the choice below needs no load and no branch */
+    const uint32_t least = key->least; /* local copies, so that the selection below needs no load and no branch */
     const float scale = key->scale;
     for (int i = 0; i < N; i++) {
         out[4 * i] = c0[i] >= least ? scale : 0;

@@ -1,5 +1,5 @@
-/* exp, tanh and the normal distribution for vector kernels: straight-line float code that the compiler turns into lanes.
- * Polynomials are minimax fits; the errors stated are the largest found over a dense sweep against double precision. */
+/* exp, tanh and the normal distribution for vector kernels: straight-line float code that the compiler vectorises.
+ * Polynomials are minimax fits; the stated errors are the largest found in a dense sweep against double precision. */
 #ifndef ABAR_LANE_MATH_H
 #define ABAR_LANE_MATH_H
 
@@ -22,14 +22,14 @@ static inline float abar__bits_float(uint32_t bits)
 }
 
 /* e^x = 2^k e^r, k = round(x / ln 2), |r| <= ln 2 / 2, e^r = 1 + r + r^2 P(r). Relative error 1e-7. 0 below -87.3 (the
- * smallest normal float); stays at e^88.3 above 88.3; a NaN stays. */
+ * smallest normal float); e^88.3 above 88.3; NaN stays NaN. */
 static inline float abar__lane_exp(float x)
 {
-    const float round = 0x1.8p23f; /* adding it leaves k in the low bits of the mantissa */
+    const float round = 0x1.8p23f; /* adding it puts k into the low bits of the mantissa */
     float c = x < -87.3f ? -87.3f : x;
     c = c > 88.3f ? 88.3f : c;
     float shifted = c * 1.44269504f + round, k = shifted - round;
-    float r = c - k * 0.693359375f - k * -2.12194440e-4f; /* ln 2 in two pieces; k times the first is exact */
+    float r = c - k * 0.693359375f - k * -2.12194440e-4f; /* ln 2 in two parts; k times the first is exact */
     float p = 0.00138144672f;
     p = p * r + 0.00836878084f;
     p = p * r + 0.0416683927f;
@@ -53,9 +53,10 @@ static inline float abar__lane_tanh(float x)
     return a < 0.55f ? small : large;
 }
 
-/* The normal density at x, and its distribution function. Below zero that is density(a) M(a), a = |x|, with Mills' ratio
- * M(a) = t P(t), t = 1 / (1 + 0.35 a) (a fit to 4e-8); above, one minus that. Nothing cancels, and one exponential serves
- * both. Relative error 5e-7 for x > -1; further left e^(-x^2/2) loses a few digits of what is tiny: 2e-7 absolute. */
+/* The normal density at x, and its distribution function. Below zero the latter is density(a) M(a), a = |x|, with Mills'
+ * ratio M(a) = t P(t), t = 1 / (1 + 0.35 a) (a fit to 4e-8); above zero, one minus that. Nothing cancels, and one
+ * exponential serves both. Relative error 5e-7 for x > -1; below, e^(-x^2/2) loses a few digits of a tiny number: 2e-7
+ * absolute. */
 static inline void abar__lane_normal(float x, float *density, float *below)
 {
     float t = 1.0f / (1.0f + 0.35f * fabsf(x));

@@ -1,11 +1,10 @@
-/* One row of layer norm: y = (x - mean) rstd scale + shift over the row's own moments, and its gradient
- * dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy scale. A row fits the first level of cache: it is read again
- * instead of being clever. */
+/* One row of layer norm: y = (x - mean) rstd scale + shift with the row's own moments, and its gradient dx = rstd (g -
+ * mean(g) - xhat mean(g xhat)) with g = dy scale. A row fits into the first-level cache, so it is simply read several times. */
 #include "device/cpu/layer_norm_kernels.h"
 
 #include <math.h>
 
-/* Sum of x - k, and of its square, around a k near the mean: float is enough then. */
+/* Sums of x - k and of its square for a k near the mean, where float is accurate enough. */
 static void moments_around(const float *x, int64_t n, float k, float *sum, float *square)
 {
     float s = 0, q = 0;

@@ -1,4 +1,4 @@
-/* The sums a loss takes over one row: in float over short runs, and on in double. */
+/* The sums of a loss over one row: in float over short runs, which are added up in double. */
 #include "device/cpu/loss_kernels.h"
 #include "device/cpu/isa/lane_math.h"
 #include "device/cpu/isa/lanes.h"

@@ -1,5 +1,5 @@
 /* Maximum and average over the windows of one plane. The bodies take the number of lanes, and for the common 2x2 windows
- * their size, as constants. */
+ * also their size, as constants. */
 #include "device/cpu/pool_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The part of a window that lies inside the input along one axis: its cells [begin, end), and the pixel of cell 0. */
+/* The part of a window that is inside the input along one axis: its cells [begin, end), and the pixel of cell 0. */
 typedef struct span {
     int64_t first, begin, end;
 } span;
@@ -54,7 +54,7 @@ ABAR_SPECIALIZED void load_cells(const void *cells, int64_t at, int32_t *restric
     }
 }
 
-/* The first maximum wins, and a NaN beats everything. */
+/* The first maximum counts, and a NaN is larger than any number. */
 ABAR_SPECIALIZED void max_window(const abar__pool *p, const float *restrict x, float *restrict y, int32_t *restrict cell,
                                  span h, span w, int64_t kernel_w, int lanes)
 {
@@ -100,7 +100,7 @@ ABAR_SPECIALIZED bool two_by_two(const abar__pool *p)
            w->pad[1] == 0;
 }
 
-/* What is constant for a 2x2 window is made visible to the compiler; its stride stays free. */
+/* Passes the constants of a 2x2 window to the compiler; its stride stays variable. */
 ABAR_SPECIALIZED abar__pool with_unit_cells(const abar__pool *p)
 {
     abar__pool q = *p;
@@ -129,7 +129,7 @@ static void max(const abar__pool *p, const float *x, float *y, void *cell)
     }
 }
 
-/* Every cell of a window gets its share of dy[l]: written where windows tile the input, added where they overlap. */
+/* Every cell of a window gets its part of dy[l]: written where windows tile the input, added where they overlap. */
 ABAR_SPECIALIZED void spread(const abar__pool *p, const float *restrict g, const int32_t *restrict cell, float *restrict dx,
                              span h, span w, int64_t kernel_w, int lanes, bool by_cell, bool tiles)
 {
@@ -194,7 +194,7 @@ static void average_grad(const abar__pool *p, const float *dy, float *dx)
     }
 }
 
-/* Rows of the window are summed on their own first: short sums, small errors, for windows as large as the image too. */
+/* Rows of the window are summed separately first: short sums have small errors, also for windows as large as the image. */
 ABAR_SPECIALIZED void average_plane(const abar__pool *p, const float *restrict x, float *restrict y, int lanes)
 {
     const int64_t *kernel = p->window.kernel;

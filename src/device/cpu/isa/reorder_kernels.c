@@ -1,4 +1,4 @@
-/* Transposes blocks of floats: what turns one activation layout into another. */
+/* Transposes blocks of floats, to convert one activation layout into another. */
 #include "device/cpu/reorder.h"
 
 #if defined(__AVX512F__)
@@ -22,8 +22,8 @@ enum { WIDTH = 4, STAGES = 2 };
 
 typedef float vec __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
-/* Zipping rows i and i + WIDTH/2 rotates the bits of an element's place (row, column) by one; once per bit of the row
- * exchanges row and column. */
+/* Interleaving rows i and i + WIDTH/2 rotates the bits of an element's position (row, column) by one; doing so once per bit
+ * of the row exchanges row and column. */
 static inline __attribute__((always_inline)) void tile(const float *src, int64_t src_stride, float *dst, int64_t dst_stride)
 {
     vec a[WIDTH], b[WIDTH];

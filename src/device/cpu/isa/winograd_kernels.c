@@ -4,7 +4,7 @@
 
 ABAR_ISA_EXTERN(abar__winograd_kernels, abar__winograd_table);
 
-#if !defined(__AVX2__) /* too few registers to gain anything */
+#if !defined(__AVX2__) /* too few registers for a gain */
 
 const abar__winograd_kernels ABAR_ISA_NAME(abar__winograd_table) = {0};
 
@@ -23,7 +23,7 @@ typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
-/* Flat loops with bounds known to the compiler: so it keeps arrays in registers. */
+/* Flat loops with constant bounds, so that the compiler keeps arrays in registers. */
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
@@ -95,7 +95,7 @@ INLINE void times_gt(vec *s, const int step)
 
 /* ---- weights ------------------------------------------------------------------------------------------------------ */
 
-/* Where U (or an output channel's column of it) keeps channel c of block b of outputs, at place 0. */
+/* The offset in U (or in an output channel's column of it) of channel c of block b of outputs, at place 0. */
 INLINE int64_t u_at(const abar__winograd *w, int64_t c, int64_t b)
 {
     int64_t width = (b | 1) < w->out_blocks ? 2 : 1;
@@ -144,7 +144,7 @@ static void collect(const abar__winograd *w, const abar__winograd_taps *taps, co
 
 /* ---- activations -------------------------------------------------------------------------------------------------- */
 
-/* The top left corner of a tile's output. */
+/* The top left pixel of a tile's output. */
 typedef struct corner {
     int64_t image, row, column;
 } corner;
@@ -155,7 +155,7 @@ INLINE corner corner_of(const abar__winograd *w, int64_t tile)
     return (corner){tile / per_image, rest / w->tiles_w * TILE, rest % w->tiles_w * TILE};
 }
 
-/* Loads size x size pixels from (row, column) of a plane into v, rows PATCH apart; zeros off the plane. */
+/* Loads size x size pixels from (row, column) of a plane into v, rows PATCH apart; zeros outside the plane. */
 INLINE void load_patch(const float *plane, int64_t height, int64_t width, int64_t row, int64_t column, const int size, vec *v)
 {
     bool inside = row >= 0 && column >= 0 && row + size <= height && column + size <= width;
@@ -207,7 +207,7 @@ static void gradient(const abar__winograd *w, const float *dy, int64_t first, in
     }
 }
 
-/* The larger of both; a NaN in v stays. */
+/* The larger of the two; a NaN in v stays. */
 INLINE void raise_to(const vec *floor, vec *v)
 {
     ivec below = *v < *floor;
@@ -258,7 +258,7 @@ INLINE void product(const abar__winograd *w, const float *u, const float *v, flo
     UNROLL for (int n = 0; n < tiles * width; n++) * (vec *)(m + (n % width * w->chunk + n / width) * LANES) = acc[n];
 }
 
-/* Fetches one of so many parts of what lies ahead. */
+/* Prefetches one of so many parts of the memory that is needed next. */
 INLINE void fetch(abar__winograd_ahead *ahead, int64_t parts)
 {
     const int64_t line = 16;
@@ -269,7 +269,7 @@ INLINE void fetch(abar__winograd_ahead *ahead, int64_t parts)
     }
 }
 
-/* Works on whole blocks of tiles: those past count are in the buffers, and nobody reads them. */
+/* Works on whole blocks of tiles: those past count are computed in the buffers and never read. */
 static void multiply(const abar__winograd *w, const float *u, const float *v, int64_t count, float *m,
                      abar__winograd_ahead ahead)
 {
