@@ -91,6 +91,18 @@ abar_status abar__replacement_write(abar__replacement *r, const void *bytes, siz
     return abar__write_all(r->fd, bytes, n) ? ABAR_OK : replacement_fail(r, errno);
 }
 
+abar_status abar__replacement_rewrite(abar__replacement *r, const void *bytes, size_t n)
+{
+    const char *p = bytes;
+    for (size_t done = 0; done < n;) {
+        ssize_t now = pwrite(r->fd, p + done, n - done < SSIZE_MAX ? n - done : SSIZE_MAX, (off_t)done);
+        if (now < 0 && errno == EINTR) continue;
+        if (now < 0) return replacement_fail(r, errno);
+        done += (size_t)now;
+    }
+    return ABAR_OK;
+}
+
 /* The folder of a path, open; -1 with errno set. buffer is scratch. */
 static int open_folder_of(char *buffer)
 {

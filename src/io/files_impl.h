@@ -21,6 +21,8 @@ typedef struct abar__replacement {
 
 abar_status abar__replacement_begin(abar_context *ctx, const char *path, abar__replacement *out);
 abar_status abar__replacement_write(abar__replacement *r, const void *bytes, size_t n);
+/* The first n bytes again, where n were written before. */
+abar_status abar__replacement_rewrite(abar__replacement *r, const void *bytes, size_t n);
 abar_status abar__replacement_commit(abar__replacement *r);
 void abar__replacement_abandon(abar__replacement *r); /* instead of commit: the file stays as it was */
 

@@ -8,7 +8,8 @@
 
 /* ---- safetensors ---------------------------------------------------------------------------------------------- */
 
-/* Reading: the whole file is read, checked (header, offsets, overlaps, sizes) and then served by name. */
+/* Reading: the whole file is read, checked (header, offsets, overlaps, sizes, and the checksums where it has any) and then
+ * served by name. */
 typedef struct abar__safetensors abar__safetensors;
 
 abar_status abar__safetensors_open(abar_context *ctx, const char *path, abar__safetensors **out);
@@ -23,8 +24,8 @@ bool abar__safetensors_find(const abar__safetensors *file, const char *name, aba
 const char *abar__safetensors_metadata(const abar__safetensors *file, const char *key); /* NULL: none */
 
 /* Writing: add everything, then write; the file appears complete or not at all (temporary file, fsync, rename, fsync of
- * the folder). Tensors are read through at write time, so they must live until then; they must be dense host tensors.
- * Names, metadata keys and values are copied. */
+ * the folder). Every tensor and metadata value gets a checksum (checksum.h). Tensors are read at write time, so they must
+ * live until then; they must be dense host tensors. Names, metadata keys and values are copied. */
 typedef struct abar__safetensors_writer abar__safetensors_writer;
 
 abar_status abar__safetensors_writer_create(abar_context *ctx, abar__safetensors_writer **out);

@@ -1,7 +1,9 @@
 /* Reading safetensors: 8 bytes of header length (little-endian), a JSON header, the data. Every byte of the data belongs to
- * exactly one tensor, and nothing of the header is believed before it is checked. */
+ * exactly one tensor, and nothing of the header is trusted before it is checked. Files that carry checksums (checksum.h) must
+ * match all of them; files of other programs, which have none, are read without. */
 #include "io/io.h"
 #include "base/json.h"
+#include "io/checksum.h"
 #include "io/files_impl.h"
 
 #include <assert.h>
@@ -29,7 +31,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 typedef struct entry {
     const char *name;
     abar_tensor tensor;
-    uint64_t begin, end; /* in the data */
+    uint64_t begin, end;  /* in the data */
+    const char *checksum; /* its digits; NULL: none */
 } entry;
 
 struct abar__safetensors {
@@ -41,8 +44,8 @@ struct abar__safetensors {
     cJSON *header; /* names and metadata live in it */
     const cJSON *metadata;
     int count;
-    entry *entries;        /* by offset */
-    const entry **by_name; /* sorted, for find */
+    entry *entries;  /* by offset */
+    entry **by_name; /* sorted, for find */
 };
 
 static abar_status damaged(abar__safetensors *file, const char *format, ...) ABAR_PRINTF(2, 3);
@@ -264,6 +267,72 @@ static abar_status read_entries(abar__safetensors *file)
     return check_cover(file);
 }
 
+/* ---- checksums --------------------------------------------------------------------------------------------------- */
+
+static abar_status changed(abar__safetensors *file, const char *what, const char *name, const char *reason)
+{
+    return abar__fail(file->ctx, ABAR_E_FORMAT,
+                      "%s: %s %.160s %s, the file is not as it was written: restore a copy of it or write it anew", file->label,
+                      what, name, reason);
+}
+
+static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+static bool matches(uint32_t crc, const char *checksum)
+{
+    char digits[ABAR_CRC_DIGITS + 1];
+    abar__crc_format(crc, digits);
+    return strcmp(digits, checksum) == 0;
+}
+
+static entry *find_entry(const abar__safetensors *file, const char *name)
+{
+    if (file->count == 0) return NULL;
+    const entry key = {.name = name}, *wanted = &key;
+    entry **found = bsearch(&wanted, file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
+    return found ? *found : NULL;
+}
+
+/* One checksum of the metadata: that of a tensor is kept for later, that of a value is compared. */
+static abar_status take_checksum(abar__safetensors *file, const cJSON *item)
+{
+    if (begins(item->string, ABAR_CRC_TENSOR)) {
+        const char *name = item->string + strlen(ABAR_CRC_TENSOR);
+        entry *e = find_entry(file, name);
+        if (!e) return changed(file, "tensor", name, "has a checksum but is missing");
+        e->checksum = item->valuestring;
+        return ABAR_OK;
+    }
+    const char *key = item->string + strlen(ABAR_CRC_METADATA), *value = abar__safetensors_metadata(file, key);
+    if (!value) return changed(file, "metadata", key, "has a checksum but is missing");
+    return matches(abar__crc_text(value), item->valuestring) ? ABAR_OK
+                                                             : changed(file, "metadata", key, "does not match its checksum");
+}
+
+static abar_status check_checksums(abar__safetensors *file)
+{
+    const char *count = abar__safetensors_metadata(file, ABAR_CRC_COUNT);
+    const cJSON *item;
+    int taken = 0;
+    cJSON_ArrayForEach(item, file->metadata)
+    {
+        if (!begins(item->string, ABAR_CRC_TENSOR) && !begins(item->string, ABAR_CRC_METADATA)) continue;
+        ABAR_TRY(take_checksum(file, item));
+        taken++;
+    }
+    if (!count && taken == 0) return ABAR_OK;
+    for (int i = 0; i < file->count; i++) {
+        const entry *e = &file->entries[i];
+        if (!e->checksum) return changed(file, "tensor", e->name, "has no checksum where others have one");
+        if (!matches(abar__crc_tensor(&e->tensor, e->tensor.data), e->checksum))
+            return changed(file, "tensor", e->name, "does not match its checksum");
+    }
+    char wanted[16];
+    snprintf(wanted, sizeof wanted, "%d", taken);
+    if (count && strcmp(count, wanted) == 0) return ABAR_OK;
+    return changed(file, "metadata", ABAR_CRC_COUNT, "does not count the file's checksums");
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static bool read_exactly(int fd, void *bytes, size_t n)
@@ -307,6 +376,7 @@ static abar_status finish(abar__safetensors *file, abar_status status, abar__saf
 {
     if (status == ABAR_OK) status = parse_header(file);
     if (status == ABAR_OK) status = read_entries(file);
+    if (status == ABAR_OK) status = check_checksums(file);
     file->label = NULL;
     if (status < 0)
         abar__safetensors_close(file);
@@ -363,11 +433,9 @@ const char *abar__safetensors_get(const abar__safetensors *file, int i, abar_ten
 
 bool abar__safetensors_find(const abar__safetensors *file, const char *name, abar_tensor *out)
 {
-    if (file->count == 0) return false;
-    const entry key = {.name = name}, *wanted = &key;
-    const entry **found = bsearch(&wanted, file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
-    if (found) *out = (*found)->tensor;
-    return found != NULL;
+    const entry *e = find_entry(file, name);
+    if (e) *out = e->tensor;
+    return e != NULL;
 }
 
 const char *abar__safetensors_metadata(const abar__safetensors *file, const char *key)

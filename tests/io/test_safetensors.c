@@ -318,6 +318,63 @@ static void safetensors_cut_anywhere_is_refused(void **state)
     abar__text_free(ctx, &whole);
 }
 
+/* What is found first names what is wrong, or the whole header is beyond reading. */
+static void safetensors_with_any_bit_flipped_is_refused(void **state)
+{
+    char path[TEST_PATH];
+    abar__text whole;
+    abar__safetensors *file;
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    assert_int_equal(abar__file_read(ctx, path, 1 << 20, &whole), ABAR_OK);
+    size_t data = 8 + (size_t)(unsigned char)whole.data[0] + 256 * (size_t)(unsigned char)whole.data[1];
+    for (size_t bit = 0; bit < 8 * whole.length; bit++) {
+        whole.data[bit / 8] = (char)(whole.data[bit / 8] ^ 1 << bit % 8);
+        abar_status status = abar__safetensors_open_memory(ctx, "m", whole.data, whole.length, &file);
+        if (status != ABAR_E_FORMAT && status != ABAR_E_UNSUPPORTED) fail_msg("bit %zu: status %d", bit, status);
+        if (bit / 8 >= data) { /* in a tensor: it is named */
+            assert_error(ctx, "m: tensor ");
+            assert_error(ctx, "does not match its checksum");
+        }
+        whole.data[bit / 8] = (char)(whole.data[bit / 8] ^ 1 << bit % 8);
+    }
+    assert_int_equal(abar__safetensors_open_memory(ctx, "m", whole.data, whole.length, &file), ABAR_OK);
+    abar__safetensors_close(file);
+    abar__text_free(ctx, &whole);
+}
+
+#define GOOD_A "9ee542be" /* Python's zlib.crc32(b"F32[2]" + bytes(8)) */
+#define GOOD_V "6b643b84" /* zlib.crc32(b"v") */
+#define SUMS(count, tensor, value) \
+    "\"abar.crc32\":\"" count "\",\"abar.crc32.tensor.a\":\"" tensor "\",\"abar.crc32.metadata.k\":\"" value "\""
+#define SUMMED(metadata) "{\"__metadata__\":{" metadata "},\"a\":{" F32_2 ",\"data_offsets\":[0,8]}}"
+
+static void safetensors_with_a_wrong_checksum_names_what_it_is_of(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        abar_status status;
+        const char *error;
+    } cases[] = {
+        {SUMMED("\"k\":\"v\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_OK, ""},
+        {SUMMED("\"k\":\"v\",\"more\":\"of others\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_OK, ""},
+        {SUMMED("\"k\":\"v\"," SUMS("2", "00000000", GOOD_V)), ABAR_E_FORMAT, "m: tensor a does not match its checksum"},
+        {SUMMED("\"k\":\"v\"," SUMS("2", "", GOOD_V)), ABAR_E_FORMAT, "m: tensor a does not match its checksum"},
+        {SUMMED("\"k\":\"w\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "m: metadata k does not match its checksum"},
+        {SUMMED("\"l\":\"v\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "m: metadata k has a checksum but is missing"},
+        {SUMMED("\"k\":\"v\"," SUMS("3", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "abar.crc32 does not count"},
+        {SUMMED("\"abar.crc32\":\"0\""), ABAR_E_FORMAT, "m: tensor a has no checksum"},
+        {SUMMED("\"abar.crc32.tensor.a\":\"" GOOD_A "\""), ABAR_E_FORMAT, "abar.crc32 does not count"},
+        {SUMMED("\"abar.crc32.tensor.b\":\"" GOOD_A "\""), ABAR_E_FORMAT, "m: tensor b has a checksum but is missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar__safetensors *file;
+        abar_status status = open_header(cases[i].header, strlen(cases[i].header), 8, &file);
+        if (status != cases[i].status) fail_msg("%s: status %d, %s", cases[i].header, status, abar_context_error(ctx));
+        if (status < 0) assert_error(ctx, cases[i].error);
+    }
+}
+
 static void safetensors_of_no_file_says_why(void **state)
 {
     char path[TEST_PATH];
@@ -367,6 +424,7 @@ static void writer_refuses_what_it_cannot_write(void **state)
     assert_int_equal(abar__safetensors_writer_metadata(w, "k", "v"), ABAR_OK);
     assert_int_equal(abar__safetensors_writer_metadata(w, "k", "w"), ABAR_E_ARGUMENT);
     assert_int_equal(abar__safetensors_writer_metadata(w, "\xFF", "w"), ABAR_E_ARGUMENT);
+    assert_int_equal(abar__safetensors_writer_metadata(w, "l", "\xFF"), ABAR_E_ARGUMENT);
     abar__safetensors_writer_destroy(w);
 }
 
@@ -384,11 +442,14 @@ static void assert_untouched(void **state, const char *path)
 static void writer_beyond_the_size_limit_keeps_the_old_file(void **state)
 {
     char path[TEST_PATH];
-    test_write(test_path(state, "x", path), old, sizeof old);
+    struct stat whole;
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    assert_int_equal(stat(path, &whole), 0);
+    test_write(path, old, sizeof old);
     struct rlimit before, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-    for (rlim_t limit = 0; limit < 1000; limit += 100) { /* in the header, at its end, in the data */
+    for (rlim_t limit = 0; limit < (rlim_t)whole.st_size; limit += 50) { /* in the header, at its end, in the data */
         small = (struct rlimit){limit, before.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
         abar_status status = write_samples(path);
@@ -516,6 +577,8 @@ int main(void)
         TEST(safetensors_each_damage_has_its_error),
         TEST(safetensors_length_is_checked_first),
         TEST(safetensors_cut_anywhere_is_refused),
+        TEST(safetensors_with_any_bit_flipped_is_refused),
+        TEST(safetensors_with_a_wrong_checksum_names_what_it_is_of),
         TEST(safetensors_of_no_file_says_why),
         TEST(writer_refuses_what_it_cannot_write),
         TEST(writer_beyond_the_size_limit_keeps_the_old_file),
