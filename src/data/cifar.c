@@ -46,7 +46,7 @@ static abar_status read_file(abar_dataset *data, const char *file, abar__part *p
     size_t n;
     int64_t count, room = part->count - *filled;
     abar__data_path(data, file, path);
-    ABAR_TRY(abar__source_load(data->ctx, path, &bytes, &n));
+    ABAR_TRY(abar__source_load(data->ctx, path, ABAR_SOURCE_MAX, &bytes, &n));
     abar_status status = abar__cifar_count(data->ctx, path, n, data->kind, &count);
     if (status == ABAR_OK) {
         int64_t keep = count < room ? count : room;

@@ -70,6 +70,9 @@ void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_
 static inline int64_t abar__limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 static inline int64_t abar__image_bytes(const abar_dataset_info *info) { return info->channels * info->height * info->width; }
 
+/* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all. */
+uint32_t abar__data_crc(const abar_dataset *data, bool test);
+
 /* ---- the parsers, on memory: label names the bytes in errors --------------------------------------------------- */
 
 /* An idx file of unsigned bytes: images (ndim 3) or labels (ndim 1). */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
 #define FOLDER_MAX 440 /* leaves room in where[512] for a subfolder */
 #define IDX_FILES                                                                                                \
@@ -304,6 +305,14 @@ int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
 
 const uint16_t *abar_dataset_tokens(const abar_dataset *data, bool test) { return data->part[test].tokens; }
 const char *abar_dataset_vocabulary(const abar_dataset *data) { return data->vocabulary.text; }
+
+uint32_t abar__data_crc(const abar_dataset *data, bool test)
+{
+    const abar__part *part = &data->part[test];
+    if (data->kind->text) return (uint32_t)crc32_z(0, (const Bytef *)part->tokens, (size_t)part->count * sizeof *part->tokens);
+    const uLong images = crc32_z(0, part->images, part_image_bytes(data, part));
+    return (uint32_t)crc32_z(images, (const Bytef *)part->labels, part_label_bytes(part));
+}
 
 /* How many tokens there will be is known once it is read; never more than bytes. */
 static bool probe_text(const char *path, abar_dataset_probe *out)

@@ -9,14 +9,13 @@
 #include <unistd.h>
 
 #define WINDOW ((size_t)1 << 16)         /* of a file that is in memory at a time */
-#define FILE_MAX ((off_t)1 << 32)        /* no data set that is held in memory has a larger file */
 #define CHUNK_MAX ((size_t)1 << 30)      /* zlib counts in unsigned int */
 #define DEFLATE_RATIO_MAX 1032           /* deflate cannot shrink further than this */
 #define INFLATE_PENDING ((uint64_t)1024) /* bytes zlib may have taken in but not yet given out */
 
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
-static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, size_t *out_size)
+static abar_status open_file(abar_context *ctx, const char *path, size_t max, int *out_fd, size_t *out_size)
 {
     *out_fd = -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
@@ -28,14 +27,20 @@ static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, s
         if (fd >= 0) close(fd);
         return abar__fail(ctx, ABAR_E_IO, "%s: %s, make it readable or name another folder", path, strerror(error));
     }
-    const char *fault = S_ISDIR(info.st_mode)     ? "is a folder, give a file"
-                        : !S_ISREG(info.st_mode)  ? "is a pipe or a device, write it into a file first"
-                        : info.st_size == 0       ? "is empty, replace it with a fresh copy"
-                        : info.st_size > FILE_MAX ? "is larger than any file of this data set, replace it with a fresh copy"
-                                                  : NULL;
+    const char *fault = S_ISDIR(info.st_mode)    ? "is a folder, give a file"
+                        : !S_ISREG(info.st_mode) ? "is a pipe or a device, write it into a file first"
+                        : info.st_size == 0      ? "is empty, replace it with a fresh copy"
+                                                 : NULL;
     if (fault) {
         close(fd);
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", path, fault);
+    }
+    if ((uintmax_t)info.st_size > max) {
+        close(fd);
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                          "%s: has %jd bytes, abar reads files of up to %zu, give a part of it or check that it is the right "
+                          "file",
+                          path, (intmax_t)info.st_size, max);
     }
     *out_fd = fd;
     *out_size = (size_t)info.st_size;
@@ -57,17 +62,17 @@ static abar_status read_all(abar_context *ctx, const char *path, int fd, uint8_t
 abar_status abar__source_size(abar_context *ctx, const char *path, size_t *n)
 {
     int fd;
-    ABAR_TRY(open_file(ctx, path, &fd, n));
+    ABAR_TRY(open_file(ctx, path, ABAR_SOURCE_MAX, &fd, n));
     close(fd);
     return ABAR_OK;
 }
 
-abar_status abar__source_load(abar_context *ctx, const char *path, uint8_t **bytes, size_t *n)
+abar_status abar__source_load(abar_context *ctx, const char *path, size_t max, uint8_t **bytes, size_t *n)
 {
     int fd;
     void *memory = NULL;
     *bytes = NULL;
-    ABAR_TRY(open_file(ctx, path, &fd, n));
+    ABAR_TRY(open_file(ctx, path, max, &fd, n));
     abar_status status = abar__alloc(ctx, *n, &memory);
     if (status == ABAR_OK) status = read_all(ctx, path, fd, memory, *n);
     close(fd);
@@ -168,7 +173,7 @@ abar_status abar__source_open_file(abar__source *source, abar_context *ctx, cons
 {
     *source = (abar__source){.ctx = ctx, .label = path, .fd = -1};
     void *window;
-    ABAR_TRY(open_file(ctx, path, &source->fd, &source->unread));
+    ABAR_TRY(open_file(ctx, path, ABAR_SOURCE_MAX, &source->fd, &source->unread));
     ABAR_TRY(abar__alloc(ctx, WINDOW, &window));
     source->window = window;
     ABAR_TRY(refill(source));

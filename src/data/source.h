@@ -8,8 +8,11 @@
 #define ZLIB_CONST
 #include <zlib.h>
 
-/* The whole of a file in memory of the context: free with abar__free(ctx, *bytes, *n). An empty file is a failure. */
-abar_status abar__source_load(abar_context *ctx, const char *path, uint8_t **bytes, size_t *n);
+#define ABAR_SOURCE_MAX ((size_t)1 << 32) /* bytes of a file: data sets are held in memory */
+
+/* The whole of a file in memory of the context: free with abar__free(ctx, *bytes, *n). An empty file, or one of more than max
+ * bytes, is a failure. */
+abar_status abar__source_load(abar_context *ctx, const char *path, size_t max, uint8_t **bytes, size_t *n);
 /* Its size alone. */
 abar_status abar__source_size(abar_context *ctx, const char *path, size_t *n);
 

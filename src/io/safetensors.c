@@ -97,6 +97,9 @@ static abar_status parse_header(abar__safetensors *file)
     if (!abar__utf8_valid(text, n)) return damaged(file, "its header is not UTF-8");
     if (!escapes_are_sound(text, n)) return damaged(file, "its header has a bad \\u escape");
     file->header = cJSON_ParseWithLengthOpts(text, n, &end, false);
+    if (!file->header && abar__json_valid(text, n))
+        return abar__fail(file->ctx, ABAR_E_MEMORY, "%s: not enough memory to read its header, free some and try again",
+                          file->label);
     if (!file->header) return damaged(file, "its header is not JSON");
     for (; end < text + n; end++)
         if (*end != ' ' && *end != '\n' && *end != '\t' && *end != '\r')

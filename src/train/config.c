@@ -48,6 +48,8 @@ const abar_option abar_train_options[] = {
     {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
      "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
+    {"accept-data", ABAR_OPTION_BOOL, AT(accept_data), "false", 0, 0, NULL,
+     "with --resume: go on although the data set has changed"},
     {"init", ABAR_OPTION_TEXT, AT(init), "", 0, 0, NULL, "begin with the weights of this safetensors file"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
@@ -311,11 +313,11 @@ static bool must_stay(const char *name)
     return false;
 }
 
-/* ... and these change no number that comes out; data is compared by its name above. */
+/* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",      "init",       "workers", "stop-after", "checkpoint-every",
-                                                 "diagnose", "limit-test", "data",    NULL};
+    static const char *const free_to_change[] = {
+        "out", "workers", "stop-after", "checkpoint-every", "diagnose", "limit-test", "data", "accept-data", NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -335,6 +337,10 @@ static abar_status compare_table(abar_context *ctx, const abar_setup_table *was,
         ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
         ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
         if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
+        if (strcmp(o->name, "init") == 0)
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--init %.80s: the run to resume has its weights already, leave it out or start a new run",
+                              after);
         bool other_kind = changes_kind(o->name, before, after);
         if (fixed || must_stay(o->name) || other_kind)
             return abar__fail(ctx, ABAR_E_ARGUMENT,

@@ -143,6 +143,8 @@ abar_status abar__json_parse(abar_context *ctx, const char *label, const char *j
     if (!abar__utf8_valid(json, n)) /* cJSON does not look, and what we write is */
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: not UTF-8 text, is the file damaged?", label);
     cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
+    if (!root && abar__json_valid(json, n))
+        return abar__fail(ctx, ABAR_E_MEMORY, "%s: not enough memory to read it, free some and try again", label);
     const char *rest = end;
     while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
     if (!root || (rest < json + n && *rest)) {

@@ -197,6 +197,11 @@ typedef struct abar__place {
     uint64_t log_bytes, events_bytes;
 } abar__place;
 
+/* The content of one part of the data set: its samples (tokens of a text) and their CRC-32. */
+typedef struct abar__digest {
+    int64_t count, crc;
+} abar__digest;
+
 struct abar_trainer {
     abar_context *ctx;
     abar_setup *setup;
@@ -212,7 +217,8 @@ struct abar_trainer {
     abar_schedule schedule;
     int64_t steps; /* per epoch */
     abar__place at;
-    abar__epoch *history; /* at.epoch of them; room for history_room */
+    abar__digest digest[2]; /* of training and test data, where there is a folder */
+    abar__epoch *history;   /* at.epoch of them; room for history_room */
     int64_t history_room;
     double tick;          /* when the clocks of at were last moved */
     double pace_seconds;  /* of this epoch's steps in this process, for samples per second ... */

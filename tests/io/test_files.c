@@ -55,6 +55,31 @@ static void file_in_the_working_folder_is_replaced(void **state)
     assert_file(test_path(state, "plain", path), "x", 1);
 }
 
+static void file_is_searched_across_its_chunks(void **state)
+{
+    char path[TEST_PATH];
+    static char bytes[50000]; /* zeros, as a crash of the machine leaves them */
+    bool found = true;
+    test_path(state, "f", path);
+    assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK); /* there is no file */
+    assert_false(found);
+    for (size_t at = 16370; at < 16400; at++) {
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes + at, "needle", 6);
+        test_write(path, bytes, sizeof bytes);
+        assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK);
+        if (!found) fail_msg("not found at byte %zu", at);
+        assert_int_equal(abar__file_contains(ctx, path, "needles", &found), ABAR_OK);
+        assert_false(found);
+    }
+    test_write(path, bytes, 16400 + 3);
+    assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK); /* cut off */
+    assert_false(found);
+    assert_int_equal(abar__file_contains(ctx, *state, "needle", &found), ABAR_E_IO);
+    assert_error(ctx, "is a folder");
+    assert_int_equal(memory.calls, 0);
+}
+
 static void file_that_cannot_be_read_says_why(void **state)
 {
     char path[TEST_PATH];
@@ -318,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(file_replaced_reads_back),
         TEST(file_in_the_working_folder_is_replaced),
+        TEST(file_is_searched_across_its_chunks),
         TEST(file_that_cannot_be_read_says_why),
         TEST(file_replacement_cut_short_keeps_the_old_one),
         TEST(write_to_a_full_device_fails),

@@ -4,6 +4,7 @@
 #include "io/io.h"
 #include "tensor/tensor_impl.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -538,6 +539,34 @@ static void reader_with_every_allocation_failing_in_turn(void **state)
     assert_true(k >= 5);
 }
 
+/* cJSON's memory is malloc's, not the context's: its hooks make one allocation after the other fail. */
+static long json_calls, json_fail_at;
+
+static void *json_malloc(size_t n) { return ++json_calls == json_fail_at ? NULL : malloc(n); }
+
+static void reader_with_every_json_allocation_failing_in_turn(void **state)
+{
+    char path[TEST_PATH];
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    cJSON_Hooks hooks = {json_malloc, free};
+    abar_status status = ABAR_E_MEMORY;
+    for (json_fail_at = 1; status != ABAR_OK; json_fail_at++) {
+        abar__safetensors *file;
+        json_calls = 0;
+        cJSON_InitHooks(&hooks);
+        status = abar__safetensors_open(ctx, path, &file);
+        cJSON_InitHooks(NULL);
+        if (status == ABAR_OK) {
+            abar__safetensors_close(file);
+            break;
+        }
+        if (status != ABAR_E_MEMORY) fail_msg("allocation %ld: %s", json_fail_at, abar_context_error(ctx));
+        assert_error(ctx, "x: not enough memory to read its header");
+        assert_int_equal(abar_context_memory(ctx).now, 0);
+    }
+    assert_true(json_fail_at > 50);
+}
+
 /* A writer that once ran out of memory can still be used. */
 static void writer_goes_on_after_a_failed_add(void **state)
 {
@@ -587,6 +616,7 @@ int main(void)
         TEST(writer_into_a_read_only_folder_fails),
         TEST(writer_with_every_allocation_failing_in_turn),
         TEST(reader_with_every_allocation_failing_in_turn),
+        TEST(reader_with_every_json_allocation_failing_in_turn),
         TEST(writer_goes_on_after_a_failed_add),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
