@@ -251,6 +251,9 @@ static void log_that_cannot_be_read_keeps_a_run_from_starting_over(void **state)
     assert_int_equal(resume_with(f, "run", NULL, NULL), ABAR_E_NOT_FOUND);
     assert_error(f, "the checkpoint is gone");
     path_in(f, "run/log.jsonl", path);
+    assert_int_equal(truncate(path, ((off_t)1 << 30) + 1), 0); /* sparse, and more than was ever read at once */
+    assert_int_equal(resume_with(f, "run", NULL, NULL), ABAR_E_NOT_FOUND);
+    assert_error(f, "the checkpoint is gone");
     assert_int_equal(remove(path), 0);
     assert_int_equal(mkdir(path, 0755), 0); /* cannot be read as a file */
     assert_int_equal(resume_with(f, "run", NULL, NULL), ABAR_E_IO);
