@@ -42,7 +42,6 @@ typedef struct abar__data_kind {
     int64_t count[2];                        /* training and test samples, as published */
     int64_t label_range[2];                  /* of each label byte in turn; the last one there is, is the class */
     double mean[3], std[3];
-    bool augment;
 } abar__data_kind;
 
 struct abar_dataset {

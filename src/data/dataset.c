@@ -49,8 +49,7 @@ static const abar__data_kind kinds[] = {
      .count = {50000, 10000},
      .label_range = {10},
      .mean = {0.4914, 0.4822, 0.4465},
-     .std = {0.2470, 0.2435, 0.2616},
-     .augment = true},
+     .std = {0.2470, 0.2435, 0.2616}},
     {.name = "cifar100",
      .summary = "photographs, 32 x 32 colour, 100 classes, 50000 + 10000",
      .subfolder = "cifar-100-binary",
@@ -61,8 +60,7 @@ static const abar__data_kind kinds[] = {
      .count = {50000, 10000},
      .label_range = {20, 100},
      .mean = {0.5071, 0.4865, 0.4409},
-     .std = {0.2673, 0.2564, 0.2762},
-     .augment = true},
+     .std = {0.2673, 0.2564, 0.2762}},
     {.name = "text",
      .summary = "characters or bytes of a text file, nine tenths for training",
      .remedy = "give text:FILE, any UTF-8 text, or any file with --text bytes",
@@ -196,8 +194,7 @@ static abar_dataset_info published_info(const abar__data_kind *kind)
                               .text = kind->text,
                               .classes = kind->label_range[1] > 0 ? kind->label_range[1] : kind->label_range[0],
                               .train = kind->count[0],
-                              .test = kind->count[1],
-                              .augment = kind->augment};
+                              .test = kind->count[1]};
     memcpy(info.mean, kind->mean, sizeof info.mean);
     memcpy(info.std, kind->std, sizeof info.std);
     return info;

@@ -15,7 +15,7 @@ typedef struct recipe {
     bool augment;
 } recipe;
 
-/* The first that fits wins. */
+/* The first that fits wins. Those for "imagefolder" wait for the reader of image folders, which is not there yet. */
 static const recipe recipes[] = {
     {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
     {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
