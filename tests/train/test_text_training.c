@@ -45,20 +45,28 @@ static void a_tiny_gpt_learns_a_tiny_text(void **state)
     check_learns(*state, "adamw", "epochs=20 text=bytes", 0.9);
 }
 
-/* Before the first step every character is about as likely as any other: ln 12. */
+/* Before the first step every character is about as likely as any other: ln 12. The tied head favours the character that was
+ * just read, which adds 0.03 on average and another 0.02 for some seeds: hence the mean over several. */
 static void the_first_loss_is_that_of_chance(void **state)
 {
     fixture *f = *state;
-    abar_setup *setup = text_setup(f, "adamw", "epochs=1 lr=0 final-lr=0");
-    last_epoch last = {0};
-    abar_trainer_events events = {keep_last, &last};
-    abar_trainer *t;
-    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
-    need(f, abar_trainer_run(t));
-    assert_true(fabs(last.p.test_loss - log(12.0)) < 0.05);
-    assert_true(fabs(last.p.loss - log(12.0)) < 0.05);
-    abar_trainer_destroy(t);
-    abar_setup_destroy(f->ctx, setup);
+    enum { SEEDS = 16 };
+    double test = 0.0, train = 0.0;
+    for (int i = 0; i < SEEDS; i++) {
+        abar_setup *setup = text_setup(f, "adamw", "epochs=1 epoch-steps=2 warmup=0 lr=0 final-lr=0");
+        setup->train.seed += 1000 * i;
+        last_epoch last = {0};
+        abar_trainer_events events = {keep_last, &last};
+        abar_trainer *t;
+        need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
+        need(f, abar_trainer_run(t));
+        test += last.p.test_loss / SEEDS;
+        train += last.p.loss / SEEDS;
+        abar_trainer_destroy(t);
+        abar_setup_destroy(f->ctx, setup);
+    }
+    assert_true(fabs(test - log(12.0)) < 0.05);
+    assert_true(fabs(train - log(12.0)) < 0.05);
 }
 
 /* ---- stopping, resuming, threads --------------------------------------------------------------------------------- */
