@@ -14,7 +14,7 @@ abar_status abar__cifar_count(abar_context *ctx, const char *label, size_t n, co
     *out = 0;
     if (n == 0 || n % record != 0)
         return abar__fail(ctx, ABAR_E_FORMAT,
-                          "%s: %zu bytes are no whole number of %zu-byte records, replace it with a fresh copy", label, n,
+                          "%s: %zu bytes are not a whole number of %zu-byte records, replace it with a fresh copy", label, n,
                           record);
     *out = (int64_t)(n / record);
     return ABAR_OK;

@@ -1,4 +1,4 @@
-/* Data sets by name: the table of all that are known, finding their files, and access to what a reader has read. */
+/* Data sets by name: the table of all, finding their files, opening and access. */
 #include "data/data_impl.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-#define FOLDER_MAX 440 /* leaves room in where[512] for a subfolder */
+#define FOLDER_MAX 440 /* leaves space in where[512] for a subfolder */
 #define IDX_FILES                                                                                                \
     {                                                                                                            \
         "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte" \
@@ -111,7 +111,7 @@ static abar_status parse_spec(abar_context *ctx, const char *spec, const abar__d
     if (spec[length] == '\0') return ABAR_OK;
     *dir = spec + length + 1;
     if (!(*kind)->files[0] && !(*kind)->text)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is made, not read, give it without a folder", name);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is generated, not read from files, give it without a folder", name);
     const char *what = (*kind)->text ? "file" : "folder";
     if (**dir == '\0')
         return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: no %s after the colon, give %s:%s", name, what, name,
@@ -311,7 +311,7 @@ uint32_t abar__data_crc(const abar_dataset *data, bool test)
     return (uint32_t)crc32_z(images, (const Bytef *)part->labels, part_label_bytes(part));
 }
 
-/* How many tokens there will be is known once it is read; never more than bytes. */
+/* The number of tokens is known once the text is read; it is at most the number of bytes. */
 static bool probe_text(const char *path, abar_dataset_probe *out)
 {
     struct stat info;
@@ -322,7 +322,7 @@ static bool probe_text(const char *path, abar_dataset_probe *out)
     return true;
 }
 
-/* The shape that the files have. What cannot be read keeps the published one: opening it will say why. */
+/* The shape in the files. Where they cannot be read it stays the published one; opening the set reports why. */
 static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dataset_info *info)
 {
     abar_dataset data = {.ctx = ctx, .kind = kind, .info = *info};

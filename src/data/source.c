@@ -1,5 +1,4 @@
-/* Files read whole, and a forward reader over a file or bytes in memory that sees through gzip. zlib's own memory comes from
- * the context too. */
+/* Files read whole, and a forward reader over a file or memory that decompresses gzip. zlib allocates from the context too. */
 #include "data/source.h"
 
 #include <errno.h>
@@ -8,17 +7,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WINDOW ((size_t)1 << 16)         /* of a file that is in memory at a time */
+#define WINDOW ((size_t)1 << 16)         /* bytes of a file that are buffered */
 #define CHUNK_MAX ((size_t)1 << 30)      /* zlib counts in unsigned int */
 #define DEFLATE_RATIO_MAX 1032           /* deflate cannot shrink further than this */
-#define INFLATE_PENDING ((uint64_t)1024) /* bytes zlib may have taken in but not yet given out */
+#define INFLATE_PENDING ((uint64_t)1024) /* bytes zlib may have read but not yet written */
 
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
 static abar_status open_file(abar_context *ctx, const char *path, size_t max, int *out_fd, size_t *out_size)
 {
     *out_fd = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0 && errno == ENOENT)
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: no such file, put it there or name another folder", path);
     struct stat info;
@@ -85,7 +84,7 @@ abar_status abar__source_load(abar_context *ctx, const char *path, size_t max, u
 
 /* ---- zlib ----------------------------------------------------------------------------------------------------- */
 
-/* zlib does not say how much it frees, so each block carries its size in front. */
+/* zlib does not pass the size when it frees, so each block begins with it. */
 static void *zlib_alloc(void *ctx, unsigned items, unsigned size)
 {
     size_t bytes = ABAR_ALIGN + (size_t)items * size;
@@ -103,7 +102,7 @@ static void zlib_free(void *ctx, void *memory)
     abar__free(ctx, block, bytes);
 }
 
-/* Fills the window when it is used up and there is more. */
+/* Reads the next window when the current one is used up. */
 static abar_status refill(abar__source *source)
 {
     if (source->left > 0 || source->unread == 0) return ABAR_OK;
@@ -134,7 +133,7 @@ static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, s
         int code = inflate(z, Z_NO_FLUSH);
         *made += room - z->avail_out;
         if (code == Z_STREAM_END) return ABAR_OK;
-        if (code == Z_MEM_ERROR) return ABAR_E_MEMORY; /* abar__alloc has set the text */
+        if (code == Z_MEM_ERROR) return ABAR_E_MEMORY; /* abar__alloc has set the error */
         if (code == Z_BUF_ERROR && source->left == 0 && source->unread == 0 && z->avail_in == 0)
             return abar__fail(source->ctx, ABAR_E_FORMAT, "%s: the compressed data stops short, replace it with a fresh copy",
                               source->label);
@@ -157,8 +156,8 @@ static abar_status begin(abar__source *source)
     source->z.zfree = zlib_free;
     source->z.opaque = ctx;
     int code = inflateInit2(&source->z, 16 + MAX_WBITS); /* 16: a gzip header and its checksum */
-    if (code == Z_MEM_ERROR) return ABAR_E_MEMORY;       /* abar__alloc has set the text */
-    if (code != Z_OK) return abar__fail(ctx, ABAR_E_BACKEND, "%s: zlib refuses to start, unpack it with gunzip", label);
+    if (code == Z_MEM_ERROR) return ABAR_E_MEMORY;       /* abar__alloc has set the error */
+    if (code != Z_OK) return abar__fail(ctx, ABAR_E_BACKEND, "%s: zlib failed to start, unpack it with gunzip", label);
     source->gzip = true;
     return ABAR_OK;
 }

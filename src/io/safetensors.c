@@ -23,7 +23,7 @@
 
 #define PREFIX 8             /* bytes of the header's length */
 #define HEADER_MAX 100000000 /* as the reference implementation has it */
-#define EXACT 0x1p53         /* integers up to here survive JSON's doubles */
+#define EXACT 0x1p53         /* integers up to here are exact in JSON's doubles */
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "tensors are read in place: the format's byte order must be the host's");
@@ -41,7 +41,7 @@ struct abar__safetensors {
     const uint8_t *bytes;  /* the whole file */
     size_t n, owned_bytes; /* owned_bytes: to free, 0 for a caller's memory */
     size_t header_bytes;
-    cJSON *header; /* names and metadata live in it */
+    cJSON *header; /* owns the names and the metadata */
     const cJSON *metadata;
     int count;
     entry *entries;  /* by offset */
@@ -63,7 +63,7 @@ static abar_status damaged(abar__safetensors *file, const char *format, ...)
 
 /* ---- the header as JSON ------------------------------------------------------------------------------------------ */
 
-/* file->n bytes claim to begin with a header. */
+/* Checks the header's length against the file's. */
 static abar_status check_length(abar__safetensors *file, const uint8_t prefix[PREFIX])
 {
     uint64_t length = 0;
@@ -75,7 +75,7 @@ static abar_status check_length(abar__safetensors *file, const uint8_t prefix[PR
     return ABAR_OK;
 }
 
-/* cJSON reads \u0000, and \u without four digits, as the end of a string: such a name is not what it seems. */
+/* cJSON ends a string at \u0000 and at \u without four digits, so such names would be cut. */
 static bool escapes_are_sound(const char *text, size_t n)
 {
     for (size_t i = 0; i + 1 < n; i++) {
@@ -160,11 +160,11 @@ static abar_status read_offsets(abar__safetensors *file, const cJSON *item, entr
         return damaged(file, "tensor %s has no data_offsets", e->name);
     size_t data = file->n - PREFIX - file->header_bytes, need = abar_tensor_bytes(&e->tensor);
     if (e->begin > e->end || e->end > data)
-        return damaged(file, "tensor %s lies at %" PRIu64 " to %" PRIu64 " of %zu bytes of data", e->name, e->begin, e->end,
+        return damaged(file, "tensor %s is at %" PRIu64 " to %" PRIu64 " of %zu bytes of data", e->name, e->begin, e->end,
                        data);
     if (e->end - e->begin != need)
         return damaged(file, "tensor %s has %" PRIu64 " bytes, where its shape needs %zu", e->name, e->end - e->begin, need);
-    /* views are not const; nobody writes through a file's */
+    /* views are not const, but this one is never written through */
     e->tensor.data = (void *)(uintptr_t)(file->bytes + PREFIX + file->header_bytes + e->begin);
     return ABAR_OK;
 }
@@ -192,7 +192,7 @@ static abar_status read_entry(abar__safetensors *file, const cJSON *item, entry 
 
 static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* cJSON keeps every one of several equal keys; the format allows none. */
+/* cJSON keeps duplicate keys; the format forbids them. */
 static abar_status check_unique(abar__safetensors *file, const cJSON *object)
 {
     size_t n = 0, i = 0;
@@ -344,7 +344,7 @@ static bool read_exactly(int fd, void *bytes, size_t n)
     while (n > 0) {
         ssize_t done = read(fd, p, n < SSIZE_MAX ? n : SSIZE_MAX);
         if (done < 0 && errno == EINTR) continue;
-        if (done == 0) errno = EIO; /* somebody cut the file meanwhile */
+        if (done == 0) errno = EIO; /* the file was truncated meanwhile */
         if (done <= 0) return false;
         p += done;
         n -= (size_t)done;
@@ -365,7 +365,7 @@ static abar_status load(abar__safetensors *file, int fd)
     file->n = (size_t)info.st_size;
     if (file->n < PREFIX) return too_short(file);
     if (!read_exactly(fd, prefix, PREFIX)) return abar__fail_errno(file->ctx, file->label, errno);
-    ABAR_TRY(check_length(file, prefix)); /* before memory is taken for something else than a safetensors file */
+    ABAR_TRY(check_length(file, prefix)); /* before memory is allocated for a file of another format */
     void *bytes;
     ABAR_TRY(abar__alloc(file->ctx, file->n, &bytes));
     file->bytes = bytes;
@@ -391,7 +391,7 @@ static abar_status finish(abar__safetensors *file, abar_status status, abar__saf
 abar_status abar__safetensors_open(abar_context *ctx, const char *path, abar__safetensors **out)
 {
     *out = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0) return abar__fail_errno(ctx, path, errno);
     abar__safetensors *file;
     abar_status status = abar__alloc(ctx, sizeof *file, (void **)&file);

@@ -45,7 +45,7 @@ void abar__safetensors_writer_destroy(abar__safetensors_writer *w)
     abar__free(ctx, w, sizeof *w);
 }
 
-/* Metadata is walked by its keys: the first or NULL, the value of the one at p, the next or NULL. */
+/* Iteration over metadata: the first key or NULL, the value of key p, the next key or NULL. */
 static const char *first_pair(const abar__safetensors_writer *w) { return w->metadata.length > 0 ? w->metadata.data : NULL; }
 static const char *value_of(const char *p) { return p + strlen(p) + 1; }
 

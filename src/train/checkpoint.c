@@ -19,7 +19,7 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
-/* A checkpoint is written with every epoch, after the log: where the log tells of a second epoch, there was one. A log that
+/* A checkpoint is written after every epoch's log line: a log with a second epoch means that there was one. A log that
  * cannot be read is a failure, since a run that starts over would overwrite it. */
 static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out)
 {
@@ -28,7 +28,7 @@ static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out
     return abar__file_contains(ctx, path, "{\"epoch\": 2,", out);
 }
 
-/* What must not be there, or must, before a run may write to its folder. */
+/* Refuses a folder that holds another run, or one whose checkpoint was removed. */
 static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
@@ -44,7 +44,7 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
     if (lost)
         return abar__fail(
             t->ctx, ABAR_E_NOT_FOUND,
-            "%s/state.safetensors: the checkpoint is gone, bring it back, or move %s away and begin anew, perhaps with "
+            "%s/state.safetensors: the checkpoint is gone, restore it, or move %s away and begin anew, perhaps with "
             "--init and its model.safetensors",
             dir, dir);
     return ABAR_OK;
@@ -65,7 +65,7 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--accept-data: is for a run that goes on, give --resume or leave it out");
     if (!dir[0]) {
         if (!resume) return ABAR_OK;
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "resume: there is no folder to go on in, set out");
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "resume: no folder is set, set out to the folder of the run");
     }
     ABAR_TRY(abar__run_path(t->ctx, dir, "state.safetensors", path));
     if (!resume)
@@ -140,7 +140,7 @@ abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
 
-/* One checkpoint on its way in or out. */
+/* A checkpoint being read or written. */
 typedef struct carrier {
     abar_context *ctx;
     const char *path;
@@ -233,8 +233,7 @@ static abar_status load_place(abar_trainer *t, const carrier *c)
     abar__free(t->ctx, history, bytes);
     if (fits) return ABAR_OK;
     t->at = (abar__place){0};
-    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: stands at a later epoch or step than this run has, raise --epochs",
-                      c->path);
+    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: is at a later epoch or step than this run has, raise --epochs", c->path);
 }
 
 static abar_status check_setup(abar_trainer *t, const carrier *c)
@@ -289,7 +288,7 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
     return abar__safetensors_writer_metadata(c->writer, "progress", t->text.data);
 }
 
-/* In the dtype the device computes in: what comes back is bit for bit what was. */
+/* In the device's own dtypes, so that a resumed run has the same bits. */
 static abar_status save_all(abar_trainer *t, carrier *c)
 {
     abar__safetensors_writer_fetch(c->writer, abar_tensor_copy);

@@ -9,7 +9,7 @@
 #define AT(field) offsetof(abar_train_config, field)
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1: JSON numbers are doubles */
 
-/* Defaults that depend on model and data are those of a plain problem here; recipe.c knows better. */
+/* Defaults that depend on model and data are set by recipe.c; here are those of a small problem. */
 const abar_option abar_train_options[] = {
     {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set: NAME, NAME:DIR or text:FILE, as `abar data` lists them"},
@@ -55,7 +55,7 @@ const abar_option abar_train_options[] = {
     {0},
 };
 
-#define NAMES_MAX 128 /* that are compared with a misspelt one */
+#define NAMES_MAX 128 /* names compared with a misspelt one */
 
 static const abar_option no_options[] = {{0}};
 
@@ -213,7 +213,7 @@ static bool same_data_name(const char *a, const char *b)
     return n == strcspn(b, ":") && memcmp(a, b, n) == 0;
 }
 
-/* A setup's defaults hang on its model, data set and optimizer: they stay, but the data may have moved. */
+/* A setup's defaults depend on its model, data set and optimizer, so these are fixed; the data may be in another folder. */
 static abar_status check_fixed(abar_context *ctx, const abar_setup *setup, const char *name, const char *text)
 {
     const abar_train_config *train = &setup->train;
@@ -262,7 +262,7 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
                       strcmp(train->device, "ref") == 0 ? "double precision" : "fp32");
 }
 
-/* Who reads tokens needs a text, and the other way round. */
+/* Text models need a text, image models need images. */
 static abar_status check_text_model(abar_context *ctx, const abar_setup *setup)
 {
     const bool text = same_data_name(setup->train.data, "text"), reads = setup->model->text;

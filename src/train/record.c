@@ -1,4 +1,4 @@
-/* What a run leaves to read: log.jsonl, TensorBoard scalars, and the report at its end. */
+/* What a run reports: log.jsonl, TensorBoard scalars, and the report at its end. */
 #include "base/json.h"
 #include "train/train_impl.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- logs ----------------------------------------------------------------------------------------------------- */
 
-/* How much of a log to keep: what the checkpoint knows of, or what is left of it after a crash of the machine. */
+/* The bytes of a log to keep: as many as the checkpoint recorded, or fewer where a crash of the machine lost some. */
 static uint64_t keep_of(abar_context *ctx, const char *path, uint64_t wanted)
 {
     struct stat info;

@@ -105,7 +105,7 @@ static void limits_keep_the_beginnings_of_the_parts(void **unused)
     folder_remove(&c.f);
 }
 
-/* Weights that are there know their own characters: another text must be read with their numbers, or not at all. */
+/* Existing weights have their own vocabulary: another text is encoded with it, or refused. */
 static void a_given_vocabulary_replaces_the_texts_own(void **unused)
 {
     (void)unused;

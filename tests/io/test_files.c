@@ -101,7 +101,7 @@ static void file_replacement_cut_short_keeps_the_old_one(void **state)
     char path[TEST_PATH], stale[TEST_PATH + 32], big[1000] = {0};
     test_write(test_path(state, "f", path), "old", 3);
     snprintf(stale, sizeof stale, "%s.tmp-%ld", path, (long)getpid());
-    test_write(stale, "left by a killed process", 24); /* must be in nobody's way */
+    test_write(stale, "left by a killed process", 24); /* must not matter */
     struct rlimit before, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = (struct rlimit){500, before.rlim_max};
@@ -128,7 +128,7 @@ static void write_to_a_full_device_fails(void **state)
     close(fd);
     assert_int_equal(abar__fail_errno(ctx, "out/x", ENOSPC), ABAR_E_IO);
     assert_string_equal(abar_context_error(ctx), "out/x: no space left on device, free some or choose another --out");
-    assert_int_equal(abar__fail_errno(ctx, "out/x", EXDEV), ABAR_E_IO); /* one without words of ours */
+    assert_int_equal(abar__fail_errno(ctx, "out/x", EXDEV), ABAR_E_IO); /* an errno that is not in the table */
     assert_error(ctx, ", check the path and its disk");
 }
 
@@ -152,7 +152,7 @@ static void folder_make_makes_all_of_a_path(void **state)
     assert_error(ctx, "file: a part of the path is not a folder");
 }
 
-/* What a second process gets when it wants the folder too. */
+/* The status that a second process gets when it locks the folder. */
 static int status_in_child(const char *folder)
 {
     pid_t child = fork();

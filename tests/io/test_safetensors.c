@@ -59,7 +59,7 @@ static abar_tensor sample(int i)
     return abar_tensor_wrap(NULL, bytes_of_tensors + 64 * i, samples[i].dtype, samples[i].ndim, samples[i].dim);
 }
 
-/* Fails as a caller would: hands the first failure up and gives everything back. */
+/* Returns the first failure and frees everything, as a caller would. */
 static abar_status write_samples(const char *path)
 {
     abar__safetensors_writer *w;
@@ -249,9 +249,9 @@ static const struct {
     {A(F32_2 ",\"data_offsets\":[0,8,8]"), 8, ABAR_E_FORMAT, "has no data_offsets"},
     {A(F32_2 ",\"data_offsets\":[-8,0]"), 8, ABAR_E_FORMAT, "has no data_offsets"},
     {A(F32_2 ",\"data_offsets\":{\"x\":0,\"y\":8}"), 8, ABAR_E_FORMAT, "has no data_offsets"},
-    {A(F32_2 ",\"data_offsets\":[8,0]"), 8, ABAR_E_FORMAT, "tensor a lies at 8 to 0 of 8 bytes of data"},
-    {A(F32_2 ",\"data_offsets\":[0,8]"), 7, ABAR_E_FORMAT, "tensor a lies at 0 to 8 of 7 bytes of data"},
-    {A(F32_2 ",\"data_offsets\":[9007199254740984,9007199254740992]"), 8, ABAR_E_FORMAT, "tensor a lies at 9007199254740984"},
+    {A(F32_2 ",\"data_offsets\":[8,0]"), 8, ABAR_E_FORMAT, "tensor a is at 8 to 0 of 8 bytes of data"},
+    {A(F32_2 ",\"data_offsets\":[0,8]"), 7, ABAR_E_FORMAT, "tensor a is at 0 to 8 of 7 bytes of data"},
+    {A(F32_2 ",\"data_offsets\":[9007199254740984,9007199254740992]"), 8, ABAR_E_FORMAT, "tensor a is at 9007199254740984"},
     {A(F32_2 ",\"data_offsets\":[0,4]"), 8, ABAR_E_FORMAT, "tensor a has 4 bytes, where its shape needs 8"},
     {A(F32_2 ",\"data_offsets\":[1,9]"), 9, ABAR_E_FORMAT, "tensor a begins at byte 1 of the data instead of 0"},
     {A(F32_2 ",\"data_offsets\":[0,8]"), 9, ABAR_E_FORMAT, "its tensors end at byte 8 of 9 bytes of data"},
@@ -319,7 +319,7 @@ static void safetensors_cut_anywhere_is_refused(void **state)
     abar__text_free(ctx, &whole);
 }
 
-/* What is found first names what is wrong, or the whole header is beyond reading. */
+/* A flip in the data is reported with the tensor's name; one in the header may leave it unreadable. */
 static void safetensors_with_any_bit_flipped_is_refused(void **state)
 {
     char path[TEST_PATH];
@@ -433,7 +433,7 @@ static void writer_refuses_what_it_cannot_write(void **state)
 
 static const char old[] = "what was there before";
 
-/* The old file is as it was and nothing lies beside it. */
+/* The old file is unchanged and the only one in the folder. */
 static void assert_untouched(void **state, const char *path)
 {
     assert_file(path, old, sizeof old);

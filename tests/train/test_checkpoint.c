@@ -1,5 +1,4 @@
-/* What a checkpoint protects a run from: flipped bits, data that changed, memory that was short, and settings that would be
- * ignored. */
+/* What is refused when a run is resumed: flipped bits, changed data, ignored settings; and what is not called damaged. */
 #include "text_support.h"
 
 #include <cjson/cJSON.h>

@@ -1,5 +1,5 @@
-/* Every optimizer through the trainer: it learns, stops and resumes bit for bit, survives what is not finite, and its
- * checkpoint is opened by nobody else. */
+/* Every optimizer through the trainer: it learns, stops and resumes bit for bit, skips steps that are not finite, and no
+ * other optimizer reads its checkpoint. */
 #include "train_support.h"
 
 #include <math.h>
@@ -276,7 +276,7 @@ static void micro_batches_join_for_every_optimizer(void **state)
 /* ---- numbers going wrong --------------------------------------------------------------------------------------------------
  */
 
-/* Spoils a weight after some steps, and mends it after some more. */
+/* Makes a weight infinite after some steps, and restores it after some more. */
 typedef struct vandal {
     abar_trainer *trainer;
     int64_t calls, from, to;
@@ -367,7 +367,7 @@ static void ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint(void **state
         drop(&v.before);
         drop(&v.after);
         abar_trainer_destroy(v.trainer);
-        assert_int_equal(resume(f, optimizers[i], 0, &end), ABAR_OK); /* the weight was mended before it was saved */
+        assert_int_equal(resume(f, optimizers[i], 0, &end), ABAR_OK); /* the weight was restored before it was saved */
         drop(&end);
         abar_setup_destroy(f->ctx, setup);
     }
@@ -394,7 +394,7 @@ static void checkpoint_of_another_optimizer_is_refused_by_name(void **state)
         snprintf(given, sizeof given, "--optim %s: ", pairs[i][1]);
         assert_error(f, given);
         assert_error(f, pairs[i][0]);
-        assert_int_equal(resume(f, name, 0, NULL), ABAR_OK); /* and still is what it was */
+        assert_int_equal(resume(f, name, 0, NULL), ABAR_OK); /* and the folder is unchanged */
         abar_setup_destroy(f->ctx, was);
         abar_setup_destroy(f->ctx, now);
     }
@@ -422,7 +422,7 @@ static abar_status resume_with(fixture *f, const char *optim, const char *option
     return status;
 }
 
-/* Averages made with other settings mean something else, or are other tensors: said by the option's name, not as damage. */
+/* Averages of other settings mean something else or have other shapes: refused by the option's name, not as damage. */
 static void resume_with_other_statistics_is_refused_by_name(void **state)
 {
     fixture *f = *state;

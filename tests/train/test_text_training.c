@@ -83,7 +83,7 @@ static void a_resumed_run_ends_with_the_same_bits(void **state)
         char parts[32];
         snprintf(parts, sizeof parts, "parts-%d", (int)stops[i]);
         set_out(f, setup, parts);
-        set(f, setup, "workers", i % 2 ? "0" : "3"); /* who cuts the windows does not matter */
+        set(f, setup, "workers", i % 2 ? "0" : "3"); /* the number of loader threads does not matter */
         assert_int_equal(run_until(f, setup, false, stops[i]), ABAR_STOPPED);
         assert_int_equal(resume(f, parts, 3), ABAR_STOPPED);
         assert_int_equal(resume(f, parts, 0), ABAR_OK);
@@ -220,7 +220,7 @@ static void samples_repeat_for_a_seed(void **state)
     char text[PATH_MAX_TEST];
     path_in(f, "text", text);
     assert_int_equal(remove(text), 0); /* the data are not needed any more */
-    /* what can follow in only one way does so, over more than a window, without chance and nearly so */
+    /* greedy sampling, and top_k 1: the pattern continues over more than a window */
     for (int i = 0; i < 2; i++) {
         need(f, sample(f, setup, files[i], (abar_sample_config){.prompt = "abc", .length = 23}, &a));
         assert_string_equal(a.text, "abcdefg hij. abcdefg hij. ");
@@ -228,7 +228,7 @@ static void samples_repeat_for_a_seed(void **state)
     }
     need(f, sample(f, setup, files[0], (abar_sample_config){.prompt = "abc", .length = 23, .temperature = 1, .top_k = 1}, &a));
     assert_string_equal(a.text, "abcdefg hij. abcdefg hij. ");
-    /* hot: everything happens, but the same for a seed */
+    /* at a high temperature every token is drawn, but the same ones for a seed */
     const abar_sample_config hot = {.length = 60, .temperature = 20, .seed = 5};
     need(f, sample(f, setup, files[0], hot, &a));
     need(f, sample(f, setup, files[0], hot, &b));

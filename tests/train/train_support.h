@@ -80,7 +80,7 @@ static inline void set(fixture *f, abar_setup *setup, const char *name, const ch
     need(f, abar_setup_set(f->ctx, setup, name, value));
 }
 
-/* The seed of every run, so that tests can be repeated with others: each must hold for any. */
+/* The seed of every run: ABAR_TEST_SEED, or 0. Tests must hold for any. */
 static inline const char *test_seed(void)
 {
     const char *seed = getenv("ABAR_TEST_SEED");
