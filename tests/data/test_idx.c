@@ -241,11 +241,11 @@ static void idx_file_faults_are_named(void **state)
 
         s = set_make();
         put_u32(s.files[i].data + 4, 0);
-        check_fault(&s, i, "cannot be");
+        check_fault(&s, i, "impossible");
 
         s = set_make();
         put_u32(s.files[i].data + 4, 0xffffffff);
-        check_fault(&s, i, "cannot be");
+        check_fault(&s, i, "impossible");
     }
 }
 

@@ -273,7 +273,7 @@ static void jsonl_shorter_than_the_checkpoint_is_refused(void **state)
     test_write(test_path(state, "log.jsonl", path), "{}\n", 3);
     assert_int_equal(abar__jsonl_open(ctx, path, 4, &log), ABAR_E_FORMAT);
     assert_null(log);
-    assert_error(ctx, "log.jsonl: has 3 of the 4 bytes that the checkpoint counts on");
+    assert_error(ctx, "log.jsonl: has 3 of the 4 bytes that the checkpoint expects");
     assert_file(path, "{}\n", 3);
     assert_int_equal(abar__jsonl_open(ctx, test_path(state, "absent", path), 4, &log), ABAR_E_NOT_FOUND);
     assert_int_equal(test_folder_files(*state, 0), 1); /* and is not made */
