@@ -95,7 +95,8 @@ typedef struct abar_trainer_events {
 
 /* Opens data and device, builds and compiles the net, makes optimizer and loader, locks the out folder. A folder that
  * holds a checkpoint is refused unless resume is set: then the run goes on from there, with a setup from abar_setup_load
- * in which model, data set, optimizer, batch, limit-train and seed are unchanged. Other changes take effect and are logged. */
+ * in which model, data set, optimizer, batch, limit-train and seed are unchanged. Other changes take effect and are logged. The
+ * data set must hold what it held when the checkpoint was written, unless accept_data is set. */
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out);
 /* Reads the setup a folder was made with; its out is dir. */

@@ -192,7 +192,7 @@ static const abar__field digest_fields[] = {
 static abar_status compare_part(abar_trainer *t, const char *part, const abar__digest *was, const abar__digest *now)
 {
     const abar_train_config *train = &t->setup->train;
-    const char *unit = t->setup->model->text ? "tokens" : "samples";
+    const char *unit = abar_dataset_info_of(t->data)->text ? "tokens" : "samples";
     if (was->count == now->count && was->crc == now->crc) return ABAR_OK;
     if (!train->accept_data)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
