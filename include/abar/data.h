@@ -20,7 +20,6 @@ typedef struct abar_dataset_info {
     int64_t channels, height, width, classes;
     int64_t train, test;    /* sample counts; of a text: tokens */
     double mean[3], std[3]; /* normalisation of value/255, per channel; channels past the third use the third's */
-    bool augment;           /* its recipe crops and flips */
 } abar_dataset_info;
 
 typedef struct abar_dataset_config {

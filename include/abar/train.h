@@ -27,6 +27,7 @@ typedef struct abar_train_config {
     int64_t checkpoint_every; /* steps, 0: each epoch only */
     int64_t diagnose;         /* steps between diagnostics of the curvature, 0: none */
     bool deterministic;
+    bool accept_data;                /* resume: go on although the data set's content has changed; never kept */
     char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file to take the first weights from; "": draw them */
     char out[ABAR_OPTION_TEXT_MAX];  /* "": keep nothing on disk */
 } abar_train_config;
@@ -72,9 +73,9 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
 
 /* What a watcher is told. */
 typedef struct abar_progress {
-    int64_t epoch, epochs;                                /* epoch counts from 0 */
-    int64_t step, steps;                                  /* of the epoch: done, and all */
-    double loss, accuracy;                                /* training, mean over the epoch so far; accuracy in percent */
+    int64_t epoch, epochs; /* epoch counts from 0 */
+    int64_t step, steps;   /* of the epoch: done, and all */
+    double loss, accuracy; /* training, mean over the epoch's steps so far, skipped ones excepted; NaN: all were; percent */
     double lr, samples_per_second, seconds, seconds_left; /* samples: images, or tokens of a text */
     bool text;                                            /* losses and accuracies are of tokens, in nats */
     bool epoch_done;                                      /* then also: */
@@ -94,7 +95,8 @@ typedef struct abar_trainer_events {
 
 /* Opens data and device, builds and compiles the net, makes optimizer and loader, locks the out folder. A folder that
  * holds a checkpoint is refused unless resume is set: then the run goes on from there, with a setup from abar_setup_load
- * in which model, data set, optimizer, batch, limit-train and seed are unchanged. Other changes take effect and are logged. */
+ * in which model, data set, optimizer, batch, limit-train and seed are unchanged. Other changes take effect and are logged. The
+ * data set must hold what it held when the checkpoint was written, unless accept_data is set. */
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out);
 /* Reads the setup a folder was made with; its out is dir. */
@@ -104,7 +106,8 @@ abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup
 void abar_trainer_destroy(abar_trainer *trainer);
 
 /* Trains to the end (or stop_after). ABAR_STOPPED when abar_trainer_stop was called: the step was finished and saved, and
- * another call goes on. ABAR_E_NUMERIC after ten skipped steps in a row: the checkpoint holds the weights before them. */
+ * another call goes on. ABAR_E_NUMERIC after ten skipped steps in a row: the checkpoint holds the weights before them; and at
+ * the end of a run in which every step was skipped. */
 abar_status abar_trainer_run(abar_trainer *trainer);
 /* May be called from a signal handler or another thread. */
 void abar_trainer_stop(abar_trainer *trainer);
@@ -121,10 +124,11 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
 abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
 /* The final report as one JSON object: epochs, test_acc, test_loss, train_acc, train_loss (of the last epoch; accuracies in
- * percent), best_acc and best_loss (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for
- * texts also test_ppl and test_bpc (perplexity, bits per character), seconds, ms_per_step, samples_per_second, peak_bytes,
- * optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per epoch, counted from 1) and config.
- * The text lives until the next report. */
+ * percent; null before the first epoch has ended, and for training where all its steps were skipped), best_acc and best_loss
+ * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
+ * (perplexity, bits per character), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps,
+ * stopped, dir (null without out), history (one object per epoch, counted from 1) and config. The text lives until the next
+ * report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 

@@ -22,7 +22,7 @@ static void copy_mirrored(uint8_t *restrict out, const uint8_t *restrict in, int
 
 void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in, uint8_t *out)
 {
-    /* out[y][x] = in[y + dy][x + dx], mirrored after that; columns from..to of out lie inside the image */
+    /* out[y][x] = in[y + dy][x + dx], then mirrored; columns from..to of out are inside the image */
     int64_t from = a.dx < 0 ? -a.dx : 0, to = a.dx > 0 ? width - a.dx : width;
     if (from >= to || a.dy <= -height || a.dy >= height) {
         memset(out, 0, (size_t)(channels * height * width));
@@ -52,7 +52,7 @@ void abar__normalise_table(const abar_dataset_info *info, int channel, double ou
     for (int v = 0; v < 256; v++) out[v] = (v / 255.0 - info->mean[i]) / info->std[i];
 }
 
-/* rows of n values each; in and out both have them stride apart */
+/* rows of n values; both in and out have them stride apart */
 static void look_up_f32(const double table[256], const uint8_t *restrict in, float *restrict out, int64_t rows, int64_t stride,
                         int64_t n)
 {

@@ -14,7 +14,7 @@ abar_status abar__cifar_count(abar_context *ctx, const char *label, size_t n, co
     *out = 0;
     if (n == 0 || n % record != 0)
         return abar__fail(ctx, ABAR_E_FORMAT,
-                          "%s: %zu bytes are no whole number of %zu-byte records, replace it with a fresh copy", label, n,
+                          "%s: %zu bytes are not a whole number of %zu-byte records, replace it with a fresh copy", label, n,
                           record);
     *out = (int64_t)(n / record);
     return ABAR_OK;
@@ -46,7 +46,7 @@ static abar_status read_file(abar_dataset *data, const char *file, abar__part *p
     size_t n;
     int64_t count, room = part->count - *filled;
     abar__data_path(data, file, path);
-    ABAR_TRY(abar__source_load(data->ctx, path, &bytes, &n));
+    ABAR_TRY(abar__source_load(data->ctx, path, ABAR_SOURCE_MAX, &bytes, &n));
     abar_status status = abar__cifar_count(data->ctx, path, n, data->kind, &count);
     if (status == ABAR_OK) {
         int64_t keep = count < room ? count : room;

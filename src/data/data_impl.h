@@ -11,7 +11,7 @@
 typedef struct abar__part {
     uint8_t *images;  /* (count, C, H, W) */
     int32_t *labels;  /* (count) */
-    uint16_t *tokens; /* (count), in place of both; the parts of a text lie in one block, which the first owns */
+    uint16_t *tokens; /* (count), instead of images and labels; both parts of a text share one block, which the first owns */
     int64_t count;
 } abar__part;
 
@@ -30,25 +30,24 @@ typedef struct abar__vocabulary {
  * of a known format is a row. */
 typedef struct abar__data_kind {
     const char *name, *summary;
-    const char *folder;                     /* where to look when the spec names no folder; NULL: it must name one */
-    const char *subfolder;                  /* what the published archive unpacks into; NULL: files only */
-    const char *files[ABAR_DATA_FILES_MAX]; /* all of them must be there; none: nothing is read */
-    bool gzip;                              /* FILE.gz will do for FILE */
+    const char *folder;                     /* default folder; NULL: the spec must name one */
+    const char *subfolder;                  /* folder that the published archive unpacks into; NULL: none */
+    const char *files[ABAR_DATA_FILES_MAX]; /* all are needed; none: the set is not read from files */
+    bool gzip;                              /* FILE.gz is accepted for FILE */
     bool text;                              /* the spec names a file, not a folder */
-    const char *remedy;                     /* how to come by it, for errors and `abar data` */
+    const char *remedy;                     /* how to get it, for errors and `abar data` */
     abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
-    abar_status (*look)(abar_dataset *data); /* sets info's shape and reads no more than that takes; NULL: it is always shape */
+    abar_status (*look)(abar_dataset *data); /* reads the shape alone into info; NULL: the shape is always the one below */
     int64_t shape[3];                        /* channels, height, width */
     int64_t count[2];                        /* training and test samples, as published */
-    int64_t label_range[2];                  /* of each label byte in turn; the last one there is, is the class */
+    int64_t label_range[2];                  /* number of values of each label byte; the last byte is the class */
     double mean[3], std[3];
-    bool augment;
 } abar__data_kind;
 
 struct abar_dataset {
     abar_context *ctx;
     const abar__data_kind *kind;
-    abar_dataset_info info;      /* a reader sets the shape before it allocates a part, and the counts never */
+    abar_dataset_info info;      /* a reader sets the shape before it allocates a part; open sets the counts */
     abar__part part[2];          /* training, test */
     abar__vocabulary vocabulary; /* text */
     int64_t tokens;              /* text: of the whole file */
@@ -65,17 +64,20 @@ abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *confi
 const abar__data_kind *abar__data_find(const char *name, size_t length); /* NULL: no such data set */
 /* Images and labels for count samples of info's shape; abar_dataset_close frees them, half-made ones too. */
 abar_status abar__part_alloc(abar_dataset *data, abar__part *part, int64_t count);
-/* The path of a file of the set, or of its .gz where that is what is there. */
+/* The path of a file of the set, or of its .gz if only that exists. */
 void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_PATH_MAX]);
 static inline int64_t abar__limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 static inline int64_t abar__image_bytes(const abar_dataset_info *info) { return info->channels * info->height * info->width; }
+
+/* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all. */
+uint32_t abar__data_crc(const abar_dataset *data, bool test);
 
 /* ---- the parsers, on memory: label names the bytes in errors --------------------------------------------------- */
 
 /* An idx file of unsigned bytes: images (ndim 3) or labels (ndim 1). */
 typedef struct abar__idx {
     int64_t dim[3]; /* as the header says: count, height, width; the last two 1 for labels */
-    int64_t kept;   /* the first so many of count are in data */
+    int64_t kept;   /* samples in data: the first of count */
     uint8_t *data;  /* (kept, height, width); owned */
 } abar__idx;
 
@@ -84,7 +86,7 @@ abar_status abar__idx_parse(abar_context *ctx, const char *label, const uint8_t 
                             abar__idx *out);
 void abar__idx_free(abar_context *ctx, abar__idx *idx);
 
-/* How many records n bytes of a CIFAR file are; fails unless it is a positive whole number. */
+/* The number of records in n bytes of a CIFAR file; fails unless it is a positive whole number. */
 abar_status abar__cifar_count(abar_context *ctx, const char *label, size_t n, const abar__data_kind *kind, int64_t *out);
 /* Checks count records and copies the first keep of them. */
 abar_status abar__cifar_parse(abar_context *ctx, const char *label, const uint8_t *bytes, int64_t count,
@@ -92,31 +94,31 @@ abar_status abar__cifar_parse(abar_context *ctx, const char *label, const uint8_
 
 /* ---- vocabulary.c --------------------------------------------------------------------------------------------- */
 
-/* Of the distinct characters of n bytes of UTF-8; also how many characters they are. label names the bytes in errors. */
+/* The vocabulary of n bytes of UTF-8, and in *characters their length. label names the bytes in errors. */
 abar_status abar__vocabulary_find(abar_context *ctx, const char *label, const char *bytes, size_t n, abar__vocabulary *out,
                                   int64_t *characters);
-/* From its own text; NULL: bytes. */
+/* The vocabulary with this text; NULL: bytes. */
 abar_status abar__vocabulary_parse(abar_context *ctx, const char *label, const char *text, abar__vocabulary *out);
 void abar__vocabulary_free(abar_context *ctx, abar__vocabulary *v);
-/* The token that n > 0 bytes of text begin with, and in *used how many of them it takes; -1: none of the vocabulary. */
+/* The first token of n > 0 bytes, and in *used its bytes; -1: not in the vocabulary. */
 int32_t abar__vocabulary_encode(const abar__vocabulary *v, const char *bytes, size_t n, size_t *used);
-/* The bytes (1 to 4, returned) of a token. */
+/* Writes the bytes of a token; returns how many, 1 to 4. */
 size_t abar__vocabulary_decode(const abar__vocabulary *v, int32_t token, char out[4]);
-/* All of n bytes as tokens; *count is how many. room: of tokens, enough for one per byte or as counted before. */
+/* Encodes n bytes; *count is the number of tokens. tokens has space for one per byte, or for as many as were counted. */
 abar_status abar__text_encode(abar_context *ctx, const char *label, const abar__vocabulary *v, const char *bytes, size_t n,
                               uint16_t *tokens, int64_t *count);
 
 /* ---- augment.c ------------------------------------------------------------------------------------------------ */
 
-/* Where one sample's crop lies relative to the image (pixels to the right and down), and whether it is mirrored. */
+/* The offset of one sample's crop (pixels to the right and down), and whether it is mirrored. */
 typedef struct abar__augmentation {
     int32_t dx, dy; /* -pad .. pad */
     bool flip;
 } abar__augmentation;
 
-/* Sample is its index in the data set: the same whatever the order, batch or threads. */
+/* sample is the index in the data set: the result does not depend on order, batch or threads. */
 abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t sample, int64_t pad, bool flip);
-/* out, in: (C, H, W) bytes, apart from one another; zeros where the crop hangs over the image. */
+/* out, in: (C, H, W) bytes that do not overlap; zeros where the crop is outside the image. */
 void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in,
                          uint8_t *out);
 /* out[v] = (v/255 - mean)/std */

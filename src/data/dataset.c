@@ -1,11 +1,12 @@
-/* Data sets by name: the table of all that are known, finding their files, and access to what a reader has read. */
+/* Data sets by name: the table of all, finding their files, opening and access. */
 #include "data/data_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
-#define FOLDER_MAX 440 /* leaves room in where[512] for a subfolder */
+#define FOLDER_MAX 440 /* leaves space in where[512] for a subfolder */
 #define IDX_FILES                                                                                                \
     {                                                                                                            \
         "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte" \
@@ -48,8 +49,7 @@ static const abar__data_kind kinds[] = {
      .count = {50000, 10000},
      .label_range = {10},
      .mean = {0.4914, 0.4822, 0.4465},
-     .std = {0.2470, 0.2435, 0.2616},
-     .augment = true},
+     .std = {0.2470, 0.2435, 0.2616}},
     {.name = "cifar100",
      .summary = "photographs, 32 x 32 colour, 100 classes, 50000 + 10000",
      .subfolder = "cifar-100-binary",
@@ -60,8 +60,7 @@ static const abar__data_kind kinds[] = {
      .count = {50000, 10000},
      .label_range = {20, 100},
      .mean = {0.5071, 0.4865, 0.4409},
-     .std = {0.2673, 0.2564, 0.2762},
-     .augment = true},
+     .std = {0.2673, 0.2564, 0.2762}},
     {.name = "text",
      .summary = "characters or bytes of a text file, nine tenths for training",
      .remedy = "give text:FILE, any UTF-8 text, or any file with --text bytes",
@@ -112,7 +111,7 @@ static abar_status parse_spec(abar_context *ctx, const char *spec, const abar__d
     if (spec[length] == '\0') return ABAR_OK;
     *dir = spec + length + 1;
     if (!(*kind)->files[0] && !(*kind)->text)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is made, not read, give it without a folder", name);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is generated, not read from files, give it without a folder", name);
     const char *what = (*kind)->text ? "file" : "folder";
     if (**dir == '\0')
         return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: no %s after the colon, give %s:%s", name, what, name,
@@ -195,8 +194,7 @@ static abar_dataset_info published_info(const abar__data_kind *kind)
                               .text = kind->text,
                               .classes = kind->label_range[1] > 0 ? kind->label_range[1] : kind->label_range[0],
                               .train = kind->count[0],
-                              .test = kind->count[1],
-                              .augment = kind->augment};
+                              .test = kind->count[1]};
     memcpy(info.mean, kind->mean, sizeof info.mean);
     memcpy(info.std, kind->std, sizeof info.std);
     return info;
@@ -305,7 +303,15 @@ int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
 const uint16_t *abar_dataset_tokens(const abar_dataset *data, bool test) { return data->part[test].tokens; }
 const char *abar_dataset_vocabulary(const abar_dataset *data) { return data->vocabulary.text; }
 
-/* How many tokens there will be is known once it is read; never more than bytes. */
+uint32_t abar__data_crc(const abar_dataset *data, bool test)
+{
+    const abar__part *part = &data->part[test];
+    if (data->kind->text) return (uint32_t)crc32_z(0, (const Bytef *)part->tokens, (size_t)part->count * sizeof *part->tokens);
+    const uLong images = crc32_z(0, part->images, part_image_bytes(data, part));
+    return (uint32_t)crc32_z(images, (const Bytef *)part->labels, part_label_bytes(part));
+}
+
+/* The number of tokens is known once the text is read; it is at most the number of bytes. */
 static bool probe_text(const char *path, abar_dataset_probe *out)
 {
     struct stat info;
@@ -316,7 +322,7 @@ static bool probe_text(const char *path, abar_dataset_probe *out)
     return true;
 }
 
-/* The shape that the files have. What cannot be read keeps the published one: opening it will say why. */
+/* The shape in the files. Where they cannot be read it stays the published one; opening the set reports why. */
 static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dataset_info *info)
 {
     abar_dataset data = {.ctx = ctx, .kind = kind, .info = *info};

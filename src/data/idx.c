@@ -25,7 +25,7 @@ static abar_status parse_header(abar__source *source, int ndim, abar__idx *out)
     for (int i = 1; i < 3; i++) sane = sane && out->dim[i] >= 1 && out->dim[i] <= SIDE_MAX;
     if (!sane)
         return abar__fail(source->ctx, ABAR_E_FORMAT,
-                          "%s: declares %lld items of %lld x %lld, which cannot be, replace it with a fresh copy",
+                          "%s: declares %lld items of %lld x %lld, which is impossible, replace it with a fresh copy",
                           source->label, (long long)out->dim[0], (long long)out->dim[1], (long long)out->dim[2]);
     return ABAR_OK;
 }
@@ -49,7 +49,7 @@ static abar_status parse(abar__source *source, int ndim, int64_t limit, abar__id
     return abar__source_end(source);
 }
 
-/* Takes what opening the source came to, and closes it in any case. */
+/* opened: the status of opening the source, which is closed in any case. */
 static abar_status parse_and_close(abar__source *source, abar_status opened, int ndim, int64_t limit, abar__idx *out)
 {
     *out = (abar__idx){0};
@@ -82,7 +82,7 @@ static abar_status load(abar_dataset *data, const char *file, int ndim, int64_t 
     return parse_and_close(&source, opened, ndim, limit, out);
 }
 
-/* Hands the images over to the part: they are laid out as it wants them. */
+/* Moves the images to the part, which has the same layout. */
 static abar_status take_images(abar_dataset *data, abar__part *part, const char *file, abar__idx *images)
 {
     abar_dataset_info *info = &data->info;

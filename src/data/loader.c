@@ -1,10 +1,10 @@
-/* The loader: who is in which batch, batches made ahead by worker threads, and seeking. A sample is an image or a window of a
- * text, known by its number or by where it begins.
+/* The loader: which samples are in which batch, prefetching by worker threads, and seeking. A sample is an image, given by its
+ * index, or a window of a text, given by its first token.
  *
  * Batches are claimed one after another under the lock; claiming decides their samples. Filling a claimed batch needs no
- * lock. The order of an epoch is a Fisher-Yates shuffle from the front: after step p, place p is final. So claiming a
- * batch takes only the steps up to its end, no epoch begins with a stall, and one order array serves however many epochs
- * the batches made ahead may span. */
+ * lock. The order of an epoch is a Fisher-Yates shuffle from the front: after step p, place p is final. So claiming a batch
+ * takes only the steps up to its end, no epoch begins with a stall, and one order array serves however many epochs the
+ * batches made ahead may span. */
 #include "data/data_impl.h"
 
 #include "base/rng.h"
@@ -38,8 +38,8 @@ struct abar_loader {
     pthread_t *workers;
 
     pthread_mutex_t lock; /* over everything below, and ready of the slots */
-    pthread_cond_t room;  /* the workers wait for it */
-    pthread_cond_t done;  /* the caller waits for it: some batch was filled */
+    pthread_cond_t room;  /* signalled to workers: a slot is free */
+    pthread_cond_t done;  /* signalled to the caller: a batch was filled */
     int32_t *order;       /* (samples): final up to shuffled */
     int64_t shuffled;
     int64_t epoch, index;   /* the batch to be claimed next */
@@ -61,7 +61,7 @@ static int64_t part_count(const abar_dataset_info *info, const abar_loader_confi
     return c->test ? info->test : info->train;
 }
 
-/* Disjoint windows: each has a token after its last, for a label. */
+/* The number of disjoint windows; each is followed by one more token, its last label. */
 static int64_t window_count(const abar_dataset_info *info, const abar_loader_config *c)
 {
     return c->context > 0 ? (part_count(info, c) - 1) / c->context : 0;
@@ -96,7 +96,7 @@ static size_t place(size_t *at, size_t bytes)
     return start;
 }
 
-/* False when the sizes are beyond any memory. */
+/* False when the sizes overflow. */
 static bool plan(const abar_dataset_info *info, const abar_loader_config *c, layout *out)
 {
     *out = (layout){.slot_count = c->threads == 0 ? 1 : (c->prefetch == 0 ? 2 : c->prefetch) + 1};
@@ -138,7 +138,7 @@ size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_c
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
 
-/* The places that come before every shuffle. */
+/* The order before the shuffle. */
 static void in_order(int32_t *order, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) order[i] = (int32_t)i;
@@ -164,7 +164,7 @@ static void begin_epoch(abar_loader *l)
     if (is_shuffled(l)) in_order(l->order, l->samples);
 }
 
-/* Makes places 0 .. end of the order final. */
+/* Shuffles until places 0 .. end of the order are final. */
 static void shuffle_to(abar_loader *l, int64_t end)
 {
     if (!is_shuffled(l) || end <= l->shuffled) return;
@@ -172,7 +172,7 @@ static void shuffle_to(abar_loader *l, int64_t end)
     l->shuffled = end;
 }
 
-/* Where the window at this place of the epoch begins: anywhere that leaves a token behind its last, or one after another. */
+/* The first token of the window at this place of the epoch: drawn for training, consecutive for testing. */
 static int32_t window_start(const abar_loader *l, int64_t epoch, int64_t place)
 {
     if (l->config.test) return (int32_t)(place * l->config.context);
@@ -187,7 +187,7 @@ static int32_t sample_at(const abar_loader *l, int64_t place)
     return l->config.test ? (int32_t)place : l->order[place];
 }
 
-/* Gives the next batch its place and its samples. */
+/* Assigns the next batch its epoch, index and samples. */
 static slot *claim(abar_loader *l)
 {
     slot *s = &l->slots[l->claimed++ % l->slot_count];
@@ -324,7 +324,7 @@ static void lay_out(abar_loader *l, const layout *at)
     }
 }
 
-/* Signals are the caller's: the workers block them all. */
+/* Workers block all signals, so that the caller's threads receive them. */
 static abar_status start_workers(abar_loader *l)
 {
     sigset_t all, before;
@@ -414,7 +414,7 @@ static slot *wait_for_next(abar_loader *l)
     slot *s = &l->slots[l->taken % l->slot_count];
     while (!s->ready) pthread_cond_wait(&l->done, &l->lock);
     s->ready = false;
-    l->taken++; /* the slot held until now is free, the new one is not: claimed - taken stays below slot_count */
+    l->taken++; /* the previous slot becomes free and the new one is held: claimed - taken stays below slot_count */
     pthread_cond_signal(&l->room);
     pthread_mutex_unlock(&l->lock);
     return s;

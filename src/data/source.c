@@ -1,5 +1,4 @@
-/* Files read whole, and a forward reader over a file or bytes in memory that sees through gzip. zlib's own memory comes from
- * the context too. */
+/* Files read whole, and a forward reader over a file or memory that decompresses gzip. zlib allocates from the context too. */
 #include "data/source.h"
 
 #include <errno.h>
@@ -8,18 +7,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WINDOW ((size_t)1 << 16)         /* of a file that is in memory at a time */
-#define FILE_MAX ((off_t)1 << 32)        /* no data set that is held in memory has a larger file */
+#define WINDOW ((size_t)1 << 16)         /* bytes of a file that are buffered */
 #define CHUNK_MAX ((size_t)1 << 30)      /* zlib counts in unsigned int */
 #define DEFLATE_RATIO_MAX 1032           /* deflate cannot shrink further than this */
-#define INFLATE_PENDING ((uint64_t)1024) /* bytes zlib may have taken in but not yet given out */
+#define INFLATE_PENDING ((uint64_t)1024) /* bytes zlib may have read but not yet written */
 
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
-static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, size_t *out_size)
+static abar_status open_file(abar_context *ctx, const char *path, size_t max, int *out_fd, size_t *out_size)
 {
     *out_fd = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0 && errno == ENOENT)
         return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: no such file, put it there or name another folder", path);
     struct stat info;
@@ -28,14 +26,20 @@ static abar_status open_file(abar_context *ctx, const char *path, int *out_fd, s
         if (fd >= 0) close(fd);
         return abar__fail(ctx, ABAR_E_IO, "%s: %s, make it readable or name another folder", path, strerror(error));
     }
-    const char *fault = S_ISDIR(info.st_mode)     ? "is a folder, give a file"
-                        : !S_ISREG(info.st_mode)  ? "is a pipe or a device, write it into a file first"
-                        : info.st_size == 0       ? "is empty, replace it with a fresh copy"
-                        : info.st_size > FILE_MAX ? "is larger than any file of this data set, replace it with a fresh copy"
-                                                  : NULL;
+    const char *fault = S_ISDIR(info.st_mode)    ? "is a folder, give a file"
+                        : !S_ISREG(info.st_mode) ? "is a pipe or a device, write it into a file first"
+                        : info.st_size == 0      ? "is empty, replace it with a fresh copy"
+                                                 : NULL;
     if (fault) {
         close(fd);
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", path, fault);
+    }
+    if ((uintmax_t)info.st_size > max) {
+        close(fd);
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                          "%s: has %jd bytes, abar reads files of up to %zu, give a part of it or check that it is the right "
+                          "file",
+                          path, (intmax_t)info.st_size, max);
     }
     *out_fd = fd;
     *out_size = (size_t)info.st_size;
@@ -57,17 +61,17 @@ static abar_status read_all(abar_context *ctx, const char *path, int fd, uint8_t
 abar_status abar__source_size(abar_context *ctx, const char *path, size_t *n)
 {
     int fd;
-    ABAR_TRY(open_file(ctx, path, &fd, n));
+    ABAR_TRY(open_file(ctx, path, ABAR_SOURCE_MAX, &fd, n));
     close(fd);
     return ABAR_OK;
 }
 
-abar_status abar__source_load(abar_context *ctx, const char *path, uint8_t **bytes, size_t *n)
+abar_status abar__source_load(abar_context *ctx, const char *path, size_t max, uint8_t **bytes, size_t *n)
 {
     int fd;
     void *memory = NULL;
     *bytes = NULL;
-    ABAR_TRY(open_file(ctx, path, &fd, n));
+    ABAR_TRY(open_file(ctx, path, max, &fd, n));
     abar_status status = abar__alloc(ctx, *n, &memory);
     if (status == ABAR_OK) status = read_all(ctx, path, fd, memory, *n);
     close(fd);
@@ -80,7 +84,7 @@ abar_status abar__source_load(abar_context *ctx, const char *path, uint8_t **byt
 
 /* ---- zlib ----------------------------------------------------------------------------------------------------- */
 
-/* zlib does not say how much it frees, so each block carries its size in front. */
+/* zlib does not pass the size when it frees, so each block begins with it. */
 static void *zlib_alloc(void *ctx, unsigned items, unsigned size)
 {
     size_t bytes = ABAR_ALIGN + (size_t)items * size;
@@ -98,7 +102,7 @@ static void zlib_free(void *ctx, void *memory)
     abar__free(ctx, block, bytes);
 }
 
-/* Fills the window when it is used up and there is more. */
+/* Reads the next window when the current one is used up. */
 static abar_status refill(abar__source *source)
 {
     if (source->left > 0 || source->unread == 0) return ABAR_OK;
@@ -129,7 +133,7 @@ static abar_status inflate_up_to(abar__source *source, uint8_t *out, size_t n, s
         int code = inflate(z, Z_NO_FLUSH);
         *made += room - z->avail_out;
         if (code == Z_STREAM_END) return ABAR_OK;
-        if (code == Z_MEM_ERROR) return ABAR_E_MEMORY; /* abar__alloc has set the text */
+        if (code == Z_MEM_ERROR) return ABAR_E_MEMORY; /* abar__alloc has set the error */
         if (code == Z_BUF_ERROR && source->left == 0 && source->unread == 0 && z->avail_in == 0)
             return abar__fail(source->ctx, ABAR_E_FORMAT, "%s: the compressed data stops short, replace it with a fresh copy",
                               source->label);
@@ -152,8 +156,8 @@ static abar_status begin(abar__source *source)
     source->z.zfree = zlib_free;
     source->z.opaque = ctx;
     int code = inflateInit2(&source->z, 16 + MAX_WBITS); /* 16: a gzip header and its checksum */
-    if (code == Z_MEM_ERROR) return ABAR_E_MEMORY;       /* abar__alloc has set the text */
-    if (code != Z_OK) return abar__fail(ctx, ABAR_E_BACKEND, "%s: zlib refuses to start, unpack it with gunzip", label);
+    if (code == Z_MEM_ERROR) return ABAR_E_MEMORY;       /* abar__alloc has set the error */
+    if (code != Z_OK) return abar__fail(ctx, ABAR_E_BACKEND, "%s: zlib failed to start, unpack it with gunzip", label);
     source->gzip = true;
     return ABAR_OK;
 }
@@ -168,7 +172,7 @@ abar_status abar__source_open_file(abar__source *source, abar_context *ctx, cons
 {
     *source = (abar__source){.ctx = ctx, .label = path, .fd = -1};
     void *window;
-    ABAR_TRY(open_file(ctx, path, &source->fd, &source->unread));
+    ABAR_TRY(open_file(ctx, path, ABAR_SOURCE_MAX, &source->fd, &source->unread));
     ABAR_TRY(abar__alloc(ctx, WINDOW, &window));
     source->window = window;
     ABAR_TRY(refill(source));

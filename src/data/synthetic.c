@@ -1,6 +1,6 @@
-/* A data set made from a seed. Class and channel own a periodic 4 x 4 grid of random heights. A sample scales its class's
- * grids, adds fresh random grids of its own (so that classes overlap), shifts the whole, draws it bilinearly over the
- * image and adds noise per pixel. All in integers: the same bytes on every machine. */
+/* A data set made from a seed. Every class and channel has a periodic 4 x 4 grid of random heights. A sample scales its
+ * class's grids, adds fresh random grids of its own (so that classes overlap), shifts the whole, draws it bilinearly over
+ * the image and adds noise per pixel. All in integers: the same bytes on every machine. */
 #include "data/data_impl.h"
 
 #include "base/rng.h"

@@ -40,11 +40,7 @@ abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *confi
 {
     uint8_t *bytes;
     size_t n;
-    ABAR_TRY(abar__source_size(data->ctx, data->info.where, &n)); /* before gigabytes are read for nothing */
-    if (n > INT32_MAX)
-        return abar__fail(data->ctx, ABAR_E_UNSUPPORTED, "%s: %zu bytes are more than %d, give a part of it", data->info.where,
-                          n, INT32_MAX);
-    ABAR_TRY(abar__source_load(data->ctx, data->info.where, &bytes, &n));
+    ABAR_TRY(abar__source_load(data->ctx, data->info.where, INT32_MAX, &bytes, &n)); /* windows begin at 32-bit indices */
     abar_status status = make_tokens(data, config, (const char *)bytes, n);
     abar__free(data->ctx, bytes, n);
     return status;

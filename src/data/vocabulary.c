@@ -8,7 +8,7 @@
 
 #define CODES 0x110000 /* of Unicode */
 
-/* The code point of a valid character of so many bytes. */
+/* The code point of a valid character of length bytes. */
 static uint32_t code_of(const char *s, size_t length)
 {
     static const uint8_t lead[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
@@ -119,7 +119,7 @@ int32_t abar__vocabulary_encode(const abar__vocabulary *v, const char *bytes, si
     if (v->bytes) return (uint8_t)bytes[0];
     if (*used == 0) return -1;
     uint32_t code = code_of(bytes, *used);
-    int64_t low = 0, high = v->count; /* it is in low .. high if anywhere */
+    int64_t low = 0, high = v->count; /* if it is there, it is in low .. high */
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (v->codes[middle] <= code)

@@ -68,7 +68,7 @@ void abar__replacement_abandon(abar__replacement *r)
     abar__text_free(r->ctx, &r->temporary);
 }
 
-/* Gives up: removes the temporary file and says that what was there before still is. */
+/* Removes the temporary file and reports that the old file is unchanged. */
 static abar_status replacement_fail(abar__replacement *r, int error)
 {
     abar__replacement_abandon(r);
@@ -81,7 +81,7 @@ abar_status abar__replacement_begin(abar_context *ctx, const char *path, abar__r
 {
     *out = (abar__replacement){.ctx = ctx, .path = path, .fd = -1};
     ABAR_TRY(abar__text_printf(ctx, &out->temporary, "%s.tmp-%ld", path, (long)getpid()));
-    unlink(out->temporary.data); /* what a killed process of the same number may have left */
+    unlink(out->temporary.data); /* a killed process with the same id may have left one */
     out->fd = open(out->temporary.data, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return out->fd < 0 ? replacement_fail(out, errno) : ABAR_OK;
 }
@@ -89,6 +89,18 @@ abar_status abar__replacement_begin(abar_context *ctx, const char *path, abar__r
 abar_status abar__replacement_write(abar__replacement *r, const void *bytes, size_t n)
 {
     return abar__write_all(r->fd, bytes, n) ? ABAR_OK : replacement_fail(r, errno);
+}
+
+abar_status abar__replacement_rewrite(abar__replacement *r, const void *bytes, size_t n)
+{
+    const char *p = bytes;
+    for (size_t done = 0; done < n;) {
+        ssize_t now = pwrite(r->fd, p + done, n - done < SSIZE_MAX ? n - done : SSIZE_MAX, (off_t)done);
+        if (now < 0 && errno == EINTR) continue;
+        if (now < 0) return replacement_fail(r, errno);
+        done += (size_t)now;
+    }
+    return ABAR_OK;
 }
 
 /* The folder of a path, open; -1 with errno set. buffer is scratch. */
@@ -110,7 +122,8 @@ abar_status abar__replacement_commit(abar__replacement *r)
     int error = folder < 0 || fsync(folder) != 0 ? errno : 0;
     if (folder >= 0) close(folder);
     abar__text_free(r->ctx, &r->temporary);
-    if (error == 0 || error == EINVAL || error == EACCES) return ABAR_OK; /* a folder that cannot be synced or read: done */
+    if (error == 0 || error == EINVAL || error == EACCES)
+        return ABAR_OK; /* folders that cannot be synced or opened are ignored */
     return abar__fail_errno(r->ctx, r->path, error);
 }
 
@@ -131,8 +144,7 @@ static abar_status growing_cut(abar__growing *file, uint64_t keep)
     if (fstat(file->fd, &info) != 0) return abar__fail_errno(file->ctx, file->path.data, errno);
     if ((uint64_t)info.st_size < keep)
         return abar__fail(file->ctx, ABAR_E_FORMAT,
-                          "%s: has %jd of the %" PRIu64
-                          " bytes that the checkpoint counts on, bring it back or start a new run",
+                          "%s: has %jd of the %" PRIu64 " bytes that the checkpoint expects, restore it or start a new run",
                           file->path.data, (intmax_t)info.st_size, keep);
     if (ftruncate(file->fd, (off_t)keep) != 0 || lseek(file->fd, 0, SEEK_END) < 0)
         return abar__fail_errno(file->ctx, file->path.data, errno);
@@ -197,11 +209,48 @@ static abar_status read_all(abar_context *ctx, const char *path, int fd, size_t 
 abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, abar__text *out)
 {
     *out = (abar__text){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0) return abar__fail_errno(ctx, path, errno);
     abar_status status = read_all(ctx, path, fd, max, out);
     close(fd);
     if (status < 0) abar__text_free(ctx, out);
+    return status;
+}
+
+static bool holds(const char *bytes, size_t have, const char *text, size_t n)
+{
+    for (size_t i = 0; i + n <= have; i++)
+        if (bytes[i] == text[0] && memcmp(bytes + i, text, n) == 0) return true;
+    return false;
+}
+
+/* Consecutive chunks overlap by the text's length less one, so that the text is found across their border. */
+static abar_status search(abar_context *ctx, const char *path, int fd, const char *text, bool *out)
+{
+    char chunk[16384];
+    const size_t n = strlen(text);
+    for (size_t have = 0; !*out;) {
+        ssize_t more = read(fd, chunk + have, sizeof chunk - have);
+        if (more < 0 && errno == EINTR) continue;
+        if (more < 0) return abar__fail_errno(ctx, path, errno);
+        if (more == 0) return ABAR_OK;
+        have += (size_t)more;
+        *out = holds(chunk, have, text, n);
+        const size_t kept = have < n ? have : n - 1;
+        memmove(chunk, chunk + have - kept, kept);
+        have = kept;
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__file_contains(abar_context *ctx, const char *path, const char *text, bool *out)
+{
+    *out = false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) return ABAR_OK;
+    if (fd < 0) return abar__fail_errno(ctx, path, errno);
+    abar_status status = search(ctx, path, fd, text, out);
+    close(fd);
     return status;
 }
 
@@ -219,8 +268,7 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* Makes every folder of path (a scratch copy) from the top. False with errno set; the failing part is what path then ends at.
- */
+/* Makes every folder of path, a scratch copy, from the top. False with errno set; path then ends at the folder that failed. */
 static bool make_each(char *path)
 {
     for (char *p = path + 1;; p++) {
@@ -254,7 +302,7 @@ static bool is_temporary(const char *name)
     return mark && mark[5] && strspn(mark + 5, "0123456789") == strlen(mark + 5);
 }
 
-/* Removes what killed processes left half written; the lock says that nobody is writing now. */
+/* Removes the temporary files of killed processes; the lock is held, so nobody is writing. */
 static void sweep(const char *dir)
 {
     DIR *folder = opendir(dir);

@@ -1,5 +1,5 @@
-/* Files: named tensors (safetensors), lines of JSON, TensorBoard events, and writing so that nothing is ever half there.
- * Nothing here knows about nets. */
+/* Files: named tensors (safetensors), lines of JSON, TensorBoard events, and atomic replacement. Nothing here knows about
+ * nets. */
 #ifndef ABAR_IO_H
 #define ABAR_IO_H
 
@@ -8,11 +8,12 @@
 
 /* ---- safetensors ---------------------------------------------------------------------------------------------- */
 
-/* Reading: the whole file is read, checked (header, offsets, overlaps, sizes) and then served by name. */
+/* Reading: the whole file is read, checked (header, offsets, overlaps, sizes, and the checksums where it has any) and then
+ * served by name. */
 typedef struct abar__safetensors abar__safetensors;
 
 abar_status abar__safetensors_open(abar_context *ctx, const char *path, abar__safetensors **out);
-/* The same over memory the caller keeps: for tests and fuzzing. label names it in errors. */
+/* The same over the caller's memory, which must outlive it: for tests and fuzzing. label names it in errors. */
 abar_status abar__safetensors_open_memory(abar_context *ctx, const char *label, const void *bytes, size_t n,
                                           abar__safetensors **out);
 void abar__safetensors_close(abar__safetensors *file);
@@ -23,15 +24,15 @@ bool abar__safetensors_find(const abar__safetensors *file, const char *name, aba
 const char *abar__safetensors_metadata(const abar__safetensors *file, const char *key); /* NULL: none */
 
 /* Writing: add everything, then write; the file appears complete or not at all (temporary file, fsync, rename, fsync of
- * the folder). Tensors are read through at write time, so they must live until then; they must be dense host tensors.
- * Names, metadata keys and values are copied. */
+ * the folder). Every tensor and metadata value gets a checksum (checksum.h). Tensors are read at write time, so they must
+ * live until then; they must be dense host tensors. Names, metadata keys and values are copied. */
 typedef struct abar__safetensors_writer abar__safetensors_writer;
 
 abar_status abar__safetensors_writer_create(abar_context *ctx, abar__safetensors_writer **out);
 abar_status abar__safetensors_writer_metadata(abar__safetensors_writer *w, const char *key, const char *value);
 abar_status abar__safetensors_writer_add(abar__safetensors_writer *w, const char *name, const abar_tensor *tensor);
 abar_status abar__safetensors_writer_write(abar__safetensors_writer *w, const char *path);
-/* For tensors that are not dense or not in host memory: how to make them so. Without it they are refused. */
+/* Copies tensors that are not dense or not in host memory. Without it they are refused. */
 typedef abar_status (*abar__tensor_fetch)(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
 void abar__safetensors_writer_fetch(abar__safetensors_writer *w, abar__tensor_fetch fetch);
 void abar__safetensors_writer_destroy(abar__safetensors_writer *w);
@@ -42,11 +43,13 @@ void abar__safetensors_writer_destroy(abar__safetensors_writer *w);
 abar_status abar__file_replace(abar_context *ctx, const char *path, const void *bytes, size_t n);
 /* The whole file, zero-terminated; free with abar__text_free. Larger than max: ABAR_E_FORMAT. */
 abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, abar__text *out);
+/* Whether the file, of any size, holds the text (under a kilobyte). A missing file holds none. */
+abar_status abar__file_contains(abar_context *ctx, const char *path, const char *text, bool *out);
 bool abar__path_exists(const char *path);
 /* mkdir -p. */
 abar_status abar__folder_make(abar_context *ctx, const char *path);
-/* An exclusive lock on DIR/.lock that dies with the process. ABAR_E_BUSY when another process holds it. Temporary files that a
- * killed process left in DIR are removed. */
+/* An exclusive lock on DIR/.lock that ends with the process. ABAR_E_BUSY when another process holds it. Temporary files of
+ * killed processes in DIR are removed. */
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd);
 void abar__folder_unlock(int fd);
 
@@ -57,9 +60,9 @@ void abar__folder_unlock(int fd);
 typedef struct abar__jsonl abar__jsonl;
 
 abar_status abar__jsonl_open(abar_context *ctx, const char *path, uint64_t keep, abar__jsonl **out);
-/* One complete JSON object without newline; handed to the system at once. */
+/* One complete JSON object without newline; written at once. */
 abar_status abar__jsonl_write(abar__jsonl *log, const char *object);
-/* Down to the disk: before a checkpoint counts on the bytes. */
+/* fsync: before a checkpoint records the size. */
 abar_status abar__jsonl_flush(abar__jsonl *log);
 uint64_t abar__jsonl_bytes(const abar__jsonl *log);
 abar_status abar__jsonl_close(abar__jsonl *log); /* NULL: ok */
@@ -70,7 +73,7 @@ typedef struct abar__tfevents abar__tfevents;
 
 abar_status abar__tfevents_open(abar_context *ctx, const char *path, uint64_t keep, abar__tfevents **out);
 abar_status abar__tfevents_scalar(abar__tfevents *log, const char *tag, int64_t step, double wall_time, double value);
-/* Scalars gather in memory until a flush (down to the disk), close or 64 KiB; bytes counts what was handed to the system. */
+/* Scalars are buffered until a flush (with fsync), close or 64 KiB; bytes counts what was written. */
 abar_status abar__tfevents_flush(abar__tfevents *log);
 uint64_t abar__tfevents_bytes(const abar__tfevents *log);
 abar_status abar__tfevents_close(abar__tfevents *log); /* NULL: ok */

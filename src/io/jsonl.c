@@ -1,4 +1,4 @@
-/* Lines of JSON: every line is complete on disk or not there. */
+/* Lines of JSON: a line is written whole or not at all. */
 #include "io/io.h"
 #include "io/files_impl.h"
 

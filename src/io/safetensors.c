@@ -1,7 +1,9 @@
 /* Reading safetensors: 8 bytes of header length (little-endian), a JSON header, the data. Every byte of the data belongs to
- * exactly one tensor, and nothing of the header is believed before it is checked. */
+ * exactly one tensor, and nothing of the header is trusted before it is checked. Files that carry checksums (checksum.h) must
+ * match all of them; files of other programs, which have none, are read without. */
 #include "io/io.h"
 #include "base/json.h"
+#include "io/checksum.h"
 #include "io/files_impl.h"
 
 #include <assert.h>
@@ -21,7 +23,7 @@
 
 #define PREFIX 8             /* bytes of the header's length */
 #define HEADER_MAX 100000000 /* as the reference implementation has it */
-#define EXACT 0x1p53         /* integers up to here survive JSON's doubles */
+#define EXACT 0x1p53         /* integers up to here are exact in JSON's doubles */
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "tensors are read in place: the format's byte order must be the host's");
@@ -29,7 +31,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 typedef struct entry {
     const char *name;
     abar_tensor tensor;
-    uint64_t begin, end; /* in the data */
+    uint64_t begin, end;  /* in the data */
+    const char *checksum; /* its digits; NULL: none */
 } entry;
 
 struct abar__safetensors {
@@ -38,11 +41,11 @@ struct abar__safetensors {
     const uint8_t *bytes;  /* the whole file */
     size_t n, owned_bytes; /* owned_bytes: to free, 0 for a caller's memory */
     size_t header_bytes;
-    cJSON *header; /* names and metadata live in it */
+    cJSON *header; /* owns the names and the metadata */
     const cJSON *metadata;
     int count;
-    entry *entries;        /* by offset */
-    const entry **by_name; /* sorted, for find */
+    entry *entries;  /* by offset */
+    entry **by_name; /* sorted, for find */
 };
 
 static abar_status damaged(abar__safetensors *file, const char *format, ...) ABAR_PRINTF(2, 3);
@@ -60,7 +63,7 @@ static abar_status damaged(abar__safetensors *file, const char *format, ...)
 
 /* ---- the header as JSON ------------------------------------------------------------------------------------------ */
 
-/* file->n bytes claim to begin with a header. */
+/* Checks the header's length against the file's. */
 static abar_status check_length(abar__safetensors *file, const uint8_t prefix[PREFIX])
 {
     uint64_t length = 0;
@@ -72,7 +75,7 @@ static abar_status check_length(abar__safetensors *file, const uint8_t prefix[PR
     return ABAR_OK;
 }
 
-/* cJSON reads \u0000, and \u without four digits, as the end of a string: such a name is not what it seems. */
+/* cJSON ends a string at \u0000 and at \u without four digits, so such names would be cut. */
 static bool escapes_are_sound(const char *text, size_t n)
 {
     for (size_t i = 0; i + 1 < n; i++) {
@@ -94,6 +97,9 @@ static abar_status parse_header(abar__safetensors *file)
     if (!abar__utf8_valid(text, n)) return damaged(file, "its header is not UTF-8");
     if (!escapes_are_sound(text, n)) return damaged(file, "its header has a bad \\u escape");
     file->header = cJSON_ParseWithLengthOpts(text, n, &end, false);
+    if (!file->header && abar__json_valid(text, n))
+        return abar__fail(file->ctx, ABAR_E_MEMORY, "%s: not enough memory to read its header, free some and try again",
+                          file->label);
     if (!file->header) return damaged(file, "its header is not JSON");
     for (; end < text + n; end++)
         if (*end != ' ' && *end != '\n' && *end != '\t' && *end != '\r')
@@ -154,11 +160,11 @@ static abar_status read_offsets(abar__safetensors *file, const cJSON *item, entr
         return damaged(file, "tensor %s has no data_offsets", e->name);
     size_t data = file->n - PREFIX - file->header_bytes, need = abar_tensor_bytes(&e->tensor);
     if (e->begin > e->end || e->end > data)
-        return damaged(file, "tensor %s lies at %" PRIu64 " to %" PRIu64 " of %zu bytes of data", e->name, e->begin, e->end,
+        return damaged(file, "tensor %s is at %" PRIu64 " to %" PRIu64 " of %zu bytes of data", e->name, e->begin, e->end,
                        data);
     if (e->end - e->begin != need)
         return damaged(file, "tensor %s has %" PRIu64 " bytes, where its shape needs %zu", e->name, e->end - e->begin, need);
-    /* views are not const; nobody writes through a file's */
+    /* views are not const, but this one is never written through */
     e->tensor.data = (void *)(uintptr_t)(file->bytes + PREFIX + file->header_bytes + e->begin);
     return ABAR_OK;
 }
@@ -186,7 +192,7 @@ static abar_status read_entry(abar__safetensors *file, const cJSON *item, entry 
 
 static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* cJSON keeps every one of several equal keys; the format allows none. */
+/* cJSON keeps duplicate keys; the format forbids them. */
 static abar_status check_unique(abar__safetensors *file, const cJSON *object)
 {
     size_t n = 0, i = 0;
@@ -264,6 +270,72 @@ static abar_status read_entries(abar__safetensors *file)
     return check_cover(file);
 }
 
+/* ---- checksums --------------------------------------------------------------------------------------------------- */
+
+static abar_status changed(abar__safetensors *file, const char *what, const char *name, const char *reason)
+{
+    return abar__fail(file->ctx, ABAR_E_FORMAT,
+                      "%s: %s %.160s %s, the file is not as it was written: restore a copy of it or write it anew", file->label,
+                      what, name, reason);
+}
+
+static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+static bool matches(uint32_t crc, const char *checksum)
+{
+    char digits[ABAR_CRC_DIGITS + 1];
+    abar__crc_format(crc, digits);
+    return strcmp(digits, checksum) == 0;
+}
+
+static entry *find_entry(const abar__safetensors *file, const char *name)
+{
+    if (file->count == 0) return NULL;
+    const entry key = {.name = name}, *wanted = &key;
+    entry **found = bsearch(&wanted, file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
+    return found ? *found : NULL;
+}
+
+/* One checksum of the metadata: that of a tensor is kept for later, that of a value is compared. */
+static abar_status take_checksum(abar__safetensors *file, const cJSON *item)
+{
+    if (begins(item->string, ABAR_CRC_TENSOR)) {
+        const char *name = item->string + strlen(ABAR_CRC_TENSOR);
+        entry *e = find_entry(file, name);
+        if (!e) return changed(file, "tensor", name, "has a checksum but is missing");
+        e->checksum = item->valuestring;
+        return ABAR_OK;
+    }
+    const char *key = item->string + strlen(ABAR_CRC_METADATA), *value = abar__safetensors_metadata(file, key);
+    if (!value) return changed(file, "metadata", key, "has a checksum but is missing");
+    return matches(abar__crc_text(value), item->valuestring) ? ABAR_OK
+                                                             : changed(file, "metadata", key, "does not match its checksum");
+}
+
+static abar_status check_checksums(abar__safetensors *file)
+{
+    const char *count = abar__safetensors_metadata(file, ABAR_CRC_COUNT);
+    const cJSON *item;
+    int taken = 0;
+    cJSON_ArrayForEach(item, file->metadata)
+    {
+        if (!begins(item->string, ABAR_CRC_TENSOR) && !begins(item->string, ABAR_CRC_METADATA)) continue;
+        ABAR_TRY(take_checksum(file, item));
+        taken++;
+    }
+    if (!count && taken == 0) return ABAR_OK;
+    for (int i = 0; i < file->count; i++) {
+        const entry *e = &file->entries[i];
+        if (!e->checksum) return changed(file, "tensor", e->name, "has no checksum where others have one");
+        if (!matches(abar__crc_tensor(&e->tensor, e->tensor.data), e->checksum))
+            return changed(file, "tensor", e->name, "does not match its checksum");
+    }
+    char wanted[16];
+    snprintf(wanted, sizeof wanted, "%d", taken);
+    if (count && strcmp(count, wanted) == 0) return ABAR_OK;
+    return changed(file, "metadata", ABAR_CRC_COUNT, "does not count the file's checksums");
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static bool read_exactly(int fd, void *bytes, size_t n)
@@ -272,7 +344,7 @@ static bool read_exactly(int fd, void *bytes, size_t n)
     while (n > 0) {
         ssize_t done = read(fd, p, n < SSIZE_MAX ? n : SSIZE_MAX);
         if (done < 0 && errno == EINTR) continue;
-        if (done == 0) errno = EIO; /* somebody cut the file meanwhile */
+        if (done == 0) errno = EIO; /* the file was truncated meanwhile */
         if (done <= 0) return false;
         p += done;
         n -= (size_t)done;
@@ -293,7 +365,7 @@ static abar_status load(abar__safetensors *file, int fd)
     file->n = (size_t)info.st_size;
     if (file->n < PREFIX) return too_short(file);
     if (!read_exactly(fd, prefix, PREFIX)) return abar__fail_errno(file->ctx, file->label, errno);
-    ABAR_TRY(check_length(file, prefix)); /* before memory is taken for something else than a safetensors file */
+    ABAR_TRY(check_length(file, prefix)); /* before memory is allocated for a file of another format */
     void *bytes;
     ABAR_TRY(abar__alloc(file->ctx, file->n, &bytes));
     file->bytes = bytes;
@@ -307,6 +379,7 @@ static abar_status finish(abar__safetensors *file, abar_status status, abar__saf
 {
     if (status == ABAR_OK) status = parse_header(file);
     if (status == ABAR_OK) status = read_entries(file);
+    if (status == ABAR_OK) status = check_checksums(file);
     file->label = NULL;
     if (status < 0)
         abar__safetensors_close(file);
@@ -318,7 +391,7 @@ static abar_status finish(abar__safetensors *file, abar_status status, abar__saf
 abar_status abar__safetensors_open(abar_context *ctx, const char *path, abar__safetensors **out)
 {
     *out = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0) return abar__fail_errno(ctx, path, errno);
     abar__safetensors *file;
     abar_status status = abar__alloc(ctx, sizeof *file, (void **)&file);
@@ -363,11 +436,9 @@ const char *abar__safetensors_get(const abar__safetensors *file, int i, abar_ten
 
 bool abar__safetensors_find(const abar__safetensors *file, const char *name, abar_tensor *out)
 {
-    if (file->count == 0) return false;
-    const entry key = {.name = name}, *wanted = &key;
-    const entry **found = bsearch(&wanted, file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
-    if (found) *out = (*found)->tensor;
-    return found != NULL;
+    const entry *e = find_entry(file, name);
+    if (e) *out = e->tensor;
+    return e != NULL;
 }
 
 const char *abar__safetensors_metadata(const abar__safetensors *file, const char *key)

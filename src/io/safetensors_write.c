@@ -1,7 +1,8 @@
-/* Writing safetensors: the header is spaced out so that the data begins at a multiple of 8 bytes, as the format asks; tensors
- * lie in the order in which they were added. The file appears complete or not at all. */
+/* Writing safetensors: the header is padded with spaces so that the data begins at a multiple of 8 bytes, as the format asks;
+ * tensors are stored in the order in which they were added. The file appears complete or not at all. */
 #include "io/io.h"
 #include "base/json.h"
+#include "io/checksum.h"
 #include "io/files_impl.h"
 
 #include <string.h>
@@ -11,6 +12,7 @@
 typedef struct item {
     size_t name; /* offset in names */
     abar_tensor tensor;
+    size_t checksum; /* offset of its digits in the header */
 } item;
 
 struct abar__safetensors_writer {
@@ -24,7 +26,7 @@ struct abar__safetensors_writer {
 void abar__safetensors_writer_fetch(abar__safetensors_writer *w, abar__tensor_fetch fetch) { w->fetch = fetch; }
 
 static size_t item_count(const abar__safetensors_writer *w) { return w->items.length / sizeof(item); }
-static const item *item_at(const abar__safetensors_writer *w, size_t i) { return (const item *)(void *)w->items.data + i; }
+static item *item_at(const abar__safetensors_writer *w, size_t i) { return (item *)(void *)w->items.data + i; }
 
 abar_status abar__safetensors_writer_create(abar_context *ctx, abar__safetensors_writer **out)
 {
@@ -43,7 +45,7 @@ void abar__safetensors_writer_destroy(abar__safetensors_writer *w)
     abar__free(ctx, w, sizeof *w);
 }
 
-/* Metadata is walked by its keys: the first or NULL, the value of the one at p, the next or NULL. */
+/* Iteration over metadata: the first key or NULL, the value of key p, the next key or NULL. */
 static const char *first_pair(const abar__safetensors_writer *w) { return w->metadata.length > 0 ? w->metadata.data : NULL; }
 static const char *value_of(const char *p) { return p + strlen(p) + 1; }
 
@@ -57,6 +59,8 @@ abar_status abar__safetensors_writer_metadata(abar__safetensors_writer *w, const
 {
     if (!abar__utf8_valid(key, strlen(key)))
         return abar__fail(w->ctx, ABAR_E_ARGUMENT, "metadata %s: the key is not UTF-8, rename it", key);
+    if (!abar__utf8_valid(value, strlen(value)))
+        return abar__fail(w->ctx, ABAR_E_ARGUMENT, "metadata %s: the value is not UTF-8, convert it", key);
     for (const char *p = first_pair(w); p; p = next_pair(w, p))
         if (strcmp(p, key) == 0) return abar__fail(w->ctx, ABAR_E_ARGUMENT, "metadata %s: given twice, give it once", key);
     size_t before = w->metadata.length;
@@ -90,17 +94,50 @@ abar_status abar__safetensors_writer_add(abar__safetensors_writer *w, const char
     return status;
 }
 
+/* "prefix" followed by "name" as a key, and a value. */
+static abar_status append_pair(abar_context *ctx, abar__text *out, const char *prefix, const char *name, const char *value)
+{
+    abar__text key = {0};
+    abar_status status = abar__text_printf(ctx, &key, "%s%s", prefix, name);
+    if (status == ABAR_OK) status = abar__json_string(ctx, out, key.data);
+    if (status == ABAR_OK) status = abar__text_append(ctx, out, ":", 1);
+    if (status == ABAR_OK) status = abar__json_string(ctx, out, value);
+    abar__text_free(ctx, &key);
+    return status;
+}
+
+/* How many there are, then those of the metadata, then those of the tensors, which are zero until the data is written. */
+static abar_status append_checksums(const abar__safetensors_writer *w, abar__text *out)
+{
+    size_t count = item_count(w);
+    for (const char *p = first_pair(w); p; p = next_pair(w, p)) count++;
+    ABAR_TRY(abar__text_printf(w->ctx, out, "\"" ABAR_CRC_COUNT "\":\"%zu\"", count));
+    for (const char *p = first_pair(w); p; p = next_pair(w, p)) {
+        char digits[ABAR_CRC_DIGITS + 1];
+        abar__crc_format(abar__crc_text(value_of(p)), digits);
+        ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
+        ABAR_TRY(append_pair(w->ctx, out, ABAR_CRC_METADATA, p, digits));
+    }
+    for (size_t i = 0; i < item_count(w); i++) {
+        ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
+        ABAR_TRY(append_pair(w->ctx, out, ABAR_CRC_TENSOR, w->names.data + item_at(w, i)->name, "00000000"));
+        item_at(w, i)->checksum = out->length - 1 - ABAR_CRC_DIGITS;
+    }
+    return ABAR_OK;
+}
+
+static bool is_empty(const abar__safetensors_writer *w) { return !first_pair(w) && item_count(w) == 0; }
+
 static abar_status append_metadata(const abar__safetensors_writer *w, abar__text *out)
 {
-    const char *separator = "\"__metadata__\":{";
+    if (is_empty(w)) return ABAR_OK;
+    ABAR_TRY(abar__text_printf(w->ctx, out, "\"__metadata__\":{"));
     for (const char *p = first_pair(w); p; p = next_pair(w, p)) {
-        ABAR_TRY(abar__text_append(w->ctx, out, separator, strlen(separator)));
-        ABAR_TRY(abar__json_string(w->ctx, out, p));
-        ABAR_TRY(abar__text_append(w->ctx, out, ":", 1));
-        ABAR_TRY(abar__json_string(w->ctx, out, value_of(p)));
-        separator = ",";
+        ABAR_TRY(append_pair(w->ctx, out, "", p, value_of(p)));
+        ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
     }
-    return first_pair(w) ? abar__text_append(w->ctx, out, "}", 1) : ABAR_OK;
+    ABAR_TRY(append_checksums(w, out));
+    return abar__text_append(w->ctx, out, "}", 1);
 }
 
 static size_t dense_bytes(const abar_tensor *t) { return (size_t)abar_tensor_count(t) * abar_dtype_size(t->dtype); }
@@ -121,7 +158,7 @@ static abar_status build_header(const abar__safetensors_writer *w, abar__text *o
     size_t begin = 0;
     for (size_t i = 0; i < item_count(w); i++) {
         const item *it = item_at(w, i);
-        if (i > 0 || first_pair(w)) ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
+        ABAR_TRY(abar__text_append(w->ctx, out, ",", 1));
         ABAR_TRY(append_tensor(w->ctx, out, w->names.data + it->name, &it->tensor, begin));
         begin += dense_bytes(&it->tensor);
     }
@@ -132,7 +169,7 @@ static abar_status build_header(const abar__safetensors_writer *w, abar__text *o
     return ABAR_OK;
 }
 
-static bool lies_ready(const abar_tensor *t) { return !t->dev && abar_tensor_is_dense(t); }
+static bool is_ready(const abar_tensor *t) { return !t->dev && abar_tensor_is_dense(t); }
 
 /* Bytes of the largest tensor that has to be fetched. */
 static size_t stage_bytes(const abar__safetensors_writer *w)
@@ -140,27 +177,40 @@ static size_t stage_bytes(const abar__safetensors_writer *w)
     size_t most = 0;
     for (size_t i = 0; i < item_count(w); i++) {
         const abar_tensor *t = &item_at(w, i)->tensor;
-        if (!lies_ready(t) && dense_bytes(t) > most) most = dense_bytes(t);
+        if (!is_ready(t) && dense_bytes(t) > most) most = dense_bytes(t);
     }
     return most;
 }
 
-static abar_status write_tensor(const abar__safetensors_writer *w, abar__replacement *r, const abar_tensor *t, void *stage)
+/* Writes the tensor's bytes, and their checksum into the header. */
+static abar_status write_tensor(const abar__safetensors_writer *w, abar__replacement *r, const item *it, void *stage,
+                                abar__text *header)
 {
-    if (lies_ready(t)) return abar__replacement_write(r, t->data, dense_bytes(t));
-    const abar_tensor here = abar_tensor_wrap(NULL, stage, t->dtype, t->ndim, t->dim);
-    abar_status status = w->fetch(w->ctx, &here, t);
-    if (status == ABAR_OK) return abar__replacement_write(r, stage, dense_bytes(t));
-    abar__replacement_abandon(r);
-    return status;
+    const abar_tensor *t = &it->tensor;
+    const void *bytes = t->data;
+    if (!is_ready(t)) {
+        const abar_tensor here = abar_tensor_wrap(NULL, stage, t->dtype, t->ndim, t->dim);
+        const abar_status status = w->fetch(w->ctx, &here, t);
+        if (status < 0) {
+            abar__replacement_abandon(r);
+            return status;
+        }
+        bytes = stage;
+    }
+    char digits[ABAR_CRC_DIGITS + 1];
+    abar__crc_format(abar__crc_tensor(t, bytes), digits);
+    memcpy(header->data + it->checksum, digits, ABAR_CRC_DIGITS);
+    return abar__replacement_write(r, bytes, dense_bytes(t));
 }
 
-static abar_status write_file(const abar__safetensors_writer *w, const char *path, const abar__text *header, void *stage)
+/* A tensor may have to come from a device, so it is read once: the header is written again when the checksums are known. */
+static abar_status write_file(const abar__safetensors_writer *w, const char *path, abar__text *header, void *stage)
 {
     abar__replacement r;
     ABAR_TRY(abar__replacement_begin(w->ctx, path, &r));
     ABAR_TRY(abar__replacement_write(&r, header->data, header->length));
-    for (size_t i = 0; i < item_count(w); i++) ABAR_TRY(write_tensor(w, &r, &item_at(w, i)->tensor, stage));
+    for (size_t i = 0; i < item_count(w); i++) ABAR_TRY(write_tensor(w, &r, item_at(w, i), stage, header));
+    ABAR_TRY(abar__replacement_rewrite(&r, header->data, header->length));
     return abar__replacement_commit(&r);
 }
 

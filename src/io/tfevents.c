@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#define FLUSH_AT 65536 /* bytes kept back before they are written */
+#define FLUSH_AT 65536 /* bytes buffered before they are written */
 
 struct abar__tfevents {
     abar__growing file;

@@ -1,13 +1,14 @@
 /* The folder of a run: who may write to it, state.safetensors (all that is needed to go on: weights, running statistics,
  * optimizer state, and in its metadata the settings and where the run stands), config.json and model.safetensors. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
+#include "train/train_json.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
 #define STATE_NAME_MAX 320
-#define LOG_MAX ((size_t)1 << 30) /* bytes of a log.jsonl worth reading */
 
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX])
 {
@@ -18,18 +19,16 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
-/* A checkpoint is written with every epoch, after the log: where that tells of a second epoch, there was one. */
-static bool lost_checkpoint(abar_context *ctx, const char *dir)
+/* A checkpoint is written after every epoch's log line: a log with a second epoch means that there was one. A log that
+ * cannot be read is a failure, since a run that starts over would overwrite it. */
+static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out)
 {
     char path[ABAR_RUN_PATH_MAX];
-    abar__text log = {0};
-    if (abar__run_path(ctx, dir, "log.jsonl", path) < 0 || abar__file_read(ctx, path, LOG_MAX, &log) < 0) return false;
-    const bool lost = strstr(log.data, "{\"epoch\": 2,") != NULL;
-    abar__text_free(ctx, &log);
-    return lost;
+    ABAR_TRY(abar__run_path(ctx, dir, "log.jsonl", path));
+    return abar__file_contains(ctx, path, "{\"epoch\": 2,", out);
 }
 
-/* What must not be there, or must, before a run may write to its folder. */
+/* Refuses a folder that holds another run, or one whose checkpoint was removed. */
 static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
@@ -40,22 +39,33 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
     ABAR_TRY(abar__run_path(t->ctx, dir, "compare.json", path));
     if (!resume && abar__path_exists(path))
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a comparison, choose another --out", dir);
-    if (resume && !there && lost_checkpoint(t->ctx, dir))
+    bool lost = false;
+    if (resume && !there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
+    if (lost)
         return abar__fail(
             t->ctx, ABAR_E_NOT_FOUND,
-            "%s/state.safetensors: the checkpoint is gone, bring it back, or move %s away and begin anew, perhaps with "
+            "%s/state.safetensors: the checkpoint is gone, restore it, or move %s away and begin anew, perhaps with "
             "--init and its model.safetensors",
             dir, dir);
     return ABAR_OK;
+}
+
+static void take_digest(abar_trainer *t)
+{
+    const abar_dataset_info *info = abar_dataset_info_of(t->data);
+    t->digest[0] = (abar__digest){info->train, abar__data_crc(t->data, false)};
+    t->digest[1] = (abar__digest){info->test, abar__data_crc(t->data, true)};
 }
 
 abar_status abar__folder_claim(abar_trainer *t, bool resume)
 {
     const char *dir = t->setup->train.out;
     char path[ABAR_RUN_PATH_MAX];
+    if (t->setup->train.accept_data && !resume)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--accept-data: is for a run that goes on, give --resume or leave it out");
     if (!dir[0]) {
         if (!resume) return ABAR_OK;
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "resume: there is no folder to go on in, set out");
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "resume: no folder is set, set out to the folder of the run");
     }
     ABAR_TRY(abar__run_path(t->ctx, dir, "state.safetensors", path));
     if (!resume)
@@ -65,6 +75,7 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
     ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
     bool there = abar__path_exists(path);
     ABAR_TRY(check_folder(t, resume, there));
+    take_digest(t);
     t->resumes = there;
     t->started_over = resume && !there;
     return ABAR_OK;
@@ -129,7 +140,7 @@ abar_status abar_setup_load_file(abar_context *ctx, const char *path, abar_setup
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
 
-/* One checkpoint on its way in or out. */
+/* A checkpoint being read or written. */
 typedef struct carrier {
     abar_context *ctx;
     const char *path;
@@ -169,6 +180,47 @@ static abar_status check_vocabulary(abar_trainer *t, const carrier *c)
                       t->setup->train.data);
 }
 
+/* Of two digests in a row: training, test. */
+static const abar__field digest_fields[] = {
+    {"train", ABAR_FIELD_WHOLE, offsetof(abar__digest, count)},
+    {"train_crc32", ABAR_FIELD_WHOLE, offsetof(abar__digest, crc)},
+    {"test", ABAR_FIELD_WHOLE, sizeof(abar__digest) + offsetof(abar__digest, count)},
+    {"test_crc32", ABAR_FIELD_WHOLE, sizeof(abar__digest) + offsetof(abar__digest, crc)},
+    {0},
+};
+
+static abar_status compare_part(abar_trainer *t, const char *part, const abar__digest *was, const abar__digest *now)
+{
+    const abar_train_config *train = &t->setup->train;
+    const char *unit = abar_dataset_info_of(t->data)->text ? "tokens" : "samples";
+    if (was->count == now->count && was->crc == now->crc) return ABAR_OK;
+    if (!train->accept_data)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+                          "--data %.200s: its %s part has changed since the checkpoint (%lld %s with CRC-32 %08llx, now %lld "
+                          "with %08llx), give the old data, or --accept-data to go on with the new",
+                          train->data, part, (long long)was->count, unit, (unsigned long long)was->crc, (long long)now->count,
+                          (unsigned long long)now->crc);
+    abar__log(t->ctx, ABAR_LOG_INFO, "resume: the %s part of %s has changed since the checkpoint, as --accept-data allows",
+              part, train->data);
+    return ABAR_OK;
+}
+
+/* Checkpoints of older versions have no digest. Another --limit-test makes another test part, which is no change of the data.
+ */
+static abar_status check_data(abar_trainer *t, const carrier *c, bool same_limit)
+{
+    const char *json = abar__safetensors_metadata(c->file, "data");
+    abar__digest was[2];
+    cJSON *root;
+    if (!json) return ABAR_OK;
+    ABAR_TRY(abar__json_parse(t->ctx, c->path, json, strlen(json), &root));
+    abar_status status = abar__fields_read(t->ctx, c->path, root, digest_fields, was);
+    cJSON_Delete(root);
+    if (status == ABAR_OK) status = compare_part(t, "training", &was[0], &t->digest[0]);
+    if (status == ABAR_OK && same_limit) status = compare_part(t, "test", &was[1], &t->digest[1]);
+    return status;
+}
+
 static abar_status load_place(abar_trainer *t, const carrier *c)
 {
     const char *progress = abar__safetensors_metadata(c->file, "progress");
@@ -181,8 +233,7 @@ static abar_status load_place(abar_trainer *t, const carrier *c)
     abar__free(t->ctx, history, bytes);
     if (fits) return ABAR_OK;
     t->at = (abar__place){0};
-    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: stands at a later epoch or step than this run has, raise --epochs",
-                      c->path);
+    return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: is at a later epoch or step than this run has, raise --epochs", c->path);
 }
 
 static abar_status check_setup(abar_trainer *t, const carrier *c)
@@ -190,6 +241,8 @@ static abar_status check_setup(abar_trainer *t, const carrier *c)
     abar_setup *was;
     ABAR_TRY(checkpoint_setup(t->ctx, c->file, c->path, &was));
     abar_status status = abar__setup_compare(t->ctx, was, t->setup);
+    if (status == ABAR_OK) status = check_vocabulary(t, c);
+    if (status == ABAR_OK) status = check_data(t, c, was->train.limit_test == t->setup->train.limit_test);
     abar_setup_destroy(t->ctx, was);
     return status;
 }
@@ -201,7 +254,6 @@ abar_status abar__checkpoint_load(abar_trainer *t)
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "state.safetensors", path));
     ABAR_TRY(abar__safetensors_open(t->ctx, path, &c.file));
     abar_status status = check_setup(t, &c);
-    if (status == ABAR_OK) status = check_vocabulary(t, &c);
     if (status == ABAR_OK) status = load_place(t, &c);
     if (status == ABAR_OK) status = load_tensors(t, &c);
     abar__safetensors_close(c.file);
@@ -227,11 +279,16 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
     if (abar_dataset_vocabulary(t->data))
         ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_VOCABULARY, abar_dataset_vocabulary(t->data)));
     t->text.length = 0;
+    ABAR_TRY(abar__text_append(t->ctx, &t->text, "{", 1));
+    ABAR_TRY(abar__fields_write(t->ctx, digest_fields, t->digest, &t->text));
+    ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
+    ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "data", t->text.data));
+    t->text.length = 0;
     ABAR_TRY(abar__place_write(t->ctx, &t->at, t->history, &t->text));
     return abar__safetensors_writer_metadata(c->writer, "progress", t->text.data);
 }
 
-/* In the dtype the device computes in: what comes back is bit for bit what was. */
+/* In the device's own dtypes, so that a resumed run has the same bits. */
 static abar_status save_all(abar_trainer *t, carrier *c)
 {
     abar__safetensors_writer_fetch(c->writer, abar_tensor_copy);
@@ -279,6 +336,7 @@ abar_status abar__config_save(abar_trainer *t)
 {
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "config.json", path));
+    t->setup->train.accept_data = false; /* it was for this resume alone */
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "\n", 1));

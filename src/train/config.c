@@ -9,7 +9,7 @@
 #define AT(field) offsetof(abar_train_config, field)
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1: JSON numbers are doubles */
 
-/* Defaults that depend on model and data are those of a plain problem here; recipe.c knows better. */
+/* Defaults that depend on model and data are set by recipe.c; here are those of a small problem. */
 const abar_option abar_train_options[] = {
     {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set: NAME, NAME:DIR or text:FILE, as `abar data` lists them"},
@@ -48,12 +48,14 @@ const abar_option abar_train_options[] = {
     {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
      "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
+    {"accept-data", ABAR_OPTION_BOOL, AT(accept_data), "false", 0, 0, NULL,
+     "with --resume: go on although the data set has changed"},
     {"init", ABAR_OPTION_TEXT, AT(init), "", 0, 0, NULL, "begin with the weights of this safetensors file"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
     {0},
 };
 
-#define NAMES_MAX 128 /* that are compared with a misspelt one */
+#define NAMES_MAX 128 /* names compared with a misspelt one */
 
 static const abar_option no_options[] = {{0}};
 
@@ -211,7 +213,7 @@ static bool same_data_name(const char *a, const char *b)
     return n == strcspn(b, ":") && memcmp(a, b, n) == 0;
 }
 
-/* A setup's defaults hang on its model, data set and optimizer: they stay, but the data may have moved. */
+/* A setup's defaults depend on its model, data set and optimizer, so these are fixed; the data may be in another folder. */
 static abar_status check_fixed(abar_context *ctx, const abar_setup *setup, const char *name, const char *text)
 {
     const abar_train_config *train = &setup->train;
@@ -260,7 +262,7 @@ static abar_status check_device(abar_context *ctx, const abar_train_config *trai
                       strcmp(train->device, "ref") == 0 ? "double precision" : "fp32");
 }
 
-/* Who reads tokens needs a text, and the other way round. */
+/* Text models need a text, image models need images. */
 static abar_status check_text_model(abar_context *ctx, const abar_setup *setup)
 {
     const bool text = same_data_name(setup->train.data, "text"), reads = setup->model->text;
@@ -311,11 +313,11 @@ static bool must_stay(const char *name)
     return false;
 }
 
-/* ... and these change no number that comes out; data is compared by its name above. */
+/* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",      "init",       "workers", "stop-after", "checkpoint-every",
-                                                 "diagnose", "limit-test", "data",    NULL};
+    static const char *const free_to_change[] = {
+        "out", "workers", "stop-after", "checkpoint-every", "diagnose", "limit-test", "data", "accept-data", NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -335,6 +337,10 @@ static abar_status compare_table(abar_context *ctx, const abar_setup_table *was,
         ABAR_TRY(abar_options_get(ctx, was->options, was->config, o->name, before, sizeof before));
         ABAR_TRY(abar_options_get(ctx, now->options, now->config, o->name, after, sizeof after));
         if (strcmp(before, after) == 0 || is_harmless(o->name)) continue;
+        if (strcmp(o->name, "init") == 0)
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--init %.80s: the run to resume has its weights already, leave it out or start a new run",
+                              after);
         bool other_kind = changes_kind(o->name, before, after);
         if (fixed || must_stay(o->name) || other_kind)
             return abar__fail(ctx, ABAR_E_ARGUMENT,

@@ -79,7 +79,7 @@ static abar_status read_option(abar_context *ctx, const char *label, const abar_
                               type_name(option->type));
         if (abar_options_set(ctx, options, config, option->name, text) == ABAR_OK) return ABAR_OK;
     } else {
-        abar_options_set(ctx, options, config, item->string, NULL); /* for its text: which name may have been meant */
+        abar_options_set(ctx, options, config, item->string, NULL); /* fails with the nearest name in its text */
     }
     return abar__fail(ctx, ABAR_E_FORMAT, "%s: %s", label, abar_context_error(ctx));
 }
@@ -92,7 +92,7 @@ static abar_status read_section(abar_context *ctx, const char *label, const cJSO
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" must be an object, correct it", label, table->section);
     for (const cJSON *item = section->child; item; item = item->next) {
         if (cJSON_GetObjectItemCaseSensitive(section, item->string) != item)
-            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" stands there twice, remove one", label, item->string);
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%.80s\" occurs twice, remove one", label, item->string);
         ABAR_TRY(read_option(ctx, label, table->options, table->config, item));
     }
     return ABAR_OK;
@@ -140,9 +140,11 @@ abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *
 abar_status abar__json_parse(abar_context *ctx, const char *label, const char *json, size_t n, cJSON **out)
 {
     const char *end = NULL;
-    if (!abar__utf8_valid(json, n)) /* cJSON does not look, and what we write is */
+    if (!abar__utf8_valid(json, n)) /* cJSON does not check it */
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: not UTF-8 text, is the file damaged?", label);
     cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
+    if (!root && abar__json_valid(json, n))
+        return abar__fail(ctx, ABAR_E_MEMORY, "%s: not enough memory to read it, free some and try again", label);
     const char *rest = end;
     while (root && rest < json + n && isspace((unsigned char)*rest)) rest++;
     if (!root || (rest < json + n && *rest)) {

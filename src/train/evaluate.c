@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What an evaluation is made of. */
+/* All that an evaluation owns. */
 typedef struct evaluator {
     abar_dataset *data;
     abar_device *dev;
@@ -23,7 +23,7 @@ static void release(abar_context *ctx, evaluator *e)
     abar_dataset_close(e->data);
 }
 
-/* A text in the vocabulary of the weights, where they have one with them. */
+/* A text is encoded with the vocabulary of the weights, where the file has one. */
 static abar_status open_data(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     abar__safetensors *file;
@@ -69,7 +69,7 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
     release(ctx, &e);
     if (status == ABAR_OK && !isfinite(out->loss))
         abar__log(ctx, ABAR_LOG_WARNING, "%s: the weights give no finite loss, take an earlier checkpoint", weights);
-    if (status == ABAR_OK && isnan(out->loss)) out->loss = NAN; /* the same one everywhere: printed without a sign */
+    if (status == ABAR_OK && isnan(out->loss)) out->loss = NAN; /* the same NaN everywhere: printed without a sign */
     return status;
 }
 
@@ -78,7 +78,7 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
 /* The first n test samples: bytes (n, C, H, W), labels (n), logits (n, K); or tokens (n, T), labels (n, T), logits (n, T, K).
  */
 typedef struct sheet {
-    int64_t n, sample, rows, classes; /* bytes of a sample; rows of logits each */
+    int64_t n, sample, rows, classes; /* sample: its bytes; rows: of logits per sample */
     bool text;
     uint8_t *samples;
     int32_t *labels;
@@ -104,7 +104,7 @@ static void free_sheet(abar_context *ctx, sheet *s)
     abar__free(ctx, s->logits, (size_t)(s->n * s->rows * s->classes) * sizeof *s->logits);
 }
 
-/* Copies the output of the last forward pass, count samples of it, behind the first of the sheet. */
+/* Copies count samples of the last forward pass's output to the sheet, from sample first on. */
 static abar_status take_logits(evaluator *e, sheet *s, int64_t first, int64_t count)
 {
     abar_tensor from = abar_net_output(e->net);

@@ -1,5 +1,5 @@
-/* Batches for a queued device: whole sets that fit are sent there once and made into batches there, others follow step by
- * step. */
+/* Batches for a queued device: a set that fits is copied to the device once and cut into batches there, a larger one is sent
+ * batch by batch. */
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 

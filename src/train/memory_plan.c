@@ -1,7 +1,7 @@
-/* How much memory a run will take, before it takes any: every part is asked what it would hold. */
+/* The memory of a run before anything is allocated: the sum of what every part would hold. */
 #include "train/train_impl.h"
 
-/* While a checkpoint is written: logs and texts in the making, and what the writer notes of each tensor. */
+/* While a checkpoint is written: buffers for logs and texts, and the header's entry of each tensor. */
 #define WRITING_BYTES (16u << 10)
 #define WRITING_BYTES_PER_TENSOR 400u
 

@@ -1,5 +1,6 @@
-/* Steps on their way to a queued device. A step is recorded once per kind (plain, or with statistics) and then replayed; the
- * host gives steps ahead and takes their results as they come. On the host itself giving a step is running it. */
+/* Steps enqueued ahead of a queued device. A step is captured once per kind (plain, or with statistics) and then replayed;
+ * the host enqueues steps ahead and reads their results when they are done. On the host device a step runs when it is
+ * enqueued. */
 #include "train/train_impl.h"
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out)
@@ -15,14 +16,14 @@ abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev
 void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 {
     if (!p->queue) return;
-    (void)p->queue->wait(p->dev); /* whoever ran steps was told of failures */
+    (void)p->queue->wait(p->dev); /* failures were reported to the caller that ran the steps */
     for (int i = 0; i < 2; i++) p->queue->forget(p->dev, p->recording[i]);
     for (int i = 0; i < ABAR_STEPS_AHEAD; i++)
         if (p->mark[i]) p->queue->mark_destroy(p->dev, p->mark[i]);
     abar__free(ctx, p->rates, p->rates ? (size_t)p->steps * sizeof *p->rates : 0);
 }
 
-/* The rates of an epoch's steps from `step` on, as many as a device takes at once. */
+/* Sends the learning rates of an epoch's steps from `step` on, as many as the device holds. */
 static abar_status send_rates(abar__pipeline *p, int64_t step)
 {
     const int64_t left = p->steps - step, n = left < ABAR_PROGRAM_RATES ? left : ABAR_PROGRAM_RATES;
@@ -45,7 +46,7 @@ static abar_status give_host(abar__pipeline *p, double lr)
     return abar__stepper_run(p->stepper, &batch, p->given, lr, &p->result);
 }
 
-/* Sets streams: the batch goes ahead of its step. */
+/* Data that is not resident: the batch is sent before its step is enqueued. */
 static abar_status send_batch(abar__pipeline *p)
 {
     const abar__feeder *f = p->stepper->feeder;
@@ -72,7 +73,7 @@ static abar_status give_queued(abar__pipeline *p, bool alone)
         p->warm[kind] = true;
         ABAR_TRY(abar__stepper_queue(p->stepper));
     } else if (!p->recording[kind]) {
-        ABAR_TRY(record(p, kind)); /* counts the step, too */
+        ABAR_TRY(record(p, kind)); /* also counts the step */
         ABAR_TRY(p->queue->replay(p->dev, p->recording[kind]));
     } else {
         ABAR_TRY(p->queue->replay(p->dev, p->recording[kind]));

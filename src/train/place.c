@@ -1,4 +1,4 @@
-/* Where a run stands, as JSON and back: the part of a checkpoint that is not tensors. Doubles survive bit for bit. */
+/* The progress of a run, as JSON and back: the part of a checkpoint that is not tensors. Doubles keep every bit. */
 #include "base/json.h"
 #include "train/train_impl.h"
 #include "train/train_json.h"
@@ -116,7 +116,7 @@ int64_t abar__best_accuracy_epoch(const abar__epoch *history, int64_t n)
     return best;
 }
 
-/* A loss that is no number is worse than any. */
+/* NaN is worse than any loss. */
 int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n)
 {
     int64_t best = 0;
@@ -159,7 +159,7 @@ static abar_status read_place(abar_context *ctx, const char *label, const cJSON 
     ABAR_TRY(abar__fields_read(ctx, label, root, place_fields, at));
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(root, "history");
     if (!cJSON_IsArray(array) || at->epoch != cJSON_GetArraySize(array))
-        return abar__fail(ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs, the checkpoint is damaged", label,
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: its history does not have %lld epochs, the checkpoint is damaged", label,
                           (long long)at->epoch);
     void *memory;
     ABAR_TRY(abar__alloc(ctx, (size_t)at->epoch * sizeof **history, &memory));

@@ -1,12 +1,12 @@
-/* Recipes: the settings that suit a model when it meets its data, per optimizer. The networks of CIFAR and ImageNet have the
- * published ones, small vision transformers those scaled to their batch, GPT nanoGPT's; the others were found by trying
- * (LeNet-5 on Fashion-MNIST: sgd 90.5 to 91.3 % over four seeds, adamw 90.8 %). */
+/* Recipes: the settings for a model on its data, per optimizer. The networks of CIFAR and ImageNet have the published ones,
+ * small vision transformers those scaled to their batch, GPT nanoGPT's; the others were found by trying (LeNet-5 on Fashion-
+ * MNIST: sgd 90.5 to 91.3 % over four seeds, adamw 90.8 %). */
 #include "train/train_impl.h"
 
 #include <string.h>
 
-/* A model, data or rule is written as the beginnings of names it stands for, "deit swin"; "" is all of them. A method is
- * written in full, "+" is any. */
+/* Models, data and rules are given by the beginnings of their names, separated by blanks, as in "deit swin"; "" matches all.
+ * A method is given in full; "+" matches any. */
 typedef struct recipe {
     const char *model, *data, *optim; /* optim: a rule or a method */
     int64_t epochs, batch;
@@ -15,7 +15,7 @@ typedef struct recipe {
     bool augment;
 } recipe;
 
-/* The first that fits wins. */
+/* The first that fits wins. Those for "imagefolder" wait for the reader of image folders, which is not there yet. */
 static const recipe recipes[] = {
     {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
     {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},

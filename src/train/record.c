@@ -1,7 +1,8 @@
-/* What a run leaves to read: log.jsonl, TensorBoard scalars, and the report at its end. */
+/* What a run reports: log.jsonl, TensorBoard scalars, and the report at its end. */
 #include "base/json.h"
 #include "train/train_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,7 +13,7 @@
 
 /* ---- logs ----------------------------------------------------------------------------------------------------- */
 
-/* How much of a log to keep: what the checkpoint knows of, or what is left of it after a crash of the machine. */
+/* The bytes of a log to keep: as many as the checkpoint recorded, or fewer where a crash of the machine lost some. */
 static uint64_t keep_of(abar_context *ctx, const char *path, uint64_t wanted)
 {
     struct stat info;
@@ -69,7 +70,8 @@ abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
                    {"test/accuracy", e->test_accuracy},
                    {"lr", e->lr}};
     for (size_t i = 0; i < sizeof scalars / sizeof *scalars; i++)
-        ABAR_TRY(abar__tfevents_scalar(t->scalars, scalars[i].tag, global_step(t), wall_time(), scalars[i].value));
+        if (!isnan(scalars[i].value)) /* training numbers of an epoch whose steps were all skipped */
+            ABAR_TRY(abar__tfevents_scalar(t->scalars, scalars[i].tag, global_step(t), wall_time(), scalars[i].value));
     if (t->setup->model->text)
         ABAR_TRY(abar__tfevents_scalar(t->scalars, "test/bits_per_character", global_step(t), wall_time(),
                                        abar__bits(e->test_loss)));
@@ -86,7 +88,8 @@ static abar_status report_real(abar_trainer *t, const char *name, double value)
 
 static abar_status report_numbers(abar_trainer *t)
 {
-    const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : &(abar__epoch){0};
+    const abar__epoch none = {.test_accuracy = NAN, .test_loss = NAN, .train_accuracy = NAN, .train_loss = NAN};
+    const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : &none;
     double steps = (double)global_step(t), train = t->at.step_seconds;
     const struct {
         const char *name;

@@ -1,4 +1,4 @@
-/* What a run tells of its curvature: diagnostics of every map into log.jsonl and TensorBoard, events into the report. */
+/* What a run reports about its curvature: diagnostics of every map in log.jsonl and TensorBoard, counters in the report. */
 #include "base/json.h"
 #include "train/train_impl.h"
 
@@ -16,7 +16,7 @@ static double wall_time(void)
 static abar_status write_real(abar_trainer *t, abar__text *out, const char *name, double value)
 {
     ABAR_TRY(abar__text_printf(t->ctx, out, ", \"%s\": ", name));
-    return abar__json_number(t->ctx, out, value); /* what is not a number becomes null */
+    return abar__json_number(t->ctx, out, value); /* NaN becomes null */
 }
 
 static abar_status write_map(abar_trainer *t, const abar_map_info *m, abar__text *out)

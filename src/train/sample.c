@@ -1,6 +1,6 @@
-/* Text made by a text model: the last window of what is there goes through the net, the logits behind its last token are
- * turned into chances (divided by the temperature, cut to the top k, softmax), and the next token is drawn from them by
- * counter: the same for a seed, however it is interrupted. */
+/* Sampling from a text model: the last window of the text goes through the net, the logits at its last token become
+ * probabilities (divided by the temperature, cut to the top k, softmax), and the next token is drawn from them. Draws depend
+ * on seed and position alone. */
 #include "base/json.h"
 #include "base/rng.h"
 #include "data/data_impl.h"
@@ -17,8 +17,8 @@ typedef struct sampler {
     abar_net *net;
     int64_t context;
     /* in one block: */
-    int32_t *window; /* (context): the last tokens, oldest first; zeros behind them */
-    double *logits;  /* (vocabulary): behind the last token, then chances */
+    int32_t *window; /* (context): the last tokens, oldest first, then zeros */
+    double *logits;  /* (vocabulary): at the last token */
     int32_t *order;  /* (vocabulary): tokens, likeliest first */
     uint16_t *prompt;
     int64_t prompt_count, used; /* of the window */
@@ -38,8 +38,7 @@ static abar_status read_vocabulary(sampler *s, const abar_setup *setup, const ch
     if (text || bytes)
         status = abar__vocabulary_parse(s->ctx, weights, text, &s->vocabulary);
     else
-        status =
-            abar__fail(s->ctx, ABAR_E_FORMAT, "%s: has no vocabulary with it, give a checkpoint or export of abar", weights);
+        status = abar__fail(s->ctx, ABAR_E_FORMAT, "%s: contains no vocabulary, give a checkpoint or export of abar", weights);
     abar__safetensors_close(file);
     return status;
 }
@@ -96,7 +95,7 @@ static void push(sampler *s, int32_t token)
     s->window[s->used++] = token;
 }
 
-/* A text that is made from nothing follows a new line, or whatever the model knows first. */
+/* Without a prompt the text follows a new line, or the first token where the vocabulary has no new line. */
 static void push_prompt(sampler *s)
 {
     size_t used;
@@ -107,7 +106,7 @@ static void push_prompt(sampler *s)
 
 /* ---- one token ------------------------------------------------------------------------------------------------ */
 
-/* The logits behind the last token of the window. */
+/* The logits at the last token of the window. */
 static abar_status think(sampler *s)
 {
     const abar_run_config run = {.size = sizeof run};
@@ -140,7 +139,7 @@ static void find_top(sampler *s, int64_t k)
     }
 }
 
-/* A token out of the first k of the order, u in [0, 1). */
+/* Draws a token from the first k of the order; u in [0, 1). */
 static int32_t pick(const sampler *s, int64_t k, double u)
 {
     const double top = s->logits[s->order[0]];
@@ -151,7 +150,7 @@ static int32_t pick(const sampler *s, int64_t k, double u)
         left -= exp((s->logits[s->order[i]] - top) / s->config->temperature);
         if (left < 0.0) return s->order[i];
     }
-    return s->order[0]; /* rounding: as good as any */
+    return s->order[0]; /* rounding left a rest: any token is right */
 }
 
 static abar_status draw(sampler *s, int64_t index, int32_t *out)
@@ -162,7 +161,7 @@ static abar_status draw(sampler *s, int64_t index, int32_t *out)
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(s->logits[i]))
             return abar__fail(s->ctx, ABAR_E_NUMERIC, "sample: the weights give no finite numbers, take an earlier checkpoint");
-    find_top(s, k < count ? k : 1); /* of all, the likeliest alone is needed: as the exponent's reference */
+    find_top(s, k < count ? k : 1); /* without top k only the largest is needed, for the softmax */
     const abar__draw d = abar__random(s->config->seed, ABAR_DRAW_SAMPLE, 0, (uint64_t)index);
     *out = greedy ? s->order[0] : pick(s, k, ((double)d.u[0] + abar__uniform(d.u[1])) * 0x1p-32);
     return ABAR_OK;

@@ -15,14 +15,14 @@ double abar__seconds(void)
 
 static bool is_queued(const abar__stepper *s) { return s->feeder && s->feeder->feed; }
 
-/* A queued device takes the samples from its feeder, where a step's batch was staged before, or which holds them all. */
+/* A queued device reads the samples from its feeder: the batch that was staged, or the resident data set. */
 static abar_status fill_queued(const abar__stepper *s, const abar__feeder *f, int64_t first)
 {
     const abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
     return f->dev->ops->queue->feed->fill(f->dev, f->feed, first, &input, &target);
 }
 
-/* The same of a text: input and target (micro, context) in I32. */
+/* The same for a text: input and target (micro, context) in I32. */
 static abar_status fill_tokens(const abar__stepper *s, const abar_batch *batch, int64_t first)
 {
     abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
@@ -54,7 +54,7 @@ static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t
     return abar_tensor_copy(s->ctx, &target, &labels);
 }
 
-/* Gradients carry loss_scale: with it they are those of the global batch mean already. */
+/* Gradients include loss_scale, so they are those of the whole batch's mean already. */
 static abar_status observe(void *user, int index, const abar_layer *layer) { return abar_optim_observe(user, index, layer); }
 
 /* Forward and backward over all micro-batches; the gradients then are those of the mean over the whole batch. */

@@ -1,11 +1,11 @@
-/* The inside of training: what a setup is made into, one step, and where a run stands between two steps.
+/* The inside of training: what a setup is built into, one step, and the state of a run between two steps.
  *
  *     config.c  config_json.c  recipe.c     the settings: tables, defaults, config.json
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     feeder.c  pipeline.c                  batches and steps on a queued device
- *     trainer.c  place.c                    a whole run; where it stands
- *     record.c  checkpoint.c                its logs and report; what lies on disk
+ *     trainer.c  place.c                    a whole run; its progress
+ *     record.c  checkpoint.c                its logs and report; the files of its folder
  *     weights.c  evaluate.c  sample.c  bench.c  memory_plan.c */
 #ifndef ABAR_TRAIN_IMPL_H
 #define ABAR_TRAIN_IMPL_H
@@ -21,7 +21,7 @@ double abar__seconds(void); /* monotonic */
 
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
-/* Overwrites the settings that depend on which model meets which data and rule. */
+/* Sets the settings that depend on model, data and rule. */
 abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
@@ -37,11 +37,11 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
-/* The data set as it would be opened, without opening it; of a text the vocabulary is the model's usual one. */
+/* The data set's description without opening it; a text gets the model's default vocabulary. */
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out);
-/* Tokens that a text model reads at once. Images: 1. */
+/* The context of a text model in tokens. Image models: 1. */
 int64_t abar__context_of(const abar_setup *setup);
-/* vocabulary: that of weights that are already there; NULL: the text's own. */
+/* vocabulary: that of existing weights; NULL: the text's own. */
 abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
                             abar_dataset **out);
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
@@ -65,24 +65,24 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 
 /* ---- batches on a queued device ---------------------------------------------------------------------------------- */
 
-/* Images or a text that lie on the device and are read in the loader's order, or are sent there step by step. */
+/* A data set that is resident on the device and read in the loader's order, or batches that are sent step by step. */
 typedef struct abar__feeder {
     abar_device *dev;
-    abar__feed *feed; /* NULL: the device is not queued, and there is nothing here */
-    bool resident;    /* the set lies on the device: steps need no batch from the host */
+    abar__feed *feed; /* NULL: the device is not queued */
+    bool resident;    /* the data set is on the device: steps need no batch from the host */
     int32_t *order;   /* resident: of one epoch */
     size_t order_bytes;
 } abar__feeder;
 
-/* For the part of data that the loader yields; micro samples a fill. A set that takes more than a quarter of the device's free
- * memory is streamed, as is everything where stream is set. */
+/* For the part of data that the loader yields; every fill takes micro samples. A set that needs more than a quarter of the
+ * device's free memory is streamed, and so is any set when stream is true. */
 abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
                                 const abar_loader_config *wish, int64_t micro, bool stream, abar__feeder *out);
 void abar__feeder_release(abar_context *ctx, abar__feeder *f);
-/* Resident: the fills that follow are those of this step of this epoch, and of the steps after it. */
+/* Resident: the next fills are those of this step of this epoch and of the following steps. */
 abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step);
 
-/* What a feed stages. */
+/* The samples of a batch, as a feed stages them. */
 static inline const void *abar__batch_samples(const abar_batch *batch)
 {
     return batch->tokens ? (const void *)batch->tokens : (const void *)batch->images;
@@ -95,11 +95,11 @@ typedef struct abar__stepper {
     abar_context *ctx;
     abar_net *net;
     abar_optim *optim;             /* NULL: evaluation only */
-    const abar_dataset_info *info; /* shape and normalisation of the images; or that it is a text */
+    const abar_dataset_info *info; /* shape and normalisation of the images, or text */
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
     double clip;                   /* of the gradient's norm, 0: off */
     uint64_t seed;                 /* of dropout */
-    abar__feeder *feeder;          /* on a queued device: where its batches come from */
+    abar__feeder *feeder;          /* of a queued device */
 } abar__stepper;
 
 typedef struct abar__step_result {
@@ -108,25 +108,25 @@ typedef struct abar__step_result {
     double forward_seconds, backward_seconds, update_seconds;
 } abar__step_result;
 
-/* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: what the net's input holds already. */
+/* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
-/* The same on a queued device, without waiting and from what its feeder holds: what a recording is made of. */
+/* Enqueues the same on a queued device, on the samples in its feeder and without waiting; this is what is captured. */
 abar_status abar__stepper_queue(const abar__stepper *s);
-/* Its parts, where a step is one forward pass: for timing them. */
+/* The phases of a step of one forward pass, for timing. */
 abar_status abar__stepper_queue_forward(const abar__stepper *s);
 abar_status abar__stepper_queue_backward(const abar__stepper *s, bool observe);
 abar_status abar__stepper_queue_update(const abar__stepper *s);
-/* Where the optimizer wants to see the training set before step 0: one pass over it, as the loader yields it. */
+/* For optimizers that calibrate on the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
-/* Loss and hits over the whole test part; feeder: that of the test part where there is one. ABAR_STOPPED when stop (may be
- * NULL) rises. */
+/* Loss and correct predictions over the whole test part; feeder: that of the test part, or NULL. ABAR_STOPPED when stop (may
+ * be NULL) becomes true. */
 abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, const atomic_bool *stop,
                                abar_loss *out);
 
-/* Steps on their way. On the host a step is done when it is given; a queued device runs up to ABAR_STEPS_AHEAD behind, each
- * step a replay of a recording. */
+/* Enqueued steps. On the host a step runs when it is enqueued; a queued device is up to ABAR_STEPS_AHEAD steps behind, and
+ * each step is a replay of a captured one. */
 #define ABAR_STEPS_AHEAD 32
 
 typedef struct abar__pipeline {
@@ -135,26 +135,26 @@ typedef struct abar__pipeline {
     const abar__queue_ops *queue; /* NULL: the host */
     abar_device *dev;
     void *recording[2]; /* of a plain step, of one that takes statistics */
-    bool warm[2];       /* has run once without: libraries load what they need then */
+    bool warm[2];       /* has run once without capture: libraries initialise then */
     void *mark[ABAR_STEPS_AHEAD];
-    int64_t given, taken;     /* k of the step to be given, to be taken */
-    abar__step_result result; /* host: of the step given last */
+    int64_t given, taken;     /* k of the next step to enqueue, and of the next result to read */
+    abar__step_result result; /* host: of the last step */
     double *rates;            /* of the steps of an epoch */
     int64_t steps;            /* of an epoch */
 } abar__pipeline;
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);
 void abar__pipeline_release(abar_context *ctx, abar__pipeline *p);
-/* Begins at this step of this epoch; nothing may be on its way. */
+/* Continues at this step of this epoch; no step may be pending. */
 abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule, int64_t epoch, int64_t step);
-/* The next step, at rate lr. alone: run it without a recording, because somebody looks inside. */
+/* Enqueues the next step, at rate lr. alone: without a captured step, because its state will be read. */
 abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone);
-/* The oldest step that was given and not taken yet; false where there is none that is done (wait: none at all). */
+/* The result of the oldest step not yet read; *got is false where none is done (wait: where none is pending). */
 abar_status abar__pipeline_take(abar__pipeline *p, bool wait, abar__step_result *out, bool *got);
 
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
-/* Copies every tensor of the net out of the file. counters: num_batches_tracked must be there too. */
+/* Copies every tensor of the net from the file. counters: num_batches_tracked is required too. */
 abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net,
                                bool counters);
 #define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
@@ -167,7 +167,7 @@ abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *ne
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
-/* What goes with the weights of a text model, in a file's metadata: its settings, and the characters it knows (none: bytes). */
+/* The metadata of a text model's weights: its settings, and the characters of its vocabulary (NULL: bytes). */
 typedef struct abar__text_notes {
     const char *config, *vocabulary;
 } abar__text_notes;
@@ -187,15 +187,20 @@ typedef struct abar__epoch {
     int64_t skipped;                                                          /* steps of this epoch */
 } abar__epoch;
 
-/* Where a run stands: with the tensors, all that a checkpoint keeps. */
+/* The progress of a run: with the tensors, all that a checkpoint keeps. */
 typedef struct abar__place {
-    int64_t epoch, step;    /* step of the epoch; all done: its evaluation is due */
+    int64_t epoch, step;    /* step of the epoch; at the last one the evaluation is due */
     double loss_sum;        /* over the samples of the epoch's steps so far ... */
-    int64_t correct, count; /* ... skipped ones excepted */
+    int64_t correct, count; /* ... without skipped ones */
     int64_t skipped, epoch_skipped, skipped_in_a_row;
     double seconds, epoch_seconds, step_seconds, test_seconds; /* step and test: of training and evaluation, summed */
     uint64_t log_bytes, events_bytes;
 } abar__place;
+
+/* The content of one part of the data set: its samples (tokens of a text) and their CRC-32. */
+typedef struct abar__digest {
+    int64_t count, crc;
+} abar__digest;
 
 struct abar_trainer {
     abar_context *ctx;
@@ -212,11 +217,12 @@ struct abar_trainer {
     abar_schedule schedule;
     int64_t steps; /* per epoch */
     abar__place at;
-    abar__epoch *history; /* at.epoch of them; room for history_room */
+    abar__digest digest[2]; /* of training and test data, where there is a folder */
+    abar__epoch *history;   /* at.epoch entries; space for history_room */
     int64_t history_room;
-    double tick;          /* when the clocks of at were last moved */
+    double tick;          /* time of the last update of at's clocks */
     double pace_seconds;  /* of this epoch's steps in this process, for samples per second ... */
-    int64_t pace_samples; /* ... and what they took */
+    int64_t pace_samples; /* ... and their samples */
     /* on disk, when setup->train.out is set */
     int lock;
     abar__jsonl *log;
@@ -225,11 +231,11 @@ struct abar_trainer {
     size_t stage_bytes;
     abar__text text, report; /* scratch; the last report */
     atomic_bool stop;
-    bool resumes, started_over; /* a checkpoint is there; was wanted and is not */
-    bool stopped;               /* the last run ended because it was asked to */
+    bool resumes, started_over; /* a checkpoint was found; resume was asked for and none was found */
+    bool stopped;               /* the last call of run ended by abar_trainer_stop */
 };
 
-/* The JSON of where a run stands, and back. The parser allocates at->epoch entries of history. */
+/* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
 abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out);
 abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
                               abar__epoch **history);
@@ -248,14 +254,14 @@ int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n);
 int64_t abar__samples_each(const abar_trainer *t);
 
 /* Logs, in setup->train.out. Without a folder they do nothing. */
-abar_status abar__record_open(abar_trainer *t); /* kept as far as t->at says */
+abar_status abar__record_open(abar_trainer *t); /* truncated to the sizes in t->at */
 abar_status abar__record_step(abar_trainer *t, double loss, double lr);
 abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e);
-/* Every map's diagnostics as measured in the last step; and, for the report, what happened to it. */
+/* Every map's diagnostics, measured in the last step; and its counters, for the report. */
 abar_status abar__record_curvature(abar_trainer *t);
 abar_status abar__report_curvature(abar_trainer *t);
 
-/* What lies in the folder. */
+/* The files of the folder. */
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */

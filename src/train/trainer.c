@@ -2,6 +2,7 @@
  * as if nothing had happened. */
 #include "train/train_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 #define GIVE_UP_AFTER 10 /* skipped steps in a row (methods.md section 9) */
@@ -172,7 +173,7 @@ static double seconds_left(const abar_trainer *t)
 
 static abar_progress progress_of(const abar_trainer *t, double lr)
 {
-    double count = t->at.count > 0 ? (double)t->at.count : 1.0;
+    const double count = t->at.count > 0 ? (double)t->at.count : NAN; /* all steps so far were skipped: there is no mean */
     return (abar_progress){.epoch = t->at.epoch,
                            .epochs = t->setup->train.epochs,
                            .step = t->at.step,
@@ -331,6 +332,16 @@ static abar_status run_epoch(abar_trainer *t)
     return status == ABAR_OK ? finish_epoch(t, &test) : status;
 }
 
+/* Fewer steps than GIVE_UP_AFTER, and not one that counted. The checkpoint is there and holds the first weights. */
+static abar_status check_learned(abar_trainer *t)
+{
+    if (t->at.skipped == 0 || t->at.skipped < t->at.epoch * t->steps) return ABAR_OK;
+    return abar__fail(t->ctx, ABAR_E_NUMERIC,
+                      "training: loss or gradient was not finite in all %lld steps, so the weights never changed, lower --lr, "
+                      "set --warmup or --clip, or check the data",
+                      (long long)t->at.skipped);
+}
+
 abar_status abar_trainer_run(abar_trainer *t)
 {
     t->tick = abar__seconds();
@@ -345,5 +356,5 @@ abar_status abar_trainer_run(abar_trainer *t)
         }
         return status;
     }
-    return ABAR_OK;
+    return check_learned(t);
 }

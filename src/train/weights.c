@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTER "num_batches_tracked" /* what older PyTorch files and other exporters leave out */
+#define COUNTER "num_batches_tracked" /* missing from files of older PyTorch versions and other exporters */
 
 static bool is_floating(abar_dtype dtype) { return dtype <= ABAR_F16; }
 
@@ -56,7 +56,7 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, is it of another model?", path, name);
         }
     }
-    abar_net_rollback(net); /* what a forward pass may have left in the running statistics is void now */
+    abar_net_rollback(net); /* discards running statistics of an earlier forward pass */
     return abar_net_weights_changed(net);
 }
 
@@ -87,7 +87,8 @@ abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file
         abar_tensor tensor;
         const char *name = abar__safetensors_get(file, i, &tensor);
         if (strncmp(name, ABAR_STATE_PREFIX, strlen(ABAR_STATE_PREFIX)) == 0 || net_has(net, name)) continue;
-        return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %.160s is none of the model's, is it of another model?", path, name);
+        return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %.160s is not one of the model's, is it of another model?", path,
+                          name);
     }
     return ABAR_OK;
 }
@@ -101,7 +102,7 @@ abar_tensor abar__host_view(const abar_tensor *t)
     return view;
 }
 
-/* A view of the tensor as it goes into the export: itself, or its F32 copy at the end of the stage. */
+/* The tensor as it is exported: itself, or its F32 copy in the stage. */
 static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *stage, size_t *used, abar_tensor *out)
 {
     *out = abar__host_view(t);

@@ -93,7 +93,7 @@ static inline void folder_remove(const folder *f)
 /* ---- an allocator that fails ---------------------------------------------------------------------------------- */
 
 typedef struct failing {
-    long calls, fail_at; /* the call with this number (from 1) gets nothing; 0: none */
+    long calls, fail_at; /* the allocation with this number (from 1) fails; 0: none */
 } failing;
 
 static inline void *failing_alloc(void *user, size_t n, size_t align)

@@ -38,7 +38,6 @@ static void dataset_probe_tells_what_is_missing(void **state)
     assert_false(probe.found);
     assert_string_equal(probe.where, "/nowhere");
     assert_int_equal(probe.info.classes, 100);
-    assert_true(probe.info.augment);
     assert_int_equal(abar_dataset_probe_name(ctx, "cifar", &probe), ABAR_E_NOT_FOUND);
     abar_context_destroy(ctx);
 }
@@ -76,7 +75,7 @@ static void dataset_wrong_specs_are_explained(void **state)
     check_open_fails("mnist2:/tmp", ABAR_E_NOT_FOUND, "data set mnist2:", "unknown", "choose one of");
     check_open_fails("mnist", ABAR_E_NOT_FOUND, "mnist:", "no folder", "give mnist:DIR");
     check_open_fails("mnist:", ABAR_E_ARGUMENT, "mnist:", "no folder after the colon", "give mnist:DIR");
-    check_open_fails("synthetic:/tmp", ABAR_E_ARGUMENT, "synthetic:", "made, not read", "without a folder");
+    check_open_fails("synthetic:/tmp", ABAR_E_ARGUMENT, "synthetic:", "generated, not read", "without a folder");
     check_open_fails("mnist:/dev/null", ABAR_E_NOT_FOUND, "/dev/null", "not a folder", "give mnist:DIR");
     check_open_fails(long_spec, ABAR_E_ARGUMENT, "mnist:", "longer than", "shorter");
 }

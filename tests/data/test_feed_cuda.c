@@ -1,5 +1,5 @@
 /* Batches made on the device against the loader's, bit for bit: order, crop, flip, normalisation and windows of a text, over
- * two epochs, after seeking, from recordings, in micro-batches, and streamed. */
+ * two epochs, after seeking, replayed, in micro-batches, and streamed. */
 #include "cuda_testing.h"
 
 #include "base/rng.h"
@@ -50,7 +50,7 @@ static void make_feed(bench *b, const bench_wish *w)
                                   .step_batch = BATCH,
                                   .table = &b->table[0][0],
                                   .seed = 77,
-                                  .crop_pad = w->streamed ? 0 : w->pad, /* what is streamed has been cropped already */
+                                  .crop_pad = w->streamed ? 0 : w->pad, /* streamed images are already cropped */
                                   .flip = !w->streamed && w->flip};
     assert_true(ops(b)->bytes(&desc) >= (size_t)(w->streamed ? BATCH : part->count) * IMAGE);
     NEED(b, ops(b)->create(b->dev, &desc, &b->feed));
@@ -181,7 +181,7 @@ static void batches_after_seeking_are_the_loaders(void **unused)
     close_bench(&b);
 }
 
-/* One recording of a fill and an advance serves all steps and epochs. */
+/* One captured fill and advance is replayed for all steps and epochs. */
 static void batches_from_a_recording_are_the_loaders(void **unused)
 {
     (void)unused;

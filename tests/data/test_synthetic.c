@@ -57,7 +57,6 @@ static void synthetic_defaults_are_as_documented(void **state)
     assert_int_equal(info->classes, 10);
     assert_int_equal(info->train, 8192);
     assert_int_equal(info->test, 1024);
-    assert_false(info->augment);
     assert_string_equal(info->where, "");
     int64_t seen[10] = {0};
     for (int64_t i = 0; i < info->train; i++) seen[abar_dataset_label(data, false, i)]++;

@@ -105,7 +105,7 @@ static void limits_keep_the_beginnings_of_the_parts(void **unused)
     folder_remove(&c.f);
 }
 
-/* Weights that are there know their own characters: another text must be read with their numbers, or not at all. */
+/* Existing weights have their own vocabulary: another text is encoded with it, or refused. */
 static void a_given_vocabulary_replaces_the_texts_own(void **unused)
 {
     (void)unused;
@@ -415,6 +415,29 @@ static void windows_that_do_not_fit_are_refused(void **unused)
     reader_close(&r);
 }
 
+/* Sparse files: nothing is written, and nothing may be read. */
+static void texts_above_the_limit_are_refused_by_their_size(void **unused)
+{
+    (void)unused;
+    static const struct {
+        off_t size;
+        const char *text;
+    } cases[] = {{(off_t)1 << 31, "has 2147483648 bytes, abar reads files of up to 2147483647, give a part of it"},
+                 {((off_t)1 << 32) + 1, "has 4294967297 bytes, abar reads files of up to 2147483647, give a part of it"}};
+    case_ c = case_make(squares(40));
+    abar_context *ctx = plain_context();
+    char path[400];
+    snprintf(path, sizeof path, "%s/text", c.f.path);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar_dataset *data = NULL;
+        assert_int_equal(truncate(path, cases[i].size), 0);
+        assert_int_equal(abar_dataset_open(ctx, c.spec, NULL, &data), ABAR_E_UNSUPPORTED);
+        if (!strstr(abar_context_error(ctx), cases[i].text)) fail_msg("%s", abar_context_error(ctx));
+    }
+    abar_context_destroy(ctx);
+    folder_remove(&c.f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,6 +446,7 @@ int main(void)
         cmocka_unit_test(limits_keep_the_beginnings_of_the_parts),
         cmocka_unit_test(a_given_vocabulary_replaces_the_texts_own),
         cmocka_unit_test(files_that_are_no_text_are_refused),
+        cmocka_unit_test(texts_above_the_limit_are_refused_by_their_size),
         cmocka_unit_test(missing_files_are_told_apart),
         cmocka_unit_test(every_allocation_may_fail),
         cmocka_unit_test(probing_counts_bytes_without_reading),

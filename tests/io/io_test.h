@@ -21,7 +21,7 @@
 typedef struct test_memory {
     long fail_at; /* this call of alloc (from 1) returns NULL; 0: none */
     long calls;
-    size_t live; /* bytes not yet given back */
+    size_t live; /* bytes not yet freed */
 } test_memory;
 
 static inline void *test_alloc(void *user, size_t bytes, size_t align)
@@ -50,7 +50,7 @@ static inline abar_context *test_context(test_memory *memory)
     return ctx;
 }
 
-/* Every byte must be back. */
+/* Every byte must have been freed. */
 static inline void test_context_end(abar_context *ctx, const test_memory *memory)
 {
     assert_int_equal(abar_context_memory(ctx).now, 0);

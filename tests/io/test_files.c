@@ -55,6 +55,31 @@ static void file_in_the_working_folder_is_replaced(void **state)
     assert_file(test_path(state, "plain", path), "x", 1);
 }
 
+static void file_is_searched_across_its_chunks(void **state)
+{
+    char path[TEST_PATH];
+    static char bytes[50000]; /* zeros, as a crash of the machine leaves them */
+    bool found = true;
+    test_path(state, "f", path);
+    assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK); /* there is no file */
+    assert_false(found);
+    for (size_t at = 16370; at < 16400; at++) {
+        memset(bytes, 0, sizeof bytes);
+        memcpy(bytes + at, "needle", 6);
+        test_write(path, bytes, sizeof bytes);
+        assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK);
+        if (!found) fail_msg("not found at byte %zu", at);
+        assert_int_equal(abar__file_contains(ctx, path, "needles", &found), ABAR_OK);
+        assert_false(found);
+    }
+    test_write(path, bytes, 16400 + 3);
+    assert_int_equal(abar__file_contains(ctx, path, "needle", &found), ABAR_OK); /* cut off */
+    assert_false(found);
+    assert_int_equal(abar__file_contains(ctx, *state, "needle", &found), ABAR_E_IO);
+    assert_error(ctx, "is a folder");
+    assert_int_equal(memory.calls, 0);
+}
+
 static void file_that_cannot_be_read_says_why(void **state)
 {
     char path[TEST_PATH];
@@ -76,7 +101,7 @@ static void file_replacement_cut_short_keeps_the_old_one(void **state)
     char path[TEST_PATH], stale[TEST_PATH + 32], big[1000] = {0};
     test_write(test_path(state, "f", path), "old", 3);
     snprintf(stale, sizeof stale, "%s.tmp-%ld", path, (long)getpid());
-    test_write(stale, "left by a killed process", 24); /* must be in nobody's way */
+    test_write(stale, "left by a killed process", 24); /* must not matter */
     struct rlimit before, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = (struct rlimit){500, before.rlim_max};
@@ -103,7 +128,7 @@ static void write_to_a_full_device_fails(void **state)
     close(fd);
     assert_int_equal(abar__fail_errno(ctx, "out/x", ENOSPC), ABAR_E_IO);
     assert_string_equal(abar_context_error(ctx), "out/x: no space left on device, free some or choose another --out");
-    assert_int_equal(abar__fail_errno(ctx, "out/x", EXDEV), ABAR_E_IO); /* one without words of ours */
+    assert_int_equal(abar__fail_errno(ctx, "out/x", EXDEV), ABAR_E_IO); /* an errno that is not in the table */
     assert_error(ctx, ", check the path and its disk");
 }
 
@@ -127,7 +152,7 @@ static void folder_make_makes_all_of_a_path(void **state)
     assert_error(ctx, "file: a part of the path is not a folder");
 }
 
-/* What a second process gets when it wants the folder too. */
+/* The status that a second process gets when it locks the folder. */
 static int status_in_child(const char *folder)
 {
     pid_t child = fork();
@@ -248,7 +273,7 @@ static void jsonl_shorter_than_the_checkpoint_is_refused(void **state)
     test_write(test_path(state, "log.jsonl", path), "{}\n", 3);
     assert_int_equal(abar__jsonl_open(ctx, path, 4, &log), ABAR_E_FORMAT);
     assert_null(log);
-    assert_error(ctx, "log.jsonl: has 3 of the 4 bytes that the checkpoint counts on");
+    assert_error(ctx, "log.jsonl: has 3 of the 4 bytes that the checkpoint expects");
     assert_file(path, "{}\n", 3);
     assert_int_equal(abar__jsonl_open(ctx, test_path(state, "absent", path), 4, &log), ABAR_E_NOT_FOUND);
     assert_int_equal(test_folder_files(*state, 0), 1); /* and is not made */
@@ -318,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(file_replaced_reads_back),
         TEST(file_in_the_working_folder_is_replaced),
+        TEST(file_is_searched_across_its_chunks),
         TEST(file_that_cannot_be_read_says_why),
         TEST(file_replacement_cut_short_keeps_the_old_one),
         TEST(write_to_a_full_device_fails),

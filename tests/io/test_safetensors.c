@@ -4,6 +4,7 @@
 #include "io/io.h"
 #include "tensor/tensor_impl.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -58,7 +59,7 @@ static abar_tensor sample(int i)
     return abar_tensor_wrap(NULL, bytes_of_tensors + 64 * i, samples[i].dtype, samples[i].ndim, samples[i].dim);
 }
 
-/* Fails as a caller would: hands the first failure up and gives everything back. */
+/* Returns the first failure and frees everything, as a caller would. */
 static abar_status write_samples(const char *path)
 {
     abar__safetensors_writer *w;
@@ -248,9 +249,9 @@ static const struct {
     {A(F32_2 ",\"data_offsets\":[0,8,8]"), 8, ABAR_E_FORMAT, "has no data_offsets"},
     {A(F32_2 ",\"data_offsets\":[-8,0]"), 8, ABAR_E_FORMAT, "has no data_offsets"},
     {A(F32_2 ",\"data_offsets\":{\"x\":0,\"y\":8}"), 8, ABAR_E_FORMAT, "has no data_offsets"},
-    {A(F32_2 ",\"data_offsets\":[8,0]"), 8, ABAR_E_FORMAT, "tensor a lies at 8 to 0 of 8 bytes of data"},
-    {A(F32_2 ",\"data_offsets\":[0,8]"), 7, ABAR_E_FORMAT, "tensor a lies at 0 to 8 of 7 bytes of data"},
-    {A(F32_2 ",\"data_offsets\":[9007199254740984,9007199254740992]"), 8, ABAR_E_FORMAT, "tensor a lies at 9007199254740984"},
+    {A(F32_2 ",\"data_offsets\":[8,0]"), 8, ABAR_E_FORMAT, "tensor a is at 8 to 0 of 8 bytes of data"},
+    {A(F32_2 ",\"data_offsets\":[0,8]"), 7, ABAR_E_FORMAT, "tensor a is at 0 to 8 of 7 bytes of data"},
+    {A(F32_2 ",\"data_offsets\":[9007199254740984,9007199254740992]"), 8, ABAR_E_FORMAT, "tensor a is at 9007199254740984"},
     {A(F32_2 ",\"data_offsets\":[0,4]"), 8, ABAR_E_FORMAT, "tensor a has 4 bytes, where its shape needs 8"},
     {A(F32_2 ",\"data_offsets\":[1,9]"), 9, ABAR_E_FORMAT, "tensor a begins at byte 1 of the data instead of 0"},
     {A(F32_2 ",\"data_offsets\":[0,8]"), 9, ABAR_E_FORMAT, "its tensors end at byte 8 of 9 bytes of data"},
@@ -318,6 +319,63 @@ static void safetensors_cut_anywhere_is_refused(void **state)
     abar__text_free(ctx, &whole);
 }
 
+/* A flip in the data is reported with the tensor's name; one in the header may leave it unreadable. */
+static void safetensors_with_any_bit_flipped_is_refused(void **state)
+{
+    char path[TEST_PATH];
+    abar__text whole;
+    abar__safetensors *file;
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    assert_int_equal(abar__file_read(ctx, path, 1 << 20, &whole), ABAR_OK);
+    size_t data = 8 + (size_t)(unsigned char)whole.data[0] + 256 * (size_t)(unsigned char)whole.data[1];
+    for (size_t bit = 0; bit < 8 * whole.length; bit++) {
+        whole.data[bit / 8] = (char)(whole.data[bit / 8] ^ 1 << bit % 8);
+        abar_status status = abar__safetensors_open_memory(ctx, "m", whole.data, whole.length, &file);
+        if (status != ABAR_E_FORMAT && status != ABAR_E_UNSUPPORTED) fail_msg("bit %zu: status %d", bit, status);
+        if (bit / 8 >= data) { /* in a tensor: it is named */
+            assert_error(ctx, "m: tensor ");
+            assert_error(ctx, "does not match its checksum");
+        }
+        whole.data[bit / 8] = (char)(whole.data[bit / 8] ^ 1 << bit % 8);
+    }
+    assert_int_equal(abar__safetensors_open_memory(ctx, "m", whole.data, whole.length, &file), ABAR_OK);
+    abar__safetensors_close(file);
+    abar__text_free(ctx, &whole);
+}
+
+#define GOOD_A "9ee542be" /* Python's zlib.crc32(b"F32[2]" + bytes(8)) */
+#define GOOD_V "6b643b84" /* zlib.crc32(b"v") */
+#define SUMS(count, tensor, value) \
+    "\"abar.crc32\":\"" count "\",\"abar.crc32.tensor.a\":\"" tensor "\",\"abar.crc32.metadata.k\":\"" value "\""
+#define SUMMED(metadata) "{\"__metadata__\":{" metadata "},\"a\":{" F32_2 ",\"data_offsets\":[0,8]}}"
+
+static void safetensors_with_a_wrong_checksum_names_what_it_is_of(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        abar_status status;
+        const char *error;
+    } cases[] = {
+        {SUMMED("\"k\":\"v\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_OK, ""},
+        {SUMMED("\"k\":\"v\",\"more\":\"of others\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_OK, ""},
+        {SUMMED("\"k\":\"v\"," SUMS("2", "00000000", GOOD_V)), ABAR_E_FORMAT, "m: tensor a does not match its checksum"},
+        {SUMMED("\"k\":\"v\"," SUMS("2", "", GOOD_V)), ABAR_E_FORMAT, "m: tensor a does not match its checksum"},
+        {SUMMED("\"k\":\"w\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "m: metadata k does not match its checksum"},
+        {SUMMED("\"l\":\"v\"," SUMS("2", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "m: metadata k has a checksum but is missing"},
+        {SUMMED("\"k\":\"v\"," SUMS("3", GOOD_A, GOOD_V)), ABAR_E_FORMAT, "abar.crc32 does not count"},
+        {SUMMED("\"abar.crc32\":\"0\""), ABAR_E_FORMAT, "m: tensor a has no checksum"},
+        {SUMMED("\"abar.crc32.tensor.a\":\"" GOOD_A "\""), ABAR_E_FORMAT, "abar.crc32 does not count"},
+        {SUMMED("\"abar.crc32.tensor.b\":\"" GOOD_A "\""), ABAR_E_FORMAT, "m: tensor b has a checksum but is missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar__safetensors *file;
+        abar_status status = open_header(cases[i].header, strlen(cases[i].header), 8, &file);
+        if (status != cases[i].status) fail_msg("%s: status %d, %s", cases[i].header, status, abar_context_error(ctx));
+        if (status < 0) assert_error(ctx, cases[i].error);
+    }
+}
+
 static void safetensors_of_no_file_says_why(void **state)
 {
     char path[TEST_PATH];
@@ -367,6 +425,7 @@ static void writer_refuses_what_it_cannot_write(void **state)
     assert_int_equal(abar__safetensors_writer_metadata(w, "k", "v"), ABAR_OK);
     assert_int_equal(abar__safetensors_writer_metadata(w, "k", "w"), ABAR_E_ARGUMENT);
     assert_int_equal(abar__safetensors_writer_metadata(w, "\xFF", "w"), ABAR_E_ARGUMENT);
+    assert_int_equal(abar__safetensors_writer_metadata(w, "l", "\xFF"), ABAR_E_ARGUMENT);
     abar__safetensors_writer_destroy(w);
 }
 
@@ -374,7 +433,7 @@ static void writer_refuses_what_it_cannot_write(void **state)
 
 static const char old[] = "what was there before";
 
-/* The old file is as it was and nothing lies beside it. */
+/* The old file is unchanged and the only one in the folder. */
 static void assert_untouched(void **state, const char *path)
 {
     assert_file(path, old, sizeof old);
@@ -384,11 +443,14 @@ static void assert_untouched(void **state, const char *path)
 static void writer_beyond_the_size_limit_keeps_the_old_file(void **state)
 {
     char path[TEST_PATH];
-    test_write(test_path(state, "x", path), old, sizeof old);
+    struct stat whole;
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    assert_int_equal(stat(path, &whole), 0);
+    test_write(path, old, sizeof old);
     struct rlimit before, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-    for (rlim_t limit = 0; limit < 1000; limit += 100) { /* in the header, at its end, in the data */
+    for (rlim_t limit = 0; limit < (rlim_t)whole.st_size; limit += 50) { /* in the header, at its end, in the data */
         small = (struct rlimit){limit, before.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
         abar_status status = write_samples(path);
@@ -477,6 +539,34 @@ static void reader_with_every_allocation_failing_in_turn(void **state)
     assert_true(k >= 5);
 }
 
+/* cJSON's memory is malloc's, not the context's: its hooks make one allocation after the other fail. */
+static long json_calls, json_fail_at;
+
+static void *json_malloc(size_t n) { return ++json_calls == json_fail_at ? NULL : malloc(n); }
+
+static void reader_with_every_json_allocation_failing_in_turn(void **state)
+{
+    char path[TEST_PATH];
+    assert_int_equal(write_samples(test_path(state, "x", path)), ABAR_OK);
+    cJSON_Hooks hooks = {json_malloc, free};
+    abar_status status = ABAR_E_MEMORY;
+    for (json_fail_at = 1; status != ABAR_OK; json_fail_at++) {
+        abar__safetensors *file;
+        json_calls = 0;
+        cJSON_InitHooks(&hooks);
+        status = abar__safetensors_open(ctx, path, &file);
+        cJSON_InitHooks(NULL);
+        if (status == ABAR_OK) {
+            abar__safetensors_close(file);
+            break;
+        }
+        if (status != ABAR_E_MEMORY) fail_msg("allocation %ld: %s", json_fail_at, abar_context_error(ctx));
+        assert_error(ctx, "x: not enough memory to read its header");
+        assert_int_equal(abar_context_memory(ctx).now, 0);
+    }
+    assert_true(json_fail_at > 50);
+}
+
 /* A writer that once ran out of memory can still be used. */
 static void writer_goes_on_after_a_failed_add(void **state)
 {
@@ -516,6 +606,8 @@ int main(void)
         TEST(safetensors_each_damage_has_its_error),
         TEST(safetensors_length_is_checked_first),
         TEST(safetensors_cut_anywhere_is_refused),
+        TEST(safetensors_with_any_bit_flipped_is_refused),
+        TEST(safetensors_with_a_wrong_checksum_names_what_it_is_of),
         TEST(safetensors_of_no_file_says_why),
         TEST(writer_refuses_what_it_cannot_write),
         TEST(writer_beyond_the_size_limit_keeps_the_old_file),
@@ -524,6 +616,7 @@ int main(void)
         TEST(writer_into_a_read_only_folder_fails),
         TEST(writer_with_every_allocation_failing_in_turn),
         TEST(reader_with_every_allocation_failing_in_turn),
+        TEST(reader_with_every_json_allocation_failing_in_turn),
         TEST(writer_goes_on_after_a_failed_add),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,7 +118,7 @@ static void tfevents_on_a_full_device_report(void **state)
     assert_int_equal(abar__tfevents_close(log), ABAR_E_IO);
 }
 
-/* A scalar that found no memory leaves nothing behind and can be given again. */
+/* A scalar that failed for lack of memory is dropped whole and can be written again. */
 static void tfevents_with_every_allocation_failing_in_turn(void **state)
 {
     char path[TEST_PATH];

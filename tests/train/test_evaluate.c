@@ -126,7 +126,7 @@ static void weights_of_another_model_are_refused_by_name(void **state)
     abar_setup *lenet = make_setup(f, "lenet5", "sgd", "device=ref limit-train=8 limit-test=8 batch=8");
     abar_evaluation e;
     assert_int_equal(abar_evaluate(f->ctx, mlp, GOLDEN "lenet5_torch.safetensors", &e), ABAR_E_FORMAT);
-    assert_error(f, "is none of the model's");
+    assert_error(f, "is not one of the model's");
     assert_int_equal(abar_evaluate(f->ctx, lenet, GOLDEN "train_lenet5.safetensors", &e), ABAR_E_FORMAT);
     assert_true(abar_evaluate(f->ctx, lenet, "/nowhere/model.safetensors", &e) < 0);
     assert_error(f, "/nowhere/model.safetensors");

@@ -1,5 +1,5 @@
-/* Every optimizer through the trainer: it learns, stops and resumes bit for bit, survives what is not finite, and its
- * checkpoint is opened by nobody else. */
+/* Every optimizer through the trainer: it learns, stops and resumes bit for bit, skips steps that are not finite, and no
+ * other optimizer reads its checkpoint. */
 #include "train_support.h"
 
 #include <math.h>
@@ -41,21 +41,23 @@ static abar_setup *setup_for(fixture *f, const char *device, const char *optim, 
 
 /* ---- learning --------------------------------------------------------------------------------------------------------- */
 
+/* Long enough that LeNet-5 leaves the plateau it begins on, whatever the seed: over many seeds the last loss is below three
+ * quarters of the first. */
 static void check_learns(fixture *f, const char *device, const char *optim)
 {
-    abar_setup *setup = setup_for(f, device, optim, "limit-train=256 batch=16 epochs=4");
+    abar_setup *setup = setup_for(f, device, optim, "limit-train=256 batch=16 epochs=8");
     abar_trainer *t;
     need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
     const uint64_t before = abar_context_memory(f->ctx).allocations;
     need(f, abar_trainer_run(t));
     assert_int_equal(abar_context_memory(f->ctx).allocations, before);
-    assert_int_equal(t->at.epoch, 4);
+    assert_int_equal(t->at.epoch, 8);
     assert_int_equal(t->at.skipped, 0);
-    const double first = t->history[0].train_loss, last = t->history[3].train_loss;
+    const double first = t->history[0].train_loss, last = t->history[7].train_loss;
     if (!(last < 0.9 * first && last < log(10.0))) fail_msg("%s on %s: loss %g, then %g", optim, device, first, last);
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
         abar_map_info m = abar_optim_map(t->optim, i);
-        assert_int_equal(m.commits, 32); /* steps 0, 2, ... 62 */
+        assert_int_equal(m.commits, 64); /* steps 0, 2, ... 126 */
         assert_int_equal(m.dropped + m.kept + m.doubled, 0);
     }
     const int layers = device[0] == 'r' ? 1 : 5;
@@ -274,7 +276,7 @@ static void micro_batches_join_for_every_optimizer(void **state)
 /* ---- numbers going wrong --------------------------------------------------------------------------------------------------
  */
 
-/* Spoils a weight after some steps, and mends it after some more. */
+/* Makes a weight infinite after some steps, and restores it after some more. */
 typedef struct vandal {
     abar_trainer *trainer;
     int64_t calls, from, to;
@@ -329,19 +331,19 @@ static void steps_that_go_wrong_are_skipped_counted_and_change_nothing(void **st
 {
     fixture *f = *state;
     for (int i = 0; optimizers[i]; i++) {
-        abar_setup *setup = setup_for(f, "cpu", optimizers[i], "limit-train=256 batch=16 epochs=3");
+        abar_setup *setup = setup_for(f, "cpu", optimizers[i], "limit-train=256 batch=16 epochs=8");
         vandal v = {.from = 3, .to = 6};
         const char *report;
         make_vandal(f, setup, &v);
         need(f, abar_trainer_run(v.trainer));
         assert_int_equal(v.trainer->at.skipped, 3);
-        assert_int_equal(optimizer_steps(v.trainer), has_method(optimizers[i]) ? 48 : 0); /* skipped ones included */
+        assert_int_equal(optimizer_steps(v.trainer), has_method(optimizers[i]) ? 128 : 0); /* skipped ones included */
         const char *changed = difference(&v.before, &v.after, false);
         if (changed) fail_msg("%s: the skipped steps changed %s", optimizers[i], changed);
         need(f, abar_trainer_report(v.trainer, &report));
         assert_non_null(strstr(report, "\"skipped_steps\": 3"));
         assert_finite_weights(v.trainer);
-        assert_true(v.trainer->history[2].train_loss < 0.99 * v.trainer->history[0].train_loss); /* it goes on learning */
+        assert_true(v.trainer->history[7].train_loss < 0.99 * v.trainer->history[0].train_loss); /* it goes on learning */
         drop(&v.before);
         drop(&v.after);
         abar_trainer_destroy(v.trainer);
@@ -365,7 +367,7 @@ static void ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint(void **state
         drop(&v.before);
         drop(&v.after);
         abar_trainer_destroy(v.trainer);
-        assert_int_equal(resume(f, optimizers[i], 0, &end), ABAR_OK); /* the weight was mended before it was saved */
+        assert_int_equal(resume(f, optimizers[i], 0, &end), ABAR_OK); /* the weight was restored before it was saved */
         drop(&end);
         abar_setup_destroy(f->ctx, setup);
     }
@@ -392,7 +394,7 @@ static void checkpoint_of_another_optimizer_is_refused_by_name(void **state)
         snprintf(given, sizeof given, "--optim %s: ", pairs[i][1]);
         assert_error(f, given);
         assert_error(f, pairs[i][0]);
-        assert_int_equal(resume(f, name, 0, NULL), ABAR_OK); /* and still is what it was */
+        assert_int_equal(resume(f, name, 0, NULL), ABAR_OK); /* and the folder is unchanged */
         abar_setup_destroy(f->ctx, was);
         abar_setup_destroy(f->ctx, now);
     }
@@ -420,7 +422,7 @@ static abar_status resume_with(fixture *f, const char *optim, const char *option
     return status;
 }
 
-/* Averages made with other settings mean something else, or are other tensors: said by the option's name, not as damage. */
+/* Averages of other settings mean something else or have other shapes: refused by the option's name, not as damage. */
 static void resume_with_other_statistics_is_refused_by_name(void **state)
 {
     fixture *f = *state;

@@ -250,7 +250,7 @@ static void checkpoint_with_other_tensors_is_refused_by_name(void **state)
         const char *without, *extra, *error;
     } cases[] = {{"fc2.bias", NULL, "fc2.bias is missing"},
                  {"optim.momentum.fc1.weight", NULL, "optim.momentum.fc1.weight is missing"},
-                 {NULL, "fc9.bias", "fc9.bias is none of the model's"},
+                 {NULL, "fc9.bias", "fc9.bias is not one of the model's"},
                  {NULL, "optim.first.fc1.bias", "state that sgd does not have"}};
     abar_setup *setup = make_setup(f, "mlp", "sgd", TINY);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

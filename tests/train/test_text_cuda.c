@@ -1,5 +1,5 @@
-/* Text models on cuda: the losses are ref's, whether the text lies on the device or is streamed; runs repeat and resume to the
- * bit; nothing is allocated in a step; every precision learns; and what is sampled is what ref samples. */
+/* Text models on cuda: the losses are ref's, whether the text is resident on the device or streamed; runs repeat and resume
+ * to the bit; nothing is allocated in a step; every precision learns; and what is sampled is what ref samples. */
 #include "cuda_testing.h"
 #include "text_support.h"
 

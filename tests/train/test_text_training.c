@@ -45,20 +45,28 @@ static void a_tiny_gpt_learns_a_tiny_text(void **state)
     check_learns(*state, "adamw", "epochs=20 text=bytes", 0.9);
 }
 
-/* Before the first step every character is about as likely as any other: ln 12. */
+/* Before the first step every character is about as likely as any other: ln 12. The tied head favours the character that was
+ * just read, which adds 0.03 on average and another 0.02 for some seeds: hence the mean over several. */
 static void the_first_loss_is_that_of_chance(void **state)
 {
     fixture *f = *state;
-    abar_setup *setup = text_setup(f, "adamw", "epochs=1 lr=0 final-lr=0");
-    last_epoch last = {0};
-    abar_trainer_events events = {keep_last, &last};
-    abar_trainer *t;
-    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
-    need(f, abar_trainer_run(t));
-    assert_true(fabs(last.p.test_loss - log(12.0)) < 0.05);
-    assert_true(fabs(last.p.loss - log(12.0)) < 0.05);
-    abar_trainer_destroy(t);
-    abar_setup_destroy(f->ctx, setup);
+    enum { SEEDS = 16 };
+    double test = 0.0, train = 0.0;
+    for (int i = 0; i < SEEDS; i++) {
+        abar_setup *setup = text_setup(f, "adamw", "epochs=1 epoch-steps=2 warmup=0 lr=0 final-lr=0");
+        setup->train.seed += 1000 * i;
+        last_epoch last = {0};
+        abar_trainer_events events = {keep_last, &last};
+        abar_trainer *t;
+        need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
+        need(f, abar_trainer_run(t));
+        test += last.p.test_loss / SEEDS;
+        train += last.p.loss / SEEDS;
+        abar_trainer_destroy(t);
+        abar_setup_destroy(f->ctx, setup);
+    }
+    assert_true(fabs(test - log(12.0)) < 0.05);
+    assert_true(fabs(train - log(12.0)) < 0.05);
 }
 
 /* ---- stopping, resuming, threads --------------------------------------------------------------------------------- */
@@ -75,7 +83,7 @@ static void a_resumed_run_ends_with_the_same_bits(void **state)
         char parts[32];
         snprintf(parts, sizeof parts, "parts-%d", (int)stops[i]);
         set_out(f, setup, parts);
-        set(f, setup, "workers", i % 2 ? "0" : "3"); /* who cuts the windows does not matter */
+        set(f, setup, "workers", i % 2 ? "0" : "3"); /* the number of loader threads does not matter */
         assert_int_equal(run_until(f, setup, false, stops[i]), ABAR_STOPPED);
         assert_int_equal(resume(f, parts, 3), ABAR_STOPPED);
         assert_int_equal(resume(f, parts, 0), ABAR_OK);
@@ -212,7 +220,7 @@ static void samples_repeat_for_a_seed(void **state)
     char text[PATH_MAX_TEST];
     path_in(f, "text", text);
     assert_int_equal(remove(text), 0); /* the data are not needed any more */
-    /* what can follow in only one way does so, over more than a window, without chance and nearly so */
+    /* greedy sampling, and top_k 1: the pattern continues over more than a window */
     for (int i = 0; i < 2; i++) {
         need(f, sample(f, setup, files[i], (abar_sample_config){.prompt = "abc", .length = 23}, &a));
         assert_string_equal(a.text, "abcdefg hij. abcdefg hij. ");
@@ -220,7 +228,7 @@ static void samples_repeat_for_a_seed(void **state)
     }
     need(f, sample(f, setup, files[0], (abar_sample_config){.prompt = "abc", .length = 23, .temperature = 1, .top_k = 1}, &a));
     assert_string_equal(a.text, "abcdefg hij. abcdefg hij. ");
-    /* hot: everything happens, but the same for a seed */
+    /* at a high temperature every token is drawn, but the same ones for a seed */
     const abar_sample_config hot = {.length = 60, .temperature = 20, .seed = 5};
     need(f, sample(f, setup, files[0], hot, &a));
     need(f, sample(f, setup, files[0], hot, &b));

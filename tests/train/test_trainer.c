@@ -93,7 +93,7 @@ static void checkpoints_without_a_folder_are_refused(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", "checkpoint-every=5");
     abar_trainer *t;
-    assert_int_equal(abar_setup_check(f->ctx, setup), ABAR_OK); /* what makes no checkpoints does not mind */
+    assert_int_equal(abar_setup_check(f->ctx, setup), ABAR_OK); /* the check alone accepts it */
     assert_int_equal(abar_trainer_create(f->ctx, setup, false, NULL, &t), ABAR_E_ARGUMENT);
     assert_error(f, "--checkpoint-every: there is no folder");
     abar_setup_destroy(f->ctx, setup);
@@ -215,7 +215,7 @@ static void bench_spreads_statistics_over_steps(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
-/* What is timed must be what would be trained: images and classes are those of the data, there or not. */
+/* A bench has the shapes of a training: images and classes of the data set, whether it is installed or not. */
 static void bench_takes_the_shape_of_the_data(void **state)
 {
     fixture *f = *state;

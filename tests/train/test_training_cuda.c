@@ -85,7 +85,7 @@ static void losses_of_mac_and_first_gradients_are_refs(void **state) { check_los
 #define TINY_DEIT "image-size=32 classes=10 width=64 heads=2 depth=2"
 #define TINY_SWIN "image-size=56 classes=10 patch=4 window=7 width=32 depths=2-2 heads=1-2" /* grids of 14 x 14 and 7 x 7 */
 
-/* What small networks do in fewer seconds: every method, micro-batches, clipping, dropout's place in the key. */
+/* On small networks, in fewer seconds: every method, micro-batches, clipping, dropout's key. */
 static void small_networks_train_as_on_ref(void **state)
 {
     static const char *const cases[][3] = {
@@ -187,7 +187,7 @@ static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
             joined += (double)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * (double)sizeof(float);
             moved += node.forward.bytes;
         }
-        /* copied, all would be read and written; channels that are not a multiple of 4 keep some values apart */
+        /* copies would read and write all; channels that are not a multiple of 4 leave some copies */
         assert_true(joined > 0.0 && moved < (i == 0 ? joined : 1.5 * joined));
         drop_engine(cuda);
         drop_engine(ref);
@@ -197,7 +197,7 @@ static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
 /* ---- bit for bit -----------------------------------------------------------------------------------------------------------
  */
 
-/* Two epochs through the pipeline; alone: every step as it comes, otherwise from recordings. */
+/* Two epochs through the pipeline; alone: every step enqueued by itself, otherwise replayed. */
 static void run_pipeline(engine *e, bool alone, double losses[])
 {
     abar__pipeline p;
@@ -325,7 +325,7 @@ static void step_with_a_loss_that_is_not_finite_changes_nothing(void **state)
         assert_true(r.skipped);
         snapshot after = take(e);
         assert_int_equal(before.used, after.used);
-        size_t changed = 0; /* what counts steps counts on: a word for all, and one for every map that owes a refresh */
+        size_t changed = 0; /* the step counters advance: one for all, and one for every map that is due for a refresh */
         for (size_t b = 0; b < before.used; b++) changed += before.bytes[b] != after.bytes[b];
         if (changed > (i > 0 ? 40u : 0u)) fail_msg("%s: %zu bytes changed", optims[i], changed);
         abar_batch batch;
@@ -382,7 +382,7 @@ static void runs_in_every_precision_learn(void **state)
 /* ---- the device goes away, or is too small ---------------------------------------------------------------------------------
  */
 
-/* Breaks the device in the second epoch: a launch that reads where nothing is leaves it unusable, as a real fault does. */
+/* Breaks the device in the second epoch: a kernel that reads an invalid address leaves it unusable, as a real fault does. */
 typedef struct vandal {
     abar_trainer *trainer;
     int64_t calls;
@@ -429,8 +429,7 @@ static void run_that_exceeds_the_memory_says_what_to_lower(void **state)
 
 /* ---- timing ----------------------------------------------------------------------------------------------------------- */
 
-/* One by one operations take at least as long as in a recorded step; the rates are those of a GPU, not of a clock gone wrong.
- */
+/* Operations timed one by one take at least as long as in a captured step; the rates must be plausible for a GPU. */
 static void profile_times_every_operation(void **state)
 {
     fixture *f = *state;

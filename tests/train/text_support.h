@@ -24,6 +24,7 @@ static inline abar_setup *text_setup(fixture *f, const char *optim, const char *
     write_file(f, "text", PATTERN, 60);
     snprintf(data, sizeof data, "text:%s/text", f->dir);
     need(f, abar_setup_create(f->ctx, "gpt-char", data, optim, &setup));
+    set(f, setup, "seed", test_seed());
     snprintf(text, sizeof text,
              "device=ref layers=1 heads=2 width=16 context=8 drop=0.1 attention-drop=0.1 batch=4 epochs=2 epoch-steps=10 "
              "lr=0.01 weight-decay=0 warmup=0.5 final-lr=0.001 %s",

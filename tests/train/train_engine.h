@@ -16,7 +16,7 @@ typedef struct engine {
     abar__stepper stepper;
 } engine;
 
-/* resident: where the device is queued, the data lie there; otherwise batches are sent. */
+/* resident: a queued device holds the data set; otherwise batches are sent. */
 static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resident)
 {
     engine *e = calloc(1, sizeof *e); /* the stepper points into it */

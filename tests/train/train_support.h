@@ -80,12 +80,20 @@ static inline void set(fixture *f, abar_setup *setup, const char *name, const ch
     need(f, abar_setup_set(f->ctx, setup, name, value));
 }
 
+/* The seed of every run: ABAR_TEST_SEED, or 0. Tests must hold for any. */
+static inline const char *test_seed(void)
+{
+    const char *seed = getenv("ABAR_TEST_SEED");
+    return seed && *seed ? seed : "0";
+}
+
 /* A setup with options "name=value name=value ...". */
 static inline abar_setup *make_setup(fixture *f, const char *model, const char *optim, const char *options)
 {
     abar_setup *setup;
     char text[512], *rest = text;
     need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &setup));
+    set(f, setup, "seed", test_seed());
     snprintf(text, sizeof text, "%s", options);
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '=');
