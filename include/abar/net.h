@@ -1,13 +1,13 @@
 /* Networks: a graph built by calls that read like a forward pass, compiled once, then run.
  *
  *     abar_value x = abar_input(net, 3, (int64_t[]){1, 28, 28});
- *     x = abar_relu(net, abar_conv2d(net, x, "conv1", &ABAR_CONFIG(abar_conv2d_config, .out = 6, .kernel = 5, .pad = 2, .bias =
- * true)));
- *     ...
+ *     x = abar_conv2d(net, x, "conv1", &ABAR_CONFIG(abar_conv2d_config, .out = 6, .kernel = 5, .pad = 2, .bias = true));
+ *     x = abar_max_pool(net, abar_relu(net, x), &ABAR_CONFIG(abar_pool_config, .kernel = 2));
+ *     x = abar_linear(net, abar_flatten(net, x), "fc", &ABAR_CONFIG(abar_linear_config, .out = 10, .bias = true));
  *     abar_softmax_cross_entropy(net, x, 0.0);
  *     abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 128, .training = true));
  *
- * Builder calls never fail loudly: the first mistake is remembered, later calls pass it on, compile reports it. */
+ * Builder calls report nothing: the first mistake is remembered, later calls pass it on, and compile returns it. */
 #ifndef ABAR_NET_H
 #define ABAR_NET_H
 
