@@ -21,6 +21,7 @@ typedef struct abar_dataset_info {
     int64_t train, test;    /* sample counts; of a text: tokens */
     double mean[3], std[3]; /* normalisation of value/255, per channel; channels past the third use the third's */
     bool augment;           /* its recipe crops and flips */
+    bool floats;            /* images are float32 and taken as they are: mean and std have no meaning */
 } abar_dataset_info;
 
 typedef struct abar_dataset_config {
@@ -38,10 +39,28 @@ typedef struct abar_dataset_config {
  * checked to their last byte, whatever the limits. The first nine tenths of a text are for training, the rest for testing. */
 abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_dataset_config *config, abar_dataset **out);
 void abar_dataset_close(abar_dataset *data);
+
+/* Images in the caller's own memory. */
+typedef struct abar_dataset_images {
+    size_t size; /* sizeof(abar_dataset_images) */
+    int64_t channels, height, width, classes;
+    int64_t train, test;                       /* sample counts, each at least 1 */
+    const void *train_images, *test_images;    /* (count, channels, height, width), dense: uint8_t, or float where floats */
+    const int32_t *train_labels, *test_labels; /* (count), each 0 to classes - 1 */
+    bool floats;                               /* float32, taken as they are; otherwise bytes */
+    double mean[3], std[3];                    /* bytes: as in abar_dataset_info; std all 0: value/255 is taken as it is */
+} abar_dataset_images;
+
+/* A data set over that memory, which must stay as it is until the data set is closed: nothing is copied. Every label is
+ * checked, and that every float is finite. Its name is "memory". */
+abar_status abar_dataset_wrap(abar_context *ctx, const abar_dataset_images *images, abar_dataset **out);
+
 const abar_dataset_info *abar_dataset_info_of(const abar_dataset *data);
 size_t abar_dataset_bytes(const abar_dataset *data); /* memory it holds */
-/* Sample i of the training (or test) part: channels x height x width bytes, and its label. NULL and -1 past the end. */
+/* Sample i of the training (or test) part: channels x height x width bytes, or floats where the set has those, and its label.
+ * NULL and -1 past the end. */
 const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i);
+const float *abar_dataset_image_floats(const abar_dataset *data, bool test, int64_t i);
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i);
 /* Text: the tokens of a part, and the characters they stand for in the order of their numbers (ascending code points), as
  * UTF-8. NULL for images; the vocabulary of bytes is NULL, too. */
@@ -87,6 +106,7 @@ typedef struct abar_batch {
     const int32_t *labels; /* (batch); text: (batch, context), the token that follows each */
     int64_t count;         /* real samples: batch, less in the last one of a test pass */
     int64_t epoch, index;  /* which epoch, which batch of it */
+    const float *floats;   /* in place of images, where the data set has floats */
 } abar_batch;
 
 /* data must outlive the loader. What the batches hold depends on data, batch, seed, crop_pad, flip, context and steps, never
@@ -113,8 +133,8 @@ abar_status abar_loader_seek(abar_loader *loader, int64_t epoch, int64_t index);
 void abar_loader_order(const abar_loader *loader, int64_t epoch, int32_t *out);
 int64_t abar_loader_order_count(const abar_loader *loader);
 
-/* The first rows images of a batch as a net wants them, (value/255 - mean)/std. input: dense F32 or F64 in memory the
- * host can write, (rows, C, H, W) or (rows, C*H*W); rows is at most the loader's batch. */
+/* The first rows images of a batch as a net wants them: (value/255 - mean)/std, floats as they are. input: dense F32 or F64 in
+ * memory the host can write, (rows, C, H, W) or (rows, C*H*W); rows is at most the loader's batch. */
 abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *info, const abar_batch *batch, int64_t rows,
                                  const abar_tensor *input);
 

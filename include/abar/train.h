@@ -40,11 +40,12 @@ typedef struct abar_setup {
     const abar_model *model;
     void *model_config; /* model->options */
     const abar_rule *rule;
-    void *rule_config;         /* rule->options */
-    const abar_method *method; /* NULL: the rule alone */
-    void *method_config;       /* method->options */
-    void *curvature_config;    /* abar_curvature_options */
-    abar_train_config train;   /* abar_train_options; last, because it grows */
+    void *rule_config;           /* rule->options */
+    const abar_method *method;   /* NULL: the rule alone */
+    void *method_config;         /* method->options */
+    void *curvature_config;      /* abar_curvature_options */
+    const abar_dataset *dataset; /* abar_setup_set_data; NULL: train.data is read from files */
+    abar_train_config train;     /* abar_train_options; last, because it grows */
 } abar_setup;
 
 /* One of the option tables of a setup. */
@@ -60,7 +61,8 @@ typedef struct abar_setup_table {
 /* Fills out and returns how many there are: three, with a curvature method five. */
 int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
 
-/* Defaults for this model, data and optimizer. data is NAME or NAME:DIR; optim a rule (sgd), a curvature
+/* Defaults for this model, data and optimizer. model is one of abar_model_names, or "own"; data is NAME or NAME:DIR, or
+ * "memory"; optim a rule (sgd), a curvature
  * method (mac: on sgd) or both (mac+adamw). */
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
@@ -69,6 +71,24 @@ void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
 /* Checks what no single option can: batch against accumulate, the rule and the method by their own checks, ... */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);
+
+/* ---- a network and data of one's own ----------------------------------------------------------------------------
+ *
+ * A setup for the model "own" trains a network that the program builds, one for the data "memory" a data set of
+ * abar_dataset_wrap; either may go with what abar has itself. What the setup is told here is on no disk: a setup from
+ * abar_setup_load must be told again before the run is resumed. examples/own_network.c is a whole program. */
+
+/* Builds a network on net, from its input x (channels, height, width, without the batch) to its logits (classes), which it
+ * returns; the loss is added by the caller. Called whenever a net is made of the setup, and must build the same every time. A
+ * checkpoint is refused by a network whose tensors have other names or shapes. */
+typedef abar_value (*abar_network_builder)(void *user, abar_net *net, abar_value x, int64_t classes);
+
+/* user must outlive the setup and whatever is made of it. */
+abar_status abar_setup_set_network(abar_context *ctx, abar_setup *setup, abar_network_builder builder, void *user);
+/* data must outlive the setup and whatever is made of it; limit-train and limit-test take the first of its samples. */
+abar_status abar_setup_set_data(abar_context *ctx, abar_setup *setup, const abar_dataset *data);
+
+/* ---- training --------------------------------------------------------------------------------------------------- */
 
 /* What a watcher is told. */
 typedef struct abar_progress {

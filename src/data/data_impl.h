@@ -9,7 +9,7 @@
 #define ABAR_PATH_MAX 1024 /* a folder (info.where) and a file name */
 
 typedef struct abar__part {
-    uint8_t *images;  /* (count, C, H, W) */
+    uint8_t *images;  /* (count, C, H, W); float where info.floats */
     int32_t *labels;  /* (count) */
     uint16_t *tokens; /* (count), in place of both; the parts of a text lie in one block, which the first owns */
     int64_t count;
@@ -52,6 +52,7 @@ struct abar_dataset {
     abar__part part[2];          /* training, test */
     abar__vocabulary vocabulary; /* text */
     int64_t tokens;              /* text: of the whole file */
+    bool borrowed;               /* the parts are the caller's, or another data set's */
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
@@ -68,7 +69,14 @@ abar_status abar__part_alloc(abar_dataset *data, abar__part *part, int64_t count
 /* The path of a file of the set, or of its .gz where that is what is there. */
 void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_PATH_MAX]);
 static inline int64_t abar__limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
-static inline int64_t abar__image_bytes(const abar_dataset_info *info) { return info->channels * info->height * info->width; }
+static inline int64_t abar__image_bytes(const abar_dataset_info *info)
+{
+    return info->channels * info->height * info->width * (info->floats ? (int64_t)sizeof(float) : 1);
+}
+
+/* The same samples, or the first of them (limits as in abar_dataset_config), without a copy: from must outlive it. */
+abar_status abar__dataset_view(abar_context *ctx, const abar_dataset *from, int64_t limit_train, int64_t limit_test,
+                               abar_dataset **out);
 
 /* ---- the parsers, on memory: label names the bytes in errors --------------------------------------------------- */
 
@@ -116,9 +124,9 @@ typedef struct abar__augmentation {
 
 /* Sample is its index in the data set: the same whatever the order, batch or threads. */
 abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t sample, int64_t pad, bool flip);
-/* out, in: (C, H, W) bytes, apart from one another; zeros where the crop hangs over the image. */
-void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in,
-                         uint8_t *out);
+/* out, in: (C, H, W) elements of so many bytes, apart from one another; zeros where the crop hangs over the image. */
+void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, size_t element,
+                         const uint8_t *in, uint8_t *out);
 /* out[v] = (v/255 - mean)/std */
 void abar__normalise_table(const abar_dataset_info *info, int channel, double out[256]);
 

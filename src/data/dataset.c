@@ -264,7 +264,7 @@ static size_t token_bytes(const abar_dataset *data) { return (size_t)data->token
 void abar_dataset_close(abar_dataset *data)
 {
     if (!data) return;
-    for (int i = 0; i < 2 && !data->kind->text; i++) {
+    for (int i = 0; i < 2 && !data->kind->text && !data->borrowed; i++) {
         abar__free(data->ctx, data->part[i].images, part_image_bytes(data, &data->part[i]));
         abar__free(data->ctx, data->part[i].labels, part_label_bytes(&data->part[i]));
     }
@@ -283,14 +283,23 @@ size_t abar_dataset_bytes(const abar_dataset *data)
     const abar__vocabulary *v = &data->vocabulary;
     if (data->kind->text)
         return bytes + token_bytes(data) + v->text_bytes + (v->codes ? (size_t)v->count * sizeof *v->codes : 0);
-    for (int i = 0; i < 2; i++) bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
+    for (int i = 0; i < 2 && !data->borrowed; i++)
+        bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
     return bytes;
 }
 
 const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i)
 {
     const abar__part *part = &data->part[test];
-    return i < 0 || i >= part->count || !part->images ? NULL : part->images + i * abar__image_bytes(&data->info);
+    if (i < 0 || i >= part->count || !part->images || data->info.floats) return NULL;
+    return part->images + i * abar__image_bytes(&data->info);
+}
+
+const float *abar_dataset_image_floats(const abar_dataset *data, bool test, int64_t i)
+{
+    const abar__part *part = &data->part[test];
+    if (i < 0 || i >= part->count || !data->info.floats) return NULL;
+    return (const float *)(const void *)part->images + i * (abar__image_bytes(&data->info) / (int64_t)sizeof(float));
 }
 
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)

@@ -226,14 +226,15 @@ static void fill_images(const abar_loader *l, slot *s)
 {
     const abar_dataset_info *info = l->info;
     const abar_loader_config *c = &l->config;
-    int64_t image = abar__image_bytes(info);
+    const int64_t image = abar__image_bytes(info);
+    const size_t element = info->floats ? sizeof(float) : 1;
     for (int64_t i = 0; i < s->count; i++) {
         int64_t sample = s->samples[i];
         const uint8_t *from = l->part->images + sample * image;
         s->labels[i] = l->part->labels[sample];
         if (c->crop_pad > 0 || c->flip) {
             abar__augmentation a = abar__augment_draw(c->seed, s->epoch, sample, c->crop_pad, c->flip);
-            abar__augment_apply(a, info->channels, info->height, info->width, from, s->images + i * image);
+            abar__augment_apply(a, info->channels, info->height, info->width, element, from, s->images + i * image);
         } else {
             memcpy(s->images + i * image, from, (size_t)image);
         }
@@ -430,8 +431,9 @@ abar_status abar_loader_next(abar_loader *l, abar_batch *out)
         s = claim(l);
         fill(l, s);
     }
-    const bool text = l->info->text;
-    const abar_batch batch = {.images = text ? NULL : s->images,
+    const bool text = l->info->text, floats = l->info->floats;
+    const abar_batch batch = {.images = text || floats ? NULL : s->images,
+                              .floats = floats ? (const float *)(const void *)s->images : NULL,
                               .tokens = text ? s->tokens : NULL,
                               .labels = s->labels,
                               .count = s->count,

@@ -70,6 +70,7 @@ static abar_status refuse_name(abar_context *ctx, const char *what, const char *
 static abar_status check_data_name(abar_context *ctx, const char *spec)
 {
     char name[ABAR_OPTION_TEXT_MAX];
+    if (strcmp(spec, ABAR_OWN_DATA) == 0) return ABAR_OK;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":"), spec);
     for (const char *const *known = abar_dataset_names(); *known; known++)
         if (strcmp(*known, name) == 0) return ABAR_OK;
@@ -137,7 +138,7 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     *out = NULL;
     if (!model || !data || !optim)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "setup: a model, a data set and an optimizer are needed, name all three");
-    abar_setup kinds = {.model = abar_model_find(model)};
+    abar_setup kinds = {.model = strcmp(model, ABAR_OWN_MODEL) == 0 ? &abar__own_model : abar_model_find(model)};
     if (!kinds.model) return refuse_name(ctx, "model", model, abar_model_names(), "abar models");
     ABAR_TRY(find_optimizer(ctx, optim, &kinds.rule, &kinds.method));
     ABAR_TRY(check_data_name(ctx, data));
@@ -164,6 +165,7 @@ abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_set
 {
     ABAR_TRY(alloc_setup(ctx, from, out));
     (*out)->train = from->train;
+    (*out)->dataset = from->dataset;
     memcpy((*out)->curvature_config, from->curvature_config, abar_curvature_config_size());
     if (from->model_config) memcpy((*out)->model_config, from->model_config, from->model->config_size);
     if (from->rule_config) memcpy((*out)->rule_config, from->rule_config, from->rule->config_size);
@@ -285,6 +287,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     ABAR_TRY(check_device(ctx, train));
     ABAR_TRY(check_data_name(ctx, train->data));
     ABAR_TRY(check_text_model(ctx, setup));
+    ABAR_TRY(abar__own_check(ctx, setup));
     if (train->batch % train->accumulate != 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
                           (long long)train->accumulate, (long long)train->batch);

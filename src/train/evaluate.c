@@ -1,4 +1,5 @@
 /* Test loss, accuracy and logits of weights from a file, without an optimizer or gradients. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <math.h>
@@ -138,7 +139,7 @@ static abar_status add_sheet(abar__safetensors_writer *writer, const sheet *s, c
     const int64_t image_dim[4] = {s->n, info->channels, info->height, info->width}, logit_dim[2] = {s->n, s->classes};
     const int64_t token_dim[3] = {s->n, s->rows, s->classes};
     abar_tensor samples = s->text ? abar_tensor_wrap(NULL, s->samples, ABAR_I32, 2, token_dim)
-                                  : abar_tensor_wrap(NULL, s->samples, ABAR_U8, 4, image_dim);
+                                  : abar_tensor_wrap(NULL, s->samples, info->floats ? ABAR_F32 : ABAR_U8, 4, image_dim);
     abar_tensor labels = abar_tensor_wrap(NULL, s->labels, ABAR_I32, s->text ? 2 : 1, token_dim);
     abar_tensor logits = abar_tensor_wrap(NULL, s->logits, ABAR_F32, s->text ? 3 : 2, s->text ? token_dim : logit_dim);
     ABAR_TRY(abar__safetensors_writer_add(writer, s->text ? "tokens" : "images", &samples));
@@ -165,7 +166,7 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
     if (status == ABAR_OK) {
         const abar_dataset_info *info = abar_dataset_info_of(e.data);
         const int64_t rows = abar__context_of(setup), all = abar_loader_samples(e.loader);
-        const int64_t image = info->channels * info->height * info->width;
+        const int64_t image = abar__image_bytes(info);
         sheet s = {.n = n < all ? n : all,
                    .sample = info->text ? rows * (int64_t)sizeof(int32_t) : image,
                    .rows = rows,

@@ -14,7 +14,7 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
-    plan->data = (size_t)(info->train + info->test) * sample;
+    plan->data = abar__is_own_data(setup) ? 0 : (size_t)(info->train + info->test) * sample; /* else the program's */
     abar_loader_config wish = abar__loader_wish(setup, false);
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &plan->loader));
     wish = abar__loader_wish(setup, true);

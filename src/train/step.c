@@ -46,7 +46,10 @@ static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t
     if (s->info->text) return fill_tokens(s, batch, first);
     int64_t image = s->info->channels * s->info->height * s->info->width;
     abar_batch part = *batch;
-    part.images += first * image;
+    if (part.floats)
+        part.floats += first * image;
+    else
+        part.images += first * image;
     part.labels += first;
     abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
     ABAR_TRY(abar_batch_normalise(s->ctx, s->info, &part, s->micro, &input));

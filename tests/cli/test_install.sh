@@ -22,6 +22,24 @@ for method in mac smac foof kfac eva lngd sgd; do
     check "$method learns ($first to $last)" awk -v a="$first" -v b="$last" 'BEGIN {exit !(b < 0.7 * a)}'
 done
 
+ran="cc own_network.c with pkg-config"
+# shellcheck disable=SC2046
+check "the example of one's own network builds" cc -std=c11 -Wall -Wextra -Wpedantic -Wshadow -Werror -o own_network "$root/examples/own_network.c" $(pkg-config --cflags --libs abar)
+learned() { awk -v from="$1" -v epochs="$2" '/^epoch/ {n++; if ($2 != from + n) bad = 1; last = $(NF - 1)} END {exit bad || n != epochs || last < 95}' stdout; }
+ran="own_network"
+./own_network >stdout 2>stderr
+rc=$?
+check "one's own network runs" test $rc = 0
+check "one's own network learns" learned 0 4
+ran="own_network out"
+./own_network out >stdout 2>stderr
+check "one's own network keeps its run" test -s out/state.safetensors -a -s out/model.safetensors -a -s out/log.jsonl
+ran="own_network out resume"
+./own_network out resume >stdout 2>stderr
+rc=$?
+check "one's own network resumes" test $rc = 0
+check "one's own network goes on where it was" learned 4 4
+
 # What the headers declare and what the libraries export is the same (docs/abi.md). A name before (* is a type's.
 declared() { echo "#include <abar/$1>" | cc -E -P -x c -I"$prefix/include" - | grep -oE '\babar_[a-z0-9_]+ ?\([^*]' | grep -oE '^abar_[a-z0-9_]+' | sort -u; }
 exported() { nm -D --defined-only "$LD_LIBRARY_PATH/$1" | awk '{print $3}' | sort -u; }

@@ -30,7 +30,7 @@ static void augment_equals_its_definition(void **state)
             for (int flip = 0; flip < 2; flip++) {
                 abar__augmentation a = {.dx = dx, .dy = dy, .flip = flip};
                 memset(out, 0xee, sizeof out);
-                abar__augment_apply(a, C, H, W, in, out);
+                abar__augment_apply(a, C, H, W, 1, in, out);
                 augment_naively(a, PAD, in, expected);
                 assert_memory_equal(out, expected, sizeof expected);
                 assert_int_equal(out[sizeof expected], 0xee);
@@ -45,7 +45,7 @@ static void augment_crop_off_the_image_is_black(void **state)
     const abar__augmentation off[] = {{.dx = W}, {.dx = -W}, {.dy = H}, {.dy = -H}, {.dx = 1000, .dy = -1000, .flip = true}};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++) {
         memset(out, 0xee, sizeof out);
-        abar__augment_apply(off[i], C, H, W, in, out);
+        abar__augment_apply(off[i], C, H, W, 1, in, out);
         assert_memory_equal(out, black, sizeof black);
     }
 }

@@ -262,7 +262,7 @@ static void loader_augments_by_sample_and_epoch(void **state)
         for (int r = 0; r < BATCH; r++) {
             uint8_t expected[H * W];
             int sample = sample_of(data, false, &a, r);
-            abar__augment_apply(abar__augment_draw(21, a.epoch, sample, 3, true), 1, H, W, a.images + r * H * W, expected);
+            abar__augment_apply(abar__augment_draw(21, a.epoch, sample, 3, true), 1, H, W, 1, a.images + r * H * W, expected);
             assert_memory_equal(b.images + r * H * W, expected, H * W);
             changed += memcmp(a.images + r * H * W, expected, H * W) != 0;
         }

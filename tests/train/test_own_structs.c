@@ -114,6 +114,14 @@ static abar_status call_dataset(rig *r, void *from)
     return status;
 }
 
+static abar_status call_wrap(rig *r, void *from)
+{
+    abar_dataset *data;
+    abar_status status = abar_dataset_wrap(r->f->ctx, from, &data);
+    abar_dataset_close(data);
+    return status;
+}
+
 static abar_status call_probe(rig *r, void *from) { return abar_dataset_probe_name(r->f->ctx, "synthetic", from); }
 
 static abar_status call_loader(rig *r, void *from)
@@ -259,6 +267,8 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
     char compared[PATH_MAX_TEST];
     path_in(f, "compared", compared);
     const abar_setup *setup = r.setup;
+    const uint8_t pixel = 7;
+    const int32_t label = 0;
     const int64_t two = 2;
     const abar_optim_param param = {.name = "w",
                                     .value = abar_tensor_wrap(r.dev, r.weight, ABAR_F32, 1, &two),
@@ -283,6 +293,8 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
         ROW(abar_step_config, call_step, lr, .lr = 0.1),
         ROW(abar_step_report, call_step_report, skipped, .skipped = true),
         ROW(abar_dataset_config, call_dataset, limit_train, .limit_train = 4),
+        ROW(abar_dataset_images, call_wrap, test_labels, .channels = 1, .height = 1, .width = 1, .classes = 1, .train = 1,
+            .test = 1, .train_images = &pixel, .test_images = &pixel, .train_labels = &label, .test_labels = &label),
         ROW(abar_dataset_probe, call_probe, summary, .summary = NULL),
         ROW(abar_loader_config, call_loader, batch, .batch = 4),
         ROW(abar_loader_config, call_loader_plan, batch, .batch = 4),
