@@ -1,4 +1,5 @@
-/* Curvature methods: what there is, their settings, and what can be seen of them. They work inside an optimizer (optim.h). */
+/* Curvature methods (methods.md): which there are, their settings, and the statistics they report. An optimizer (optim.h) runs
+ * them: a method preconditions the gradients of linear maps before the update rule is applied. */
 #ifndef ABAR_CURVATURE_H
 #define ABAR_CURVATURE_H
 
@@ -8,48 +9,40 @@
 extern "C" {
 #endif
 
-/* A curvature method as the registry knows it. It preconditions the gradients of linear maps before the rule runs. */
 typedef struct abar_method {
     const char *name, *summary;
-    const char *keeps; /* its state per map, as a person would say it */
+    const char *keeps; /* what it stores per map, in words */
     const abar_option *options;
-    size_t config_size;
+    size_t config_size; /* bytes of the config that the options describe */
 } abar_method;
 
-const abar_method *abar_method_find(const char *name);
-const char *const *abar_method_names(void);
-/* Whether a configuration of it will do; creating an optimizer checks the same, and what the layers must have for it. */
+const abar_method *abar_method_find(const char *name); /* NULL: no such method */
+const char *const *abar_method_names(void);            /* NULL-terminated */
+/* Checks a config. abar_optim_create does so too, and checks that the layers suit the method. */
 abar_status abar_method_check(abar_context *ctx, const abar_method *method, const void *config);
-/* Whether observe must bring the output gradients too; false for an unknown name. */
+/* Whether observe needs output gradients besides inputs; false for an unknown name. */
 bool abar_method_reads_output_grad(const char *name);
 
-/* What all methods share (methods.md section 0). */
-typedef struct abar_curvature_config {
-    double stat_decay;  /* beta, the weight of the old value */
-    int64_t tcov, tinv; /* steps between statistics, between refreshes */
-    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
-    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
-    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
-} abar_curvature_config;
+/* The settings that all methods share (methods.md section 0): their table, and the bytes of the config that it describes. */
+const abar_option *abar_curvature_options(void);
+size_t abar_curvature_config_size(void);
 
-extern const abar_option abar_curvature_options[];
-
-/* One row per map, for `abar models --optim`, logs and reports. */
+/* The statistics of one map, for logs and reports. A map is a linear map or one group of a grouped convolution. */
 typedef struct abar_map_info {
     const char *layer;
-    int64_t group, rows, columns; /* of the preconditioned matrix, bias column included */
+    int64_t group, rows, columns; /* rows, columns: of the preconditioned matrix, with the bias column */
     size_t state_bytes;
-    int64_t commits;                        /* statistics taken so far */
-    int64_t dropped, raised, doubled, kept; /* events of methods.md section 9 */
-    double damping, mean_square, condition; /* rho in use, |a|^2, upper estimate; NaN: the method has none */
-    double cosine, ratio;                   /* between G and its preconditioned form at the last step that measured */
+    int64_t commits;                        /* updates of its averages so far */
+    int64_t dropped, raised, doubled, kept; /* counts of the events of methods.md section 9 */
+    double damping, mean_square, condition; /* rho, |a|^2, an upper bound; NaN: not of this method */
+    double cosine, ratio;                   /* between gradient and preconditioned gradient, as of abar_optim_measure */
 } abar_map_info;
 
 typedef void (*abar_map_visitor)(void *user, const abar_map_info *map);
 
 typedef struct abar_phase_times {
-    double observe, refresh, apply; /* seconds since creation */
-    double kl_scale;                /* of the last step; 1 without a KL clip */
+    double observe, refresh, apply; /* total seconds since creation */
+    double kl_scale;                /* of the last step; 1 without KL clip */
 } abar_phase_times;
 
 /* Called with every state tensor of an optimizer. */

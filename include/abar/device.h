@@ -1,5 +1,5 @@
-/* Where numbers live and who computes with them: "ref" (plain C, double), "cpu" (float32, vectorised), "cuda" (a GPU, in
- * float32, TF32 or bfloat16, where the build has it). */
+/* Devices: "ref" (plain C, double precision), "cpu" (float32, vectorised) and, in builds with CUDA, "cuda" (an NVIDIA GPU, in
+ * float32, TF32 or bfloat16). */
 #ifndef ABAR_DEVICE_H
 #define ABAR_DEVICE_H
 
@@ -9,16 +9,16 @@
 extern "C" {
 #endif
 
-/* What activations and products are computed in. Parameters, statistics, reductions and optimizer state are float32 on every
- * device but ref. */
+/* The precision of activations and matrix products. Parameters, statistics, reductions and optimizer state are float32 on cpu
+ * and cuda, double on ref. */
 typedef enum abar_precision { ABAR_PRECISION_FP32, ABAR_PRECISION_TF32, ABAR_PRECISION_BF16 } abar_precision;
 
 typedef struct abar_device_config {
     size_t size;              /* sizeof(abar_device_config) */
-    int threads;              /* 0: all cores this process may use */
+    int threads;              /* 0: all cores that this process may use */
     bool deterministic;       /* fixed kernel choices instead of measured ones */
-    abar_precision precision; /* cuda; the others know FP32 only */
-    void *stream;             /* cuda: the caller's cudaStream_t to work in; NULL: one of its own */
+    abar_precision precision; /* cuda; others: FP32 */
+    void *stream;             /* cuda: the cudaStream_t to use; NULL: the device creates one */
 } abar_device_config;
 
 /* name: "ref", "cpu", "cuda" or "cuda:N" for the N-th GPU. config may be NULL. */
@@ -27,30 +27,31 @@ void abar_device_close(abar_device *dev);
 
 const char *abar_device_name(const abar_device *dev);
 const char *abar_device_describe(const abar_device *dev); /* "cpu: avx512, 2 threads, oneDNN 2.6.3" */
-abar_dtype abar_device_dtype(const abar_device *dev);     /* what it computes in */
+abar_dtype abar_device_dtype(const abar_device *dev);     /* of parameters, gradients and optimizer state */
 int abar_device_threads(const abar_device *dev);
-/* Work given to a queued device (cuda) runs later: this waits for it, and tells of what went wrong meanwhile. */
+/* A queued device (cuda) runs work asynchronously: this waits for all of it, and returns what failed meanwhile. */
 abar_status abar_device_wait(abar_device *dev);
-/* cuda: from now on work in this cudaStream_t. */
+/* cuda: uses this cudaStream_t from now on. */
 abar_status abar_device_set_stream(abar_device *dev, void *stream);
 
-/* How many devices of this name there are: 1 for ref and cpu, GPUs for cuda (0: none, or a build without it). */
+/* The number of devices of this name: 1 for ref and cpu, that of GPUs for cuda (0: none, or a build without CUDA). */
 int abar_device_count(const char *name);
 
 /* The names of all back ends in this build, NULL-terminated. */
 const char *const *abar_device_names(void);
 
-/* Zeroed memory of the device, aligned for its widest vector. */
+/* Zeroed device memory, aligned for the widest vector. */
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
 void abar_device_free(abar_device *dev, void *memory, size_t bytes);
 
-/* What a forward pass tells of its batch. */
+/* The result of a forward pass. */
 typedef struct abar_loss {
-    double loss; /* mean over the valid samples */
-    int64_t correct, count;
+    double loss;            /* mean over the valid samples */
+    int64_t correct, count; /* valid samples (of sequences: tokens) classified correctly, and all of them */
 } abar_loss;
 
-/* Copies between tensors of equal shape: host or device, any floating dtype, any layout. Integers need equal dtypes. */
+/* Copies between tensors of equal shape, on the host or a device, of any layout and any floating dtype. Integer tensors must
+ * have equal dtypes. */
 abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
 
 #ifdef __cplusplus

@@ -1,12 +1,13 @@
 /* Networks: a graph built by calls that read like a forward pass, compiled once, then run.
  *
  *     abar_value x = abar_input(net, 3, (int64_t[]){1, 28, 28});
- *     x = abar_relu(net, abar_conv2d(net, x, "conv1", &(abar_conv2d_config){.out = 6, .kernel = 5, .pad = 2, .bias = true}));
- *     ...
+ *     x = abar_conv2d(net, x, "conv1", &ABAR_CONFIG(abar_conv2d_config, .out = 6, .kernel = 5, .pad = 2, .bias = true));
+ *     x = abar_max_pool(net, abar_relu(net, x), &ABAR_CONFIG(abar_pool_config, .kernel = 2));
+ *     x = abar_linear(net, abar_flatten(net, x), "fc", &ABAR_CONFIG(abar_linear_config, .out = 10, .bias = true));
  *     abar_softmax_cross_entropy(net, x, 0.0);
- *     abar_net_compile(net, dev, &(abar_compile_config){.batch = 128, .training = true});
+ *     abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 128, .training = true));
  *
- * Builder calls never fail loudly: the first mistake is remembered, later calls pass it on, compile reports it. */
+ * Builder calls report nothing: the first mistake is remembered, later calls pass it on, and compile returns it. */
 #ifndef ABAR_NET_H
 #define ABAR_NET_H
 
@@ -18,7 +19,7 @@ extern "C" {
 
 typedef struct abar_net abar_net;
 
-/* A tensor of the graph, by number; negative after a mistake. */
+/* A tensor of the graph. A negative id stands for a mistake made before. */
 typedef struct abar_value {
     int id;
 } abar_value;
@@ -28,31 +29,35 @@ void abar_net_destroy(abar_net *net);
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
-/* Names given between push and pop are prefixed: push "layer1.0", name "conv1" -> "layer1.0.conv1". */
+/* Prefixes the names given until pop: after push "layer1.0", "conv1" becomes "layer1.0.conv1". */
 void abar_scope_push(abar_net *net, const char *format, ...);
 void abar_scope_pop(abar_net *net);
 
-/* How a weight is initialised. fan-in counts inputs of one output, fan-out outputs of one input (channels x kernel). */
+/* How weights are initialised. Fan-in is the number of inputs of one output, fan-out that of outputs of one input (channels x
+ * kernel). */
 typedef enum abar_init {
     ABAR_INIT_TORCH,        /* uniform(+-1/sqrt(fan in)), weight and bias: PyTorch's default for linear and conv */
     ABAR_INIT_KAIMING_IN,   /* normal, variance 2 / fan in; bias as in TORCH */
     ABAR_INIT_KAIMING_OUT,  /* normal, variance 2 / fan out; bias as in TORCH */
-    ABAR_INIT_TRUNCATED,    /* normal 0.02, cut at 2 (not at 2 deviations, as timm has it: that is never); bias 0 */
+    ABAR_INIT_TRUNCATED,    /* normal 0.02, truncated at +-2 (as timm does: in effect never); bias 0 */
     ABAR_INIT_GPT,          /* normal 0.02; bias 0 */
-    ABAR_INIT_GPT_RESIDUAL, /* normal 0.02 / sqrt(2 layers): set abar_linear_config.layers; bias 0 */
+    ABAR_INIT_GPT_RESIDUAL, /* normal 0.02 / sqrt(2 layers), for abar_linear_config.layers; bias 0 */
 } abar_init;
 
 typedef struct abar_linear_config {
+    size_t size; /* sizeof(abar_linear_config) */
     int64_t out;
     bool bias;
     abar_init init;
     int64_t layers; /* ABAR_INIT_GPT_RESIDUAL */
 } abar_linear_config;
 
-/* Square values; the *2 forms, where set, override them per axis (vertical, horizontal). 0 means the usual value. */
+/* kernel, stride, pad and dilation apply to both axes; kernel2 ... dilation2, where not 0, override them per axis (vertical,
+ * horizontal). */
 typedef struct abar_conv2d_config {
+    size_t size; /* sizeof(abar_conv2d_config) */
     int64_t out;
-    int64_t kernel, stride, pad, dilation; /* stride and dilation 0: 1 */
+    int64_t kernel, stride, pad, dilation; /* 0: 1; pad 0: none */
     int64_t kernel2[2], stride2[2], pad2[2], dilation2[2];
     int64_t groups; /* 0: 1 */
     bool bias;
@@ -60,15 +65,16 @@ typedef struct abar_conv2d_config {
 } abar_conv2d_config;
 
 typedef struct abar_pool_config {
+    size_t size;                 /* sizeof(abar_pool_config) */
     int64_t kernel, stride, pad; /* stride 0: kernel */
 } abar_pool_config;
 
-abar_value abar_input(abar_net *net, int ndim, const int64_t *dim); /* without the batch; a net has one */
+abar_value abar_input(abar_net *net, int ndim, const int64_t *dim); /* shape of one sample; a net has one input */
 abar_value abar_linear(abar_net *net, abar_value x, const char *name, const abar_linear_config *config);
 abar_value abar_conv2d(abar_net *net, abar_value x, const char *name, const abar_conv2d_config *config);
 abar_value abar_batch_norm(abar_net *net, abar_value x, const char *name); /* momentum 0.1, eps 1e-5 */
 abar_value abar_layer_norm(abar_net *net, abar_value x, const char *name, double eps);
-abar_value abar_layer_norm_scale(abar_net *net, abar_value x, const char *name, double eps); /* without its bias */
+abar_value abar_layer_norm_scale(abar_net *net, abar_value x, const char *name, double eps); /* without bias */
 abar_value abar_relu(abar_net *net, abar_value x);
 abar_value abar_tanh(abar_net *net, abar_value x);
 abar_value abar_gelu(abar_net *net, abar_value x);      /* with erf */
@@ -79,22 +85,23 @@ abar_value abar_global_average_pool(abar_net *net, abar_value x);               
 abar_value abar_add(abar_net *net, abar_value a, abar_value b);
 abar_value abar_concat(abar_net *net, int n, const abar_value *x); /* along channels */
 abar_value abar_flatten(abar_net *net, abar_value x);
-abar_value abar_shortcut(abar_net *net, abar_value x, int64_t channels, int64_t stride); /* option A of models.md */
+abar_value abar_shortcut(abar_net *net, abar_value x, int64_t channels, int64_t stride); /* ResNet's option A (models.md) */
 abar_value abar_dropout(abar_net *net, abar_value x, double probability);
 
-/* Sequences: values (T, D), batch in front. */
+/* Sequences: a sample is (T, D), T tokens of width D. */
 typedef struct abar_attention_config {
+    size_t size; /* sizeof(abar_attention_config) */
     int64_t heads;
     bool causal;
-    double drop;                  /* of the probabilities */
-    int64_t grid[2], side, shift; /* windows of side x side on a grid of tokens, rolled by shift; side 0: all tokens */
+    double drop;                  /* dropout of the probabilities */
+    int64_t grid[2], side, shift; /* windows of side x side tokens on a grid, shifted cyclically; side 0: one sequence */
 } abar_attention_config;
 
-abar_value abar_input_tokens(abar_net *net, int64_t length); /* in place of abar_input: I32 (T) */
-/* Parameters wte.weight (vocabulary, width) and wpe.weight (length, width), named in the current scope; normal 0.02. */
+abar_value abar_input_tokens(abar_net *net, int64_t length); /* instead of abar_input: I32 (T) */
+/* Parameters wte.weight (vocabulary, width) and wpe.weight (length, width) in the current scope; normal 0.02. */
 abar_value abar_embedding(abar_net *net, abar_value tokens, int64_t vocabulary, int64_t length, int64_t width);
-/* A linear layer without bias whose weight is the table of the net's embedding; the state dict has it under both names. It is
- * none of the net's abar_layers. */
+/* A linear layer without bias whose weight is the embedding's wte.weight. The state dict lists it under both names. It is not
+ * among the net's layers (abar_net_layer). */
 abar_value abar_linear_tied(abar_net *net, abar_value x, const char *name);
 abar_value abar_tokens(abar_net *net, abar_value x); /* (C, H, W) -> (H*W, C) */
 /* (T, D) -> (T+1, D); parameters cls_token (normal 1e-6) and pos_embed (normal 0.02) in the current scope, as in timm. */
@@ -106,9 +113,10 @@ abar_value abar_token_mean(abar_net *net, abar_value x);                        
 abar_value abar_token_first(abar_net *net, abar_value x);                                /* (T, D) -> (D) */
 abar_value abar_drop_path(abar_net *net, abar_value x, double probability); /* stochastic depth: zeroes whole samples */
 
-/* A net ends in one loss. x is also the net's output; one of (T, K) counts T rows of K classes per sample. */
+/* A net has one loss. Its argument x is also the net's output: (K), the logits of K classes, or (T, K), those of every token.
+ */
 void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);
-void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x); /* targets are distributions */
+void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x); /* targets are distributions over the classes */
 void abar_squared_error(abar_net *net, abar_value x);              /* mean over all elements */
 
 /* ---- models --------------------------------------------------------------------------------------------------- */
@@ -119,21 +127,21 @@ struct abar_model {
     const char *name, *summary;
     const abar_option *options; /* may be NULL */
     size_t config_size;
-    int64_t variant;  /* what tells the members of a family apart: blocks a stage */
-    bool text;        /* reads tokens and predicts the next one at each; its classes are the vocabulary */
-    int64_t input[3]; /* its usual input: channels, height, width; of a text: tokens, 1, 1 */
-    int64_t classes;  /* its usual class count */
-    /* Changes input and classes as its options say; NULL: they have no say in them. */
+    int64_t variant;  /* distinguishes the members of a family, such as blocks per stage */
+    bool text;        /* reads tokens and predicts the next token at each; classes are the vocabulary */
+    int64_t input[3]; /* default input: channels, height, width; text: tokens, 1, 1 */
+    int64_t classes;  /* default number of classes */
+    /* Adjusts input and classes to the options; NULL: they do not depend on them. */
     void (*shape)(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
-    /* Reads x (channels, height, width), or tokens (length) of a text; returns logits (classes), or (length, classes). */
+    /* From x (channels, height, width) to logits (classes); text: from tokens (length) to (length, classes). */
     abar_value (*build)(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config);
 };
 
 const abar_model *abar_model_find(const char *name); /* NULL: no such model */
 const char *const *abar_model_names(void);           /* NULL-terminated */
-/* What a model with these options reads, and its class count, where the data leave them open. */
+/* The default input and number of classes of a model with these options. */
 void abar_model_shape(const abar_model *model, const void *config, int64_t input[3], int64_t *classes);
-/* The net's input of this shape: abar_input, or for a text model abar_input_tokens of input[0] tokens. */
+/* Adds the net's input: abar_input of this shape, or for a text model abar_input_tokens of input[0] tokens. */
 abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_t input[3]);
 
 /* ---- compiling ------------------------------------------------------------------------------------------------ */
@@ -141,8 +149,8 @@ abar_value abar_model_input(const abar_model *model, abar_net *net, const int64_
 typedef struct abar_compile_config {
     size_t size; /* sizeof(abar_compile_config) */
     int64_t batch;
-    bool training;  /* plan for backward too */
-    bool plan_only; /* infer, fuse and plan, but allocate nothing: for reports */
+    bool training;  /* for backward too */
+    bool plan_only; /* do everything but allocate memory: for reports */
     uint64_t seed;  /* of the initial weights */
 } abar_compile_config;
 
@@ -158,17 +166,18 @@ typedef enum abar_param_kind {
 typedef struct abar_param {
     const char *name; /* "layer1.0.conv1.weight" */
     abar_param_kind kind;
-    abar_tensor value, grad; /* dense, in PyTorch's layout; cuda: convolution weights with channels last in memory */
-    abar_tensor shadow;      /* the bf16 copy that operations read where activations are bf16; ndim 0: none */
+    abar_tensor value, grad; /* dense, shaped as in PyTorch; cuda: convolution weights are channels-last in memory */
+    abar_tensor shadow;      /* bf16 copy of value, read by operations whose activations are bf16; ndim 0: none */
 } abar_param;
 
 int abar_net_param_count(const abar_net *net);
 const abar_param *abar_net_param(const abar_net *net, int i);
-/* Whoever writes to parameters calls this before the next forward: it renews their shadows. An optimizer does so itself. */
+/* Updates the shadows. To be called after a program has written to parameters, before the next forward; optimizers do it
+ * themselves. */
 abar_status abar_net_weights_changed(abar_net *net);
 
-/* Everything a state dict holds, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). A tied weight
- * is there twice, under both names, over the same memory. For compiled nets. */
+/* The state dict of a compiled net, in PyTorch's order: parameters, running statistics, num_batches_tracked (I64). A tied
+ * weight is listed under both names, over the same memory. */
 int abar_net_tensor_count(const abar_net *net);
 void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor *tensor);
 
@@ -178,16 +187,16 @@ const abar_layer *abar_net_layer(const abar_net *net, int i);
 
 typedef struct abar_net_memory {
     size_t parameters, gradients, buffers, arena, other; /* bytes */
-    size_t arena_without_reuse;                          /* what the arena would be if nothing shared memory */
+    size_t arena_without_reuse;                          /* the arena's size if no two buffers shared memory */
 } abar_net_memory;
 
-abar_net_memory abar_net_memory_plan(const abar_net *net);
+const abar_net_memory *abar_net_memory_plan(const abar_net *net); /* of a compiled net */
 
-/* One pass of an operation. */
+/* The cost of one pass of an operation. */
 typedef struct abar_work {
-    double seconds; /* summed while profiling is on */
-    double bytes;   /* that a run has to move: what is read and what is written, once each */
-    double flops;   /* of matrix products: two for a multiplication and its addition */
+    double seconds; /* total while profiling */
+    double bytes;   /* read and written by one run, each byte counted once */
+    double flops;   /* of one run's matrix products; a multiply-add is two */
 } abar_work;
 
 /* One row per operation after fusion, for printing. */
@@ -195,55 +204,57 @@ typedef struct abar_node_info {
     const char *name, *operation, *implementation; /* "layer1.0.bn1", "batch_norm+relu", "cpu-batch-norm" */
     int ndim;
     int64_t dim[4];                    /* of the output, batch included */
-    int64_t parameters, multiply_adds; /* multiply-adds of one sample's forward pass; INT64_MAX: more */
+    int64_t parameters, multiply_adds; /* multiply_adds: of one sample's forward pass; INT64_MAX: overflow */
     abar_work forward, backward, observe;
 } abar_node_info;
 
 int abar_net_node_count(const abar_net *net);
-abar_node_info abar_net_node(const abar_net *net, int i);
-/* Takes the time of every operation from now on. Statistics then run after an operation's gradients instead of beside them. */
+/* Its times are those of this call; the pointer is good until the next call for the same i. */
+const abar_node_info *abar_net_node(const abar_net *net, int i);
+/* Measures the time of every operation from now on. Meanwhile statistics run after an operation's backward pass, not
+ * concurrently. */
 abar_status abar_net_profile(abar_net *net, bool on);
-/* Adds the times of the last forward and backward pass to those before; waits for a queued device. */
+/* Adds the times of the last forward and backward pass to the totals. Waits for a queued device. */
 abar_status abar_net_profile_take(abar_net *net);
 
 /* ---- running -------------------------------------------------------------------------------------------------- */
 
-/* The input (batch first; the device's layout and activation dtype, tokens I32: fill it by abar_tensor_copy) and the targets.
- */
+/* The input, batch first, in the device's layout and activation dtype (tokens: I32). Write it with abar_tensor_copy. */
 abar_tensor abar_net_input(const abar_net *net);
-abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N) or (N, T), or as the loss says */
-abar_tensor abar_net_output(const abar_net *net); /* what the loss reads; valid after forward */
+abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N) or (N, T); soft targets and squared error: as output */
+abar_tensor abar_net_output(const abar_net *net); /* the loss's argument; valid after forward */
 
 typedef struct abar_run_config {
     size_t size;             /* sizeof(abar_run_config) */
     bool training;           /* batch statistics and dropout */
-    int64_t valid;           /* samples that count, 0: all; the others must be finite but change nothing in evaluation */
-    uint64_t seed;           /* dropout: seed, ... */
+    int64_t valid;           /* the first so many samples count, 0: all; the others must be finite */
+    uint64_t seed;           /* random numbers of dropout: by seed, ... */
     int64_t step;            /* ... optimizer step ... */
-    int64_t sample0;         /* ... and the place of the batch's first sample in the global batch */
-    double loss_scale;       /* of the gradient, 0: 1 */
-    const int64_t *step_now; /* queued devices: device memory that holds the step instead, for recordings; NULL: step */
+    int64_t sample0;         /* ... and index of the first sample in the whole batch */
+    double loss_scale;       /* multiplies the gradients, 0: 1 */
+    const int64_t *step_now; /* queued devices: device memory with the step, for captured graphs; NULL: use step */
 } abar_run_config;
 
-/* On a queued device it returns at once where out is NULL; otherwise it waits. */
+/* out may be NULL. On a queued device it waits for the result if out is given, and otherwise returns at once. */
 abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_loss *out);
-/* Where every forward leaves its loss; on a queued device once it has run. The device can read it too. */
+/* Where forward writes its result, on a queued device asynchronously. The device can read this memory too. */
 const abar_loss *abar_net_loss(const abar_net *net);
 
-/* Called in the backward pass for each linear map, when its input and output gradient are both there. */
+/* Called during backward for each linear map, while its input and output gradient are both in memory. */
 typedef struct abar_observer {
+    size_t size; /* sizeof(abar_observer) */
     abar_status (*observe)(void *user, int layer_index, const abar_layer *layer);
     void *user;
 } abar_observer;
 
-/* accumulate: add to the gradients instead of replacing them. observer may be NULL. */
+/* accumulate: adds to the gradients instead of overwriting them. observer may be NULL. */
 abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *observer);
 
-/* Running statistics move with every training forward, provisionally: commit keeps them, rollback forgets them. */
+/* A training forward updates a provisional copy of the running statistics: commit keeps it, rollback discards it. */
 void abar_net_commit(abar_net *net);
 void abar_net_rollback(abar_net *net);
-/* Queued devices: commits, or rolls back where *skipped (device memory, abar_optim_skip_flag) is not 0. num_batches_tracked
- * moves when the caller knows: abar_net_count_batches. */
+/* Queued devices: commits, or rolls back if *skipped (device memory: abar_optim_skip_flag) is not 0. The caller updates
+ * num_batches_tracked once it knows which: abar_net_count_batches. */
 abar_status abar_net_settle(abar_net *net, const int32_t *skipped);
 void abar_net_count_batches(abar_net *net, int64_t batches);
 

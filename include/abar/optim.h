@@ -1,6 +1,6 @@
-/* Optimizers: an update rule (methods.md section 8), alone or with a curvature method in front of it, and learning-rate
- * schedules. Usable without the rest of abar: the caller owns weights, gradients and activations, calls observe where the
- * activations are, and step. */
+/* Optimizers: an update rule (methods.md section 8), alone or with a curvature method, and learning-rate schedules. They can be
+ * used without the rest of abar: the caller owns weights, gradients and activations, and calls observe for each layer whose
+ * activations are at hand, then step. examples/embed.c is a whole program. */
 #ifndef ABAR_OPTIM_H
 #define ABAR_OPTIM_H
 
@@ -12,8 +12,8 @@ extern "C" {
 
 typedef struct abar_optim abar_optim;
 
-/* One parameter, owned by the caller; value and grad are dense, of the device's dtype. grad.data NULL: it has no gradient
- * until abar_optim_set_param brings one. */
+/* One parameter, owned by the caller. value and grad are dense, of the device's dtype. grad.data NULL: no gradient until
+ * abar_optim_set_param provides one. */
 typedef struct abar_optim_param {
     const char *name;
     abar_tensor value, grad;
@@ -21,153 +21,157 @@ typedef struct abar_optim_param {
     double weight_decay;
 } abar_optim_param;
 
-/* A rule as the registry knows it. */
+/* An update rule. */
 typedef struct abar_rule {
     const char *name, *summary;
     const abar_option *options;
-    size_t config_size;
-    int states; /* tensors of the parameter's size it keeps */
+    size_t config_size; /* bytes of the config that the options describe */
+    int states;         /* at most so many tensors of the parameter's size are kept per parameter */
 } abar_rule;
 
-const abar_rule *abar_rule_find(const char *name);
-const char *const *abar_rule_names(void);
-/* Whether a configuration of it will do; creating an optimizer checks the same. */
+const abar_rule *abar_rule_find(const char *name); /* NULL: no such rule */
+const char *const *abar_rule_names(void);          /* NULL-terminated */
+/* Checks a config, as abar_optim_create does. */
 abar_status abar_rule_check(abar_context *ctx, const abar_rule *rule, const void *config);
 
 typedef struct abar_optim_config {
-    size_t size;             /* sizeof(abar_optim_config) */
-    const char *rule;        /* "sgd" */
-    const void *rule_config; /* what its options describe; NULL: the defaults. So for the other two. */
-    const char *method;      /* "mac"; NULL: none */
-    const void *method_config;
-    const abar_curvature_config *curvature;
+    size_t size;               /* sizeof(abar_optim_config) */
+    const char *rule;          /* "sgd" */
+    const void *rule_config;   /* what the rule's options describe; NULL: the defaults */
+    const char *method;        /* "mac"; NULL: none */
+    const void *method_config; /* what the method's options describe; NULL: the defaults */
+    const void *curvature;     /* what abar_curvature_options describe; NULL: the defaults */
     const abar_optim_param *params;
     int n_params;
-    const abar_layer *layers; /* with a method: the linear maps; weight and bias are among params, found by address */
+    const abar_layer *layers; /* with a method: the linear maps. Their weights and biases are matched with params by address */
     int n_layers;
     double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
     void *const
         *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
 } abar_optim_config;
 
-/* Copies everything it is given but the tensors' memory. Allocates all state. */
+/* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */
 abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out);
 void abar_optim_destroy(abar_optim *optim);
 
 typedef struct abar_step_config {
     size_t size; /* sizeof(abar_step_config) */
     double lr;
-    double clip;           /* global gradient norm, 0: off */
+    double clip;           /* bound on the norm of all gradients together, 0: none */
     double grad_scale;     /* multiplies every gradient first, 0: 1 */
-    double observed_scale; /* multiplies every output gradient observed since the last step, 0: 1. For a loss scale that is
-                            * known only now; the same as giving it to every observe. */
+    double observed_scale; /* multiplies every output gradient observed since the last step, 0: 1. For a loss scale that
+                            * becomes known at the step; the same as abar_layer.output_grad_scale of every observe */
 } abar_step_config;
 
 typedef struct abar_step_report {
-    bool skipped;     /* a gradient was not finite: nothing changed */
+    size_t size;      /* sizeof(abar_step_report) */
+    bool skipped;     /* a gradient was not finite, and nothing was changed */
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* report may be NULL. Methods that solve with dense factors (foof, kfac, lngd) leave the preconditioned gradient in grad. */
+/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) overwrite grad by the
+ * preconditioned gradient. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
-/* For callers whose tensors move and whose factors change: new ones for params[index], in force until the next call.
- * grad NULL: the parameter has no gradient now, and steps leave its value, its state and its decay alone. A map without a
- * gradient of its weight is not preconditioned, and its bias goes to the rule as it is; one without a gradient of its bias is
- * preconditioned with zeros in its place. Adam's t counts the optimizer's updates, not the parameter's: one that joins
- * late gets the bias correction of the others. */
+/* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.
+ * grad NULL: the parameter has no gradient now; steps change neither its value nor its state, and do not decay it. A map whose
+ * weight has no gradient is not preconditioned, and the rule gets the plain gradient of its bias; one whose bias has none is
+ * preconditioned with zeros in its place. AdamW's t counts the optimizer's updates, not the parameter's. */
 abar_status abar_optim_set_param(abar_optim *optim, int index, void *value, void *grad, double lr_scale, double weight_decay);
-/* New settings for the rule from the next step on; refused where they need other state (momentum from or to 0). */
+/* Changes the rule's settings from the next step on. Refused if they need other state (momentum from or to 0). */
 abar_status abar_optim_set_rule(abar_optim *optim, const void *rule_config);
 
-/* Instead of a step, when its loss was not finite: counts it and forgets its statistics. */
+/* Instead of a step whose loss was not finite: counts the step and discards its statistics. */
 void abar_optim_skip(abar_optim *optim);
 
-/* Whether the coming step takes statistics: only then need layers be observed. False without a method. */
+/* Whether the next step uses statistics; if not, observe need not be called. False without a method. */
 bool abar_optim_observes(const abar_optim *optim);
-/* Adds the rows of layers[index] to its sums. layer brings input, output_grad, output_grad_scale and, to mac and smac where
- * it makes the values of an attention, attention.columns; called once per micro-batch, between the gradients and the step.
- * Input and output_grad may be F64, F32, BF16 or F16 in any layout and with any strides. */
+/* Adds a batch of layers[index] to its statistics. Reads input, output_grad, output_grad_scale and, for mac and smac on a layer
+ * that feeds attention, attention.columns. Called once per layer and micro-batch, before the step. input and output_grad may be
+ * F64, F32, BF16 or F16, in any layout and with any strides. */
 abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *layer);
 
-/* Drops what was observed since the last step, as when its gradients are thrown away. */
+/* Discards what was observed since the last step, for a caller that discards the gradients too. */
 void abar_optim_forget(abar_optim *optim);
 
-/* To join statistics over ranks, between the last observe and the step: all pending sums and their counts as one host vector
- * that may be added element by element. The count is 0 on a step that takes none, and otherwise the same on all ranks. */
+/* For data-parallel training: all statistics observed since the last step, as one vector of doubles on the host. Between the
+ * last observe and the step, sum it over all ranks element by element. Its length is 0 on steps without statistics, and the
+ * same on all ranks. */
 int64_t abar_optim_pending_count(const abar_optim *optim);
 abar_status abar_optim_pending_read(abar_optim *optim, double *out);
 abar_status abar_optim_pending_write(abar_optim *optim, const double *in);
 
-/* first-layer dataset-mean and dataset-cov: one pass over the training set before step 0. input is what layers[index] reads. */
+/* Calibration, for --first-layer dataset-mean and dataset-cov: before step 0, show each batch of the training set to the layers
+ * that want it (input: what layers[index] reads), then call end. */
 bool abar_optim_wants_calibration(const abar_optim *optim, int index);
 abar_status abar_optim_calibrate(abar_optim *optim, int index, const abar_tensor *input);
 abar_status abar_optim_end_calibration(abar_optim *optim);
 
-/* The maps that create would make of this configuration, with the bytes of their state; tensors need no memory. */
+/* Visits the maps that abar_optim_create would make, with the bytes of their state. Tensors need shapes but no memory. */
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
 
 int abar_optim_map_count(const abar_optim *optim);
-abar_map_info abar_optim_map(abar_optim *optim, int i); /* on a queued device it waits */
-/* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
+/* Valid until the next call. Waits for a queued device. */
+const abar_map_info *abar_optim_map(abar_optim *optim, int i);
+/* The next step computes cosine and ratio of every map, at the cost of a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 
-abar_phase_times abar_optim_times(abar_optim *optim);
+const abar_phase_times *abar_optim_times(abar_optim *optim); /* waits for a queued device */
 
-/* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". Counters are host I64. */
+/* Visits every state tensor, for checkpoints and memory reports, by a name such as "momentum.conv1.weight". Counters are I64 on
+ * the host. The visitor may write to the tensors: that restores a checkpoint. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
-size_t abar_optim_bytes(const abar_optim *optim);       /* everything it holds */
-size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: moments, averages, factors, scratch */
-/* What create would hold for this configuration; tensors need shapes but no memory. Exact but for the
- * characters of the parameters' names; 0 after an error. */
-size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
+size_t abar_optim_bytes(const abar_optim *optim);       /* all memory it holds */
+size_t abar_optim_state_bytes(const abar_optim *optim); /* of that its tensors: moments, averages, factors, scratch */
+/* The bytes that abar_optim_create would hold, without those of the parameters' names. Tensors need shapes but no memory. */
+abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out);
 
-/* sizeof one of the structs of this header and those below it, by name; 0: none of that name. For bindings, which lay them out
- * by hand: a library of another version is told apart before it is called. */
+/* sizeof a struct of this header or those it includes, by name; 0: unknown. For bindings in other languages (docs/abi.md). */
 size_t abar_struct_size(const char *name);
 
 /* ---- queued devices ---------------------------------------------------------------------------------------------
  *
- * On cuda a step is given and runs later. abar_optim_step works as everywhere (with a report it waits); a loop that records a
- * whole training step and replays it uses these instead:
- *
- *     rates for the coming steps; then per step  begin, { forward, add_loss, backward }, queue
- *     notes of steps that have run, once the device has been waited for (or a mark after them has passed) */
+ * On cuda work is enqueued and runs asynchronously. abar_optim_step works there as elsewhere (with a report, it waits). A loop
+ * that captures a whole training step as a graph and replays it uses these functions instead. Once: abar_optim_rates. Per step:
+ * abar_optim_begin; for each micro-batch forward, abar_optim_add_loss, backward; abar_optim_queue. A step's result can be read
+ * with abar_optim_note when the step has finished on the device. */
 
 bool abar_optim_is_queued(const abar_optim *optim);
-/* Steps first, first + 1, ... run at lr[0], lr[1], ...; n at most 65536. */
+/* The learning rates lr[0], lr[1], ... of steps first, first + 1, ...; n is at most 65536. */
 abar_status abar_optim_rates(abar_optim *optim, int64_t first, const double *lr, int64_t n);
 abar_status abar_optim_begin(abar_optim *optim);
-/* loss: where a forward left it (abar_net_loss). One that is not finite skips the step. */
+/* loss: the result of a forward pass, in device memory (abar_net_loss). If it is not finite the step is skipped. */
 abar_status abar_optim_add_loss(abar_optim *optim, const abar_loss *loss);
-/* The step itself; step->lr is not used, the rates are. */
+/* Enqueues the update. step->lr is ignored: the rate comes from abar_optim_rates. */
 abar_status abar_optim_queue(abar_optim *optim, const abar_step_config *step);
-/* A recording of all that was replayed once more: counts the step on the host's side. */
+/* To be called after every replay of a captured step: counts the step on the host. */
 void abar_optim_replayed(abar_optim *optim);
-/* What step k told: loss, hits and norm; k is one of the last 256. */
+/* The result of step k, one of the last 256. */
 typedef struct abar_step_note {
     bool skipped;
     double grad_norm;
-    abar_loss loss; /* mean over all samples of the step */
+    abar_loss loss; /* over all samples of the step */
 } abar_step_note;
-abar_step_note abar_optim_note(const abar_optim *optim, int64_t k);
-int64_t abar_optim_steps(const abar_optim *optim);            /* given so far: k of the coming one */
-const int32_t *abar_optim_skip_flag(const abar_optim *optim); /* device memory: 1 after a skipped step, else 0 */
-const int64_t *abar_optim_step_now(const abar_optim *optim);  /* device memory: k of the step that is running */
+const abar_step_note *abar_optim_note(abar_optim *optim, int64_t k); /* valid until the next call */
+int64_t abar_optim_steps(const abar_optim *optim);                   /* enqueued so far: k of the next one */
+const int32_t *abar_optim_skip_flag(const abar_optim *optim);        /* device memory: 1 after a skipped step, else 0 */
+const int64_t *abar_optim_step_now(const abar_optim *optim);         /* device memory: k of the step that is running */
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 
 typedef enum abar_schedule_kind { ABAR_SCHEDULE_COSINE, ABAR_SCHEDULE_STEP, ABAR_SCHEDULE_CONSTANT } abar_schedule_kind;
 
 typedef struct abar_schedule {
+    size_t size; /* sizeof(abar_schedule) */
     abar_schedule_kind kind;
     double lr; /* the peak */
     int64_t epochs, steps_per_epoch;
-    double warmup_epochs; /* linear, by the step: lr (k+1) / (warmup steps); parts of an epoch round to whole steps */
-    bool per_epoch;       /* cosine held within each epoch */
-    double final_lr;      /* where the cosine ends */
+    double warmup_epochs; /* linear: step k runs at lr (k+1) / (warmup steps); rounded to whole steps */
+    bool per_epoch;       /* cosine: the rate is constant within an epoch */
+    double final_lr;      /* at the end of the cosine */
 } abar_schedule;
 
+/* NaN: the size is wrong. */
 double abar_schedule_lr(const abar_schedule *s, int64_t step);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* Tensors are views: they describe memory and own nothing. A layer is one linear map as curvature sees it. */
+/* Tensors and layers. A tensor is a view: it describes memory and owns nothing. A layer describes one linear map (a linear
+ * layer or a convolution) to a curvature method. */
 #ifndef ABAR_TENSOR_H
 #define ABAR_TENSOR_H
 
@@ -14,20 +15,20 @@ typedef struct abar_device abar_device;
 
 typedef enum abar_dtype { ABAR_F64, ABAR_F32, ABAR_BF16, ABAR_F16, ABAR_I64, ABAR_I32, ABAR_U8 } abar_dtype;
 
-/* How the elements of a (N, C, H, W) activation lie in memory. Blocked layouts ignore strides, and pad the
- * blocked dimension with zeros. Parameters, gradients and optimizer state are always strided. */
+/* The memory layout of a (N, C, H, W) activation. Blocked layouts (C8, C16, N16) ignore strides and pad the blocked dimension
+ * with zeros. Parameters, gradients and optimizer state are always STRIDED. */
 typedef enum abar_layout {
-    ABAR_LAYOUT_STRIDED, /* by dim and stride; dense row-major unless a caller says otherwise */
+    ABAR_LAYOUT_STRIDED, /* by dim and stride; dense row-major unless stated otherwise */
     ABAR_LAYOUT_C8,      /* (N, C/8, H, W, 8): oneDNN's nChw8c */
     ABAR_LAYOUT_C16,     /* (N, C/16, H, W, 16): oneDNN's nChw16c */
-    ABAR_LAYOUT_N16,     /* (N/16, C, H, W, 16): sixteen images in the vector lanes */
-    ABAR_LAYOUT_NHWC,    /* (N, H, W, C): channels last, what tensor cores want */
-    ABAR_LAYOUT_PADDED,  /* rows of the last dimension, each on a multiple of 64 bytes; between operations: a view of such a
-                          * value is STRIDED and says so by its strides */
+    ABAR_LAYOUT_N16,     /* (N/16, C, H, W, 16): sixteen images side by side in a vector */
+    ABAR_LAYOUT_NHWC,    /* (N, H, W, C): channels last */
+    ABAR_LAYOUT_PADDED,  /* each row of the last dimension begins at a multiple of 64 bytes; internal: a view of such
+                          * a value is STRIDED, with these strides */
 } abar_layout;
 
 typedef struct abar_tensor {
-    abar_device *dev; /* whose memory data is; NULL: the host's */
+    abar_device *dev; /* the device that owns the memory; NULL: the host */
     void *data;
     abar_dtype dtype;
     abar_layout layout;
@@ -41,11 +42,11 @@ const char *abar_dtype_name(abar_dtype dtype); /* "F32", as safetensors spells i
 /* A dense row-major view. */
 abar_tensor abar_tensor_wrap(abar_device *dev, void *data, abar_dtype dtype, int ndim, const int64_t *dim);
 int64_t abar_tensor_count(const abar_tensor *t); /* elements, without padding */
-size_t abar_tensor_bytes(const abar_tensor *t);  /* memory spanned, padding of blocked layouts included */
+size_t abar_tensor_bytes(const abar_tensor *t);  /* memory spanned, with the padding of blocked layouts */
 bool abar_tensor_is_dense(const abar_tensor *t); /* strided, row-major, no gaps */
-/* A view of a weight (O, I, kh, kw) whose memory is (O, kh, kw, I), without gaps. */
+/* A view of a weight (O, I, kh, kw) whose memory is dense (O, kh, kw, I). */
 abar_tensor abar_tensor_wrap_channels_last(abar_device *dev, void *data, abar_dtype dtype, const int64_t dim[4]);
-bool abar_tensor_is_channels_last(const abar_tensor *t); /* such a view, where the order differs from row-major */
+bool abar_tensor_is_channels_last(const abar_tensor *t); /* such a view, and not row-major as well */
 
 /* The window of a convolution; a linear layer is the 1x1 case. Index 0 is vertical, 1 horizontal. */
 typedef struct abar_window {
@@ -54,28 +55,28 @@ typedef struct abar_window {
 } abar_window;
 
 abar_window abar_window_unit(void);
-/* Output extent along one axis (methods.md section 0); <= 0 when the window does not fit. */
+/* Output size along one axis (methods.md section 0); <= 0 if the window does not fit. */
 int64_t abar_window_out(const abar_window *w, int axis, int64_t in);
 
-/* Which outputs of a linear map feed attention, and what its probabilities were (methods.md section 2). heads 0: none. The rows
- * of v are the last of the weight, the same number for every head. */
+/* A linear map whose output is read by attention as queries, keys and values (methods.md section 2). heads 0: it is not. The
+ * rows that produce v are the last rows of the weight, equally many per head. */
 typedef struct abar_attention {
     int64_t heads;
-    int64_t value_row; /* rows value_row .. value_row + value_rows - 1 of the weight make v; those before, if any, q and k */
+    int64_t value_row; /* rows value_row .. value_row + value_rows - 1 produce v, earlier rows, if any, q and k */
     int64_t value_rows;
-    int64_t grid[2], side, shift; /* windows of side x side tokens on a rolled grid; side 0: all tokens are one sequence */
-    abar_tensor columns;          /* (N, heads, T): what every token gets of its window's queries on average, before dropout,
-                                   * so that a window's sum to 1; valid inside observe only */
+    int64_t grid[2], side, shift; /* windows of side x side tokens on a grid, shifted cyclically; side 0: one sequence */
+    abar_tensor columns;          /* (N, heads, T): each token's attention probability, before dropout, averaged over the
+                                   * queries of its window; sums to 1 over a window. Valid during observe only */
 } abar_attention;
 
-/* One linear map: net fills it, curvature reads it. */
+/* One linear map. A net fills it in; a program with its own training loop does so itself. */
 typedef struct abar_layer {
     const char *name;
     abar_tensor weight, bias, weight_grad, bias_grad; /* bias.ndim 0: none */
-    abar_tensor input, output_grad;                   /* valid inside observe only; the shape, where it is known, always */
-    double output_grad_scale;                         /* turns output_grad into dL/dz of the global batch mean */
+    abar_tensor input, output_grad;                   /* data valid during observe only; shapes always, where they are known */
+    double output_grad_scale; /* output_grad times this is the gradient of the mean loss over the whole batch */
     abar_window window;
-    bool reads_network_input; /* "first layer" of methods.md section 1 */
+    bool reads_network_input; /* it is a "first layer" of methods.md section 1 */
     abar_attention attention;
 } abar_layer;
 

@@ -15,34 +15,40 @@ abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t samp
                                 .flip = flip && d.u[2] >> 31};
 }
 
-static void copy_mirrored(uint8_t *restrict out, const uint8_t *restrict in, int64_t n)
+static void copy_mirrored(uint8_t *restrict out, const uint8_t *restrict in, int64_t n, size_t element)
 {
-    for (int64_t i = 0; i < n; i++) out[i] = in[n - 1 - i];
+    if (element == 1)
+        for (int64_t i = 0; i < n; i++) out[i] = in[n - 1 - i];
+    else
+        for (int64_t i = 0; i < n; i++) memcpy(out + (size_t)i * element, in + (size_t)(n - 1 - i) * element, element);
 }
 
-void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in, uint8_t *out)
+void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, size_t element,
+                         const uint8_t *in, uint8_t *out)
 {
     /* out[y][x] = in[y + dy][x + dx], then mirrored; columns from..to of out are inside the image */
     int64_t from = a.dx < 0 ? -a.dx : 0, to = a.dx > 0 ? width - a.dx : width;
+    const size_t row_bytes = (size_t)width * element;
     if (from >= to || a.dy <= -height || a.dy >= height) {
-        memset(out, 0, (size_t)(channels * height * width));
+        memset(out, 0, (size_t)(channels * height) * row_bytes);
         return;
     }
-    int64_t left = a.flip ? width - to : from, n = to - from;
-    for (int64_t c = 0; c < channels; c++, in += height * width)
-        for (int64_t y = 0; y < height; y++, out += width) {
+    const int64_t n = to - from;
+    const size_t left = (size_t)(a.flip ? width - to : from) * element, inside = (size_t)n * element;
+    for (int64_t c = 0; c < channels; c++, in += (size_t)height * row_bytes)
+        for (int64_t y = 0; y < height; y++, out += row_bytes) {
             int64_t row = y + a.dy;
             if (row < 0 || row >= height) {
-                memset(out, 0, (size_t)width);
+                memset(out, 0, row_bytes);
                 continue;
             }
-            const uint8_t *from_row = in + row * width + from + a.dx;
-            memset(out, 0, (size_t)left);
+            const uint8_t *from_row = in + (size_t)row * row_bytes + (size_t)(from + a.dx) * element;
+            memset(out, 0, left);
             if (a.flip)
-                copy_mirrored(out + left, from_row, n);
+                copy_mirrored(out + left, from_row, n, element);
             else
-                memcpy(out + left, from_row, (size_t)n);
-            memset(out + left + n, 0, (size_t)(width - left - n));
+                memcpy(out + left, from_row, inside);
+            memset(out + left + inside, 0, row_bytes - left - inside);
         }
 }
 
@@ -69,9 +75,20 @@ static void look_up_f64(const double table[256], const uint8_t *restrict in, dou
         for (int64_t i = 0; i < n; i++) out[i] = table[in[i]];
 }
 
+static void copy_floats(const float *from, const abar_tensor *to, int64_t n)
+{
+    if (to->dtype == ABAR_F32)
+        memcpy(to->data, from, (size_t)n * sizeof *from);
+    else
+        for (int64_t i = 0; i < n; i++) ((double *)to->data)[i] = from[i];
+}
+
 abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *info, const abar_batch *batch, int64_t rows,
                                  const abar_tensor *input)
 {
+    abar_batch known;
+    ABAR_TRY(abar__struct_read(ctx, "abar_batch", batch, &known, sizeof known));
+    const uint8_t *images = known.images;
     int64_t channels = info->channels, plane = info->height * info->width;
     const int64_t *dim = input->dim;
     bool fits = (input->ndim == 2 && dim[1] == channels * plane) ||
@@ -82,13 +99,17 @@ abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *inf
                           (long long)channels, (long long)info->height, (long long)info->width);
     if ((input->dtype != ABAR_F32 && input->dtype != ABAR_F64) || !abar_tensor_is_dense(input))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "normalise: the input is not a dense F32 or F64 tensor, copy to it from one");
+    if (known.floats) {
+        copy_floats(known.floats, input, rows * channels * plane);
+        return ABAR_OK;
+    }
     for (int64_t c = 0; c < channels; c++) {
         double table[256];
         abar__normalise_table(info, (int)c, table);
         if (input->dtype == ABAR_F32)
-            look_up_f32(table, batch->images + c * plane, (float *)input->data + c * plane, rows, channels * plane, plane);
+            look_up_f32(table, images + c * plane, (float *)input->data + c * plane, rows, channels * plane, plane);
         else
-            look_up_f64(table, batch->images + c * plane, (double *)input->data + c * plane, rows, channels * plane, plane);
+            look_up_f64(table, images + c * plane, (double *)input->data + c * plane, rows, channels * plane, plane);
     }
     return ABAR_OK;
 }

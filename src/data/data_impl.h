@@ -9,7 +9,7 @@
 #define ABAR_PATH_MAX 1024 /* a folder (info.where) and a file name */
 
 typedef struct abar__part {
-    uint8_t *images;  /* (count, C, H, W) */
+    uint8_t *images;  /* (count, C, H, W); float where info.floats */
     int32_t *labels;  /* (count) */
     uint16_t *tokens; /* (count), instead of images and labels; both parts of a text share one block, which the first owns */
     int64_t count;
@@ -51,6 +51,7 @@ struct abar_dataset {
     abar__part part[2];          /* training, test */
     abar__vocabulary vocabulary; /* text */
     int64_t tokens;              /* text: of the whole file */
+    bool borrowed;               /* the parts are the caller's, or another data set's */
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
@@ -67,7 +68,14 @@ abar_status abar__part_alloc(abar_dataset *data, abar__part *part, int64_t count
 /* The path of a file of the set, or of its .gz if only that exists. */
 void abar__data_path(const abar_dataset *data, const char *file, char path[ABAR_PATH_MAX]);
 static inline int64_t abar__limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
-static inline int64_t abar__image_bytes(const abar_dataset_info *info) { return info->channels * info->height * info->width; }
+static inline int64_t abar__image_bytes(const abar_dataset_info *info)
+{
+    return info->channels * info->height * info->width * (info->floats ? (int64_t)sizeof(float) : 1);
+}
+
+/* The same samples, or the first of them (limits as in abar_dataset_config), without a copy: from must outlive it. */
+abar_status abar__dataset_view(abar_context *ctx, const abar_dataset *from, int64_t limit_train, int64_t limit_test,
+                               abar_dataset **out);
 
 /* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all. */
 uint32_t abar__data_crc(const abar_dataset *data, bool test);
@@ -118,9 +126,9 @@ typedef struct abar__augmentation {
 
 /* sample is the index in the data set: the result does not depend on order, batch or threads. */
 abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t sample, int64_t pad, bool flip);
-/* out, in: (C, H, W) bytes that do not overlap; zeros where the crop is outside the image. */
-void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, const uint8_t *in,
-                         uint8_t *out);
+/* out, in: (C, H, W) elements of so many bytes, which do not overlap; zeros where the crop is outside the image. */
+void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, size_t element,
+                         const uint8_t *in, uint8_t *out);
 /* out[v] = (v/255 - mean)/std */
 void abar__normalise_table(const abar_dataset_info *info, int channel, double out[256]);
 

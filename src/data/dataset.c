@@ -215,10 +215,7 @@ static abar_status check_config(abar_context *ctx, const abar_dataset_config *co
 {
     *out = (abar_dataset_config){.size = sizeof *out};
     if (!config) return ABAR_OK;
-    if (config->size < sizeof config->size || config->size > sizeof *out)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: config.size is %zu, set it to sizeof(abar_dataset_config)",
-                          config->size);
-    memcpy(out, config, config->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_dataset_config", config, out, sizeof *out));
     if (out->limit_train < 0 || out->limit_test < 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: a limit is negative, give 0 for all samples");
     return ABAR_OK;
@@ -265,7 +262,7 @@ static size_t token_bytes(const abar_dataset *data) { return (size_t)data->token
 void abar_dataset_close(abar_dataset *data)
 {
     if (!data) return;
-    for (int i = 0; i < 2 && !data->kind->text; i++) {
+    for (int i = 0; i < 2 && !data->kind->text && !data->borrowed; i++) {
         abar__free(data->ctx, data->part[i].images, part_image_bytes(data, &data->part[i]));
         abar__free(data->ctx, data->part[i].labels, part_label_bytes(&data->part[i]));
     }
@@ -284,14 +281,23 @@ size_t abar_dataset_bytes(const abar_dataset *data)
     const abar__vocabulary *v = &data->vocabulary;
     if (data->kind->text)
         return bytes + token_bytes(data) + v->text_bytes + (v->codes ? (size_t)v->count * sizeof *v->codes : 0);
-    for (int i = 0; i < 2; i++) bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
+    for (int i = 0; i < 2 && !data->borrowed; i++)
+        bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
     return bytes;
 }
 
 const uint8_t *abar_dataset_image(const abar_dataset *data, bool test, int64_t i)
 {
     const abar__part *part = &data->part[test];
-    return i < 0 || i >= part->count || !part->images ? NULL : part->images + i * abar__image_bytes(&data->info);
+    if (i < 0 || i >= part->count || !part->images || data->info.floats) return NULL;
+    return part->images + i * abar__image_bytes(&data->info);
+}
+
+const float *abar_dataset_image_floats(const abar_dataset *data, bool test, int64_t i)
+{
+    const abar__part *part = &data->part[test];
+    if (i < 0 || i >= part->count || !data->info.floats) return NULL;
+    return (const float *)(const void *)part->images + i * (abar__image_bytes(&data->info) / (int64_t)sizeof(float));
 }
 
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
@@ -329,11 +335,10 @@ static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dat
     if (kind->look && kind->look(&data) == ABAR_OK) *info = data.info;
 }
 
-abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+static abar_status probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
 {
     const abar__data_kind *kind;
     const char *dir;
-    *out = (abar_dataset_probe){0};
     ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
     out->summary = kind->summary;
     out->info = published_info(kind);
@@ -345,4 +350,13 @@ abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_da
     memcpy(out->info.where, out->where, sizeof out->where);
     if (out->found) probe_shape(ctx, kind, &out->info);
     return ABAR_OK;
+}
+
+abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+{
+    abar_dataset_probe probe = {0};
+    ABAR_TRY(abar__struct_check(ctx, "abar_dataset_probe", out, sizeof probe));
+    abar_status status = probe_name(ctx, spec, &probe);
+    abar__struct_write(&probe, sizeof probe, out);
+    return status;
 }

@@ -93,7 +93,7 @@ typedef struct abar__program_desc {
     abar__program_rule rule;
     const abar__update_scalars *scalars; /* the rule's own: momentum, nesterov, decoupled, beta1, beta2, eps */
     double stat_decay;
-    int64_t tinv, refresh;   /* as in abar_curvature_config; 0 without a method */
+    int64_t tinv, refresh;   /* as in abar__curvature_config; 0 without a method */
     bool every_commit;       /* refresh after every commit, whatever tinv says */
     double kl_clip, base_lr; /* kappa and eta_0 of section 7; kl_clip 0: off */
     size_t room_bytes;       /* that the caller wants to use between steps */
@@ -155,6 +155,7 @@ typedef struct abar__feed abar__feed;
 
 typedef struct abar__feed_desc {
     const uint8_t *images; /* (count, C, H, W), host; NULL: batches are streamed */
+    bool floats;           /* they are float32 and taken as they are */
     const int32_t *labels; /* (count) */
     int64_t count, channels, height, width;
     int64_t context;        /* tokens of a window; 0: images, and the next two have no meaning */
@@ -162,7 +163,7 @@ typedef struct abar__feed_desc {
     int64_t windows;        /* that an order may have */
     int64_t batch;          /* samples of one fill: the micro-batch */
     int64_t step_batch;     /* samples of one step */
-    const float *table;     /* (channels, 256): normalised value of each byte; text: NULL */
+    const float *table;     /* (channels, 256): normalised value of each byte; text and floats: NULL */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;

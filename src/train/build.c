@@ -1,4 +1,5 @@
 /* From settings to things: the data set, the device, the net with its loss, the optimizer with its decays, the loaders. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <string.h>
@@ -22,7 +23,12 @@ static bool is_synthetic(const abar_setup *setup) { return strcmp(setup->train.d
 
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
+    ABAR_TRY(abar__own_check(ctx, setup));
+    if (abar__is_own_data(setup)) {
+        *out = *abar_dataset_info_of(setup->dataset);
+        return ABAR_OK;
+    }
     ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
     *out = probe.info;
     if (out->text || is_synthetic(setup)) take_model_shape(setup, out);
@@ -40,6 +46,8 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
                             abar_dataset **out)
 {
     const abar_train_config *train = &setup->train;
+    if (abar__is_own_data(setup))
+        return abar__dataset_view(ctx, setup->dataset, test_only ? 1 : train->limit_train, train->limit_test, out);
     abar_dataset_config config = {.size = sizeof config,
                                   .limit_train = test_only ? 1 : train->limit_train,
                                   .limit_test = train->limit_test,
@@ -72,6 +80,16 @@ abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_d
     return abar_device_open(ctx, train->device, &config, out);
 }
 
+/* A program's own network may end in anything; labels index its logits. */
+static abar_status check_output(abar_context *ctx, const abar_net *net, const abar_dataset_info *info)
+{
+    const abar_tensor output = abar_net_output(net);
+    if (output.ndim == 2 && output.dim[1] == info->classes) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      "model " ABAR_OWN_MODEL ": its network must end in one vector of %lld logits, one per class",
+                      (long long)info->classes);
+}
+
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             const abar__net_wish *wish, abar_net **out)
 {
@@ -87,6 +105,7 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
                                   .plan_only = wish->plan_only,
                                   .seed = (uint64_t)setup->train.seed};
     abar_status status = abar_net_compile(net, dev, &config);
+    if (status == ABAR_OK && setup->model == &abar__own_model) status = check_output(ctx, net, info);
     if (status < 0) {
         abar_net_destroy(net);
         return status;
@@ -123,7 +142,7 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                .rule_config = setup->rule_config,
                                .method = setup->method ? setup->method->name : NULL,
                                .method_config = setup->method_config,
-                               .curvature = &setup->curvature,
+                               .curvature = setup->curvature_config,
                                .params = params,
                                .n_params = n,
                                .layers = layer,
@@ -155,7 +174,7 @@ static void count_map(void *user, const abar_map_info *map)
 static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device *dev, const abar_net *net,
                                const char *patterns)
 {
-    char *one = setup->curvature.skip_layers;
+    char *one = abar__curvature_config_of(setup)->skip_layers;
     int64_t all = 0;
     one[0] = '\0';
     ABAR_TRY(abar__optim_plan_maps(ctx, setup, dev, net, count_map, &all));
@@ -178,10 +197,11 @@ static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device
 
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net)
 {
-    if (!setup->method || !setup->curvature.skip_layers[0]) return ABAR_OK;
+    const char *patterns = abar__curvature_config_of(setup)->skip_layers;
+    if (!setup->method || !patterns[0]) return ABAR_OK;
     abar_setup *scratch;
     ABAR_TRY(abar__setup_copy(ctx, setup, &scratch));
-    abar_status status = check_skips(ctx, scratch, dev, net, setup->curvature.skip_layers);
+    abar_status status = check_skips(ctx, scratch, dev, net, patterns);
     abar_setup_destroy(ctx, scratch);
     return status;
 }
@@ -205,9 +225,9 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
     void *memory;
     size_t bytes;
     ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
-    *out = abar_optim_plan_bytes(dev, &config);
+    abar_status status = abar_optim_plan_bytes(dev, &config, out);
     abar__free(ctx, memory, bytes);
-    return *out ? ABAR_OK : ABAR_E_ARGUMENT; /* its text is in the context */
+    return status;
 }
 
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)

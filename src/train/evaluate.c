@@ -1,4 +1,5 @@
 /* Test loss, accuracy and logits of weights from a file, without an optimizer or gradients. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <math.h>
@@ -55,21 +56,24 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out)
 {
     evaluator e = {0};
+    abar_evaluation found = {0};
+    ABAR_TRY(abar__struct_check(ctx, "abar_evaluation", out, sizeof found));
     abar_loss loss = {0};
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
     if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feeder, NULL, &loss);
     if (status == ABAR_OK)
-        *out = (abar_evaluation){.loss = loss.loss,
-                                 .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
-                                 .samples = loss.count,
-                                 .seconds = abar__seconds() - began,
-                                 .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
-                                 .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
+        found = (abar_evaluation){.loss = loss.loss,
+                                  .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
+                                  .samples = loss.count,
+                                  .seconds = abar__seconds() - began,
+                                  .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
+                                  .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
     release(ctx, &e);
-    if (status == ABAR_OK && !isfinite(out->loss))
+    if (status == ABAR_OK && !isfinite(found.loss))
         abar__log(ctx, ABAR_LOG_WARNING, "%s: the weights give no finite loss, take an earlier checkpoint", weights);
-    if (status == ABAR_OK && isnan(out->loss)) out->loss = NAN; /* the same NaN everywhere: printed without a sign */
+    if (isnan(found.loss)) found.loss = NAN; /* the same NaN everywhere: printed without a sign */
+    if (status == ABAR_OK) abar__struct_write(&found, sizeof found, out);
     return status;
 }
 
@@ -117,7 +121,7 @@ static abar_status fill_sheet(evaluator *e, sheet *s)
 {
     ABAR_TRY(abar_loader_seek(e->loader, 0, 0));
     for (int64_t first = 0; first < s->n;) {
-        abar_batch batch;
+        abar_batch batch = {.size = sizeof batch};
         abar_loss loss;
         ABAR_TRY(abar_loader_next(e->loader, &batch));
         ABAR_TRY(abar__stepper_infer(&e->stepper, &batch, &loss));
@@ -135,7 +139,7 @@ static abar_status add_sheet(abar__safetensors_writer *writer, const sheet *s, c
     const int64_t image_dim[4] = {s->n, info->channels, info->height, info->width}, logit_dim[2] = {s->n, s->classes};
     const int64_t token_dim[3] = {s->n, s->rows, s->classes};
     abar_tensor samples = s->text ? abar_tensor_wrap(NULL, s->samples, ABAR_I32, 2, token_dim)
-                                  : abar_tensor_wrap(NULL, s->samples, ABAR_U8, 4, image_dim);
+                                  : abar_tensor_wrap(NULL, s->samples, info->floats ? ABAR_F32 : ABAR_U8, 4, image_dim);
     abar_tensor labels = abar_tensor_wrap(NULL, s->labels, ABAR_I32, s->text ? 2 : 1, token_dim);
     abar_tensor logits = abar_tensor_wrap(NULL, s->logits, ABAR_F32, s->text ? 3 : 2, s->text ? token_dim : logit_dim);
     ABAR_TRY(abar__safetensors_writer_add(writer, s->text ? "tokens" : "images", &samples));
@@ -162,7 +166,7 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
     if (status == ABAR_OK) {
         const abar_dataset_info *info = abar_dataset_info_of(e.data);
         const int64_t rows = abar__context_of(setup), all = abar_loader_samples(e.loader);
-        const int64_t image = info->channels * info->height * info->width;
+        const int64_t image = abar__image_bytes(info);
         sheet s = {.n = n < all ? n : all,
                    .sample = info->text ? rows * (int64_t)sizeof(int32_t) : image,
                    .rows = rows,

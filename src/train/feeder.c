@@ -15,7 +15,7 @@ static void fill_table(const abar_dataset_info *info, float *table)
 
 static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__feeder *f)
 {
-    if (info->text) return f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
+    if (info->text || info->floats) return f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
     const size_t bytes = (size_t)info->channels * 256 * sizeof(float);
     void *table;
     ABAR_TRY(abar__alloc(ctx, bytes, &table));
@@ -33,7 +33,8 @@ abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_
     const abar__queue_ops *queue = dev->ops->queue;
     if (!queue) return ABAR_OK;
     const abar_dataset_info *info = abar_dataset_info_of(data);
-    abar__feed_desc desc = {.images = abar_dataset_image(data, wish->test, 0),
+    abar__feed_desc desc = {.images = data->part[wish->test].images,
+                            .floats = info->floats,
                             .labels = data->part[wish->test].labels,
                             .tokens = abar_dataset_tokens(data, wish->test),
                             .context = info->text ? wish->context : 0,

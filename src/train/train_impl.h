@@ -1,6 +1,7 @@
 /* The inside of training: what a setup is built into, one step, and the state of a run between two steps.
  *
  *     config.c  config_json.c  recipe.c     the settings: tables, defaults, config.json
+ *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     feeder.c  pipeline.c                  batches and steps on a queued device
@@ -12,6 +13,7 @@
 
 #include "abar/train.h"
 #include "base/base_impl.h"
+#include "curvature/curvature_impl.h"
 #include "device/device_impl.h"
 #include "io/io.h"
 
@@ -27,6 +29,9 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
 
+/* Typed: what abar_curvature_options describe. */
+static inline abar__curvature_config *abar__curvature_config_of(const abar_setup *setup) { return setup->curvature_config; }
+
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
 abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__text *out);
@@ -34,6 +39,14 @@ abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__
 abar_status abar__setup_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_setup **out);
 /* What may change between a checkpoint and the run that goes on from it, and what must not. */
 abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const abar_setup *now);
+
+/* own.c: what a program builds and holds itself. */
+#define ABAR_OWN_MODEL "own"
+#define ABAR_OWN_DATA "memory"
+extern const abar_model abar__own_model;
+bool abar__is_own_data(const abar_setup *setup);
+/* Whether the setup has been given what its names stand for. */
+abar_status abar__own_check(abar_context *ctx, const abar_setup *setup);
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
@@ -85,7 +98,8 @@ abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_
 /* The samples of a batch, as a feed stages them. */
 static inline const void *abar__batch_samples(const abar_batch *batch)
 {
-    return batch->tokens ? (const void *)batch->tokens : (const void *)batch->images;
+    if (batch->tokens) return batch->tokens;
+    return batch->floats ? (const void *)batch->floats : (const void *)batch->images;
 }
 
 /* ---- one step ------------------------------------------------------------------------------------------------- */

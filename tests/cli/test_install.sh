@@ -34,6 +34,37 @@ rc=0
 ./embed nothing >stdout 2>stderr || rc=$?
 check "a method that does not exist is an error" test $rc = 1 -a -s stderr
 
+ran="cc own_network.c with pkg-config"
+# shellcheck disable=SC2046
+check "the example of one's own network builds" cc -std=c11 -Wall -Wextra -Wpedantic -Wshadow -Werror -o own_network "$root/examples/own_network.c" $(pkg-config --cflags --libs abar)
+learned() { awk -v from="$1" -v epochs="$2" '/^epoch/ {n++; if ($2 != from + n) bad = 1; last = $(NF - 1)} END {exit bad || n != epochs || last < 95}' stdout; }
+ran="own_network"
+./own_network >stdout 2>stderr
+rc=$?
+check "one's own network runs" test $rc = 0
+check "one's own network learns" learned 0 4
+ran="own_network out"
+./own_network out >stdout 2>stderr
+check "one's own network keeps its run" test -s out/state.safetensors -a -s out/model.safetensors -a -s out/log.jsonl
+ran="own_network out resume"
+./own_network out resume >stdout 2>stderr
+rc=$?
+check "one's own network resumes" test $rc = 0
+check "one's own network goes on where it was" learned 4 4
+
+# What the headers declare and what the libraries export is the same (docs/abi.md). A name before (* is a type's.
+declared() { echo "#include <abar/$1>" | cc -E -P -x c -I"$prefix/include" - | grep -oE '\babar_[a-z0-9_]+ ?\([^*]' | grep -oE '^abar_[a-z0-9_]+' | sort -u; }
+exported() { nm -D --defined-only "$LD_LIBRARY_PATH/$1" | awk '{print $3}' | sort -u; }
+same_symbols() {
+    diff <(declared "$1") <(exported "$2") >stdout 2>stderr
+    rc=$?
+    test $rc = 0
+}
+ran="diff of declared (<) and exported (>) symbols"
+check "there are declarations to compare" test "$(declared abar.h | wc -l)" -gt 150
+check "libabar exports what abar.h declares" same_symbols abar.h libabar.so
+check "libabar_optim exports what optim.h declares" same_symbols optim.h libabar_optim.so
+
 ran="exported symbols"
 for library in libabar_optim.so libabar.so; do
     nm -D --defined-only "$LD_LIBRARY_PATH/$library" | awk '{print $3}' >symbols
@@ -41,6 +72,49 @@ for library in libabar_optim.so libabar.so; do
     check "$library keeps its inside to itself" bash -c "! grep -vE '^abar_[a-z]' symbols"
 done
 check "the optimizer library stands alone" bash -c "! ldd '$LD_LIBRARY_PATH/libabar_optim.so' | grep -E 'dnnl|cjson|libz'"
+
+# Every C example of the README and of the headers' comments (lines indented by five) compiles and runs. One without a main is
+# part of a program that has a context, a device and a net.
+read_examples() {
+    awk -v into="$1" '
+        function begin() { n++; file = sprintf("%s-%02d.part", into, n) }
+        /^```c$/ { begin(); fenced = 1; next }
+        /^```$/ { fenced = 0; next }
+        FILENAME ~ /\.h$/ && /^ \*     [^ ]/ { if (!listed) begin(); listed = 1; sub(/^ \*     /, ""); print >file; next }
+        FILENAME ~ /\.h$/ { listed = 0 }
+        fenced { print >file }' "$2"
+}
+complete() { # PART: a program on stdout
+    if grep -q 'int main' "$1"; then
+        cat "$1"
+        return
+    fi
+    echo '#include <abar/abar.h>'
+    echo '#include <stdio.h>'
+    echo 'int main(void) {'
+    echo '    abar_context *ctx; abar_device *dev; abar_net *net; abar_loss loss;'
+    echo '    if (abar_context_create(NULL, &ctx) < 0 || abar_device_open(ctx, "cpu", NULL, &dev) < 0 || abar_net_create(ctx, &net) < 0) return 1;'
+    grep -q 'abar_value x' "$1" || echo '    abar_value x = abar_input(net, 1, (int64_t[]){16});'
+    cat "$1"
+    grep -q abar_net_compile "$1" || echo '    abar_softmax_cross_entropy(net, x, 0.0); abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 2));'
+    echo '    int failed = abar_net_forward(net, &ABAR_CONFIG(abar_run_config, .training = false), &loss) < 0;'
+    echo '    if (failed) fprintf(stderr, "%s\n", abar_context_error(ctx));'
+    echo '    abar_net_destroy(net); abar_device_close(dev); abar_context_destroy(ctx);'
+    echo '    return failed; }'
+}
+read_examples readme "$root/README.md"
+for header in "$prefix"/include/abar/*.h; do read_examples "$(basename "$header" .h)" "$header"; done
+grep -lE 'abar_[a-z0-9_]+\(' ./*.part >parts
+check "there are examples to try" test "$(wc -l <parts)" -ge 4
+while read -r part; do
+    ran="the example $part"
+    complete "$part" >example.c
+    # shellcheck disable=SC2046
+    check "$part compiles" cc -std=c11 -Wall -Wextra -Werror -o example example.c $(pkg-config --cflags --libs abar) >stdout 2>stderr
+    ./example >stdout 2>stderr
+    rc=$?
+    check "$part runs" test $rc = 0
+done <parts
 
 mkdir cmake-user && cat >cmake-user/CMakeLists.txt <<'END'
 cmake_minimum_required(VERSION 3.25)

@@ -16,6 +16,8 @@ typedef struct bench {
     int64_t micro;
     abar_tensor input, target; /* of one micro-batch, on the device */
     float table[CHANNELS][256];
+    abar_dataset *bytes; /* where data has floats: what they were made of */
+    float train[SAMPLES * IMAGE], test[TESTS * IMAGE];
 } bench;
 
 static void need(const bench *b, abar_status status, const char *what)
@@ -29,7 +31,7 @@ static const abar__feed_ops *ops(const bench *b) { return b->dev->ops->queue->fe
 typedef struct bench_wish {
     abar_precision precision;
     int64_t micro, pad;
-    bool flip, vectors, streamed, test;
+    bool flip, vectors, streamed, test, floats;
 } bench_wish;
 
 static void make_feed(bench *b, const bench_wish *w)
@@ -42,18 +44,41 @@ static void make_feed(bench *b, const bench_wish *w)
     const abar__part *part = &b->data->part[w->test];
     const abar__feed_desc desc = {.images = w->streamed ? NULL : part->images,
                                   .labels = w->streamed ? NULL : part->labels,
+                                  .floats = w->floats,
                                   .count = part->count,
                                   .channels = CHANNELS,
                                   .height = SIDE,
                                   .width = SIDE,
                                   .batch = w->micro,
                                   .step_batch = BATCH,
-                                  .table = &b->table[0][0],
+                                  .table = w->floats ? NULL : &b->table[0][0],
                                   .seed = 77,
                                   .crop_pad = w->streamed ? 0 : w->pad, /* streamed images are already cropped */
                                   .flip = !w->streamed && w->flip};
-    assert_true(ops(b)->bytes(&desc) >= (size_t)(w->streamed ? BATCH : part->count) * IMAGE);
+    const size_t element = w->floats ? sizeof(float) : 1;
+    assert_true(ops(b)->bytes(&desc) >= (size_t)(w->streamed ? BATCH : part->count) * IMAGE * element);
     NEED(b, ops(b)->create(b->dev, &desc, &b->feed));
+}
+
+/* Puts a data set of floats in the place of the one of bytes: numbers that no byte's table has. */
+static void make_floats(bench *b)
+{
+    b->bytes = b->data;
+    for (int i = 0; i < SAMPLES * IMAGE; i++) b->train[i] = (float)b->bytes->part[0].images[i] / 3.0f - 40.0f;
+    for (int i = 0; i < TESTS * IMAGE; i++) b->test[i] = (float)b->bytes->part[1].images[i] / 7.0f - 10.0f;
+    const abar_dataset_images images = {.size = sizeof images,
+                                        .channels = CHANNELS,
+                                        .height = SIDE,
+                                        .width = SIDE,
+                                        .classes = 7,
+                                        .train = SAMPLES,
+                                        .test = TESTS,
+                                        .train_images = b->train,
+                                        .test_images = b->test,
+                                        .train_labels = b->bytes->part[0].labels,
+                                        .test_labels = b->bytes->part[1].labels,
+                                        .floats = true};
+    NEED(b, abar_dataset_wrap(b->ctx, &images, &b->data));
 }
 
 static void open_bench(bench *b, const bench_wish *w)
@@ -73,6 +98,7 @@ static void open_bench(bench *b, const bench_wish *w)
     assert_int_equal(abar_context_create(NULL, &b->ctx), ABAR_OK);
     NEED(b, abar_device_open(b->ctx, "cuda", &config, &b->dev));
     NEED(b, abar_dataset_open(b->ctx, "synthetic", &data, &b->data));
+    if (w->floats) make_floats(b);
     NEED(b, abar_loader_create(b->ctx, b->data, &loader, &b->loader));
     make_feed(b, w);
     const int64_t dim[4] = {w->micro, w->vectors ? IMAGE : CHANNELS, SIDE, SIDE};
@@ -90,6 +116,7 @@ static void close_bench(bench *b)
     abar_device_free(b->dev, b->target.data, abar_tensor_bytes(&b->target));
     abar_loader_destroy(b->loader);
     abar_dataset_close(b->data);
+    abar_dataset_close(b->bytes);
     abar_device_close(b->dev);
     assert_int_equal(abar_context_memory(b->ctx).now, 0);
     abar_context_destroy(b->ctx);
@@ -133,7 +160,7 @@ static void check_part(bench *b, const abar_batch *batch, int64_t first)
 
 static void check_step(bench *b)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
     for (int64_t first = 0; first < BATCH; first += b->micro) {
         NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
@@ -150,6 +177,8 @@ static const bench_wish wishes[] = {
     {.micro = BATCH / 2, .flip = true, .vectors = true},
     {.micro = BATCH, .pad = 2, .flip = true, .precision = ABAR_PRECISION_BF16},
     {.micro = BATCH, .pad = 2, .vectors = true, .precision = ABAR_PRECISION_BF16},
+    {.micro = BATCH / 2, .pad = 4, .flip = true, .floats = true},
+    {.micro = BATCH, .vectors = true, .floats = true, .precision = ABAR_PRECISION_BF16},
 };
 enum { WISHES = sizeof wishes / sizeof *wishes };
 
@@ -197,7 +226,7 @@ static void batches_from_a_recording_are_the_loaders(void **unused)
     for (int64_t epoch = 0; epoch < 3; epoch++) {
         if (epoch > 0) begin_epoch(&b, epoch, 0);
         for (int step = 0; step < STEPS; step++) {
-            abar_batch batch;
+            abar_batch batch = {.size = sizeof batch};
             NEED(&b, abar_loader_next(b.loader, &batch));
             NEED(&b, q->replay(b.dev, graph));
             check_part(&b, &batch, 0);
@@ -231,16 +260,20 @@ static void streamed_batches_are_the_loaders(void **unused)
 {
     (void)unused;
     static const bench_wish streamed[] = {{.micro = BATCH / 2, .pad = 4, .flip = true, .streamed = true},
-                                          {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16}};
-    for (int i = 0; i < 2; i++) {
+                                          {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16},
+                                          {.micro = BATCH, .pad = 4, .flip = true, .streamed = true, .floats = true}};
+    for (int i = 0; i < 3; i++) {
         bench b;
         open_bench(&b, &streamed[i]);
         for (int step = 0; step < 2 * STEPS; step++) {
-            abar_batch batch;
-            uint8_t images[BATCH * IMAGE];
+            abar_batch batch = {.size = sizeof batch};
+            float images[BATCH * IMAGE]; /* room for either kind */
             int32_t labels[BATCH];
             NEED(&b, abar_loader_next(b.loader, &batch));
-            memcpy(images, batch.images, sizeof images);
+            if (streamed[i].floats)
+                memcpy(images, batch.floats, sizeof images);
+            else
+                memcpy(images, batch.images, BATCH * IMAGE);
             memcpy(labels, batch.labels, sizeof labels);
             NEED(&b, ops(&b)->stage(b.dev, b.feed, images, labels));
             memset(images, 0, sizeof images);
@@ -341,7 +374,7 @@ static void check_windows(text_bench *t, const abar_batch *batch, int64_t first)
 static void check_text_step(text_bench *t, bool streamed)
 {
     bench *b = &t->b;
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
     if (streamed) NEED(b, ops(b)->stage(b->dev, b->feed, batch.tokens, batch.labels));
     for (int64_t first = 0; first < TEXT_BATCH; first += b->micro) {

@@ -25,7 +25,7 @@ typedef struct slot {
 
 /* What the kernel reads, in device memory. */
 typedef struct source {
-    const uint8_t *images; /* (count, C, H, W) */
+    const uint8_t *images; /* (count, C, H, W), float where floats */
     const int32_t *labels; /* (count) */
     const uint16_t *text;  /* (count), instead of both */
     const int32_t *order;  /* (n) */
@@ -36,7 +36,7 @@ typedef struct source {
     place_in_epoch *at;
     int64_t channels, height, width, context, step_batch;
     uint64_t seed;
-    int32_t pad, flip;
+    int32_t pad, flip, floats;
 } source;
 
 struct abar__feed {
@@ -100,7 +100,8 @@ static __global__ void fill_batch(const __grid_constant__ source s, int64_t firs
         sample = s.order[(at.step * s.step_batch + i) % at.n];
         c = draw_crop(s, at.epoch, sample);
     }
-    const uint8_t *image = (at.staged ? s.staged_images : s.images) + sample * s.channels * area;
+    const uint8_t *images = at.staged ? s.staged_images : s.images;
+    const int64_t start = sample * s.channels * area;
     if (threadIdx.x == 0) target[blockIdx.x] = (at.staged ? s.staged_labels : s.labels)[sample];
     for (int64_t p = threadIdx.x; p < area; p += blockDim.x) {
         const int64_t y = p / s.width, x = p % s.width;
@@ -108,8 +109,10 @@ static __global__ void fill_batch(const __grid_constant__ source s, int64_t firs
         const bool inside = row >= 0 && row < s.height && column >= 0 && column < s.width;
         const int64_t to = blockIdx.x * out.stride[0] + y * out.stride[2] + x * out.stride[3];
         for (int64_t k = 0; k < s.channels; k++) {
-            const int byte = inside ? image[k * area + row * s.width + column] : 0;
-            store_any(out.data, out.dtype, to + k * out.stride[1], (double)__ldg(s.table + k * 256 + byte));
+            const int64_t from = start + k * area + row * s.width + column;
+            const float value = s.floats ? (inside ? ((const float *)images)[from] : 0.0f)
+                                         : __ldg(s.table + k * 256 + (inside ? images[from] : 0));
+            store_any(out.data, out.dtype, to + k * out.stride[1], (double)value);
         }
     }
 }
@@ -227,13 +230,14 @@ static size_t place(size_t *at, size_t bytes)
 
 static bool is_resident(const abar__feed_desc *d) { return d->context > 0 ? d->tokens != NULL : d->images != NULL; }
 
-static size_t table_bytes(const abar__feed_desc *d) { return d->context > 0 ? 0 : (size_t)d->channels * 256 * sizeof(float); }
+static size_t table_bytes(const abar__feed_desc *d) { return d->context > 0 || d->floats ? 0 : (size_t)d->channels * 256 * sizeof(float); }
 
 static layout lay_out(const abar__feed_desc *d)
 {
     layout l = {};
     const bool text = d->context > 0;
-    const size_t image = (size_t)(d->channels * d->height * d->width), batch = (size_t)d->step_batch;
+    const size_t element = d->floats ? sizeof(float) : 1;
+    const size_t image = (size_t)(d->channels * d->height * d->width) * element, batch = (size_t)d->step_batch;
     const size_t sample = text ? (size_t)d->context * sizeof(int32_t) : image;
     l.at = place(&l.total, sizeof(place_in_epoch));
     l.table = place(&l.total, table_bytes(d));
@@ -311,6 +315,7 @@ static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *
     f->s.seed = d->seed;
     f->s.pad = (int32_t)d->crop_pad;
     f->s.flip = d->flip;
+    f->s.floats = d->floats;
     if (d->table) ABAR_TRY(upload(dev, f->memory + l.table, d->table, table_bytes(d)));
     const place_in_epoch start = {0, 0, 1, !f->resident};
     ABAR_TRY(upload(dev, f->s.at, &start, sizeof start));
