@@ -1,9 +1,11 @@
 /* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage. */
 #include "cli.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const command *const commands[] = {&command_train,  &command_compare,    &command_eval,
                                           &command_sample, &command_bench,      &command_models,
@@ -42,8 +44,17 @@ static int run_command(cli *c)
     return code;
 }
 
+/* The first file that is opened would get the number of a closed stream, and what is printed would be written into it. */
+static bool open_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) != fd) return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
+    if (!open_closed_streams()) return EXIT_FAILURE; /* and there may be nobody to tell */
     signal(SIGXFSZ, SIG_IGN); /* a file over the limit (ulimit -f) is an error like a full disk, and told like one */
     bool help = argc > 1 && (strcmp(argv[1], "help") == 0 || is_any(argv[1], "--help", "-h"));
     if (argc < 2 || (help && argc == 2)) {
