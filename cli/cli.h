@@ -25,6 +25,7 @@ typedef struct cli {
     int argc; /* the words after the subcommand */
     char **argv;
     bool help, quiet;
+    bool json;                 /* --json is among them: a failure is an object on stdout, too */
     struct progress *progress; /* the line being redrawn, if any: whoever prints clears it first */
 } cli;
 
@@ -45,10 +46,13 @@ struct command {
 extern const command command_train, command_compare, command_eval, command_sample, command_bench, command_models, command_data,
     command_optimizers;
 
-/* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
+/* ---- errors.c: "abar: subject: reason, and what to do" on stderr, once; with --json also {"error": ..., "status": CODE} on
+ * stdout --------------------------------------------------------------------------------------------------------- */
 
 /* Prints and returns code. */
-int cli_fail(int code, const char *format, ...) CLI_PRINTF(2, 3);
+int cli_fail(const cli *c, int code, const char *format, ...) CLI_PRINTF(3, 4);
+/* The line on stderr alone, for when stdout has its object already, or cannot be written. */
+int cli_fail_reported(int code, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints the context's error; EXIT_USAGE when the caller asked for something impossible, EXIT_FAILURE otherwise. */
 int cli_fail_status(const cli *c, abar_status status);
 /* The same for what came from the command line itself: a name that does not exist is wrong usage, too. */
@@ -78,6 +82,8 @@ int flags_resume(const cli *c, const char **folder);
 /* Refuses an --out without a name in the same way. */
 int flags_out(const cli *c);
 bool flags_ask_help(const cli *c);
+/* Whether --json is given, of a subcommand that has it: known before the flags are read, which may fail. */
+bool flags_ask_json(const cli *c);
 /* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
 int flags_recipe(cli *c, abar_setup **out);
 /* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
@@ -109,7 +115,7 @@ void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
 /* Takes it back when nothing came of it: only empty folders go. */
 void folder_unclaim(const char *out);
 /* The weights of a checkpoint: the file itself, or what lies in the folder of a run. Returns an exit code. */
-int folder_weights(const char *checkpoint, char *weights, size_t size);
+int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size);
 
 /* ---- stop.c ---------------------------------------------------------------------------------------------------- */
 
@@ -135,11 +141,30 @@ const char *help_placeholder(const abar_option *option);
 /* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
 void help_options(const cli *c, const abar_option *table, const void *config);
 
+/* ---- json.c ---------------------------------------------------------------------------------------------------- */
+
+/* A JSON value on stdout, one line. Begin with {0}. name: of a member; NULL: inside an array, or the whole. */
+typedef struct json_writer {
+    char open[8]; /* the brackets that are open */
+    int depth;
+    bool comma; /* before the next value */
+} json_writer;
+
+void json_begin(json_writer *j, const char *name, char bracket); /* '{' or '[' */
+void json_end(json_writer *j);
+void json_finish(json_writer *j);                                   /* ends all that is open, and the line */
+void json_text(json_writer *j, const char *name, const char *text); /* NULL: null */
+void json_int(json_writer *j, const char *name, int64_t n);
+void json_real(json_writer *j, const char *name, double x); /* null where JSON has no number */
+void json_bool(json_writer *j, const char *name, bool value);
+/* Of the flag, in every subcommand that has it. */
+#define JSON_HELP "print one JSON object, and nothing else; after a failure, its error and exit status"
+
 /* ---- profile.c ------------------------------------------------------------------------------------------------- */
 
 void print_profile(const abar_bench *bench, const abar_bench_result *result);
-/* Members of the result's object, a comma first. */
-void print_profile_json(const abar_bench *bench, const abar_bench_result *result);
+/* Members of the result's object. */
+void print_profile_json(json_writer *j, const abar_bench *bench, const abar_bench_result *result);
 
 /* ---- table.c --------------------------------------------------------------------------------------------------- */
 
@@ -161,9 +186,7 @@ const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.003
 const char *print_fixed(char *text, double n, int decimals);
 /* The text as a shell takes it for one word. */
 void print_shell_word(char *word, size_t size, const char *text);
-void print_json_text(FILE *out, const char *text); /* "quoted" */
-void print_json_number(FILE *out, double n);       /* null where JSON has no number */
-int print_window(FILE *out);                       /* columns of the terminal; 0: it is none, or does not say */
+int print_window(FILE *out); /* columns of the terminal; 0: it is none, or does not say */
 /* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
 int print_width(FILE *out);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */

@@ -31,11 +31,7 @@ static const abar_option own[] = {
      .offset = offsetof(bench_flags, profile),
      .fallback = "false",
      .help = "time every operation of the network, too, beside what it has to move and to compute"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(bench_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object"},
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(bench_flags, json), .fallback = "false", .help = JSON_HELP},
     {0}};
 
 static const char *const settings[] = {
@@ -73,18 +69,17 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
                  {"ms_refresh", r->ms_refresh},
                  {"samples_per_second", r->samples_per_second},
                  {"seconds_to_first_step", r->seconds_to_first_step}};
-    printf("{\"model\": ");
-    print_json_text(stdout, setup->train.model);
-    printf(", \"optim\": ");
-    print_json_text(stdout, setup->train.optim);
-    printf(", \"batch\": %" PRId64 ", \"steps\": %" PRId64, setup->train.batch, steps);
-    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
-        printf(", \"%s\": ", field[i].key);
-        print_json_number(stdout, field[i].value);
-    }
-    printf(", \"peak_bytes\": %zu", r->peak_bytes);
-    if (abar_bench_row_count(bench) > 0) print_profile_json(bench, r);
-    printf("}\n");
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "optim", setup->train.optim);
+    json_text(&j, "device", r->device);
+    json_int(&j, "batch", setup->train.batch);
+    json_int(&j, "steps", steps);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) json_real(&j, field[i].key, field[i].value);
+    json_int(&j, "peak_bytes", (int64_t)r->peak_bytes);
+    if (abar_bench_row_count(bench) > 0) print_profile_json(&j, bench, r);
+    json_finish(&j);
 }
 
 /* A step of a large net takes seconds, and is not to be disturbed by news: one line until they are over. */

@@ -42,11 +42,7 @@ static const abar_option own[] = {
      .offset = offsetof(compare_flags, resume),
      .fallback = "",
      .help = "go on with the comparison in this folder"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(compare_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else"},
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(compare_flags, json), .fallback = "false", .help = JSON_HELP},
     {.name = "quiet",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(compare_flags, quiet),
@@ -290,7 +286,7 @@ static int refuse_settings(const cli *c)
         if (strncmp(c->argv[i], "--", 2) != 0) continue;
         while (*a && (strncmp(name, *a, strlen(*a)) != 0 || (name[strlen(*a)] && name[strlen(*a)] != '='))) a++;
         if (!*a)
-            return cli_fail(EXIT_USAGE,
+            return cli_fail(c, EXIT_USAGE,
                             "--%.*s: a comparison goes on with the settings it has, only --seeds may grow and --jobs change",
                             (int)strcspn(name, "="), name);
     }
@@ -308,13 +304,13 @@ static int load(cli *c, compare_flags *flags, const abar_compare_events *events,
 }
 
 /* --jobs N or auto. Returns an exit code. */
-static int set_jobs(const compare_flags *flags, abar_compare *compare)
+static int set_jobs(const cli *c, const compare_flags *flags, abar_compare *compare)
 {
     char *end;
     const bool automatic = strcmp(flags->jobs, "auto") == 0;
     const long n = automatic ? 0 : strtol(flags->jobs, &end, 10);
     if (!automatic && (*end || n < 1 || n > ABAR_COMPARE_JOBS_MAX))
-        return cli_fail(EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
+        return cli_fail(c, EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
                         ABAR_COMPARE_JOBS_MAX);
     abar_compare_jobs(compare, (int)n);
     return EXIT_SUCCESS;
@@ -389,7 +385,8 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
     }
     if (status == ABAR_STOPPED) return stop_exit_code();
     if (runs_failed(compare) < abar_compare_run_count(compare)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", abar_compare_dir(compare));
+    return cli_fail_reported(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons",
+                             abar_compare_dir(compare));
 }
 
 static int run(cli *c)
@@ -403,7 +400,7 @@ static int run(cli *c)
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
-    if (!code) code = set_jobs(&flags, compare);
+    if (!code) code = set_jobs(c, &flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
     abar_compare_destroy(compare);
     if (code && flags.own_folder) folder_unclaim(flags.out);

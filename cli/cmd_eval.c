@@ -21,11 +21,7 @@ static const abar_option own[] = {
      .offset = offsetof(eval_flags, logits),
      .fallback = "",
      .help = "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(eval_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object"},
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(eval_flags, json), .fallback = "false", .help = JSON_HELP},
     {0}};
 
 static const char *const settings[] = {"model",       "data",      "batch",   "label-smoothing", "limit-test",
@@ -33,24 +29,24 @@ static const char *const settings[] = {"model",       "data",      "batch",   "l
                                        "limit-train", "text",      NULL};
 
 /* "100:logits.safetensors" */
-static int parse_logits(const char *text, int64_t *count, const char **path)
+static int parse_logits(const cli *c, const char *text, int64_t *count, const char **path)
 {
     char *end;
     long long n = strtoll(text, &end, 10);
     *count = n;
     *path = end + 1;
     if (end == text || *end != ':' || n < 1 || !end[1])
-        return cli_fail(EXIT_USAGE, "--logits: %s is not N:FILE, for example 100:logits.safetensors", text);
+        return cli_fail(c, EXIT_USAGE, "--logits: %s is not N:FILE, for example 100:logits.safetensors", text);
     return EXIT_SUCCESS;
 }
 
 /* Nobody wants the weights replaced by what they make of images. */
-static int check_logits(const char *path)
+static int check_logits(const cli *c, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     const bool kept = strcmp(name, "state.safetensors") == 0 || strcmp(name, "model.safetensors") == 0;
     if (!kept || !path_exists(path)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--logits: %s holds the weights of a run, choose another file", path);
+    return cli_fail(c, EXIT_USAGE, "--logits: %s holds the weights of a run, choose another file", path);
 }
 
 /* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
@@ -90,7 +86,7 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
     if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
     abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
     if (status < 0 && !run)
-        return cli_fail(EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
+        return cli_fail(c, EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
     if (status < 0) return cli_fail_status(c, status);
     int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
     return code ? code : flags_read(c, flags, *setup, NULL);
@@ -132,25 +128,20 @@ static void print_evaluation(const abar_setup *setup, const char *weights, const
         print_words(setup, e);
         return;
     }
-    printf("{\"model\": ");
-    print_json_text(stdout, setup->train.model);
-    printf(", \"data\": ");
-    print_json_text(stdout, setup->train.data);
-    printf(", \"checkpoint\": ");
-    print_json_text(stdout, weights);
-    printf(", \"test_acc\": ");
-    print_json_number(stdout, e->accuracy);
-    printf(", \"test_loss\": ");
-    print_json_number(stdout, e->loss);
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "data", setup->train.data);
+    json_text(&j, "checkpoint", weights);
+    json_real(&j, "test_acc", e->accuracy);
+    json_real(&j, "test_loss", e->loss);
     if (setup->model->text) {
-        printf(", \"test_ppl\": ");
-        print_json_number(stdout, e->perplexity);
-        printf(", \"test_bpc\": ");
-        print_json_number(stdout, e->bits);
+        json_real(&j, "test_ppl", e->perplexity);
+        json_real(&j, "test_bpc", e->bits);
     }
-    printf(", \"samples\": %" PRId64 ", \"seconds\": ", e->samples);
-    print_json_number(stdout, e->seconds);
-    printf("}\n");
+    json_int(&j, "samples", e->samples);
+    json_real(&j, "seconds", e->seconds);
+    json_finish(&j);
 }
 
 static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
@@ -158,9 +149,9 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     char weights[2 * ABAR_OPTION_TEXT_MAX];
     int64_t count = 0;
     const char *path = NULL;
-    int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
-    if (!code && path) code = check_logits(path);
-    if (!code) code = folder_weights(flags->checkpoint, weights, sizeof weights);
+    int code = flags->logits[0] ? parse_logits(c, flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code && path) code = check_logits(c, path);
+    if (!code) code = folder_weights(c, flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result;
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
@@ -178,7 +169,7 @@ static int run(cli *c)
     const char *checkpoint = flags_peek(c, "checkpoint");
     int code = make_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
     if (!code && !flags.checkpoint[0])
-        code = cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
+        code = cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
     if (!code) code = flags_check(c, setup);
     if (!code) code = evaluate(c, setup, &flags);
     abar_setup_destroy(c->ctx, setup);

@@ -7,7 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const abar_option own[] = {{0}};
+typedef struct models_flags {
+    bool json;
+} models_flags;
+
+static const abar_option own[] = {
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(models_flags, json), .fallback = "false", .help = JSON_HELP},
+    {0}};
 
 static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
                                        "label-smoothing", "device",     "precision", "threads", "workers",
@@ -67,31 +73,65 @@ static abar_status count_parameters(cli *c, abar_device *ref, const char *name, 
     return status;
 }
 
-static int list_models(cli *c)
+static void print_model(const char *name, const abar_model *model, int64_t parameters)
 {
     char input[48], number[NUMBER_MAX];
     const int window = print_window(stdout);
-    abar_device *ref = NULL;
-    abar_status status = open_device(c, "ref", 1, &ref);
-    if (status < 0) return cli_fail_status(c, status);
-    printf("%-11s  %-13s  %11s\n", "model", "input", "parameters");
-    for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
-        const abar_model *model = abar_model_find(*name);
-        int64_t parameters = 0;
-        status = count_parameters(c, ref, *name, &parameters);
-        if (status < 0) break;
-        if (model->text)
-            snprintf(input, sizeof input, "%" PRId64 " tokens", model->input[0]);
+    if (model->text)
+        snprintf(input, sizeof input, "%" PRId64 " tokens", model->input[0]);
+    else
+        snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
+                 model->input[2]);
+    const int lead = printf("%-11s  %-13s  %11s  ", name, input, print_count(number, parameters));
+    print_wrapped(stdout, lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
+}
+
+static void print_model_json(json_writer *j, const char *name, const abar_model *model, int64_t parameters)
+{
+    json_begin(j, NULL, '{');
+    json_text(j, "model", name);
+    json_text(j, "summary", model->summary);
+    json_bool(j, "text", model->text);
+    json_begin(j, "input", '['); /* tokens; or channels, height, width */
+    for (int i = 0; i < (model->text ? 1 : 3); i++) json_int(j, NULL, model->input[i]);
+    json_end(j);
+    json_int(j, "classes", model->classes);
+    json_int(j, "parameters", parameters);
+    json_end(j);
+}
+
+static void print_models(const cli *c, const int64_t *parameters, bool json)
+{
+    const char *const *names = abar_model_names();
+    json_writer j = {0};
+    if (json) json_begin(&j, NULL, '{');
+    if (json) json_begin(&j, "models", '[');
+    if (!json) printf("%-11s  %-13s  %11s\n", "model", "input", "parameters");
+    for (int i = 0; names[i]; i++) {
+        if (json)
+            print_model_json(&j, names[i], abar_model_find(names[i]), parameters[i]);
         else
-            snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
-                     model->input[2]);
-        const int lead = printf("%-11s  %-13s  %11s  ", *name, input, print_count(number, parameters));
-        print_wrapped(stdout, lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
+            print_model(names[i], abar_model_find(names[i]), parameters[i]);
     }
+    if (json)
+        json_finish(&j);
+    else
+        printf("\n%s models --model NAME shows one of them\n", c->program);
+}
+
+static int list_models(cli *c, bool json)
+{
+    const char *const *names = abar_model_names();
+    size_t n = 0;
+    while (names[n]) n++;
+    int64_t *parameters = calloc(n, sizeof *parameters);
+    abar_device *ref = NULL;
+    abar_status status = parameters ? open_device(c, "ref", 1, &ref) : ABAR_E_MEMORY;
+    for (size_t i = 0; i < n && status >= 0; i++) status = count_parameters(c, ref, names[i], &parameters[i]);
+    if (status >= 0) print_models(c, parameters, json);
     abar_device_close(ref);
-    if (status < 0) return cli_fail_status(c, status);
-    printf("\n%s models --model NAME shows one of them\n", c->program);
-    return EXIT_SUCCESS;
+    free(parameters);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 
 /* ---- one model ------------------------------------------------------------------------------------------------ */
@@ -180,27 +220,102 @@ static abar_status print_maps(cli *c, const abar_setup *setup)
     return status;
 }
 
+typedef struct memory_row {
+    const char *what;
+    size_t bytes;
+} memory_row;
+
+#define MEMORY_ROWS 9
+
+static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS])
+{
+    const memory_row row[MEMORY_ROWS] = {{"parameters", plan->parameters},
+                                         {"gradients", plan->gradients},
+                                         {"buffers", plan->buffers},
+                                         {"optimizer", plan->optimizer},
+                                         {"activations", plan->activations},
+                                         {"data", plan->data},
+                                         {"loader", plan->loader},
+                                         {"other", plan->other},
+                                         {"total", plan->total}};
+    memcpy(out, row, sizeof row);
+}
+
 static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
 {
-    const struct {
-        const char *what;
-        size_t bytes;
-    } row[] = {{"parameters", plan->parameters},
-               {"gradients", plan->gradients},
-               {"buffers", plan->buffers},
-               {"optimizer", plan->optimizer},
-               {"activations", plan->activations},
-               {"data set", plan->data},
-               {"loader", plan->loader},
-               {"other", plan->other},
-               {"total", plan->total}};
+    memory_row row[MEMORY_ROWS];
     char bytes[NUMBER_MAX];
+    list_memory(plan, row);
     printf("\nMultiply-adds are those of one %s forward pass.\nMemory to train with batch %" PRId64 " and %s:\n",
            setup->model->text ? "window's" : "image's", setup->train.batch, setup->train.optim);
-    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    for (int i = 0; i < MEMORY_ROWS; i++)
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
-    }
 }
+
+/* ---- the same as JSON ----------------------------------------------------------------------------------------- */
+
+static void print_node_json(json_writer *j, const abar_node_info *node)
+{
+    json_begin(j, NULL, '{');
+    json_text(j, "name", node->name);
+    json_text(j, "operation", node->operation);
+    json_text(j, "implementation", node->implementation);
+    json_begin(j, "output", '['); /* of one sample */
+    for (int i = 1; i < node->ndim; i++) json_int(j, NULL, node->dim[i]);
+    json_end(j);
+    json_int(j, "parameters", node->parameters);
+    json_int(j, "multiply_adds", node->multiply_adds);
+    json_end(j);
+}
+
+static void print_map_json(void *user, const abar_map_info *map)
+{
+    json_writer *j = user;
+    json_begin(j, NULL, '{');
+    json_text(j, "layer", map->layer);
+    json_int(j, "group", map->group);
+    json_int(j, "rows", map->rows);
+    json_int(j, "columns", map->columns);
+    json_int(j, "state_bytes", (int64_t)map->state_bytes);
+    json_end(j);
+}
+
+static abar_status print_model_whole_json(cli *c, const abar_setup *setup, const abar_net *net, const abar_memory_plan *plan)
+{
+    json_writer j = {0};
+    memory_row row[MEMORY_ROWS];
+    const totals sum = sum_nodes(net);
+    list_memory(plan, row);
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "summary", setup->model->summary);
+    json_int(&j, "parameters", sum.parameters);
+    json_int(&j, "multiply_adds", sum.multiply_adds);
+    json_text(&j, "optim", setup->train.optim);
+    json_int(&j, "batch", setup->train.batch);
+    json_begin(&j, "memory_bytes", '{');
+    for (int i = 0; i < MEMORY_ROWS; i++) json_int(&j, row[i].what, (int64_t)row[i].bytes);
+    json_end(&j);
+    json_begin(&j, "operations", '[');
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        const abar_node_info node = abar_net_node(net, i);
+        print_node_json(&j, &node);
+    }
+    json_end(&j);
+    abar_status status = ABAR_OK;
+    if (setup->method) {
+        json_begin(&j, "method", '{');
+        json_text(&j, "name", setup->method->name);
+        json_text(&j, "summary", setup->method->summary);
+        json_text(&j, "keeps", setup->method->keeps);
+        json_begin(&j, "maps", '[');
+        status = abar_setup_maps(c->ctx, setup, print_map_json, &j);
+    }
+    json_finish(&j);
+    return status;
+}
+
+/* ---- the command ---------------------------------------------------------------------------------------------- */
 
 /* Known without reading the data; synthetic data take the model's own shape, texts its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
@@ -219,7 +334,7 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
 
 static void ignore_map(void *user, const abar_map_info *map) { (void)user, (void)map; }
 
-static int show_model(cli *c, const abar_setup *setup)
+static int show_model(cli *c, const abar_setup *setup, bool json)
 {
     int64_t input[3], classes;
     abar_device *dev = NULL;
@@ -230,7 +345,9 @@ static int show_model(cli *c, const abar_setup *setup)
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
     if (status >= 0 && setup->method) status = abar_setup_maps(c->ctx, setup, ignore_map, NULL); /* whether it can be shown */
-    if (status >= 0) {
+    if (status >= 0 && json) {
+        status = print_model_whole_json(c, setup, net, &plan);
+    } else if (status >= 0) {
         printf("%s: %s\n\n", setup->train.model, setup->model->summary);
         print_nodes(net);
         status = print_maps(c, setup);
@@ -241,13 +358,22 @@ static int show_model(cli *c, const abar_setup *setup)
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 
+/* Whether a flag other than --json is given: then one model is meant. */
+static bool is_one(const cli *c)
+{
+    for (int i = 0; i < c->argc; i++)
+        if (strncmp(c->argv[i], "--json", 6) != 0 && strcmp(c->argv[i], "--no-json") != 0) return true;
+    return false;
+}
+
 static int run(cli *c)
 {
+    models_flags flags;
     abar_setup *setup = NULL;
-    if (c->argc == 0) return list_models(c);
-    int code = flags_setup(c, NULL, &setup);
-    if (!code) code = flags_check(c, setup);
-    if (!code) code = show_model(c, setup);
+    const bool one = is_one(c);
+    int code = flags_setup(c, &flags, &setup);
+    if (!code && one) code = flags_check(c, setup);
+    if (!code) code = one ? show_model(c, setup, flags.json) : list_models(c, flags.json);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }

@@ -71,14 +71,15 @@ static int refuse_no_checkpoint(cli *c)
     if (status < 0) return cli_fail_status(c, status);
     int code = flags_read(c, &flags, any, NULL);
     abar_setup_destroy(c->ctx, any);
-    return code ? code : cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
+    return code ? code : cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
 }
 
 static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 {
     if (!checkpoint || !checkpoint[0]) return refuse_no_checkpoint(c);
     if (!path_exists(checkpoint))
-        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+        return cli_fail(c, EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file",
+                        checkpoint);
     abar_status status = path_is_folder(checkpoint) ? abar_setup_load(c->ctx, checkpoint, setup)
                                                     : abar_setup_load_file(c->ctx, checkpoint, setup);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
@@ -87,7 +88,7 @@ static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
 {
     char weights[2 * ABAR_OPTION_TEXT_MAX], last = '\n';
-    int code = folder_weights(flags->checkpoint, weights, sizeof weights);
+    int code = folder_weights(c, flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     const abar_sample_config config = {.size = sizeof config,
                                        .prompt = flags->prompt,

@@ -25,11 +25,7 @@ static const abar_option own[] = {
      .offset = offsetof(train_flags, no_out),
      .fallback = "false",
      .help = "keep nothing on disk"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else"},
+    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(train_flags, json), .fallback = "false", .help = JSON_HELP},
     {.name = "quiet",
      .type = ABAR_OPTION_BOOL,
      .offset = offsetof(train_flags, quiet),
@@ -55,7 +51,7 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
     if (!code) code = flags_setup(c, flags, setup);
     if (code) return code;
     char *out = (*setup)->train.out;
-    if (flags->no_out && out[0]) return cli_fail(EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
+    if (flags->no_out && out[0]) return cli_fail(c, EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
     flags->own_folder = !flags->no_out && !out[0];
     if (flags->no_out) out[0] = '\0';
     if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
@@ -67,7 +63,7 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
 {
     if (flags_peek(c, "out") && strcmp(flags_peek(c, "out"), folder) != 0)
-        return cli_fail(EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
+        return cli_fail(c, EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
     if (status < 0) return cli_fail_status(c, status);
     (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */

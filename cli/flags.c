@@ -40,9 +40,9 @@ int flags_resume(const cli *c, const char **folder)
     *folder = flags_peek(c, "resume");
     if (!*folder) return EXIT_SUCCESS;
     if (!(*folder)[0])
-        return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+        return cli_fail(c, EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
     if (path_exists(*folder) && !path_is_folder(*folder))
-        return cli_fail(EXIT_USAGE, "--resume %s: is a file, give the folder it lies in", *folder);
+        return cli_fail(c, EXIT_USAGE, "--resume %s: is a file, give the folder it lies in", *folder);
     return EXIT_SUCCESS;
 }
 
@@ -50,7 +50,7 @@ int flags_out(const cli *c)
 {
     const char *folder = flags_peek(c, "out");
     if (!folder || folder[0]) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--out: the folder has no name, give one or leave the flag out");
+    return cli_fail(c, EXIT_USAGE, "--out: the folder has no name, give one or leave the flag out");
 }
 
 bool flags_ask_help(const cli *c)
@@ -59,6 +59,20 @@ bool flags_ask_help(const cli *c)
         if (strcmp(c->argv[i], "--help") == 0 || strcmp(c->argv[i], "-h") == 0) return true;
     }
     return false;
+}
+
+bool flags_ask_json(const cli *c)
+{
+    static const char *const off[] = {"--no-json", "--json=false", "--json=0", "--json=no", NULL};
+    bool asked = false;
+    if (!c->command || !abar_options_find(c->command->own, "json")) return false;
+    for (int i = 0; i < c->argc; i++) {
+        if (is_listed(c->argv[i], off))
+            asked = false;
+        else if (strcmp(c->argv[i], "--json") == 0 || strncmp(c->argv[i], "--json=", 7) == 0)
+            asked = true;
+    }
+    return asked;
 }
 
 /* ---- the setups ------------------------------------------------------------------------------------------------- */
@@ -92,14 +106,14 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
 }
 
 /* The N of "mac:N", taken off; 0: there is none. */
-static int take_seeds(char *entry, int64_t *out)
+static int take_seeds(const cli *c, char *entry, int64_t *out)
 {
     char *colon = strrchr(entry, ':'), *end;
     *out = 0;
     if (!colon) return EXIT_SUCCESS;
     *out = strtoll(colon + 1, &end, 10);
     if (*end || *out < 1 || *out > ABAR_COMPARE_SEEDS_MAX)
-        return cli_fail(EXIT_USAGE, "--optim %s: after the colon stands a number of seeds, from 1 to %d, as in mac:3", entry,
+        return cli_fail(c, EXIT_USAGE, "--optim %s: after the colon stands a number of seeds, from 1 to %d, as in mac:3", entry,
                         ABAR_COMPARE_SEEDS_MAX);
     *colon = '\0';
     return EXIT_SUCCESS;
@@ -111,16 +125,17 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     int64_t seeds;
     char given[ABAR_OPTION_TEXT_MAX];
     snprintf(given, sizeof given, "%s", entry);
-    int code = take_seeds(entry, &seeds);
+    int code = take_seeds(c, entry, &seeds);
     if (code) return code;
     char *equals = strchr(entry, '=');
     if (equals) *equals = '\0';
     if (!entry[0] || (equals && !equals[1]))
-        return cli_fail(EXIT_USAGE, "--optim: \"%s\" names no optimizer, give NAME or LABEL=NAME, as in sgd,slow=mac", given);
+        return cli_fail(c, EXIT_USAGE, "--optim: \"%s\" names no optimizer, give NAME or LABEL=NAME, as in sgd,slow=mac",
+                        given);
     if (out->n == ABAR_COMPARE_METHODS_MAX)
-        return cli_fail(EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
+        return cli_fail(c, EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
     if (strlen(entry) >= ABAR_COMPARE_LABEL_MAX)
-        return cli_fail(EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
+        return cli_fail(c, EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
                         ABAR_COMPARE_LABEL_MAX - 1);
     out->seeds[out->n] = seeds;
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
@@ -159,7 +174,8 @@ int flags_recipe(cli *c, abar_setup **out)
     const char *optim = flags_peek(c, "optim");
     *out = NULL;
     if (optim && strpbrk(optim, ",:="))
-        return cli_fail(EXIT_USAGE, "--optim %s: one optimizer at a time, abar compare takes lists, labels and seeds", optim);
+        return cli_fail(c, EXIT_USAGE, "--optim %s: one optimizer at a time, abar compare takes lists, labels and seeds",
+                        optim);
     int code = flags_recipes(c, &list);
     *out = code ? NULL : list.setup[0];
     return code;
@@ -272,14 +288,14 @@ static int unknown_flag(const cli *c, const scope *s, const char *full, const ch
     char owners[512];
     find_owners(bare, owners, sizeof owners);
     if (dot && dot > name && dot[1] && !abar_options_find(c->command->own, "optim"))
-        return cli_fail(EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
+        return cli_fail(c, EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
     if (abar_options_find(abar_train_options, bare))
-        return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
-    if (owners[0]) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
+        return cli_fail(c, EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
+    if (owners[0]) return cli_fail(c, EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
     if (near)
-        return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%.*s%s? abar %s --help lists all", full,
+        return cli_fail(c, EXIT_USAGE, "--%s: no such flag, did you mean --%.*s%s? abar %s --help lists all", full,
                         (int)(label_end - full), full, near, verb);
-    return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", full, verb);
+    return cli_fail(c, EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", full, verb);
 }
 
 static int unexpected_word(const cli *c, const char *word)
@@ -292,17 +308,18 @@ static int unexpected_word(const cli *c, const char *word)
                                                                         : "checkpoint";
     bool fits = flag && (abar_options_find(c->command->own, flag) ||
                          (abar_options_find(abar_train_options, flag) && flags_listen(c, flag)));
-    if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
+    if (fits) return cli_fail(c, EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
-        return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
-    return cli_fail(EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
+        return cli_fail(c, EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word,
+                        c->command->name);
+    return cli_fail(c, EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
                     c->command->name);
 }
 
-static int missing_value(const abar_option *option, const char *full)
+static int missing_value(const cli *c, const abar_option *option, const char *full)
 {
     const char *example = option->fallback && option->fallback[0] ? option->fallback : help_placeholder(option);
-    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
+    return cli_fail(c, EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
 }
 
 /* A setting that would be taken and then not looked at. */
@@ -327,7 +344,7 @@ static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *v
     const abar_train_config *t = &setup->train;
     if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
     const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
-    return cli_fail(EXIT_USAGE,
+    return cli_fail(c, EXIT_USAGE,
                     "--%s %s: %s was begun with %s and goes on with it; a new run may begin with its weights, the "
                     "optimizer afresh: --init %s/state.safetensors",
                     name, value, resumed, begun, resumed);
@@ -357,7 +374,7 @@ int flags_refuse(const cli *c, const char *label, abar_status status)
         text[at++] = *from++;
     }
     text[at] = '\0';
-    return cli_fail(EXIT_USAGE, "%s", text);
+    return cli_fail(c, EXIT_USAGE, "%s", text);
 }
 
 static const char *label_of(const scope *s) { return s->only < 0 ? "" : s->list->label[s->only]; }
@@ -401,7 +418,7 @@ static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *na
         snprintf(truth, sizeof truth, "%" PRId64 " classes", is->classes);
     else
         snprintf(truth, sizeof truth, "images of %" PRId64 " x %" PRId64, is->height, is->width);
-    return cli_fail(EXIT_USAGE, "--%s %s: %s has %s, leave it out; --data synthetic takes any", name_typed(s, name, typed),
+    return cli_fail(c, EXIT_USAGE, "--%s %s: %s has %s, leave it out; --data synthetic takes any", name_typed(s, name, typed),
                     value, is->name, truth);
 }
 
@@ -412,14 +429,14 @@ static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, 
     char typed[FLAG_MAX];
     name_typed(s, flag->name, typed);
     if (s->only >= 0 && is_listed(flag->name, chosen))
-        return cli_fail(EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", typed);
+        return cli_fail(c, EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", typed);
     abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value) : ABAR_OK;
     for (int i = 0; i < s->list->n && !own && status >= 0; i++) {
         abar_setup *setup = s->list->setup[i];
         if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
         if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
         if (is_idle(setup, flag->name))
-            return cli_fail(EXIT_USAGE, "--%s %s: is for models of text, leave it out", typed, value);
+            return cli_fail(c, EXIT_USAGE, "--%s %s: is for models of text, leave it out", typed, value);
         if (is_of_data(setup, flag->name)) return check_shape(c, s, setup, flag->name, value); /* all have the same data */
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
@@ -456,15 +473,15 @@ static int read_flag(cli *c, int *at, void *own, const setup_list *list, const c
     bool negated = !flag && strncmp(name, "no-", 3) == 0;
     if (negated) flag = find_flag(c, &s, name + 3, &is_own);
     if (!flag && s.only < 0 && list->label[0][0] && strchr(name, '.') > name)
-        return cli_fail(EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name, (int)strcspn(name, "."),
-                        name);
+        return cli_fail(c, EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name,
+                        (int)strcspn(name, "."), name);
     if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, &s, full, name);
 
     const char *value = joined ? joined + 1 : NULL;
-    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", full);
+    if (negated && value) return cli_fail(c, EXIT_USAGE, "--%s: takes no value", full);
     if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
     if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag, full);
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(c, flag, full);
         value = c->argv[++*at];
     }
     if ((s.only >= 0) != (pass == 1)) return EXIT_SUCCESS;

@@ -19,17 +19,18 @@ void folder_unclaim(const char *out)
     if (rmdir(out) == 0) rmdir(RUNS);
 }
 
-int folder_weights(const char *checkpoint, char *weights, size_t size)
+int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size)
 {
     static const char *const name[] = {"state.safetensors", "model.safetensors"};
     snprintf(weights, size, "%s", checkpoint);
     if (!path_exists(checkpoint))
-        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+        return cli_fail(c, EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file",
+                        checkpoint);
     if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
     for (int i = 0; i < 2; i++) {
         snprintf(weights, size, "%s/%s", checkpoint, name[i]);
         if (path_exists(weights)) return EXIT_SUCCESS;
     }
-    return cli_fail(EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
+    return cli_fail(c, EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
                     checkpoint);
 }

@@ -19,7 +19,7 @@ static const command *find_command(const char *name)
     return NULL;
 }
 
-static int unknown_command(const char *name)
+static int unknown_command(const cli *c, const char *name)
 {
     const char *names[sizeof commands / sizeof *commands + 1];
     int n = 0;
@@ -27,8 +27,8 @@ static int unknown_command(const char *name)
     if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help": it is not one that has help */
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
-    if (near) return cli_fail(EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);
-    return cli_fail(EXIT_USAGE, "%s: no such command, abar help lists them", name);
+    if (near) return cli_fail(c, EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);
+    return cli_fail(c, EXIT_USAGE, "%s: no such command, abar help lists them", name);
 }
 
 static bool is_any(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
@@ -37,7 +37,7 @@ static int run_command(cli *c)
 {
     abar_context_config config = {.size = sizeof config, .log = cli_log, .log_user = c};
     abar_status status = abar_context_create(&config, &c->ctx);
-    if (status < 0) return cli_fail(EXIT_FAILURE, "memory: %s", abar_status_text(status));
+    if (status < 0) return cli_fail(c, EXIT_FAILURE, "memory: %s", abar_status_text(status));
     int code = c->help ? help_command(c) : c->command->run(c);
     if (code == EXIT_SUCCESS) code = cli_finish_output();
     abar_context_destroy(c->ctx);
@@ -72,5 +72,6 @@ int main(int argc, char **argv)
              .argv = words + 1,
              .help = help};
     c.help = c.help || flags_ask_help(&c);
-    return c.command ? run_command(&c) : unknown_command(words[0]);
+    c.json = flags_ask_json(&c);
+    return c.command ? run_command(&c) : unknown_command(&c, words[0]);
 }

@@ -61,27 +61,6 @@ void print_shell_word(char *word, size_t size, const char *text)
     snprintf(word, size, plain || !quotable ? "%s" : "'%s'", text);
 }
 
-void print_json_text(FILE *out, const char *text)
-{
-    fputc('"', out);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') fputc('\\', out);
-        if (*c < ' ')
-            fprintf(out, "\\u%04x", *c);
-        else
-            fputc(*c, out);
-    }
-    fputc('"', out);
-}
-
-void print_json_number(FILE *out, double n)
-{
-    if (isfinite(n))
-        fprintf(out, "%.9g", n);
-    else
-        fputs("null", out);
-}
-
 int print_window(FILE *out)
 {
     struct winsize size;

@@ -119,63 +119,45 @@ void print_profile(const abar_bench *bench, const abar_bench_result *result)
                1e-12 * result->copy_rate, 1e-12 * result->product_rate);
 }
 
-static void print_cost_json(const char *name, const abar_bench_cost *c, bool floors)
+static void print_cost_json(json_writer *j, const char *name, const abar_bench_cost *c, bool floors)
 {
-    const struct {
-        const char *key;
-        double value;
-    } field[] = {{"us", c->us}, {"bytes", c->bytes}, {"flops", c->flops}, {"floor_us", c->floor_us}};
-    const int fields = floors ? 4 : 3;
-    printf("\"%s\": {", name);
-    for (int i = 0; i < fields; i++) {
-        printf("%s\"%s\": ", i ? ", " : "", field[i].key);
-        print_json_number(stdout, field[i].value);
-    }
-    printf("}");
+    json_begin(j, name, '{');
+    json_real(j, "us", c->us);
+    json_real(j, "bytes", c->bytes);
+    json_real(j, "flops", c->flops);
+    if (floors) json_real(j, "floor_us", c->floor_us);
+    json_end(j);
 }
 
-static void print_row_json(const abar_bench_row *row, bool floors)
+static void print_row_json(json_writer *j, const abar_bench_row *row, bool floors)
 {
-    const struct {
-        const char *key, *value;
-    } field[] = {{"name", row->name}, {"operation", row->operation}, {"implementation", row->implementation}};
-    printf("{");
-    for (int i = 0; i < 3; i++) {
-        printf("%s\"%s\": ", i ? ", " : "", field[i].key);
-        print_json_text(stdout, field[i].value);
-    }
-    for (int i = 0; i < ABAR_BENCH_PHASES; i++) {
-        if (row->phase[i].us <= 0.0 && row->phase[i].bytes <= 0.0) continue;
-        printf(", ");
-        print_cost_json(names[i], &row->phase[i], floors);
-    }
-    printf("}");
+    json_begin(j, NULL, '{');
+    json_text(j, "name", row->name);
+    json_text(j, "operation", row->operation);
+    json_text(j, "implementation", row->implementation);
+    for (int i = 0; i < ABAR_BENCH_PHASES; i++)
+        if (row->phase[i].us > 0.0 || row->phase[i].bytes > 0.0) print_cost_json(j, names[i], &row->phase[i], floors);
+    json_end(j);
 }
 
-void print_profile_json(const abar_bench *bench, const abar_bench_result *result)
+void print_profile_json(json_writer *j, const abar_bench *bench, const abar_bench_result *result)
 {
     const bool floors = result->copy_rate > 0.0;
     kind kinds[KINDS_MAX];
     abar_bench_cost phases[ABAR_BENCH_PHASES] = {{0}}, total = {0};
     const int n = gather(bench, kinds, phases, &total);
     if (floors) {
-        printf(", \"copy_rate\": ");
-        print_json_number(stdout, result->copy_rate);
-        printf(", \"product_rate\": ");
-        print_json_number(stdout, result->product_rate);
+        json_real(j, "copy_rate", result->copy_rate);
+        json_real(j, "product_rate", result->product_rate);
     }
-    printf(", ");
-    print_cost_json("profile_total", &total, floors);
-    printf(", \"kinds\": {");
-    for (int i = 0; i < n; i++) {
-        if (i) printf(", ");
-        print_cost_json(kinds[i].operation, &kinds[i].sum, floors);
-    }
-    printf("}, \"operations\": [");
+    print_cost_json(j, "profile_total", &total, floors);
+    json_begin(j, "kinds", '{');
+    for (int i = 0; i < n; i++) print_cost_json(j, kinds[i].operation, &kinds[i].sum, floors);
+    json_end(j);
+    json_begin(j, "operations", '[');
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
         const abar_bench_row row = abar_bench_row_at(bench, i);
-        if (i) printf(", ");
-        print_row_json(&row, floors);
+        print_row_json(j, &row, floors);
     }
-    printf("]");
+    json_end(j);
 }

@@ -69,6 +69,9 @@ one_json_object() {
 
 # small ...: flags of a training that takes a fraction of a second.
 small=(--model lenet5 --data synthetic --limit-train 512 --limit-test 128 --batch 32 --epochs 2 --threads 1)
+# explode ...: weight decay multiplies every weight by about -1e6 a step, so that they are infinite within ten steps, whatever
+# the seed and the rounding.
+explode=(--lr 1e6 --weight-decay 1 --schedule constant)
 
 # Big-endian 32-bit numbers, as idx files have them.
 u32() {
