@@ -13,7 +13,7 @@
 #define CLI_PRINTF(text, first)
 #endif
 
-enum { EXIT_USAGE = 2, EXIT_SIGNAL = 128 };
+enum { EXIT_USAGE = 2, EXIT_SOME_FAILED = 3, EXIT_SIGNAL = 128 };
 
 typedef struct command command;
 

@@ -78,6 +78,14 @@ static int runs_failed(const abar_compare *compare)
     return n;
 }
 
+/* Failed runs that are tried again. */
+static int runs_retried(const abar_compare *compare)
+{
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->retry;
+    return n;
+}
+
 static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
@@ -115,6 +123,27 @@ static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
     if (known) abar_setup_destroy(c->ctx, recipe);
 }
 
+/* Of a comparison that goes on: what there is already, and why runs failed. */
+static void announce_ended(const watcher *w)
+{
+    FILE *out = w->line.out;
+    const int runs = abar_compare_run_count(w->compare), failed = runs_failed(w->compare), again = runs_retried(w->compare);
+    const int done = runs_ended(w->compare) - failed;
+    char line[160];
+    int n = snprintf(line, sizeof line, "%d of %d runs %s done", done, runs, done == 1 ? "is" : "are");
+    if (done + failed == 0) return;
+    if (failed > again) n += snprintf(line + n, sizeof line - (size_t)n, ", %d failed", failed - again);
+    if (again > 0)
+        snprintf(line + n, sizeof line - (size_t)n, ", %d had no memory and %s tried again", again, again == 1 ? "is" : "are");
+    print_wrapped(out, 0, print_width(out), line);
+    for (int i = 0; i < runs; i++) {
+        const abar_compare_run *r = abar_compare_run_of(w->compare, i);
+        if (!r->failure) continue;
+        n = fprintf(out, "%s, seed %" PRId64 ", failed%s: ", r->label, r->seed, r->retry ? " before" : "");
+        print_wrapped_from(out, n, 2, print_width(out), r->failure);
+    }
+}
+
 static void announce(watcher *w)
 {
     FILE *out = w->line.out;
@@ -135,14 +164,7 @@ static void announce(watcher *w)
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
         print_wrapped(out, w->label_width + 4, print_width(out), line);
     }
-    const int ended = runs_ended(compare);
-    if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
-    for (int i = 0; i < runs; i++) {
-        const abar_compare_run *r = abar_compare_run_of(compare, i);
-        if (!r->ended || !r->failure) continue;
-        int n = fprintf(out, "%s, seed %" PRId64 ", failed: ", r->label, r->seed);
-        print_wrapped_from(out, n, 2, print_width(out), r->failure);
-    }
+    announce_ended(w);
     fflush(out);
     w->announced = true;
 }
@@ -365,6 +387,17 @@ static void prepare_watcher(watcher *w, const abar_compare *compare, const compa
     }
 }
 
+/* Some results are worth a table, but a script must see that others are missing. */
+static int judge(const abar_compare *compare)
+{
+    const int failed = runs_failed(compare), runs = abar_compare_run_count(compare);
+    const char *dir = abar_compare_dir(compare);
+    if (failed == 0) return EXIT_SUCCESS;
+    if (failed == runs) return cli_fail_reported(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", dir);
+    return cli_fail_reported(EXIT_SOME_FAILED, "compare: %d of %d runs failed, %s/compare.md has the reasons", failed, runs,
+                             dir);
+}
+
 static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags, watcher *w)
 {
     prepare_watcher(w, compare, flags);
@@ -384,9 +417,7 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
         puts(json);
     }
     if (status == ABAR_STOPPED) return stop_exit_code();
-    if (runs_failed(compare) < abar_compare_run_count(compare)) return EXIT_SUCCESS;
-    return cli_fail_reported(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons",
-                             abar_compare_dir(compare));
+    return judge(compare);
 }
 
 static int run(cli *c)
@@ -416,7 +447,8 @@ const command command_compare = {
         "order, same augmentation, seed by seed; on a GPU several trainings side by side where that is faster. Every optimizer "
         "has the settings that suit it; a flag changes them for all that know it, --LABEL.flag for one alone. Prints a "
         "table, and writes compare.svg, compare.md, compare.csv and compare.json. Ctrl-C ends it after the current step, with "
-        "everything saved.",
+        "everything saved. Exit status: 0 when every run succeeded, 3 when some failed, 1 when all did or the comparison "
+        "could not go on, 2 for wrong usage.",
     .own = own,
     .all_settings = true,
     .model_options = true,

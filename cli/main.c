@@ -1,4 +1,5 @@
-/* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage. */
+/* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a comparison
+ * some of whose runs failed, 128 + N stopped by signal N. */
 #include "cli.h"
 
 #include <fcntl.h>

@@ -49,6 +49,7 @@ typedef struct abar_compare_run {
     int64_t side_by_side; /* trainings that shared the device at the same time, this one included; 1: it was alone */
     int64_t memory_bytes; /* held while it trained: data, net, optimizer, loader. Saving takes a little more for a moment */
     int64_t optimizer_bytes, skipped_steps;
+    bool retry; /* it failed for lack of memory: abar_compare_run_all tries it again */
 } abar_compare_run;
 
 /* Mean and sample standard deviation; NaN where there is nothing to take them of. */
@@ -114,9 +115,10 @@ void abar_compare_destroy(abar_compare *compare);
  * fit in its memory and, by measurement, get more done together than one after the other. The results are the same. */
 void abar_compare_jobs(abar_compare *compare, int jobs);
 
-/* Runs whatever has not ended and writes the files anew after every run. A run that cannot go on (numbers that are not
- * finite, no memory, nothing its device can do) is a result like any other, not a failure of the comparison; but what finds no
- * memory beside others is tried again with fewer at a time. Any other failure ends the comparison, saved; one of a library
+/* Runs every run that has not ended, or that failed for lack of memory before the call, and writes the files anew after each.
+ * A run that cannot go on (its numbers are not finite, there is no memory, its device cannot do it) is a result like any
+ * other, not a failure of the comparison; but one that finds no memory beside others is first tried again with fewer at a time.
+ * Any other failure (a full disk, a lost device) ends the comparison, saved, and its run is not ended; one of a library
  * underneath (ABAR_E_BACKEND) does so when the other runs have ended. ABAR_STOPPED after abar_compare_stop: the steps were
  * finished and saved. */
 abar_status abar_compare_run_all(abar_compare *compare);

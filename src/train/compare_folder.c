@@ -61,7 +61,7 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
         ABAR_TRY(abar__json_string(c->ctx, out, r->run.failure));
     else
         ABAR_TRY(abar__text_append(c->ctx, out, "null", 4));
-    ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+    ABAR_TRY(abar__text_printf(c->ctx, out, ", \"retry\": %s, ", r->run.retry ? "true" : "false"));
     ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
     ABAR_TRY(abar__fields_write(c->ctx, best_fields, &r->run, out));
@@ -186,6 +186,7 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     if (cJSON_IsString(failure)) {
         ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, failure->valuestring, strlen(failure->valuestring)));
         r->run.failure = r->failure_text.data;
+        r->run.retry = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "retry"));
     }
     r->run.ended = true;
     return ABAR_OK;

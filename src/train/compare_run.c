@@ -192,6 +192,7 @@ static abar_status end_run(const job *j, const abar_trainer *t, abar_status stat
         const char *why = abar_context_error(j->ctx);
         ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, why, strlen(why)));
         r->run.failure = r->failure_text.data;
+        r->run.retry = status == ABAR_E_MEMORY;
     }
     r->run.ended = true;
     r->at = (abar_progress){0};
@@ -425,9 +426,20 @@ static void run_pending(abar_compare *c)
     c->wall_seconds += abar__seconds() - c->since;
 }
 
+/* Its report stays until there is another: a comparison that is killed meanwhile tries again. */
+static void forget_failure(abar_compare *c, abar__compare_record *r)
+{
+    abar__free(c->ctx, r->history, (size_t)r->run.epochs * sizeof *r->history);
+    abar__text_free(c->ctx, &r->failure_text);
+    r->history = NULL;
+    r->run = (abar_compare_run){
+        .label = r->run.label, .method = r->run.method, .seed = r->run.seed, .side_by_side = r->run.side_by_side};
+}
+
 abar_status abar_compare_run_all(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
+        if (c->record[i].run.retry) forget_failure(c, &c->record[i]);
         c->record[i].taken = c->record[i].run.ended;
         c->record[i].at = (abar_progress){0};
     }

@@ -58,6 +58,13 @@ succeeds() {
     run "$@"
     check "$name" succeeded
 }
+# some_failed NAME ARGUMENTS...: a comparison whose table lacks runs, which its exit status and one line say.
+some_failed() {
+    local name=$1
+    shift
+    run "$@"
+    check "$name" test $rc = 3 -a "$(grep -cE '^abar: compare: [0-9]+ of [0-9]+ runs failed' "$work/stderr")" = 1
+}
 succeeded() { [[ $rc == 0 && ! -s $work/stderr ]]; }
 says() { grep -qE -- "$1" "$work/stdout"; }
 no_control_characters() { ! LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]' "$work/stdout"; }

@@ -118,20 +118,43 @@ refuses "too many seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:50
 succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,high=mac,sgd --high.damping 7 --damping 0.5 --out labels
 check "--damping reaches those that have it" says '^  low .* damping 0\.5$'
 check "--high.damping reaches one, whatever the order" says '^  high .* damping 7$'
-succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
+some_failed "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --bad.weight-decay 1 \
+    --bad.schedule constant --epochs 4 --out failing
 check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: training: loss .* not$'
 check "a failed run is a row" says '^bad .* - .* 1 of 1$'
 check "the others are there" says '^sgd .* 1\.00x'
+some_failed "a run that failed by its numbers stays" compare --resume failing
+check "done and failed are counted apart" says '^1 of 2 runs is done, 1 failed$'
+check "its reason is told again" says '^bad, seed 0, failed: training: '
+check "and nothing is trained" bash -c "! grep -q '^\[' stdout"
 succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
 check "without sgd the first is the measure" says 'vs adamw'
 
 # --- runs that fail ---
-succeeds "one that diverges" compare "${tiny[@]}" --optim sgd,adamw --sgd.lr 1e6 --out diverged
+# Decay multiplies every weight by -9 a step: after 16 steps a loss of 1e8 at least, and not infinite, whatever the seed.
+succeeds "one that diverges" compare "${tiny[@]}" --widths 784-10 --optim sgd,adamw --sgd.lr 0.1 --sgd.weight-decay 100 \
+    --sgd.momentum 0 --sgd.schedule constant --out diverged
 check "its loss does not fill the line" awk 'length > 80 { exit 1 }' stdout
 check "its loss is large, not infinite" grep -qE '^\| sgd .*[0-9]e\+[0-9]' diverged/compare.md
-run compare "${small[@]}" --optim sgd --lr 1e5 --out hopeless
+run compare "${small[@]}" --optim sgd "${explode[@]}" --out hopeless
 check "the reason of a failure does not fill the line" awk 'length > 80 { exit 1 }' stdout
 check "all that fail" bash -c "[[ $rc == 1 ]] && grep -q '^abar: compare: every run failed' stderr"
+
+# --- runs that the machine failed ---
+succeeds "two runs" compare "${tiny[@]}" --optim sgd,adamw --quiet --out memory
+before=$(numbers memory)
+sed -i 's/"failure": null, "retry": false/"failure": "memory: 9 bytes are not to be had", "retry": true/' memory/sgd-s0/report.json
+succeeds "a run that had no memory is tried again" compare --resume memory
+check "that is said" says '^1 of 2 runs is done, 1 had no memory and is tried again$'
+check "with the reason" says '^sgd, seed 0, failed before: memory: 9 bytes'
+check "it is trained" says '^\[2/2\] sgd '
+check "and all is as it was" test "$(numbers memory)" = "$before"
+limit=$(ulimit -S -f)
+ulimit -S -f 16
+refuses "a disk that is full" 1 'ulimit -f' compare "${tiny[@]}" --optim sgd,adamw --quiet --out full
+ulimit -S -f "$limit"
+succeeds "space again" compare --resume full --quiet
+check "ends in the same numbers" test "$(numbers full)" = "$before"
 
 # --- texts: the loss counts ---
 for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt

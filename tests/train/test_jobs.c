@@ -210,6 +210,48 @@ static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
     f->ctx = rich;
 }
 
+/* Failures for lack of memory are not for ever: with enough of it, the comparison ends as if there always had been. */
+static void trainings_that_found_no_memory_are_tried_again(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    char alone[PATH_MAX_TEST];
+    purse money = {0};
+    watcher w = {.jobs = 1};
+    abar_context *rich = f->ctx;
+    run_one_by_one(f, "alone", "sgd adamw", 1, alone);
+    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
+    atomic_store(&money.left, 1LL << 40);
+    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    make_plan(f, &p, "again", "sgd adamw", 1, TINY);
+    abar_compare_events events = {watch, &w};
+    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
+    atomic_store(&money.left, 1 << 17);
+    assert_int_equal(run_watched(&w), ABAR_OK);
+    abar_compare_destroy(w.compare);
+    atomic_store(&money.left, 1LL << 40);
+
+    need(f, abar_compare_load(f->ctx, p.dir, 0, NULL, &w.compare)); /* to look at */
+    for (int i = 0; i < 2; i++) {
+        assert_true(abar_compare_run_of(w.compare, i)->retry);
+        assert_non_null(strstr(abar_compare_run_of(w.compare, i)->failure, "memory"));
+    }
+    abar_compare_destroy(w.compare);
+    w = (watcher){.jobs = 1, .stop_at = 3}; /* stopped meanwhile, nothing is lost */
+    assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_STOPPED);
+    abar_compare_destroy(w.compare);
+    w = (watcher){.jobs = 1};
+    assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);
+    assert_int_equal(w.ended, 2);
+    for (int i = 0; i < 2; i++) assert_null(abar_compare_run_of(w.compare, i)->failure);
+    abar_compare_destroy(w.compare);
+    assert_same_comparison(alone, p.dir);
+    drop_plan(f, &p);
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    f->ctx = rich;
+}
+
 /* ---- how many ---------------------------------------------------------------------------------------------------- */
 
 static void number_of_jobs_is_measured_and_told(void **state)
@@ -274,6 +316,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(trouble_with_a_folder_stops_all_and_is_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trainings_that_do_not_fit_together_run_one_by_one, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trainings_that_fit_nowhere_are_rows_that_failed, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(trainings_that_found_no_memory_are_tried_again, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(number_of_jobs_is_measured_and_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(methods_may_have_seeds_of_their_own, make_fixture, drop_fixture),
     };
