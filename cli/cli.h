@@ -19,7 +19,7 @@ typedef struct command command;
 
 /* One run of the command. */
 typedef struct cli {
-    const char *program; /* as the user typed it, for the commands we suggest */
+    const char *program; /* as the user would type it, for the commands we suggest */
     const command *command;
     abar_context *ctx;
     int argc; /* the words after the subcommand */
@@ -184,9 +184,11 @@ const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
 /* So many decimals; 3 digits and an exponent where a training that diverges would fill the line. */
 const char *print_fixed(char *text, double n, int decimals);
-/* The text as a shell takes it for one word. */
-void print_shell_word(char *word, size_t size, const char *text);
-int print_window(FILE *out); /* columns of the terminal; 0: it is none, or does not say */
+/* A path as a shell reads it as one word: quoted where it must be. Returns word. */
+#define SHELL_WORD_MAX (4 * ABAR_OPTION_TEXT_MAX + 16)
+const char *print_shell_word(char word[SHELL_WORD_MAX], const char *text);
+int utf8_length(const char *text); /* bytes of the character that text begins with; 0: it is no UTF-8 */
+int print_window(FILE *out);       /* columns of the terminal; 0: it is none, or does not say */
 /* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
 int print_width(FILE *out);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */

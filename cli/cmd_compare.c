@@ -250,12 +250,12 @@ static void watch(void *user, const abar_compare_progress *p)
 static void say_finished(watcher *w)
 {
     FILE *out = w->line.out;
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    char folder[SHELL_WORD_MAX];
     const char *dir = abar_compare_dir(w->compare);
     int seeds = comparison_seeds(w->compare);
     if (!w->announced) announce(w);
     print_comparison(w->compare, &w->line);
-    print_shell_word(folder, sizeof folder, dir);
+    print_shell_word(folder, dir);
     fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv and compare.json\n", dir, dir, dir);
     fprintf(out, "Checkpoints: %s/OPTIM-sSEED/\n\nNext:\n", dir);
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
@@ -263,7 +263,7 @@ static void say_finished(watcher *w)
 
 static void say_stopped(const watcher *w)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    char folder[SHELL_WORD_MAX];
     char file[ABAR_OPTION_TEXT_MAX + 16];
     snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
     if (!path_exists(file)) {
@@ -272,7 +272,7 @@ static void say_stopped(const watcher *w)
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
     const bool automatic = strcmp(w->jobs, "auto") == 0;
-    print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
+    print_shell_word(folder, abar_compare_dir(w->compare));
     if (w->running > 1)
         fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
                 runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);

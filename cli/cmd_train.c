@@ -115,8 +115,8 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
 /* The commands to try, ready to be copied. */
 static void say_next(const cli *c, const abar_setup *setup, const progress *p, bool finished)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
-    print_shell_word(folder, sizeof folder, setup->train.out);
+    char folder[SHELL_WORD_MAX];
+    print_shell_word(folder, setup->train.out);
     fprintf(p->out, "\nNext:\n");
     if (setup->model->text) fprintf(p->out, "  %s sample --checkpoint %s\n", c->program, folder);
     fprintf(p->out, "  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
@@ -161,8 +161,8 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
 
 static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
-    print_shell_word(folder, sizeof folder, setup->train.out);
+    char folder[SHELL_WORD_MAX];
+    print_shell_word(folder, setup->train.out);
     fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
     if (setup->train.out[0])
         fprintf(p->out, " and saved; go on with:\n  %s train --resume %s\n", c->program, folder);

@@ -4,32 +4,18 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* Bytes of the UTF-8 character that text begins with; 0: it begins with none. */
-static int character_length(const unsigned char *text)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below which a shorter form exists */
-    const int n = text[0] < 0x80 ? 1 : text[0] >> 5 == 0x6 ? 2 : text[0] >> 4 == 0xe ? 3 : text[0] >> 3 == 0x1e ? 4 : 0;
-    if (n < 2) return n;
-    uint32_t code = text[0] & (0x7fu >> n);
-    for (int i = 1; i < n; i++) {
-        if (text[i] >> 6 != 0x2) return 0; /* the end of the text, too */
-        code = code << 6 | (text[i] & 0x3fu);
-    }
-    return code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) ? n : 0;
-}
-
 /* JSON is UTF-8: other bytes, as paths may hold them, become U+FFFD. */
 static void print_text(const char *text)
 {
     putchar('"');
-    for (const unsigned char *at = (const unsigned char *)text; *at;) {
-        const int n = character_length(at);
+    for (const char *at = text; *at;) {
+        const int n = utf8_length(at);
         if (n == 0)
             fputs("\xef\xbf\xbd", stdout);
-        else if (*at < ' ')
+        else if ((unsigned char)*at < ' ')
             printf("\\u%04x", *at);
         else
-            printf("%s%.*s", *at == '"' || *at == '\\' ? "\\" : "", n, (const char *)at);
+            printf("%s%.*s", *at == '"' || *at == '\\' ? "\\" : "", n, at);
         at += n > 0 ? n : 1;
     }
     putchar('"');

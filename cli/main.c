@@ -67,7 +67,9 @@ int main(int argc, char **argv)
         return cli_finish_output();
     }
     char **words = argv + (help ? 2 : 1); /* "abar help train" is "abar train --help" */
-    cli c = {.program = strchr(argv[0], '/') ? argv[0] : "abar",
+    char program[SHELL_WORD_MAX];
+    const bool typed = strchr(argv[0], '/') && strlen(argv[0]) < ABAR_OPTION_TEXT_MAX;
+    cli c = {.program = print_shell_word(program, typed ? argv[0] : "abar"),
              .command = find_command(words[0]),
              .argc = argc - 1 - (int)(words - argv),
              .argv = words + 1,

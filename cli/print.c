@@ -54,11 +54,62 @@ const char *print_fixed(char *text, double n, int decimals)
     return text;
 }
 
-void print_shell_word(char *word, size_t size, const char *text)
+int utf8_length(const char *text)
 {
-    bool plain = text[0] && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%")];
-    bool quotable = !strchr(text, '\''); /* rare enough to be left to the reader */
-    snprintf(word, size, plain || !quotable ? "%s" : "'%s'", text);
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below which a shorter form exists */
+    const unsigned char *t = (const unsigned char *)text;
+    const int n = t[0] < 0x80 ? 1 : t[0] >> 5 == 0x6 ? 2 : t[0] >> 4 == 0xe ? 3 : t[0] >> 3 == 0x1e ? 4 : 0;
+    if (n < 2) return n;
+    uint32_t code = t[0] & (0x7fu >> n);
+    for (int i = 1; i < n; i++) {
+        if (t[i] >> 6 != 0x2) return 0; /* the end of the text, too */
+        code = code << 6 | (t[i] & 0x3fu);
+    }
+    return code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) ? n : 0;
+}
+
+static bool is_control(char c) { return (unsigned char)c < ' ' || c == 0x7f; }
+
+/* Whether a terminal would not show it as it is. */
+static bool has_unprintable(const char *text)
+{
+    for (int n; *text; text += n) {
+        n = utf8_length(text);
+        if (n == 0 || is_control(*text)) return true;
+    }
+    return false;
+}
+
+/* $'...', as bash, zsh and ksh read it, byte by byte. */
+static void escape_bytes(char *word, const char *text)
+{
+    word += sprintf(word, "$'");
+    for (; *text; text++) {
+        const bool odd = is_control(*text) || (unsigned char)*text >= 0x80;
+        word += sprintf(word, odd ? "\\%03o" : *text == '\'' || *text == '\\' ? "\\%c" : "%c", (unsigned char)*text);
+    }
+    strcpy(word, "'");
+}
+
+static void quote(char *word, const char *text)
+{
+    word += sprintf(word, "'");
+    for (; *text; text++) word += sprintf(word, *text == '\'' ? "'\\''" : "%c", *text);
+    strcpy(word, "'");
+}
+
+const char *print_shell_word(char word[SHELL_WORD_MAX], const char *text)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%";
+    char path[ABAR_OPTION_TEXT_MAX + 2];
+    snprintf(path, sizeof path, "%s%s", text[0] == '-' ? "./" : "", text); /* which is no flag */
+    if (has_unprintable(path))
+        escape_bytes(word, path);
+    else if (!path[0] || path[strspn(path, plain)])
+        quote(word, path);
+    else
+        strcpy(word, path);
+    return word;
 }
 
 int print_window(FILE *out)

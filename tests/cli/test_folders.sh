@@ -71,6 +71,25 @@ refuses "a folder in use" 1 'busy.*(in use|another)' train --resume busy
 kill -9 $owner && wait $owner 2>/dev/null
 succeeds "a folder no longer in use" train --resume busy --epochs 1000 --stop-after 1 --quiet
 
+# --- commands that are suggested can be pasted, whatever the folders are called ---
+mkdir 'bin of mine' && cp "$abar" 'bin of mine/abar'
+tiny=(--model mlp --widths 784-8-10 --data synthetic --limit-train 64 --limit-test 32 --batch 16 --epochs 1 --threads 1)
+for folder in 'two words' "it's" '-dash' '--out' 'a$HOME`id`"\' 'ünï' $'line\nbreak' $'\xff\x1b' '~' '*'; do
+    ran="train --out $folder"
+    'bin of mine/abar' train "${tiny[@]}" --out="$folder" >stdout 2>stderr
+    sed -n '/^Next:/,$p' stdout >next
+    bash -c "$(grep -a 'eval --checkpoint' next)" >stdout 2>stderr
+    rc=$?
+    check "the suggested eval of $(printf %q "$folder")" test $rc = 0
+    bash -c "$(grep -a 'train --resume' next)" >stdout 2>stderr
+    rc=$?
+    check "the suggested train of $(printf %q "$folder")" test $rc = 0
+    'bin of mine/abar' compare "${tiny[@]}" --out="$folder compared" >stdout 2>stderr
+    bash -c "$(grep -a 'compare --resume' stdout)" >stdout 2>stderr
+    rc=$?
+    check "the suggested compare of $(printf %q "$folder")" test $rc = 0
+done
+
 # --- resuming ---
 refuses "resume of nothing" 1 'nowhere' train --resume nowhere
 mkdir empty
