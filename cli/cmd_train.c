@@ -68,6 +68,8 @@ static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_set
     if (status < 0) return cli_fail_status(c, status);
     (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
     int code = flags_read(c, flags, *setup, folder);
+    if (!code && flags->no_out)
+        code = cli_fail(c, EXIT_USAGE, "--no-out: a resumed run goes on in its folder, leave it out or copy %s first", folder);
     return code ? code : flags_check(c, *setup);
 }
 
