@@ -191,10 +191,25 @@ int utf8_length(const char *text); /* bytes of the character that text begins wi
 int print_window(FILE *out);       /* columns of the terminal; 0: it is none, or does not say */
 /* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
 int print_width(FILE *out);
+/* A part of a line. */
+typedef struct line_part {
+    char text[96];
+    int rank;    /* 0: always there; where the line is too long, those of the greatest rank go first */
+    bool strong; /* bold */
+} line_part;
+void line_part_set(line_part *part, int rank, const char *format, ...) CLI_PRINTF(3, 4);
+/* Empties the parts that do not fit into so many columns, and returns how many columns are taken. */
+int print_fit(line_part *parts, int n, int width);
+void print_parts(FILE *out, const line_part *parts, int n, const char *bold, const char *plain);
 /* Words up to column width; the cursor stands at indent, where later lines start, too. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
 /* The same where the cursor stands at another column. */
 void print_wrapped_from(FILE *out, int column, int indent, int width, const char *text);
+/* "label: path", the path on a line of its own where both do not fit. */
+void print_path(FILE *out, const char *label, const char *path);
+/* Of a list of names and what they mean: the text beside the name, or below it where the window is narrow. Returns the column
+ * where the text begins. */
+int print_entry(FILE *out, int column, const char *name, const char *text);
 double clock_seconds(void);
 
 bool path_exists(const char *path);

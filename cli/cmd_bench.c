@@ -41,15 +41,21 @@ static const char *const settings[] = {
 static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {
     char number[NUMBER_MAX];
-    printf("%s, batch %" PRId64 ", %s, on %s\n\n", setup->train.model, setup->train.batch, setup->train.optim, r->device);
-    printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f, mean %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90, r->ms_mean);
+    char text[4 * ABAR_OPTION_TEXT_MAX];
+    const int width = print_width(stdout);
+    snprintf(text, sizeof text, "%s, batch %" PRId64 ", %s, on %s", setup->train.model, setup->train.batch, setup->train.optim,
+             r->device);
+    print_wrapped(stdout, 0, width, text);
+    printf("\n  step       %9.3f ms   ", r->ms_median);
+    snprintf(text, sizeof text, "(p10 %.3f, p90 %.3f, mean %.3f)", r->ms_p10, r->ms_p90, r->ms_mean);
+    print_wrapped_from(stdout, 28, width < 64 ? 13 : 28, width, text);
     printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
            r->ms_update);
     if (setup->method)
         printf("  observe    %9.3f ms   of backward\n  refresh    %9.3f ms   of update\n", r->ms_observe, r->ms_refresh);
     printf("  rate       %9s %s/s\n", print_count(number, (int64_t)r->samples_per_second),
            setup->model->text ? "tokens" : "images");
-    printf("  first step %9.3f s after the command\n", r->seconds_to_first_step);
+    printf("  first step %9.3f s    after start\n", r->seconds_to_first_step);
     printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
 }
 

@@ -169,34 +169,42 @@ static void announce(watcher *w)
     w->announced = true;
 }
 
-/* The best loss of a text is in the table, too: here it is said where the line has room for it. */
+static void print_failure(watcher *w, int lead, const abar_compare_run *r)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "failed after %" PRId64 " epoch%s: %s", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
+    print_wrapped_from(w->line.out, lead, 2 * w->run_width + 4, print_width(w->line.out), text);
+}
+
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
-    char ms[NUMBER_MAX], time[NUMBER_MAX], loss[NUMBER_MAX], best[NUMBER_MAX + 8] = "", tail[96];
+    enum { HEAD, LOSS, TEST, RESULT, BEST, MS, TIME, BESIDE, PARTS };
+    line_part part[PARTS] = {0};
+    char number[NUMBER_MAX];
     const abar_compare_run *r = p->result;
+    const bool text = comparison_is_text(w->compare);
     FILE *out = w->line.out;
-    const char *bold = progress_bold(&w->line), *plain = progress_plain(&w->line);
     progress_clear(&w->line);
-    int n =
-        fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
+    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width,
+                  r->label, r->seed);
     if (r->failure) {
-        n += fprintf(out, "failed after %" PRId64 " epoch%s: ", r->epochs, r->epochs == 1 ? "" : "s");
-        print_wrapped_from(out, n, 2 * w->run_width + 4, print_width(out), r->failure);
+        fputs(part[HEAD].text, out);
+        print_failure(w, (int)strlen(part[HEAD].text), r);
         fflush(out);
         return;
     }
-    int tail_length = snprintf(tail, sizeof tail, "  %6s ms/step  %s", print_significant(ms, r->ms_per_step),
-                               print_duration(time, r->seconds));
-    if (r->side_by_side > 1)
-        tail_length +=
-            snprintf(tail + tail_length, sizeof tail - (size_t)tail_length, "  beside %" PRId64, r->side_by_side - 1);
-    n += fprintf(out, "loss %s  ", print_fixed(loss, r->train_loss, 4)) + (int)strlen("test 0.0000") + tail_length;
-    if (n + snprintf(best, sizeof best, "  best %s", print_fixed(loss, r->best_loss, 4)) > print_width(out)) best[0] = '\0';
-    if (comparison_is_text(w->compare))
-        fprintf(out, "test %s%s%s%s", bold, print_fixed(loss, r->test_loss, 4), plain, best);
-    else
-        fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
-    fprintf(out, "%s\n", tail);
+    line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
+    line_part_set(&part[TEST], 0, "test ");
+    if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
+    if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
+    part[RESULT].strong = true;
+    if (text) line_part_set(&part[BEST], 5, "  best %s", print_fixed(number, r->best_loss, 4)); /* the table has it, too */
+    line_part_set(&part[MS], 3, "  %6s ms/step", print_significant(number, r->ms_per_step));
+    line_part_set(&part[TIME], 2, "  %s", print_duration(number, r->seconds));
+    if (r->side_by_side > 1) line_part_set(&part[BESIDE], 4, "  beside %" PRId64, r->side_by_side - 1);
+    print_fit(part, PARTS, print_width(out));
+    print_parts(out, part, PARTS, progress_bold(&w->line), progress_plain(&w->line));
+    fputc('\n', out);
     fflush(out);
 }
 
@@ -234,7 +242,7 @@ static void watch(void *user, const abar_compare_progress *p)
     if (!w->announced) announce(w);
     if (p->news) {
         progress_clear(&w->line);
-        fprintf(w->line.out, "%s\n", p->news);
+        print_wrapped_from(w->line.out, 0, 2, print_width(w->line.out), p->news);
         fflush(w->line.out);
     } else if (p->result) {
         print_run(w, p);
@@ -249,6 +257,10 @@ static void watch(void *user, const abar_compare_progress *p)
 
 static void say_finished(watcher *w)
 {
+    static const char *const file[][2] = {{"Curves", "compare.svg"},
+                                          {"Table", "compare.md"},
+                                          {"Numbers", "compare.csv and compare.json"},
+                                          {"Checkpoints", "OPTIM-sSEED/"}};
     FILE *out = w->line.out;
     char folder[SHELL_WORD_MAX];
     const char *dir = abar_compare_dir(w->compare);
@@ -256,32 +268,41 @@ static void say_finished(watcher *w)
     if (!w->announced) announce(w);
     print_comparison(w->compare, &w->line);
     print_shell_word(folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv and compare.json\n", dir, dir, dir);
-    fprintf(out, "Checkpoints: %s/OPTIM-sSEED/\n\nNext:\n", dir);
+    fputc('\n', out);
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        char path[ABAR_OPTION_TEXT_MAX + 32];
+        snprintf(path, sizeof path, "%s/%s", dir, file[i][1]);
+        print_path(out, file[i][0], path);
+    }
+    fprintf(out, "\nNext:\n");
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 
 static void say_stopped(const watcher *w)
 {
     char folder[SHELL_WORD_MAX];
-    char file[ABAR_OPTION_TEXT_MAX + 16];
+    char file[ABAR_OPTION_TEXT_MAX + 16], text[256];
+    const int width = print_width(w->line.out);
     snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
     if (!path_exists(file)) {
-        fprintf(w->line.out, "stopped before any training began; nothing was kept\n");
+        print_wrapped(w->line.out, 0, width, "stopped before any training began; nothing was kept");
         return;
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
     const bool automatic = strcmp(w->jobs, "auto") == 0;
     print_shell_word(folder, abar_compare_dir(w->compare));
     if (w->running > 1)
-        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
-                runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);
+        snprintf(text, sizeof text,
+                 "stopped with %d of %d runs done and %d begun, which are saved; go on with:", runs_ended(w->compare),
+                 abar_compare_run_count(w->compare), w->running);
     else if (w->running == 0)
-        fprintf(w->line.out, "stopped with %d of %d runs done, and none begun; go on with:\n", runs_ended(w->compare),
-                abar_compare_run_count(w->compare));
+        snprintf(text, sizeof text, "stopped with %d of %d runs done, and none begun; go on with:", runs_ended(w->compare),
+                 abar_compare_run_count(w->compare));
     else
-        fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
-                w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+        snprintf(text, sizeof text,
+                 "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:", w->run + 1,
+                 abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+    print_wrapped(w->line.out, 0, width, text);
     fprintf(w->line.out, "  %s compare --resume %s%s%s\n", w->c->program, folder, automatic ? "" : " --jobs ",
             automatic ? "" : w->jobs);
 }
@@ -458,7 +479,7 @@ const command command_compare = {
                 "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
                 "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac\n"
                 "  abar compare --model deit-tiny --optim mac,heads=mac \\\n"
-                "               --heads.value-stat per-head\n"
+                "      --heads.value-stat per-head\n"
                 "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

@@ -30,13 +30,15 @@ static const abar_option own[] = {
 
 static void print_probe(const char *name, const abar_dataset_probe *probe)
 {
-    printf("%-14s %s\n%-14s ", name, probe->summary, "");
-    if (probe->found && probe->where[0])
-        printf("found in %s\n", probe->where);
-    else if (probe->found)
-        printf("always there\n");
+    const int column = print_entry(stdout, 15, name, probe->summary);
+    const bool fits = column + (int)strlen("found in ") + (int)strlen(probe->where) <= print_width(stdout);
+    printf("%*s", column, "");
+    if (!probe->found)
+        print_wrapped(stdout, column, print_width(stdout), probe->remedy);
+    else if (probe->where[0])
+        printf("found in%s%*s%s\n", fits ? " " : "\n", fits ? 0 : column, "", probe->where);
     else
-        print_wrapped(stdout, 15, print_width(stdout), probe->remedy);
+        printf("always there\n");
 }
 
 static void print_probe_json(json_writer *j, const char *name, const abar_dataset_probe *probe)
@@ -66,7 +68,7 @@ static void list_data(cli *c, bool json)
     if (json)
         json_finish(&j);
     else
-        printf("\n%s data --data NAME[:DIR] reads one and says what it holds\n", c->program);
+        printf("\nTo read one and see what it holds:\n  %s data --data NAME[:DIR]\n", c->program);
 }
 
 /* ---- one data set --------------------------------------------------------------------------------------------- */

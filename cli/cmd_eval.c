@@ -118,8 +118,10 @@ static void print_logits(const abar_setup *setup, const abar_evaluation *e, int6
     abar_model_shape(setup->model, setup->model_config, input, &classes);
     if (setup->model->text) each = input[0];
     if (count > e->samples / each) count = e->samples / each;
-    printf("logits of the first %" PRId64 " test %s%s: %s\n", count, setup->model->text ? "window" : "image",
-           count == 1 ? "" : "s", path);
+    char label[64];
+    snprintf(label, sizeof label, "logits of the first %" PRId64 " test %s%s", count, setup->model->text ? "window" : "image",
+             count == 1 ? "" : "s");
+    print_path(stdout, label, path);
 }
 
 static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
@@ -189,6 +191,6 @@ const command command_eval = {
     .examples = "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0\n"
                 "  abar eval --checkpoint lenet5.safetensors --model lenet5 --data fashion-mnist\n"
                 "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0 \\\n"
-                "            --logits 100:logits.safetensors\n",
+                "      --logits 100:logits.safetensors\n",
     .run = run,
 };

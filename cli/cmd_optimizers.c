@@ -21,17 +21,23 @@ static const abar_option own[] = {{.name = "optim",
                                    .help = JSON_HELP},
                                   {0}};
 
+static void print_summary(const char *name, const char *summary)
+{
+    const int lead = printf("%s: ", name);
+    print_wrapped_from(stdout, lead, 2, print_width(stdout), summary);
+}
+
 static void show_rule(const cli *c, const abar_rule *rule)
 {
-    printf("%s: %s\n", rule->name, rule->summary);
+    print_summary(rule->name, rule->summary);
     help_options(c, rule->options, NULL);
     printf("\n");
 }
 
 static void show_method(const cli *c, const abar_method *method)
 {
-    printf("%s: %s\n  ", method->name, method->summary);
-    const int lead = 2 + printf("keeps per layer ");
+    print_summary(method->name, method->summary);
+    const int lead = printf("  keeps per layer ");
     print_wrapped_from(stdout, lead, 2, print_width(stdout), method->keeps);
     help_options(c, method->options, NULL);
     printf("\n");
@@ -128,7 +134,8 @@ static void show_all(const cli *c)
 {
     printf("Update rules\n\n");
     for (const char *const *name = abar_rule_names(); *name; name++) show_rule(c, abar_rule_find(*name));
-    printf("Curvature methods: they precondition gradients in front of a rule\n\n");
+    print_wrapped(stdout, 0, print_width(stdout), "Curvature methods: they precondition gradients in front of a rule");
+    putchar('\n');
     for (const char *const *name = abar_method_names(); *name; name++) show_method(c, abar_method_find(*name));
     show_common(c);
 }
@@ -146,10 +153,12 @@ static void show(const cli *c, const abar_setup *setup)
         show_one(c, setup);
     else
         show_all(c);
-    printf("\n--optim mac is mac on sgd, --optim mac+adamw is mac on adamw, and so for the\n"
-           "others. --lr and --weight-decay are settings of the run; their defaults depend\n"
-           "on the model and the data: %s train --model NAME --optim NAME --help\n",
-           c->program);
+    putchar('\n');
+    print_wrapped(
+        stdout, 0, print_width(stdout),
+        "--optim mac is mac on sgd, --optim mac+adamw is mac on adamw, and so for the others. --lr and --weight-decay "
+        "are settings of the run; their defaults depend on the model and the data:");
+    printf("  %s train --model NAME --optim NAME --help\n", c->program);
 }
 
 static int run(cli *c)

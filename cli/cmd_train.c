@@ -151,25 +151,29 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
 {
     const abar_train_config *t = &setup->train;
     bool early = t->stop_after > 0 && t->stop_after < t->epochs;
+    char path[ABAR_OPTION_TEXT_MAX + 32], text[128];
+    snprintf(text, sizeof text, "Nothing left to do: the run is at %s %" PRId64 " already.",
+             early ? "--stop-after" : "--epochs", early ? t->stop_after : t->epochs);
     if (p->any)
         say_result(p);
     else
-        fprintf(p->out, "Nothing left to do: the run is at %s %" PRId64 " already.\n", early ? "--stop-after" : "--epochs",
-                early ? t->stop_after : t->epochs);
+        print_wrapped(p->out, 0, print_width(p->out), text);
     if (!t->out[0]) return;
-    fprintf(p->out, "Checkpoint: %s/state.safetensors\nWeights for PyTorch: %s/model.safetensors\n", t->out, t->out);
+    snprintf(path, sizeof path, "%s/state.safetensors", t->out);
+    print_path(p->out, "Checkpoint", path);
+    snprintf(path, sizeof path, "%s/model.safetensors", t->out);
+    print_path(p->out, "Weights for PyTorch", path);
     say_next(c, setup, p, !early);
 }
 
 static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
-    char folder[SHELL_WORD_MAX];
-    print_shell_word(folder, setup->train.out);
-    fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
-    if (setup->train.out[0])
-        fprintf(p->out, " and saved; go on with:\n  %s train --resume %s\n", c->program, folder);
-    else
-        fprintf(p->out, "; nothing was kept, as asked\n");
+    char folder[SHELL_WORD_MAX], text[128];
+    const bool kept = setup->train.out[0];
+    snprintf(text, sizeof text, "stopped in epoch %" PRId64 " of %" PRId64 "%s", p->epoch + 1, setup->train.epochs,
+             kept ? " and saved; go on with:" : "; nothing was kept, as asked");
+    print_wrapped(p->out, 0, print_width(p->out), text);
+    if (kept) fprintf(p->out, "  %s train --resume %s\n", c->program, print_shell_word(folder, setup->train.out));
 }
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */

@@ -10,12 +10,18 @@
 
 #define ERROR_MAX 2048
 
-/* One failure is one line, whatever text it carries: a path may hold any character. */
+/* One failure is one line, whatever text it carries: a path may hold any character. A window breaks it between words. */
 static void print_line(const char *lead, const char *text)
 {
-    fprintf(stderr, "abar: %s", lead);
-    for (const char *c = text; *c; c++) fputc((unsigned char)*c < ' ' || *c == 0x7f ? '?' : *c, stderr);
-    fputc('\n', stderr);
+    char line[ERROR_MAX + 32];
+    const int window = print_window(stderr);
+    snprintf(line, sizeof line, "abar: %s%s", lead, text);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f) *c = '?';
+    if (window > 0)
+        print_wrapped_from(stderr, 0, 2, window, line);
+    else
+        fprintf(stderr, "%s\n", line);
 }
 
 static int fail(const cli *c, int code, const char *text)
@@ -84,5 +90,5 @@ void cli_log(void *user, abar_log_level level, const char *text)
     if (level == ABAR_LOG_WARNING)
         print_line("warning: ", text);
     else
-        fprintf(watched, "%s\n", text);
+        print_wrapped_from(watched, 0, 2, print_width(watched), text);
 }

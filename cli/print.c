@@ -3,11 +3,14 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#define WORDS_MIN 34 /* columns that words need beside something else */
 
 const char *print_count(char *text, int64_t n)
 {
@@ -142,6 +145,52 @@ void print_wrapped_from(FILE *out, int column, int indent, int width, const char
         word += strspn(word, " ");
     }
     fputc('\n', out);
+}
+
+void line_part_set(line_part *part, int rank, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    *part = (line_part){.rank = rank};
+    vsnprintf(part->text, sizeof part->text, format, args);
+    va_end(args);
+}
+
+int print_fit(line_part *parts, int n, int width)
+{
+    for (;;) {
+        int total = 0, least = 0;
+        for (int i = 0; i < n; i++) {
+            total += (int)strlen(parts[i].text);
+            if (parts[i].text[0] && parts[i].rank > parts[least].rank) least = i;
+            if (!parts[least].text[0]) least = i;
+        }
+        if (total <= width || parts[least].rank == 0) return total;
+        parts[least].text[0] = '\0';
+    }
+}
+
+void print_parts(FILE *out, const line_part *parts, int n, const char *bold, const char *plain)
+{
+    for (int i = 0; i < n; i++)
+        if (parts[i].text[0]) fprintf(out, "%s%s%s", parts[i].strong ? bold : "", parts[i].text, parts[i].strong ? plain : "");
+}
+
+void print_path(FILE *out, const char *label, const char *path)
+{
+    const bool fits = (int)(strlen(label) + strlen(path)) + 2 <= print_width(out);
+    fprintf(out, "%s:%s%s\n", label, fits ? " " : "\n  ", path);
+}
+
+int print_entry(FILE *out, int column, const char *name, const char *text)
+{
+    const int width = print_width(out);
+    const bool narrow = width - column < WORDS_MIN;
+    if (narrow) column = 6;
+    fprintf(out, "%-*s", narrow ? 0 : column, name);
+    if (narrow || (int)strlen(name) >= column) fprintf(out, "\n%*s", column, "");
+    print_wrapped(out, column, width, text);
+    return column;
 }
 
 double clock_seconds(void)
