@@ -112,8 +112,10 @@ bool flags_listen_to(const cli *c, const abar_setup_table *table);
 /* Makes the first free one of runs/NAME, runs/NAME-2, ...: two that start at the same moment get two. Where it cannot be made,
  * whoever writes there will say why. */
 void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
-/* Takes it back when nothing came of it: only empty folders go. */
+/* Takes it back when nothing came of it: only empty folders go. Safe in a signal handler. */
 void folder_unclaim(const char *out);
+/* Fails for a checkpoint that path_exists did not find, as errno tells. */
+int folder_missing(const cli *c, const char *checkpoint);
 /* The weights of a checkpoint: the file itself, or what lies in the folder of a run. Returns an exit code. */
 int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size);
 
@@ -128,6 +130,8 @@ typedef struct stoppable {
 
 /* The first Ctrl-C (or SIGTERM, or hangup) stops it, the second ends the program at once. */
 abar_status stop_on_signal(const stoppable *s);
+/* Until then a signal ends the program at once and, where it is still empty, removes this folder. */
+void stop_unclaims(const char *folder);
 /* The exit code of a program that was asked to stop. */
 int stop_exit_code(void);
 
@@ -214,5 +218,6 @@ double clock_seconds(void);
 
 bool path_exists(const char *path);
 bool path_is_folder(const char *path);
+bool path_is_file(const char *path); /* neither a folder nor a device or pipe */
 
 #endif

@@ -40,13 +40,19 @@ static int parse_logits(const cli *c, const char *text, int64_t *count, const ch
     return EXIT_SUCCESS;
 }
 
-/* Nobody wants the weights replaced by what they make of images. */
+/* A file of this name is replaced: it must not be one that a run or comparison keeps, nor a device. */
 static int check_logits(const cli *c, const char *path)
 {
+    static const char *const kept[] = {"state.safetensors", "model.safetensors", "config.json", "log.jsonl",  "report.json",
+                                       "compare.json",      "compare.csv",       "compare.svg", "compare.md", NULL};
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    const bool kept = strcmp(name, "state.safetensors") == 0 || strcmp(name, "model.safetensors") == 0;
-    if (!kept || !path_exists(path)) return EXIT_SUCCESS;
-    return cli_fail(c, EXIT_USAGE, "--logits: %s holds the weights of a run, choose another file", path);
+    if (!path_exists(path)) return EXIT_SUCCESS;
+    if (!path_is_folder(path) && !path_is_file(path))
+        return cli_fail(c, EXIT_USAGE, "--logits: %s is not a plain file, choose another", path);
+    for (int i = 0; kept[i]; i++)
+        if (strcmp(name, kept[i]) == 0)
+            return cli_fail(c, EXIT_USAGE, "--logits: %s belongs to a run or comparison, choose another file", path);
+    return EXIT_SUCCESS;
 }
 
 /* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
@@ -85,7 +91,7 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
     const bool run = find_run(checkpoint, folder, sizeof folder);
     if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
     abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
-    if (status < 0 && !run)
+    if (status == ABAR_E_FORMAT && !run)
         return cli_fail(c, EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
     if (status < 0) return cli_fail_status(c, status);
     int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;

@@ -77,9 +77,7 @@ static int refuse_no_checkpoint(cli *c)
 static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 {
     if (!checkpoint || !checkpoint[0]) return refuse_no_checkpoint(c);
-    if (!path_exists(checkpoint))
-        return cli_fail(c, EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file",
-                        checkpoint);
+    if (!path_exists(checkpoint)) return folder_missing(c, checkpoint);
     abar_status status = path_is_folder(checkpoint) ? abar_setup_load(c->ctx, checkpoint, setup)
                                                     : abar_setup_load_file(c->ctx, checkpoint, setup);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;

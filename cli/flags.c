@@ -245,7 +245,7 @@ static const char *nearest_flag(const cli *c, const scope *s, const char *name)
         {"network", "model"},        {"continue", "resume"},   {"gpu", "device"},         {"cuda", "device"},
         {"warmup-epochs", "warmup"}, {"clip-grad", "clip"},    {"log-dir", "out"}};
     const char *names[NAMES_MAX] = {NULL};
-    int n = add_names(c->command->own, NULL, names, 0);
+    int n = add_names(s->only < 0 ? c->command->own : NULL, NULL, names, 0);
     for (int k = 0; k < s->list->n; k++) {
         abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
         int count = is_inside(s, k) ? abar_setup_tables(s->list->setup[k], tables) : 0;
@@ -287,6 +287,8 @@ static int unknown_flag(const cli *c, const scope *s, const char *full, const ch
     const char *near = nearest_flag(c, s, name), *label_end = name != full ? name : full;
     char owners[512];
     find_owners(bare, owners, sizeof owners);
+    if (s->only >= 0 && abar_options_find(c->command->own, bare))
+        return cli_fail(c, EXIT_USAGE, "--%s: is for the whole comparison, leave the label out", full);
     if (dot && dot > name && dot[1] && !abar_options_find(c->command->own, "optim"))
         return cli_fail(c, EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
     if (abar_options_find(abar_train_options, bare))
@@ -312,6 +314,7 @@ static int unexpected_word(const cli *c, const char *word)
     if (word[0] == '-')
         return cli_fail(c, EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word,
                         c->command->name);
+    if (!word[0]) word = "\"\"";
     return cli_fail(c, EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
                     c->command->name);
 }

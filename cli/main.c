@@ -28,6 +28,9 @@ static int unknown_command(const cli *c, const char *name)
     if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help": it is not one that has help */
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
+    if (name[0] == '-')
+        return cli_fail(c, EXIT_USAGE, "%s: flags follow a command, as in abar train %s, abar help lists them", name, name);
+    if (!name[0]) return cli_fail(c, EXIT_USAGE, "\"\": no such command, abar help lists them");
     if (near) return cli_fail(c, EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);
     return cli_fail(c, EXIT_USAGE, "%s: no such command, abar help lists them", name);
 }

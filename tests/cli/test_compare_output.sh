@@ -188,6 +188,8 @@ refuses "a label's flags that contradict each other" 2 '--low.nu1 9: above --nu2
 refuses "a label's flag that misses another" 2 '--s.nesterov: .*set --s.momentum above' compare "${tiny[@]}" --optim s=sgd \
     --s.nesterov --s.momentum 0
 refuses "a model's flag with a label" 2 '--s.widths 5-10: the data need 784' compare "${tiny[@]}" --optim s=sgd --s.widths 5-10
+refuses "a flag of the whole with a label" 2 '--mac.resume: is for the whole comparison' compare --mac.resume x
+refuses "a bool of the whole with a label" 2 '--mac.no-json: is for the whole comparison' compare --mac.no-json
 refuses "a flag with half a label" 2 '--.damping: no such flag' compare --.damping 1
 refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
 refuses "a label twice" 2 'low: is compared twice.* a=mac,b=sgd' compare --optim low=mac,low=sgd

@@ -35,6 +35,34 @@ if [[ -e /dev/full ]]; then
     check "standard output that cannot be written" failed_well 1 'standard output'
 fi
 
+# nobody ARGUMENTS...: abar as a user who may not write here.
+nobody() {
+    ran="abar $* as another user"
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$work/anyone" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
+    rc=$?
+}
+cp "$abar" anyone && chmod 755 . anyone
+if setpriv --reuid=65534 --regid=65534 --clear-groups ./anyone --version >/dev/null 2>&1; then
+    run train "${small[@]}" --quiet --out locked
+    cp locked/model.safetensors apart.safetensors
+    chmod 600 apart.safetensors
+    nobody train "${small[@]}"
+    check "a default folder that may not be made" failed_well 1 'runs.*permission denied'
+    nobody compare "${small[@]}" --out theirs
+    check "a comparison's folder that may not be made" failed_well 1 'theirs: permission denied'
+    nobody train --resume locked --epochs 3
+    check "a run that may not be written" failed_well 1 'permission denied'
+    nobody eval --checkpoint apart.safetensors
+    check "weights that may not be read" failed_well 1 'apart.safetensors: permission denied'
+    chmod 700 locked
+    nobody eval --checkpoint locked/model.safetensors
+    check "weights in a folder that may not be entered" failed_well 1 'locked/model.safetensors: Permission denied'
+    nobody sample --checkpoint locked/model.safetensors
+    check "a text model in a folder that may not be entered" failed_well 1 'Permission denied'
+else
+    skip "permissions: no other user can be had here"
+fi
+
 # --- the default folder ---
 succeeds "first default folder" train "${small[@]}" --epochs 1
 check "first default folder has the settings in its name" test -s runs/lenet5-synthetic-sgd-s0/state.safetensors

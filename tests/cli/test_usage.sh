@@ -46,6 +46,9 @@ check "data lists synthetic" says '^synthetic'
 # --- names ---
 refuses "unknown command" 2 'did you mean abar train' trian
 refuses "hopeless command" 2 'abar help' xyzzyquux
+refuses "a command without a name" 2 '^abar: "": no such command' ''
+refuses "a flag before its command" 2 'flags follow a command, as in abar train --quiet' --quiet train
+refuses "a word without letters" 2 '^abar: "": a lone word' train ''
 refuses "unknown model" 2 'lenet6.*lenet5' train --model lenet6
 refuses "unknown data" 2 'fashion-mnits.*fashion-mnist' train --data fashion-mnits
 refuses "unknown data, checked" 2 'fashion-mnits.*fashion-mnist' data --data fashion-mnits
