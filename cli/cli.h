@@ -84,15 +84,14 @@ int flags_out(const cli *c);
 bool flags_ask_help(const cli *c);
 /* Whether --json is given, of a subcommand that has it: known before the flags are read, which may fail. */
 bool flags_ask_json(const cli *c);
-/* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
-int flags_recipe(cli *c, abar_setup **out);
 /* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
  * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
-/* The same for a list. A flag goes to every setup that knows it, --LABEL.flag to one alone, whatever their order. */
+/* The setups that --model, --data and --optim name, with their recipes and nothing else set. Returns an exit code. */
 int flags_recipes(cli *c, setup_list *out);
+/* The same for a list. A flag goes to every setup that knows it, --LABEL.flag to one alone, whatever their order. */
 int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed);
-/* Both: the usual beginning of a subcommand. */
+/* A setup from its recipe and all flags: the usual beginning of a subcommand. */
 int flags_setup(cli *c, void *own, abar_setup **out);
 /* Whether the subcommand takes this row of abar_train_options as a flag. */
 bool flags_listen(const cli *c, const char *setting);

@@ -11,27 +11,14 @@ typedef struct bench_flags {
     bool profile, json;
 } bench_flags;
 
+#define AT(member) offsetof(bench_flags, member)
+
 static const abar_option own[] = {
-    {.name = "steps",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(bench_flags, steps),
-     .fallback = "50",
-     .min = 2,
-     .max = 1e6,
-     .help = "steps to time"},
-    {.name = "warmup-steps",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(bench_flags, warmup_steps),
-     .fallback = "5",
-     .min = 0,
-     .max = 1e6,
-     .help = "steps before them that do not count"},
-    {.name = "profile",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(bench_flags, profile),
-     .fallback = "false",
-     .help = "time every operation of the network, too, beside what it has to move and to compute"},
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(bench_flags, json), .fallback = "false", .help = JSON_HELP},
+    {"steps", ABAR_OPTION_INT, AT(steps), "50", 2, 1e6, NULL, "steps to time"},
+    {"warmup-steps", ABAR_OPTION_INT, AT(warmup_steps), "5", 0, 1e6, NULL, "steps before them that do not count"},
+    {"profile", ABAR_OPTION_BOOL, AT(profile), "false", 0, 0, NULL,
+     "time every operation of the network, too, beside what it has to move and to compute"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
 static const char *const settings[] = {

@@ -14,40 +14,19 @@ typedef struct compare_flags {
     bool own_folder; /* no flag: the folder is one we chose */
 } compare_flags;
 
+#define AT(member) offsetof(compare_flags, member)
+
 static const abar_option own[] = {
-    {.name = "optim",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, optim),
-     .fallback = "sgd,mac",
-     .help = "optimizers to compare, as `abar optimizers` lists them, LABEL=NAME to have one twice, NAME:N for N seeds of it"},
-    {.name = "seeds",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(compare_flags, seeds),
-     .fallback = "1",
-     .min = 1,
-     .max = ABAR_COMPARE_SEEDS_MAX,
-     .help = "runs of each optimizer, from --seed on; with --resume there may be more than before"},
-    {.name = "jobs",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, jobs),
-     .fallback = "auto",
-     .help = "trainings side by side on the device; auto: one on the CPU, on a GPU as many as fit and get more done"},
-    {.name = "out",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, out),
-     .fallback = "",
-     .help = "folder for the results and all runs; without it, one in " RUNS "/"},
-    {.name = "resume",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, resume),
-     .fallback = "",
-     .help = "go on with the comparison in this folder"},
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(compare_flags, json), .fallback = "false", .help = JSON_HELP},
-    {.name = "quiet",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(compare_flags, quiet),
-     .fallback = "false",
-     .help = "print nothing but errors"},
+    {"optim", ABAR_OPTION_TEXT, AT(optim), "sgd,mac", 0, 0, NULL,
+     "optimizers to compare, as `abar optimizers` lists them, LABEL=NAME to have one twice, NAME:N for N seeds of it"},
+    {"seeds", ABAR_OPTION_INT, AT(seeds), "1", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
+     "runs of each optimizer, from --seed on; with --resume there may be more than before"},
+    {"jobs", ABAR_OPTION_TEXT, AT(jobs), "auto", 0, 0, NULL,
+     "trainings side by side on the device; auto: one on the CPU, on a GPU as many as fit and get more done"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for the results and all runs; without it, one in " RUNS "/"},
+    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL, "go on with the comparison in this folder"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
+    {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
 
 /* ---- watching --------------------------------------------------------------------------------------------------- */

@@ -11,19 +11,12 @@ typedef struct data_flags {
     bool json;
 } data_flags;
 
+#define AT(member) offsetof(data_flags, member)
+
 static const abar_option own[] = {
-    {.name = "data",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(data_flags, data),
-     .fallback = "",
-     .help = "read this one completely, and say what it holds"},
-    {.name = "text",
-     .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(data_flags, text),
-     .fallback = "characters",
-     .choices = "characters|bytes",
-     .help = "text: what a token is"},
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(data_flags, json), .fallback = "false", .help = JSON_HELP},
+    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely, and say what it holds"},
+    {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
 /* ---- the list ------------------------------------------------------------------------------------------------- */

@@ -10,18 +10,14 @@ typedef struct eval_flags {
     bool json;
 } eval_flags;
 
+#define AT(member) offsetof(eval_flags, member)
+
 static const abar_option own[] = {
-    {.name = "checkpoint",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(eval_flags, checkpoint),
-     .fallback = "",
-     .help = "the folder of a run, or a safetensors file: a checkpoint, an export or PyTorch's (then say --model and --data)"},
-    {.name = "logits",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(eval_flags, logits),
-     .fallback = "",
-     .help = "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(eval_flags, json), .fallback = "false", .help = JSON_HELP},
+    {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
+     "the folder of a run, or a safetensors file: a checkpoint, an export or PyTorch's (then say --model and --data)"},
+    {"logits", ABAR_OPTION_TEXT, AT(logits), "", 0, 0, NULL,
+     "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
 static const char *const settings[] = {"model",       "data",      "batch",   "label-smoothing", "limit-test",

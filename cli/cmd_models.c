@@ -14,9 +14,9 @@ typedef struct models_flags {
     bool json;
 } models_flags;
 
-static const abar_option own[] = {
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(models_flags, json), .fallback = "false", .help = JSON_HELP},
-    {0}};
+#define AT(member) offsetof(models_flags, member)
+
+static const abar_option own[] = {{"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP}, {0}};
 
 static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
                                        "label-smoothing", "device",     "precision", "threads", "workers",

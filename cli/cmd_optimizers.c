@@ -9,16 +9,10 @@ typedef struct optimizers_flags {
     bool json;
 } optimizers_flags;
 
-static const abar_option own[] = {{.name = "optim",
-                                   .type = ABAR_OPTION_TEXT,
-                                   .offset = offsetof(optimizers_flags, optim),
-                                   .fallback = "",
-                                   .help = "this one alone"},
-                                  {.name = "json",
-                                   .type = ABAR_OPTION_BOOL,
-                                   .offset = offsetof(optimizers_flags, json),
-                                   .fallback = "false",
-                                   .help = JSON_HELP},
+#define AT(member) offsetof(optimizers_flags, member)
+
+static const abar_option own[] = {{"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "this one alone"},
+                                  {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
                                   {0}};
 
 static void print_summary(const char *name, const char *summary)

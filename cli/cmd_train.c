@@ -13,24 +13,15 @@ typedef struct train_flags {
     bool own_folder; /* no flag: the folder is one we chose */
 } train_flags;
 
+#define AT(member) offsetof(train_flags, member)
+
 static const abar_option own[] = {
-    {.name = "resume",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(train_flags, resume),
-     .fallback = "",
-     .help = "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
-             "--data and --optim"},
-    {.name = "no-out",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, no_out),
-     .fallback = "false",
-     .help = "keep nothing on disk"},
-    {.name = "json", .type = ABAR_OPTION_BOOL, .offset = offsetof(train_flags, json), .fallback = "false", .help = JSON_HELP},
-    {.name = "quiet",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, quiet),
-     .fallback = "false",
-     .help = "print nothing but errors"},
+    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL,
+     "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
+     "--data and --optim"},
+    {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "keep nothing on disk"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
+    {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
 
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */

@@ -168,7 +168,7 @@ int flags_recipes(cli *c, setup_list *out)
     return code;
 }
 
-int flags_recipe(cli *c, abar_setup **out)
+static int make_recipe(cli *c, abar_setup **out)
 {
     setup_list list;
     const char *optim = flags_peek(c, "optim");
@@ -341,7 +341,7 @@ static bool is_of_data(const abar_setup *setup, const char *name)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-/* What a setup is made for. flags_recipe has taken it; a run that goes on may repeat it. */
+/* What a setup is made for. make_recipe has taken it; a run that goes on may repeat it. */
 static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *value, const char *resumed)
 {
     const abar_train_config *t = &setup->train;
@@ -510,7 +510,7 @@ int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)
 
 int flags_setup(cli *c, void *own, abar_setup **out)
 {
-    int code = flags_recipe(c, out);
+    int code = make_recipe(c, out);
     return code ? code : flags_read(c, own, *out, NULL);
 }
 

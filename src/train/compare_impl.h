@@ -72,8 +72,6 @@ struct abar_compare {
 
 /* The folder of run i. */
 abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX]);
-/* {"label": ..., "history": [...]} */
-abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out);
 abar_status abar__compare_record_save(abar_compare *c, int i); /* report.json */
 /* Reads every report.json there is. */
 abar_status abar__compare_records_load(abar_compare *c);

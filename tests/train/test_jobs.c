@@ -126,6 +126,9 @@ static void trouble_with_a_folder_stops_all_and_is_told(void **state)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+#define PLENTY (1LL << 40)
+#define RECORDS_ONLY (1LL << 17) /* enough for the comparison's own records, and for no training */
+
 /* So many bytes and no more, over all contexts of it. */
 typedef struct purse {
     atomic_llong left;
@@ -147,7 +150,32 @@ static void earn(void *user, void *memory, size_t bytes)
     atomic_fetch_add(&p->left, (long long)bytes);
 }
 
-/* Room for one training and a half. */
+/* A context whose memory ends, in place of the fixture's own, and back. */
+static void make_poor(fixture *f, purse *money, abar_context **own)
+{
+    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, money}};
+    atomic_store(&money->left, PLENTY);
+    *own = f->ctx;
+    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+}
+
+static void drop_poor(fixture *f, abar_context *own)
+{
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    f->ctx = own;
+}
+
+/* Makes the comparison with plenty, and runs it with so much. */
+static abar_status run_with(fixture *f, const plan *p, purse *money, long long bytes, watcher *w)
+{
+    abar_compare_events events = {watch, w};
+    need(f, abar_compare_create(f->ctx, &p->config, &events, &w->compare));
+    atomic_store(&money->left, bytes);
+    return run_watched(w);
+}
+
+/* Memory for one training and a half. */
 static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
 {
     fixture *f = *state;
@@ -155,49 +183,38 @@ static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
     char alone[PATH_MAX_TEST];
     purse money = {0};
     watcher w = {.jobs = 3};
-    abar_context *rich = f->ctx;
+    abar_context *rich;
     run_one_by_one(f, "alone", "sgd adamw", 2, alone);
-    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
-    atomic_store(&money.left, 1LL << 40);
-    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
-    make_plan(f, &p, "poor", "sgd adamw", 2, TINY);
-    abar_compare_events events = {watch, &w};
-    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
     char *json = read_text(alone, "compare.json");
     const char *memory = strstr(json, "\"memory_bytes\": ");
     assert_non_null(memory);
-    atomic_store(&money.left, (long long)(1.6 * atof(memory + 16)) + (1 << 19)); /* and for the books of all */
-    assert_int_equal(run_watched(&w), ABAR_OK);
+    const long long bytes = (long long)(1.6 * atof(memory + 16)) + (1 << 19); /* and for the records of all */
+    free(json);
+    make_poor(f, &money, &rich);
+    make_plan(f, &p, "poor", "sgd adamw", 2, TINY);
+    assert_int_equal(run_with(f, &p, &money, bytes, &w), ABAR_OK);
     assert_non_null(strstr(w.news, "no memory for"));
     abar_compare_destroy(w.compare);
     assert_same_comparison(alone, p.dir);
     drop_plan(f, &p);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    f->ctx = rich;
-    free(json);
+    drop_poor(f, rich);
 }
 
-/* Room for no training at all: the last worker keeps what nobody could train, and says so. */
+/* No memory for any training: the last worker keeps what nobody could train, and says so. */
 static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
 {
     fixture *f = *state;
     purse money = {0};
-    abar_context *rich = f->ctx;
-    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
-    atomic_store(&money.left, 1LL << 40);
-    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    abar_context *rich;
+    make_poor(f, &money, &rich);
     for (int i = 0; i < 20; i++) {
         plan p;
         watcher w = {.jobs = 2};
         char name[16];
         snprintf(name, sizeof name, "none-%d", i);
-        atomic_store(&money.left, 1LL << 40);
+        atomic_store(&money.left, PLENTY);
         make_plan(f, &p, name, "sgd adamw", 1, TINY);
-        abar_compare_events events = {watch, &w};
-        need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
-        atomic_store(&money.left, 1 << 17); /* for the books alone */
-        assert_int_equal(run_watched(&w), ABAR_OK);
+        assert_int_equal(run_with(f, &p, &money, RECORDS_ONLY, &w), ABAR_OK);
         for (int k = 0; k < 2; k++) {
             assert_true(abar_compare_run_of(w.compare, k)->ended);
             assert_non_null(strstr(abar_compare_run_of(w.compare, k)->failure, "memory"));
@@ -205,12 +222,10 @@ static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
         abar_compare_destroy(w.compare);
         drop_plan(f, &p);
     }
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    f->ctx = rich;
+    drop_poor(f, rich);
 }
 
-/* Failures for lack of memory are not for ever: with enough of it, the comparison ends as if there always had been. */
+/* Failures for lack of memory are not final: with enough of it, the comparison ends as if there always had been. */
 static void trainings_that_found_no_memory_are_tried_again(void **state)
 {
     fixture *f = *state;
@@ -218,18 +233,13 @@ static void trainings_that_found_no_memory_are_tried_again(void **state)
     char alone[PATH_MAX_TEST];
     purse money = {0};
     watcher w = {.jobs = 1};
-    abar_context *rich = f->ctx;
+    abar_context *rich;
     run_one_by_one(f, "alone", "sgd adamw", 1, alone);
-    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
-    atomic_store(&money.left, 1LL << 40);
-    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    make_poor(f, &money, &rich);
     make_plan(f, &p, "again", "sgd adamw", 1, TINY);
-    abar_compare_events events = {watch, &w};
-    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
-    atomic_store(&money.left, 1 << 17);
-    assert_int_equal(run_watched(&w), ABAR_OK);
+    assert_int_equal(run_with(f, &p, &money, RECORDS_ONLY, &w), ABAR_OK);
     abar_compare_destroy(w.compare);
-    atomic_store(&money.left, 1LL << 40);
+    atomic_store(&money.left, PLENTY);
 
     need(f, abar_compare_load(f->ctx, p.dir, 0, NULL, &w.compare)); /* to look at */
     for (int i = 0; i < 2; i++) {
@@ -247,9 +257,7 @@ static void trainings_that_found_no_memory_are_tried_again(void **state)
     abar_compare_destroy(w.compare);
     assert_same_comparison(alone, p.dir);
     drop_plan(f, &p);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    f->ctx = rich;
+    drop_poor(f, rich);
 }
 
 /* ---- how many ---------------------------------------------------------------------------------------------------- */
