@@ -129,7 +129,9 @@ typedef struct stoppable {
 
 /* The first Ctrl-C (or SIGTERM, or hangup) stops it, the second ends the program at once. */
 abar_status stop_on_signal(const stoppable *s);
-/* Until then a signal ends the program at once and, where it is still empty, removes this folder. */
+/* Before there is anything to stop, a folder is claimed: signals wait from stop_wait to stop_unclaims; afterwards one ends the
+ * program at once and, where it is still empty, removes the folder. */
+void stop_wait(void);
 void stop_unclaims(const char *folder);
 /* The exit code of a program that was asked to stop. */
 int stop_exit_code(void);

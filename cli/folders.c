@@ -10,6 +10,7 @@
 void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name)
 {
     int n = snprintf(out, ABAR_OPTION_TEXT_MAX, RUNS "/%.400s", name);
+    stop_wait();
     mkdir(RUNS, 0777);
     for (int suffix = 2; mkdir(out, 0777) != 0 && errno == EEXIST; suffix++)
         snprintf(out + n, ABAR_OPTION_TEXT_MAX - (size_t)n, "-%d", suffix);

@@ -7,6 +7,7 @@
 static const stoppable *volatile running;
 static volatile sig_atomic_t stopped_by;
 static char claimed[ABAR_OPTION_TEXT_MAX]; /* set before its handler is installed */
+static sigset_t waiting;                   /* what was blocked before stop_wait */
 
 static void on_signal(int number)
 {
@@ -49,11 +50,20 @@ static void on_early_signal(int number)
     raise(number);
 }
 
+void stop_wait(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < SIGNALS; i++) sigaddset(&set, numbers[i]);
+    sigprocmask(SIG_BLOCK, &set, &waiting);
+}
+
 void stop_unclaims(const char *folder)
 {
     struct sigaction old[SIGNALS];
     snprintf(claimed, sizeof claimed, "%s", folder);
     handle(on_early_signal, old);
+    sigprocmask(SIG_SETMASK, &waiting, NULL);
 }
 
 int stop_exit_code(void) { return EXIT_SIGNAL + (int)stopped_by; }

@@ -65,12 +65,17 @@ else
 fi
 
 # --- being stopped ---
+training() { # waits until the training that writes to stdout has begun
+    for _ in {1..600}; do grep -q '^epochs 500' stdout && break || sleep 0.05; done
+    sleep 0.2
+}
 stop() { # SIGNAL CODE
+    : >stdout
     rm -rf stopped
     ran="train, then SIG$1"
     "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out stopped >stdout 2>stderr &
     local pid=$!
-    sleep 1
+    training
     kill -"$1" $pid
     wait $pid
     rc=$?
@@ -82,9 +87,10 @@ stop() { # SIGNAL CODE
 stop TERM 143
 stop INT 130
 succeeds "after SIGINT it goes on" train --resume stopped --stop-after 1 --quiet
+: >stdout
 "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out twice >stdout 2>stderr &
 pid=$!
-sleep 1
+training
 kill -INT $pid && kill -INT $pid
 wait $pid
 check "two SIGINTs end at once" test $? -ge 128
@@ -100,7 +106,7 @@ for moment in 0 0.01 0.02 0.04 0.06 0.08 0.1 0.15 0.2 0.3; do
     wait $pid
     rc=$?
     check "SIGTERM after $moment s gives 143" test $rc = 143
-    check "SIGTERM after $moment s leaves no empty folder" test -z "$(find moments -type d -empty)"
+    check "SIGTERM after $moment s leaves no empty folder" test -z "$(find moments -mindepth 1 -type d -empty)"
     if [[ -e moments/runs/lenet5-synthetic-sgd-s0/config.json ]]; then
         succeeds "after $moment s it goes on" train --resume moments/runs/lenet5-synthetic-sgd-s0 --stop-after 1 --quiet
     fi
