@@ -1,4 +1,4 @@
-/* abar bench: how long a training step takes, on a batch already in place, and where the time goes. */
+/* abar bench: times a training step on a batch that is already in memory, and its parts. */
 #include "cli.h"
 #include "progress.h"
 
@@ -15,9 +15,9 @@ typedef struct bench_flags {
 
 static const abar_option own[] = {
     {"steps", ABAR_OPTION_INT, AT(steps), "50", 2, 1e6, NULL, "steps to time"},
-    {"warmup-steps", ABAR_OPTION_INT, AT(warmup_steps), "5", 0, 1e6, NULL, "steps before them that do not count"},
+    {"warmup-steps", ABAR_OPTION_INT, AT(warmup_steps), "5", 0, 1e6, NULL, "steps before them that are not timed"},
     {"profile", ABAR_OPTION_BOOL, AT(profile), "false", 0, 0, NULL,
-     "time every operation of the network, too, beside what it has to move and to compute"},
+     "also time every operation, with the bytes it moves and the flops it computes"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
@@ -75,7 +75,7 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
     json_finish(&j);
 }
 
-/* A step of a large net takes seconds, and is not to be disturbed by news: one line until they are over. */
+/* Printing would disturb the timing, and steps of a large net take seconds: one line stands until they are done. */
 static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *flags, abar_bench_result *result,
                            abar_bench **out)
 {
@@ -87,7 +87,7 @@ static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *f
     snprintf(text, sizeof text, "timing %" PRId64 " steps of %.64s, batch %" PRId64, flags->steps + flags->warmup_steps,
              setup->train.model, setup->train.batch);
     progress_say(&line, text);
-    if (line.live) c->progress = &line; /* whatever else is said takes it off first */
+    if (line.live) c->progress = &line; /* so that warnings clear it first */
     abar_status status = abar_bench_run(c->ctx, setup, &config, result, out);
     progress_clear(&line);
     c->progress = NULL;
@@ -121,9 +121,9 @@ const command command_bench = {
     .name = "bench",
     .summary = "time a training step, and its operations",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
-    .about =
-        "Times whole training steps (forward, loss, backward, update) on a batch that is already in memory, so that no data is "
-        "needed; --data says of which shape. The median counts; p10 and p90 say how much to trust it.",
+    .about = "Times whole training steps (forward, loss, backward, update) on made-up numbers in memory: no data set is read, "
+             "--data "
+             "only sets the shape. The main result is the median; p10 and p90 show how much steps vary.",
     .own = own,
     .settings = settings,
     .model_options = true,

@@ -11,20 +11,20 @@ typedef struct compare_flags {
     char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX], jobs[ABAR_OPTION_TEXT_MAX];
     int64_t seeds;
     bool json, quiet;
-    bool own_folder; /* no flag: the folder is one we chose */
+    bool own_folder; /* not a flag: the folder was chosen here */
 } compare_flags;
 
 #define AT(member) offsetof(compare_flags, member)
 
 static const abar_option own[] = {
     {"optim", ABAR_OPTION_TEXT, AT(optim), "sgd,mac", 0, 0, NULL,
-     "optimizers to compare, as `abar optimizers` lists them, LABEL=NAME to have one twice, NAME:N for N seeds of it"},
+     "optimizers, as `abar optimizers` lists them; LABEL=NAME gives one another name, NAME:N runs it with N seeds"},
     {"seeds", ABAR_OPTION_INT, AT(seeds), "1", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
-     "runs of each optimizer, from --seed on; with --resume there may be more than before"},
+     "runs of each optimizer, with --seed, --seed + 1, ...; may grow with --resume"},
     {"jobs", ABAR_OPTION_TEXT, AT(jobs), "auto", 0, 0, NULL,
-     "trainings side by side on the device; auto: one on the CPU, on a GPU as many as fit and get more done"},
-    {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for the results and all runs; without it, one in " RUNS "/"},
-    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL, "go on with the comparison in this folder"},
+     "trainings side by side on the device; auto: one on the CPU, on a GPU the number that is fastest"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for results and runs; default: a new one in " RUNS "/"},
+    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL, "continue the comparison in this folder"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
@@ -36,10 +36,10 @@ typedef struct watcher {
     const abar_compare *compare;
     progress line;
     bool announced;
-    int run;          /* the one told of last, ... */
+    int run;          /* the last one reported, ... */
     int64_t epoch;    /* ... and its epoch, from 0 */
-    int running;      /* runs that train */
-    const char *jobs; /* as the flag says */
+    int running;      /* runs in progress */
+    const char *jobs; /* value of --jobs */
     int label_width, run_width;
 } watcher;
 
@@ -57,7 +57,7 @@ static int runs_failed(const abar_compare *compare)
     return n;
 }
 
-/* Failed runs that are tried again. */
+/* Failed runs that run_all tries again. */
 static int runs_retried(const abar_compare *compare)
 {
     int n = 0;
@@ -73,7 +73,7 @@ static bool is_said(const char *name)
     return false;
 }
 
-/* Appends "name value" of an option that is always said, or that differs from what the recipe has. */
+/* Appends "name value" of an option that is always shown, or whose value is not the recipe's. */
 static size_t describe_option(cli *c, const abar_setup_table *table, const abar_setup_table *usual, const char *name,
                               char *line, size_t at, size_t size)
 {
@@ -84,7 +84,7 @@ static size_t describe_option(cli *c, const abar_setup_table *table, const abar_
     return at + (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", name, value);
 }
 
-/* "lr 0.05, momentum 0.9, value-stat per-head": what drives an optimizer, and how it differs from what it usually is. */
+/* "lr 0.05, momentum 0.9, value-stat per-head": the main settings of an optimizer, and those that are not the recipe's. */
 static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX], usual[ABAR_SETUP_TABLES_MAX];
@@ -97,12 +97,12 @@ static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
     line[0] = '\0';
     for (int i = 0; i < n; i++)
         for (const abar_option *o = tables[i].options; o->name; o++)
-            if (is_said(o->name) || i >= 2) /* the optimizer's own */
+            if (is_said(o->name) || i >= 2) /* the optimizer's own tables */
                 at = describe_option(c, &tables[i], known ? &usual[i] : NULL, o->name, line, at, size);
     if (known) abar_setup_destroy(c->ctx, recipe);
 }
 
-/* Of a comparison that goes on: what there is already, and why runs failed. */
+/* Of a resumed comparison: how many runs are done, and why others failed. */
 static void announce_ended(const watcher *w)
 {
     FILE *out = w->line.out;
@@ -177,7 +177,7 @@ static void print_run(watcher *w, const abar_compare_progress *p)
     if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
     if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
     part[RESULT].strong = true;
-    if (text) line_part_set(&part[BEST], 5, "  best %s", print_fixed(number, r->best_loss, 4)); /* the table has it, too */
+    if (text) line_part_set(&part[BEST], 5, "  best %s", print_fixed(number, r->best_loss, 4)); /* also in the table */
     line_part_set(&part[MS], 3, "  %6s ms/step", print_significant(number, r->ms_per_step));
     line_part_set(&part[TIME], 2, "  %s", print_duration(number, r->seconds));
     if (r->side_by_side > 1) line_part_set(&part[BESIDE], 4, "  beside %" PRId64, r->side_by_side - 1);
@@ -232,7 +232,7 @@ static void watch(void *user, const abar_compare_progress *p)
     }
 }
 
-/* ---- what is said ----------------------------------------------------------------------------------------------- */
+/* ---- messages --------------------------------------------------------------------------------------------------- */
 
 static void say_finished(watcher *w)
 {
@@ -272,21 +272,21 @@ static void say_stopped(const watcher *w)
     print_shell_word(folder, abar_compare_dir(w->compare));
     if (w->running > 1)
         snprintf(text, sizeof text,
-                 "stopped with %d of %d runs done and %d begun, which are saved; go on with:", runs_ended(w->compare),
+                 "stopped with %d of %d runs done and %d begun, all saved; continue with:", runs_ended(w->compare),
                  abar_compare_run_count(w->compare), w->running);
     else if (w->running == 0)
-        snprintf(text, sizeof text, "stopped with %d of %d runs done, and none begun; go on with:", runs_ended(w->compare),
+        snprintf(text, sizeof text, "stopped with %d of %d runs done, and none begun; continue with:", runs_ended(w->compare),
                  abar_compare_run_count(w->compare));
     else
         snprintf(text, sizeof text,
-                 "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:", w->run + 1,
+                 "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; continue with:", w->run + 1,
                  abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
     print_wrapped(w->line.out, 0, width, text);
     fprintf(w->line.out, "  %s compare --resume %s%s%s\n", w->c->program, folder, automatic ? "" : " --jobs ",
             automatic ? "" : w->jobs);
 }
 
-/* A value may turn out wrong when its run begins: then the flag is said with the label it was typed with. */
+/* A value may be refused when its run begins: the message then names the flag as it was typed, with its label. */
 static int say_failure(const cli *c, const abar_compare *compare, abar_status status)
 {
     const char *label = abar_compare_failed(compare);
@@ -298,7 +298,7 @@ static int say_failure(const cli *c, const abar_compare *compare, abar_status st
 static abar_status run_compare(void *compare) { return abar_compare_run_all(compare); }
 static void stop_compare(void *compare) { abar_compare_stop(compare); }
 
-/* A comparison that goes on has its settings already. */
+/* A resumed comparison keeps its settings. */
 static int refuse_settings(const cli *c)
 {
     static const char *const allowed[] = {"resume", "seeds", "jobs", "json", "quiet", NULL};
@@ -309,7 +309,7 @@ static int refuse_settings(const cli *c)
         while (*a && (strncmp(name, *a, strlen(*a)) != 0 || (name[strlen(*a)] && name[strlen(*a)] != '='))) a++;
         if (!*a)
             return cli_fail(c, EXIT_USAGE,
-                            "--%.*s: a comparison goes on with the settings it has, only --seeds may grow and --jobs change",
+                            "--%.*s: a resumed comparison keeps its settings, only --seeds may grow and --jobs change",
                             (int)strcspn(name, "="), name);
     }
     return EXIT_SUCCESS;
@@ -387,7 +387,7 @@ static void prepare_watcher(watcher *w, const abar_compare *compare, const compa
     }
 }
 
-/* Some results are worth a table, but a script must see that others are missing. */
+/* A script must see that runs failed, though there is a table. */
 static int judge(const abar_compare *compare)
 {
     const int failed = runs_failed(compare), runs = abar_compare_run_count(compare);
@@ -427,7 +427,7 @@ static int run(cli *c)
     watcher w = {.c = c};
     abar_compare_events events = {watch, &w};
     const char *folder;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* so that trainings side by side do not share hardware queues */
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
@@ -443,12 +443,11 @@ const command command_compare = {
     .summary = "compare optimizers on one problem: table, curves, CSV",
     .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--flag value ...]",
     .about =
-        "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
-        "order, same augmentation, seed by seed; on a GPU several trainings side by side where that is faster. Every optimizer "
-        "has the settings that suit it; a flag changes them for all that know it, --LABEL.flag for one alone. Prints a "
-        "table, and writes compare.svg, compare.md, compare.csv and compare.json. Ctrl-C ends it after the current step, with "
-        "everything saved. Exit status: 0 when every run succeeded, 3 when some failed, 1 when all did or the comparison "
-        "could not go on, 2 for wrong usage.",
+        "Trains the same network on the same data with several optimizers and seeds. Runs of one seed have the same initial "
+        "weights, order of samples and augmentation. Every optimizer starts from the settings recommended for it; a flag "
+        "changes them for all optimizers that have it, --LABEL.flag for one. Prints a table and writes compare.svg, "
+        "compare.md, compare.csv and compare.json. Ctrl-C stops after the current step and saves everything. Exit status: 0 "
+        "all runs succeeded, 3 some failed, 1 all failed or the comparison could not continue, 2 wrong usage.",
     .own = own,
     .all_settings = true,
     .model_options = true,

@@ -1,4 +1,4 @@
-/* abar data: which data sets are on this machine, where, and what to do for the others; or checks one. */
+/* abar data: lists the data sets and where they are; or reads one and describes it. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@ typedef struct data_flags {
 #define AT(member) offsetof(data_flags, member)
 
 static const abar_option own[] = {
-    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely, and say what it holds"},
+    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely and describe it"},
     {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
@@ -52,7 +52,7 @@ static void list_data(cli *c, bool json)
     if (json) json_begin(&j, "data", '[');
     for (const char *const *name = abar_dataset_names(); *name; name++) {
         abar_dataset_probe probe;
-        (void)abar_dataset_probe_name(c->ctx, *name, &probe); /* which never fails for a known name */
+        (void)abar_dataset_probe_name(c->ctx, *name, &probe); /* never fails for a known name */
         if (json)
             print_probe_json(&j, *name, &probe);
         else
@@ -61,12 +61,12 @@ static void list_data(cli *c, bool json)
     if (json)
         json_finish(&j);
     else
-        printf("\nTo read one and see what it holds:\n  %s data --data NAME[:DIR]\n", c->program);
+        printf("\nTo read and describe one:\n  %s data --data NAME[:DIR]\n", c->program);
 }
 
 /* ---- one data set --------------------------------------------------------------------------------------------- */
 
-/* Images of every class, which a count of files does not show. out: info->classes of them. */
+/* Images per class. out: info->classes numbers. */
 static void count_classes(const abar_dataset *data, const abar_dataset_info *info, bool test, int64_t *out)
 {
     const int64_t n = test ? info->test : info->train;
@@ -175,8 +175,8 @@ const command command_data = {
     .summary = "list the data sets found; --data NAME[:DIR] checks one",
     .usage = "[--data NAME[:DIR]|text:FILE] [--json]",
     .about =
-        "Lists the data sets abar reads, where each was found on this machine, and what to do for those that were not. With "
-        "--data, reads one completely and says what it holds.",
+        "Lists the data sets abar reads, where each was found on this machine, and how to provide the others. With --data, "
+        "reads one completely and describes it.",
     .own = own,
     .examples = "  abar data\n"
                 "  abar data --data cifar10:DIR\n",

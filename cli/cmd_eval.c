@@ -1,4 +1,4 @@
-/* abar eval: test loss and accuracy of weights on disk, ours or PyTorch's; the logits, too, when asked. */
+/* abar eval: test loss and accuracy of weights on disk, abar's or PyTorch's; optionally their logits. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@ typedef struct eval_flags {
 
 static const abar_option own[] = {
     {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
-     "the folder of a run, or a safetensors file: a checkpoint, an export or PyTorch's (then say --model and --data)"},
+     "the folder of a run, or a safetensors file: a checkpoint, an export, or PyTorch's (with --model and --data)"},
     {"logits", ABAR_OPTION_TEXT, AT(logits), "", 0, 0, NULL,
      "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
@@ -36,7 +36,7 @@ static int parse_logits(const cli *c, const char *text, int64_t *count, const ch
     return EXIT_SUCCESS;
 }
 
-/* A file of this name is replaced: it must not be one that a run or comparison keeps, nor a device. */
+/* An existing file is replaced: refuses files of a run or comparison, devices and pipes. */
 static int check_logits(const cli *c, const char *path)
 {
     static const char *const kept[] = {"state.safetensors", "model.safetensors", "config.json", "log.jsonl",  "report.json",
@@ -51,7 +51,7 @@ static int check_logits(const cli *c, const char *path)
     return EXIT_SUCCESS;
 }
 
-/* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
+/* The folder whose config.json describes the weights: the checkpoint itself, or the folder that contains it. */
 static bool find_run(const char *checkpoint, char *folder, size_t size)
 {
     char config[2 * ABAR_OPTION_TEXT_MAX];
@@ -68,7 +68,7 @@ static bool find_run(const char *checkpoint, char *folder, size_t size)
     return path_exists(config);
 }
 
-/* Another data set than the run was trained on, or the same in another place. */
+/* Another data set than the run's, or the same in another folder. */
 static int move_data(cli *c, abar_setup *setup, const char *data)
 {
     abar_dataset_probe probe;
@@ -78,7 +78,7 @@ static int move_data(cli *c, abar_setup *setup, const char *data)
     return EXIT_SUCCESS;
 }
 
-/* A run brings its own setup; flags may still change it. */
+/* The settings of the run that the weights belong to, if there is one, changed by the flags. */
 static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_setup **setup)
 {
     char folder[ABAR_OPTION_TEXT_MAX];
@@ -88,7 +88,7 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
     if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
     abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
     if (status == ABAR_E_FORMAT && !run)
-        return cli_fail(c, EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
+        return cli_fail(c, EXIT_USAGE, "--model: needed, %s does not belong to a run; give --model and --data", checkpoint);
     if (status < 0) return cli_fail_status(c, status);
     int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
     return code ? code : flags_read(c, flags, *setup, NULL);
@@ -113,7 +113,7 @@ static void print_words(const abar_setup *setup, const abar_evaluation *e)
     print_wrapped(stdout, 0, print_width(stdout), line);
 }
 
-/* There may be fewer than were asked for. */
+/* There may be fewer test samples than requested. */
 static void print_logits(const abar_setup *setup, const abar_evaluation *e, int64_t count, const char *path)
 {
     int64_t input[3], classes, each = 1;
@@ -185,8 +185,8 @@ const command command_eval = {
     .summary = "test accuracy of a checkpoint, ours or PyTorch's",
     .usage = "--checkpoint PATH [--model NAME --data NAME] [--flag value ...]",
     .about =
-        "Tests weights from disk. The folder of a run, or a file in it, brings the settings of that run; for other files say "
-        "which --model they belong to and on which --data to test.",
+        "Tests weights from disk. For the folder of a run, or a file in it, the settings are those of the run; for other files "
+        "give --model and --data.",
     .own = own,
     .settings = settings,
     .model_options = true,

@@ -1,5 +1,5 @@
-/* abar models: which networks there are; of one, its operations with shapes, parameters and work, and the memory that
- * training it would take. */
+/* abar models: lists the networks; or shows the operations of one, with shapes, parameters and work, and the memory that
+ * training it takes. */
 #include "cli.h"
 #include "grid.h"
 
@@ -22,7 +22,7 @@ static const char *const settings[] = {"model",           "data",       "optim",
                                        "label-smoothing", "device",     "precision", "threads", "workers",
                                        "limit-train",     "limit-test", NULL};
 
-/* Built and compiled on paper only: shapes, fusion, kernels and memory, without the memory. */
+/* Compiled without allocating: shapes, fusion, kernels and the memory plan. */
 static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, const int64_t *input, int64_t classes,
                             abar_net **out)
 {
@@ -47,7 +47,7 @@ static totals sum_nodes(const abar_net *net)
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = abar_net_node(net, i);
         sum.parameters += node.parameters;
-        const int64_t left = INT64_MAX - sum.multiply_adds; /* one of them alone may be INT64_MAX */
+        const int64_t left = INT64_MAX - sum.multiply_adds; /* a node may have INT64_MAX */
         sum.multiply_adds += node.multiply_adds < left ? node.multiply_adds : left;
     }
     return sum;
@@ -61,7 +61,7 @@ static abar_status open_device(cli *c, const char *name, int64_t threads, abar_d
 
 /* ---- the list ------------------------------------------------------------------------------------------------- */
 
-/* Any device would do: ref plans fastest. */
+/* The device does not matter: ref plans fastest. */
 static abar_status count_parameters(cli *c, abar_device *ref, const char *name, int64_t *out)
 {
     abar_setup *setup = NULL;
@@ -151,7 +151,7 @@ static void print_shape(char *text, size_t size, const abar_node_info *node)
 
 enum { NAME, OPERATION, OUTPUT, PARAMETERS, WORK, BY, NODE_COLUMNS };
 
-/* One row after the last holds the sums. */
+/* The row after the last node is the total. */
 static void fill_node(const void *user, int row, grid_cell *cells)
 {
     const abar_net *net = user;
@@ -163,7 +163,7 @@ static void fill_node(const void *user, int row, grid_cell *cells)
                                                         .parameters = sum.parameters,
                                                         .multiply_adds = sum.multiply_adds}
                                      : abar_net_node(net, row);
-    const char *name = node.name[0] ? node.name : node.operation; /* what was inserted has no name */
+    const char *name = node.name[0] ? node.name : node.operation; /* inserted operations have no name */
     snprintf(cells[NAME].text, sizeof cells->text, "%s", name);
     snprintf(cells[OPERATION].text, sizeof cells->text, "%s", node.operation);
     print_shape(cells[OUTPUT].text, sizeof cells->text, &node);
@@ -184,7 +184,7 @@ static void print_nodes(const abar_net *net)
     grid_print(&g, stdout);
 }
 
-/* The maps that a method preconditions, kept while they are printed: a visitor sees them once. */
+/* The maps that a method preconditions, collected from the visitor. */
 typedef struct map_row {
     char layer[128];
     int64_t rows, columns;
@@ -193,13 +193,13 @@ typedef struct map_row {
 
 typedef struct map_list {
     map_row *row;
-    int n, room; /* n counts on past the room */
+    int n, capacity; /* n counts those that do not fit, too */
 } map_list;
 
 static void keep_map(void *user, const abar_map_info *map)
 {
     map_list *list = user;
-    if (list->n < list->room) {
+    if (list->n < list->capacity) {
         map_row *r = &list->row[list->n];
         *r = (map_row){.rows = map->rows, .columns = map->columns, .bytes = map->state_bytes};
         snprintf(r->layer, sizeof r->layer, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
@@ -213,13 +213,13 @@ static abar_status list_maps(cli *c, const abar_setup *setup, map_list *out)
     if (!setup->method) return ABAR_OK;
     abar_status status = abar_setup_maps(c->ctx, setup, keep_map, out); /* to count them */
     if (status < 0) return status;
-    out->room = out->n;
+    out->capacity = out->n;
     out->n = 0;
-    out->row = calloc((size_t)out->room + 1, sizeof *out->row);
+    out->row = calloc((size_t)out->capacity + 1, sizeof *out->row);
     return out->row ? abar_setup_maps(c->ctx, setup, keep_map, out) : ABAR_E_MEMORY;
 }
 
-/* One row after the last holds the sum. */
+/* The row after the last map is the total. */
 static void fill_map(const void *user, int row, grid_cell *cells)
 {
     const map_list *list = user;
@@ -340,7 +340,7 @@ static void print_one_json(const abar_setup *setup, const abar_net *net, const m
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
 
-/* Known without reading the data; synthetic data take the model's own shape, texts its usual vocabulary. */
+/* The shape without reading the data: synthetic data have the model's own, a text its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
     abar_dataset_probe probe;
@@ -387,7 +387,7 @@ static int show_model(cli *c, const abar_setup *setup, bool json)
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 
-/* Whether a flag other than --json is given: then one model is meant. */
+/* Whether one model is to be shown: any flag but --json is given. */
 static bool is_one(const cli *c)
 {
     for (int i = 0; i < c->argc; i++)
@@ -412,7 +412,7 @@ const command command_models = {
     .summary = "list the networks; --model NAME shows layers and memory",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
     .about = "Lists the networks. With --model, shows one: its operations after fusion with their shapes, parameters and "
-             "multiply-adds, who computes them, and how much memory training it takes.",
+             "multiply-adds, the implementation of each, and how much memory training it takes.",
     .own = own,
     .settings = settings,
     .model_options = true,

@@ -1,4 +1,4 @@
-/* abar optimizers: the curvature methods and update rules with their options, straight from the registries. */
+/* abar optimizers: lists the curvature methods and update rules with their options. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ typedef struct optimizers_flags {
 
 #define AT(member) offsetof(optimizers_flags, member)
 
-static const abar_option own[] = {{"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "this one alone"},
+static const abar_option own[] = {{"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "show only this one"},
                                   {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
                                   {0}};
 
@@ -105,7 +105,7 @@ static void print_method_json(json_writer *j, const abar_method *method)
     json_end(j);
 }
 
-/* setup NULL: all. */
+/* setup NULL: all optimizers. */
 static void print_json(const abar_setup *setup)
 {
     json_writer j = {0};
@@ -158,7 +158,7 @@ static void show(const cli *c, const abar_setup *setup)
 static int run(cli *c)
 {
     optimizers_flags flags;
-    abar_setup *setup = NULL; /* any model and data will do to find out what the name of an optimizer means */
+    abar_setup *setup = NULL; /* only its optimizer matters, not the model and the data */
     int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
     abar_status status = flags.optim[0] ? abar_setup_create(c->ctx, "lenet5", "synthetic", flags.optim, &setup) : ABAR_OK;

@@ -1,4 +1,4 @@
-/* abar sample: text that a trained text model makes up, written as it is made. */
+/* abar sample: writes text with a trained text model, as it is generated. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -16,17 +16,17 @@ typedef struct sample_flags {
 static const abar_option own[] = {
     {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
      "the folder of a run of a text model, or its state.safetensors or model.safetensors"},
-    {"prompt", ABAR_OPTION_TEXT, AT(prompt), "", 0, 0, NULL, "how the text begins; without it, on a new line"},
+    {"prompt", ABAR_OPTION_TEXT, AT(prompt), "", 0, 0, NULL, "beginning of the text; default: a new line"},
     {"length", ABAR_OPTION_INT, AT(length), "500", 0, 1e12, NULL, "characters (or bytes) to write after the prompt"},
     {"temperature", ABAR_OPTION_REAL, AT(temperature), "0.8", 0, 100, NULL,
-     "below 1 the likely becomes likelier, above 1 less so; 0: always the likeliest"},
-    {"top-k", ABAR_OPTION_INT, AT(top_k), "0", 0, 65536, NULL, "draw among the likeliest so many only, 0: all"},
-    {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, 9007199254740991.0, NULL, "another seed, another text"},
+     "of the softmax: below 1 favours likely tokens; 0: always the likeliest"},
+    {"top-k", ABAR_OPTION_INT, AT(top_k), "0", 0, 65536, NULL, "sample from the N likeliest tokens only, 0: from all"},
+    {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, 9007199254740991.0, NULL, "seed of the random draws"},
     {0}};
 
 static const char *const settings[] = {"device", "precision", "threads", "deterministic", NULL};
 
-/* What was made so far is worth reading now. */
+/* Flushed at once, so that the text appears as it is generated. */
 static bool write_text(void *user, const char *text, size_t n)
 {
     char *last = user;
@@ -34,7 +34,7 @@ static bool write_text(void *user, const char *text, size_t n)
     return fwrite(text, 1, n, stdout) == n && fflush(stdout) == 0;
 }
 
-/* A word that is misspelt, or stands alone, is told of before what is missing because of it. */
+/* A misspelt flag or a lone word is reported first: it may be why the checkpoint is missing. */
 static int refuse_no_checkpoint(cli *c)
 {
     sample_flags flags;
@@ -70,8 +70,8 @@ static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
                                        .user = &last};
     abar_status status = abar_sample(c->ctx, setup, weights, &config);
     if (status < 0) return cli_fail_status(c, status);
-    if (status == ABAR_STOPPED) return cli_finish_output();   /* nobody takes more of it */
-    if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; a file gets the text alone */
+    if (status == ABAR_STOPPED) return cli_finish_output();   /* stdout could not be written */
+    if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; not into a file */
     return EXIT_SUCCESS;
 }
 
@@ -90,9 +90,8 @@ const command command_sample = {
     .name = "sample",
     .summary = "write text with a trained text model",
     .usage = "--checkpoint PATH [--prompt TEXT] [--length N] [--flag value ...]",
-    .about = "Lets a text model go on where the prompt ends, one token at a time, and writes them as they are made. The "
-             "checkpoint knows its settings and its characters: the text it was trained on is not needed. The same flags "
-             "write the same text.",
+    .about = "Continues the prompt with a text model, one token at a time. The checkpoint contains its settings and its "
+             "vocabulary: the training text is not needed. The same flags write the same text.",
     .own = own,
     .settings = settings,
     .examples = "  abar sample --checkpoint runs/gpt-char-text-adamw-s0\n"

@@ -1,4 +1,4 @@
-/* abar train: a setup from flags or from a folder, a trainer, and somebody watching. */
+/* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
 #include "cli.h"
 #include "progress.h"
 
@@ -10,16 +10,16 @@
 typedef struct train_flags {
     char resume[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
-    bool own_folder; /* no flag: the folder is one we chose */
+    bool own_folder; /* not a flag: the folder was chosen here */
 } train_flags;
 
 #define AT(member) offsetof(train_flags, member)
 
 static const abar_option own[] = {
     {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL,
-     "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
+     "continue the run in this folder, with its settings; --epochs and others may change, not --model, "
      "--data and --optim"},
-    {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "keep nothing on disk"},
+    {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "write nothing to disk"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
@@ -45,7 +45,7 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
     if (flags->no_out && out[0]) return cli_fail(c, EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
     flags->own_folder = !flags->no_out && !out[0];
     if (flags->no_out) out[0] = '\0';
-    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
+    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* so that flags_check sees a folder */
     code = flags_check(c, *setup);
     if (!code && flags->own_folder) claim_folder(*setup);
     return code;
@@ -57,14 +57,15 @@ static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_set
         return cli_fail(c, EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
     if (status < 0) return cli_fail_status(c, status);
-    (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
+    (*setup)->train.stop_after = 0; /* it applied to the run so far */
     int code = flags_read(c, flags, *setup, folder);
     if (!code && flags->no_out)
-        code = cli_fail(c, EXIT_USAGE, "--no-out: a resumed run goes on in its folder, leave it out or copy %s first", folder);
+        code =
+            cli_fail(c, EXIT_USAGE, "--no-out: a resumed run continues in its folder, leave it out or copy %s first", folder);
     return code ? code : flags_check(c, *setup);
 }
 
-/* ---- what is said --------------------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------------------------- */
 
 static int64_t parameters_of(const abar_net *net)
 {
@@ -105,7 +106,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     fflush(out);
 }
 
-/* The commands to try, ready to be copied. */
+/* Commands to copy and paste. */
 static void say_next(const cli *c, const abar_setup *setup, const progress *p, bool finished)
 {
     char folder[SHELL_WORD_MAX];
@@ -162,7 +163,7 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
     char folder[SHELL_WORD_MAX], text[128];
     const bool kept = setup->train.out[0];
     snprintf(text, sizeof text, "stopped in epoch %" PRId64 " of %" PRId64 "%s", p->epoch + 1, setup->train.epochs,
-             kept ? " and saved; go on with:" : "; nothing was kept, as asked");
+             kept ? " and saved; continue with:" : "; nothing was saved (--no-out)");
     print_wrapped(p->out, 0, print_width(p->out), text);
     if (kept) fprintf(p->out, "  %s train --resume %s\n", c->program, print_shell_word(folder, setup->train.out));
 }
@@ -224,11 +225,10 @@ static int run(cli *c)
 
 const command command_train = {
     .name = "train",
-    .summary = "train a network; Ctrl-C saves, --resume goes on",
+    .summary = "train a network; Ctrl-C saves, --resume continues",
     .usage = "[--model NAME] [--data NAME] [--optim NAME] [--flag value ...]",
-    .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
-             "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
-             "everything saved.",
+    .about = "Trains a network, tests it after every epoch, and saves checkpoint and logs in a folder: "
+             "runs/MODEL-DATA-OPTIM-sSEED, or that of --out. Ctrl-C stops after the current step and saves everything.",
     .own = own,
     .all_settings = true,
     .model_options = true,

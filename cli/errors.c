@@ -1,5 +1,4 @@
-/* How the command fails: one line on stderr that starts with "abar: ", with --json also one object on stdout, and an exit
- * code. */
+/* Reporting failures: one line on stderr that starts with "abar: ", with --json also one object on stdout. */
 #include "cli.h"
 #include "progress.h"
 
@@ -10,7 +9,7 @@
 
 #define ERROR_MAX 2048
 
-/* One failure is one line, whatever text it carries: a path may hold any character. A window breaks it between words. */
+/* One line, though a path may contain line breaks. In a terminal it is broken between words. */
 static void print_line(const char *lead, const char *text)
 {
     char line[ERROR_MAX + 32];

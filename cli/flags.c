@@ -1,13 +1,13 @@
 /* Reading the command line: --name value, --name=value, --flag, --no-flag; --label.name for one of several optimizers. A word
- * that starts with "--" is always a flag, never a value, so that a first look can find --model, --data and --optim before
- * the tables they choose are known. */
+ * that starts with "--" is always a flag, never a value, so that --model, --data and --optim can be found before the
+ * option tables that depend on them are known. */
 #include "cli.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FLAG_MAX 96   /* longest flag name we know is shorter, its label included */
+#define FLAG_MAX 96   /* no flag is longer, its label included */
 #define NAMES_MAX 256 /* flags of one subcommand */
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-' && word[2] != '\0'; }
@@ -40,9 +40,9 @@ int flags_resume(const cli *c, const char **folder)
     *folder = flags_peek(c, "resume");
     if (!*folder) return EXIT_SUCCESS;
     if (!(*folder)[0])
-        return cli_fail(c, EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+        return cli_fail(c, EXIT_USAGE, "--resume: the folder has no name, give one, or leave the flag out to start a new run");
     if (path_exists(*folder) && !path_is_folder(*folder))
-        return cli_fail(c, EXIT_USAGE, "--resume %s: is a file, give the folder it lies in", *folder);
+        return cli_fail(c, EXIT_USAGE, "--resume %s: is a file, give the folder that contains it", *folder);
     return EXIT_SUCCESS;
 }
 
@@ -83,7 +83,7 @@ void setup_list_destroy(const cli *c, setup_list *list)
     list->n = 0;
 }
 
-/* What a model was made for, as far as it is at hand: images of ImageNet's size are made on the fly. */
+/* The default of --data. For images of ImageNet's size that is synthetic data. */
 static const char *usual_data(const abar_model *model)
 {
     if (!model || model->input[0] == 1) return "fashion-mnist";
@@ -105,7 +105,7 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     return EXIT_SUCCESS;
 }
 
-/* The N of "mac:N", taken off; 0: there is none. */
+/* Cuts ":N" off "mac:N". *out: N, or 0. */
 static int take_seeds(const cli *c, char *entry, int64_t *out)
 {
     char *colon = strrchr(entry, ':'), *end;
@@ -141,7 +141,7 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
 }
 
-/* Nobody trains a model of text with sgd. */
+/* The default of --optim: sgd trains text models badly. */
 static const char *usual_optimizer(const cli *c)
 {
     const char *model = flags_peek(c, "model");
@@ -185,17 +185,17 @@ static int make_recipe(cli *c, abar_setup **out)
 
 bool flags_listen(const cli *c, const char *setting)
 {
-    if (abar_options_find(c->command->own, setting)) return false; /* it has its own flag of that name */
+    if (abar_options_find(c->command->own, setting)) return false; /* the subcommand has its own flag of that name */
     return c->command->all_settings || is_listed(setting, c->command->settings);
 }
 
 bool flags_listen_to(const cli *c, const abar_setup_table *table)
 {
-    if (strcmp(table->section, "train") == 0) return true; /* row by row, as flags_listen says */
+    if (strcmp(table->section, "train") == 0) return true; /* flags_listen decides about each row */
     return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
 }
 
-/* The row of a setting that this subcommand takes as a flag. */
+/* The option of this name if the subcommand takes it as a flag. */
 static const abar_option *find_setting(const cli *c, const abar_setup *setup, const char *name)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -207,15 +207,15 @@ static const abar_option *find_setting(const cli *c, const abar_setup *setup, co
     return NULL;
 }
 
-/* Where a flag may go: all of the list, or the one with its label. */
+/* The setups that a flag applies to: all, or the one with its label. */
 typedef struct scope {
     const setup_list *list;
-    int only; /* index into it, -1: all */
+    int only; /* index into list; -1: all */
 } scope;
 
 static bool is_inside(const scope *s, int i) { return s->only < 0 || s->only == i; }
 
-/* The row of any flag; *own: the subcommand's own. */
+/* *own: it is one of the subcommand's own flags. */
 static const abar_option *find_flag(const cli *c, const scope *s, const char *name, bool *own)
 {
     const abar_option *row = s->only < 0 ? abar_options_find(c->command->own, name) : NULL;
@@ -265,7 +265,7 @@ static void add_owner(char *owners, size_t size, const char *owner, const abar_o
     if (table && abar_options_find(table, name)) snprintf(owners + at, size - at, "%s%s", at ? ", " : "", owner);
 }
 
-/* "mlp" for --widths, "foof, kfac, eva" for --damping: whose option this is, when it is not the chosen one's. */
+/* The models and optimizers that have this option: "mlp" for --widths, "foof, kfac, eva" for --damping. */
 static void find_owners(const char *name, char *owners, size_t size)
 {
     owners[0] = '\0';
@@ -278,9 +278,9 @@ static void find_owners(const char *name, char *owners, size_t size)
     add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options, name);
 }
 
-/* ---- what can be wrong ---------------------------------------------------------------------------------------- */
+/* ---- mistakes ------------------------------------------------------------------------------------------------ */
 
-/* full: as it was typed; name: without the label. */
+/* full: as typed; name: without the label. */
 static int unknown_flag(const cli *c, const scope *s, const char *full, const char *name)
 {
     const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name, *verb = c->command->name, *dot = strchr(name, '.');
@@ -325,14 +325,14 @@ static int missing_value(const cli *c, const abar_option *option, const char *fu
     return cli_fail(c, EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
 }
 
-/* A setting that would be taken and then not looked at. */
+/* A setting without effect on this model. */
 static bool is_idle(const abar_setup *setup, const char *name)
 {
     static const char *const texts[] = {"text", "epoch-steps", NULL};
     return !setup->model->text && is_listed(name, texts);
 }
 
-/* A setting that the data decide, but for synthetic ones, which take any. */
+/* A setting that the data determine, unless they are synthetic. */
 static bool is_of_data(const abar_setup *setup, const char *name)
 {
     static const char *const shapes[] = {"image-size", "classes", NULL};
@@ -341,14 +341,14 @@ static bool is_of_data(const abar_setup *setup, const char *name)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-/* What a setup is made for. make_recipe has taken it; a run that goes on may repeat it. */
+/* --model, --data and --optim, which the setup was made from; a resumed run may repeat them. */
 static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *value, const char *resumed)
 {
     const abar_train_config *t = &setup->train;
     if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
     const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
     return cli_fail(c, EXIT_USAGE,
-                    "--%s %s: %s was begun with %s and goes on with it; a new run may begin with its weights, the "
+                    "--%s %s: %s was started with %s and cannot change it; a new run may start from its weights, with the "
                     "optimizer afresh: --init %s/state.safetensors",
                     name, value, resumed, begun, resumed);
 }
@@ -389,7 +389,7 @@ static const char *name_typed(const scope *s, const char *name, char typed[FLAG_
     return typed;
 }
 
-/* What a value of a model's option says of images and classes. The setup stays as it is. */
+/* The shape that a model would have with this value. The setup is not changed. */
 static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const char *value, abar_dataset_info *out)
 {
     char before[ABAR_OPTION_TEXT_MAX];
@@ -404,7 +404,7 @@ static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const
     return abar_options_set(c->ctx, table, setup->model_config, name, before);
 }
 
-/* What the data decide may be repeated, and changes nothing: a run is the same with it and without. */
+/* --image-size and --classes may be given if they agree with the data; they have no effect then. */
 static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *name, const char *value)
 {
     abar_dataset_probe data;
@@ -415,7 +415,7 @@ static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *na
     char truth[2 * NUMBER_MAX + 16], typed[FLAG_MAX];
     const abar_dataset_info *is = &data.info;
     const bool classes = strcmp(name, "classes") == 0;
-    if (is->text) return EXIT_SUCCESS; /* which flags_check will refuse to a model of images */
+    if (is->text) return EXIT_SUCCESS; /* flags_check refuses a text for a model of images */
     if (classes ? said.classes == is->classes : said.height == is->height && said.width == is->width) return EXIT_SUCCESS;
     if (classes)
         snprintf(truth, sizeof truth, "%" PRId64 " classes", is->classes);
@@ -425,7 +425,7 @@ static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *na
                     value, is->name, truth);
 }
 
-/* A setting goes to every setup in scope that has it. */
+/* Sets the flag in every setup of the scope that has it. */
 static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
@@ -446,7 +446,7 @@ static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, 
     return status < 0 ? flags_refuse(c, label_of(s), status) : EXIT_SUCCESS;
 }
 
-/* Narrows the scope to the label that name may begin with, and returns what follows it. */
+/* If name starts with a label, narrows the scope to it. Returns the name without the label. */
 static const char *take_label(const char *name, scope *s)
 {
     const char *dot = strchr(name, '.');
@@ -460,7 +460,7 @@ static const char *take_label(const char *name, scope *s)
     return name;
 }
 
-/* Reads the flag at *at and moves *at to its last word. Flags with a label are set in the second pass. */
+/* Reads the flag at *at and moves *at to its last word. Flags with a label are set in the second pass, after those for all. */
 static int read_flag(cli *c, int *at, void *own, const setup_list *list, const char *resumed, int pass)
 {
     const char *word = c->argv[*at];

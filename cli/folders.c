@@ -1,4 +1,4 @@
-/* The folders that runs get when nobody names one, and what lies in them. */
+/* Folders of runs without --out, and the weights in them. */
 #include "cli.h"
 
 #include <errno.h>

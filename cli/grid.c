@@ -1,14 +1,14 @@
-/* Tables of text. A column is as wide as its widest cell; where a line would be longer than the window, the columns that say
- * least are left out, and then the first one is cut. */
+/* Tables of text. A column is as wide as its widest cell; if a line is longer than the window, columns are left out by
+ * their rank; if it is still too long, the first column is cut. */
 #include "grid.h"
 
 #include <string.h>
 
-#define FIRST_MIN 6 /* letters of the first column that are left, however narrow the window */
+#define FIRST_MIN 6 /* width of the first column at least */
 
 static int greater(int a, int b) { return a > b ? a : b; }
 
-/* Columns on the screen: the bytes after the first of a UTF-8 character take none. */
+/* Columns on the screen: UTF-8 characters, not bytes. */
 static int columns_of(const char *text)
 {
     int n = 0;
@@ -27,7 +27,7 @@ static int total_of(const grid *g)
     return total + (last >= 0 && g->marked[last]);
 }
 
-/* Leaves out the column of the greatest rank; false: there is none that may go. */
+/* Leaves out the column of the greatest rank. False: there is none left. */
 static bool drop_column(grid *g)
 {
     int least = -1;
@@ -50,14 +50,14 @@ void grid_measure(grid *g, int width)
             g->marked[i] = g->marked[i] || cells[i].best;
         }
     }
-    for (int i = 0; i < g->columns; i++) /* a column of nothing is not there */
+    for (int i = 0; i < g->columns; i++) /* empty columns are not shown */
         if (g->width[i] > 0) g->width[i] = greater(g->width[i], columns_of(g->column[i].heading));
     while (width > 0 && total_of(g) > width && drop_column(g)) {}
     const int excess = width > 0 ? total_of(g) - width : 0;
     if (excess > 0) g->width[0] = greater(FIRST_MIN, g->width[0] - excess);
 }
 
-/* The end of a name that is too long: it differs from its neighbours there. */
+/* Cuts a long name at its beginning: names of one network differ at their ends. */
 static const char *cut(const char *text, int width, char out[GRID_TEXT_MAX])
 {
     if (columns_of(text) <= width) return text;
@@ -82,7 +82,7 @@ static void print_row(const grid *g, FILE *out, const grid_cell *cells)
         if (!g->column[i].left) owed += pad;
         if (text[0]) {
             print_cell(g, out, owed, text, cells[i].best);
-            owed = -cells[i].best; /* the mark stands in the gap */
+            owed = -cells[i].best; /* the star takes a column of the gap */
         }
         owed += GRID_GAP + (g->column[i].left ? pad : 0);
     }

@@ -1,4 +1,4 @@
-/* A table of text, made row by row, that fits the window. */
+/* A table of text that fits the window. */
 #ifndef ABAR_GRID_H
 #define ABAR_GRID_H
 
@@ -11,19 +11,19 @@
 
 typedef struct grid_cell {
     char text[GRID_TEXT_MAX];
-    bool best; /* of its column: bold, and marked with a star in the gap after it */
+    bool best; /* of its column: bold, with a star in the gap after it */
 } grid_cell;
 
 typedef struct grid_column {
     const char *heading;
-    bool left; /* its texts begin at the same place; else they end there */
-    int rank;  /* 0: always shown; where the window is narrow, those of the greatest rank go first */
+    bool left; /* left-aligned; otherwise right-aligned */
+    int rank;  /* 0: always shown; otherwise the greatest rank is left out first if the window is narrow */
 } grid_column;
 
 typedef struct grid {
     const grid_column *column;
     int columns, rows;
-    void (*fill)(const void *user, int row, grid_cell *cells); /* empty before; called twice for every row */
+    void (*fill)(const void *user, int row, grid_cell *cells); /* cells are empty before; called twice for every row */
     const void *user;
     int indent;               /* spaces before a line */
     const char *bold, *plain; /* escapes around the best cells, or "" */
@@ -32,9 +32,9 @@ typedef struct grid {
     bool marked[GRID_COLUMNS_MAX];
 } grid;
 
-/* Chooses what is shown in so many columns of the screen; 0: everything. */
+/* Chooses the columns that fit into width screen columns; 0: all. */
 void grid_measure(grid *g, int width);
-/* A line of headings and one per row. */
+/* The headings, then a line per row. */
 void grid_print(const grid *g, FILE *out);
 
 #endif

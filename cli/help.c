@@ -1,4 +1,4 @@
-/* Help, made from the tables: what a flag is called, what it takes, what it does, what it is when left out. */
+/* Help, made from the option tables: name, value, meaning and default of every flag. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static void help_settings(const cli *c, const abar_setup *setup)
     }
 }
 
-/* Of a command that reads them from a run: what they are when left out is in its folder. */
+/* Of a command that takes the settings of a run: its defaults are in the folder of the run. */
 static void help_run_settings(const cli *c)
 {
     if (!c->command->settings) return;
@@ -73,7 +73,7 @@ static bool is_seen(const abar_option *const *seen, int n, const abar_option *ta
     return false;
 }
 
-/* Every table once, though several optimizers may share it. */
+/* Every table once: optimizers may share one. */
 static void help_tables(const cli *c, const setup_list *list)
 {
     const abar_option *seen[ABAR_COMPARE_METHODS_MAX * ABAR_SETUP_TABLES_MAX];

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* JSON is UTF-8: other bytes, as paths may hold them, become U+FFFD. */
+/* JSON must be valid UTF-8; paths need not be. Other bytes become U+FFFD. */
 static void print_text(const char *text)
 {
     putchar('"');

@@ -1,4 +1,4 @@
-/* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a comparison
+/* The abar command: finds the subcommand and runs it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a comparison
  * some of whose runs failed, 128 + N stopped by signal N. */
 #include "cli.h"
 
@@ -25,7 +25,7 @@ static int unknown_command(const cli *c, const char *name)
     const char *names[sizeof commands / sizeof *commands + 1];
     int n = 0;
     for (const command *const *row = commands; *row; row++) names[n++] = (*row)->name;
-    if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help": it is not one that has help */
+    if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help" suggests no help */
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
     if (name[0] == '-')
@@ -48,7 +48,7 @@ static int run_command(cli *c)
     return code;
 }
 
-/* The first file that is opened would get the number of a closed stream, and what is printed would be written into it. */
+/* Otherwise the first file that is opened gets the descriptor of a closed stream, and printed text is written into it. */
 static bool open_closed_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -58,8 +58,8 @@ static bool open_closed_streams(void)
 
 int main(int argc, char **argv)
 {
-    if (!open_closed_streams()) return EXIT_FAILURE; /* and there may be nobody to tell */
-    signal(SIGXFSZ, SIG_IGN); /* a file over the limit (ulimit -f) is an error like a full disk, and told like one */
+    if (!open_closed_streams()) return EXIT_FAILURE; /* stderr may be closed: there is no way to say so */
+    signal(SIGXFSZ, SIG_IGN);                        /* so that exceeding ulimit -f is reported like a full disk */
     bool help = argc > 1 && (strcmp(argv[1], "help") == 0 || is_any(argv[1], "--help", "-h"));
     if (argc < 2 || (help && argc == 2)) {
         help_overview(commands);

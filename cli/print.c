@@ -1,4 +1,4 @@
-/* Numbers and texts as people and programs like to read them. */
+/* Numbers, lines and texts for people; paths. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WORDS_MIN 34 /* columns that words need beside something else */
+#define WORDS_MIN 34 /* columns for text beside a name; with fewer it goes below */
 
 const char *print_count(char *text, int64_t n)
 {
@@ -65,7 +65,7 @@ int utf8_length(const char *text)
     if (n < 2) return n;
     uint32_t code = t[0] & (0x7fu >> n);
     for (int i = 1; i < n; i++) {
-        if (t[i] >> 6 != 0x2) return 0; /* the end of the text, too */
+        if (t[i] >> 6 != 0x2) return 0; /* also at the end of the text */
         code = code << 6 | (t[i] & 0x3fu);
     }
     return code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) ? n : 0;
@@ -73,7 +73,7 @@ int utf8_length(const char *text)
 
 static bool is_control(char c) { return (unsigned char)c < ' ' || c == 0x7f; }
 
-/* Whether a terminal would not show it as it is. */
+/* Whether it contains control characters or invalid UTF-8. */
 static bool has_unprintable(const char *text)
 {
     for (int n; *text; text += n) {
@@ -105,7 +105,7 @@ const char *print_shell_word(char word[SHELL_WORD_MAX], const char *text)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%";
     char path[ABAR_OPTION_TEXT_MAX + 2];
-    snprintf(path, sizeof path, "%s%s", text[0] == '-' ? "./" : "", text); /* which is no flag */
+    snprintf(path, sizeof path, "%s%s", text[0] == '-' ? "./" : "", text); /* not a flag */
     if (has_unprintable(path))
         escape_bytes(word, path);
     else if (!path[0] || path[strspn(path, plain)])

@@ -1,4 +1,4 @@
-/* The profile of a bench: a row for every operation, then for every kind of operation what it took beside what it has to. */
+/* The profile of a bench: time, bytes and flops of every operation, of every kind of operation, and of every phase. */
 #include "cli.h"
 #include "grid.h"
 
@@ -31,7 +31,7 @@ static kind *find(kind *kinds, int *n, const char *operation)
     return &kinds[(*n)++];
 }
 
-/* The kinds in the order they first come, statistics as one of them; returns how many. */
+/* The kinds in order of appearance, statistics as one of them. Returns their number. */
 static int gather(const abar_bench *bench, kind kinds[KINDS_MAX], abar_bench_cost phases[ABAR_BENCH_PHASES],
                   abar_bench_cost *total)
 {
@@ -52,18 +52,18 @@ static int gather(const abar_bench *bench, kind kinds[KINDS_MAX], abar_bench_cos
     return n;
 }
 
-/* What was measured, as the tables below need it. */
+/* What the tables are made from. */
 typedef struct source {
     const abar_bench *bench;
     kind kinds[KINDS_MAX];
     int n;
     abar_bench_cost phases[ABAR_BENCH_PHASES], total;
     int taken[ABAR_BENCH_PHASES], n_taken; /* phases that took time */
-    double step_us;                        /* whole, without the profile */
+    double step_us;                        /* a whole step, not profiled */
     bool floors;                           /* the device's best rates are known */
 } source;
 
-/* The columns that all tables end in. */
+/* The last columns of all tables. */
 enum { SHARE, MB, GFLOP, FLOOR, RATIO, COSTS };
 static const grid_column costs[COSTS] = {
     {"share", false, 0}, {"MB", false, 5}, {"GFLOP", false, 6}, {"floor us", false, 4}, {"ratio", false, 3}};
@@ -93,7 +93,7 @@ static void print_table(const source *s, const grid_column *leads, int n, int ro
 
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
-/* Rows of the net; the update comes after them. */
+/* Rows of the net; the update follows them. */
 static int operations_of(const abar_bench *bench)
 {
     int n = 0;
@@ -107,7 +107,7 @@ static void fill_operation(const void *user, int i, grid_cell *cells)
     const abar_bench_row row = abar_bench_row_at(s->bench, i);
     abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
     add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
-    const char *name = row.name[0] ? row.name : row.operation; /* what was inserted has no name */
+    const char *name = row.name[0] ? row.name : row.operation; /* inserted operations have no name */
     snprintf(cells[0].text, sizeof cells->text, "%s", name);
     snprintf(cells[1].text, sizeof cells->text, "%s", row.operation);
     snprintf(cells[2].text, sizeof cells->text, "%.1f", row.phase[ABAR_BENCH_FORWARD].us);

@@ -1,5 +1,5 @@
-/* Draws the progress line at most ten times a second, never wider than the window, and drops its least important parts
- * first when the window is narrow. */
+/* The progress line, redrawn at most ten times a second, and the lines of finished epochs. Parts that do not fit into the
+ * window are left out, the least important ones first. */
 #include "progress.h"
 #include "cli.h"
 
@@ -50,7 +50,7 @@ static int print_epoch(char *text, size_t size, const abar_progress *now)
     return snprintf(text, size, "epoch %*" PRId64 "/%" PRId64, digits(now->epochs), now->epoch + 1, now->epochs);
 }
 
-/* ---- the line in place ---------------------------------------------------------------------------------------- */
+/* ---- the progress line ---------------------------------------------------------------------------------------- */
 
 static void draw_bar(const progress *p, double done, int width)
 {
@@ -79,7 +79,7 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
 {
     line_part part[LIVE_PARTS];
     char number[NUMBER_MAX], rate[NUMBER_MAX + 8], epoch[64];
-    const int width = progress_width(p) - 3; /* the last column may wrap, and Ctrl-C shows itself in two */
+    const int width = progress_width(p) - 3; /* the last column may wrap, and the terminal echoes ^C */
     print_epoch(epoch, sizeof epoch, now);
     line_part_set(&part[0], 0, "%.40s%.50s", lead, epoch);
     line_part_set(&part[DONE], 1, "  %3d %%", (int)(100 * done));
@@ -132,7 +132,7 @@ void progress_say(progress *p, const char *text)
     p->drawn = true;
 }
 
-/* ---- the lines that stay -------------------------------------------------------------------------------------- */
+/* ---- finished epochs ----------------------------------------------------------------------------------------- */
 
 enum {
     EPOCH,
@@ -149,7 +149,7 @@ enum {
     EPOCH_PARTS
 };
 
-/* What counts is always there: the loss of a text, the accuracy of images. */
+/* The main result is always shown: the test loss of a text, the test accuracy of images. */
 static void print_epoch_line(progress *p, const abar_progress *now)
 {
     line_part part[EPOCH_PARTS] = {0};
@@ -167,7 +167,7 @@ static void print_epoch_line(progress *p, const abar_progress *now)
         line_part_set(&part[RESULT], 0, "%5.2f %%", now->test_accuracy);
     }
     part[RESULT].strong = true;
-    if (now->samples_per_second > 0) /* no step was timed where the epoch's ended before the run was resumed */
+    if (now->samples_per_second > 0) /* 0 if the run was resumed after the last step of the epoch */
         line_part_set(&part[EPOCH_RATE], 6, "  %12s", print_rate(rate, sizeof rate, now));
     line_part_set(&part[TIME], 5, "  %s", print_duration(number, now->seconds));
     if (now->skipped_steps > 0) line_part_set(&part[SKIPPED], 1, "  %" PRId64 " steps skipped", now->skipped_steps);

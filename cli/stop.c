@@ -1,9 +1,9 @@
-/* Being asked to stop: by Ctrl-C, by the system, or by a terminal that closes. */
+/* Signals: Ctrl-C, SIGTERM, and the hangup of a terminal that closes. */
 #include "cli.h"
 
 #include <signal.h>
 
-/* Global, because a signal handler is given nothing but the signal's number. */
+/* Global: a signal handler receives nothing but the number of the signal. */
 static const stoppable *volatile running;
 static volatile sig_atomic_t stopped_by;
 static char claimed[ABAR_OPTION_TEXT_MAX]; /* set before its handler is installed */
@@ -22,7 +22,7 @@ static void on_signal(int number)
 static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
 enum { SIGNALS = sizeof numbers / sizeof *numbers };
 
-/* A hangup counts, too, unless nohup asked to ignore it. */
+/* SIGHUP stays ignored under nohup. */
 static void handle(void (*handler)(int number), struct sigaction old[SIGNALS])
 {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};

@@ -1,4 +1,4 @@
-/* The table at the end of a comparison: a row per optimizer, as many columns as fit, and what they mean. */
+/* The table at the end of a comparison, a row per optimizer, and its notes. */
 #include "cli.h"
 #include "grid.h"
 #include "progress.h"
@@ -19,26 +19,26 @@ int comparison_seeds(const abar_compare *compare)
 
 bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
 
-/* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
-enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
+/* RESULT: the test accuracy, of texts the test loss; BEST: its best over the epochs; OTHER: the other of the two. */
+enum { OPTIMIZER, RESULT, BEST, OTHER, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
 /* What the table is made from. */
 typedef struct source {
     const abar_compare *compare;
     bool utf8, text, shared; /* shared: trainings shared the device */
-    double best[COLUMNS];    /* the greatest merit of a column; NaN: nothing is marked */
+    double best[COLUMNS];    /* the best merit of a column; NaN: nothing is marked */
 } source;
 
-/* The time of a step: alone, where trainings shared the device. */
+/* Milliseconds per step; measured alone if trainings shared the device. */
 static double step_of(const abar_compare_row *r, bool shared) { return shared ? r->ms_alone : r->ms_per_step.mean; }
 
-/* What makes a method the best of its column: more is better. NaN: nothing to compare. */
+/* The number that a column compares, greater is better. NaN: none. */
 static double merit(const abar_compare_row *r, int column, bool text, bool shared)
 {
     switch (column) {
     case RESULT: return text ? -r->test_loss.mean : r->test_accuracy.mean;
     case BEST: return text ? -r->best_loss.mean : r->best_accuracy.mean;
-    case ASIDE: return text ? r->test_accuracy.mean : -r->test_loss.mean;
+    case OTHER: return text ? r->test_accuracy.mean : -r->test_loss.mean;
     case TRAIN_LOSS: return -r->train_loss.mean;
     case STEP: return -step_of(r, shared);
     case MEMORY: return -r->memory_bytes;
@@ -74,7 +74,7 @@ static void fill_row(const void *user, int m, grid_cell *cells)
     snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r.label);
     fill_spread(&cells[RESULT], text ? r.test_loss : r.test_accuracy, text ? 4 : 2, s->utf8);
     fill_number(&cells[BEST], text ? r.best_loss.mean : r.best_accuracy.mean, text ? 4 : 2, "");
-    fill_number(&cells[ASIDE], text ? r.test_accuracy.mean : r.test_loss.mean, text ? 2 : 4, "");
+    fill_number(&cells[OTHER], text ? r.test_accuracy.mean : r.test_loss.mean, text ? 2 : 4, "");
     fill_number(&cells[TRAIN_LOSS], r.train_loss.mean, 4, "");
     snprintf(cells[STEP].text, sizeof cells->text, "%s", isnan(ms) ? "-" : print_significant(number, ms));
     fill_number(&cells[STEP_RATIO], r.time_ratio, 2, "x");
@@ -85,7 +85,7 @@ static void fill_row(const void *user, int m, grid_cell *cells)
     for (int column = 0; column < COLUMNS; column++) cells[column].best = merit(&r, column, text, s->shared) == s->best[column];
 }
 
-/* Of one method nothing is the best. */
+/* Nothing is marked if there is only one method. */
 static void find_best(source *s)
 {
     const int methods = abar_compare_method_count(s->compare);
@@ -138,10 +138,10 @@ void print_comparison(const abar_compare *compare, const progress *p)
     const grid_column column[COLUMNS] = {[OPTIMIZER] = {"optimizer", true, 0},
                                          [RESULT] = {s.text ? "test loss" : "test acc %", false, 0},
                                          [BEST] = {"best", false, 4},
-                                         [ASIDE] = {s.text ? "test acc %" : "test loss", false, 7},
+                                         [OTHER] = {s.text ? "test acc %" : "test loss", false, 7},
                                          [TRAIN_LOSS] = {"train loss", false, 1},
                                          [STEP] = {s.shared ? "ms alone" : "ms/step", false, 2},
-                                         [STEP_RATIO] = {ratio, false, 3}, /* goes before what it is a ratio of */
+                                         [STEP_RATIO] = {ratio, false, 3}, /* left out before the number it is a ratio of */
                                          [MEMORY] = {"memory", false, 5},
                                          [MEMORY_RATIO] = {ratio, false, 6},
                                          [FAILED] = {"failed", false, 0}};

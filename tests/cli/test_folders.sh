@@ -127,7 +127,7 @@ refuses "resume with another data set" 2 'synthetic' train --resume run --data f
 refuses "resume with another optimizer" 2 'sgd' train --resume run --optim adamw
 refuses "resume with another batch" 2 'batch' train --resume run --batch 64 --epochs 3 --quiet
 refuses "resume into another folder" 2 'out' train --resume run --out other
-refuses "resume without keeping anything" 2 '--no-out: a resumed run goes on in its folder' train --resume run --no-out --epochs 3
+refuses "resume without keeping anything" 2 '--no-out: a resumed run continues in its folder' train --resume run --no-out --epochs 3
 check "refused resumes harm nothing" test "$sum" = "$(cksum run/*)"
 succeeds "resume with more epochs" train --resume run --epochs 3 --model lenet5
 check "resume goes on where it was" bash -c "grep -q '^epoch 3/3' stdout && ! grep -q '^epoch 2/3' stdout"
