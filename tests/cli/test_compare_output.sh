@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# abar compare as people use it: what it prints and writes, Ctrl-C and kill -9 and going on, flags for all and for one.
+# abar compare: output and files, Ctrl-C, kill -9 and --resume, flags for all optimizers and for one.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 tiny=(--model mlp --widths 784-16-10 --data synthetic --limit-train 256 --limit-test 64 --batch 32 --epochs 2 --threads 1)
@@ -31,7 +31,7 @@ check "--json prints one object" one_json_object
 check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 check "--json prints what the file holds" cmp -s stdout pipe/compare.json
 
-# --- going on ---
+# --- resuming ---
 times='seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio|epoch_seconds|epoch_seconds_std|ms_alone|wall_seconds|jobs|side_by_side'
 numbers() { sed -E "s/\"($times)\": ([0-9.e+-]+|null)//g" "$1/compare.json"; }
 going=("${tiny[@]}" --optim mac,sgd --seeds 2 --limit-train 8000 --epochs 3 --batch 16)
@@ -140,7 +140,7 @@ run compare "${small[@]}" --optim sgd "${explode[@]}" --out hopeless
 check "the reason of a failure does not fill the line" awk 'length > 80 { exit 1 }' stdout
 check "all that fail" bash -c "[[ $rc == 1 ]] && grep -q '^abar: compare: every run failed' stderr"
 
-# --- runs that the machine failed ---
+# --- runs that failed for lack of memory or disk space ---
 succeeds "two runs" compare "${tiny[@]}" --optim sgd,adamw --quiet --out memory
 before=$(numbers memory)
 sed -i 's/"failure": null, "retry": false/"failure": "memory: 9 bytes are not to be had", "retry": true/' memory/sgd-s0/report.json
@@ -156,7 +156,7 @@ ulimit -S -f "$limit"
 succeeds "space again" compare --resume full --quiet
 check "ends in the same numbers" test "$(numbers full)" = "$before"
 
-# --- texts: the loss counts ---
+# --- texts: the result is the loss ---
 for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt
 succeeds "a comparison on a text" compare --model gpt-char --data text:fox.txt --layers 1 --width 16 --heads 2 --context 16 \
     --batch 4 --epochs 2 --epoch-steps 5 --threads 1 --optim adamw,mac --out text

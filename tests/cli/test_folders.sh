@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
-# --- folders that cannot be ---
+# --- folders that cannot be made ---
 : >file
 refuses "a file in place of the folder" 1 'file' train "${small[@]}" --out file
 refuses "a folder below a file" 1 'file' train "${small[@]}" --out file/below

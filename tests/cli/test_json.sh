@@ -5,7 +5,7 @@ source "$(dirname "$0")/lib.sh"
 command -v python3 >/dev/null || { skip "python3 is not installed" && finish; }
 
 # holds EXPRESSION: of the object on stdout, as o.
-holds() { python3 -c 'import json, sys; o = json.load(sys.stdin); sys.exit(not eval(sys.argv[1]))' "$1" <"$work/stdout"; }
+holds() { python3 -c 'import json, sys; o = json.load(sys.stdin); sys.exit(not eval(sys.argv[1]))' "$1" <"$work/stdout" 2>/dev/null; }
 # tells NAME EXPRESSION ARGUMENTS...: a case that succeeds.
 tells() {
     local name=$1 expression=$2

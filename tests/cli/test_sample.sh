@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Texts on the command line: train, eval and data say what fits them; sample writes, repeats, and says what is wrong.
+# Text models: what train, eval and data print for them; sample, its repeatability and its errors.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 

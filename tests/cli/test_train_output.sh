@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What train, eval and bench print for people, pipes and programs; Ctrl-C; threads; checkpoint-every.
+# Output of train, eval and bench for terminals, pipes and programs; signals; threads; checkpoint-every.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 

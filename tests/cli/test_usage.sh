@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Names, flags and values as people mistype them; help.
+# Mistyped names, flags and values; help.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -101,7 +101,7 @@ refuses "eval without a checkpoint" 2 'checkpoint' eval
 refuses "logits without a file" 2 'logits' eval --checkpoint . --model lenet5 --logits 5
 check "no mistake left anything behind" test ! -e runs
 
-# --- what the data decide may be said, if it is so ---
+# --- sizes that the data determine may be given if they agree ---
 idx_set set
 idx_set odd 12
 deit=(--model deit-tiny --patch 4 --width 8 --heads 1 --depth 1 --batch 16 --threads 1)
