@@ -13,19 +13,20 @@
 #define CLI_PRINTF(text, first)
 #endif
 
-enum { EXIT_USAGE = 2, EXIT_SIGNAL = 128 };
+enum { EXIT_USAGE = 2, EXIT_SOME_FAILED = 3, EXIT_SIGNAL = 128 };
 
 typedef struct command command;
 
 /* One run of the command. */
 typedef struct cli {
-    const char *program; /* as the user typed it, for the commands we suggest */
+    const char *program; /* as the user would type it, for the commands we suggest */
     const command *command;
     abar_context *ctx;
     int argc; /* the words after the subcommand */
     char **argv;
     bool help, quiet;
-    struct progress *progress; /* the line being redrawn, if any: whoever prints clears it first */
+    bool json;                 /* --json is among them: a failure is an object on stdout, too */
+    struct progress *progress; /* the line being redrawn, if any: clear it before printing anything else */
 } cli;
 
 /* A subcommand: a row of main.c's table, defined in its own file. */
@@ -34,28 +35,31 @@ struct command {
     const char *usage;           /* what follows the name in the usage line */
     const char *about;           /* a paragraph for its help */
     const abar_option *own;      /* flags of its own, ended by a NULL name */
-    bool all_settings;           /* it listens to all of abar_train_options, or ... */
-    const char *const *settings; /* ... to these, or to none: NULL */
+    bool all_settings;           /* it takes all of abar_train_options as flags, or ... */
+    const char *const *settings; /* ... these; NULL: none */
     bool model_options, rule_options;
-    bool reads_no_data;   /* defaults are those of the model's own shape, not of the set it usually meets */
-    const char *examples; /* for its help: lines of "words  what they do" */
+    bool reads_no_data;   /* --data defaults to synthetic data of the model's own shape */
+    const char *examples; /* command lines for its help */
     int (*run)(cli *c);   /* returns the exit code */
 };
 
 extern const command command_train, command_compare, command_eval, command_sample, command_bench, command_models, command_data,
     command_optimizers;
 
-/* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
+/* ---- errors.c: "abar: subject: reason, and what to do" on stderr, once; with --json also {"error": ..., "status": CODE} on
+ * stdout --------------------------------------------------------------------------------------------------------- */
 
 /* Prints and returns code. */
-int cli_fail(int code, const char *format, ...) CLI_PRINTF(2, 3);
+int cli_fail(const cli *c, int code, const char *format, ...) CLI_PRINTF(3, 4);
+/* The line on stderr alone, for when stdout has its object already, or cannot be written. */
+int cli_fail_reported(int code, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints the context's error; EXIT_USAGE when the caller asked for something impossible, EXIT_FAILURE otherwise. */
 int cli_fail_status(const cli *c, abar_status status);
 /* The same for what came from the command line itself: a name that does not exist is wrong usage, too. */
 int cli_fail_usage(const cli *c, abar_status status);
-/* 0, or an error when standard output could not take everything. */
+/* Flushes standard output. Returns an exit code. */
 int cli_finish_output(void);
-/* A log callback: warnings go to stderr, news to whoever watches the training. user: the cli. */
+/* A log callback: warnings go to stderr, news to the progress output, if any. user: the cli. */
 void cli_log(void *user, abar_log_level level, const char *text);
 
 /* ---- flags.c -------------------------------------------------------------------------------------------------- */
@@ -65,36 +69,37 @@ void cli_log(void *user, abar_log_level level, const char *text);
 typedef struct setup_list {
     int n;
     abar_setup *setup[ABAR_COMPARE_METHODS_MAX];
-    char label[ABAR_COMPARE_METHODS_MAX][ABAR_COMPARE_LABEL_MAX]; /* "": the only one */
-    int64_t seeds[ABAR_COMPARE_METHODS_MAX];                      /* "mac:3"; 0: not said */
+    char label[ABAR_COMPARE_METHODS_MAX][ABAR_COMPARE_LABEL_MAX]; /* "": there is only one */
+    int64_t seeds[ABAR_COMPARE_METHODS_MAX];                      /* N of "mac:N"; 0: not given */
 } setup_list;
 
 void setup_list_destroy(const cli *c, setup_list *list);
-/* The value given last for --NAME; NULL: none. For flags that must be known before the others can be understood. */
+/* The value given last for --NAME; NULL: none. For flags that must be known before the others can be read. */
 const char *flags_peek(const cli *c, const char *name);
-/* The folder of --resume; NULL: there is no such flag. An empty one, as of a variable that is not set, is refused. Returns an
- * exit code. */
+/* The folder of --resume; NULL: the flag is not given. Refuses an empty name, as an unset shell variable gives. Returns an exit
+ * code. */
 int flags_resume(const cli *c, const char **folder);
-/* Refuses an --out without a name in the same way. */
+/* Refuses an empty --out. */
 int flags_out(const cli *c);
 bool flags_ask_help(const cli *c);
-/* The setup that --model, --data and --optim name, with its recipe and nothing else set. Returns an exit code. */
-int flags_recipe(cli *c, abar_setup **out);
-/* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a run that goes on,
- * whose model, data and optimizer may be repeated but not changed, or NULL. Returns an exit code. */
+/* Whether the subcommand has --json and it is given. Needed before flags are read, since reading may fail. */
+bool flags_ask_json(const cli *c);
+/* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a resumed
+ * run, whose model, data and optimizer may be repeated but not changed; or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
-/* The same for a list. A flag goes to every setup that knows it, --LABEL.flag to one alone, whatever their order. */
+/* The setups that --model, --data and --optim name, with the defaults of their recipes. Returns an exit code. */
 int flags_recipes(cli *c, setup_list *out);
+/* flags_read for a list. A flag goes to every setup that has it, --LABEL.flag to one of them, in any order. */
 int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed);
-/* Both: the usual beginning of a subcommand. */
+/* flags_recipes and flags_read for a single setup. Returns an exit code. */
 int flags_setup(cli *c, void *own, abar_setup **out);
 /* Whether the subcommand takes this row of abar_train_options as a flag. */
 bool flags_listen(const cli *c, const char *setting);
-/* Whether the settings fit together. Returns an exit code. */
+/* Refuses settings that contradict each other. Returns an exit code. */
 int flags_check(const cli *c, const abar_setup *setup);
 int flags_check_list(const cli *c, const setup_list *list);
-/* Prints the context's error about a setup's value and returns EXIT_USAGE. The library speaks of --name where --LABEL.name may
- * have been typed: that is said then. */
+/* Prints the context's error about a setting and returns EXIT_USAGE. Flags are named as they were typed: --LABEL.name where the
+ * library says --name. */
 int flags_refuse(const cli *c, const char *label, abar_status status);
 /* Whether this subcommand takes the options of this table as flags. */
 bool flags_listen_to(const cli *c, const abar_setup_table *table);
@@ -103,17 +108,19 @@ bool flags_listen_to(const cli *c, const abar_setup_table *table);
 
 #define RUNS "runs" /* where runs go without --out */
 
-/* Makes the first free one of runs/NAME, runs/NAME-2, ...: two that start at the same moment get two. Where it cannot be made,
- * whoever writes there will say why. */
+/* Makes the first of runs/NAME, runs/NAME-2, ... that does not exist, so that two runs that start together get two folders.
+ * Failures are left to the first write into the folder. */
 void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
-/* Takes it back when nothing came of it: only empty folders go. */
+/* Removes it if it is empty. Safe in a signal handler. */
 void folder_unclaim(const char *out);
-/* The weights of a checkpoint: the file itself, or what lies in the folder of a run. Returns an exit code. */
-int folder_weights(const char *checkpoint, char *weights, size_t size);
+/* Fails for a checkpoint that path_exists did not find; errno is still set. */
+int folder_missing(const cli *c, const char *checkpoint);
+/* The file of weights: the checkpoint itself, or a file in it if it is the folder of a run. Returns an exit code. */
+int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size);
 
 /* ---- stop.c ---------------------------------------------------------------------------------------------------- */
 
-/* Something that runs until it is done or asked to stop. */
+/* Something that runs until it is done or stopped. */
 typedef struct stoppable {
     void *object;
     abar_status (*run)(void *object);
@@ -122,7 +129,11 @@ typedef struct stoppable {
 
 /* The first Ctrl-C (or SIGTERM, or hangup) stops it, the second ends the program at once. */
 abar_status stop_on_signal(const stoppable *s);
-/* The exit code of a program that was asked to stop. */
+/* For the time before that: stop_wait blocks signals while a folder is made; after stop_unclaims a signal ends the program at
+ * once and removes the folder if it is empty. */
+void stop_wait(void);
+void stop_unclaims(const char *folder);
+/* 128 + the number of the signal that stopped it. */
 int stop_exit_code(void);
 
 /* ---- help.c --------------------------------------------------------------------------------------------------- */
@@ -130,49 +141,84 @@ int stop_exit_code(void);
 void help_overview(const command *const *commands);
 /* What --help prints: from the option tables, with the defaults of the recipe that the flags name. */
 int help_command(cli *c);
-/* What stands for a value in help: N, X, NAME[:DIR], cosine|step|constant; "" for a bool. */
+/* The placeholder of a value: N, X, NAME[:DIR], cosine|step|constant; "" for a bool. */
 const char *help_placeholder(const abar_option *option);
 /* An option table as rows of "--flag VALUE  help [default]"; config NULL: the table's own defaults. */
 void help_options(const cli *c, const abar_option *table, const void *config);
 
+/* ---- json.c ---------------------------------------------------------------------------------------------------- */
+
+/* Writes a JSON value to stdout, on one line. Starts as {0}. name: of the member; NULL: an element of an array, or the whole
+ * value. */
+typedef struct json_writer {
+    char open[8]; /* open brackets */
+    int depth;
+    bool comma; /* before the next value */
+} json_writer;
+
+void json_begin(json_writer *j, const char *name, char bracket); /* '{' or '[' */
+void json_end(json_writer *j);
+void json_finish(json_writer *j);                                   /* closes all brackets and ends the line */
+void json_text(json_writer *j, const char *name, const char *text); /* NULL: null */
+void json_int(json_writer *j, const char *name, int64_t n);
+void json_real(json_writer *j, const char *name, double x); /* NaN and infinities: null */
+void json_bool(json_writer *j, const char *name, bool value);
+/* Help of --json, the same for every subcommand. */
+#define JSON_HELP "print one JSON object, and nothing else; after a failure, its error and exit status"
+
 /* ---- profile.c ------------------------------------------------------------------------------------------------- */
 
 void print_profile(const abar_bench *bench, const abar_bench_result *result);
-/* Members of the result's object, a comma first. */
-void print_profile_json(const abar_bench *bench, const abar_bench_result *result);
+/* Members of the result's object. */
+void print_profile_json(json_writer *j, const abar_bench *bench, const abar_bench_result *result);
 
 /* ---- table.c --------------------------------------------------------------------------------------------------- */
 
 void print_comparison(const abar_compare *compare, const struct progress *out);
-int comparison_seeds(const abar_compare *compare); /* runs of the method that has most */
+int comparison_seeds(const abar_compare *compare); /* of the method that has most */
 bool comparison_is_text(const abar_compare *compare);
 
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 
 #define NUMBER_MAX 32
-#define PRINT_WIDTH 80 /* of text for people, where no window says otherwise */
+#define PRINT_WIDTH 80 /* columns of text, unless the window is narrower */
 
 /* These write into text (NUMBER_MAX bytes) and return it. */
 const char *print_count(char *text, int64_t n);         /* 61,706 */
 const char *print_bytes(char *text, size_t n);          /* 1.2 MiB */
 const char *print_duration(char *text, double seconds); /* 0:07, 1:02:03 */
 const char *print_significant(char *text, double n);    /* 3 digits: 41.2, 0.00312 */
-/* So many decimals; 3 digits and an exponent where a training that diverges would fill the line. */
+/* Fixed decimals; 3 digits and an exponent for large numbers, as diverging trainings produce. */
 const char *print_fixed(char *text, double n, int decimals);
-/* The text as a shell takes it for one word. */
-void print_shell_word(char *word, size_t size, const char *text);
-void print_json_text(FILE *out, const char *text); /* "quoted" */
-void print_json_number(FILE *out, double n);       /* null where JSON has no number */
-int print_window(FILE *out);                       /* columns of the terminal; 0: it is none, or does not say */
-/* Columns for text: PRINT_WIDTH, or those of the window where that is narrower. */
+/* A path as one word for a shell, quoted if necessary. Returns word. */
+#define SHELL_WORD_MAX (4 * ABAR_OPTION_TEXT_MAX + 16)
+const char *print_shell_word(char word[SHELL_WORD_MAX], const char *text);
+int utf8_length(const char *text); /* bytes of the first character; 0: not valid UTF-8 */
+int print_window(FILE *out);       /* columns of the terminal; 0: not a terminal, or unknown */
+/* Columns for text: PRINT_WIDTH, or the window's if that is narrower. */
 int print_width(FILE *out);
-/* Words up to column width; the cursor stands at indent, where later lines start, too. */
+/* A part of a line. */
+typedef struct line_part {
+    char text[96];
+    int rank;    /* 0: always printed; otherwise the greatest rank is left out first if the line is too long */
+    bool strong; /* bold */
+} line_part;
+void line_part_set(line_part *part, int rank, const char *format, ...) CLI_PRINTF(3, 4);
+/* Empties the parts that do not fit into width columns. Returns the columns used. */
+int print_fit(line_part *parts, int n, int width);
+void print_parts(FILE *out, const line_part *parts, int n, const char *bold, const char *plain);
+/* Prints text, broken between words at column width. The cursor is at column indent; later lines start there. */
 void print_wrapped(FILE *out, int indent, int width, const char *text);
-/* The same where the cursor stands at another column. */
+/* The same with the cursor at another column. */
 void print_wrapped_from(FILE *out, int column, int indent, int width, const char *text);
+/* "label: path", on two lines if one is too short. */
+void print_path(FILE *out, const char *label, const char *path);
+/* An entry of a list: the text beside the name, or below it if the window is narrow. Returns the column of the text. */
+int print_entry(FILE *out, int column, const char *name, const char *text);
 double clock_seconds(void);
 
 bool path_exists(const char *path);
 bool path_is_folder(const char *path);
+bool path_is_file(const char *path); /* neither a folder nor a device or pipe */
 
 #endif

@@ -1,4 +1,4 @@
-/* abar bench: how long a training step takes, on a batch already in place, and where the time goes. */
+/* abar bench: times a training step on a batch that is already in memory, and its parts. */
 #include "cli.h"
 #include "progress.h"
 
@@ -11,31 +11,14 @@ typedef struct bench_flags {
     bool profile, json;
 } bench_flags;
 
+#define AT(member) offsetof(bench_flags, member)
+
 static const abar_option own[] = {
-    {.name = "steps",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(bench_flags, steps),
-     .fallback = "50",
-     .min = 2,
-     .max = 1e6,
-     .help = "steps to time"},
-    {.name = "warmup-steps",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(bench_flags, warmup_steps),
-     .fallback = "5",
-     .min = 0,
-     .max = 1e6,
-     .help = "steps before them that do not count"},
-    {.name = "profile",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(bench_flags, profile),
-     .fallback = "false",
-     .help = "time every operation of the network, too, beside what it has to move and to compute"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(bench_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object"},
+    {"steps", ABAR_OPTION_INT, AT(steps), "50", 2, 1e6, NULL, "steps to time"},
+    {"warmup-steps", ABAR_OPTION_INT, AT(warmup_steps), "5", 0, 1e6, NULL, "steps before them that are not timed"},
+    {"profile", ABAR_OPTION_BOOL, AT(profile), "false", 0, 0, NULL,
+     "also time every operation, with the bytes it moves and the flops it computes"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
 static const char *const settings[] = {
@@ -45,15 +28,21 @@ static const char *const settings[] = {
 static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {
     char number[NUMBER_MAX];
-    printf("%s, batch %" PRId64 ", %s, on %s\n\n", setup->train.model, setup->train.batch, setup->train.optim, r->device);
-    printf("  step       %9.3f ms   (p10 %.3f, p90 %.3f, mean %.3f)\n", r->ms_median, r->ms_p10, r->ms_p90, r->ms_mean);
+    char text[4 * ABAR_OPTION_TEXT_MAX];
+    const int width = print_width(stdout);
+    snprintf(text, sizeof text, "%s, batch %" PRId64 ", %s, on %s", setup->train.model, setup->train.batch, setup->train.optim,
+             r->device);
+    print_wrapped(stdout, 0, width, text);
+    printf("\n  step       %9.3f ms   ", r->ms_median);
+    snprintf(text, sizeof text, "(p10 %.3f, p90 %.3f, mean %.3f)", r->ms_p10, r->ms_p90, r->ms_mean);
+    print_wrapped_from(stdout, 28, width < 64 ? 13 : 28, width, text);
     printf("  forward    %9.3f ms\n  backward   %9.3f ms\n  update     %9.3f ms\n", r->ms_forward, r->ms_backward,
            r->ms_update);
     if (setup->method)
         printf("  observe    %9.3f ms   of backward\n  refresh    %9.3f ms   of update\n", r->ms_observe, r->ms_refresh);
     printf("  rate       %9s %s/s\n", print_count(number, (int64_t)r->samples_per_second),
            setup->model->text ? "tokens" : "images");
-    printf("  first step %9.3f s after the command\n", r->seconds_to_first_step);
+    printf("  first step %9.3f s    after start\n", r->seconds_to_first_step);
     printf("  memory     %9s at most\n", print_bytes(number, r->peak_bytes));
 }
 
@@ -73,21 +62,20 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
                  {"ms_refresh", r->ms_refresh},
                  {"samples_per_second", r->samples_per_second},
                  {"seconds_to_first_step", r->seconds_to_first_step}};
-    printf("{\"model\": ");
-    print_json_text(stdout, setup->train.model);
-    printf(", \"optim\": ");
-    print_json_text(stdout, setup->train.optim);
-    printf(", \"batch\": %" PRId64 ", \"steps\": %" PRId64, setup->train.batch, steps);
-    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
-        printf(", \"%s\": ", field[i].key);
-        print_json_number(stdout, field[i].value);
-    }
-    printf(", \"peak_bytes\": %zu", r->peak_bytes);
-    if (abar_bench_row_count(bench) > 0) print_profile_json(bench, r);
-    printf("}\n");
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "optim", setup->train.optim);
+    json_text(&j, "device", r->device);
+    json_int(&j, "batch", setup->train.batch);
+    json_int(&j, "steps", steps);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) json_real(&j, field[i].key, field[i].value);
+    json_int(&j, "peak_bytes", (int64_t)r->peak_bytes);
+    if (abar_bench_row_count(bench) > 0) print_profile_json(&j, bench, r);
+    json_finish(&j);
 }
 
-/* A step of a large net takes seconds, and is not to be disturbed by news: one line until they are over. */
+/* Printing would disturb the timing, and steps of a large net take seconds: one line stands until they are done. */
 static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *flags, abar_bench_result *result,
                            abar_bench **out)
 {
@@ -99,7 +87,7 @@ static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *f
     snprintf(text, sizeof text, "timing %" PRId64 " steps of %.64s, batch %" PRId64, flags->steps + flags->warmup_steps,
              setup->train.model, setup->train.batch);
     progress_say(&line, text);
-    if (line.live) c->progress = &line; /* whatever else is said takes it off first */
+    if (line.live) c->progress = &line; /* so that warnings clear it first */
     abar_status status = abar_bench_run(c->ctx, setup, &config, result, out);
     progress_clear(&line);
     c->progress = NULL;
@@ -133,9 +121,9 @@ const command command_bench = {
     .name = "bench",
     .summary = "time a training step, and its operations",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
-    .about =
-        "Times whole training steps (forward, loss, backward, update) on a batch that is already in memory, so that no data is "
-        "needed; --data says of which shape. The median counts; p10 and p90 say how much to trust it.",
+    .about = "Times whole training steps (forward, loss, backward, update) on made-up numbers in memory: no data set is read, "
+             "--data "
+             "only sets the shape. The main result is the median; p10 and p90 show how much steps vary.",
     .own = own,
     .settings = settings,
     .model_options = true,

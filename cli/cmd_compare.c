@@ -11,47 +11,22 @@ typedef struct compare_flags {
     char optim[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX], resume[ABAR_OPTION_TEXT_MAX], jobs[ABAR_OPTION_TEXT_MAX];
     int64_t seeds;
     bool json, quiet;
-    bool own_folder; /* no flag: the folder is one we chose */
+    bool own_folder; /* not a flag: the folder was chosen here */
 } compare_flags;
 
+#define AT(member) offsetof(compare_flags, member)
+
 static const abar_option own[] = {
-    {.name = "optim",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, optim),
-     .fallback = "sgd,mac",
-     .help = "optimizers to compare, as `abar optimizers` lists them, LABEL=NAME to have one twice, NAME:N for N seeds of it"},
-    {.name = "seeds",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(compare_flags, seeds),
-     .fallback = "1",
-     .min = 1,
-     .max = ABAR_COMPARE_SEEDS_MAX,
-     .help = "runs of each optimizer, from --seed on; with --resume there may be more than before"},
-    {.name = "jobs",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, jobs),
-     .fallback = "auto",
-     .help = "trainings side by side on the device; auto: one on the CPU, on a GPU as many as fit and get more done"},
-    {.name = "out",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, out),
-     .fallback = "",
-     .help = "folder for the results and all runs; without it, one in " RUNS "/"},
-    {.name = "resume",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(compare_flags, resume),
-     .fallback = "",
-     .help = "go on with the comparison in this folder"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(compare_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else"},
-    {.name = "quiet",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(compare_flags, quiet),
-     .fallback = "false",
-     .help = "print nothing but errors"},
+    {"optim", ABAR_OPTION_TEXT, AT(optim), "sgd,mac", 0, 0, NULL,
+     "optimizers, as `abar optimizers` lists them; LABEL=NAME gives one another name, NAME:N runs it with N seeds"},
+    {"seeds", ABAR_OPTION_INT, AT(seeds), "1", 1, ABAR_COMPARE_SEEDS_MAX, NULL,
+     "runs of each optimizer, with --seed, --seed + 1, ...; may grow with --resume"},
+    {"jobs", ABAR_OPTION_TEXT, AT(jobs), "auto", 0, 0, NULL,
+     "trainings side by side on the device; auto: one on the CPU, on a GPU the number that is fastest"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for results and runs; default: a new one in " RUNS "/"},
+    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL, "continue the comparison in this folder"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
+    {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
 
 /* ---- watching --------------------------------------------------------------------------------------------------- */
@@ -61,10 +36,10 @@ typedef struct watcher {
     const abar_compare *compare;
     progress line;
     bool announced;
-    int run;          /* the one told of last, ... */
+    int run;          /* the last one reported, ... */
     int64_t epoch;    /* ... and its epoch, from 0 */
-    int running;      /* runs that train */
-    const char *jobs; /* as the flag says */
+    int running;      /* runs in progress */
+    const char *jobs; /* value of --jobs */
     int label_width, run_width;
 } watcher;
 
@@ -82,6 +57,14 @@ static int runs_failed(const abar_compare *compare)
     return n;
 }
 
+/* Failed runs that run_all tries again. */
+static int runs_retried(const abar_compare *compare)
+{
+    int n = 0;
+    for (int i = 0; i < abar_compare_run_count(compare); i++) n += abar_compare_run_of(compare, i)->retry;
+    return n;
+}
+
 static bool is_said(const char *name)
 {
     static const char *const said[] = {"lr", "weight-decay", "momentum", "damping", "tcov", "tinv", NULL};
@@ -90,7 +73,7 @@ static bool is_said(const char *name)
     return false;
 }
 
-/* Appends "name value" of an option that is always said, or that differs from what the recipe has. */
+/* Appends "name value" of an option that is always shown, or whose value is not the recipe's. */
 static size_t describe_option(cli *c, const abar_setup_table *table, const abar_setup_table *usual, const char *name,
                               char *line, size_t at, size_t size)
 {
@@ -101,7 +84,7 @@ static size_t describe_option(cli *c, const abar_setup_table *table, const abar_
     return at + (size_t)snprintf(line + at, size - at, "%s%s %.40s", at ? ", " : "", name, value);
 }
 
-/* "lr 0.05, momentum 0.9, value-stat per-head": what drives an optimizer, and how it differs from what it usually is. */
+/* "lr 0.05, momentum 0.9, value-stat per-head": the main settings of an optimizer, and those that are not the recipe's. */
 static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX], usual[ABAR_SETUP_TABLES_MAX];
@@ -114,9 +97,30 @@ static void describe(cli *c, const abar_setup *setup, char *line, size_t size)
     line[0] = '\0';
     for (int i = 0; i < n; i++)
         for (const abar_option *o = tables[i].options; o->name; o++)
-            if (is_said(o->name) || i >= 2) /* the optimizer's own */
+            if (is_said(o->name) || i >= 2) /* the optimizer's own tables */
                 at = describe_option(c, &tables[i], known ? &usual[i] : NULL, o->name, line, at, size);
     if (known) abar_setup_destroy(c->ctx, recipe);
+}
+
+/* Of a resumed comparison: how many runs are done, and why others failed. */
+static void announce_ended(const watcher *w)
+{
+    FILE *out = w->line.out;
+    const int runs = abar_compare_run_count(w->compare), failed = runs_failed(w->compare), again = runs_retried(w->compare);
+    const int done = runs_ended(w->compare) - failed;
+    char line[160];
+    int n = snprintf(line, sizeof line, "%d of %d runs %s done", done, runs, done == 1 ? "is" : "are");
+    if (done + failed == 0) return;
+    if (failed > again) n += snprintf(line + n, sizeof line - (size_t)n, ", %d failed", failed - again);
+    if (again > 0)
+        snprintf(line + n, sizeof line - (size_t)n, ", %d had no memory and %s tried again", again, again == 1 ? "is" : "are");
+    print_wrapped(out, 0, print_width(out), line);
+    for (int i = 0; i < runs; i++) {
+        const abar_compare_run *r = abar_compare_run_of(w->compare, i);
+        if (!r->failure) continue;
+        n = fprintf(out, "%s, seed %" PRId64 ", failed%s: ", r->label, r->seed, r->retry ? " before" : "");
+        print_wrapped_from(out, n, 2, print_width(out), r->failure);
+    }
 }
 
 static void announce(watcher *w)
@@ -139,46 +143,47 @@ static void announce(watcher *w)
         fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m)->label);
         print_wrapped(out, w->label_width + 4, print_width(out), line);
     }
-    const int ended = runs_ended(compare);
-    if (ended > 0) fprintf(out, "%d of %d runs are done already\n", ended, runs);
-    for (int i = 0; i < runs; i++) {
-        const abar_compare_run *r = abar_compare_run_of(compare, i);
-        if (!r->ended || !r->failure) continue;
-        int n = fprintf(out, "%s, seed %" PRId64 ", failed: ", r->label, r->seed);
-        print_wrapped_from(out, n, 2, print_width(out), r->failure);
-    }
+    announce_ended(w);
     fflush(out);
     w->announced = true;
 }
 
-/* The best loss of a text is in the table, too: here it is said where the line has room for it. */
+static void print_failure(watcher *w, int lead, const abar_compare_run *r)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "failed after %" PRId64 " epoch%s: %s", r->epochs, r->epochs == 1 ? "" : "s", r->failure);
+    print_wrapped_from(w->line.out, lead, 2 * w->run_width + 4, print_width(w->line.out), text);
+}
+
 static void print_run(watcher *w, const abar_compare_progress *p)
 {
-    char ms[NUMBER_MAX], time[NUMBER_MAX], loss[NUMBER_MAX], best[NUMBER_MAX + 8] = "", tail[96];
+    enum { HEAD, LOSS, TEST, RESULT, BEST, MS, TIME, BESIDE, PARTS };
+    line_part part[PARTS] = {0};
+    char number[NUMBER_MAX];
     const abar_compare_run *r = p->result;
+    const bool text = comparison_is_text(w->compare);
     FILE *out = w->line.out;
-    const char *bold = progress_bold(&w->line), *plain = progress_plain(&w->line);
     progress_clear(&w->line);
-    int n =
-        fprintf(out, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width, r->label, r->seed);
+    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width,
+                  r->label, r->seed);
     if (r->failure) {
-        n += fprintf(out, "failed after %" PRId64 " epoch%s: ", r->epochs, r->epochs == 1 ? "" : "s");
-        print_wrapped_from(out, n, 2 * w->run_width + 4, print_width(out), r->failure);
+        fputs(part[HEAD].text, out);
+        print_failure(w, (int)strlen(part[HEAD].text), r);
         fflush(out);
         return;
     }
-    int tail_length = snprintf(tail, sizeof tail, "  %6s ms/step  %s", print_significant(ms, r->ms_per_step),
-                               print_duration(time, r->seconds));
-    if (r->side_by_side > 1)
-        tail_length +=
-            snprintf(tail + tail_length, sizeof tail - (size_t)tail_length, "  beside %" PRId64, r->side_by_side - 1);
-    n += fprintf(out, "loss %s  ", print_fixed(loss, r->train_loss, 4)) + (int)strlen("test 0.0000") + tail_length;
-    if (n + snprintf(best, sizeof best, "  best %s", print_fixed(loss, r->best_loss, 4)) > print_width(out)) best[0] = '\0';
-    if (comparison_is_text(w->compare))
-        fprintf(out, "test %s%s%s%s", bold, print_fixed(loss, r->test_loss, 4), plain, best);
-    else
-        fprintf(out, "test %s%5.2f %%%s", bold, r->test_accuracy, plain);
-    fprintf(out, "%s\n", tail);
+    line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
+    line_part_set(&part[TEST], 0, "test ");
+    if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
+    if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
+    part[RESULT].strong = true;
+    if (text) line_part_set(&part[BEST], 5, "  best %s", print_fixed(number, r->best_loss, 4)); /* also in the table */
+    line_part_set(&part[MS], 3, "  %6s ms/step", print_significant(number, r->ms_per_step));
+    line_part_set(&part[TIME], 2, "  %s", print_duration(number, r->seconds));
+    if (r->side_by_side > 1) line_part_set(&part[BESIDE], 4, "  beside %" PRId64, r->side_by_side - 1);
+    print_fit(part, PARTS, print_width(out));
+    print_parts(out, part, PARTS, progress_bold(&w->line), progress_plain(&w->line));
+    fputc('\n', out);
     fflush(out);
 }
 
@@ -216,7 +221,7 @@ static void watch(void *user, const abar_compare_progress *p)
     if (!w->announced) announce(w);
     if (p->news) {
         progress_clear(&w->line);
-        fprintf(w->line.out, "%s\n", p->news);
+        print_wrapped_from(w->line.out, 0, 2, print_width(w->line.out), p->news);
         fflush(w->line.out);
     } else if (p->result) {
         print_run(w, p);
@@ -227,48 +232,61 @@ static void watch(void *user, const abar_compare_progress *p)
     }
 }
 
-/* ---- what is said ----------------------------------------------------------------------------------------------- */
+/* ---- messages --------------------------------------------------------------------------------------------------- */
 
 static void say_finished(watcher *w)
 {
+    static const char *const file[][2] = {{"Curves", "compare.svg"},
+                                          {"Table", "compare.md"},
+                                          {"Numbers", "compare.csv and compare.json"},
+                                          {"Checkpoints", "OPTIM-sSEED/"}};
     FILE *out = w->line.out;
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
+    char folder[SHELL_WORD_MAX];
     const char *dir = abar_compare_dir(w->compare);
     int seeds = comparison_seeds(w->compare);
     if (!w->announced) announce(w);
     print_comparison(w->compare, &w->line);
-    print_shell_word(folder, sizeof folder, dir);
-    fprintf(out, "\nCurves: %s/compare.svg\nTable: %s/compare.md\nNumbers: %s/compare.csv and compare.json\n", dir, dir, dir);
-    fprintf(out, "Checkpoints: %s/OPTIM-sSEED/\n\nNext:\n", dir);
+    print_shell_word(folder, dir);
+    fputc('\n', out);
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        char path[ABAR_OPTION_TEXT_MAX + 32];
+        snprintf(path, sizeof path, "%s/%s", dir, file[i][1]);
+        print_path(out, file[i][0], path);
+    }
+    fprintf(out, "\nNext:\n");
     fprintf(out, "  %s compare --resume %s --seeds %d\n", w->c->program, folder, seeds < 3 ? 3 : 2 * seeds);
 }
 
 static void say_stopped(const watcher *w)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
-    char file[ABAR_OPTION_TEXT_MAX + 16];
+    char folder[SHELL_WORD_MAX];
+    char file[ABAR_OPTION_TEXT_MAX + 16], text[256];
+    const int width = print_width(w->line.out);
     snprintf(file, sizeof file, "%s/compare.json", abar_compare_dir(w->compare));
     if (!path_exists(file)) {
-        fprintf(w->line.out, "stopped before any training began; nothing was kept\n");
+        print_wrapped(w->line.out, 0, width, "stopped before any training began; nothing was kept");
         return;
     }
     const abar_compare_run *r = abar_compare_run_of(w->compare, w->run);
     const bool automatic = strcmp(w->jobs, "auto") == 0;
-    print_shell_word(folder, sizeof folder, abar_compare_dir(w->compare));
+    print_shell_word(folder, abar_compare_dir(w->compare));
     if (w->running > 1)
-        fprintf(w->line.out, "stopped with %d of %d runs done and %d begun, which are saved; go on with:\n",
-                runs_ended(w->compare), abar_compare_run_count(w->compare), w->running);
+        snprintf(text, sizeof text,
+                 "stopped with %d of %d runs done and %d begun, all saved; continue with:", runs_ended(w->compare),
+                 abar_compare_run_count(w->compare), w->running);
     else if (w->running == 0)
-        fprintf(w->line.out, "stopped with %d of %d runs done, and none begun; go on with:\n", runs_ended(w->compare),
-                abar_compare_run_count(w->compare));
+        snprintf(text, sizeof text, "stopped with %d of %d runs done, and none begun; continue with:", runs_ended(w->compare),
+                 abar_compare_run_count(w->compare));
     else
-        fprintf(w->line.out, "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; go on with:\n",
-                w->run + 1, abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+        snprintf(text, sizeof text,
+                 "stopped in run %d of %d (%s, seed %" PRId64 ", epoch %" PRId64 ") and saved; continue with:", w->run + 1,
+                 abar_compare_run_count(w->compare), r->label, r->seed, w->epoch + 1);
+    print_wrapped(w->line.out, 0, width, text);
     fprintf(w->line.out, "  %s compare --resume %s%s%s\n", w->c->program, folder, automatic ? "" : " --jobs ",
             automatic ? "" : w->jobs);
 }
 
-/* A value may turn out wrong when its run begins: then the flag is said with the label it was typed with. */
+/* A value may be refused when its run begins: the message then names the flag as it was typed, with its label. */
 static int say_failure(const cli *c, const abar_compare *compare, abar_status status)
 {
     const char *label = abar_compare_failed(compare);
@@ -280,7 +298,7 @@ static int say_failure(const cli *c, const abar_compare *compare, abar_status st
 static abar_status run_compare(void *compare) { return abar_compare_run_all(compare); }
 static void stop_compare(void *compare) { abar_compare_stop(compare); }
 
-/* A comparison that goes on has its settings already. */
+/* A resumed comparison keeps its settings. */
 static int refuse_settings(const cli *c)
 {
     static const char *const allowed[] = {"resume", "seeds", "jobs", "json", "quiet", NULL};
@@ -290,8 +308,8 @@ static int refuse_settings(const cli *c)
         if (strncmp(c->argv[i], "--", 2) != 0) continue;
         while (*a && (strncmp(name, *a, strlen(*a)) != 0 || (name[strlen(*a)] && name[strlen(*a)] != '='))) a++;
         if (!*a)
-            return cli_fail(EXIT_USAGE,
-                            "--%.*s: a comparison goes on with the settings it has, only --seeds may grow and --jobs change",
+            return cli_fail(c, EXIT_USAGE,
+                            "--%.*s: a resumed comparison keeps its settings, only --seeds may grow and --jobs change",
                             (int)strcspn(name, "="), name);
     }
     return EXIT_SUCCESS;
@@ -308,13 +326,13 @@ static int load(cli *c, compare_flags *flags, const abar_compare_events *events,
 }
 
 /* --jobs N or auto. Returns an exit code. */
-static int set_jobs(const compare_flags *flags, abar_compare *compare)
+static int set_jobs(const cli *c, const compare_flags *flags, abar_compare *compare)
 {
     char *end;
     const bool automatic = strcmp(flags->jobs, "auto") == 0;
     const long n = automatic ? 0 : strtol(flags->jobs, &end, 10);
     if (!automatic && (*end || n < 1 || n > ABAR_COMPARE_JOBS_MAX))
-        return cli_fail(EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
+        return cli_fail(c, EXIT_USAGE, "--jobs %s: not a number of trainings, give one from 1 to %d, or auto", flags->jobs,
                         ABAR_COMPARE_JOBS_MAX);
     abar_compare_jobs(compare, (int)n);
     return EXIT_SUCCESS;
@@ -369,6 +387,17 @@ static void prepare_watcher(watcher *w, const abar_compare *compare, const compa
     }
 }
 
+/* A script must see that runs failed, though there is a table. */
+static int judge(const abar_compare *compare)
+{
+    const int failed = runs_failed(compare), runs = abar_compare_run_count(compare);
+    const char *dir = abar_compare_dir(compare);
+    if (failed == 0) return EXIT_SUCCESS;
+    if (failed == runs) return cli_fail_reported(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", dir);
+    return cli_fail_reported(EXIT_SOME_FAILED, "compare: %d of %d runs failed, %s/compare.md has the reasons", failed, runs,
+                             dir);
+}
+
 static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags, watcher *w)
 {
     prepare_watcher(w, compare, flags);
@@ -388,8 +417,7 @@ static int compare_all(cli *c, abar_compare *compare, const compare_flags *flags
         puts(json);
     }
     if (status == ABAR_STOPPED) return stop_exit_code();
-    if (runs_failed(compare) < abar_compare_run_count(compare)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_FAILURE, "compare: every run failed, %s/compare.md has the reasons", abar_compare_dir(compare));
+    return judge(compare);
 }
 
 static int run(cli *c)
@@ -399,11 +427,11 @@ static int run(cli *c)
     watcher w = {.c = c};
     abar_compare_events events = {sizeof events, watch, &w};
     const char *folder;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* so that trainings side by side do not share hardware queues */
     int code = flags_resume(c, &folder);
     if (!code) code = flags_out(c);
     if (!code) code = folder ? load(c, &flags, &events, &compare) : create(c, &flags, &events, &compare);
-    if (!code) code = set_jobs(&flags, compare);
+    if (!code) code = set_jobs(c, &flags, compare);
     if (!code) code = compare_all(c, compare, &flags, &w);
     abar_compare_destroy(compare);
     if (code && flags.own_folder) folder_unclaim(flags.out);
@@ -415,11 +443,11 @@ const command command_compare = {
     .summary = "compare optimizers on one problem: table, curves, CSV",
     .usage = "[--optim NAME,NAME] [--seeds N] [--model NAME] [--flag value ...]",
     .about =
-        "Trains the same network on the same data with several optimizers and seeds: same weights to begin with, same "
-        "order, same augmentation, seed by seed; on a GPU several trainings side by side where that is faster. Every optimizer "
-        "has the settings that suit it; a flag changes them for all that know it, --LABEL.flag for one alone. Prints a "
-        "table, and writes compare.svg, compare.md, compare.csv and compare.json. Ctrl-C ends it after the current step, with "
-        "everything saved.",
+        "Trains the same network on the same data with several optimizers and seeds. Runs of one seed have the same initial "
+        "weights, order of samples and augmentation. Every optimizer starts from the settings recommended for it; a flag "
+        "changes them for all optimizers that have it, --LABEL.flag for one. Prints a table and writes compare.svg, "
+        "compare.md, compare.csv and compare.json. Ctrl-C stops after the current step and saves everything. Exit status: 0 "
+        "all runs succeeded, 3 some failed, 1 all failed or the comparison could not continue, 2 wrong usage.",
     .own = own,
     .all_settings = true,
     .model_options = true,
@@ -429,7 +457,7 @@ const command command_compare = {
                 "  abar compare --optim low=mac,high=mac --low.damping 0.1 --high.damping 10\n"
                 "  abar compare --model resnet110 --data cifar10:DIR --optim sgd:3,mac:3,smac\n"
                 "  abar compare --model deit-tiny --optim mac,heads=mac \\\n"
-                "               --heads.value-stat per-head\n"
+                "      --heads.value-stat per-head\n"
                 "  abar compare --resume runs/compare-lenet5-fashion-mnist --seeds 5\n",
     .run = run,
 };

@@ -1,4 +1,4 @@
-/* abar data: which data sets are on this machine, where, and what to do for the others; or checks one. */
+/* abar data: lists the data sets and where they are; or reads one and describes it. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -8,54 +8,144 @@
 typedef struct data_flags {
     char data[ABAR_OPTION_TEXT_MAX];
     int64_t text;
+    bool json;
 } data_flags;
 
-static const abar_option own[] = {{.name = "data",
-                                   .type = ABAR_OPTION_TEXT,
-                                   .offset = offsetof(data_flags, data),
-                                   .fallback = "",
-                                   .help = "read this one completely, and say what it holds"},
-                                  {.name = "text",
-                                   .type = ABAR_OPTION_CHOICE,
-                                   .offset = offsetof(data_flags, text),
-                                   .fallback = "characters",
-                                   .choices = "characters|bytes",
-                                   .help = "text: what a token is"},
-                                  {0}};
+#define AT(member) offsetof(data_flags, member)
 
-static int list_data(cli *c)
+static const abar_option own[] = {
+    {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely and describe it"},
+    {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
+    {0}};
+
+/* ---- the list ------------------------------------------------------------------------------------------------- */
+
+static void print_probe(const char *name, const abar_dataset_probe *probe)
 {
-    abar_dataset_probe probe = {.size = sizeof probe};
+    const int column = print_entry(stdout, 15, name, probe->summary);
+    const bool fits = column + (int)strlen("found in ") + (int)strlen(probe->where) <= print_width(stdout);
+    printf("%*s", column, "");
+    if (!probe->found)
+        print_wrapped(stdout, column, print_width(stdout), probe->remedy);
+    else if (probe->where[0])
+        printf("found in%s%*s%s\n", fits ? " " : "\n", fits ? 0 : column, "", probe->where);
+    else
+        printf("always there\n");
+}
+
+static void print_probe_json(json_writer *j, const char *name, const abar_dataset_probe *probe)
+{
+    json_begin(j, NULL, '{');
+    json_text(j, "name", name);
+    json_text(j, "summary", probe->summary);
+    json_bool(j, "found", probe->found);
+    json_text(j, "where", probe->found && probe->where[0] ? probe->where : NULL);
+    json_text(j, "remedy", probe->found ? NULL : probe->remedy);
+    json_end(j);
+}
+
+static void list_data(cli *c, bool json)
+{
+    json_writer j = {0};
+    if (json) json_begin(&j, NULL, '{');
+    if (json) json_begin(&j, "data", '[');
     for (const char *const *name = abar_dataset_names(); *name; name++) {
-        abar_status status = abar_dataset_probe_name(c->ctx, *name, &probe);
-        if (status < 0) return cli_fail_status(c, status);
-        printf("%-14s %s\n", *name, probe.summary);
-        printf("%-14s ", "");
-        if (probe.found && probe.where[0])
-            printf("found in %s\n", probe.where);
-        else if (probe.found)
-            printf("always there\n");
+        abar_dataset_probe probe;
+        (void)abar_dataset_probe_name(c->ctx, *name, &probe); /* never fails for a known name */
+        if (json)
+            print_probe_json(&j, *name, &probe);
         else
-            print_wrapped(stdout, 15, print_width(stdout), probe.remedy);
+            print_probe(*name, &probe);
     }
-    printf("\n%s data --data NAME[:DIR] reads one and says what it holds\n", c->program);
+    if (json)
+        json_finish(&j);
+    else
+        printf("\nTo read and describe one:\n  %s data --data NAME[:DIR]\n", c->program);
+}
+
+/* ---- one data set --------------------------------------------------------------------------------------------- */
+
+/* Images per class. out: info->classes numbers. */
+static void count_classes(const abar_dataset *data, const abar_dataset_info *info, bool test, int64_t *out)
+{
+    const int64_t n = test ? info->test : info->train;
+    for (int64_t i = 0; i < n; i++) out[abar_dataset_label(data, test, i)]++;
+}
+
+static void print_set(const abar_dataset *data, const data_flags *flags, const int64_t *counts[2])
+{
+    const abar_dataset_info *info = abar_dataset_info_of(data);
+    char train[NUMBER_MAX], test[NUMBER_MAX], bytes[NUMBER_MAX], kinds[NUMBER_MAX], line[256];
+    print_count(train, info->train);
+    print_count(test, info->test);
+    print_bytes(bytes, abar_dataset_bytes(data));
+    printf("%s%s%s\n  ", info->name, info->where[0] ? " in " : "", info->where);
+    if (info->text)
+        snprintf(line, sizeof line, "%s training and %s test %s, %s different ones, %s in memory", train, test,
+                 flags->text == ABAR_TEXT_BYTES ? "bytes" : "characters", print_count(kinds, info->classes), bytes);
+    else
+        snprintf(line, sizeof line,
+                 "%s training and %s test images, %" PRId64 " x %" PRId64 " x %" PRId64 ", %" PRId64 " classes, %s in memory",
+                 train, test, info->channels, info->height, info->width, info->classes, bytes);
+    print_wrapped(stdout, 2, print_width(stdout), line);
+    for (int part = 0; part < 2 && !info->text && info->classes <= 20; part++) {
+        char list[20 * 22] = "";
+        int n = printf("  %-8s per class: ", part ? "test" : "training");
+        for (int64_t label = 0, at = 0; label < info->classes; label++)
+            at += snprintf(list + at, sizeof list - (size_t)at, "%s%" PRId64, label ? " " : "", counts[part][label]);
+        print_wrapped_from(stdout, n, 4, print_width(stdout), list);
+    }
+}
+
+static void print_set_json(const abar_dataset *data, const abar_dataset_info *published, const data_flags *flags,
+                           const int64_t *counts[2])
+{
+    static const char *const parts[] = {"train_per_class", "test_per_class"};
+    const abar_dataset_info *info = abar_dataset_info_of(data);
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "name", info->name);
+    json_text(&j, "where", info->where[0] ? info->where : NULL);
+    json_text(&j, "samples", !info->text ? "images" : flags->text == ABAR_TEXT_BYTES ? "bytes" : "characters");
+    json_int(&j, "train", info->train);
+    json_int(&j, "test", info->test);
+    json_int(&j, "classes", info->classes);
+    json_int(&j, "bytes", (int64_t)abar_dataset_bytes(data));
+    if (!info->text) {
+        json_int(&j, "channels", info->channels);
+        json_int(&j, "height", info->height);
+        json_int(&j, "width", info->width);
+        json_int(&j, "published_train", published->train);
+        json_int(&j, "published_test", published->test);
+    }
+    for (int part = 0; part < 2 && !info->text; part++) {
+        json_begin(&j, parts[part], '[');
+        for (int64_t label = 0; label < info->classes; label++) json_int(&j, NULL, counts[part][label]);
+        json_end(&j);
+    }
+    json_finish(&j);
+}
+
+static int describe(cli *c, const abar_dataset *data, const abar_dataset_info *published, const data_flags *flags)
+{
+    const abar_dataset_info *info = abar_dataset_info_of(data);
+    int64_t *counts = info->text ? NULL : calloc(2 * (size_t)info->classes, sizeof *counts);
+    if (!info->text && !counts) return cli_fail(c, EXIT_FAILURE, "memory: none left to count the classes");
+    const int64_t *parts[2] = {counts, counts ? counts + info->classes : NULL};
+    for (int i = 0; i < 2 && counts; i++) count_classes(data, info, i, counts + i * info->classes);
+    if (flags->json)
+        print_set_json(data, published, flags, parts);
+    else
+        print_set(data, flags, parts);
+    const bool part = !info->text && (published->train > info->train || published->test > info->test);
+    if (part && !flags->json)
+        printf("  not complete: %s has %" PRId64 " + %" PRId64 "\n", info->name, published->train, published->test);
+    free(counts);
     return EXIT_SUCCESS;
 }
 
-static void print_classes(const abar_dataset *data, const abar_dataset_info *info)
-{
-    for (int part = 0; part < 2 && info->classes <= 20; part++) {
-        printf("  %-8s per class:", part ? "test" : "training");
-        for (int64_t label = 0; label < info->classes; label++) {
-            int64_t n = part ? info->test : info->train, count = 0;
-            for (int64_t i = 0; i < n; i++) count += abar_dataset_label(data, part, i) == label;
-            printf(" %" PRId64, count);
-        }
-        printf("\n");
-    }
-}
-
-/* Opening reads and checks everything; the counts per class show what a count of files cannot. */
+/* Opening reads and checks everything. */
 static int check_data(cli *c, const data_flags *flags)
 {
     abar_dataset *data = NULL;
@@ -65,25 +155,9 @@ static int check_data(cli *c, const data_flags *flags)
     if (status < 0) return cli_fail_usage(c, status);
     status = abar_dataset_open(c->ctx, flags->data, &config, &data);
     if (status < 0) return cli_fail_status(c, status);
-    const abar_dataset_info *info = abar_dataset_info_of(data);
-    char train[NUMBER_MAX], test[NUMBER_MAX], bytes[NUMBER_MAX], kinds[NUMBER_MAX], line[256];
-    print_count(train, info->train);
-    print_count(test, info->test);
-    print_bytes(bytes, abar_dataset_bytes(data));
-    printf("%s%s%s\n  ", info->name, info->where[0] ? " in " : "", info->where);
-    if (info->text)
-        snprintf(line, sizeof line, "%s training and %s test %s, %s different ones, %s in memory", train, test,
-                 config.bytes ? "bytes" : "characters", print_count(kinds, info->classes), bytes);
-    else
-        snprintf(line, sizeof line,
-                 "%s training and %s test images, %" PRId64 " x %" PRId64 " x %" PRId64 ", %" PRId64 " classes, %s in memory",
-                 train, test, info->channels, info->height, info->width, info->classes, bytes);
-    print_wrapped(stdout, 2, print_width(stdout), line);
-    if (!info->text) print_classes(data, info);
-    if (probe.info.train > info->train || probe.info.test > info->test)
-        printf("  not complete: %s has %" PRId64 " + %" PRId64 "\n", info->name, probe.info.train, probe.info.test);
+    int code = describe(c, data, &probe.info, flags);
     abar_dataset_close(data);
-    return EXIT_SUCCESS;
+    return code;
 }
 
 static int run(cli *c)
@@ -91,16 +165,18 @@ static int run(cli *c)
     data_flags flags;
     int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
-    return flags.data[0] ? check_data(c, &flags) : list_data(c);
+    if (flags.data[0]) return check_data(c, &flags);
+    list_data(c, flags.json);
+    return EXIT_SUCCESS;
 }
 
 const command command_data = {
     .name = "data",
     .summary = "list the data sets found; --data NAME[:DIR] checks one",
-    .usage = "[--data NAME[:DIR]|text:FILE]",
+    .usage = "[--data NAME[:DIR]|text:FILE] [--json]",
     .about =
-        "Lists the data sets abar reads, where each was found on this machine, and what to do for those that were not. With "
-        "--data, reads one completely and says what it holds.",
+        "Lists the data sets abar reads, where each was found on this machine, and how to provide the others. With --data, "
+        "reads one completely and describes it.",
     .own = own,
     .examples = "  abar data\n"
                 "  abar data --data cifar10:DIR\n",

@@ -1,4 +1,4 @@
-/* abar eval: test loss and accuracy of weights on disk, ours or PyTorch's; the logits, too, when asked. */
+/* abar eval: test loss and accuracy of weights on disk, abar's or PyTorch's; optionally their logits. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -10,22 +10,14 @@ typedef struct eval_flags {
     bool json;
 } eval_flags;
 
+#define AT(member) offsetof(eval_flags, member)
+
 static const abar_option own[] = {
-    {.name = "checkpoint",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(eval_flags, checkpoint),
-     .fallback = "",
-     .help = "the folder of a run, or a safetensors file: a checkpoint, an export or PyTorch's (then say --model and --data)"},
-    {.name = "logits",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(eval_flags, logits),
-     .fallback = "",
-     .help = "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(eval_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object"},
+    {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
+     "the folder of a run, or a safetensors file: a checkpoint, an export, or PyTorch's (with --model and --data)"},
+    {"logits", ABAR_OPTION_TEXT, AT(logits), "", 0, 0, NULL,
+     "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
 static const char *const settings[] = {"model",       "data",      "batch",   "label-smoothing", "limit-test",
@@ -33,27 +25,33 @@ static const char *const settings[] = {"model",       "data",      "batch",   "l
                                        "limit-train", "text",      NULL};
 
 /* "100:logits.safetensors" */
-static int parse_logits(const char *text, int64_t *count, const char **path)
+static int parse_logits(const cli *c, const char *text, int64_t *count, const char **path)
 {
     char *end;
     long long n = strtoll(text, &end, 10);
     *count = n;
     *path = end + 1;
     if (end == text || *end != ':' || n < 1 || !end[1])
-        return cli_fail(EXIT_USAGE, "--logits: %s is not N:FILE, for example 100:logits.safetensors", text);
+        return cli_fail(c, EXIT_USAGE, "--logits: %s is not N:FILE, for example 100:logits.safetensors", text);
     return EXIT_SUCCESS;
 }
 
-/* Nobody wants the weights replaced by what they make of images. */
-static int check_logits(const char *path)
+/* An existing file is replaced: refuses files of a run or comparison, devices and pipes. */
+static int check_logits(const cli *c, const char *path)
 {
+    static const char *const kept[] = {"state.safetensors", "model.safetensors", "config.json", "log.jsonl",  "report.json",
+                                       "compare.json",      "compare.csv",       "compare.svg", "compare.md", NULL};
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    const bool kept = strcmp(name, "state.safetensors") == 0 || strcmp(name, "model.safetensors") == 0;
-    if (!kept || !path_exists(path)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--logits: %s holds the weights of a run, choose another file", path);
+    if (!path_exists(path)) return EXIT_SUCCESS;
+    if (!path_is_folder(path) && !path_is_file(path))
+        return cli_fail(c, EXIT_USAGE, "--logits: %s is not a plain file, choose another", path);
+    for (int i = 0; kept[i]; i++)
+        if (strcmp(name, kept[i]) == 0)
+            return cli_fail(c, EXIT_USAGE, "--logits: %s belongs to a run or comparison, choose another file", path);
+    return EXIT_SUCCESS;
 }
 
-/* The folder whose config.json describes these weights: the one named, or the one the named file lies in. */
+/* The folder whose config.json describes the weights: the checkpoint itself, or the folder that contains it. */
 static bool find_run(const char *checkpoint, char *folder, size_t size)
 {
     char config[2 * ABAR_OPTION_TEXT_MAX];
@@ -70,7 +68,7 @@ static bool find_run(const char *checkpoint, char *folder, size_t size)
     return path_exists(config);
 }
 
-/* Another data set than the run was trained on, or the same in another place. */
+/* Another data set than the run's, or the same in another folder. */
 static int move_data(cli *c, abar_setup *setup, const char *data)
 {
     abar_dataset_probe probe = {.size = sizeof probe};
@@ -80,7 +78,7 @@ static int move_data(cli *c, abar_setup *setup, const char *data)
     return EXIT_SUCCESS;
 }
 
-/* A run brings its own setup; flags may still change it. */
+/* The settings of the run that the weights belong to, if there is one, changed by the flags. */
 static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_setup **setup)
 {
     char folder[ABAR_OPTION_TEXT_MAX];
@@ -89,8 +87,8 @@ static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_se
     const bool run = find_run(checkpoint, folder, sizeof folder);
     if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
     abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
-    if (status < 0 && !run)
-        return cli_fail(EXIT_USAGE, "--model: needed, %s is of no run that could tell; give --model and --data", checkpoint);
+    if (status == ABAR_E_FORMAT && !run)
+        return cli_fail(c, EXIT_USAGE, "--model: needed, %s does not belong to a run; give --model and --data", checkpoint);
     if (status < 0) return cli_fail_status(c, status);
     int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
     return code ? code : flags_read(c, flags, *setup, NULL);
@@ -115,15 +113,17 @@ static void print_words(const abar_setup *setup, const abar_evaluation *e)
     print_wrapped(stdout, 0, print_width(stdout), line);
 }
 
-/* There may be fewer than were asked for. */
+/* There may be fewer test samples than requested. */
 static void print_logits(const abar_setup *setup, const abar_evaluation *e, int64_t count, const char *path)
 {
     int64_t input[3], classes, each = 1;
     abar_model_shape(setup->model, setup->model_config, input, &classes);
     if (setup->model->text) each = input[0];
     if (count > e->samples / each) count = e->samples / each;
-    printf("logits of the first %" PRId64 " test %s%s: %s\n", count, setup->model->text ? "window" : "image",
-           count == 1 ? "" : "s", path);
+    char label[64];
+    snprintf(label, sizeof label, "logits of the first %" PRId64 " test %s%s", count, setup->model->text ? "window" : "image",
+             count == 1 ? "" : "s");
+    print_path(stdout, label, path);
 }
 
 static void print_evaluation(const abar_setup *setup, const char *weights, const abar_evaluation *e, bool json)
@@ -132,25 +132,20 @@ static void print_evaluation(const abar_setup *setup, const char *weights, const
         print_words(setup, e);
         return;
     }
-    printf("{\"model\": ");
-    print_json_text(stdout, setup->train.model);
-    printf(", \"data\": ");
-    print_json_text(stdout, setup->train.data);
-    printf(", \"checkpoint\": ");
-    print_json_text(stdout, weights);
-    printf(", \"test_acc\": ");
-    print_json_number(stdout, e->accuracy);
-    printf(", \"test_loss\": ");
-    print_json_number(stdout, e->loss);
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "data", setup->train.data);
+    json_text(&j, "checkpoint", weights);
+    json_real(&j, "test_acc", e->accuracy);
+    json_real(&j, "test_loss", e->loss);
     if (setup->model->text) {
-        printf(", \"test_ppl\": ");
-        print_json_number(stdout, e->perplexity);
-        printf(", \"test_bpc\": ");
-        print_json_number(stdout, e->bits);
+        json_real(&j, "test_ppl", e->perplexity);
+        json_real(&j, "test_bpc", e->bits);
     }
-    printf(", \"samples\": %" PRId64 ", \"seconds\": ", e->samples);
-    print_json_number(stdout, e->seconds);
-    printf("}\n");
+    json_int(&j, "samples", e->samples);
+    json_real(&j, "seconds", e->seconds);
+    json_finish(&j);
 }
 
 static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
@@ -158,9 +153,9 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     char weights[2 * ABAR_OPTION_TEXT_MAX];
     int64_t count = 0;
     const char *path = NULL;
-    int code = flags->logits[0] ? parse_logits(flags->logits, &count, &path) : EXIT_SUCCESS;
-    if (!code && path) code = check_logits(path);
-    if (!code) code = folder_weights(flags->checkpoint, weights, sizeof weights);
+    int code = flags->logits[0] ? parse_logits(c, flags->logits, &count, &path) : EXIT_SUCCESS;
+    if (!code && path) code = check_logits(c, path);
+    if (!code) code = folder_weights(c, flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     abar_evaluation result = {.size = sizeof result};
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
@@ -178,7 +173,7 @@ static int run(cli *c)
     const char *checkpoint = flags_peek(c, "checkpoint");
     int code = make_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
     if (!code && !flags.checkpoint[0])
-        code = cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
+        code = cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
     if (!code) code = flags_check(c, setup);
     if (!code) code = evaluate(c, setup, &flags);
     abar_setup_destroy(c->ctx, setup);
@@ -190,14 +185,14 @@ const command command_eval = {
     .summary = "test accuracy of a checkpoint, ours or PyTorch's",
     .usage = "--checkpoint PATH [--model NAME --data NAME] [--flag value ...]",
     .about =
-        "Tests weights from disk. The folder of a run, or a file in it, brings the settings of that run; for other files say "
-        "which --model they belong to and on which --data to test.",
+        "Tests weights from disk. For the folder of a run, or a file in it, the settings are those of the run; for other files "
+        "give --model and --data.",
     .own = own,
     .settings = settings,
     .model_options = true,
     .examples = "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0\n"
                 "  abar eval --checkpoint lenet5.safetensors --model lenet5 --data fashion-mnist\n"
                 "  abar eval --checkpoint runs/lenet5-fashion-mnist-sgd-s0 \\\n"
-                "            --logits 100:logits.safetensors\n",
+                "      --logits 100:logits.safetensors\n",
     .run = run,
 };

@@ -1,19 +1,28 @@
-/* abar models: which networks there are; of one, its operations with shapes, parameters and work, and the memory that
- * training it would take. */
+/* abar models: lists the networks; or shows the operations of one, with shapes, parameters and work, and the memory that
+ * training it takes. */
 #include "cli.h"
+#include "grid.h"
 
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const abar_option own[] = {{0}};
+#define SUMMARY_MIN 24 /* columns of a summary beside its name */
+
+typedef struct models_flags {
+    bool json;
+} models_flags;
+
+#define AT(member) offsetof(models_flags, member)
+
+static const abar_option own[] = {{"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP}, {0}};
 
 static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
                                        "label-smoothing", "device",     "precision", "threads", "workers",
                                        "limit-train",     "limit-test", NULL};
 
-/* Built and compiled on paper only: shapes, fusion, kernels and memory, without the memory. */
+/* Compiled without allocating: shapes, fusion, kernels and the memory plan. */
 static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, const int64_t *input, int64_t classes,
                             abar_net **out)
 {
@@ -38,7 +47,7 @@ static totals sum_nodes(const abar_net *net)
     for (int i = 0; i < abar_net_node_count(net); i++) {
         abar_node_info node = *abar_net_node(net, i);
         sum.parameters += node.parameters;
-        const int64_t left = INT64_MAX - sum.multiply_adds; /* one of them alone may be INT64_MAX */
+        const int64_t left = INT64_MAX - sum.multiply_adds; /* a node may have INT64_MAX */
         sum.multiply_adds += node.multiply_adds < left ? node.multiply_adds : left;
     }
     return sum;
@@ -52,7 +61,7 @@ static abar_status open_device(cli *c, const char *name, int64_t threads, abar_d
 
 /* ---- the list ------------------------------------------------------------------------------------------------- */
 
-/* Any device would do: ref plans fastest. */
+/* The device does not matter: ref plans fastest. */
 static abar_status count_parameters(cli *c, abar_device *ref, const char *name, int64_t *out)
 {
     abar_setup *setup = NULL;
@@ -67,31 +76,67 @@ static abar_status count_parameters(cli *c, abar_device *ref, const char *name, 
     return status;
 }
 
-static int list_models(cli *c)
+static void print_model(const char *name, const abar_model *model, int64_t parameters)
 {
     char input[48], number[NUMBER_MAX];
     const int window = print_window(stdout);
-    abar_device *ref = NULL;
-    abar_status status = open_device(c, "ref", 1, &ref);
-    if (status < 0) return cli_fail_status(c, status);
-    printf("%-11s  %-13s  %11s\n", "model", "input", "parameters");
-    for (const char *const *name = abar_model_names(); *name && status >= 0; name++) {
-        const abar_model *model = abar_model_find(*name);
-        int64_t parameters = 0;
-        status = count_parameters(c, ref, *name, &parameters);
-        if (status < 0) break;
-        if (model->text)
-            snprintf(input, sizeof input, "%" PRId64 " tokens", model->input[0]);
+    if (model->text)
+        snprintf(input, sizeof input, "%" PRId64 " tokens", model->input[0]);
+    else
+        snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
+                 model->input[2]);
+    const int lead = printf("%-11s  %-13s  %11s", name, input, print_count(number, parameters)) + 2;
+    const bool below = window > 0 && window < lead + SUMMARY_MIN;
+    fputs(below ? "\n  " : "  ", stdout);
+    print_wrapped(stdout, below ? 2 : lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
+}
+
+static void print_model_json(json_writer *j, const char *name, const abar_model *model, int64_t parameters)
+{
+    json_begin(j, NULL, '{');
+    json_text(j, "model", name);
+    json_text(j, "summary", model->summary);
+    json_bool(j, "text", model->text);
+    json_begin(j, "input", '['); /* tokens; or channels, height, width */
+    for (int i = 0; i < (model->text ? 1 : 3); i++) json_int(j, NULL, model->input[i]);
+    json_end(j);
+    json_int(j, "classes", model->classes);
+    json_int(j, "parameters", parameters);
+    json_end(j);
+}
+
+static void print_models(const cli *c, const int64_t *parameters, bool json)
+{
+    const char *const *names = abar_model_names();
+    json_writer j = {0};
+    if (json) json_begin(&j, NULL, '{');
+    if (json) json_begin(&j, "models", '[');
+    if (!json) printf("%-11s  %-13s  %11s\n", "model", "input", "parameters");
+    for (int i = 0; names[i]; i++) {
+        if (json)
+            print_model_json(&j, names[i], abar_model_find(names[i]), parameters[i]);
         else
-            snprintf(input, sizeof input, "%" PRId64 " x %" PRId64 " x %" PRId64, model->input[0], model->input[1],
-                     model->input[2]);
-        const int lead = printf("%-11s  %-13s  %11s  ", *name, input, print_count(number, parameters));
-        print_wrapped(stdout, lead, window > 0 ? window : INT_MAX, model->summary); /* a pipe gets a row each */
+            print_model(names[i], abar_model_find(names[i]), parameters[i]);
     }
+    if (json)
+        json_finish(&j);
+    else
+        printf("\nTo see one of them:\n  %s models --model NAME\n", c->program);
+}
+
+static int list_models(cli *c, bool json)
+{
+    const char *const *names = abar_model_names();
+    size_t n = 0;
+    while (names[n]) n++;
+    int64_t *parameters = calloc(n, sizeof *parameters);
+    abar_device *ref = NULL;
+    abar_status status = parameters ? open_device(c, "ref", 1, &ref) : ABAR_E_MEMORY;
+    for (size_t i = 0; i < n && status >= 0; i++) status = count_parameters(c, ref, names[i], &parameters[i]);
+    if (status >= 0) print_models(c, parameters, json);
     abar_device_close(ref);
-    if (status < 0) return cli_fail_status(c, status);
-    printf("\n%s models --model NAME shows one of them\n", c->program);
-    return EXIT_SUCCESS;
+    free(parameters);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 
 /* ---- one model ------------------------------------------------------------------------------------------------ */
@@ -104,105 +149,198 @@ static void print_shape(char *text, size_t size, const abar_node_info *node)
         at += (size_t)snprintf(text + at, size - at, "%s%" PRId64, i > 1 ? " x " : "", node->dim[i]);
 }
 
-/* Columns as wide as the longest text in them; what a window has no room for is not shown. */
-typedef struct columns {
-    int name, operation, by; /* 0: not shown */
-} columns;
+enum { NAME, OPERATION, OUTPUT, PARAMETERS, WORK, BY, NODE_COLUMNS };
 
-static void widen(int *column, const char *text)
+/* The row after the last node is the total. */
+static void fill_node(const void *user, int row, grid_cell *cells)
 {
-    if ((int)strlen(text) > *column) *column = (int)strlen(text);
-}
-
-static columns measure(const abar_net *net)
-{
-    columns c = {5, 9, 2};
-    const int numbers = 12 + 2 + 10 + 2 + 13, window = print_window(stdout);
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = *abar_net_node(net, i);
-        widen(&c.name, node.name);
-        widen(&c.operation, node.operation);
-        widen(&c.by, node.implementation);
-    }
-    if (window > 0 && c.name + 2 + c.operation + 2 + numbers + 2 + c.by > window) c.by = 0;
-    if (window > 0 && c.name + 2 + c.operation + 2 + numbers > window) c.operation = 0;
-    return c;
-}
-
-static void print_row(const columns *c, const char *name, const char *operation, const char *shape, const char *parameters,
-                      const char *work, const char *by)
-{
-    printf("%-*s  ", c->name, name[0] || c->operation ? name : operation); /* what was inserted has no name */
-    if (c->operation) printf("%-*s  ", c->operation, operation);
-    printf("%-12s  %10s  %13s", shape, parameters, work);
-    if (c->by && by[0]) printf("  %s", by);
-    putchar('\n');
+    const abar_net *net = user;
+    const bool last = row == abar_net_node_count(net);
+    const totals sum = last ? sum_nodes(net) : (totals){0};
+    const abar_node_info node = last ? (abar_node_info){.name = "total",
+                                                        .operation = "",
+                                                        .implementation = "",
+                                                        .parameters = sum.parameters,
+                                                        .multiply_adds = sum.multiply_adds}
+                                     : *abar_net_node(net, row);
+    const char *name = node.name[0] ? node.name : node.operation; /* inserted operations have no name */
+    snprintf(cells[NAME].text, sizeof cells->text, "%s", name);
+    snprintf(cells[OPERATION].text, sizeof cells->text, "%s", node.operation);
+    print_shape(cells[OUTPUT].text, sizeof cells->text, &node);
+    if (node.parameters || last) print_count(cells[PARAMETERS].text, node.parameters);
+    if (node.multiply_adds || last) print_count(cells[WORK].text, node.multiply_adds);
+    snprintf(cells[BY].text, sizeof cells->text, "%s", node.implementation);
 }
 
 static void print_nodes(const abar_net *net)
 {
-    char shape[64], parameters[NUMBER_MAX], work[NUMBER_MAX];
-    const columns c = measure(net);
-    print_row(&c, "name", "operation", "output", "parameters", "multiply-adds", "by");
-    for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = *abar_net_node(net, i);
-        print_shape(shape, sizeof shape, &node);
-        print_row(&c, node.name, node.operation, shape, node.parameters ? print_count(parameters, node.parameters) : "",
-                  node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
-    }
-    totals sum = sum_nodes(net);
-    print_row(&c, "total", "", "", print_count(parameters, sum.parameters), print_count(work, sum.multiply_adds), "");
+    static const grid_column column[NODE_COLUMNS] = {
+        [NAME] = {"name", true, 0},           [OPERATION] = {"operation", true, 3},
+        [OUTPUT] = {"output", true, 2},       [PARAMETERS] = {"parameters", false, 0},
+        [WORK] = {"multiply-adds", false, 1}, [BY] = {"by", true, 4},
+    };
+    grid g = {.column = column, .columns = NODE_COLUMNS, .rows = abar_net_node_count(net) + 1, .fill = fill_node, .user = net};
+    grid_measure(&g, print_window(stdout));
+    grid_print(&g, stdout);
 }
 
-static void print_map(void *user, const abar_map_info *map)
+/* The maps that a method preconditions, collected from the visitor. */
+typedef struct map_row {
+    char layer[128];
+    int64_t rows, columns;
+    size_t bytes;
+} map_row;
+
+typedef struct map_list {
+    map_row *row;
+    int n, capacity; /* n counts those that do not fit, too */
+} map_list;
+
+static void keep_map(void *user, const abar_map_info *map)
 {
-    size_t *total = user;
-    char name[160], bytes[NUMBER_MAX], shape[64];
-    snprintf(name, sizeof name, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
-    snprintf(shape, sizeof shape, "%" PRId64 " x %" PRId64, map->rows, map->columns);
-    printf("  %-30s %14s %12s\n", name, shape, print_bytes(bytes, map->state_bytes));
-    *total += map->state_bytes;
+    map_list *list = user;
+    if (list->n < list->capacity) {
+        map_row *r = &list->row[list->n];
+        *r = (map_row){.rows = map->rows, .columns = map->columns, .bytes = map->state_bytes};
+        snprintf(r->layer, sizeof r->layer, map->group ? "%s, group %" PRId64 : "%s", map->layer, map->group);
+    }
+    list->n++;
+}
+
+static abar_status list_maps(cli *c, const abar_setup *setup, map_list *out)
+{
+    *out = (map_list){0};
+    if (!setup->method) return ABAR_OK;
+    abar_status status = abar_setup_maps(c->ctx, setup, keep_map, out); /* to count them */
+    if (status < 0) return status;
+    out->capacity = out->n;
+    out->n = 0;
+    out->row = calloc((size_t)out->capacity + 1, sizeof *out->row);
+    return out->row ? abar_setup_maps(c->ctx, setup, keep_map, out) : ABAR_E_MEMORY;
+}
+
+/* The row after the last map is the total. */
+static void fill_map(const void *user, int row, grid_cell *cells)
+{
+    const map_list *list = user;
+    size_t bytes = 0;
+    for (int i = 0; i < list->n && row == list->n; i++) bytes += list->row[i].bytes;
+    const map_row *r = &list->row[row];
+    snprintf(cells[0].text, sizeof cells->text, "%s", row < list->n ? r->layer : "total");
+    if (row < list->n) snprintf(cells[1].text, sizeof cells->text, "%" PRId64 " x %" PRId64, r->rows, r->columns);
+    print_bytes(cells[2].text, row < list->n ? r->bytes : bytes);
 }
 
 /* Which layers the method preconditions, as matrices of rows (outputs) and columns (inputs and bias). */
-static abar_status print_maps(cli *c, const abar_setup *setup)
+static void print_maps(const abar_setup *setup, const map_list *maps)
 {
-    if (!setup->method) return ABAR_OK;
-    size_t total = 0;
-    char bytes[NUMBER_MAX], text[256];
+    static const grid_column column[] = {{"layer", true, 0}, {"matrix", false, 1}, {"state", false, 0}};
+    char text[256];
     snprintf(text, sizeof text, "Preconditioned by %s (%s), which keeps %s:", setup->method->name, setup->method->summary,
              setup->method->keeps);
     putchar('\n');
     print_wrapped(stdout, 0, print_width(stdout), text);
-    printf("  %-30s %14s %12s\n", "layer", "matrix", "state");
-    abar_status status = abar_setup_maps(c->ctx, setup, print_map, &total);
-    if (status >= 0) printf("  %-30s %14s %12s\n", "total", "", print_bytes(bytes, total));
-    return status;
+    grid g = {.column = column, .columns = 3, .rows = maps->n + 1, .fill = fill_map, .user = maps, .indent = 2};
+    grid_measure(&g, print_window(stdout));
+    grid_print(&g, stdout);
+}
+
+typedef struct memory_row {
+    const char *what;
+    size_t bytes;
+} memory_row;
+
+#define MEMORY_ROWS 9
+
+static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS])
+{
+    const memory_row row[MEMORY_ROWS] = {{"parameters", plan->parameters},
+                                         {"gradients", plan->gradients},
+                                         {"buffers", plan->buffers},
+                                         {"optimizer", plan->optimizer},
+                                         {"activations", plan->activations},
+                                         {"data", plan->data},
+                                         {"loader", plan->loader},
+                                         {"other", plan->other},
+                                         {"total", plan->total}};
+    memcpy(out, row, sizeof row);
 }
 
 static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
 {
-    const struct {
-        const char *what;
-        size_t bytes;
-    } row[] = {{"parameters", plan->parameters},
-               {"gradients", plan->gradients},
-               {"buffers", plan->buffers},
-               {"optimizer", plan->optimizer},
-               {"activations", plan->activations},
-               {"data set", plan->data},
-               {"loader", plan->loader},
-               {"other", plan->other},
-               {"total", plan->total}};
+    memory_row row[MEMORY_ROWS];
     char bytes[NUMBER_MAX];
-    printf("\nMultiply-adds are those of one %s forward pass.\nMemory to train with batch %" PRId64 " and %s:\n",
-           setup->model->text ? "window's" : "image's", setup->train.batch, setup->train.optim);
-    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+    list_memory(plan, row);
+    printf("\nMultiply-adds: of one %s, forward.\nMemory to train with batch %" PRId64 " and %s:\n",
+           setup->model->text ? "window" : "image", setup->train.batch, setup->train.optim);
+    for (int i = 0; i < MEMORY_ROWS; i++)
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
-    }
 }
 
-/* Known without reading the data; synthetic data take the model's own shape, texts its usual vocabulary. */
+/* ---- the same as JSON ----------------------------------------------------------------------------------------- */
+
+static void print_node_json(json_writer *j, const abar_node_info *node)
+{
+    json_begin(j, NULL, '{');
+    json_text(j, "name", node->name);
+    json_text(j, "operation", node->operation);
+    json_text(j, "implementation", node->implementation);
+    json_begin(j, "output", '['); /* of one sample */
+    for (int i = 1; i < node->ndim; i++) json_int(j, NULL, node->dim[i]);
+    json_end(j);
+    json_int(j, "parameters", node->parameters);
+    json_int(j, "multiply_adds", node->multiply_adds);
+    json_end(j);
+}
+
+static void print_maps_json(json_writer *j, const abar_setup *setup, const map_list *maps)
+{
+    json_begin(j, "method", '{');
+    json_text(j, "name", setup->method->name);
+    json_text(j, "summary", setup->method->summary);
+    json_text(j, "keeps", setup->method->keeps);
+    json_begin(j, "maps", '[');
+    for (int i = 0; i < maps->n; i++) {
+        json_begin(j, NULL, '{');
+        json_text(j, "layer", maps->row[i].layer);
+        json_int(j, "rows", maps->row[i].rows);
+        json_int(j, "columns", maps->row[i].columns);
+        json_int(j, "state_bytes", (int64_t)maps->row[i].bytes);
+        json_end(j);
+    }
+    json_end(j);
+    json_end(j);
+}
+
+static void print_one_json(const abar_setup *setup, const abar_net *net, const map_list *maps, const abar_memory_plan *plan)
+{
+    json_writer j = {0};
+    memory_row row[MEMORY_ROWS];
+    const totals sum = sum_nodes(net);
+    list_memory(plan, row);
+    json_begin(&j, NULL, '{');
+    json_text(&j, "model", setup->train.model);
+    json_text(&j, "summary", setup->model->summary);
+    json_int(&j, "parameters", sum.parameters);
+    json_int(&j, "multiply_adds", sum.multiply_adds);
+    json_text(&j, "optim", setup->train.optim);
+    json_int(&j, "batch", setup->train.batch);
+    json_begin(&j, "memory_bytes", '{');
+    for (int i = 0; i < MEMORY_ROWS; i++) json_int(&j, row[i].what, (int64_t)row[i].bytes);
+    json_end(&j);
+    json_begin(&j, "operations", '[');
+    for (int i = 0; i < abar_net_node_count(net); i++) {
+        const abar_node_info node = abar_net_node(net, i);
+        print_node_json(&j, &node);
+    }
+    json_end(&j);
+    if (setup->method) print_maps_json(&j, setup, maps);
+    json_finish(&j);
+}
+
+/* ---- the command ---------------------------------------------------------------------------------------------- */
+
+/* The shape without reading the data: synthetic data have the model's own, a text its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
     abar_dataset_probe probe = {.size = sizeof probe};
@@ -217,37 +355,54 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
     return ABAR_OK;
 }
 
-static void ignore_map(void *user, const abar_map_info *map) { (void)user, (void)map; }
+static void print_one(const abar_setup *setup, const abar_net *net, const map_list *maps, const abar_memory_plan *plan)
+{
+    const int lead = printf("%s: ", setup->train.model);
+    print_wrapped_from(stdout, lead, 2, print_width(stdout), setup->model->summary);
+    putchar('\n');
+    print_nodes(net);
+    if (setup->method) print_maps(setup, maps);
+    print_memory(setup, plan);
+}
 
-static int show_model(cli *c, const abar_setup *setup)
+static int show_model(cli *c, const abar_setup *setup, bool json)
 {
     int64_t input[3], classes;
     abar_device *dev = NULL;
     abar_net *net = NULL;
     abar_memory_plan plan = {.size = sizeof plan};
+    map_list maps = {0};
     abar_status status = find_shape(c, setup, input, &classes);
     if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
-    if (status >= 0 && setup->method) status = abar_setup_maps(c->ctx, setup, ignore_map, NULL); /* whether it can be shown */
-    if (status >= 0) {
-        printf("%s: %s\n\n", setup->train.model, setup->model->summary);
-        print_nodes(net);
-        status = print_maps(c, setup);
-        print_memory(setup, &plan);
-    }
+    if (status >= 0) status = list_maps(c, setup, &maps);
+    if (status >= 0 && json)
+        print_one_json(setup, net, &maps, &plan);
+    else if (status >= 0)
+        print_one(setup, net, &maps, &plan);
+    free(maps.row);
     abar_net_destroy(net);
     abar_device_close(dev);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
 
+/* Whether one model is to be shown: any flag but --json is given. */
+static bool is_one(const cli *c)
+{
+    for (int i = 0; i < c->argc; i++)
+        if (strncmp(c->argv[i], "--json", 6) != 0 && strcmp(c->argv[i], "--no-json") != 0) return true;
+    return false;
+}
+
 static int run(cli *c)
 {
+    models_flags flags;
     abar_setup *setup = NULL;
-    if (c->argc == 0) return list_models(c);
-    int code = flags_setup(c, NULL, &setup);
-    if (!code) code = flags_check(c, setup);
-    if (!code) code = show_model(c, setup);
+    const bool one = is_one(c);
+    int code = flags_setup(c, &flags, &setup);
+    if (!code && one) code = flags_check(c, setup);
+    if (!code) code = one ? show_model(c, setup, flags.json) : list_models(c, flags.json);
     abar_setup_destroy(c->ctx, setup);
     return code;
 }
@@ -257,7 +412,7 @@ const command command_models = {
     .summary = "list the networks; --model NAME shows layers and memory",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
     .about = "Lists the networks. With --model, shows one: its operations after fusion with their shapes, parameters and "
-             "multiply-adds, who computes them, and how much memory training it takes.",
+             "multiply-adds, the implementation of each, and how much memory training it takes.",
     .own = own,
     .settings = settings,
     .model_options = true,

@@ -1,4 +1,4 @@
-/* abar sample: text that a trained text model makes up, written as it is made. */
+/* abar sample: writes text with a trained text model, as it is generated. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -11,50 +11,22 @@ typedef struct sample_flags {
     double temperature;
 } sample_flags;
 
+#define AT(member) offsetof(sample_flags, member)
+
 static const abar_option own[] = {
-    {.name = "checkpoint",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(sample_flags, checkpoint),
-     .fallback = "",
-     .help = "the folder of a run of a text model, or its state.safetensors or model.safetensors"},
-    {.name = "prompt",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(sample_flags, prompt),
-     .fallback = "",
-     .help = "how the text begins; without it, on a new line"},
-    {.name = "length",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(sample_flags, length),
-     .fallback = "500",
-     .min = 0,
-     .max = 1e12,
-     .help = "characters (or bytes) to write after the prompt"},
-    {.name = "temperature",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(sample_flags, temperature),
-     .fallback = "0.8",
-     .min = 0,
-     .max = 100,
-     .help = "below 1 the likely becomes likelier, above 1 less so; 0: always the likeliest"},
-    {.name = "top-k",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(sample_flags, top_k),
-     .fallback = "0",
-     .min = 0,
-     .max = 65536,
-     .help = "draw among the likeliest so many only, 0: all"},
-    {.name = "seed",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(sample_flags, seed),
-     .fallback = "0",
-     .min = 0,
-     .max = 9007199254740991.0,
-     .help = "another seed, another text"},
+    {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
+     "the folder of a run of a text model, or its state.safetensors or model.safetensors"},
+    {"prompt", ABAR_OPTION_TEXT, AT(prompt), "", 0, 0, NULL, "beginning of the text; default: a new line"},
+    {"length", ABAR_OPTION_INT, AT(length), "500", 0, 1e12, NULL, "characters (or bytes) to write after the prompt"},
+    {"temperature", ABAR_OPTION_REAL, AT(temperature), "0.8", 0, 100, NULL,
+     "of the softmax: below 1 favours likely tokens; 0: always the likeliest"},
+    {"top-k", ABAR_OPTION_INT, AT(top_k), "0", 0, 65536, NULL, "sample from the N likeliest tokens only, 0: from all"},
+    {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, 9007199254740991.0, NULL, "seed of the random draws"},
     {0}};
 
 static const char *const settings[] = {"device", "precision", "threads", "deterministic", NULL};
 
-/* What was made so far is worth reading now. */
+/* Flushed at once, so that the text appears as it is generated. */
 static bool write_text(void *user, const char *text, size_t n)
 {
     char *last = user;
@@ -62,7 +34,7 @@ static bool write_text(void *user, const char *text, size_t n)
     return fwrite(text, 1, n, stdout) == n && fflush(stdout) == 0;
 }
 
-/* A word that is misspelt, or stands alone, is told of before what is missing because of it. */
+/* A misspelt flag or a lone word is reported first: it may be why the checkpoint is missing. */
 static int refuse_no_checkpoint(cli *c)
 {
     sample_flags flags;
@@ -71,14 +43,13 @@ static int refuse_no_checkpoint(cli *c)
     if (status < 0) return cli_fail_status(c, status);
     int code = flags_read(c, &flags, any, NULL);
     abar_setup_destroy(c->ctx, any);
-    return code ? code : cli_fail(EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
+    return code ? code : cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run of a text model");
 }
 
 static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 {
     if (!checkpoint || !checkpoint[0]) return refuse_no_checkpoint(c);
-    if (!path_exists(checkpoint))
-        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+    if (!path_exists(checkpoint)) return folder_missing(c, checkpoint);
     abar_status status = path_is_folder(checkpoint) ? abar_setup_load(c->ctx, checkpoint, setup)
                                                     : abar_setup_load_file(c->ctx, checkpoint, setup);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
@@ -87,7 +58,7 @@ static int make_setup(cli *c, const char *checkpoint, abar_setup **setup)
 static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
 {
     char weights[2 * ABAR_OPTION_TEXT_MAX], last = '\n';
-    int code = folder_weights(flags->checkpoint, weights, sizeof weights);
+    int code = folder_weights(c, flags->checkpoint, weights, sizeof weights);
     if (code) return code;
     const abar_sample_config config = {.size = sizeof config,
                                        .prompt = flags->prompt,
@@ -99,8 +70,8 @@ static int sample(cli *c, const abar_setup *setup, const sample_flags *flags)
                                        .user = &last};
     abar_status status = abar_sample(c->ctx, setup, weights, &config);
     if (status < 0) return cli_fail_status(c, status);
-    if (status == ABAR_STOPPED) return cli_finish_output();   /* nobody takes more of it */
-    if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; a file gets the text alone */
+    if (status == ABAR_STOPPED) return cli_finish_output();   /* stdout could not be written */
+    if (last != '\n' && isatty(STDOUT_FILENO)) putchar('\n'); /* for the shell's prompt; not into a file */
     return EXIT_SUCCESS;
 }
 
@@ -119,9 +90,8 @@ const command command_sample = {
     .name = "sample",
     .summary = "write text with a trained text model",
     .usage = "--checkpoint PATH [--prompt TEXT] [--length N] [--flag value ...]",
-    .about = "Lets a text model go on where the prompt ends, one token at a time, and writes them as they are made. The "
-             "checkpoint knows its settings and its characters: the text it was trained on is not needed. The same flags "
-             "write the same text.",
+    .about = "Continues the prompt with a text model, one token at a time. The checkpoint contains its settings and its "
+             "vocabulary: the training text is not needed. The same flags write the same text.",
     .own = own,
     .settings = settings,
     .examples = "  abar sample --checkpoint runs/gpt-char-text-adamw-s0\n"

@@ -1,4 +1,4 @@
-/* abar train: a setup from flags or from a folder, a trainer, and somebody watching. */
+/* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
 #include "cli.h"
 #include "progress.h"
 
@@ -10,31 +10,18 @@
 typedef struct train_flags {
     char resume[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
-    bool own_folder; /* no flag: the folder is one we chose */
+    bool own_folder; /* not a flag: the folder was chosen here */
 } train_flags;
 
+#define AT(member) offsetof(train_flags, member)
+
 static const abar_option own[] = {
-    {.name = "resume",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(train_flags, resume),
-     .fallback = "",
-     .help = "go on with the run in this folder, with its settings; --epochs and others may change, not --model, "
-             "--data and --optim"},
-    {.name = "no-out",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, no_out),
-     .fallback = "false",
-     .help = "keep nothing on disk"},
-    {.name = "json",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, json),
-     .fallback = "false",
-     .help = "print one JSON object at the end, and nothing else"},
-    {.name = "quiet",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(train_flags, quiet),
-     .fallback = "false",
-     .help = "print nothing but errors"},
+    {"resume", ABAR_OPTION_TEXT, AT(resume), "", 0, 0, NULL,
+     "continue the run in this folder, with its settings; --epochs and others may change, not --model, "
+     "--data and --optim"},
+    {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "write nothing to disk"},
+    {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
+    {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
 
 /* ---- where the run is kept ------------------------------------------------------------------------------------ */
@@ -55,10 +42,10 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
     if (!code) code = flags_setup(c, flags, setup);
     if (code) return code;
     char *out = (*setup)->train.out;
-    if (flags->no_out && out[0]) return cli_fail(EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
+    if (flags->no_out && out[0]) return cli_fail(c, EXIT_USAGE, "--no-out: and --out %s, leave one of them out", out);
     flags->own_folder = !flags->no_out && !out[0];
     if (flags->no_out) out[0] = '\0';
-    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* for the check: there will be one */
+    if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* so that flags_check sees a folder */
     code = flags_check(c, *setup);
     if (!code && flags->own_folder) claim_folder(*setup);
     return code;
@@ -67,15 +54,18 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
 static int make_resumed(cli *c, const char *folder, train_flags *flags, abar_setup **setup)
 {
     if (flags_peek(c, "out") && strcmp(flags_peek(c, "out"), folder) != 0)
-        return cli_fail(EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
+        return cli_fail(c, EXIT_USAGE, "--out: a resumed run stays in its folder, copy %s first and resume the copy", folder);
     abar_status status = abar_setup_load(c->ctx, folder, setup);
     if (status < 0) return cli_fail_status(c, status);
-    (*setup)->train.stop_after = 0; /* it has stopped there; now it goes on */
+    (*setup)->train.stop_after = 0; /* it applied to the run so far */
     int code = flags_read(c, flags, *setup, folder);
+    if (!code && flags->no_out)
+        code =
+            cli_fail(c, EXIT_USAGE, "--no-out: a resumed run continues in its folder, leave it out or copy %s first", folder);
     return code ? code : flags_check(c, *setup);
 }
 
-/* ---- what is said --------------------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------------------------- */
 
 static int64_t parameters_of(const abar_net *net)
 {
@@ -116,11 +106,11 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     fflush(out);
 }
 
-/* The commands to try, ready to be copied. */
+/* Commands to copy and paste. */
 static void say_next(const cli *c, const abar_setup *setup, const progress *p, bool finished)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
-    print_shell_word(folder, sizeof folder, setup->train.out);
+    char folder[SHELL_WORD_MAX];
+    print_shell_word(folder, setup->train.out);
     fprintf(p->out, "\nNext:\n");
     if (setup->model->text) fprintf(p->out, "  %s sample --checkpoint %s\n", c->program, folder);
     fprintf(p->out, "  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
@@ -153,25 +143,29 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
 {
     const abar_train_config *t = &setup->train;
     bool early = t->stop_after > 0 && t->stop_after < t->epochs;
+    char path[ABAR_OPTION_TEXT_MAX + 32], text[128];
+    snprintf(text, sizeof text, "Nothing left to do: the run is at %s %" PRId64 " already.",
+             early ? "--stop-after" : "--epochs", early ? t->stop_after : t->epochs);
     if (p->any)
         say_result(p);
     else
-        fprintf(p->out, "Nothing left to do: the run is at %s %" PRId64 " already.\n", early ? "--stop-after" : "--epochs",
-                early ? t->stop_after : t->epochs);
+        print_wrapped(p->out, 0, print_width(p->out), text);
     if (!t->out[0]) return;
-    fprintf(p->out, "Checkpoint: %s/state.safetensors\nWeights for PyTorch: %s/model.safetensors\n", t->out, t->out);
+    snprintf(path, sizeof path, "%s/state.safetensors", t->out);
+    print_path(p->out, "Checkpoint", path);
+    snprintf(path, sizeof path, "%s/model.safetensors", t->out);
+    print_path(p->out, "Weights for PyTorch", path);
     say_next(c, setup, p, !early);
 }
 
 static void say_stopped(const cli *c, const abar_setup *setup, const progress *p)
 {
-    char folder[2 * ABAR_OPTION_TEXT_MAX];
-    print_shell_word(folder, sizeof folder, setup->train.out);
-    fprintf(p->out, "stopped in epoch %" PRId64 " of %" PRId64, p->epoch + 1, setup->train.epochs);
-    if (setup->train.out[0])
-        fprintf(p->out, " and saved; go on with:\n  %s train --resume %s\n", c->program, folder);
-    else
-        fprintf(p->out, "; nothing was kept, as asked\n");
+    char folder[SHELL_WORD_MAX], text[128];
+    const bool kept = setup->train.out[0];
+    snprintf(text, sizeof text, "stopped in epoch %" PRId64 " of %" PRId64 "%s", p->epoch + 1, setup->train.epochs,
+             kept ? " and saved; continue with:" : "; nothing was saved (--no-out)");
+    print_wrapped(p->out, 0, print_width(p->out), text);
+    if (kept) fprintf(p->out, "  %s train --resume %s\n", c->program, print_shell_word(folder, setup->train.out));
 }
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
@@ -231,11 +225,10 @@ static int run(cli *c)
 
 const command command_train = {
     .name = "train",
-    .summary = "train a network; Ctrl-C saves, --resume goes on",
+    .summary = "train a network; Ctrl-C saves, --resume continues",
     .usage = "[--model NAME] [--data NAME] [--optim NAME] [--flag value ...]",
-    .about = "Trains a network, tests it after every epoch, and keeps its checkpoint and logs in a folder: "
-             "runs/MODEL-DATA-OPTIM-sSEED, unless --out says otherwise. Ctrl-C ends the run after the current step, with "
-             "everything saved.",
+    .about = "Trains a network, tests it after every epoch, and saves checkpoint and logs in a folder: "
+             "runs/MODEL-DATA-OPTIM-sSEED, or that of --out. Ctrl-C stops after the current step and saves everything.",
     .own = own,
     .all_settings = true,
     .model_options = true,

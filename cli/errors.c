@@ -1,4 +1,4 @@
-/* How the command fails: one line on stderr that starts with "abar: ", and an exit code. */
+/* Reporting failures: one line on stderr that starts with "abar: ", with --json also one object on stdout. */
 #include "cli.h"
 #include "progress.h"
 
@@ -7,17 +7,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One failure is one line, whatever text it carries: a path may hold anything. */
+#define ERROR_MAX 2048
+
+/* One line, though a path may contain line breaks. In a terminal it is broken between words. */
 static void print_line(const char *lead, const char *text)
 {
-    fprintf(stderr, "abar: %s", lead);
-    for (const char *c = text; *c; c++) fputc((unsigned char)*c < ' ' || *c == 0x7f ? '?' : *c, stderr);
-    fputc('\n', stderr);
+    char line[ERROR_MAX + 32];
+    const int window = print_window(stderr);
+    snprintf(line, sizeof line, "abar: %s%s", lead, text);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f) *c = '?';
+    if (window > 0)
+        print_wrapped_from(stderr, 0, 2, window, line);
+    else
+        fprintf(stderr, "%s\n", line);
 }
 
-int cli_fail(int code, const char *format, ...)
+static int fail(const cli *c, int code, const char *text)
 {
-    char text[2048];
+    print_line("", text);
+    if (!c->json) return code;
+    json_writer j = {0};
+    json_begin(&j, NULL, '{');
+    json_text(&j, "error", text);
+    json_int(&j, "status", code);
+    json_finish(&j);
+    fflush(stdout);
+    return code;
+}
+
+int cli_fail(const cli *c, int code, const char *format, ...)
+{
+    char text[ERROR_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return fail(c, code, text);
+}
+
+int cli_fail_reported(int code, const char *format, ...)
+{
+    char text[ERROR_MAX];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -26,23 +57,27 @@ int cli_fail(int code, const char *format, ...)
     return code;
 }
 
-int cli_fail_status(const cli *c, abar_status status)
+static const char *status_text(const cli *c, abar_status status)
 {
     const char *text = abar_context_error(c->ctx);
-    print_line("", text[0] ? text : abar_status_text(status));
-    return status == ABAR_E_ARGUMENT ? EXIT_USAGE : EXIT_FAILURE;
+    return text[0] ? text : abar_status_text(status);
+}
+
+int cli_fail_status(const cli *c, abar_status status)
+{
+    return fail(c, status == ABAR_E_ARGUMENT ? EXIT_USAGE : EXIT_FAILURE, status_text(c, status));
 }
 
 int cli_fail_usage(const cli *c, abar_status status)
 {
-    int code = cli_fail_status(c, status);
-    return status == ABAR_E_NOT_FOUND || status == ABAR_E_UNSUPPORTED ? EXIT_USAGE : code;
+    const bool usage = status == ABAR_E_ARGUMENT || status == ABAR_E_NOT_FOUND || status == ABAR_E_UNSUPPORTED;
+    return fail(c, usage ? EXIT_USAGE : EXIT_FAILURE, status_text(c, status));
 }
 
 int cli_finish_output(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout)) return EXIT_SUCCESS;
-    return cli_fail(EXIT_FAILURE, "standard output: %s, and what was printed is incomplete", strerror(errno));
+    return cli_fail_reported(EXIT_FAILURE, "standard output: %s, and what was printed is incomplete", strerror(errno));
 }
 
 void cli_log(void *user, abar_log_level level, const char *text)
@@ -54,5 +89,5 @@ void cli_log(void *user, abar_log_level level, const char *text)
     if (level == ABAR_LOG_WARNING)
         print_line("warning: ", text);
     else
-        fprintf(watched, "%s\n", text);
+        print_wrapped_from(watched, 0, 2, print_width(watched), text);
 }

@@ -1,13 +1,13 @@
 /* Reading the command line: --name value, --name=value, --flag, --no-flag; --label.name for one of several optimizers. A word
- * that starts with "--" is always a flag, never a value, so that a first look can find --model, --data and --optim before
- * the tables they choose are known. */
+ * that starts with "--" is always a flag, never a value, so that --model, --data and --optim can be found before the
+ * option tables that depend on them are known. */
 #include "cli.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FLAG_MAX 96   /* longest flag name we know is shorter, its label included */
+#define FLAG_MAX 96   /* no flag is longer, its label included */
 #define NAMES_MAX 256 /* flags of one subcommand */
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-' && word[2] != '\0'; }
@@ -40,9 +40,9 @@ int flags_resume(const cli *c, const char **folder)
     *folder = flags_peek(c, "resume");
     if (!*folder) return EXIT_SUCCESS;
     if (!(*folder)[0])
-        return cli_fail(EXIT_USAGE, "--resume: the folder has no name, give one or leave the flag out to begin anew");
+        return cli_fail(c, EXIT_USAGE, "--resume: the folder has no name, give one, or leave the flag out to start a new run");
     if (path_exists(*folder) && !path_is_folder(*folder))
-        return cli_fail(EXIT_USAGE, "--resume %s: is a file, give the folder it lies in", *folder);
+        return cli_fail(c, EXIT_USAGE, "--resume %s: is a file, give the folder that contains it", *folder);
     return EXIT_SUCCESS;
 }
 
@@ -50,7 +50,7 @@ int flags_out(const cli *c)
 {
     const char *folder = flags_peek(c, "out");
     if (!folder || folder[0]) return EXIT_SUCCESS;
-    return cli_fail(EXIT_USAGE, "--out: the folder has no name, give one or leave the flag out");
+    return cli_fail(c, EXIT_USAGE, "--out: the folder has no name, give one or leave the flag out");
 }
 
 bool flags_ask_help(const cli *c)
@@ -61,6 +61,20 @@ bool flags_ask_help(const cli *c)
     return false;
 }
 
+bool flags_ask_json(const cli *c)
+{
+    static const char *const off[] = {"--no-json", "--json=false", "--json=0", "--json=no", NULL};
+    bool asked = false;
+    if (!c->command || !abar_options_find(c->command->own, "json")) return false;
+    for (int i = 0; i < c->argc; i++) {
+        if (is_listed(c->argv[i], off))
+            asked = false;
+        else if (strcmp(c->argv[i], "--json") == 0 || strncmp(c->argv[i], "--json=", 7) == 0)
+            asked = true;
+    }
+    return asked;
+}
+
 /* ---- the setups ------------------------------------------------------------------------------------------------- */
 
 void setup_list_destroy(const cli *c, setup_list *list)
@@ -69,7 +83,7 @@ void setup_list_destroy(const cli *c, setup_list *list)
     list->n = 0;
 }
 
-/* What a model was made for, as far as it is at hand: images of ImageNet's size are made on the fly. */
+/* The default of --data. For images of ImageNet's size that is synthetic data. */
 static const char *usual_data(const abar_model *model)
 {
     if (!model || model->input[0] == 1) return "fashion-mnist";
@@ -91,15 +105,15 @@ static int add_recipe(cli *c, const char *label, const char *optim, setup_list *
     return EXIT_SUCCESS;
 }
 
-/* The N of "mac:N", taken off; 0: there is none. */
-static int take_seeds(char *entry, int64_t *out)
+/* Cuts ":N" off "mac:N". *out: N, or 0. */
+static int take_seeds(const cli *c, char *entry, int64_t *out)
 {
     char *colon = strrchr(entry, ':'), *end;
     *out = 0;
     if (!colon) return EXIT_SUCCESS;
     *out = strtoll(colon + 1, &end, 10);
     if (*end || *out < 1 || *out > ABAR_COMPARE_SEEDS_MAX)
-        return cli_fail(EXIT_USAGE, "--optim %s: after the colon stands a number of seeds, from 1 to %d, as in mac:3", entry,
+        return cli_fail(c, EXIT_USAGE, "--optim %s: after the colon stands a number of seeds, from 1 to %d, as in mac:3", entry,
                         ABAR_COMPARE_SEEDS_MAX);
     *colon = '\0';
     return EXIT_SUCCESS;
@@ -111,22 +125,23 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     int64_t seeds;
     char given[ABAR_OPTION_TEXT_MAX];
     snprintf(given, sizeof given, "%s", entry);
-    int code = take_seeds(entry, &seeds);
+    int code = take_seeds(c, entry, &seeds);
     if (code) return code;
     char *equals = strchr(entry, '=');
     if (equals) *equals = '\0';
     if (!entry[0] || (equals && !equals[1]))
-        return cli_fail(EXIT_USAGE, "--optim: \"%s\" names no optimizer, give NAME or LABEL=NAME, as in sgd,slow=mac", given);
+        return cli_fail(c, EXIT_USAGE, "--optim: \"%s\" names no optimizer, give NAME or LABEL=NAME, as in sgd,slow=mac",
+                        given);
     if (out->n == ABAR_COMPARE_METHODS_MAX)
-        return cli_fail(EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
+        return cli_fail(c, EXIT_USAGE, "--optim: more than %d are too many, compare fewer at a time", ABAR_COMPARE_METHODS_MAX);
     if (strlen(entry) >= ABAR_COMPARE_LABEL_MAX)
-        return cli_fail(EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
+        return cli_fail(c, EXIT_USAGE, "--optim %s: too long for a label, use at most %d letters", entry,
                         ABAR_COMPARE_LABEL_MAX - 1);
     out->seeds[out->n] = seeds;
     return add_recipe(c, entry, equals ? equals + 1 : entry, out);
 }
 
-/* Nobody trains a model of text with sgd. */
+/* The default of --optim: sgd trains text models badly. */
 static const char *usual_optimizer(const cli *c)
 {
     const char *model = flags_peek(c, "model");
@@ -153,13 +168,14 @@ int flags_recipes(cli *c, setup_list *out)
     return code;
 }
 
-int flags_recipe(cli *c, abar_setup **out)
+static int make_recipe(cli *c, abar_setup **out)
 {
     setup_list list;
     const char *optim = flags_peek(c, "optim");
     *out = NULL;
     if (optim && strpbrk(optim, ",:="))
-        return cli_fail(EXIT_USAGE, "--optim %s: one optimizer at a time, abar compare takes lists, labels and seeds", optim);
+        return cli_fail(c, EXIT_USAGE, "--optim %s: one optimizer at a time, abar compare takes lists, labels and seeds",
+                        optim);
     int code = flags_recipes(c, &list);
     *out = code ? NULL : list.setup[0];
     return code;
@@ -169,17 +185,17 @@ int flags_recipe(cli *c, abar_setup **out)
 
 bool flags_listen(const cli *c, const char *setting)
 {
-    if (abar_options_find(c->command->own, setting)) return false; /* it has its own flag of that name */
+    if (abar_options_find(c->command->own, setting)) return false; /* the subcommand has its own flag of that name */
     return c->command->all_settings || is_listed(setting, c->command->settings);
 }
 
 bool flags_listen_to(const cli *c, const abar_setup_table *table)
 {
-    if (strcmp(table->section, "train") == 0) return true; /* row by row, as flags_listen says */
+    if (strcmp(table->section, "train") == 0) return true; /* flags_listen decides about each row */
     return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
 }
 
-/* The row of a setting that this subcommand takes as a flag. */
+/* The option of this name if the subcommand takes it as a flag. */
 static const abar_option *find_setting(const cli *c, const abar_setup *setup, const char *name)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -191,15 +207,15 @@ static const abar_option *find_setting(const cli *c, const abar_setup *setup, co
     return NULL;
 }
 
-/* Where a flag may go: all of the list, or the one with its label. */
+/* The setups that a flag applies to: all, or the one with its label. */
 typedef struct scope {
     const setup_list *list;
-    int only; /* index into it, -1: all */
+    int only; /* index into list; -1: all */
 } scope;
 
 static bool is_inside(const scope *s, int i) { return s->only < 0 || s->only == i; }
 
-/* The row of any flag; *own: the subcommand's own. */
+/* *own: it is one of the subcommand's own flags. */
 static const abar_option *find_flag(const cli *c, const scope *s, const char *name, bool *own)
 {
     const abar_option *row = s->only < 0 ? abar_options_find(c->command->own, name) : NULL;
@@ -229,7 +245,7 @@ static const char *nearest_flag(const cli *c, const scope *s, const char *name)
         {"network", "model"},        {"continue", "resume"},   {"gpu", "device"},         {"cuda", "device"},
         {"warmup-epochs", "warmup"}, {"clip-grad", "clip"},    {"log-dir", "out"}};
     const char *names[NAMES_MAX] = {NULL};
-    int n = add_names(c->command->own, NULL, names, 0);
+    int n = add_names(s->only < 0 ? c->command->own : NULL, NULL, names, 0);
     for (int k = 0; k < s->list->n; k++) {
         abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
         int count = is_inside(s, k) ? abar_setup_tables(s->list->setup[k], tables) : 0;
@@ -249,7 +265,7 @@ static void add_owner(char *owners, size_t size, const char *owner, const abar_o
     if (table && abar_options_find(table, name)) snprintf(owners + at, size - at, "%s%s", at ? ", " : "", owner);
 }
 
-/* "mlp" for --widths, "foof, kfac, eva" for --damping: whose option this is, when it is not the chosen one's. */
+/* The models and optimizers that have this option: "mlp" for --widths, "foof, kfac, eva" for --damping. */
 static void find_owners(const char *name, char *owners, size_t size)
 {
     owners[0] = '\0';
@@ -262,24 +278,26 @@ static void find_owners(const char *name, char *owners, size_t size)
     add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options(), name);
 }
 
-/* ---- what can be wrong ---------------------------------------------------------------------------------------- */
+/* ---- mistakes ------------------------------------------------------------------------------------------------ */
 
-/* full: as it was typed; name: without the label. */
+/* full: as typed; name: without the label. */
 static int unknown_flag(const cli *c, const scope *s, const char *full, const char *name)
 {
     const char *bare = strncmp(name, "no-", 3) == 0 ? name + 3 : name, *verb = c->command->name, *dot = strchr(name, '.');
     const char *near = nearest_flag(c, s, name), *label_end = name != full ? name : full;
     char owners[512];
     find_owners(bare, owners, sizeof owners);
+    if (s->only >= 0 && abar_options_find(c->command->own, bare))
+        return cli_fail(c, EXIT_USAGE, "--%s: is for the whole comparison, leave the label out", full);
     if (dot && dot > name && dot[1] && !abar_options_find(c->command->own, "optim"))
-        return cli_fail(EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
+        return cli_fail(c, EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
     if (abar_options_find(abar_train_options(), bare))
-        return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
-    if (owners[0]) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
+        return cli_fail(c, EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
+    if (owners[0]) return cli_fail(c, EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
     if (near)
-        return cli_fail(EXIT_USAGE, "--%s: no such flag, did you mean --%.*s%s? abar %s --help lists all", full,
+        return cli_fail(c, EXIT_USAGE, "--%s: no such flag, did you mean --%.*s%s? abar %s --help lists all", full,
                         (int)(label_end - full), full, near, verb);
-    return cli_fail(EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", full, verb);
+    return cli_fail(c, EXIT_USAGE, "--%s: no such flag, abar %s --help lists all", full, verb);
 }
 
 static int unexpected_word(const cli *c, const char *word)
@@ -292,27 +310,29 @@ static int unexpected_word(const cli *c, const char *word)
                                                                         : "checkpoint";
     bool fits = flag && (abar_options_find(c->command->own, flag) ||
                          (abar_options_find(abar_train_options(), flag) && flags_listen(c, flag)));
-    if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
+    if (fits) return cli_fail(c, EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
-        return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
-    return cli_fail(EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
+        return cli_fail(c, EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word,
+                        c->command->name);
+    if (!word[0]) word = "\"\"";
+    return cli_fail(c, EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
                     c->command->name);
 }
 
-static int missing_value(const abar_option *option, const char *full)
+static int missing_value(const cli *c, const abar_option *option, const char *full)
 {
     const char *example = option->fallback && option->fallback[0] ? option->fallback : help_placeholder(option);
-    return cli_fail(EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
+    return cli_fail(c, EXIT_USAGE, "--%s: needs a value, as in --%s %s", full, full, example);
 }
 
-/* A setting that would be taken and then not looked at. */
+/* A setting without effect on this model. */
 static bool is_idle(const abar_setup *setup, const char *name)
 {
     static const char *const texts[] = {"text", "epoch-steps", NULL};
     return !setup->model->text && is_listed(name, texts);
 }
 
-/* A setting that the data decide, but for synthetic ones, which take any. */
+/* A setting that the data determine, unless they are synthetic. */
 static bool is_of_data(const abar_setup *setup, const char *name)
 {
     static const char *const shapes[] = {"image-size", "classes", NULL};
@@ -321,14 +341,14 @@ static bool is_of_data(const abar_setup *setup, const char *name)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-/* What a setup is made for. flags_recipe has taken it; a run that goes on may repeat it. */
+/* --model, --data and --optim, which the setup was made from; a resumed run may repeat them. */
 static int set_chosen(cli *c, abar_setup *setup, const char *name, const char *value, const char *resumed)
 {
     const abar_train_config *t = &setup->train;
     if (!resumed || abar_setup_set(c->ctx, setup, name, value) >= 0) return EXIT_SUCCESS;
     const char *begun = strcmp(name, "model") == 0 ? t->model : strcmp(name, "data") == 0 ? t->data : t->optim;
-    return cli_fail(EXIT_USAGE,
-                    "--%s %s: %s was begun with %s and goes on with it; a new run may begin with its weights, the "
+    return cli_fail(c, EXIT_USAGE,
+                    "--%s %s: %s was started with %s and cannot change it; a new run may start from its weights, with the "
                     "optimizer afresh: --init %s/state.safetensors",
                     name, value, resumed, begun, resumed);
 }
@@ -357,7 +377,7 @@ int flags_refuse(const cli *c, const char *label, abar_status status)
         text[at++] = *from++;
     }
     text[at] = '\0';
-    return cli_fail(EXIT_USAGE, "%s", text);
+    return cli_fail(c, EXIT_USAGE, "%s", text);
 }
 
 static const char *label_of(const scope *s) { return s->only < 0 ? "" : s->list->label[s->only]; }
@@ -369,7 +389,7 @@ static const char *name_typed(const scope *s, const char *name, char typed[FLAG_
     return typed;
 }
 
-/* What a value of a model's option says of images and classes. The setup stays as it is. */
+/* The shape that a model would have with this value. The setup is not changed. */
 static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const char *value, abar_dataset_info *out)
 {
     char before[ABAR_OPTION_TEXT_MAX];
@@ -384,7 +404,7 @@ static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const
     return abar_options_set(c->ctx, table, setup->model_config, name, before);
 }
 
-/* What the data decide may be repeated, and changes nothing: a run is the same with it and without. */
+/* --image-size and --classes may be given if they agree with the data; they have no effect then. */
 static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *name, const char *value)
 {
     abar_dataset_probe data = {.size = sizeof data};
@@ -395,38 +415,38 @@ static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *na
     char truth[2 * NUMBER_MAX + 16], typed[FLAG_MAX];
     const abar_dataset_info *is = &data.info;
     const bool classes = strcmp(name, "classes") == 0;
-    if (is->text) return EXIT_SUCCESS; /* which flags_check will refuse to a model of images */
+    if (is->text) return EXIT_SUCCESS; /* flags_check refuses a text for a model of images */
     if (classes ? said.classes == is->classes : said.height == is->height && said.width == is->width) return EXIT_SUCCESS;
     if (classes)
         snprintf(truth, sizeof truth, "%" PRId64 " classes", is->classes);
     else
         snprintf(truth, sizeof truth, "images of %" PRId64 " x %" PRId64, is->height, is->width);
-    return cli_fail(EXIT_USAGE, "--%s %s: %s has %s, leave it out; --data synthetic takes any", name_typed(s, name, typed),
+    return cli_fail(c, EXIT_USAGE, "--%s %s: %s has %s, leave it out; --data synthetic takes any", name_typed(s, name, typed),
                     value, is->name, truth);
 }
 
-/* A setting goes to every setup in scope that has it. */
+/* Sets the flag in every setup of the scope that has it. */
 static int set_flag(cli *c, const abar_option *flag, void *own, const scope *s, const char *value, const char *resumed)
 {
     static const char *const chosen[] = {"model", "data", "optim", NULL};
     char typed[FLAG_MAX];
     name_typed(s, flag->name, typed);
     if (s->only >= 0 && is_listed(flag->name, chosen))
-        return cli_fail(EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", typed);
+        return cli_fail(c, EXIT_USAGE, "--%s: cannot differ between the optimizers compared, leave the label out", typed);
     abar_status status = own ? abar_options_set(c->ctx, c->command->own, own, flag->name, value) : ABAR_OK;
     for (int i = 0; i < s->list->n && !own && status >= 0; i++) {
         abar_setup *setup = s->list->setup[i];
         if (!is_inside(s, i) || !find_setting(c, setup, flag->name)) continue;
         if (is_listed(flag->name, chosen)) return set_chosen(c, setup, flag->name, value, resumed);
         if (is_idle(setup, flag->name))
-            return cli_fail(EXIT_USAGE, "--%s %s: is for models of text, leave it out", typed, value);
+            return cli_fail(c, EXIT_USAGE, "--%s %s: is for models of text, leave it out", typed, value);
         if (is_of_data(setup, flag->name)) return check_shape(c, s, setup, flag->name, value); /* all have the same data */
         status = abar_setup_set(c->ctx, setup, flag->name, value);
     }
     return status < 0 ? flags_refuse(c, label_of(s), status) : EXIT_SUCCESS;
 }
 
-/* Narrows the scope to the label that name may begin with, and returns what follows it. */
+/* If name starts with a label, narrows the scope to it. Returns the name without the label. */
 static const char *take_label(const char *name, scope *s)
 {
     const char *dot = strchr(name, '.');
@@ -440,7 +460,7 @@ static const char *take_label(const char *name, scope *s)
     return name;
 }
 
-/* Reads the flag at *at and moves *at to its last word. Flags with a label are set in the second pass. */
+/* Reads the flag at *at and moves *at to its last word. Flags with a label are set in the second pass, after those for all. */
 static int read_flag(cli *c, int *at, void *own, const setup_list *list, const char *resumed, int pass)
 {
     const char *word = c->argv[*at];
@@ -456,15 +476,15 @@ static int read_flag(cli *c, int *at, void *own, const setup_list *list, const c
     bool negated = !flag && strncmp(name, "no-", 3) == 0;
     if (negated) flag = find_flag(c, &s, name + 3, &is_own);
     if (!flag && s.only < 0 && list->label[0][0] && strchr(name, '.') > name)
-        return cli_fail(EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name, (int)strcspn(name, "."),
-                        name);
+        return cli_fail(c, EXIT_USAGE, "--%s: %.*s is none of the optimizers compared, see --optim", name,
+                        (int)strcspn(name, "."), name);
     if (!flag || (negated && flag->type != ABAR_OPTION_BOOL)) return unknown_flag(c, &s, full, name);
 
     const char *value = joined ? joined + 1 : NULL;
-    if (negated && value) return cli_fail(EXIT_USAGE, "--%s: takes no value", full);
+    if (negated && value) return cli_fail(c, EXIT_USAGE, "--%s: takes no value", full);
     if (!value && flag->type == ABAR_OPTION_BOOL) value = negated ? "false" : "true";
     if (!value) {
-        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(flag, full);
+        if (*at + 1 == c->argc || is_flag(c->argv[*at + 1])) return missing_value(c, flag, full);
         value = c->argv[++*at];
     }
     if ((s.only >= 0) != (pass == 1)) return EXIT_SUCCESS;
@@ -490,7 +510,7 @@ int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed)
 
 int flags_setup(cli *c, void *own, abar_setup **out)
 {
-    int code = flags_recipe(c, out);
+    int code = make_recipe(c, out);
     return code ? code : flags_read(c, own, *out, NULL);
 }
 

@@ -1,17 +1,20 @@
-/* The folders that runs get when nobody names one, and what lies in them. */
+/* Folders of runs without --out, and the weights in them. */
 #include "cli.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name)
 {
     int n = snprintf(out, ABAR_OPTION_TEXT_MAX, RUNS "/%.400s", name);
+    stop_wait();
     mkdir(RUNS, 0777);
     for (int suffix = 2; mkdir(out, 0777) != 0 && errno == EEXIST; suffix++)
         snprintf(out + n, ABAR_OPTION_TEXT_MAX - (size_t)n, "-%d", suffix);
+    stop_unclaims(out);
 }
 
 void folder_unclaim(const char *out)
@@ -19,17 +22,23 @@ void folder_unclaim(const char *out)
     if (rmdir(out) == 0) rmdir(RUNS);
 }
 
-int folder_weights(const char *checkpoint, char *weights, size_t size)
+int folder_missing(const cli *c, const char *checkpoint)
+{
+    if (errno != ENOENT && errno != ENOTDIR)
+        return cli_fail(c, EXIT_FAILURE, "%s: %s, check the path", checkpoint, strerror(errno));
+    return cli_fail(c, EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+}
+
+int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size)
 {
     static const char *const name[] = {"state.safetensors", "model.safetensors"};
     snprintf(weights, size, "%s", checkpoint);
-    if (!path_exists(checkpoint))
-        return cli_fail(EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
+    if (!path_exists(checkpoint)) return folder_missing(c, checkpoint);
     if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
     for (int i = 0; i < 2; i++) {
         snprintf(weights, size, "%s/%s", checkpoint, name[i]);
         if (path_exists(weights)) return EXIT_SUCCESS;
     }
-    return cli_fail(EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
+    return cli_fail(c, EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",
                     checkpoint);
 }

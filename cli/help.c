@@ -1,4 +1,4 @@
-/* Help, made from the tables: what a flag is called, what it takes, what it does, what it is when left out. */
+/* Help, made from the option tables: name, value, meaning and default of every flag. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -35,11 +35,11 @@ static void print_option(const cli *c, const abar_option *table, const abar_opti
     if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");
 
     bool negatable = row->type == ABAR_OPTION_BOOL && config;
-    snprintf(left, sizeof left, "  --%s%s%s%s", negatable ? "[no-]" : "", row->name, takes[0] ? " " : "", takes);
-    printf("%-*s", FLAG_COLUMN, left);
-    if ((int)strlen(left) >= FLAG_COLUMN) printf("\n%*s", FLAG_COLUMN, "");
+    const int n = snprintf(left, sizeof left, "  --%s%s", negatable ? "[no-]" : "", row->name);
+    const bool fits = n + 1 + (int)strlen(takes) <= print_width(stdout);
+    snprintf(left + n, sizeof left - (size_t)n, "%s%s", !takes[0] ? "" : fits ? " " : "\n    ", takes);
     snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");
-    print_wrapped(stdout, FLAG_COLUMN, print_width(stdout), text);
+    print_entry(stdout, FLAG_COLUMN, left, text);
 }
 
 void help_options(const cli *c, const abar_option *table, const void *config)
@@ -54,7 +54,7 @@ static void help_settings(const cli *c, const abar_setup *setup)
     }
 }
 
-/* Of a command that reads them from a run: what they are when left out is in its folder. */
+/* Of a command that takes the settings of a run: its defaults are in the folder of the run. */
 static void help_run_settings(const cli *c)
 {
     if (!c->command->settings) return;
@@ -73,13 +73,16 @@ static bool is_seen(const abar_option *const *seen, int n, const abar_option *ta
     return false;
 }
 
-/* Every table once, though several optimizers may share it. */
+/* Every table once: optimizers may share one. */
 static void help_tables(const cli *c, const setup_list *list)
 {
     const abar_option *seen[ABAR_COMPARE_METHODS_MAX * ABAR_SETUP_TABLES_MAX];
     const abar_train_config *first = &list->setup[0]->train;
     int n_seen = 0;
-    printf("\nSettings [defaults of %s on %s with %s]:\n", first->model, first->data, first->optim);
+    char text[4 * ABAR_OPTION_TEXT_MAX];
+    snprintf(text, sizeof text, "Settings [defaults of %s on %s with %s]:", first->model, first->data, first->optim);
+    putchar('\n');
+    print_wrapped(stdout, 0, print_width(stdout), text);
     help_settings(c, list->setup[0]);
     for (int k = 0; k < list->n; k++) {
         abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -119,18 +122,24 @@ int help_command(cli *c)
 
 void help_overview(const command *const *commands)
 {
-    printf("abar %s trains neural networks, from one command and one C library.\n\n", abar_version());
-    printf("usage: abar COMMAND [--flag value ...]\n\n");
-    for (; *commands; commands++) printf("  %-12s %s\n", (*commands)->name, (*commands)->summary);
-    printf("  %-12s %s\n\n", "help", "this page; abar COMMAND --help for one of them");
-    printf("Start here:\n"
-           "  abar train                      LeNet-5 on Fashion-MNIST: about a minute\n"
-           "  abar data                       which data sets are on this machine\n"
-           "  abar train --model resnet20 --data cifar10:DIR\n"
-           "                                  ResNet-20; DIR: the binary version of CIFAR-10\n"
-           "  abar train --model gpt-char --data text:FILE\n"
-           "                                  a small GPT on the characters of a text\n"
-           "  abar sample --checkpoint DIR    what it writes then\n"
-           "\n"
-           "abar train --model NAME --optim NAME --help shows the settings of these two.\n");
+    static const char *const start[][2] = {
+        {"  abar train", "LeNet-5 on Fashion-MNIST: about a minute"},
+        {"  abar data", "which data sets are on this machine"},
+        {"  abar train --model resnet20 --data cifar10:DIR", "ResNet-20; DIR: the binary version of CIFAR-10"},
+        {"  abar train --model gpt-char --data text:FILE", "a small GPT on the characters of a text"},
+        {"  abar sample --checkpoint DIR", "what it writes then"}};
+    const int width = print_width(stdout);
+    char text[128];
+    snprintf(text, sizeof text, "abar %s trains neural networks, from one command and one C library.", abar_version());
+    print_wrapped(stdout, 0, width, text);
+    printf("\nusage: abar COMMAND [--flag value ...]\n\n");
+    for (; *commands; commands++) {
+        snprintf(text, sizeof text, "  %s", (*commands)->name);
+        print_entry(stdout, 15, text, (*commands)->summary);
+    }
+    print_entry(stdout, 15, "  help", "this page; abar COMMAND --help for one of them");
+    printf("\nStart here:\n");
+    for (size_t i = 0; i < sizeof start / sizeof *start; i++) print_entry(stdout, 34, start[i][0], start[i][1]);
+    putchar('\n');
+    print_wrapped(stdout, 0, width, "abar train --model NAME --optim NAME --help shows the settings of these two.");
 }

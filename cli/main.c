@@ -1,9 +1,12 @@
-/* The abar command: finds the subcommand and hands over to it. Exit codes: 0 done, 1 failed, 2 wrong usage. */
+/* The abar command: finds the subcommand and runs it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a comparison
+ * some of whose runs failed, 128 + N stopped by signal N. */
 #include "cli.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const command *const commands[] = {&command_train,  &command_compare,    &command_eval,
                                           &command_sample, &command_bench,      &command_models,
@@ -17,16 +20,19 @@ static const command *find_command(const char *name)
     return NULL;
 }
 
-static int unknown_command(const char *name)
+static int unknown_command(const cli *c, const char *name)
 {
     const char *names[sizeof commands / sizeof *commands + 1];
     int n = 0;
     for (const command *const *row = commands; *row; row++) names[n++] = (*row)->name;
-    if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help": it is not one that has help */
+    if (strcmp(name, "help") != 0) names[n++] = "help"; /* "abar help help" suggests no help */
     names[n] = NULL;
     const char *near = abar_nearest_name(name, names);
-    if (near) return cli_fail(EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);
-    return cli_fail(EXIT_USAGE, "%s: no such command, abar help lists them", name);
+    if (name[0] == '-')
+        return cli_fail(c, EXIT_USAGE, "%s: flags follow a command, as in abar train %s, abar help lists them", name, name);
+    if (!name[0]) return cli_fail(c, EXIT_USAGE, "\"\": no such command, abar help lists them");
+    if (near) return cli_fail(c, EXIT_USAGE, "%s: no such command, did you mean abar %s?", name, near);
+    return cli_fail(c, EXIT_USAGE, "%s: no such command, abar help lists them", name);
 }
 
 static bool is_any(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
@@ -35,16 +41,25 @@ static int run_command(cli *c)
 {
     abar_context_config config = {.size = sizeof config, .log = cli_log, .log_user = c};
     abar_status status = abar_context_create(&config, &c->ctx);
-    if (status < 0) return cli_fail(EXIT_FAILURE, "memory: %s", abar_status_text(status));
+    if (status < 0) return cli_fail(c, EXIT_FAILURE, "memory: %s", abar_status_text(status));
     int code = c->help ? help_command(c) : c->command->run(c);
     if (code == EXIT_SUCCESS) code = cli_finish_output();
     abar_context_destroy(c->ctx);
     return code;
 }
 
+/* Otherwise the first file that is opened gets the descriptor of a closed stream, and printed text is written into it. */
+static bool open_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) != fd) return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
-    signal(SIGXFSZ, SIG_IGN); /* a file over the limit (ulimit -f) is an error like a full disk, and told like one */
+    if (!open_closed_streams()) return EXIT_FAILURE; /* stderr may be closed: there is no way to say so */
+    signal(SIGXFSZ, SIG_IGN);                        /* so that exceeding ulimit -f is reported like a full disk */
     bool help = argc > 1 && (strcmp(argv[1], "help") == 0 || is_any(argv[1], "--help", "-h"));
     if (argc < 2 || (help && argc == 2)) {
         help_overview(commands);
@@ -55,11 +70,14 @@ int main(int argc, char **argv)
         return cli_finish_output();
     }
     char **words = argv + (help ? 2 : 1); /* "abar help train" is "abar train --help" */
-    cli c = {.program = strchr(argv[0], '/') ? argv[0] : "abar",
+    char program[SHELL_WORD_MAX];
+    const bool typed = strchr(argv[0], '/') && strlen(argv[0]) < ABAR_OPTION_TEXT_MAX;
+    cli c = {.program = print_shell_word(program, typed ? argv[0] : "abar"),
              .command = find_command(words[0]),
              .argc = argc - 1 - (int)(words - argv),
              .argv = words + 1,
              .help = help};
     c.help = c.help || flags_ask_help(&c);
-    return c.command ? run_command(&c) : unknown_command(words[0]);
+    c.json = flags_ask_json(&c);
+    return c.command ? run_command(&c) : unknown_command(&c, words[0]);
 }

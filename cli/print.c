@@ -1,13 +1,16 @@
-/* Numbers and texts as people and programs like to read them. */
+/* Numbers, lines and texts for people; paths. */
 #include "cli.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#define WORDS_MIN 34 /* columns for text beside a name; with fewer it goes below */
 
 const char *print_count(char *text, int64_t n)
 {
@@ -54,32 +57,62 @@ const char *print_fixed(char *text, double n, int decimals)
     return text;
 }
 
-void print_shell_word(char *word, size_t size, const char *text)
+int utf8_length(const char *text)
 {
-    bool plain = text[0] && !text[strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%")];
-    bool quotable = !strchr(text, '\''); /* rare enough to be left to the reader */
-    snprintf(word, size, plain || !quotable ? "%s" : "'%s'", text);
-}
-
-void print_json_text(FILE *out, const char *text)
-{
-    fputc('"', out);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') fputc('\\', out);
-        if (*c < ' ')
-            fprintf(out, "\\u%04x", *c);
-        else
-            fputc(*c, out);
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* below which a shorter form exists */
+    const unsigned char *t = (const unsigned char *)text;
+    const int n = t[0] < 0x80 ? 1 : t[0] >> 5 == 0x6 ? 2 : t[0] >> 4 == 0xe ? 3 : t[0] >> 3 == 0x1e ? 4 : 0;
+    if (n < 2) return n;
+    uint32_t code = t[0] & (0x7fu >> n);
+    for (int i = 1; i < n; i++) {
+        if (t[i] >> 6 != 0x2) return 0; /* also at the end of the text */
+        code = code << 6 | (t[i] & 0x3fu);
     }
-    fputc('"', out);
+    return code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) ? n : 0;
 }
 
-void print_json_number(FILE *out, double n)
+static bool is_control(char c) { return (unsigned char)c < ' ' || c == 0x7f; }
+
+/* Whether it contains control characters or invalid UTF-8. */
+static bool has_unprintable(const char *text)
 {
-    if (isfinite(n))
-        fprintf(out, "%.9g", n);
+    for (int n; *text; text += n) {
+        n = utf8_length(text);
+        if (n == 0 || is_control(*text)) return true;
+    }
+    return false;
+}
+
+/* $'...', as bash, zsh and ksh read it, byte by byte. */
+static void escape_bytes(char *word, const char *text)
+{
+    word += sprintf(word, "$'");
+    for (; *text; text++) {
+        const bool odd = is_control(*text) || (unsigned char)*text >= 0x80;
+        word += sprintf(word, odd ? "\\%03o" : *text == '\'' || *text == '\\' ? "\\%c" : "%c", (unsigned char)*text);
+    }
+    strcpy(word, "'");
+}
+
+static void quote(char *word, const char *text)
+{
+    word += sprintf(word, "'");
+    for (; *text; text++) word += sprintf(word, *text == '\'' ? "'\\''" : "%c", *text);
+    strcpy(word, "'");
+}
+
+const char *print_shell_word(char word[SHELL_WORD_MAX], const char *text)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:,+=@%";
+    char path[ABAR_OPTION_TEXT_MAX + 2];
+    snprintf(path, sizeof path, "%s%s", text[0] == '-' ? "./" : "", text); /* not a flag */
+    if (has_unprintable(path))
+        escape_bytes(word, path);
+    else if (!path[0] || path[strspn(path, plain)])
+        quote(word, path);
     else
-        fputs("null", out);
+        strcpy(word, path);
+    return word;
 }
 
 int print_window(FILE *out)
@@ -114,6 +147,52 @@ void print_wrapped_from(FILE *out, int column, int indent, int width, const char
     fputc('\n', out);
 }
 
+void line_part_set(line_part *part, int rank, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    *part = (line_part){.rank = rank};
+    vsnprintf(part->text, sizeof part->text, format, args);
+    va_end(args);
+}
+
+int print_fit(line_part *parts, int n, int width)
+{
+    for (;;) {
+        int total = 0, least = 0;
+        for (int i = 0; i < n; i++) {
+            total += (int)strlen(parts[i].text);
+            if (parts[i].text[0] && parts[i].rank > parts[least].rank) least = i;
+            if (!parts[least].text[0]) least = i;
+        }
+        if (total <= width || parts[least].rank == 0) return total;
+        parts[least].text[0] = '\0';
+    }
+}
+
+void print_parts(FILE *out, const line_part *parts, int n, const char *bold, const char *plain)
+{
+    for (int i = 0; i < n; i++)
+        if (parts[i].text[0]) fprintf(out, "%s%s%s", parts[i].strong ? bold : "", parts[i].text, parts[i].strong ? plain : "");
+}
+
+void print_path(FILE *out, const char *label, const char *path)
+{
+    const bool fits = (int)(strlen(label) + strlen(path)) + 2 <= print_width(out);
+    fprintf(out, "%s:%s%s\n", label, fits ? " " : "\n  ", path);
+}
+
+int print_entry(FILE *out, int column, const char *name, const char *text)
+{
+    const int width = print_width(out);
+    const bool narrow = width - column < WORDS_MIN;
+    if (narrow) column = 6;
+    fprintf(out, "%-*s", narrow ? 0 : column, name);
+    if (narrow || (int)strlen(name) >= column) fprintf(out, "\n%*s", column, "");
+    print_wrapped(out, column, width, text);
+    return column;
+}
+
 double clock_seconds(void)
 {
     struct timespec now;
@@ -131,4 +210,10 @@ bool path_is_folder(const char *path)
 {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool path_is_file(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }

@@ -1,5 +1,6 @@
-/* The profile of a bench: a row for every operation, then for every kind of operation what it took beside what it has to. */
+/* The profile of a bench: time, bytes and flops of every operation, of every kind of operation, and of every phase. */
 #include "cli.h"
+#include "grid.h"
 
 #include <string.h>
 
@@ -30,7 +31,7 @@ static kind *find(kind *kinds, int *n, const char *operation)
     return &kinds[(*n)++];
 }
 
-/* The kinds in the order they first come, statistics as one of them; returns how many. */
+/* The kinds in order of appearance, statistics as one of them. Returns their number. */
 static int gather(const abar_bench *bench, kind kinds[KINDS_MAX], abar_bench_cost phases[ABAR_BENCH_PHASES],
                   abar_bench_cost *total)
 {
@@ -51,131 +52,155 @@ static int gather(const abar_bench *bench, kind kinds[KINDS_MAX], abar_bench_cos
     return n;
 }
 
-static void print_cost(const abar_bench_cost *c, double share, bool floors)
+/* What the tables are made from. */
+typedef struct source {
+    const abar_bench *bench;
+    kind kinds[KINDS_MAX];
+    int n;
+    abar_bench_cost phases[ABAR_BENCH_PHASES], total;
+    int taken[ABAR_BENCH_PHASES], n_taken; /* phases that took time */
+    double step_us;                        /* a whole step, not profiled */
+    bool floors;                           /* the device's best rates are known */
+} source;
+
+/* The last columns of all tables. */
+enum { SHARE, MB, GFLOP, FLOOR, RATIO, COSTS };
+static const grid_column costs[COSTS] = {
+    {"share", false, 0}, {"MB", false, 5}, {"GFLOP", false, 6}, {"floor us", false, 4}, {"ratio", false, 3}};
+
+static void fill_cost(const source *s, const abar_bench_cost *c, grid_cell *cells)
 {
-    printf(" %7.1f %%", share > 0.0 ? 100.0 * c->us / share : 0.0);
-    printf(" %9.2f %9.2f", 1e-6 * c->bytes, 1e-9 * c->flops);
-    if (floors) printf(" %9.1f %7.2f", c->floor_us, c->floor_us > 0.0 ? c->us / c->floor_us : 0.0);
-    printf("\n");
+    snprintf(cells[SHARE].text, sizeof cells->text, "%.1f %%", s->total.us > 0.0 ? 100.0 * c->us / s->total.us : 0.0);
+    snprintf(cells[MB].text, sizeof cells->text, "%.2f", 1e-6 * c->bytes);
+    snprintf(cells[GFLOP].text, sizeof cells->text, "%.2f", 1e-9 * c->flops);
+    if (!s->floors) return;
+    snprintf(cells[FLOOR].text, sizeof cells->text, "%.1f", c->floor_us);
+    snprintf(cells[RATIO].text, sizeof cells->text, "%.2f", c->floor_us > 0.0 ? c->us / c->floor_us : 0.0);
 }
 
-static void print_heads(bool floors)
+/* leads: the columns in front of the costs. */
+static void print_table(const source *s, const grid_column *leads, int n, int rows,
+                        void (*fill)(const void *user, int row, grid_cell *cells))
 {
-    printf(" %9s %9s %9s", "share", "MB", "GFLOP");
-    if (floors) printf(" %9s %7s", "floor us", "ratio");
-    printf("\n");
+    grid_column column[GRID_COLUMNS_MAX];
+    memcpy(column, leads, (size_t)n * sizeof *column);
+    memcpy(column + n, costs, sizeof costs);
+    grid g = {.column = column, .columns = n + COSTS, .rows = rows, .fill = fill, .user = s, .indent = 2};
+    grid_measure(&g, print_window(stdout));
+    putchar('\n');
+    grid_print(&g, stdout);
 }
 
-static void print_operations(const abar_bench *bench, double total, bool floors)
+/* ---- operations ------------------------------------------------------------------------------------------------- */
+
+/* Rows of the net; the update follows them. */
+static int operations_of(const abar_bench *bench)
 {
-    int names_width = 9, kinds_width = 4; /* as wide as their headings, or as the longest below */
-    for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = *abar_bench_row_at(bench, i);
-        if ((int)strlen(row.name) > names_width) names_width = (int)strlen(row.name);
-        if ((int)strlen(row.operation) > kinds_width) kinds_width = (int)strlen(row.operation);
-    }
-    const int window = print_window(stdout), rest = 4 + 22 + 30 + (floors ? 18 : 0);
-    if (window > 0 && names_width + kinds_width + rest > window) kinds_width = 0; /* the table below has the kinds */
-    printf("\n  %-*s %-*s %10s %11s", names_width, "operation", kinds_width, kinds_width ? "kind" : "", "forward us",
-           "backward us");
-    print_heads(floors);
-    for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = *abar_bench_row_at(bench, i);
-        if (row.phase[ABAR_BENCH_UPDATE].us > 0.0) continue;
-        abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
-        add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
-        const char *name = row.name[0] || kinds_width ? row.name : row.operation; /* what was inserted has no name */
-        printf("  %-*s %-*s %10.1f %11.1f", names_width, name, kinds_width, kinds_width ? row.operation : "",
-               row.phase[ABAR_BENCH_FORWARD].us, row.phase[ABAR_BENCH_BACKWARD].us);
-        print_cost(&both, total, floors);
-    }
+    int n = 0;
+    while (n < abar_bench_row_count(bench) && abar_bench_row_at(bench, n)->phase[ABAR_BENCH_UPDATE].us <= 0.0) n++;
+    return n;
+}
+
+static void fill_operation(const void *user, int i, grid_cell *cells)
+{
+    const source *s = user;
+    const abar_bench_row row = *abar_bench_row_at(s->bench, i);
+    abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
+    add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
+    const char *name = row.name[0] ? row.name : row.operation; /* inserted operations have no name */
+    snprintf(cells[0].text, sizeof cells->text, "%s", name);
+    snprintf(cells[1].text, sizeof cells->text, "%s", row.operation);
+    snprintf(cells[2].text, sizeof cells->text, "%.1f", row.phase[ABAR_BENCH_FORWARD].us);
+    snprintf(cells[3].text, sizeof cells->text, "%.1f", row.phase[ABAR_BENCH_BACKWARD].us);
+    fill_cost(s, &both, cells + 4);
+}
+
+/* ---- kinds and phases ------------------------------------------------------------------------------------------- */
+
+static void fill_kind(const void *user, int i, grid_cell *cells)
+{
+    const source *s = user;
+    snprintf(cells[0].text, sizeof cells->text, "%s", s->kinds[i].operation);
+    snprintf(cells[1].text, sizeof cells->text, "%d", s->kinds[i].count);
+    snprintf(cells[2].text, sizeof cells->text, "%.1f", s->kinds[i].sum.us);
+    fill_cost(s, &s->kinds[i].sum, cells + 3);
+}
+
+/* The phases that took time, their sum, and a step that was not profiled. */
+static void fill_phase(const void *user, int i, grid_cell *cells)
+{
+    const source *s = user;
+    const bool phase = i < s->n_taken, sum = i == s->n_taken;
+    const abar_bench_cost *c = phase ? &s->phases[s->taken[i]] : &s->total;
+    snprintf(cells[0].text, sizeof cells->text, "%s", phase ? names[s->taken[i]] : sum ? "together" : "a step as it runs");
+    snprintf(cells[1].text, sizeof cells->text, "%.1f", phase || sum ? c->us : s->step_us);
+    if (phase || sum) fill_cost(s, c, cells + 2);
 }
 
 void print_profile(const abar_bench *bench, const abar_bench_result *result)
 {
-    kind kinds[KINDS_MAX];
-    abar_bench_cost phases[ABAR_BENCH_PHASES] = {{0}}, total = {0};
-    const int n = gather(bench, kinds, phases, &total);
-    const bool floors = result->copy_rate > 0.0;
-    print_operations(bench, total.us, floors);
-    printf("\n  %-26s %10s", "kind, and how many", "us");
-    print_heads(floors);
-    for (int i = 0; i < n; i++) {
-        printf("  %-22s %3d %10.1f", kinds[i].operation, kinds[i].count, kinds[i].sum.us);
-        print_cost(&kinds[i].sum, total.us, floors);
-    }
-    printf("\n");
-    for (int i = 0; i < ABAR_BENCH_PHASES; i++) {
-        if (phases[i].us <= 0.0) continue;
-        printf("  %-26s %10.1f", names[i], phases[i].us);
-        print_cost(&phases[i], total.us, floors);
-    }
-    printf("  %-26s %10.1f", "together", total.us);
-    print_cost(&total, total.us, floors);
-    printf("  %-26s %10.1f\n", "a step as it runs", 1e3 * result->ms_median);
-    if (floors)
-        printf("\n  This device copies %.2f TB/s and multiplies %.0f TFLOP/s at best: the floor\n"
-               "  of an operation is the longer of what its bytes and its products take.\n",
-               1e-12 * result->copy_rate, 1e-12 * result->product_rate);
+    static const grid_column operations[] = {
+        {"operation", true, 0}, {"kind", true, 7}, {"forward us", false, 1}, {"backward us", false, 2}};
+    static const grid_column kinds[] = {{"kind", true, 0}, {"count", false, 7}, {"us", false, 0}};
+    static const grid_column phases[] = {{"phase", true, 0}, {"us", false, 0}};
+    source s = {.bench = bench, .step_us = 1e3 * result->ms_median, .floors = result->copy_rate > 0.0};
+    char text[256];
+    s.n = gather(bench, s.kinds, s.phases, &s.total);
+    for (int i = 0; i < ABAR_BENCH_PHASES; i++)
+        if (s.phases[i].us > 0.0) s.taken[s.n_taken++] = i;
+    print_table(&s, operations, 4, operations_of(bench), fill_operation);
+    print_table(&s, kinds, 3, s.n, fill_kind);
+    print_table(&s, phases, 2, s.n_taken + 2, fill_phase);
+    if (!s.floors) return;
+    snprintf(text, sizeof text,
+             "This device copies %.2f TB/s and multiplies %.0f TFLOP/s at best: the floor of an operation is the longer of "
+             "what its bytes and its products take.",
+             1e-12 * result->copy_rate, 1e-12 * result->product_rate);
+    printf("\n  ");
+    print_wrapped(stdout, 2, print_width(stdout), text);
 }
 
-static void print_cost_json(const char *name, const abar_bench_cost *c, bool floors)
+/* ---- as JSON ---------------------------------------------------------------------------------------------------- */
+
+static void print_cost_json(json_writer *j, const char *name, const abar_bench_cost *c, bool floors)
 {
-    const struct {
-        const char *key;
-        double value;
-    } field[] = {{"us", c->us}, {"bytes", c->bytes}, {"flops", c->flops}, {"floor_us", c->floor_us}};
-    const int fields = floors ? 4 : 3;
-    printf("\"%s\": {", name);
-    for (int i = 0; i < fields; i++) {
-        printf("%s\"%s\": ", i ? ", " : "", field[i].key);
-        print_json_number(stdout, field[i].value);
-    }
-    printf("}");
+    json_begin(j, name, '{');
+    json_real(j, "us", c->us);
+    json_real(j, "bytes", c->bytes);
+    json_real(j, "flops", c->flops);
+    if (floors) json_real(j, "floor_us", c->floor_us);
+    json_end(j);
 }
 
-static void print_row_json(const abar_bench_row *row, bool floors)
+static void print_row_json(json_writer *j, const abar_bench_row *row, bool floors)
 {
-    const struct {
-        const char *key, *value;
-    } field[] = {{"name", row->name}, {"operation", row->operation}, {"implementation", row->implementation}};
-    printf("{");
-    for (int i = 0; i < 3; i++) {
-        printf("%s\"%s\": ", i ? ", " : "", field[i].key);
-        print_json_text(stdout, field[i].value);
-    }
-    for (int i = 0; i < ABAR_BENCH_PHASES; i++) {
-        if (row->phase[i].us <= 0.0 && row->phase[i].bytes <= 0.0) continue;
-        printf(", ");
-        print_cost_json(names[i], &row->phase[i], floors);
-    }
-    printf("}");
+    json_begin(j, NULL, '{');
+    json_text(j, "name", row->name);
+    json_text(j, "operation", row->operation);
+    json_text(j, "implementation", row->implementation);
+    for (int i = 0; i < ABAR_BENCH_PHASES; i++)
+        if (row->phase[i].us > 0.0 || row->phase[i].bytes > 0.0) print_cost_json(j, names[i], &row->phase[i], floors);
+    json_end(j);
 }
 
-void print_profile_json(const abar_bench *bench, const abar_bench_result *result)
+void print_profile_json(json_writer *j, const abar_bench *bench, const abar_bench_result *result)
 {
     const bool floors = result->copy_rate > 0.0;
     kind kinds[KINDS_MAX];
     abar_bench_cost phases[ABAR_BENCH_PHASES] = {{0}}, total = {0};
     const int n = gather(bench, kinds, phases, &total);
     if (floors) {
-        printf(", \"copy_rate\": ");
-        print_json_number(stdout, result->copy_rate);
-        printf(", \"product_rate\": ");
-        print_json_number(stdout, result->product_rate);
+        json_real(j, "copy_rate", result->copy_rate);
+        json_real(j, "product_rate", result->product_rate);
     }
-    printf(", ");
-    print_cost_json("profile_total", &total, floors);
-    printf(", \"kinds\": {");
-    for (int i = 0; i < n; i++) {
-        if (i) printf(", ");
-        print_cost_json(kinds[i].operation, &kinds[i].sum, floors);
-    }
-    printf("}, \"operations\": [");
+    print_cost_json(j, "profile_total", &total, floors);
+    json_begin(j, "kinds", '{');
+    for (int i = 0; i < n; i++) print_cost_json(j, kinds[i].operation, &kinds[i].sum, floors);
+    json_end(j);
+    json_begin(j, "operations", '[');
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
         const abar_bench_row row = *abar_bench_row_at(bench, i);
-        if (i) printf(", ");
-        print_row_json(&row, floors);
+        print_row_json(j, &row, floors);
     }
-    printf("]");
+    json_end(j);
 }

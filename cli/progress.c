@@ -1,5 +1,5 @@
-/* Draws the progress line at most ten times a second, never wider than the window, and drops its least important parts
- * first when the window is narrow. */
+/* The progress line, redrawn at most ten times a second, and the lines of finished epochs. Parts that do not fit into the
+ * window are left out, the least important ones first. */
 #include "progress.h"
 #include "cli.h"
 
@@ -50,7 +50,7 @@ static int print_epoch(char *text, size_t size, const abar_progress *now)
     return snprintf(text, size, "epoch %*" PRId64 "/%" PRId64, digits(now->epochs), now->epoch + 1, now->epochs);
 }
 
-/* ---- the line in place ---------------------------------------------------------------------------------------- */
+/* ---- the progress line ---------------------------------------------------------------------------------------- */
 
 static void draw_bar(const progress *p, double done, int width)
 {
@@ -64,33 +64,36 @@ static void draw_bar(const progress *p, double done, int width)
     if (p->color) fputs("\033[0m", p->out);
 }
 
-static const char *unit(const abar_progress *now) { return now->text ? "tok" : "img"; }
+/* "28,307 img/s" */
+static const char *print_rate(char *text, size_t size, const abar_progress *now)
+{
+    char number[NUMBER_MAX];
+    snprintf(text, size, "%s %s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)),
+             now->text ? "tok/s" : "img/s");
+    return text;
+}
+
+enum { DONE = 1, LOSS, ACCURACY, RATE, LEFT, LIVE_PARTS };
 
 static void draw(progress *p, const char *lead, double done, const abar_progress *now)
 {
-    char part[5][64], number[NUMBER_MAX], head[128];
-    int width = progress_width(p) - 3; /* the last column may wrap, and Ctrl-C shows itself in two */
-    int room = snprintf(head, sizeof head, "%.70s", lead);
-    room = width - room - print_epoch(head + room, sizeof head - (size_t)room, now);
-    snprintf(part[0], sizeof part[0], "  %3d %%", (int)(100 * done));
-    snprintf(part[1], sizeof part[1], "  loss %s", print_fixed(number, now->loss, 4));
-    snprintf(part[2], sizeof part[2], "  acc %.1f %%", now->accuracy);
-    snprintf(part[3], sizeof part[3], "  %s left", print_duration(number, now->seconds_left));
-    if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[3][0] = '\0';
-    if (now->step == now->steps) snprintf(part[3], sizeof part[3], "  testing");
-    snprintf(part[4], sizeof part[4], "  %s %s/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)),
-             unit(now));
+    line_part part[LIVE_PARTS];
+    char number[NUMBER_MAX], rate[NUMBER_MAX + 8], epoch[64];
+    const int width = progress_width(p) - 3; /* the last column may wrap, and the terminal echoes ^C */
+    print_epoch(epoch, sizeof epoch, now);
+    line_part_set(&part[0], 0, "%.40s%.50s", lead, epoch);
+    line_part_set(&part[DONE], 1, "  %3d %%", (int)(100 * done));
+    line_part_set(&part[LOSS], 2, "  loss %s", print_fixed(number, now->loss, 4));
+    line_part_set(&part[ACCURACY], 3, "  acc %.1f %%", now->accuracy);
+    line_part_set(&part[RATE], 5, "  %s", print_rate(rate, sizeof rate, now));
+    line_part_set(&part[LEFT], 4, "  %s left", print_duration(number, now->seconds_left));
+    if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[LEFT].text[0] = '\0';
+    if (now->step == now->steps) line_part_set(&part[LEFT], 4, "  testing");
 
-    int shown = 0;
-    for (; shown < 5 && (int)strlen(part[shown]) <= room; shown++) room -= (int)strlen(part[shown]);
-    int bar = room - 2 > BAR_MAX ? BAR_MAX : room - 2;
-
-    fprintf(p->out, "\r%.*s", width > 0 ? width : 0, head);
-    if (shown == 5 && bar >= BAR_MIN) draw_bar(p, done, bar);
-    static const int order[] = {0, 1, 2, 4, 3}; /* left to right; kept in the order of part */
-    for (int i = 0; i < 5; i++) {
-        if (order[i] < shown) fputs(part[order[i]], p->out);
-    }
+    const int room = width - print_fit(part, LIVE_PARTS, width) - 2, bar = room > BAR_MAX ? BAR_MAX : room;
+    fprintf(p->out, "\r%.*s", width > 0 ? width : 0, part[0].text);
+    if (part[RATE].text[0] && bar >= BAR_MIN) draw_bar(p, done, bar);
+    print_parts(p->out, part + 1, LIVE_PARTS - 1, "", "");
     fputs("\033[K", p->out);
     fflush(p->out);
     p->drawn = true;
@@ -129,43 +132,47 @@ void progress_say(progress *p, const char *text)
     p->drawn = true;
 }
 
-/* ---- the lines that stay -------------------------------------------------------------------------------------- */
+/* ---- finished epochs ----------------------------------------------------------------------------------------- */
 
-/* "  28,307 img/s"; nothing where no step was timed, as of an epoch whose steps ended before the run was resumed. */
-static const char *print_rate(char *text, size_t size, const abar_progress *now)
-{
-    char number[NUMBER_MAX];
-    text[0] = '\0';
-    if (now->samples_per_second > 0)
-        snprintf(text, size, "  %6s %s/s", print_count(number, (int64_t)fmin(now->samples_per_second, 1e15)), unit(now));
-    return text;
-}
+enum {
+    EPOCH,
+    EPOCH_LOSS,
+    EPOCH_ACCURACY,
+    TEST,
+    RESULT,
+    PERPLEXITY,
+    BITS,
+    TEST_ACCURACY,
+    EPOCH_RATE,
+    TIME,
+    SKIPPED,
+    EPOCH_PARTS
+};
 
-/* The rate, and perplexity and accuracy of a text, are said where the line has room for them. */
+/* The main result is always shown: the test loss of a text, the test accuracy of images. */
 static void print_epoch_line(progress *p, const abar_progress *now)
 {
-    char head[96], more[2][NUMBER_MAX + 8] = {"", ""}, tail[96], time[NUMBER_MAX], rate[48], number[NUMBER_MAX];
-    int n = print_epoch(head, sizeof head, now);
-    n += snprintf(head + n, sizeof head - (size_t)n, "  loss %s", print_fixed(number, now->loss, 4));
-    n += (int)strlen(now->text ? "  test 0.0000  bpc 0.000" : "  acc 00.00 %  test 00.00 %");
-    print_duration(time, now->seconds);
-    if (n + (int)strlen(print_rate(rate, sizeof rate, now)) + 2 + (int)strlen(time) > print_width(p->out)) rate[0] = '\0';
-    snprintf(tail, sizeof tail, "%s  %s", rate, time);
+    line_part part[EPOCH_PARTS] = {0};
+    char number[NUMBER_MAX], rate[NUMBER_MAX + 8];
+    print_epoch(part[EPOCH].text, sizeof part[EPOCH].text, now);
+    line_part_set(&part[EPOCH_LOSS], 3, "  loss %s", print_fixed(number, now->loss, 4));
+    line_part_set(&part[TEST], 0, "  test ");
     if (now->text) {
-        const int room = print_width(p->out) - n - (int)strlen(tail);
-        const int ppl = snprintf(more[0], sizeof more[0], "  ppl %s", print_fixed(number, now->test_perplexity, 3));
-        const int both = ppl + snprintf(more[1], sizeof more[1], "  acc %5.2f %%", now->test_accuracy);
-        if (both > room) more[1][0] = '\0';
-        if (ppl > room) more[0][0] = '\0';
-        fprintf(p->out, "%s  test %s%s%s%s", head, progress_bold(p), print_fixed(number, now->test_loss, 4), progress_plain(p),
-                more[0]);
-        fprintf(p->out, "  bpc %s%s", print_fixed(number, now->test_bits, 3), more[1]);
+        line_part_set(&part[RESULT], 0, "%s", print_fixed(number, now->test_loss, 4));
+        line_part_set(&part[PERPLEXITY], 7, "  ppl %s", print_fixed(number, now->test_perplexity, 3));
+        line_part_set(&part[BITS], 2, "  bpc %s", print_fixed(number, now->test_bits, 3));
+        line_part_set(&part[TEST_ACCURACY], 8, "  acc %5.2f %%", now->test_accuracy);
     } else {
-        fprintf(p->out, "%s  acc %5.2f %%  test %s%5.2f %%%s", head, now->accuracy, progress_bold(p), now->test_accuracy,
-                progress_plain(p));
+        line_part_set(&part[EPOCH_ACCURACY], 4, "  acc %5.2f %%", now->accuracy);
+        line_part_set(&part[RESULT], 0, "%5.2f %%", now->test_accuracy);
     }
-    fputs(tail, p->out);
-    if (now->skipped_steps > 0) fprintf(p->out, "  %" PRId64 " steps skipped", now->skipped_steps);
+    part[RESULT].strong = true;
+    if (now->samples_per_second > 0) /* 0 if the run was resumed after the last step of the epoch */
+        line_part_set(&part[EPOCH_RATE], 6, "  %12s", print_rate(rate, sizeof rate, now));
+    line_part_set(&part[TIME], 5, "  %s", print_duration(number, now->seconds));
+    if (now->skipped_steps > 0) line_part_set(&part[SKIPPED], 1, "  %" PRId64 " steps skipped", now->skipped_steps);
+    print_fit(part, EPOCH_PARTS, print_width(p->out));
+    print_parts(p->out, part, EPOCH_PARTS, progress_bold(p), progress_plain(p));
     fputc('\n', p->out);
     fflush(p->out);
 }

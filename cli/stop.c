@@ -1,11 +1,13 @@
-/* Being asked to stop: by Ctrl-C, by the system, or by a terminal that closes. */
+/* Signals: Ctrl-C, SIGTERM, and the hangup of a terminal that closes. */
 #include "cli.h"
 
 #include <signal.h>
 
-/* A signal handler has no other way to know. */
+/* Global: a signal handler receives nothing but the number of the signal. */
 static const stoppable *volatile running;
 static volatile sig_atomic_t stopped_by;
+static char claimed[ABAR_OPTION_TEXT_MAX]; /* set before its handler is installed */
+static sigset_t waiting;                   /* what was blocked before stop_wait */
 
 static void on_signal(int number)
 {
@@ -17,20 +19,51 @@ static void on_signal(int number)
     running->stop(running->object);
 }
 
-/* A hangup counts, too, unless nohup asked to ignore it. */
+static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+enum { SIGNALS = sizeof numbers / sizeof *numbers };
+
+/* SIGHUP stays ignored under nohup. */
+static void handle(void (*handler)(int number), struct sigaction old[SIGNALS])
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < SIGNALS; i++) {
+        sigaction(numbers[i], NULL, &old[i]);
+        if (numbers[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
+    }
+}
+
 abar_status stop_on_signal(const stoppable *s)
 {
-    static const int number[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old[3];
-    sigemptyset(&action.sa_mask);
+    struct sigaction old[SIGNALS];
     running = s;
-    for (int i = 0; i < 3; i++) {
-        sigaction(number[i], NULL, &old[i]);
-        if (number[i] != SIGHUP || old[i].sa_handler != SIG_IGN) sigaction(number[i], &action, NULL);
-    }
+    handle(on_signal, old);
     abar_status status = s->run(s->object);
-    for (int i = 0; i < 3; i++) sigaction(number[i], &old[i], NULL);
+    for (int i = 0; i < SIGNALS; i++) sigaction(numbers[i], &old[i], NULL);
     return status;
+}
+
+static void on_early_signal(int number)
+{
+    folder_unclaim(claimed);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+void stop_wait(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < SIGNALS; i++) sigaddset(&set, numbers[i]);
+    sigprocmask(SIG_BLOCK, &set, &waiting);
+}
+
+void stop_unclaims(const char *folder)
+{
+    struct sigaction old[SIGNALS];
+    snprintf(claimed, sizeof claimed, "%s", folder);
+    handle(on_early_signal, old);
+    sigprocmask(SIG_SETMASK, &waiting, NULL);
 }
 
 int stop_exit_code(void) { return EXIT_SIGNAL + (int)stopped_by; }

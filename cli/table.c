@@ -1,5 +1,6 @@
-/* The table at the end of a comparison: a row per optimizer, as many columns as there is room for, and what they mean. */
+/* The table at the end of a comparison, a row per optimizer, and its notes. */
 #include "cli.h"
+#include "grid.h"
 #include "progress.h"
 
 #include <inttypes.h>
@@ -18,32 +19,26 @@ int comparison_seeds(const abar_compare *compare)
 
 bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
 
-/* RESULT is what counts: accuracy, for texts the loss, with its best over the epochs beside it; ASIDE is the other one. */
-enum { OPTIMIZER, RESULT, BEST, ASIDE, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
+/* RESULT: the test accuracy, of texts the test loss; BEST: its best over the epochs; OTHER: the other of the two. */
+enum { OPTIMIZER, RESULT, BEST, OTHER, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
-#define GAP(column) ((column) == OPTIMIZER ? 2 : 1) /* spaces after a column; the others end in room for a mark */
+/* What the table is made from. */
+typedef struct source {
+    const abar_compare *compare;
+    bool utf8, text, shared; /* shared: trainings shared the device */
+    double best[COLUMNS];    /* the best merit of a column; NaN: nothing is marked */
+} source;
 
-typedef struct cell {
-    char text[64];
-    bool best;
-} cell;
-
-typedef struct table {
-    int rows; /* the first one holds the headings */
-    cell cell[ABAR_COMPARE_METHODS_MAX + 1][COLUMNS];
-    int width[COLUMNS]; /* 0: not shown */
-} table;
-
-/* The time of a step: alone, where trainings shared the device. */
+/* Milliseconds per step; measured alone if trainings shared the device. */
 static double step_of(const abar_compare_row *r, bool shared) { return shared ? r->ms_alone : r->ms_per_step.mean; }
 
-/* What makes a method the best of its column: more is better. NaN: nothing to compare. */
+/* The number that a column compares, greater is better. NaN: none. */
 static double merit(const abar_compare_row *r, int column, bool text, bool shared)
 {
     switch (column) {
     case RESULT: return text ? -r->test_loss.mean : r->test_accuracy.mean;
     case BEST: return text ? -r->best_loss.mean : r->best_accuracy.mean;
-    case ASIDE: return text ? r->test_accuracy.mean : -r->test_loss.mean;
+    case OTHER: return text ? r->test_accuracy.mean : -r->test_loss.mean;
     case TRAIN_LOSS: return -r->train_loss.mean;
     case STEP: return -step_of(r, shared);
     case MEMORY: return -r->memory_bytes;
@@ -51,7 +46,7 @@ static double merit(const abar_compare_row *r, int column, bool text, bool share
     }
 }
 
-static void fill_number(cell *c, double value, int decimals, const char *unit)
+static void fill_number(grid_cell *c, double value, int decimals, const char *unit)
 {
     char number[NUMBER_MAX];
     if (isnan(value))
@@ -60,91 +55,46 @@ static void fill_number(cell *c, double value, int decimals, const char *unit)
         snprintf(c->text, sizeof c->text, "%s%s", print_fixed(number, value, decimals), unit);
 }
 
-static void fill_row(cell *cells, const abar_compare_row *r, bool utf8, bool text, bool shared)
+static void fill_spread(grid_cell *c, abar_compare_spread s, int decimals, bool utf8)
 {
-    char number[NUMBER_MAX], std[NUMBER_MAX];
-    const abar_compare_spread result = text ? r->test_loss : r->test_accuracy;
-    const int decimals = text ? 4 : 2;
-    const double ms = step_of(r, shared);
-    snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r->label);
-    fill_number(&cells[RESULT], result.mean, decimals, "");
-    if (!isnan(result.std))
-        snprintf(cells[RESULT].text, sizeof cells->text, "%s %s %s", print_fixed(number, result.mean, decimals),
-                 utf8 ? "\xc2\xb1" : "+-", print_fixed(std, result.std, decimals));
-    fill_number(&cells[BEST], text ? r->best_loss.mean : r->best_accuracy.mean, decimals, "");
-    fill_number(&cells[ASIDE], text ? r->test_accuracy.mean : r->test_loss.mean, text ? 2 : 4, "");
-    fill_number(&cells[TRAIN_LOSS], r->train_loss.mean, 4, "");
-    fill_number(&cells[STEP], ms, 3, "");
-    if (!isnan(ms)) snprintf(cells[STEP].text, sizeof cells->text, "%s", print_significant(number, ms));
-    fill_number(&cells[STEP_RATIO], r->time_ratio, 2, "x");
-    fill_number(&cells[MEMORY], r->memory_bytes, 0, "");
-    if (!isnan(r->memory_bytes))
-        snprintf(cells[MEMORY].text, sizeof cells->text, "%s", print_bytes(number, (size_t)r->memory_bytes));
-    fill_number(&cells[MEMORY_RATIO], r->memory_ratio, 2, "x");
-    if (r->failures) snprintf(cells[FAILED].text, sizeof cells->text, "%" PRId64 " of %" PRId64, r->failures, r->runs);
+    char mean[NUMBER_MAX], std[NUMBER_MAX];
+    fill_number(c, s.mean, decimals, "");
+    if (!isnan(s.std))
+        snprintf(c->text, sizeof c->text, "%s %s %s", print_fixed(mean, s.mean, decimals), utf8 ? "\xc2\xb1" : "+-",
+                 print_fixed(std, s.std, decimals));
 }
 
-static void mark_best(table *t, const abar_compare *compare, bool shared)
+static void fill_row(const void *user, int m, grid_cell *cells)
 {
-    const bool text = comparison_is_text(compare);
+    const source *s = user;
+    const abar_compare_row r = *abar_compare_row_of(s->compare, m);
+    const bool text = s->text;
+    const double ms = step_of(&r, s->shared);
+    char number[NUMBER_MAX];
+    snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r.label);
+    fill_spread(&cells[RESULT], text ? r.test_loss : r.test_accuracy, text ? 4 : 2, s->utf8);
+    fill_number(&cells[BEST], text ? r.best_loss.mean : r.best_accuracy.mean, text ? 4 : 2, "");
+    fill_number(&cells[OTHER], text ? r.test_accuracy.mean : r.test_loss.mean, text ? 2 : 4, "");
+    fill_number(&cells[TRAIN_LOSS], r.train_loss.mean, 4, "");
+    snprintf(cells[STEP].text, sizeof cells->text, "%s", isnan(ms) ? "-" : print_significant(number, ms));
+    fill_number(&cells[STEP_RATIO], r.time_ratio, 2, "x");
+    snprintf(cells[MEMORY].text, sizeof cells->text, "%s",
+             isnan(r.memory_bytes) ? "-" : print_bytes(number, (size_t)r.memory_bytes));
+    fill_number(&cells[MEMORY_RATIO], r.memory_ratio, 2, "x");
+    if (r.failures) snprintf(cells[FAILED].text, sizeof cells->text, "%" PRId64 " of %" PRId64, r.failures, r.runs);
+    for (int column = 0; column < COLUMNS; column++) cells[column].best = merit(&r, column, text, s->shared) == s->best[column];
+}
+
+/* Nothing is marked if there is only one method. */
+static void find_best(source *s)
+{
+    const int methods = abar_compare_method_count(s->compare);
     for (int column = 0; column < COLUMNS; column++) {
-        double best = NAN;
-        for (int m = 0; m + 1 < t->rows; m++) {
-            abar_compare_row r = *abar_compare_row_of(compare, m);
-            best = fmax(best, merit(&r, column, text, shared));
+        s->best[column] = NAN;
+        for (int m = 0; m < methods && methods > 1; m++) {
+            const abar_compare_row r = *abar_compare_row_of(s->compare, m);
+            s->best[column] = fmax(s->best[column], merit(&r, column, s->text, s->shared));
         }
-        for (int m = 0; m + 1 < t->rows && t->rows > 2; m++) {
-            abar_compare_row r = *abar_compare_row_of(compare, m);
-            t->cell[m + 1][column].best = merit(&r, column, text, shared) == best;
-        }
-    }
-}
-
-/* Columns on the screen: bytes inside a UTF-8 character take none. */
-static int columns_of(const char *text)
-{
-    int n = 0;
-    for (; *text; text++) n += ((unsigned char)*text & 0xC0) != 0x80;
-    return n;
-}
-
-/* Columns as wide as their texts; where a line would be too long, those that say least go. A ratio goes before what it is of:
- * alone it would not say that. */
-static void measure(table *t, int most)
-{
-    static const int dispensable[] = {ASIDE, MEMORY_RATIO, MEMORY, BEST, STEP_RATIO, STEP};
-    int total = -2; /* neither a gap nor a mark after the last */
-    for (int column = 0; column < COLUMNS; column++) {
-        bool empty = true;
-        for (int i = 0; i < t->rows; i++) {
-            int n = columns_of(t->cell[i][column].text) + (column > OPTIMIZER); /* room for the mark */
-            if (n > t->width[column]) t->width[column] = n;
-            empty = empty && (i == 0 || !t->cell[i][column].text[0]);
-        }
-        if (empty) t->width[column] = 0;
-        total += t->width[column] + GAP(column);
-    }
-    for (size_t i = 0; i < sizeof dispensable / sizeof *dispensable && total > most; i++) {
-        total -= t->width[dispensable[i]] + GAP(dispensable[i]);
-        t->width[dispensable[i]] = 0;
-    }
-}
-
-/* Right-aligned but for the names; no spaces at the end of a line. */
-static void print_table(const table *t, const progress *p)
-{
-    for (int i = 0; i < t->rows; i++) {
-        int owed = 0; /* spaces before the next text */
-        for (int column = 0; column < COLUMNS; column++) {
-            const cell *c = &t->cell[i][column];
-            int pad = t->width[column] - columns_of(c->text), mark = column > OPTIMIZER;
-            if (t->width[column] == 0) continue;
-            if (c->text[0])
-                fprintf(p->out, "%*s%s%s%s%s", owed + (mark ? pad - 1 : 0), "", c->best ? progress_bold(p) : "", c->text,
-                        c->best ? "*" : "", c->best ? progress_plain(p) : "");
-            owed = GAP(column) + (!mark ? pad : c->text[0] ? !c->best : owed + t->width[column]);
-        }
-        fputc('\n', p->out);
     }
 }
 
@@ -159,45 +109,52 @@ static int64_t side_by_side(const abar_compare *compare)
     return most;
 }
 
-static void say_notes(const abar_compare *compare, const progress *p, const table *t)
+static void say_notes(const source *s, const progress *p, bool memory_shown)
 {
-    const int seeds = comparison_seeds(compare), width = print_width(p->out);
-    const bool fewer = abar_compare_run_count(compare) < seeds * abar_compare_method_count(compare);
-    const int64_t shared = side_by_side(compare);
-    char note[160] = "";
+    const abar_compare *compare = s->compare;
+    const int seeds = comparison_seeds(compare), width = print_width(p->out), methods = abar_compare_method_count(compare);
+    const bool fewer = abar_compare_run_count(compare) < seeds * methods;
+    char note[256];
+    int n = snprintf(note, sizeof note, "%s", methods > 1 ? "* best; " : "");
     if (seeds > 1)
-        snprintf(note, sizeof note, "means over %s%d seeds, %s one standard deviation; ", fewer ? "up to " : "", seeds,
-                 p->utf8 ? "\xc2\xb1" : "+-");
-    if (t->rows > 2) fprintf(p->out, "* best; ");
-    strcat(note, t->width[MEMORY] ? "memory: held while training" : "compare.md has the columns that found no room");
-    print_wrapped(p->out, t->rows > 2 ? 8 : 0, width, note);
-    if (shared <= 1) return;
-    snprintf(note, sizeof note, "a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device",
-             shared);
-    fprintf(p->out, "ms alone: ");
-    print_wrapped(p->out, 10, width, note);
+        n += snprintf(note + n, sizeof note - (size_t)n, "means over %s%d seeds, %s one standard deviation; ",
+                      fewer ? "up to " : "", seeds, p->utf8 ? "\xc2\xb1" : "+-");
+    snprintf(note + n, sizeof note - (size_t)n, "%s",
+             memory_shown ? "memory: held while training" : "compare.md has all columns");
+    print_wrapped_from(p->out, 0, methods > 1 ? 2 : 0, width, note);
+    if (!s->shared) return;
+    snprintf(note, sizeof note,
+             "ms alone: of a step, timed in turns before the trainings, of which up to %" PRId64 " shared the device",
+             side_by_side(compare));
+    print_wrapped_from(p->out, 0, 2, width, note);
 }
 
 void print_comparison(const abar_compare *compare, const progress *p)
 {
-    static const char *const heading[2][COLUMNS] = {
-        {"optimizer", "test acc %", "best", "test loss", "train loss", "ms/step", "", "memory", "", "failed"},
-        {"optimizer", "test loss", "best", "test acc %", "train loss", "ms/step", "", "memory", "", "failed"}};
-    table t = {.rows = abar_compare_method_count(compare) + 1};
+    source s = {.compare = compare, .utf8 = p->utf8, .text = comparison_is_text(compare), .shared = side_by_side(compare) > 1};
     const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare))->label;
-    const bool text = comparison_is_text(compare), shared = side_by_side(compare) > 1;
-    for (int column = 0; column < COLUMNS; column++)
-        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s",
-                 column == STEP && shared ? "ms alone" : heading[text][column]);
-    for (int column = STEP_RATIO; column <= MEMORY_RATIO; column += MEMORY_RATIO - STEP_RATIO)
-        snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, strlen(baseline) <= 8 ? "vs %s" : "ratio", baseline);
-    for (int m = 0; m + 1 < t.rows; m++) {
-        abar_compare_row r = *abar_compare_row_of(compare, m);
-        fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
-    }
-    mark_best(&t, compare, shared);
-    measure(&t, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
+    char ratio[16];
+    snprintf(ratio, sizeof ratio, strlen(baseline) <= 8 ? "vs %.8s" : "ratio", baseline);
+    const grid_column column[COLUMNS] = {[OPTIMIZER] = {"optimizer", true, 0},
+                                         [RESULT] = {s.text ? "test loss" : "test acc %", false, 0},
+                                         [BEST] = {"best", false, 4},
+                                         [OTHER] = {s.text ? "test acc %" : "test loss", false, 7},
+                                         [TRAIN_LOSS] = {"train loss", false, 1},
+                                         [STEP] = {s.shared ? "ms alone" : "ms/step", false, 2},
+                                         [STEP_RATIO] = {ratio, false, 3}, /* left out before the number it is a ratio of */
+                                         [MEMORY] = {"memory", false, 5},
+                                         [MEMORY_RATIO] = {ratio, false, 6},
+                                         [FAILED] = {"failed", false, 0}};
+    grid g = {.column = column,
+              .columns = COLUMNS,
+              .rows = abar_compare_method_count(compare),
+              .fill = fill_row,
+              .user = &s,
+              .bold = progress_bold(p),
+              .plain = progress_plain(p)};
+    find_best(&s);
+    grid_measure(&g, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
     fputc('\n', p->out);
-    print_table(&t, p);
-    say_notes(compare, p, &t);
+    grid_print(&g, p->out);
+    say_notes(&s, p, g.width[MEMORY] > 0);
 }

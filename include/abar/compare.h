@@ -1,14 +1,13 @@
-/* Comparing optimizers: methods x seeds on one problem under equal conditions. What `abar compare` does, for programs.
+/* Comparing optimizers: methods x seeds on one problem under equal conditions. The library behind `abar compare`.
  *
  * A comparison lives in a folder:
  *     compare.json    its configuration, every run that has ended, the table
  *     compare.csv     one row per run and epoch
  *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time
  *     compare.md      the table, to be pasted into a page
- *     LABEL-sSEED/    every run: what an abar_trainer keeps, and report.json once the run has ended
- * Runs go seed by seed and, within a seed, method by method, so that a machine that gets slower or faster does so for all; on a
- * GPU several may train side by side.
- * A comparison may be stopped or killed at any moment: it goes on where it was, with the same numbers. */
+ *     LABEL-sSEED/    every run: the files of an abar_trainer, and report.json once the run has ended
+ * Runs are ordered by seed, then by method, so that a machine whose speed changes affects all methods alike; on a GPU several
+ * may train side by side. A comparison may be stopped or killed at any moment and continued later, with the same results. */
 #ifndef ABAR_COMPARE_H
 #define ABAR_COMPARE_H
 
@@ -28,65 +27,66 @@ typedef struct abar_compare_config {
     size_t size;                     /* sizeof(abar_compare_config) */
     const char *out;                 /* the comparison's folder */
     const abar_setup *const *setups; /* one per method; their out is ignored */
-    const char *const *labels;       /* what to call the methods; NULL: by their optimizers. Letters, digits, + - _ */
+    const char *const *labels;       /* names of the methods; NULL: those of their optimizers. Letters, digits, + - _ */
     int methods;
-    int64_t seeds;               /* each method runs with the setups' seed, the one after it, ... */
-    const int64_t *method_seeds; /* one per method, 0: seeds; NULL: all of them run with seeds */
+    int64_t seeds;               /* runs per method, with the setups' seed, seed + 1, ... */
+    const int64_t *method_seeds; /* runs of each method, 0: as seeds says; NULL: all as seeds says */
 } abar_compare_config;
 
-/* How one run ended. Accuracies in percent; NaN where no epoch was finished. */
+/* The result of one run. Accuracies in percent; NaN if no epoch was finished. */
 typedef struct abar_compare_run {
     const char *label;
     int method;
     int64_t seed;
     bool ended;
-    const char *failure;                                         /* why it could not go on, or NULL */
+    const char *failure;                                         /* why it failed; NULL: it did not */
     int64_t epochs;                                              /* finished */
-    double test_accuracy, test_loss, train_accuracy, train_loss; /* after the last of them */
-    double best_accuracy, best_loss;                             /* of the test part, after whichever epoch, ... */
-    int64_t best_accuracy_epoch, best_loss_epoch;                /* ... counted from 1; 0: none */
+    double test_accuracy, test_loss, train_accuracy, train_loss; /* after the last finished epoch */
+    double best_accuracy, best_loss;                             /* on the test part, over all epochs, ... */
+    int64_t best_accuracy_epoch, best_loss_epoch;                /* ... and the epoch, from 1; 0: none */
     double seconds, ms_per_step;
-    int64_t side_by_side; /* trainings that shared the device at the same time, this one included; 1: it was alone */
-    int64_t memory_bytes; /* held while it trained: data, net, optimizer, loader. Saving takes a little more for a moment */
+    int64_t side_by_side; /* the most trainings on the device at a time, this one included; 1: it was alone */
+    int64_t memory_bytes; /* held while training: data, net, optimizer, loader. Saving briefly takes more */
     int64_t optimizer_bytes, skipped_steps;
+    bool retry; /* it failed for lack of memory: abar_compare_run_all tries it again */
 } abar_compare_run;
 
-/* Mean and sample standard deviation; NaN where there is nothing to take them of. */
+/* Mean and sample standard deviation; NaN if there are too few values. */
 typedef struct abar_compare_spread {
     double mean, std;
 } abar_compare_spread;
 
-/* One method in the table: over its runs that ended without failure. */
+/* A row of the table: one method, over its runs that did not fail. */
 typedef struct abar_compare_row {
     const char *label;
-    int64_t runs, failures; /* that have ended; those of them that failed */
+    int64_t runs, failures; /* ended; failed among them */
     abar_compare_spread test_accuracy, best_accuracy, test_loss, best_loss, train_loss, ms_per_step, seconds;
-    abar_compare_spread epoch_seconds; /* training and testing; where the device was shared, scaled to what it takes alone */
-    int64_t side_by_side;              /* the most trainings that shared the device with one of its runs */
-    double ms_alone;                   /* a step, measured with the device to itself; NaN: was not */
-    double memory_bytes;               /* the most that any of them held */
-    double time_ratio, memory_ratio;   /* of a step's time and memory_bytes to those of the baseline. Where trainings shared the
-                                        * device the time is ms_alone, else ms_per_step */
+    abar_compare_spread epoch_seconds; /* training and testing; if the device was shared, scaled to the time alone */
+    int64_t side_by_side;              /* the maximum over its runs */
+    double ms_alone;                   /* milliseconds per step with the device to itself; NaN: not measured */
+    double memory_bytes;               /* the maximum over its runs */
+    double time_ratio, memory_ratio;   /* to the baseline: of memory_bytes, and of ms_alone if trainings shared the device, else
+                                        * of ms_per_step */
 } abar_compare_row;
 
-/* A run that is training. */
+/* A run in progress. */
 typedef struct abar_compare_running {
     const char *label;
     int64_t seed, epoch, epochs; /* epoch counts from 0 */
 } abar_compare_running;
 
-/* What a watcher is told: after every step and epoch, when a run has ended, and what concerns all of them. Calls come one at a
- * time, though from several threads where trainings run side by side. */
+/* Reported after every step and epoch, when a run has ended, and for news about the whole comparison. Calls never overlap, but
+ * come from several threads if trainings run side by side. */
 typedef struct abar_compare_progress {
-    const char *news; /* about the comparison itself; then only runs is set below */
+    const char *news; /* about the whole comparison: of the members below only runs is set. Else NULL */
     int run, runs;    /* run counts from 0 */
-    int ended;        /* runs that have */
+    int ended;        /* runs that have ended */
     const char *label;
     int64_t seed;
-    const abar_progress *training;       /* NULL when the run has ended: */
-    const abar_compare_run *result;      /* then this is set */
-    double done, seconds_left;           /* of the whole comparison: 0 to 1; an estimate */
-    const abar_compare_running *running; /* all that train now, the one told of included */
+    const abar_progress *training;       /* NULL: the run has ended, */
+    const abar_compare_run *result;      /* with this result */
+    double done, seconds_left;           /* of the whole comparison: 0 to 1, and an estimate */
+    const abar_compare_running *running; /* all runs in progress, this one included */
     int n_running;
 } abar_compare_progress;
 
@@ -96,32 +96,34 @@ typedef struct abar_compare_events {
     void *user;
 } abar_compare_events;
 
-/* Gives a setup every setting of another's that must be equal in a comparison: recipes may want fewer epochs for one
- * optimizer than for the next. */
+/* Copies every setting that must be equal in a comparison from one setup to another: recipes of two optimizers may differ, in
+ * their epochs for example. */
 abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_setup *setup);
 
-/* Refuses setups that differ in more than their optimizers and how those are driven, and folders that hold a comparison
- * already. Copies what it is given. Nothing appears on disk before the first run is ready to train. */
+/* Refuses setups that differ in more than the optimizer and its settings, and folders that contain a comparison already. Copies
+ * the config. Nothing is written to disk before the first run is ready to train. */
 abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *config, const abar_compare_events *events,
                                 abar_compare **out);
-/* The comparison in a folder, to go on with or to look at. seeds: how many each method shall have at least, 0: as many as there
- * were. */
+/* Loads the comparison in a folder, to continue it or to read its results. seeds: the least number of runs per method, 0: as
+ * before. */
 abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,
                               abar_compare **out);
 void abar_compare_destroy(abar_compare *compare);
 
 #define ABAR_COMPARE_JOBS_MAX 64
-/* How many trainings run side by side, each in a thread of its own; 0 (the default): one on the host, and on a GPU as many as
- * fit in its memory and, by measurement, get more done together than one after the other. The results are the same. */
+/* Sets how many trainings run side by side, each in its own thread. 0, the default: one on the host; on a GPU the fastest
+ * number, by measurement, that fits in memory. The results do not depend on it. */
 void abar_compare_jobs(abar_compare *compare, int jobs);
 
-/* Runs whatever has not ended and writes the files anew after every run. A run that cannot go on (numbers that are not
- * finite, no memory, nothing its device can do) is a result like any other, not a failure of the comparison; but what finds no
- * memory beside others is tried again with fewer at a time. Any other failure ends the comparison, saved; one of a library
- * underneath (ABAR_E_BACKEND) does so when the other runs have ended. ABAR_STOPPED after abar_compare_stop: the steps were
- * finished and saved. */
+/* Executes every run that has not ended, and those that failed for lack of memory before this call. The files are rewritten
+ * after each run.
+ * A run that fails by its own numbers, for lack of memory, or because its device does not support it is a row of the table, not
+ * a failure of the comparison. If it found no memory beside other runs, it is first repeated with fewer at a time.
+ * Any other failure (a full disk, a lost device) ends the comparison with everything saved; its run has not ended and is
+ * continued by the next call. After ABAR_E_BACKEND the other runs are finished first.
+ * ABAR_STOPPED: abar_compare_stop was called; the steps in progress were finished and saved. */
 abar_status abar_compare_run_all(abar_compare *compare);
-/* Which method's run the failure it returned is of, by its label; NULL: none's. */
+/* The label of the method whose run caused the failure that abar_compare_run_all returned; NULL: none. */
 const char *abar_compare_failed(const abar_compare *compare);
 /* May be called from a signal handler or another thread. */
 void abar_compare_stop(abar_compare *compare);
@@ -130,14 +132,14 @@ int abar_compare_method_count(const abar_compare *compare);
 const abar_setup *abar_compare_setup(const abar_compare *compare, int method);
 /* Good until the next call for the same method. */
 const abar_compare_row *abar_compare_row_of(const abar_compare *compare, int method);
-/* The method that ratios refer to: plain sgd where it takes part, else the first. */
+/* The method that ratios refer to: plain sgd if it is compared, else the first. */
 int abar_compare_baseline(const abar_compare *compare);
-/* Seed by seed, method by method. */
+/* Ordered by seed, then by method. */
 int abar_compare_run_count(const abar_compare *compare);
 const abar_compare_run *abar_compare_run_of(const abar_compare *compare, int run);
 const char *abar_compare_dir(const abar_compare *compare);
 
-/* What compare.json holds; the text lives until the next call or destroy. */
+/* The content of compare.json; valid until the next call or destroy. */
 abar_status abar_compare_report(abar_compare *compare, const char **json);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Times training steps on a batch that lies in place: what the engine costs without reading data. */
+/* Times training steps on a batch that is already in memory: the cost of the engine without the loader. */
 #include "base/rng.h"
 #include "train/bench_impl.h"
 
@@ -19,12 +19,12 @@ struct abar_bench {
     abar__bench_profile profile;
     abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
-    int64_t given;          /* steps that it ran on the host */
+    int64_t given;          /* steps of abar__bench_steps on the host so far */
 };
 
 enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
 
-/* Classes in turn. */
+/* The classes in turn. */
 static abar_status fill_labels(abar_bench *b, const abar_tensor *to)
 {
     const int64_t count = abar_tensor_count(to);
@@ -77,7 +77,7 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     return fill_input(b, train->seed);
 }
 
-/* Steps at rate 0: the weights stay where they are, so that every step computes on the same, finite numbers. */
+/* The learning rate is 0: the weights do not change, so that every step computes on the same finite numbers. */
 static abar_status run(abar_bench *b, int64_t steps, bool profile, double *times)
 {
     for (int64_t k = 0; k < steps; k++) {
@@ -100,7 +100,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The p-th quantile of n ascending numbers, between two of them by their weights. */
+/* The p-th quantile of n ascending numbers, with linear interpolation. */
 static double quantile(const double *sorted, int64_t n, double p)
 {
     double place = p * (double)(n - 1);
@@ -133,7 +133,7 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
     snprintf(out->device, sizeof out->device, "%s", abar_device_describe(b->dev));
 }
 
-/* Steps on the host, with every operation's times where they are wanted. */
+/* Steps on the host, on request with the time of every operation. */
 static abar_status measure_host(abar_bench *b, const abar_bench_config *config, abar_bench_result *result)
 {
     ABAR_TRY(run(b, config->warmup, false, NULL));

@@ -1,5 +1,5 @@
-/* The rows of a profile: what each operation took, what it has to move and to compute, and what that takes at the rates which
- * the device reaches at best. Those are measured: a copy within its memory, and a product of large matrices. */
+/* The rows of a profile: the time of each operation, its bytes and flops, and its floor: the time for them at the best rates of
+ * the device. These rates are measured by a copy within its memory and a product of large matrices. */
 #include "base/rng.h"
 #include "device/nn_impl.h"
 #include "optim/optim_impl.h"
@@ -21,7 +21,7 @@ typedef struct workshop {
 
 static void clear(workshop *w)
 {
-    (void)w->queue->wait(w->dev); /* failures were told where they happened */
+    (void)w->queue->wait(w->dev); /* failures were reported where they happened */
     for (int i = 0; i < 2; i++)
         if (w->mark[i]) w->queue->mark_destroy(w->dev, w->mark[i]);
     if (w->op) abar_device_free(w->dev, w->scratch, w->op->scratch_bytes);
@@ -29,7 +29,8 @@ static void clear(workshop *w)
     for (int i = 0; i < 3; i++) abar_device_free(w->dev, w->matrix[i], w->bytes);
 }
 
-/* Numbers like those of a network, not zeros, which cost less power and would flatter: a few, then copies of them. */
+/* Random numbers: products of zeros take less power and would run faster than those of a network. A few, then copies of them.
+ */
 static abar_status fill(workshop *w, char *to)
 {
     float seed[SEEDS];
@@ -47,7 +48,7 @@ static abar_status fill(workshop *w, char *to)
     return ABAR_OK;
 }
 
-/* Matrices of a side that leaves most of the memory free. */
+/* Allocates matrices that leave most of the memory free. */
 static abar_status furnish(workshop *w)
 {
     const size_t element = abar_dtype_size(w->dev->activation), most = w->queue->memory_free(w->dev) / 4;
@@ -63,7 +64,7 @@ static abar_status furnish(workshop *w)
     return abar_device_alloc(w->dev, w->op->scratch_bytes, &w->scratch);
 }
 
-/* Each matrix to the next: where one copy begins, nothing is left in a cache of what the last one ended with. */
+/* Copies each matrix to the next, so that no copy finds its source in a cache. */
 static abar_status copy_round(workshop *w)
 {
     for (int i = 0; i < 3; i++) ABAR_TRY(w->queue->copy_bytes(w->dev, w->matrix[(i + 1) % 3], w->matrix[i], w->bytes));
@@ -79,10 +80,10 @@ static abar_status multiply_once(workshop *w)
     return abar__op_forward(w->op, &a);
 }
 
-/* Seconds of one, the best of several. */
+/* The least seconds of several calls. */
 static abar_status best_of(workshop *w, abar_status (*once)(workshop *w), double *seconds)
 {
-    ABAR_TRY(once(w)); /* libraries load on the first */
+    ABAR_TRY(once(w)); /* libraries load at the first call */
     for (int i = 0; i < RUNS; i++) {
         ABAR_TRY(w->queue->mark_set(w->dev, w->mark[0]));
         ABAR_TRY(once(w));
@@ -110,7 +111,7 @@ abar_status abar__bench_rates(abar_device *dev, double *copy_rate, double *produ
 
 /* ---- rows --------------------------------------------------------------------------------------------------------- */
 
-/* spread: the steps over which what comes every few of them is spread. */
+/* spread: number of steps that the cost is divided by. */
 static abar_bench_cost cost(const abar__bench_profile *p, const abar_work *work, double steps, double spread)
 {
     abar_bench_cost c = {.bytes = work->bytes / spread, .flops = work->flops / spread};

@@ -1,11 +1,11 @@
-/* Timing steps on a queued device: each kind of step is recorded and replayed as in training, with marks in the queue between
- * steps; then the same in its parts, and for a profile with marks between operations. */
+/* Timing steps on a queued device: each kind of step is captured and replayed as in training, with events between steps; then
+ * in its parts; and for a profile without capture, with events between operations. */
 #include "train/bench_impl.h"
 
-#define RATES 256 /* steps whose rate, 0, the device is told at once */
+#define RATES 256 /* learning rates, all 0, that are sent to the device at a time */
 #define PARTS_STEPS 40
 #define PROFILE_STEPS 12 /* of each kind */
-#define BACKLOG 8        /* steps before one that is profiled: the device must never wait for the host's next call */
+#define BACKLOG 8        /* steps enqueued before a profiled one, so that the device never waits for the host */
 
 enum { PLAIN, OBSERVING, KINDS };
 
@@ -15,8 +15,8 @@ typedef struct abar__replays {
     const abar__stepper *stepper;
     abar_optim *optim;
     void *whole[KINDS], *forward, *backward[KINDS], *update[KINDS];
-    void *part[4]; /* marks around the parts of a step */
-    void **mark;   /* before the first timed step and after each */
+    void *part[4]; /* events around the parts of a step */
+    void **mark;   /* events before the first timed step and after each */
     int64_t marks, rates_until, period;
     bool warm;
 } recordings;
@@ -43,7 +43,7 @@ static abar_status record(recordings *r, part p, void **out)
     return status < 0 ? status : ended;
 }
 
-/* Replays what counts as a step; recording it for the first time counts it already. */
+/* Replays a step. Capturing it counts as a step of the optimizer, replaying does not: abar_optim_replayed adds it. */
 static abar_status replay_step(recordings *r, part p, void **recording)
 {
     const bool fresh = !*recording;
@@ -68,7 +68,7 @@ static abar_status step_in_parts(recordings *r, double ms[3])
     ABAR_TRY(r->queue->mark_set(r->dev, r->part[0]));
     ABAR_TRY(r->queue->replay(r->dev, r->forward));
     ABAR_TRY(r->queue->mark_set(r->dev, r->part[1]));
-    if (!r->backward[kind]) { /* needs a forward on the host's side */
+    if (!r->backward[kind]) { /* the host side of a forward pass must come first */
         ABAR_TRY(abar__stepper_queue_forward(r->stepper));
         ABAR_TRY(record(r, backward_parts[kind], &r->backward[kind]));
     }
@@ -81,7 +81,7 @@ static abar_status step_in_parts(recordings *r, double ms[3])
     return ABAR_OK;
 }
 
-/* Two steps of each kind before anything counts: libraries load on the first, recordings are made on the second. */
+/* Two steps of each kind before timing: libraries load in the first, the second is captured. */
 static abar_status warm_up(recordings *r, int64_t steps)
 {
     bool seen[KINDS] = {false, false};
@@ -106,7 +106,7 @@ static abar_status time_steps(recordings *r, int64_t steps, double *seconds)
     return ABAR_OK;
 }
 
-/* Medians per part; what statistics and refreshes add is the difference between the kinds, spread over the steps. */
+/* Medians per part. The cost of statistics and refreshes is the difference between the kinds, divided among the steps. */
 static abar_status time_parts(recordings *r, int64_t period, abar_bench_result *out)
 {
     double ms[KINDS][3][PARTS_STEPS];
@@ -115,7 +115,7 @@ static abar_status time_parts(recordings *r, int64_t period, abar_bench_result *
         const int kind = abar_optim_observes(r->optim);
         double one[3];
         ABAR_TRY(step_in_parts(r, one));
-        if (i < 2 * period) continue; /* recordings were being made */
+        if (i < 2 * period) continue; /* these are captured */
         for (int k = 0; k < 3; k++) ms[kind][k][n[kind]] = one[k];
         n[kind]++;
     }
@@ -133,7 +133,7 @@ static abar_status time_parts(recordings *r, int64_t period, abar_bench_result *
     return ABAR_OK;
 }
 
-/* One step, not recorded, with a mark after every operation. Seconds of all but the net's passes go to update. */
+/* One step without capture, with an event after every operation. The time outside the net's passes is added to update. */
 static abar_status profiled_step(recordings *r, int kind, double *update)
 {
     abar_net *net = r->stepper->net;
@@ -154,7 +154,7 @@ static abar_status profiled_step(recordings *r, int kind, double *update)
     return ABAR_OK;
 }
 
-/* Steps of one kind, each after so many replays of any kind that the host is ahead of the device. */
+/* Steps of one kind, each after BACKLOG replays of any kind, so that the host is ahead of the device. */
 static abar_status profile_kind(recordings *r, int kind, double *update)
 {
     for (int i = 0; i < PROFILE_STEPS; i++) {
@@ -182,7 +182,7 @@ static abar_status profile_steps(recordings *r, int64_t period, abar__bench_prof
 
 static void release(recordings *r)
 {
-    (void)r->queue->wait(r->dev); /* failures were told where they happened */
+    (void)r->queue->wait(r->dev); /* failures were reported where they happened */
     for (int kind = 0; kind < KINDS; kind++) {
         r->queue->forget(r->dev, r->whole[kind]);
         r->queue->forget(r->dev, r->backward[kind]);
@@ -220,7 +220,7 @@ void abar__replays_destroy(abar__replays *r)
 
 abar_status abar__replays_run(abar__replays *r, int64_t steps)
 {
-    ABAR_TRY(r->queue->wait(r->dev)); /* and makes the device this thread's */
+    ABAR_TRY(r->queue->wait(r->dev)); /* also makes the device current in this thread */
     if (!r->warm) ABAR_TRY(warm_up(r, 2 * r->period + 2));
     r->warm = true;
     for (int64_t k = 0; k < steps; k++) ABAR_TRY(whole_step(r));
@@ -236,7 +236,7 @@ abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, i
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);
     if (status == ABAR_OK) status = time_steps(&r, steps, seconds);
     if (status == ABAR_OK && stepper->accumulate == 1 && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);
-    out->peak_bytes = abar_context_memory(dev->ctx).peak; /* of training, not of what a profile needs */
+    out->peak_bytes = abar_context_memory(dev->ctx).peak; /* of training, without the profile */
     if (status == ABAR_OK && profile) status = profile_steps(&r, period, profile);
     release(&r);
     return status;

@@ -1,5 +1,5 @@
-/* A comparison: every method with every seed, each an ordinary trainer in a folder of its own. What has ended is kept, so that
- * stopping and being killed cost at most what the runs in progress had not saved. */
+/* A comparison: every method with every seed, each an ordinary trainer in its own folder. Results of finished runs are kept; a
+ * comparison that is stopped or killed loses only what the runs in progress had not saved. */
 #include "train/compare_impl.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 /* ---- equal conditions ------------------------------------------------------------------------------------------- */
 
-/* Settings that may differ between methods: how an optimizer is driven. All others make the problem, or its cost. */
+/* Settings of the optimizer may differ between methods. All others define the problem or its cost. */
 static bool may_differ(const char *name)
 {
     static const char *const own[] = {"optim",    "lr",     "final-lr",   "weight-decay",       "decay-all", "clip",
@@ -26,7 +26,7 @@ abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_s
     if (with->model != setup->model)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "compare: %s and %s are two models, compare optimizers on one",
                           with->model->name, setup->model->name);
-    for (int i = 0; i < 2; i++) { /* the run's own settings, and the model's */
+    for (int i = 0; i < 2; i++) { /* settings of the run, then of the model */
         for (const abar_option *o = from[i].options; o->name; o++) {
             char value[ABAR_OPTION_TEXT_MAX];
             if (may_differ(o->name)) continue;
@@ -58,7 +58,7 @@ static abar_status check_same_problem(const abar_compare *c, int m)
     abar_setup_tables(c->method[0].setup, first);
     abar_setup_tables(c->method[m].setup, other);
     ABAR_TRY(check_same_table(c, m, &first[0], &other[0]));
-    return check_same_table(c, m, &first[1], &other[1]); /* the same model by now, so the same table */
+    return check_same_table(c, m, &first[1], &other[1]); /* the models are equal, so the tables are, too */
 }
 
 static abar_status check_label(const abar_compare *c, int m)
@@ -69,7 +69,7 @@ static abar_status check_label(const abar_compare *c, int m)
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: cannot name a method, use letters, digits, +, - and _", label);
     for (int i = 0; i < m; i++)
         if (strcmp(c->method[i].label, label) == 0)
-            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: is compared twice, tell the two apart as in a=%s,b=%s", label,
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: is compared twice, give two labels as in a=%s,b=%s", label,
                               c->method[i].setup->train.optim, c->method[m].setup->train.optim);
     return ABAR_OK;
 }
@@ -101,11 +101,11 @@ static abar_status check(abar_compare *c)
     return check_seeds(c);
 }
 
-/* ---- making ----------------------------------------------------------------------------------------------------- */
+/* ---- creating --------------------------------------------------------------------------------------------------- */
 
 static abar_status copy_dir(abar_compare *c, const char *dir)
 {
-    size_t n = strlen(dir), most = sizeof c->dir - ABAR_COMPARE_LABEL_MAX - 32; /* room for LABEL-sSEED */
+    size_t n = strlen(dir), most = sizeof c->dir - ABAR_COMPARE_LABEL_MAX - 32; /* leaves space for LABEL-sSEED */
     while (n > 1 && dir[n - 1] == '/') n--;
     if (n == 0 || n >= most)
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%.80s: %s, give another folder", dir,
@@ -159,7 +159,7 @@ int64_t abar__compare_epochs(const abar_compare *c)
     return t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
 }
 
-/* Seed by seed, method by method. */
+/* Ordered by seed, then by method. */
 static abar_status make_records(abar_compare *c)
 {
     void *memory;
@@ -178,7 +178,7 @@ static abar_status make_records(abar_compare *c)
     return ABAR_OK;
 }
 
-/* A new comparison trains everything itself: what somebody else trained is no result of it. */
+/* Refuses folders that contain a run: it was not trained by this comparison. */
 static abar_status check_folders(const abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
@@ -186,8 +186,8 @@ static abar_status check_folders(const abar_compare *c)
         ABAR_TRY(abar__compare_run_dir(c, i, dir));
         ABAR_TRY(abar__run_path(c->ctx, dir, "state.safetensors", path));
         if (abar__path_exists(path))
-            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: holds a run already, but %s no comparison, choose another --out",
-                              dir, c->dir);
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT,
+                              "%s: holds a run already, though %s holds no comparison, choose another --out", dir, c->dir);
     }
     return ABAR_OK;
 }
@@ -200,7 +200,8 @@ static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
     if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT,
-                          "%s: already holds a comparison, go on with --resume %s or choose another --out", c->dir, c->dir);
+                          "%s: already holds a comparison, continue it with --resume %s or choose another --out", c->dir,
+                          c->dir);
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "config.json", path));
     if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: already holds a run, choose another --out", c->dir);
@@ -208,7 +209,7 @@ static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
     return check_folders(c);
 }
 
-/* Methods that have fewer seeds get so many. */
+/* Raises methods with fewer seeds to this number. */
 static abar_status grow_seeds(abar_compare *c, int64_t seeds)
 {
     int64_t fewest = INT64_MAX;
@@ -260,7 +261,7 @@ static abar_status make(abar_context *ctx, const abar_compare_events *events, ab
     return ABAR_OK;
 }
 
-/* What was made so far, or nothing after a failure. */
+/* Destroys a comparison whose creation failed. */
 static abar_status finish_making(abar_status status, abar_compare **out)
 {
     if (status >= 0) return ABAR_OK;
@@ -303,7 +304,7 @@ void abar_compare_destroy(abar_compare *c)
     abar__free(c->ctx, c, sizeof *c);
 }
 
-/* ---- looking ---------------------------------------------------------------------------------------------------- */
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 int abar_compare_method_count(const abar_compare *c) { return c->methods; }
 const abar_setup *abar_compare_setup(const abar_compare *c, int method) { return c->method[method].setup; }

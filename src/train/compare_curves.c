@@ -1,13 +1,13 @@
-/* The curves of a comparison, as numbers: for every method the mean over its seeds with a band of one sample standard
- * deviation (of two runs, both), every failed run by itself, and the scales they are drawn on. */
+/* The curves of a comparison: for every method the mean over its seeds with a band of one sample standard deviation (for two
+ * runs, from one to the other), every failed run by itself, and the axes. */
 #include "train/compare_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define POINTS_MAX 400 /* of one curve: more than the picture can show */
-#define LOG_FROM 8.0   /* times the least loss: where a logarithmic scale begins to pay */
+#define POINTS_MAX 400 /* of one curve: the picture cannot show more */
+#define LOG_FROM 8.0   /* the scale is logarithmic if the greatest loss is so many times the least */
 
 /* ---- curves ----------------------------------------------------------------------------------------------------- */
 
@@ -18,8 +18,8 @@ static double value_of(const abar__epoch *e, int kind, bool text)
     return kind == ABAR_CURVE_LOSS ? e->train_loss : text ? e->test_loss : e->test_accuracy;
 }
 
-/* Where trainings shared the device: what it would have taken alone, all epochs alike, since their differences are the
- * neighbours' doing. */
+/* Seconds of the first epochs. If trainings shared the device: scaled to the time alone, and the same for every epoch, since
+ * differences between epochs come from the other trainings. */
 static double elapsed(const abar_compare *c, const abar__compare_record *r, int64_t epochs)
 {
     const bool shared = r->run.side_by_side > 1;
@@ -28,7 +28,7 @@ static double elapsed(const abar_compare *c, const abar__compare_record *r, int6
     return shared ? seconds * abar__compare_time_scale(c, &r->run) * (double)epochs / (double)r->run.epochs : seconds;
 }
 
-/* Epochs that every successful run of the method has, and how many runs these are. */
+/* Epochs that all successful runs of the method have; *runs: the number of these runs. */
 static int64_t common_epochs(const abar_compare *c, int method, int64_t *runs)
 {
     int64_t n = INT64_MAX;
@@ -42,7 +42,7 @@ static int64_t common_epochs(const abar_compare *c, int method, int64_t *runs)
     return *runs > 0 ? n : 0;
 }
 
-/* After epoch e (from 0): run `only`, or where that is -1 all of the curve's method that succeeded. */
+/* The point after epoch e (from 0) of run `only`; -1: of all successful runs of the curve's method. */
 static abar__curve_point point_at(const abar_compare *c, const abar__curve *curve, int only, int64_t e)
 {
     double value[ABAR_CURVE_KINDS][ABAR_COMPARE_SEEDS_MAX] = {{0.0}}, seconds = 0.0;
@@ -66,7 +66,7 @@ static abar__curve_point point_at(const abar_compare *c, const abar__curve *curv
     return p;
 }
 
-/* At most POINTS_MAX of n epochs, the last one among them. */
+/* At most POINTS_MAX of n epochs, including the last. */
 static int64_t stride_of(int64_t n) { return 1 + (n - 1) / POINTS_MAX; }
 static int64_t points_of(int64_t n) { return n > 0 ? 1 + (n - 1) / stride_of(n) : 0; }
 
@@ -77,7 +77,7 @@ static void fill_curve(const abar_compare *c, abar__curve *curve, int only, int6
         curve->point[i] = point_at(c, curve, only, epochs - 1 - (curve->n - 1 - i) * stride_of(epochs));
 }
 
-/* Fills what there is room for, or only counts it: curves and points. */
+/* Counts curves and points, and fills them if they are allocated. */
 static void lay_out(const abar_compare *c, abar__curves *out, int *count, int64_t *points)
 {
     *count = 0;
@@ -131,9 +131,9 @@ void abar__curves_free(abar_context *ctx, abar__curves *curves)
     abar__free(ctx, curves->curve, curves->curve_bytes);
 }
 
-/* ---- scales ----------------------------------------------------------------------------------------------------- */
+/* ---- axes ------------------------------------------------------------------------------------------------------- */
 
-/* 1, 2 or 5 times a power of ten: the least of them that is at least x > 0. */
+/* The least number of the form 1, 2 or 5 times a power of ten that is at least x > 0. */
 static double round_step(double x)
 {
     double power = pow(10.0, floor(log10(x))), part = x / power;
@@ -149,7 +149,7 @@ static void place_ticks(abar__axis *axis, double step)
         axis->tick[axis->ticks++] = k * step;
 }
 
-/* Powers of ten, and 2 and 5 times them where few of those fit. */
+/* Powers of ten, with 2 and 5 times them if that gives few enough ticks. */
 static void place_log_ticks(abar__axis *axis)
 {
     static const double part[] = {1.0, 2.0, 5.0};
@@ -175,7 +175,7 @@ double abar__axis_place(const abar__axis *axis, double value)
     return (at - axis->low) / (axis->high - axis->low);
 }
 
-/* The largest number of epochs, or of seconds, on any curve. */
+/* The most epochs, or seconds, of any curve. */
 static double last_of(const abar__curves *curves, bool time)
 {
     double most = 0.0;
@@ -215,7 +215,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Finite means of the curves; those of failed runs only where there is nothing else. */
+/* The finite means of the curves in ascending order; those of failed runs only if there are no others. */
 static int64_t collect(const abar__curves *curves, int kind, double *out)
 {
     int64_t n = 0;
@@ -229,10 +229,10 @@ static int64_t collect(const abar__curves *curves, int kind, double *out)
     return n;
 }
 
-/* Room for the bands, within reason. */
+/* Extends the axis to include the bands, by a quarter on each side at most. */
 static void include_bands(abar__axis *axis, const abar__curves *curves, int kind)
 {
-    double room = 0.25 * (axis->high - axis->low), low = axis->low - room, high = axis->high + room;
+    const double margin = 0.25 * (axis->high - axis->low), low = axis->low - margin, high = axis->high + margin;
     abar__axis wide = *axis;
     for (int i = 0; i < curves->count; i++) {
         for (int64_t k = 0; k < curves->curve[i].n && !curves->curve[i].failed; k++) {
@@ -246,8 +246,8 @@ static void include_bands(abar__axis *axis, const abar__curves *curves, int kind
     *axis = wide;
 }
 
-/* From the least to the greatest of n ascending numbers, but not as far as those that have run away: several times further
- * from the better three quarters than these are spread. Losses fall far in the first epochs and may. */
+/* From the least to the greatest of n ascending numbers, without outliers: worse than the better three quarters by several
+ * times their spread. The factor is greater for losses, which fall far in the first epochs. */
 static void include_values(abar__axis *axis, const double *value, int64_t n, bool less_is_better)
 {
     const double far = less_is_better ? 6.0 : 3.0;

@@ -1,5 +1,5 @@
 /* The folder of a comparison: report.json of every run that ended, compare.json, .csv, .svg and .md. Each is
- * replaced whole, so that there is never half a file, and the report of a run is what says that it has ended.
+ * replaced atomically. A run has ended if its report exists.
  *
  *     {"abar": "0.1.0", "config": {"seeds": 3, "methods": [{"label": "sgd", "seeds": 3, "ms_alone": null, "setup": {...}},
  * ...]}, "complete": true, "jobs": 0, "wall_seconds": 7.5, "runs": [...], "table": {"baseline": "sgd", "rows": [...]}} */
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FILE_MAX ((size_t)1 << 28) /* bytes of a file worth reading */
+#define FILE_MAX ((size_t)1 << 28) /* bytes; larger files are refused */
 
 #define RUN(member) offsetof(abar_compare_run, member)
 
@@ -29,7 +29,7 @@ static const abar__field run_fields[] = {
     {0},
 };
 
-/* Written for readers; the history says them too. */
+/* Written for readers; not read back but for side_by_side, since the history contains them. */
 static const abar__field best_fields[] = {
     {"best_acc", ABAR_FIELD_REAL, RUN(best_accuracy)},     {"best_acc_epoch", ABAR_FIELD_WHOLE, RUN(best_accuracy_epoch)},
     {"best_loss", ABAR_FIELD_REAL, RUN(best_loss)},        {"best_loss_epoch", ABAR_FIELD_WHOLE, RUN(best_loss_epoch)},
@@ -52,7 +52,8 @@ static abar_status report_path(const abar_compare *c, int i, char path[ABAR_RUN_
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 
-abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out)
+/* {"label": ..., "history": [...]} */
+static abar_status write_record(const abar_compare *c, int i, abar__text *out)
 {
     const abar__compare_record *r = &c->record[i];
     ABAR_TRY(abar__text_printf(c->ctx, out, "{\"label\": \"%s\", \"optim\": \"%s\", \"seed\": %lld, \"failure\": ",
@@ -61,7 +62,7 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
         ABAR_TRY(abar__json_string(c->ctx, out, r->run.failure));
     else
         ABAR_TRY(abar__text_append(c->ctx, out, "null", 4));
-    ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+    ABAR_TRY(abar__text_printf(c->ctx, out, ", \"retry\": %s, ", r->run.retry ? "true" : "false"));
     ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
     ABAR_TRY(abar__fields_write(c->ctx, best_fields, &r->run, out));
@@ -95,7 +96,7 @@ static abar_status write_runs(const abar_compare *c, abar__text *out)
     for (int i = 0; i < c->runs; i++) {
         if (!c->record[i].run.ended) continue;
         if (written++) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
-        ABAR_TRY(abar__compare_record_write(c, i, out));
+        ABAR_TRY(write_record(c, i, out));
     }
     return abar__text_append(c->ctx, out, "]", 1);
 }
@@ -116,7 +117,7 @@ abar_status abar__compare_record_save(abar_compare *c, int i)
     char path[ABAR_RUN_PATH_MAX];
     abar__text text = {0};
     ABAR_TRY(report_path(c, i, path));
-    abar_status status = abar__compare_record_write(c, i, &text);
+    abar_status status = write_record(c, i, &text);
     if (status >= 0) status = abar__text_append(c->ctx, &text, "\n", 1);
     if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
     abar__text_free(c->ctx, &text);
@@ -161,7 +162,7 @@ static abar_status read_json(abar_context *ctx, const char *path, cJSON **out)
     return status;
 }
 
-/* Of files that older versions wrote: what they do not say. */
+/* A default for members that files of older versions lack. */
 static double number_or(const cJSON *object, const char *name, double otherwise)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
@@ -170,12 +171,12 @@ static double number_or(const cJSON *object, const char *name, double otherwise)
 
 static abar_status read_record(abar_compare *c, const char *path, const cJSON *root, abar__compare_record *r)
 {
-    abar_compare_run run = r->run; /* epochs must not be there before its history is */
+    abar_compare_run run = r->run; /* r->run.epochs must match r->history at any time */
     const cJSON *failure = cJSON_GetObjectItemCaseSensitive(root, "failure");
     const cJSON *history = cJSON_GetObjectItemCaseSensitive(root, "history");
     ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, &run));
     if (!cJSON_IsArray(history) || cJSON_GetArraySize(history) != run.epochs)
-        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: its history has not %lld epochs", path, (long long)run.epochs);
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"history\" must have %lld epochs", path, (long long)run.epochs);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)run.epochs * sizeof *r->history, &memory));
     r->history = memory;
@@ -186,6 +187,7 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     if (cJSON_IsString(failure)) {
         ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, failure->valuestring, strlen(failure->valuestring)));
         r->run.failure = r->failure_text.data;
+        r->run.retry = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "retry"));
     }
     r->run.ended = true;
     return ABAR_OK;
@@ -204,7 +206,7 @@ abar_status abar__compare_records_load(abar_compare *c)
             cJSON_Delete(root);
         }
         if (status == ABAR_E_FORMAT)
-            return abar__fail(c->ctx, status, "%s; remove the file to end the run anew, from its checkpoint",
+            return abar__fail(c->ctx, status, "%s; remove the file to finish the run again, from its checkpoint",
                               abar_context_error(c->ctx));
         ABAR_TRY(status);
         abar__compare_method *method = &c->method[c->record[i].run.method];
@@ -234,7 +236,7 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
     const cJSON *methods = cJSON_GetObjectItemCaseSensitive(config, "methods");
     int n = cJSON_IsArray(methods) ? cJSON_GetArraySize(methods) : 0;
     if (n < 1 || n > ABAR_COMPARE_METHODS_MAX)
-        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it of another program?", path,
+        return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it from another program?", path,
                           ABAR_COMPARE_METHODS_MAX);
     ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, c));
     c->jobs = (int64_t)fmax(0.0, number_or(root, "jobs", 0.0));

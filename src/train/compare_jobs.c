@@ -1,6 +1,6 @@
-/* How many trainings run side by side. A small net leaves much of a GPU idle: so steps of the methods to be run are timed
- * alone, in turns, and then two, four, ... of them at a time, and the number that gets most done wins where it wins clearly.
- * The times alone are kept: those of steps that shared the device say nothing about a method. */
+/* How many trainings run side by side. A small net leaves most of a GPU idle. Steps of the pending methods are timed alone, in
+ * turns, then two, four, ... at a time; the number with the highest throughput is used if it is clearly better than one.
+ * The times alone are kept as the step times of the methods: times measured on a shared device cannot be compared. */
 #include "train/bench_impl.h"
 #include "train/compare_impl.h"
 
@@ -11,18 +11,18 @@
 
 #define ROUNDS 3           /* of timing each method alone */
 #define STEPS_LEAST 50     /* of one round */
-#define STEPS_MAX 200      /* between refreshes, to have one in a round */
-#define ROUND_SECONDS 5.0  /* a round that takes longer needs no second */
-#define SHORT_SECONDS 60.0 /* a comparison that ends before measuring would have paid */
-#define WORTH 1.05         /* times the work of one alone: less is noise */
-#define MEMORY_SHARE 0.9   /* of what is free */
+#define STEPS_MAX 200      /* the longest period between refreshes that a round covers */
+#define ROUND_SECONDS 5.0  /* no second round after one that takes longer */
+#define SHORT_SECONDS 60.0 /* a shorter comparison is not worth the measurement */
+#define WORTH 1.05         /* least throughput relative to one alone; less is noise */
+#define MEMORY_SHARE 0.9   /* of the free memory */
 
-/* A net with its optimizer, ready to step on numbers made up, with a context of its own: it may run in any thread. */
+/* A net with its optimizer on made-up numbers, with its own context, so that it may run in any thread. */
 typedef struct subject {
     abar_context *ctx;
     abar_bench *bench;
     int method;
-    int64_t steps; /* of a round: whole periods, so that refreshes count as often as they come */
+    int64_t steps; /* of a round: whole periods, so that refreshes have their share */
     bool failed;
 } subject;
 
@@ -77,8 +77,8 @@ static int pending_method(const abar_compare *c, int k)
 
 /* ---- alone ------------------------------------------------------------------------------------------------------- */
 
-/* Milliseconds of a step of every subject: the median of rounds that take turns, so that a clock that changes does so for all.
- * A subject that fails has none; its run will tell why. */
+/* Sets ms_alone of every subject's method: the median over rounds. Subjects take turns, so that a change of the clock affects
+ * all. A subject that fails has none; its run reports why. */
 static void time_alone(lab *l)
 {
     double ms[ABAR_COMPARE_JOBS_MAX][ROUNDS];
@@ -97,7 +97,7 @@ static void time_alone(lab *l)
         l->c->method[l->subject[i].method].ms_alone = l->subject[i].failed ? NAN : abar__median(ms[i], rounds);
 }
 
-/* All methods that a table will name and whose time is not known; where they do not fit in memory together, group by group. */
+/* Times all methods whose ms_alone is unknown; in groups if they do not fit into memory together. */
 static void time_rest_alone(lab *l)
 {
     abar_compare *c = l->c;
@@ -118,13 +118,13 @@ typedef struct race {
     pthread_cond_t changed;
     int n, ready;
     bool open;
-    atomic_int finished; /* subjects that have done one round */
+    atomic_int finished; /* subjects that have finished a round */
 } race;
 
 typedef struct runner {
     race *race;
     subject *subject;
-    double rate; /* steps per second while all ran */
+    double rate; /* steps per second under load */
     abar_status status;
     pthread_t thread;
 } runner;
@@ -147,7 +147,7 @@ static void start(race *r, int made)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Rounds until everybody has done one: all are under load all the time. */
+/* Runs rounds until every subject has finished one, so that all are under load all the time. */
 static void *take_part(void *user)
 {
     runner *r = user;
@@ -165,7 +165,7 @@ static void *take_part(void *user)
     return NULL;
 }
 
-/* How many times the work of one after the other the first n subjects do together; 0: they cannot. */
+/* The throughput of the first n subjects together, relative to one after the other; 0: they failed. */
 static double time_together(lab *l, int n)
 {
     runner runners[ABAR_COMPARE_JOBS_MAX];
@@ -177,7 +177,7 @@ static double time_together(lab *l, int n)
         runners[made] = (runner){.race = &all, .subject = &l->subject[made]};
         if (pthread_create(&runners[made].thread, NULL, take_part, &runners[made]) != 0) break;
     }
-    if (made < n) atomic_store(&all.finished, n); /* those that came need not wait for the others */
+    if (made < n) atomic_store(&all.finished, n); /* the started ones do not wait for the others */
     start(&all, made);
     for (int i = 0; i < made; i++) pthread_join(runners[i].thread, NULL);
     for (int i = 0; i < made; i++) {
@@ -189,7 +189,7 @@ static double time_together(lab *l, int n)
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
-/* Steps of a run, roughly; 0: its data are not there, which its run will say better. */
+/* Approximate steps of a run; 0: its data are missing, which the run reports. */
 static double steps_of(const abar_compare *c)
 {
     const abar_train_config *train = &c->method[0].setup->train;
@@ -202,21 +202,21 @@ static double steps_of(const abar_compare *c)
     return (double)epochs * fmax(1.0, (double)samples / (double)(train->batch * abar__context_of(c->method[0].setup)));
 }
 
-/* Subjects for the runs that have not ended, each method once, up to so many and as long as memory lasts. Methods that the
- * device does not have are left out: their runs will say so. */
+/* Opens a subject for every method with pending runs, up to a number and while memory lasts. Methods that the device does not
+ * support are left out; their runs report it. */
 static void open_methods(lab *l, int most)
 {
     for (int k = 0, m; (m = pending_method(l->c, k)) >= 0 && l->n < most; k++)
         if (!has_subject(l, m) && open_subject(l, m) == ABAR_E_MEMORY) break;
 }
 
-/* How many trainings like the subjects fit in what is free now, beside the n that are there already. */
+/* How many trainings fit into memory: the open subjects, and as many more of the largest as the free memory holds. */
 static int fitting(const lab *l)
 {
     abar_device *dev = abar__bench_device(l->subject[0].bench);
     abar_dataset_probe probe = {.size = sizeof probe};
     size_t most = 1, data = 0;
-    if (!dev->ops->queue) return ABAR_COMPARE_JOBS_MAX; /* the host's memory is not ours to count */
+    if (!dev->ops->queue) return ABAR_COMPARE_JOBS_MAX; /* the host's memory is not limited here */
     for (int i = 0; i < l->n; i++) {
         const size_t held = abar_context_memory(l->subject[i].ctx).now;
         if (held > most) most = held;
@@ -229,7 +229,7 @@ static int fitting(const lab *l)
     return l->n + (more < ABAR_COMPARE_JOBS_MAX ? (int)more : ABAR_COMPARE_JOBS_MAX);
 }
 
-/* Two, four, ... while it gets better. Says what was found. */
+/* Times two, four, ... together while the throughput grows, and reports the result. */
 static int race_all(lab *l, int limit)
 {
     abar_compare *c = l->c;
@@ -238,7 +238,7 @@ static int race_all(lab *l, int limit)
     int best = 1;
     double most = 1.0;
     for (int n = 2; n <= limit && !atomic_load(&c->stop); n *= 2) {
-        while (l->n < n && open_subject(l, l->subject[l->n - methods].method) == ABAR_OK) {} /* another seed of each */
+        while (l->n < n && open_subject(l, l->subject[l->n - methods].method) == ABAR_OK) {} /* another run of each method */
         if (l->n < n) break;
         const double gain = time_together(l, n);
         const size_t used = strlen(found);
@@ -248,26 +248,27 @@ static int race_all(lab *l, int limit)
         if (!better) break;
     }
     if (best > 1 && most > WORTH) {
-        abar__compare_news(c, "%d trainings side by side: they do %.2f times the work of one alone (%s)", best, most, found);
+        abar__compare_news(c, "%d trainings side by side: together %.2f times as fast as one after the other (%s)", best, most,
+                           found);
         return best;
     }
-    abar__compare_news(c, "one training at a time: several side by side do not do more (%s)", found);
+    abar__compare_news(c, "one training at a time: several side by side are not faster (%s)", found);
     return 1;
 }
 
 static int find_jobs(lab *l, int pending, double steps)
 {
     abar_compare *c = l->c;
-    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* each training keeps one waiting */
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* each training occupies one */
     open_methods(l, 1);
     time_alone(l);
-    if (l->n == 0 || l->subject[0].failed || atomic_load(&c->stop)) return 1; /* the runs will tell why */
+    if (l->n == 0 || l->subject[0].failed || atomic_load(&c->stop)) return 1; /* the runs report why */
     const double expected = 1e-3 * c->method[l->subject[0].method].ms_alone * steps * pending;
     if (expected < SHORT_SECONDS) {
         abar__compare_news(c, "one training at a time: all of them take about %.0f s", expected);
         return 1;
     }
-    abar__compare_news(c, "timing steps alone and side by side, to find how many trainings to run at a time");
+    abar__compare_news(c, "timing steps alone and side by side, to choose how many trainings run at a time");
     open_methods(l, ABAR_COMPARE_JOBS_MAX);
     time_alone(l);
     const int limit = least(least(pending, cores), least(fitting(l), ABAR_COMPARE_JOBS_MAX));
@@ -286,17 +287,16 @@ int abar__compare_measure_jobs(abar_compare *c, double steps)
 
 int abar__compare_choose_jobs(abar_compare *c)
 {
-    const int wish = c->jobs_wish, pending = c->runs - abar__compare_ended(c);
-    if (wish == 1 || pending < 2 || (wish == 0 && !abar__is_cuda(&c->method[0].setup->train))) return 1;
+    const int wanted = c->jobs_wanted, pending = c->runs - abar__compare_ended(c);
+    if (wanted == 1 || pending < 2 || (wanted == 0 && !abar__is_cuda(&c->method[0].setup->train))) return 1;
     const double steps = steps_of(c);
     if (steps == 0.0) return 1;
-    const int jobs = wish > 0 ? least(wish, pending) : abar__compare_measure_jobs(c, steps);
+    const int jobs = wanted > 0 ? least(wanted, pending) : abar__compare_measure_jobs(c, steps);
     if (jobs < 2) return 1;
     bool known = true;
     for (int m = 0; m < c->methods; m++) known = known && !isnan(c->method[m].ms_alone);
-    if (wish > 0)
-        abar__compare_news(c, "%d trainings side by side%s", jobs,
-                           known ? "" : "; what a step takes is measured before, alone");
+    if (wanted > 0)
+        abar__compare_news(c, "%d trainings side by side%s", jobs, known ? "" : "; steps are timed first, each method alone");
     time_rest_alone(&(lab){.c = c});
     if (c->jobs < jobs) c->jobs = jobs;
     return jobs;

@@ -1,4 +1,4 @@
-/* compare.md: the table of a comparison for a page, with what was compared above it and how its numbers were got below. */
+/* compare.md: the table of a comparison, with the settings above it and notes below. */
 #include "train/compare_impl.h"
 
 #include <math.h>
@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What is being written; after a failure nothing more is appended. Numbers keep their point in any locale: whole and fraction
- * are printed apart. */
+/* The page being written; after a failure nothing more is appended. Numbers are printed in two parts, so that the locale does
+ * not change their decimal point. */
 typedef struct page {
     const abar_compare *c;
     abar__text *out;
@@ -28,7 +28,7 @@ static void put(page *p, const char *format, ...)
 static void put_number(page *p, double value, int decimals)
 {
     const long long scale = llround(pow(10.0, decimals));
-    if (isfinite(value) && fabs(value) >= 1e5) { /* of a training that diverged: 6.77e+37 */
+    if (isfinite(value) && fabs(value) >= 1e5) { /* diverged: 6.77e+37 */
         const int exponent = (int)floor(log10(fabs(value)));
         put_number(p, value / pow(10.0, exponent), 2);
         put(p, "e+%d", exponent);
@@ -51,7 +51,7 @@ static void put_spread(page *p, abar_compare_spread s, int decimals)
     put_number(p, s.std, decimals);
 }
 
-/* Three digits where they matter. */
+/* About three digits. */
 static void put_ms(page *p, double ms) { put_number(p, ms, ms < 1.0 ? 3 : ms < 100.0 ? 2 : 1); }
 
 static bool is_text(const abar_compare *c) { return c->method[0].setup->model->text; }
@@ -117,7 +117,7 @@ static void put_foot(page *p)
     if (shared > 1)
         put(p,
             " Up to %lld trainings shared the device: ms/step was\nmeasured before them, with the device to itself, on "
-            "numbers made up and in turns, and s/epoch is scaled to it.",
+            "made-up numbers and in turns; s/epoch is scaled to it.",
             (long long)shared);
     put(p, "\n");
 }

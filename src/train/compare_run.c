@@ -1,5 +1,5 @@
-/* Running a comparison: workers that each take the next run that nobody has, train it with a context and device of their own,
- * and come back for more. One worker is the caller's own thread; several are threads. Whatever they share is under the lock. */
+/* Running a comparison. Each worker takes the next pending run, trains it with a context and device of its own, and takes the
+ * next. A single worker is the calling thread, several are threads of their own. Shared data is protected by the lock. */
 #include "train/compare_impl.h"
 
 #include <math.h>
@@ -7,12 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- watching --------------------------------------------------------------------------------------------------- */
+/* ---- progress --------------------------------------------------------------------------------------------------- */
 
 static bool is_training(const abar__compare_record *r) { return r->at.epochs > 0; }
 
-/* What is left of those that train, and for every other what its method's runs took; where none of these has ended yet, what
- * all others took, or are expected to. Workers share it. */
+/* The sum of what is left of the runs in progress and, for each pending run, the mean of its method's finished runs, or of all
+ * runs finished or in progress if there is none; divided among the workers. */
 static double seconds_left(const abar_compare *c)
 {
     double sum = 0.0, total = 0.0, longest = 0.0;
@@ -53,8 +53,8 @@ static double share_done(const abar_compare *c)
     return done / (double)c->runs;
 }
 
-/* About run i: where it stands, or how it ended. */
-static void tell(const abar_compare *c, int i, const abar_progress *training, const abar_compare_run *result)
+/* Reports the progress of run i, or its result. */
+static void report(const abar_compare *c, int i, const abar_progress *training, const abar_compare_run *result)
 {
     abar_compare_running running[ABAR_COMPARE_JOBS_MAX];
     int n = 0;
@@ -88,29 +88,29 @@ void abar__compare_news(const abar_compare *c, const char *format, ...)
     if (c->events.progress) c->events.progress(c->events.user, &(abar_compare_progress){.runs = c->runs, .news = text});
 }
 
-/* A run and the worker that has it. */
+/* A run and its worker. */
 typedef struct job {
     abar__compare_worker *worker;
     abar_context *ctx;
     int i;
-    bool resumed;  /* its folder was there already */
-    bool began;    /* counted among those that train */
-    bool put_back; /* no memory: for another worker, later */
+    bool resumed;  /* its folder existed before */
+    bool began;    /* counted in training */
+    bool put_back; /* found no memory: left to another worker */
 } job;
 
-/* After a step or epoch. While another training is made, this one waits: kernels are chosen by measurement then. */
+/* After a step or epoch. Waits while another trainer is created, since kernels are chosen by timing then. */
 static void watch(void *user, const abar_progress *p)
 {
     const job *j = user;
     abar_compare *c = j->worker->c;
     pthread_mutex_lock(&c->lock);
     c->record[j->i].at = *p;
-    tell(c, j->i, p, NULL);
+    report(c, j->i, p, NULL);
     while (c->building > 0 && !atomic_load(&c->stop)) pthread_cond_wait(&c->built, &c->lock);
     pthread_mutex_unlock(&c->lock);
 }
 
-/* A warning that every run would repeat, as of a cache that cannot be written, is passed once. */
+/* A warning that every run repeats, for example about an unwritable cache, is passed on once. */
 static void pass_log(void *user, abar_log_level level, const char *text)
 {
     abar_compare *c = user;
@@ -136,7 +136,7 @@ void abar__compare_best(abar__compare_record *r)
     run->best_loss_epoch = loss + 1;
 }
 
-/* What a run that ended leaves; t NULL: nothing. */
+/* The results of a run that ended; t NULL: it never started. */
 static abar_status take_numbers(abar_compare *c, abar__compare_record *r, const abar_trainer *t)
 {
     abar_compare_run *run = &r->run;
@@ -165,7 +165,7 @@ static abar_status take_numbers(abar_compare *c, abar__compare_record *r, const 
     return ABAR_OK;
 }
 
-/* The first run has made the folder: from now on it is ours, and can be resumed. */
+/* Locks the folder, which the first run has created. From now on the comparison can be resumed. */
 static abar_status claim(abar_compare *c)
 {
     if (c->folder >= 0) return ABAR_OK;
@@ -173,7 +173,7 @@ static abar_status claim(abar_compare *c)
     return abar__compare_save(c);
 }
 
-/* A run that could not even begin has no folder yet. */
+/* The folder of the run may be missing: it may have failed before it started. */
 static abar_status save_report(abar_compare *c, int i)
 {
     char dir[ABAR_RUN_PATH_MAX];
@@ -192,6 +192,7 @@ static abar_status end_run(const job *j, const abar_trainer *t, abar_status stat
         const char *why = abar_context_error(j->ctx);
         ABAR_TRY(abar__text_append(c->ctx, &r->failure_text, why, strlen(why)));
         r->run.failure = r->failure_text.data;
+        r->run.retry = status == ABAR_E_MEMORY;
     }
     r->run.ended = true;
     r->at = (abar_progress){0};
@@ -203,11 +204,11 @@ static abar_status end_run(const job *j, const abar_trainer *t, abar_status stat
     c->wall_seconds += abar__seconds() - c->since;
     c->since = abar__seconds();
     ABAR_TRY(abar__compare_save(c));
-    tell(c, j->i, NULL, &r->run);
+    report(c, j->i, NULL, &r->run);
     return ABAR_OK;
 }
 
-/* What says something about the method; the rest is the machine's or the user's trouble and ends the comparison. */
+/* Failures that are results of the method. All others end the comparison. */
 static bool is_result(abar_status status)
 {
     return status == ABAR_E_NUMERIC || status == ABAR_E_MEMORY || status == ABAR_E_UNSUPPORTED;
@@ -229,8 +230,8 @@ static abar_status setup_of(const job *j, abar_setup **out)
     return status;
 }
 
-/* Counts a training that begins, for all that it shares the device with. One that goes on may have shared it before. The lock
- * is held. */
+/* Counts a training that starts, and updates side_by_side of all that share the device. A resumed one may have shared it
+ * before. The lock is held. */
 static abar_status begin(job *j, const abar_trainer *t)
 {
     abar_compare *c = j->worker->c;
@@ -256,14 +257,14 @@ static abar_status train(job *j, abar_trainer *t)
     pthread_mutex_unlock(&c->lock);
     if (status < 0) return status;
     atomic_store(&j->worker->trainer, t);
-    if (atomic_load(&c->stop)) abar_trainer_stop(t); /* asked before there was anything to stop */
+    if (atomic_load(&c->stop)) abar_trainer_stop(t); /* stopped before the trainer existed */
     status = abar_trainer_run(t);
     atomic_store(&j->worker->trainer, NULL);
     while (atomic_load(&c->handlers) > 0) {}
     return status;
 }
 
-/* Makes the trainer; those that train meanwhile wait. */
+/* Creates the trainer while other trainings pause. */
 static abar_status make_trainer(job *j, const abar_setup *setup, abar_trainer **out)
 {
     abar_compare *c = j->worker->c;
@@ -276,26 +277,26 @@ static abar_status make_trainer(job *j, const abar_setup *setup, abar_trainer **
     j->resumed = abar__path_exists(setup->train.out);
     abar_status status = abar_trainer_create(j->ctx, setup, j->resumed, &events, out);
     pthread_mutex_lock(&c->lock);
-    c->record[j->i].run.memory_bytes = (int64_t)(abar_context_memory(j->ctx).now - base); /* it takes no more from here on */
+    c->record[j->i].run.memory_bytes = (int64_t)(abar_context_memory(j->ctx).now - base); /* training allocates nothing more */
     c->building--;
     pthread_cond_broadcast(&c->built);
     pthread_mutex_unlock(&c->lock);
     return status;
 }
 
-/* Whether a run that found no memory is left to those that go on; then this worker is one too many. */
+/* Whether a run that found no memory is left to the other workers; then this worker ends. */
 static bool put_back(job *j, abar_status status)
 {
     abar_compare *c = j->worker->c;
     if (status != ABAR_E_MEMORY || c->working == 1) return false;
     c->record[j->i].taken = false;
-    abar__compare_news(c, "no memory for %d trainings side by side, going on with %d", c->working, c->working - 1);
-    c->working--; /* at once: of two that find no memory, one must stay */
+    abar__compare_news(c, "no memory for %d trainings side by side, continuing with %d", c->working, c->working - 1);
+    c->working--; /* at once: if all find no memory, one worker must remain */
     j->worker->left = true;
     return true;
 }
 
-/* After training, or where there was none. The lock is held. */
+/* After training, or if it could not start. The lock is held. */
 static abar_status settle(job *j, const abar_trainer *t, abar_status status)
 {
     abar_compare *c = j->worker->c;
@@ -305,7 +306,7 @@ static abar_status settle(job *j, const abar_trainer *t, abar_status status)
         status = end_run(j, t, status);
         if (status < 0) abar__fail(j->ctx, status, "%s", abar_context_error(c->ctx));
     }
-    if (status != ABAR_STOPPED) c->record[j->i].at = (abar_progress){0}; /* else it counts among those begun */
+    if (status != ABAR_STOPPED) c->record[j->i].at = (abar_progress){0}; /* a stopped run still counts as begun */
     return status;
 }
 
@@ -327,7 +328,7 @@ static abar_status run_one(job *j)
 
 /* ---- workers ---------------------------------------------------------------------------------------------------- */
 
-/* The next run that nobody has, or -1. */
+/* The next pending run, or -1. */
 static int take(abar_compare *c)
 {
     if (atomic_load(&c->stop)) return -1;
@@ -350,7 +351,8 @@ static void stop_all(abar_compare *c)
     atomic_fetch_sub(&c->handlers, 1);
 }
 
-/* A failure that is no result: the others stop and save, but where a library underneath failed, which may not fail them. */
+/* A failure that is not a result: the other workers stop and save. After ABAR_E_BACKEND they continue, since the failure may be
+ * this run's alone. */
 static void fail(abar_compare *c, abar_status status, const char *why, int i)
 {
     const abar_compare_run *run = &c->record[i].run;
@@ -362,11 +364,12 @@ static void fail(abar_compare *c, abar_status status, const char *why, int i)
     if (status != ABAR_E_BACKEND)
         stop_all(c);
     else if (c->runs > 1)
-        abar__compare_news(c, "%s, seed %lld, could not go on (%s); the others do", run->label, (long long)run->seed, why);
+        abar__compare_news(c, "%s, seed %lld, could not continue (%s); the other runs do", run->label, (long long)run->seed,
+                           why);
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Whether the worker may take another. */
+/* Returns whether the worker may take another run. */
 static bool run_next(abar__compare_worker *w, int i)
 {
     job j = {.worker = w, .i = i};
@@ -398,7 +401,7 @@ static void *work(void *user)
     return NULL;
 }
 
-/* Signals are for the thread that waits. A thread that the system refuses is one worker less. */
+/* Signals are left to the calling thread. If the system refuses a thread, there are fewer workers. */
 static void work_side_by_side(abar_compare *c, int jobs)
 {
     sigset_t all, before;
@@ -425,9 +428,21 @@ static void run_pending(abar_compare *c)
     c->wall_seconds += abar__seconds() - c->since;
 }
 
+/* Resets a failed run that is to be tried again. Its report stays until it is replaced, so that a comparison killed meanwhile
+ * tries again, too. */
+static void forget_failure(abar_compare *c, abar__compare_record *r)
+{
+    abar__free(c->ctx, r->history, (size_t)r->run.epochs * sizeof *r->history);
+    abar__text_free(c->ctx, &r->failure_text);
+    r->history = NULL;
+    r->run = (abar_compare_run){
+        .label = r->run.label, .method = r->run.method, .seed = r->run.seed, .side_by_side = r->run.side_by_side};
+}
+
 abar_status abar_compare_run_all(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
+        if (c->record[i].run.retry) forget_failure(c, &c->record[i]);
         c->record[i].taken = c->record[i].run.ended;
         c->record[i].at = (abar_progress){0};
     }
@@ -437,7 +452,7 @@ abar_status abar_compare_run_all(abar_compare *c)
     if (abar__compare_ended(c) < c->runs) run_pending(c);
     const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_ended(c) < c->runs;
     if (c->failure < 0) return c->failure;
-    if (c->folder >= 0) ABAR_TRY(abar__compare_save(c)); /* else it was stopped before anything was there */
+    if (c->folder >= 0) ABAR_TRY(abar__compare_save(c)); /* else it was stopped before anything was on disk */
     return stopped ? ABAR_STOPPED : ABAR_OK;
 }
 
@@ -447,5 +462,5 @@ void abar_compare_stop(abar_compare *c) { stop_all(c); }
 
 void abar_compare_jobs(abar_compare *c, int jobs)
 {
-    c->jobs_wish = jobs < 0 ? 0 : jobs < ABAR_COMPARE_JOBS_MAX ? jobs : ABAR_COMPARE_JOBS_MAX;
+    c->jobs_wanted = jobs < 0 ? 0 : jobs < ABAR_COMPARE_JOBS_MAX ? jobs : ABAR_COMPARE_JOBS_MAX;
 }

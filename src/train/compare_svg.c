@@ -1,6 +1,6 @@
 /* compare.svg: training loss and test accuracy (of texts: test loss), over epochs and over time, one colour per method.
- * Coordinates are whole tenths of a pixel, so that no locale can spoil them; everything printed is ASCII or a character
- * reference. */
+ * Coordinates are integers, in tenths of a pixel, so that the locale has no effect; the text is ASCII with character
+ * references. */
 #include "base/number.h"
 #include "train/compare_impl.h"
 
@@ -15,26 +15,26 @@ enum {
     GAP = 380, /* between the two columns */
     TITLE = 580,
     SUBTITLE = 830,
-    LEGEND = 1180, /* the base line of its first row */
+    LEGEND = 1180, /* baseline of its first row */
     LEGEND_ROW = 260,
-    PLOT_LEFT = 520, /* of a panel: room for the labels of its axes */
+    PLOT_LEFT = 520, /* of a panel: space for the labels of its axes */
     PLOT_TOP = 500,
     PLOT_BOTTOM = 580,
     PLOT_HEIGHT = 2500,
     PANEL_WIDTH = (WIDTH - 2 * MARGIN - GAP) / 2,
     PANEL_HEIGHT = PLOT_TOP + PLOT_HEIGHT + PLOT_BOTTOM,
-    DOTS_MAX = 128,    /* points of a panel that still get a dot each */
-    LETTER = 84,       /* width of one, generously, in a legend or label */
+    DOTS_MAX = 128,    /* the most points of a panel that are drawn as dots */
+    LETTER = 84,       /* width of a letter, with a margin */
     LABEL_HEIGHT = 140 /* of the names beside the curves */
 };
 
-/* The baseline is grey. The others are told apart by most colour-blind people, too (after Okabe and Ito, and Tol); past the
- * last colour they begin again, dashed. */
+/* The baseline is grey. Most colour-blind people can tell the other colours apart (after Okabe and Ito, and Tol). After the
+ * last one they repeat, dashed. */
 #define BASELINE "#4a4f57"
 static const char *const palette[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933"};
 enum { COLORS = sizeof palette / sizeof *palette };
 
-/* What is being drawn; after a failure nothing more is appended. */
+/* The picture being written; after a failure nothing more is appended. */
 typedef struct picture {
     const abar_compare *c;
     abar__text *out;
@@ -53,7 +53,7 @@ static void put(picture *p, const char *format, ...)
     if (p->status >= 0) p->status = abar__text_append(p->c->ctx, p->out, text, n < 0 ? 0 : (size_t)n);
 }
 
-/* A number with so many decimals and a point, in any locale; -1: as many as it needs. */
+/* A number with a decimal point in any locale; decimals -1: as many as necessary. */
 static const char *number(double value, int decimals, char text[ABAR_REAL_TEXT_MAX])
 {
     double scale = pow(10.0, decimals);
@@ -116,7 +116,7 @@ static void draw_title(picture *p)
 
 static int greater(int a, int b) { return a > b ? a : b; }
 
-/* Entries stand in columns as wide as the longest needs. */
+/* Columns of the legend, each as wide as the longest entry. */
 static int legend_columns(const picture *p)
 {
     int letters = 0;
@@ -156,8 +156,8 @@ static void draw_legend_entry(picture *p, int m)
 
 typedef struct panel {
     int index, x, y, width; /* x, y: of the plot's upper left corner */
-    int kind;               /* of what is shown */
-    bool time;              /* over time, not epochs */
+    int kind;               /* of the curves: ABAR_CURVE_... */
+    bool time;              /* x is time, not epochs */
     double unit;            /* seconds per unit of time */
     const char *title, *below;
     abar__axis across, up;
@@ -165,7 +165,7 @@ typedef struct panel {
 
 static int clamp(double place, int length)
 {
-    double far = 4.0; /* lengths: enough for the right direction, too little to overflow */
+    double far = 4.0; /* plot sizes: keeps the direction of lines that leave the plot, without overflow */
     return (int)lround(fmin(fmax(place, -far), far) * length);
 }
 
@@ -198,7 +198,7 @@ static void draw_axes(picture *p, const panel *a)
         a->y + PLOT_HEIGHT, a->width, a->x + a->width / 2, a->y + PLOT_HEIGHT + 400, a->below);
 }
 
-/* Along the upper edge, and back along the lower one. The outline shows where a single epoch has no area. */
+/* The band: along its upper edge, then back along the lower one. Its outline is visible even for a single epoch. */
 static void draw_band(picture *p, const panel *a, const abar__curve *curve)
 {
     if (curve->runs < 2) return;
@@ -231,7 +231,7 @@ static void draw_line(picture *p, const panel *a, const abar__curve *curve)
     put(p, "</g>\n");
 }
 
-/* Thin and dotted, with a cross where it broke off. */
+/* A failed run: thin and dotted, with a cross at its end. */
 static void draw_failed(picture *p, const panel *a, const abar__curve *curve)
 {
     const abar__curve_point *end = &curve->point[curve->n - 1];
@@ -243,7 +243,7 @@ static void draw_failed(picture *p, const panel *a, const abar__curve *curve)
         x_of(a, end) - 55, y_of(a, end->mean[a->kind]) - 55, color_of(p, curve->method), p->c->method[curve->method].label);
 }
 
-/* How wide the names beside the curves are; 0: there are too many, the legend must do. */
+/* Width of the names beside the curves; 0: too many for that, the legend has them. */
 static int name_width(const picture *p)
 {
     int letters = 0;
@@ -254,8 +254,8 @@ static int name_width(const picture *p)
 /* The name of a method beside the end of its curve. */
 typedef struct name {
     const abar__curve *curve;
-    int y;            /* where it stands */
-    const char *mark; /* an arrow where the curve has left the plot */
+    int y;            /* its position */
+    const char *mark; /* an arrow if the curve has left the plot */
 } name;
 
 static void sort_names(name *names, int n)
@@ -268,7 +268,7 @@ static void sort_names(name *names, int n)
     }
 }
 
-/* From top to bottom, none on another: neighbours part until all have room, then the plot's edges have their say. */
+/* Sorts labels from top to bottom and moves them apart until none overlap, then into the plot. */
 static void spread_names(name *names, int n, int top, int bottom)
 {
     sort_names(names, n);
@@ -321,7 +321,7 @@ static void draw_panel(picture *p, const panel *a)
             a->x + a->width / 2, a->y + PLOT_HEIGHT / 2);
 }
 
-/* What the time axis is not: the time that passed, where trainings shared the device. */
+/* Notes that the time is scaled, if trainings shared the device. */
 static const char *time_note(const abar_compare *c)
 {
     bool known = true;
@@ -330,7 +330,8 @@ static const char *time_note(const abar_compare *c)
     return known ? ", scaled to the speed alone" : ", on a shared device";
 }
 
-/* Columns share what is shown, rows what it is shown over. All curves end together over epochs: there they are named. */
+/* Panels of a column show the same quantity, those of a row have the same x axis. Names stand beside the curves over epochs,
+ * which all end at the same place. */
 static void draw_panels(picture *p, double *scratch)
 {
     static const char *const units[] = {"", "seconds", "minutes", "hours"};

@@ -1,5 +1,5 @@
-/* The table of a comparison: mean and sample standard deviation over the runs of a method, time and memory beside the
- * baseline's; and compare.csv, one row per run and epoch. */
+/* The table of a comparison: mean and sample standard deviation over the runs of a method, time and memory relative to the
+ * baseline; and compare.csv, one row per run and epoch. */
 #include "base/json.h"
 #include "base/number.h"
 #include "train/compare_impl.h"
@@ -32,7 +32,7 @@ int64_t abar__compare_side_by_side(const abar_compare *c)
     return most;
 }
 
-/* One column of a row: the spread of a number over a method's successful runs. */
+/* The spread of one member over the successful runs of a method. */
 static abar_compare_spread spread_of(const abar_compare *c, int method, size_t offset)
 {
     double value[ABAR_COMPARE_SEEDS_MAX];
@@ -83,7 +83,7 @@ static abar_compare_row own_numbers(const abar_compare *c, int method)
 const abar_compare_row *abar_compare_row_of(const abar_compare *c, int method)
 {
     abar_compare_row row = own_numbers(c, method), baseline = own_numbers(c, abar_compare_baseline(c));
-    const bool shared = abar__compare_side_by_side(c) > 1; /* no neighbour may spoil the one or the other */
+    const bool shared = abar__compare_side_by_side(c) > 1; /* then step times were influenced by other runs */
     row.time_ratio = shared ? row.ms_alone / baseline.ms_alone : row.ms_per_step.mean / baseline.ms_per_step.mean;
     row.memory_ratio = row.memory_bytes / baseline.memory_bytes;
     c->method[method].row = row;
@@ -149,8 +149,8 @@ static abar_status write_epoch(const abar_compare *c, const abar_compare_run *ru
                              (long long)run->side_by_side);
 }
 
-/* Labels hold nothing that CSV would have to quote. elapsed: seconds since the run began; failed: 1 where the run did not
- * reach its end; side_by_side: trainings that shared the device with it, itself included, which its seconds show. */
+/* Labels need no quotes in CSV. elapsed: seconds since the start of the run; failed: 1 if the run failed; side_by_side: the
+ * most trainings on the device at a time, this one included. */
 abar_status abar__compare_csv_write(const abar_compare *c, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(c->ctx, out,

@@ -39,7 +39,7 @@ run() {
     "$abar" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
     rc=$?
 }
-# The kind of failure we promise: one line on stderr, "abar: ...", nothing on stdout.
+# A failure as promised: one line on stderr, "abar: ...", nothing on stdout.
 failed_well() { # CODE PATTERN
     [[ $rc == "$1" ]] && [[ ! -s $work/stdout ]] && [[ $(wc -l <"$work/stderr") == 1 ]] &&
         grep -qE '^abar: ' "$work/stderr" && grep -qE -- "$2" "$work/stderr"
@@ -58,10 +58,17 @@ succeeds() {
     run "$@"
     check "$name" succeeded
 }
+# some_failed NAME ARGUMENTS...: a case: a comparison with failed runs, exit status 3 and one line on stderr.
+some_failed() {
+    local name=$1
+    shift
+    run "$@"
+    check "$name" test $rc = 3 -a "$(grep -cE '^abar: compare: [0-9]+ of [0-9]+ runs failed' "$work/stderr")" = 1
+}
 succeeded() { [[ $rc == 0 && ! -s $work/stderr ]]; }
 says() { grep -qE -- "$1" "$work/stdout"; }
 no_control_characters() { ! LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]' "$work/stdout"; }
-# Exactly one JSON object, on one line; read by a real parser where there is one.
+# Exactly one JSON object, on one line; checked by a parser if python3 is installed.
 one_json_object() {
     [[ $(wc -l <"$work/stdout") == 1 ]] && grep -qE '^\{.*\}$' "$work/stdout" || return 1
     if command -v python3 >/dev/null; then python3 -c 'import json, sys; json.load(sys.stdin)' <"$work/stdout"; fi
@@ -69,6 +76,9 @@ one_json_object() {
 
 # small ...: flags of a training that takes a fraction of a second.
 small=(--model lenet5 --data synthetic --limit-train 512 --limit-test 128 --batch 32 --epochs 2 --threads 1)
+# explode ...: weight decay multiplies every weight by about -1e6 a step, so that they are infinite within ten steps, whatever
+# the seed and the rounding.
+explode=(--lr 1e6 --weight-decay 1 --schedule constant)
 
 # Big-endian 32-bit numbers, as idx files have them.
 u32() {

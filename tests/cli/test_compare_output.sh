@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# abar compare as people use it: what it prints and writes, Ctrl-C and kill -9 and going on, flags for all and for one.
+# abar compare: output and files, Ctrl-C, kill -9 and --resume, flags for all optimizers and for one.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 tiny=(--model mlp --widths 784-16-10 --data synthetic --limit-train 256 --limit-test 64 --batch 32 --epochs 2 --threads 1)
@@ -31,7 +31,7 @@ check "--json prints one object" one_json_object
 check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 check "--json prints what the file holds" cmp -s stdout pipe/compare.json
 
-# --- going on ---
+# --- resuming ---
 times='seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio|epoch_seconds|epoch_seconds_std|ms_alone|wall_seconds|jobs|side_by_side'
 numbers() { sed -E "s/\"($times)\": ([0-9.e+-]+|null)//g" "$1/compare.json"; }
 going=("${tiny[@]}" --optim mac,sgd --seeds 2 --limit-train 8000 --epochs 3 --batch 16)
@@ -118,22 +118,45 @@ refuses "too many seeds" 2 'number of seeds' compare "${tiny[@]}" --optim sgd:50
 succeeds "a label of its own" compare "${tiny[@]}" --epochs 1 --optim low=mac,high=mac,sgd --high.damping 7 --damping 0.5 --out labels
 check "--damping reaches those that have it" says '^  low .* damping 0\.5$'
 check "--high.damping reaches one, whatever the order" says '^  high .* damping 7$'
-succeeds "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --epochs 4 --out failing
+some_failed "a run that fails" compare "${tiny[@]}" --optim sgd,bad=sgd --bad.lr 1e6 --bad.weight-decay 1 \
+    --bad.schedule constant --epochs 4 --out failing
 check "a failed run is told" says 'bad +seed 0  failed after [0-9] epochs?: training: loss .* not$'
 check "a failed run is a row" says '^bad .* - .* 1 of 1$'
 check "the others are there" says '^sgd .* 1\.00x'
+some_failed "a run that failed by its numbers stays" compare --resume failing
+check "done and failed are counted apart" says '^1 of 2 runs is done, 1 failed$'
+check "its reason is told again" says '^bad, seed 0, failed: training: '
+check "and nothing is trained" bash -c "! grep -q '^\[' stdout"
 succeeds "without sgd" compare "${tiny[@]}" --epochs 1 --optim adamw,mac --out without
 check "without sgd the first is the measure" says 'vs adamw'
 
 # --- runs that fail ---
-succeeds "one that diverges" compare "${tiny[@]}" --optim sgd,adamw --sgd.lr 1e6 --out diverged
+# Decay multiplies every weight by -9 a step: after 16 steps a loss of 1e8 at least, and not infinite, whatever the seed.
+succeeds "one that diverges" compare "${tiny[@]}" --widths 784-10 --optim sgd,adamw --sgd.lr 0.1 --sgd.weight-decay 100 \
+    --sgd.momentum 0 --sgd.schedule constant --out diverged
 check "its loss does not fill the line" awk 'length > 80 { exit 1 }' stdout
 check "its loss is large, not infinite" grep -qE '^\| sgd .*[0-9]e\+[0-9]' diverged/compare.md
-run compare "${small[@]}" --optim sgd --lr 1e5 --out hopeless
+run compare "${small[@]}" --optim sgd "${explode[@]}" --out hopeless
 check "the reason of a failure does not fill the line" awk 'length > 80 { exit 1 }' stdout
 check "all that fail" bash -c "[[ $rc == 1 ]] && grep -q '^abar: compare: every run failed' stderr"
 
-# --- texts: the loss counts ---
+# --- runs that failed for lack of memory or disk space ---
+succeeds "two runs" compare "${tiny[@]}" --optim sgd,adamw --quiet --out memory
+before=$(numbers memory)
+sed -i 's/"failure": null, "retry": false/"failure": "memory: 9 bytes are not to be had", "retry": true/' memory/sgd-s0/report.json
+succeeds "a run that had no memory is tried again" compare --resume memory
+check "that is said" says '^1 of 2 runs is done, 1 had no memory and is tried again$'
+check "with the reason" says '^sgd, seed 0, failed before: memory: 9 bytes'
+check "it is trained" says '^\[2/2\] sgd '
+check "and all is as it was" test "$(numbers memory)" = "$before"
+limit=$(ulimit -S -f)
+ulimit -S -f 16
+refuses "a disk that is full" 1 'ulimit -f' compare "${tiny[@]}" --optim sgd,adamw --quiet --out full
+ulimit -S -f "$limit"
+succeeds "space again" compare --resume full --quiet
+check "ends in the same numbers" test "$(numbers full)" = "$before"
+
+# --- texts: the result is the loss ---
 for _ in {1..60}; do echo 'the quick brown fox jumps over the lazy dog'; done >fox.txt
 succeeds "a comparison on a text" compare --model gpt-char --data text:fox.txt --layers 1 --width 16 --heads 2 --context 16 \
     --batch 4 --epochs 2 --epoch-steps 5 --threads 1 --optim adamw,mac --out text
@@ -165,6 +188,8 @@ refuses "a label's flags that contradict each other" 2 '--low.nu1 9: above --nu2
 refuses "a label's flag that misses another" 2 '--s.nesterov: .*set --s.momentum above' compare "${tiny[@]}" --optim s=sgd \
     --s.nesterov --s.momentum 0
 refuses "a model's flag with a label" 2 '--s.widths 5-10: the data need 784' compare "${tiny[@]}" --optim s=sgd --s.widths 5-10
+refuses "a flag of the whole with a label" 2 '--mac.resume: is for the whole comparison' compare --mac.resume x
+refuses "a bool of the whole with a label" 2 '--mac.no-json: is for the whole comparison' compare --mac.no-json
 refuses "a flag with half a label" 2 '--.damping: no such flag' compare --.damping 1
 refuses "an optimizer twice" 2 'twice' compare --optim sgd,sgd
 refuses "a label twice" 2 'low: is compared twice.* a=mac,b=sgd' compare --optim low=mac,low=sgd

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data that is missing, damaged or not what it claims: said once, clearly, and before anything is written.
+# Data that is missing or damaged is reported in one line, before anything is written.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 

@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
-# --- folders that cannot be ---
+# --- folders that cannot be made ---
 : >file
 refuses "a file in place of the folder" 1 'file' train "${small[@]}" --out file
 refuses "a folder below a file" 1 'file' train "${small[@]}" --out file/below
@@ -33,6 +33,34 @@ if [[ -e /dev/full ]]; then
     rc=$?
     : >"$work/stdout"
     check "standard output that cannot be written" failed_well 1 'standard output'
+fi
+
+# nobody ARGUMENTS...: abar as a user who may not write here.
+nobody() {
+    ran="abar $* as another user"
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$work/anyone" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null
+    rc=$?
+}
+cp "$abar" anyone && chmod 755 . anyone
+if setpriv --reuid=65534 --regid=65534 --clear-groups ./anyone --version >/dev/null 2>&1; then
+    run train "${small[@]}" --quiet --out locked
+    cp locked/model.safetensors apart.safetensors
+    chmod 600 apart.safetensors
+    nobody train "${small[@]}"
+    check "a default folder that may not be made" failed_well 1 'runs.*permission denied'
+    nobody compare "${small[@]}" --out theirs
+    check "a comparison's folder that may not be made" failed_well 1 'theirs: permission denied'
+    nobody train --resume locked --epochs 3
+    check "a run that may not be written" failed_well 1 'permission denied'
+    nobody eval --checkpoint apart.safetensors
+    check "weights that may not be read" failed_well 1 'apart.safetensors: permission denied'
+    chmod 700 locked
+    nobody eval --checkpoint locked/model.safetensors
+    check "weights in a folder that may not be entered" failed_well 1 'locked/model.safetensors: Permission denied'
+    nobody sample --checkpoint locked/model.safetensors
+    check "a text model in a folder that may not be entered" failed_well 1 'Permission denied'
+else
+    skip "permissions: no other user can be had here"
 fi
 
 # --- the default folder ---
@@ -71,6 +99,25 @@ refuses "a folder in use" 1 'busy.*(in use|another)' train --resume busy
 kill -9 $owner && wait $owner 2>/dev/null
 succeeds "a folder no longer in use" train --resume busy --epochs 1000 --stop-after 1 --quiet
 
+# --- commands that are suggested can be pasted, whatever the folders are called ---
+mkdir 'bin of mine' && cp "$abar" 'bin of mine/abar'
+tiny=(--model mlp --widths 784-8-10 --data synthetic --limit-train 64 --limit-test 32 --batch 16 --epochs 1 --threads 1)
+for folder in 'two words' "it's" '-dash' '--out' 'a$HOME`id`"\' 'ünï' $'line\nbreak' $'\xff\x1b' '~' '*'; do
+    ran="train --out $folder"
+    'bin of mine/abar' train "${tiny[@]}" --out="$folder" >stdout 2>stderr
+    sed -n '/^Next:/,$p' stdout >next
+    bash -c "$(grep -a 'eval --checkpoint' next)" >stdout 2>stderr
+    rc=$?
+    check "the suggested eval of $(printf %q "$folder")" test $rc = 0
+    bash -c "$(grep -a 'train --resume' next)" >stdout 2>stderr
+    rc=$?
+    check "the suggested train of $(printf %q "$folder")" test $rc = 0
+    'bin of mine/abar' compare "${tiny[@]}" --out="$folder compared" >stdout 2>stderr
+    bash -c "$(grep -a 'compare --resume' stdout)" >stdout 2>stderr
+    rc=$?
+    check "the suggested compare of $(printf %q "$folder")" test $rc = 0
+done
+
 # --- resuming ---
 refuses "resume of nothing" 1 'nowhere' train --resume nowhere
 mkdir empty
@@ -82,6 +129,7 @@ refuses "resume with another batch" 2 'batch' train --resume run --batch 64 --ep
 refuses "resume into another folder" 2 'out' train --resume run --out other
 refuses "resume with other weights" 2 '--init.*has its weights already' train --resume run --init run/model.safetensors
 refuses "a new run that accepts changed data" 2 '--accept-data.*--resume' train "${small[@]}" --out fresh --accept-data
+refuses "resume without keeping anything" 2 '--no-out: a resumed run continues in its folder' train --resume run --no-out --epochs 3
 check "refused resumes harm nothing" test "$sum" = "$(cksum run/*)"
 succeeds "resume with more epochs" train --resume run --epochs 3 --model lenet5
 check "resume goes on where it was" bash -c "grep -q '^epoch 3/3' stdout && ! grep -q '^epoch 2/3' stdout"

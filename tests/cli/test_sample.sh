@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Texts on the command line: train, eval and data say what fits them; sample writes, repeats, and says what is wrong.
+# Text models: what train, eval and data print for them; sample, its repeatability and its errors.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -24,7 +24,7 @@ check "eval says both numbers" bash -c "tr '\n' ' ' <stdout | grep -qE \
     'test loss [0-9.]+, perplexity [0-9.]+, [0-9.]+ bits per character, accuracy .* 72 tokens'"
 check "eval's lines are not too long" awk 'length > 80 { exit 1 }' stdout
 succeeds "eval of an export that lies elsewhere" eval --checkpoint apart.safetensors
-refuses "logits in place of the weights" 2 'holds the weights' eval --checkpoint run --logits 5:run/model.safetensors
+refuses "logits in place of the weights" 2 'belongs to a run' eval --checkpoint run --logits 5:run/model.safetensors
 succeeds "more logits than there are" eval --checkpoint run --logits 5000:logits.safetensors
 check "logits are counted" says 'the first 9 test windows'
 refuses "augmented text" 2 'augment.*leave it out' train "${tiny[@]}" --augment --no-out

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What train, eval and bench print for people, pipes and programs; Ctrl-C; threads; checkpoint-every.
+# Output of train, eval and bench for terminals, pipes and programs; signals; threads; checkpoint-every.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -39,6 +39,14 @@ succeeds "eval of the export, with flags" eval --checkpoint json/model.safetenso
 check "eval of the export agrees" cmp -s <(cut -d, -f1 first) <(cut -d, -f1 stdout)
 succeeds "eval writes logits" eval --checkpoint json --logits 10:logits.safetensors
 check "eval wrote logits" test -s logits.safetensors
+before=$(cksum json/config.json json/log.jsonl)
+for name in config.json log.jsonl; do
+    refuses "logits in place of $name" 2 "json/$name belongs to a run" eval --checkpoint json --logits 5:json/$name
+done
+check "nothing was replaced" test "$before" = "$(cksum json/config.json json/log.jsonl)"
+mkfifo pipe.safetensors
+refuses "logits in place of a pipe" 2 'not a plain file' eval --checkpoint json --logits 5:pipe.safetensors
+check "the pipe is still one" test -p pipe.safetensors
 
 # --- a terminal ---
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
@@ -57,12 +65,17 @@ else
 fi
 
 # --- being stopped ---
+training() { # waits until the training that writes to stdout has begun
+    for _ in {1..600}; do grep -q '^epochs 500' stdout && break || sleep 0.05; done
+    sleep 0.2
+}
 stop() { # SIGNAL CODE
+    : >stdout
     rm -rf stopped
     ran="train, then SIG$1"
     "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out stopped >stdout 2>stderr &
     local pid=$!
-    sleep 1
+    training
     kill -"$1" $pid
     wait $pid
     rc=$?
@@ -74,12 +87,30 @@ stop() { # SIGNAL CODE
 stop TERM 143
 stop INT 130
 succeeds "after SIGINT it goes on" train --resume stopped --stop-after 1 --quiet
+: >stdout
 "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 --out twice >stdout 2>stderr &
 pid=$!
-sleep 1
+training
 kill -INT $pid && kill -INT $pid
 wait $pid
 check "two SIGINTs end at once" test $? -ge 128
+
+# --- at any moment: no empty folder, and what there is can be resumed ---
+for moment in 0 0.01 0.02 0.04 0.06 0.08 0.1 0.15 0.2 0.3; do
+    rm -rf moments && mkdir moments
+    ran="train, SIGTERM after $moment s"
+    (cd moments && exec "$abar" train "${small[@]}" --limit-train 8192 --epochs 500 >stdout 2>stderr) &
+    pid=$!
+    sleep $moment
+    kill -TERM $pid
+    wait $pid
+    rc=$?
+    check "SIGTERM after $moment s gives 143" test $rc = 143
+    check "SIGTERM after $moment s leaves no empty folder" test -z "$(find moments -mindepth 1 -type d -empty)"
+    if [[ -e moments/runs/lenet5-synthetic-sgd-s0/config.json ]]; then
+        succeeds "after $moment s it goes on" train --resume moments/runs/lenet5-synthetic-sgd-s0 --stop-after 1 --quiet
+    fi
+done
 
 # --- the same numbers again ---
 for name in a b; do run train "${small[@]}" --out $name --json; done

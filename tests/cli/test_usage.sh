@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Names, flags and values as people mistype them; help.
+# Mistyped names, flags and values; help.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -46,6 +46,9 @@ check "data lists synthetic" says '^synthetic'
 # --- names ---
 refuses "unknown command" 2 'did you mean abar train' trian
 refuses "hopeless command" 2 'abar help' xyzzyquux
+refuses "a command without a name" 2 '^abar: "": no such command' ''
+refuses "a flag before its command" 2 'flags follow a command, as in abar train --quiet' --quiet train
+refuses "a word without letters" 2 '^abar: "": a lone word' train ''
 refuses "unknown model" 2 'lenet6.*lenet5' train --model lenet6
 refuses "unknown data" 2 'fashion-mnits.*fashion-mnist' train --data fashion-mnits
 refuses "unknown data, checked" 2 'fashion-mnits.*fashion-mnist' data --data fashion-mnits
@@ -98,7 +101,7 @@ refuses "eval without a checkpoint" 2 'checkpoint' eval
 refuses "logits without a file" 2 'logits' eval --checkpoint . --model lenet5 --logits 5
 check "no mistake left anything behind" test ! -e runs
 
-# --- what the data decide may be said, if it is so ---
+# --- sizes that the data determine may be given if they agree ---
 idx_set set
 idx_set odd 12
 deit=(--model deit-tiny --patch 4 --width 8 --heads 1 --depth 1 --batch 16 --threads 1)

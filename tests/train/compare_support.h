@@ -1,4 +1,4 @@
-/* What the tests of comparisons share: making one, watching and stopping it, and reading what it left. */
+/* Shared by the tests of comparisons: creating one, stopping it, and reading its files. */
 #ifndef COMPARE_SUPPORT_H
 #define COMPARE_SUPPORT_H
 
@@ -9,7 +9,7 @@
 #define METHODS_MAX 4
 #define assert_near(a, b, tolerance) assert_true(fabs((a) - (b)) <= (tolerance))
 
-/* ---- making ----------------------------------------------------------------------------------------------------- */
+/* ---- creating --------------------------------------------------------------------------------------------------- */
 
 /* Setups for "sgd adamw ..." with the same options, and how to compare them in a folder of the fixture. */
 typedef struct plan {
@@ -45,9 +45,9 @@ static inline void drop_plan(fixture *f, plan *p)
  * what is wrong is counted. */
 typedef struct watcher {
     abar_compare *compare;
-    int jobs; /* side by side; 0: as the comparison likes */
+    int jobs; /* side by side; 0: the default */
     int64_t calls, stop_at;
-    double done, left; /* as last told */
+    double done, left; /* as last reported */
     int ended, wrong, most_running;
     char news[1024]; /* all of it */
 } watcher;
@@ -78,7 +78,7 @@ static inline abar_status run_watched(watcher *w)
     return status;
 }
 
-/* What went wrong goes to the test's output: a failure that a caller did not expect is told. */
+/* Prints the error of a failure, which the caller may not have expected. */
 static inline abar_status told(const fixture *f, abar_status status)
 {
     if (status < 0) print_message("ERROR: %s\n", abar_context_error(f->ctx));
@@ -131,7 +131,7 @@ static inline bool is_time(const char *key)
     return false;
 }
 
-/* null is a time that was not taken. */
+/* Times become null. */
 static inline void forget_times(cJSON *item)
 {
     for (cJSON *child = item->child; child; child = child->next) {

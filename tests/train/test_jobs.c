@@ -1,5 +1,5 @@
-/* Trainings side by side: the numbers of trainings one after the other, whatever was stopped, failed or found no memory
- * meanwhile; and how many of them to run. Small enough for the thread sanitizer. */
+/* Trainings side by side give the numbers of trainings one after the other, whatever is stopped, fails or finds no memory; and
+ * how many of them run. Small enough for the thread sanitizer. */
 #include "compare_support.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #define TINY \
     "limit-train=80 limit-test=24 batch=16 epochs=3 threads=1 workers=1 device=cpu widths=784-8-10" /* 5 steps an epoch */
 
-/* The whole comparison one after the other, in a folder of this name. */
+/* Runs the comparison one training after the other, in a folder of this name. */
 static void run_one_by_one(fixture *f, const char *folder, const char *optims, int64_t seeds, char dir[PATH_MAX_TEST])
 {
     plan p;
@@ -54,7 +54,7 @@ static void assert_has_checkpoint(const abar_compare *c, int i)
     assert_int_equal(stat(path, &info), 0);
 }
 
-/* Stopped at various moments; it goes on with as many, with more, and with one at a time. */
+/* Stopped at various moments, then continued with as many, with more, and with one at a time. */
 static void stopped_side_by_side_all_are_saved_and_go_on(void **state)
 {
     static const int64_t stops[] = {1, 9, 22, 33};
@@ -88,6 +88,7 @@ static void one_that_fails_is_a_row_and_its_neighbours_go_on(void **state)
     watcher w = {.jobs = 3};
     make_plan(f, &p, "failing", "adamw sgd mac", 1, TINY " epochs=4");
     set(f, p.setup[1], "lr", "1e6");
+    set(f, p.setup[1], "weight-decay", "1"); /* times -1e6 a step: infinite within ten, whatever the seed and the rounding */
     set(f, p.setup[1], "schedule", "constant");
     assert_int_equal(run_new(f, &p, &w), ABAR_OK);
     assert_int_equal(w.ended, 3);
@@ -98,7 +99,7 @@ static void one_that_fails_is_a_row_and_its_neighbours_go_on(void **state)
     drop_plan(f, &p);
 }
 
-/* A run that cannot have its folder is the user's trouble: all stop, saved, and the reason is told. */
+/* A folder that cannot be made ends the comparison: all runs stop, are saved, and the reason is reported. */
 static void trouble_with_a_folder_stops_all_and_is_told(void **state)
 {
     fixture *f = *state;
@@ -126,78 +127,95 @@ static void trouble_with_a_folder_stops_all_and_is_told(void **state)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* So many bytes and no more, over all contexts of it. */
-typedef struct purse {
-    atomic_llong left;
-} purse;
+#define PLENTY (1LL << 40)
+#define RECORDS_ONLY (1LL << 17) /* enough for the comparison's own records, and for no training */
 
-static void *spend(void *user, size_t bytes, size_t align)
+/* Bytes left to all contexts that share it. */
+typedef struct memory_limit {
+    atomic_llong left;
+} memory_limit;
+
+static void *alloc_limited(void *user, size_t bytes, size_t align)
 {
-    purse *p = user;
+    memory_limit *p = user;
     if (atomic_fetch_sub(&p->left, (long long)bytes) >= (long long)bytes)
         return aligned_alloc(align, abar__round_up(bytes, align));
     atomic_fetch_add(&p->left, (long long)bytes);
     return NULL;
 }
 
-static void earn(void *user, void *memory, size_t bytes)
+static void release_limited(void *user, void *memory, size_t bytes)
 {
-    purse *p = user;
+    memory_limit *p = user;
     free(memory);
     atomic_fetch_add(&p->left, (long long)bytes);
 }
 
-/* Room for one training and a half. */
+/* Replaces the fixture's context by one of limited memory, and back. */
+static void make_limited(fixture *f, memory_limit *limit, abar_context **own)
+{
+    abar_context_config config = {.size = sizeof config, .allocator = {alloc_limited, release_limited, limit}};
+    atomic_store(&limit->left, PLENTY);
+    *own = f->ctx;
+    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+}
+
+static void drop_limited(fixture *f, abar_context *own)
+{
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    f->ctx = own;
+}
+
+/* Creates the comparison with enough memory, and runs it with the given number of bytes. */
+static abar_status run_with(fixture *f, const plan *p, memory_limit *limit, long long bytes, watcher *w)
+{
+    abar_compare_events events = {watch, w};
+    need(f, abar_compare_create(f->ctx, &p->config, &events, &w->compare));
+    atomic_store(&limit->left, bytes);
+    return run_watched(w);
+}
+
+/* Memory for one training and a half. */
 static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
 {
     fixture *f = *state;
     plan p;
     char alone[PATH_MAX_TEST];
-    purse money = {0};
+    memory_limit limit = {0};
     watcher w = {.jobs = 3};
-    abar_context *rich = f->ctx;
+    abar_context *own;
     run_one_by_one(f, "alone", "sgd adamw", 2, alone);
-    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
-    atomic_store(&money.left, 1LL << 40);
-    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
-    make_plan(f, &p, "poor", "sgd adamw", 2, TINY);
-    abar_compare_events events = {sizeof events, watch, &w};
-    need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
     char *json = read_text(alone, "compare.json");
     const char *memory = strstr(json, "\"memory_bytes\": ");
     assert_non_null(memory);
-    atomic_store(&money.left, (long long)(1.6 * atof(memory + 16)) + (1 << 19)); /* and for the books of all */
-    assert_int_equal(run_watched(&w), ABAR_OK);
+    const long long bytes = (long long)(1.6 * atof(memory + 16)) + (1 << 19); /* and for the records of the comparison */
+    free(json);
+    make_limited(f, &limit, &own);
+    make_plan(f, &p, "limited", "sgd adamw", 2, TINY);
+    assert_int_equal(run_with(f, &p, &limit, bytes, &w), ABAR_OK);
     assert_non_null(strstr(w.news, "no memory for"));
     abar_compare_destroy(w.compare);
     assert_same_comparison(alone, p.dir);
     drop_plan(f, &p);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    f->ctx = rich;
-    free(json);
+    drop_limited(f, own);
 }
 
-/* Room for no training at all: the last worker keeps what nobody could train, and says so. */
+/* No memory for any training: the last worker reports the failures. */
 static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
 {
     fixture *f = *state;
-    purse money = {0};
-    abar_context *rich = f->ctx;
-    abar_context_config config = {.size = sizeof config, .allocator = {spend, earn, &money}};
-    atomic_store(&money.left, 1LL << 40);
-    assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
+    memory_limit limit = {0};
+    abar_context *own;
+    make_limited(f, &limit, &own);
     for (int i = 0; i < 20; i++) {
         plan p;
         watcher w = {.jobs = 2};
         char name[16];
         snprintf(name, sizeof name, "none-%d", i);
-        atomic_store(&money.left, 1LL << 40);
+        atomic_store(&limit.left, PLENTY);
         make_plan(f, &p, name, "sgd adamw", 1, TINY);
-        abar_compare_events events = {sizeof events, watch, &w};
-        need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
-        atomic_store(&money.left, 1 << 17); /* for the books alone */
-        assert_int_equal(run_watched(&w), ABAR_OK);
+        assert_int_equal(run_with(f, &p, &limit, RECORDS_ONLY, &w), ABAR_OK);
         for (int k = 0; k < 2; k++) {
             assert_true(abar_compare_run_of(w.compare, k)->ended);
             assert_non_null(strstr(abar_compare_run_of(w.compare, k)->failure, "memory"));
@@ -205,9 +223,42 @@ static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
         abar_compare_destroy(w.compare);
         drop_plan(f, &p);
     }
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    f->ctx = rich;
+    drop_limited(f, own);
+}
+
+/* With enough memory again, the comparison ends as if it had never been short. */
+static void trainings_that_found_no_memory_are_tried_again(void **state)
+{
+    fixture *f = *state;
+    plan p;
+    char alone[PATH_MAX_TEST];
+    memory_limit limit = {0};
+    watcher w = {.jobs = 1};
+    abar_context *own;
+    run_one_by_one(f, "alone", "sgd adamw", 1, alone);
+    make_limited(f, &limit, &own);
+    make_plan(f, &p, "again", "sgd adamw", 1, TINY);
+    assert_int_equal(run_with(f, &p, &limit, RECORDS_ONLY, &w), ABAR_OK);
+    abar_compare_destroy(w.compare);
+    atomic_store(&limit.left, PLENTY);
+
+    need(f, abar_compare_load(f->ctx, p.dir, 0, NULL, &w.compare)); /* to read its results */
+    for (int i = 0; i < 2; i++) {
+        assert_true(abar_compare_run_of(w.compare, i)->retry);
+        assert_non_null(strstr(abar_compare_run_of(w.compare, i)->failure, "memory"));
+    }
+    abar_compare_destroy(w.compare);
+    w = (watcher){.jobs = 1, .stop_at = 3}; /* stopping it changes nothing */
+    assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_STOPPED);
+    abar_compare_destroy(w.compare);
+    w = (watcher){.jobs = 1};
+    assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);
+    assert_int_equal(w.ended, 2);
+    for (int i = 0; i < 2; i++) assert_null(abar_compare_run_of(w.compare, i)->failure);
+    abar_compare_destroy(w.compare);
+    assert_same_comparison(alone, p.dir);
+    drop_plan(f, &p);
+    drop_limited(f, own);
 }
 
 /* ---- how many ---------------------------------------------------------------------------------------------------- */
@@ -220,14 +271,14 @@ static void number_of_jobs_is_measured_and_told(void **state)
     abar_compare_events events = {sizeof events, watch, &w};
     make_plan(f, &p, "many", "sgd mac", 2, TINY);
     need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
-    assert_int_equal(abar__compare_measure_jobs(w.compare, 3.0), 1); /* a second in all: nothing to gain */
+    assert_int_equal(abar__compare_measure_jobs(w.compare, 3.0), 1); /* too short to gain anything */
     assert_non_null(strstr(w.news, "one training at a time: all of them take about"));
     w.news[0] = '\0';
     int jobs = abar__compare_measure_jobs(w.compare, 1e12);
     assert_true(jobs == 1 || jobs == 2 || jobs == 4);
     assert_non_null(strstr(w.news, sysconf(_SC_NPROCESSORS_ONLN) < 2 ? "no core" : "side by side"));
     for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m)->ms_alone > 0.0);
-    assert_int_equal(abar__compare_choose_jobs(w.compare), 1); /* the host: one, unless told otherwise */
+    assert_int_equal(abar__compare_choose_jobs(w.compare), 1); /* the default on the host */
     abar_compare_destroy(w.compare);
     drop_plan(f, &p);
 }
@@ -254,7 +305,7 @@ static void methods_may_have_seeds_of_their_own(void **state)
     abar_compare_destroy(w.compare);
     w = (watcher){0};
     assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);
-    assert_int_equal(w.calls, 0); /* and it knows them again */
+    assert_int_equal(w.calls, 0); /* seeds were read back */
     abar_compare_destroy(w.compare);
     w = (watcher){0};
     assert_int_equal(run_on(f, p.dir, 3, &w), ABAR_OK); /* at least three of each */
@@ -274,6 +325,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(trouble_with_a_folder_stops_all_and_is_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trainings_that_do_not_fit_together_run_one_by_one, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(trainings_that_fit_nowhere_are_rows_that_failed, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(trainings_that_found_no_memory_are_tried_again, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(number_of_jobs_is_measured_and_told, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(methods_may_have_seeds_of_their_own, make_fixture, drop_fixture),
     };

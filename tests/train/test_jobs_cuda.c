@@ -1,4 +1,4 @@
-/* Trainings side by side on one GPU, each with its own streams, handles and recordings: the numbers of one after the other. */
+/* Trainings side by side on one GPU, each with its own streams, handles and graphs, give the numbers of one after the other. */
 #include "compare_support.h"
 #include "cuda_testing.h"
 
@@ -33,7 +33,7 @@ static void trainings_of_resnet20_side_by_side_lose_what_they_lose_alone(void **
     compare_orders(*state, "lenet5", "sgd mac", SMALL " precision=fp32");
 }
 
-/* One begins, is recorded and replayed while the next allocates and is measured; then all are stopped, and go on. */
+/* One starts, is captured and replayed while the next allocates and is timed; then all are stopped and continued. */
 static void stopped_trainings_go_on_to_the_same_numbers(void **state)
 {
     fixture *f = *state;
