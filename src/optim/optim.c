@@ -362,8 +362,10 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->program) return abar__optim_queued_step(o, &c, report);
     if (o->moved) abar__optim_lay_out(o);
-    const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->active, o->n_active));
-    const bool skip = !isfinite(norm);
+    double own = NAN; /* the norm before grad_scale */
+    const bool finite = o->dev->ops->norm(o->dev, o->active, o->n_active, &own);
+    const double norm = c.grad_scale * own;
+    const bool skip = !finite || !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
     if (skip) {
         abar_optim_skip(o);
