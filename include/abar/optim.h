@@ -109,6 +109,11 @@ abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *conf
 
 int abar_optim_map_count(const abar_optim *optim);
 abar_map_info abar_optim_map(abar_optim *optim, int i); /* on a queued device it waits */
+/* Copies the mean activation of map i as its average stands now, freed of its start from zero (the a^ of methods.md section 0),
+ * to out: as many doubles as abar_map_info has columns, the last one 1 with a bias. Of the rows of v it is the mean that
+ * attention weighs, of a calibrated layer that of the training set. mac, smac and eva keep one; ABAR_E_UNSUPPORTED: this map
+ * has none. ABAR_E_STATE: there are no statistics yet. On a queued device it waits. */
+abar_status abar_optim_mean_activation(abar_optim *optim, int i, double *out);
 /* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 

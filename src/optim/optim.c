@@ -376,7 +376,7 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
     if (o->curvature) {
         o->curvature->observed_scale = c.observed_scale;
-        abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
+        abar__curvature_step(o->curvature, scalars.grad_scale, own);
     }
     o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
     return ABAR_OK;
@@ -433,6 +433,14 @@ abar_map_info abar_optim_map(abar_optim *o, int i)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
     return abar__curvature_map(o->curvature, i);
+}
+
+abar_status abar_optim_mean_activation(abar_optim *o, int i, double *out)
+{
+    if (!o->curvature)
+        return abar__fail(o->dev->ctx, ABAR_E_UNSUPPORTED, "mean activation: %s alone keeps none", o->rule->rule.name);
+    ABAR_TRY(abar__optim_pull(o));
+    return abar__curvature_mean_activation(o->curvature, i, out);
 }
 
 void abar_optim_measure(abar_optim *o)
