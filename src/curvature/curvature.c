@@ -276,6 +276,9 @@ void abar__set_comparison(abar__map *map, const double products[3])
     map->ratio = sqrt(products[2] / products[0]);
 }
 
+/* Whether the step depends on <G^, G>, by the KL clip or by the method's own length. */
+static bool product_counts(const abar__curvature *cv) { return cv->kl_clip > 0.0 || cv->ops->length; }
+
 /* The same with the gradient joined to one matrix: what devices do without a call for all of it, and methods with their own
  * way. factors NULL: apply. */
 static bool apply_joined(abar__curvature *cv, abar__map *map, const abar__dense_gradient *factors, double products[3])
@@ -297,7 +300,7 @@ static bool apply_joined(abar__curvature *cv, abar__map *map, const abar__dense_
         products[0] = stats->dot(cv->dev, count, g, g);
         products[1] = stats->dot(cv->dev, count, g, result);
         products[2] = stats->dot(cv->dev, count, result, result);
-        if (!isfinite(products[1])) return false;
+        if (product_counts(cv) && !isfinite(products[1])) return false;
     }
     stats->scatter(cv->dev, m, map->in, result, map->weight_grad, bias_grad);
     return true;
@@ -311,7 +314,7 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
     abar__dense_gradient g = {
         .out = map->out, .in = map->in, .d = map->d, .weight = map->weight_grad, .bias = map->bias_grad, .largest = 1.0};
     const bool between = ops->factors && ops->factors(cv, map, &g);
-    const bool wanted = cv->measure || cv->kl_clip > 0.0 || ops->length;
+    const bool wanted = cv->measure || product_counts(cv);
     double sums[3] = {0.0}, *products = wanted ? sums : NULL;
     const bool fine = between && cv->stats->precondition ? cv->stats->precondition(cv->dev, &g, cv->scratch, products)
                                                          : apply_joined(cv, map, between ? &g : NULL, products);
@@ -333,20 +336,24 @@ static bool would_overflow(const abar__curvature *cv, const abar__map *map, doub
     return !(fmax(map->bound, 1.0) * grad_norm * fmax(cv->grad_scale, 1.0) < limit);
 }
 
+static double keep_gradient(abar__map *map)
+{
+    map->count[ABAR_COUNT_KEPT]++;
+    map->pre = identity;
+    return 0.0;
+}
+
 static double apply_described(abar__curvature *cv, abar__map *map, double grad_norm)
 {
     map->bound = 1.0;
     cv->ops->describe(cv, map);
-    if (would_overflow(cv, map, grad_norm)) {
-        map->count[ABAR_COUNT_KEPT]++;
-        map->pre = identity;
-        return 0.0;
-    }
-    if (!cv->measure && !(cv->kl_clip > 0.0)) return 0.0;
+    if (would_overflow(cv, map, grad_norm)) return keep_gradient(map);
+    if (!cv->measure && !product_counts(cv)) return 0.0;
     double products[3];
     cv->stats->compare(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, &map->pre, products);
+    if (product_counts(cv) && !isfinite(products[1])) return keep_gradient(map);
     if (cv->measure) abar__set_comparison(map, products);
-    return isfinite(products[1]) ? products[1] : 0.0;
+    return products[1];
 }
 
 /* methods.md section 7: nu = min(1, sqrt(kappa / (eta_0^2 sum <G^, G>))) over the maps that have had a valid refresh. */
