@@ -170,13 +170,14 @@ static void drop(abar__curvature *cv, abar__map *map)
 static void commit_map(abar__curvature *cv, abar__map *map)
 {
     const double beta = cv->config.stat_decay;
-    for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
+    const bool calibrated = map->shape.calibrated;
+    for (int i = calibrated ? 1 : 0; i < ABAR_AVERAGES_MAX; i++) {
         const abar__average_desc *a = &map->shape.average[i];
         if (!a->name) continue;
         double add = (1.0 - beta) * abar__to_mean(cv, map, a);
         cv->stats->commit(cv->dev, a->n, a->square, map->average[i], map->pending[i], beta, add);
     }
-    if (map->shape.number.name) {
+    if (map->shape.number.name && !calibrated) {
         double fresh = abar__to_mean(cv, map, &map->shape.number) * map->pending_number;
         map->real[ABAR_REAL_NUMBER] = beta * map->real[ABAR_REAL_NUMBER] + (1.0 - beta) * fresh;
     }
@@ -212,17 +213,14 @@ static bool on_schedule(const abar__curvature *cv, int map)
     return (cv->k - shift) % tinv == 0;
 }
 
-static bool wants_calibration(const abar__curvature *cv, const abar__map *map)
-{
-    return cv->ops->wants_calibration && cv->ops->wants_calibration(cv, map);
-}
+static bool wants_calibration(const abar__map *map) { return map->shape.calibrated && !map->count[ABAR_COUNT_CALIBRATED]; }
 
 static void refresh(abar__curvature *cv, int index, bool committed)
 {
     abar__map *map = &cv->maps[index];
     bool wanted = cv->ops->every_commit ? committed : on_schedule(cv, index) || map->count[ABAR_COUNT_DUE];
     if (!wanted) return;
-    if (map->count[ABAR_COUNT_COMMITS] == 0 || wants_calibration(cv, map)) { /* nothing to derive from yet */
+    if (map->count[ABAR_COUNT_COMMITS] == 0 || wants_calibration(map)) { /* nothing to derive from yet */
         map->count[ABAR_COUNT_DUE] = 1;
         return;
     }
@@ -278,6 +276,9 @@ void abar__set_comparison(abar__map *map, const double products[3])
     map->ratio = sqrt(products[2] / products[0]);
 }
 
+/* Whether the step depends on <G^, G>, by the KL clip or by the method's own length. */
+static bool product_counts(const abar__curvature *cv) { return cv->kl_clip > 0.0 || cv->ops->length; }
+
 /* The same with the gradient joined to one matrix: what devices do without a call for all of it, and methods with their own
  * way. factors NULL: apply. */
 static bool apply_joined(abar__curvature *cv, abar__map *map, const abar__dense_gradient *factors, double products[3])
@@ -299,6 +300,7 @@ static bool apply_joined(abar__curvature *cv, abar__map *map, const abar__dense_
         products[0] = stats->dot(cv->dev, count, g, g);
         products[1] = stats->dot(cv->dev, count, g, result);
         products[2] = stats->dot(cv->dev, count, result, result);
+        if (product_counts(cv) && !isfinite(products[1])) return false;
     }
     stats->scatter(cv->dev, m, map->in, result, map->weight_grad, bias_grad);
     return true;
@@ -312,7 +314,7 @@ static double apply_dense(abar__curvature *cv, abar__map *map)
     abar__dense_gradient g = {
         .out = map->out, .in = map->in, .d = map->d, .weight = map->weight_grad, .bias = map->bias_grad, .largest = 1.0};
     const bool between = ops->factors && ops->factors(cv, map, &g);
-    const bool wanted = cv->measure || ops->kl_clip || ops->length;
+    const bool wanted = cv->measure || product_counts(cv);
     double sums[3] = {0.0}, *products = wanted ? sums : NULL;
     const bool fine = between && cv->stats->precondition ? cv->stats->precondition(cv->dev, &g, cv->scratch, products)
                                                          : apply_joined(cv, map, between ? &g : NULL, products);
@@ -334,27 +336,31 @@ static bool would_overflow(const abar__curvature *cv, const abar__map *map, doub
     return !(fmax(map->bound, 1.0) * grad_norm * fmax(cv->grad_scale, 1.0) < limit);
 }
 
+static double keep_gradient(abar__map *map)
+{
+    map->count[ABAR_COUNT_KEPT]++;
+    map->pre = identity;
+    return 0.0;
+}
+
 static double apply_described(abar__curvature *cv, abar__map *map, double grad_norm)
 {
     map->bound = 1.0;
     cv->ops->describe(cv, map);
-    if (would_overflow(cv, map, grad_norm)) {
-        map->count[ABAR_COUNT_KEPT]++;
-        map->pre = identity;
-        return 0.0;
-    }
-    if (!cv->measure && !cv->ops->kl_clip) return 0.0;
+    if (would_overflow(cv, map, grad_norm)) return keep_gradient(map);
+    if (!cv->measure && !product_counts(cv)) return 0.0;
     double products[3];
     cv->stats->compare(cv->dev, map->out, map->in, map->weight_grad, map->bias_grad, &map->pre, products);
+    if (product_counts(cv) && !isfinite(products[1])) return keep_gradient(map);
     if (cv->measure) abar__set_comparison(map, products);
     return products[1];
 }
 
-/* methods.md section 7: nu = min(1, sqrt(kappa / (eta_0^2 sum <G^, G>))). */
-static void clip(abar__curvature *cv, double kappa, double sum)
+/* methods.md section 7: nu = min(1, sqrt(kappa / (eta_0^2 sum <G^, G>))) over the maps that have had a valid refresh. */
+static void clip(abar__curvature *cv, double sum)
 {
     sum *= cv->grad_scale * cv->grad_scale * cv->base_lr * cv->base_lr;
-    cv->times.kl_scale = sum > 0.0 ? fmin(1.0, sqrt(kappa / sum)) : 1.0;
+    cv->times.kl_scale = sum > 0.0 ? fmin(1.0, sqrt(cv->kl_clip / sum)) : 1.0;
     for (int i = 0; i < cv->n_maps; i++)
         if (cv->maps[i].count[ABAR_COUNT_READY]) cv->maps[i].pre.scale *= cv->times.kl_scale;
 }
@@ -375,8 +381,7 @@ void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_no
         if (!map->count[ABAR_COUNT_READY] || !map->weight_grad) continue;
         sum += map->shape.dense ? apply_dense(cv, map) : apply_described(cv, map, grad_norm);
     }
-    double kappa = cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0;
-    if (kappa > 0.0) clip(cv, kappa, sum);
+    if (cv->kl_clip > 0.0) clip(cv, sum);
     cv->measure = false;
     cv->k++;
     cv->times.refresh += middle - start;
@@ -388,7 +393,7 @@ void abar__curvature_step(abar__curvature *cv, double grad_scale, double grad_no
 bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer)
 {
     for (int i = 0; i < cv->n_maps; i++)
-        if (cv->maps[i].layer == layer && wants_calibration(cv, &cv->maps[i])) return true;
+        if (cv->maps[i].layer == layer && wants_calibration(&cv->maps[i])) return true;
     return false;
 }
 
@@ -397,7 +402,7 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
     static const abar_tensor none = {0};
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
-        if (map->layer != layer || !wants_calibration(cv, map)) continue;
+        if (map->layer != layer || !wants_calibration(map)) continue;
         abar__rows rows;
         ABAR_TRY(make_rows(cv, map, input, &none, 1.0, &rows));
         cv->ops->calibrate(cv, map, &rows);
@@ -410,7 +415,7 @@ abar_status abar__curvature_end_calibration(abar__curvature *cv)
 {
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
-        if (!wants_calibration(cv, map)) continue;
+        if (!wants_calibration(map)) continue;
         if (map->rows == 0.0)
             return abar__fail(cv->dev->ctx, ABAR_E_STATE, "%s: calibration of %s saw no data", cv->ops->method.name, map->name);
         const bool usable = pending_is_finite(cv, map) && cv->ops->end_calibration(cv, map);
@@ -419,7 +424,7 @@ abar_status abar__curvature_end_calibration(abar__curvature *cv)
             return abar__fail(cv->dev->ctx, ABAR_E_NUMERIC,
                               "%s: the calibration of %s gave no usable statistics, raise --damping", cv->ops->method.name,
                               map->name);
-        map->count[ABAR_COUNT_CALIBRATED] = 1;
+        map->count[ABAR_COUNT_CALIBRATED] = map->count[ABAR_COUNT_READY] = 1;
     }
     return ABAR_OK;
 }

@@ -20,6 +20,16 @@ typedef struct abar__curvature_config {
     char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
 } abar__curvature_config;
 
+/* The average of this name is the mean activation, which abar_optim_mean_activation reads. */
+#define ABAR_MEAN_ACTIVATION "a"
+
+/* A method's row of --kl-clip. config: its config struct, with a double kl_clip. */
+#define ABAR_KL_CLIP_OPTION(config, standard)                                                                               \
+    {                                                                                                                       \
+        .name = "kl-clip", .type = ABAR_OPTION_REAL, .offset = offsetof(config, kl_clip), .fallback = standard, .min = 0.0, \
+        .max = 1e30, .help = "kappa of the KL clip, a bound on the step's length in the metric; 0: off"                     \
+    }
+
 typedef struct abar__curvature abar__curvature;
 typedef struct abar__map abar__map;
 
@@ -46,7 +56,10 @@ typedef struct abar__map_shape {
     abar__derived_desc derived[ABAR_DERIVED_MAX];
     int64_t positions; /* not 0: average[0] is pending as sums by position (abar__position_sums), multiplied at the commit */
     bool dense;        /* preconditioned by apply; otherwise described, and done within the update pass */
-    size_t scratch;    /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
+    /* average[0] and what is derived from it come from one pass over the training set before step 0: the frame never commits
+     * that average or the number, and the map is ready from step 0 on. */
+    bool calibrated;
+    size_t scratch; /* bytes of cv->scratch during observe or refresh; apply has cv->spare, a matrix (out, d) */
 } abar__map_shape;
 
 /* One linear map with its state. */
@@ -84,6 +97,7 @@ typedef struct abar__curvature_ops {
     abar_method method; /* what the public sees */
     unsigned uses;      /* ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD */
     bool every_commit;  /* refresh after every commit, whatever tinv says */
+    size_t kl_clip;     /* offset of kappa, a double, in the method's config (methods.md section 7); kappa 0: off */
     /* Optional: what the option table cannot say. */
     abar_status (*check)(abar_context *ctx, const void *config);
     /* Optional: the same, once the maps are known. */
@@ -103,10 +117,7 @@ typedef struct abar__curvature_ops {
     double (*length)(const abar__curvature *cv, double inner); /* optional: what that is multiplied by, from <G^, G> */
     /* Other dense maps: out (out, d) from g (out, d). */
     void (*apply)(abar__curvature *cv, abar__map *map, const void *g, void *out);
-    /* Optional: kappa of the KL clip (methods.md section 7); 0: off. */
-    double (*kl_clip)(const abar__curvature *cv);
-    /* Optional, all three: sums over the training set before step 0. */
-    bool (*wants_calibration)(const abar__curvature *cv, const abar__map *map);
+    /* Required where a shape is calibrated: sums over the training set before step 0. */
     void (*calibrate)(abar__curvature *cv, abar__map *map, const abar__rows *rows);
     bool (*end_calibration)(abar__curvature *cv, abar__map *map); /* false: could not derive */
     /* Required: tells a queued device how to keep the map up by itself. The frame has filled in its sizes and place. */
@@ -122,13 +133,13 @@ struct abar__curvature {
     size_t config_bytes;
     abar__map *maps;
     int n_maps, maps_capacity, n_layers, n_numbers;
-    int64_t k;             /* optimizer steps so far, skipped ones included */
-    double grad_scale;     /* of the step: clipping, micro-batches; G is this times what lies in memory */
-    double observed_scale; /* of the step: p is this times what observe was told */
-    double base_lr;
-    void *state;   /* all averages, pending sums and derived tensors */
-    void *scratch; /* the largest any map asked for; a queued device's program lends it between steps */
-    void *spare;   /* what of it is free during apply */
+    int64_t k;               /* optimizer steps so far, skipped ones included */
+    double grad_scale;       /* of the step: clipping, micro-batches; G is this times what lies in memory */
+    double observed_scale;   /* of the step: p is this times what observe was told */
+    double base_lr, kl_clip; /* eta_0 and kappa of methods.md section 7 */
+    void *state;             /* all averages, pending sums and derived tensors */
+    void *scratch;           /* the largest any map asked for; a queued device's program lends it between steps */
+    void *spare;             /* what of it is free during apply */
     size_t state_bytes, scratch_bytes;
     char *names; /* of the layers, one after the other, then room for the longest name of a state tensor */
     size_t names_bytes, label_bytes;
@@ -176,6 +187,7 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
 abar_status abar__curvature_end_calibration(abar__curvature *cv);
 abar_status abar__curvature_visit(abar__curvature *cv, abar_state_visitor visit, void *user);
 abar_map_info abar__curvature_map(const abar__curvature *cv, int i);
+abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, double *out);
 
 /* What a pending sum is multiplied by to become the new value. */
 double abar__to_mean(const abar__curvature *cv, const abar__map *map, const abar__average_desc *a);

@@ -20,20 +20,14 @@ static const abar_option options[] = {
      .min = 1e-30,
      .max = 1e30,
      .help = "rho"},
-    {.name = "kl-clip",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(eva_config, kl_clip),
-     .fallback = "0.001",
-     .min = 0.0,
-     .max = 1e30,
-     .help = "bound on the step's length in the metric; 0: off"},
+    ABAR_KL_CLIP_OPTION(eva_config, "0.001"),
     {.name = NULL},
 };
 
 static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
 {
     (void)cv;
-    out->average[MEAN_A] = (abar__average_desc){.name = "a", .n = map->d, .per = ABAR_PER_ROW};
+    out->average[MEAN_A] = (abar__average_desc){.name = ABAR_MEAN_ACTIVATION, .n = map->d, .per = ABAR_PER_ROW};
     out->average[MEAN_P] = (abar__average_desc){.name = "p", .n = map->out, .per = ABAR_PER_ROW, .grad_power = 1};
     out->derived[UNIT_A] = (abar__derived_desc){"unit_a", map->d};
     out->derived[UNIT_P] = (abar__derived_desc){"unit_p", map->out};
@@ -89,12 +83,6 @@ static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map
     out->scale = out->bound = 1.0 / c->damping;
 }
 
-static double kl_clip(const abar__curvature *cv)
-{
-    const eva_config *c = cv->method_config;
-    return c->kl_clip;
-}
-
 const abar__curvature_ops abar__method_eva = {
     .method = {.name = "eva",
                .summary = "rank-1 factors on both sides",
@@ -102,11 +90,11 @@ const abar__curvature_ops abar__method_eva = {
                .options = options,
                .config_size = sizeof(eva_config)},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
+    .kl_clip = offsetof(eva_config, kl_clip),
     .every_commit = true,
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .describe = describe,
-    .kl_clip = kl_clip,
     .keep = keep,
 };

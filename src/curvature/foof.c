@@ -2,7 +2,7 @@
 #include "curvature/curvature_impl.h"
 
 typedef struct foof_config {
-    double damping;
+    double damping, kl_clip;
 } foof_config;
 
 enum { A = 0, A_INVERSE = 0 };
@@ -15,6 +15,7 @@ static const abar_option options[] = {
      .min = 1e-30,
      .max = 1e30,
      .help = "rho, added to the diagonal of the factor"},
+    ABAR_KL_CLIP_OPTION(foof_config, "0"),
     {.name = NULL},
 };
 
@@ -61,6 +62,7 @@ const abar__curvature_ops abar__method_foof = {
                .options = options,
                .config_size = sizeof(foof_config)},
     .uses = ABAR_USES_INPUT,
+    .kl_clip = offsetof(foof_config, kl_clip),
     .shape = shape,
     .observe = observe,
     .refresh = refresh,

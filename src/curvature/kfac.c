@@ -2,6 +2,8 @@
  *
  *     Ĝ = (P̂ + (√ρ/π) I)⁻¹ G (Â + (π√ρ) I)⁻¹,   π = sqrt((tr Â / d) / (tr P̂ / d_out)),   then the KL clip.
  *
+ * π stays within [1e-10, 1e10], and is 1 where a trace is 0.
+ *
  * reduce: A = E_n[ā_n ā_nᵀ], P = E_n[p̄_n p̄_nᵀ] from per-example means (under per-example gradients rows are summed: R² P);
  * expand: A = E[a aᵀ], P = R E[p pᵀ]. eigen divides by λ_P λ_Aᵀ + ρ in the factors' eigenbases instead. */
 #include "curvature/curvature_impl.h"
@@ -27,13 +29,7 @@ static const abar_option options[] = {
      .min = 1e-30,
      .max = 1e30,
      .help = "rho, shared out between the two factors"},
-    {.name = "kl-clip",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(kfac_config, kl_clip),
-     .fallback = "0.001",
-     .min = 0.0,
-     .max = 1e30,
-     .help = "bound on the step's length in the metric; 0: off"},
+    ABAR_KL_CLIP_OPTION(kfac_config, "0.001"),
     {.name = "kfac",
      .type = ABAR_OPTION_CHOICE,
      .offset = offsetof(kfac_config, approximation),
@@ -96,7 +92,7 @@ static bool refresh_cholesky(abar__curvature *cv, abar__map *map, double unbias,
 {
     double trace_a = unbias * cv->stats->trace(cv->dev, map->d, map->average[A]) / (double)map->d;
     double trace_p = unbias * cv->stats->trace(cv->dev, map->out, map->average[P]) / (double)map->out;
-    double pi = trace_a > 0.0 && trace_p > 0.0 ? fmin(fmax(sqrt(trace_a / trace_p), 1e-5), 1e5) : 1.0;
+    double pi = trace_a > 0.0 && trace_p > 0.0 ? fmin(fmax(sqrt(trace_a / trace_p), 1e-10), 1e10) : 1.0;
     void *p_inverse = new_p(cv, map);
     if (!abar__curvature_invert(cv, map, map->out, map->average[P], unbias, sqrt(rho) / pi, p_inverse)) return false;
     if (!abar__curvature_invert(cv, map, map->d, map->average[A], unbias, pi * sqrt(rho), map->derived[A_INVERSE]))
@@ -156,12 +152,6 @@ static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map
     }
 }
 
-static double kl_clip(const abar__curvature *cv)
-{
-    const kfac_config *c = cv->method_config;
-    return c->kl_clip;
-}
-
 const abar__curvature_ops abar__method_kfac = {
     .method = {.name = "kfac",
                .summary = "both Kronecker factors of the Fisher matrix",
@@ -169,11 +159,11 @@ const abar__curvature_ops abar__method_kfac = {
                .options = options,
                .config_size = sizeof(kfac_config)},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
+    .kl_clip = offsetof(kfac_config, kl_clip),
     .shape = shape,
     .observe = observe,
     .refresh = refresh,
     .factors = factors,
     .apply = apply,
-    .kl_clip = kl_clip,
     .keep = keep,
 };

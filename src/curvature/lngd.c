@@ -10,7 +10,7 @@
 #include <math.h>
 
 typedef struct lngd_config {
-    double nu1, nu2, mu;
+    double nu1, nu2, mu, kl_clip;
 } lngd_config;
 
 enum { PHI, PSI };                    /* averages; PSI: its numerator, the map's number: its denominator */
@@ -42,6 +42,7 @@ static const abar_option options[] = {
      .min = 1e-30,
      .max = 1e30,
      .help = "of the layer's own step length"},
+    ABAR_KL_CLIP_OPTION(lngd_config, "0"),
     {.name = NULL},
 };
 
@@ -146,6 +147,7 @@ const abar__curvature_ops abar__method_lngd = {
                .options = options,
                .config_size = sizeof(lngd_config)},
     .uses = ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD,
+    .kl_clip = offsetof(lngd_config, kl_clip),
     .check = check,
     .shape = shape,
     .observe = observe,

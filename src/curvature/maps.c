@@ -102,8 +102,8 @@ static abar_status check_values(abar_context *ctx, const abar_layer *l)
     const bool windows = a->side > 0 && a->grid[0] > 0 && a->grid[1] > 0 && a->grid[0] % a->side == 0 &&
                          a->grid[1] % a->side == 0 && a->shift >= 0 && a->shift < a->side;
     if (a->side == 0 || windows) return ABAR_OK;
-    return abar__fail(ctx, ABAR_E_ARGUMENT, "curvature: %s feeds attention: its windows must divide the grid of tokens",
-                      l->name);
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      "curvature: %s feeds attention: its windows must be square and divide the grid of tokens", l->name);
 }
 
 static int64_t value_parts(const abar__curvature *cv, const abar_layer *l)
@@ -270,6 +270,7 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wi
         memcpy(cv->method_config, wish->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
+    cv->kl_clip = *(const double *)(const void *)((const char *)cv->method_config + cv->ops->kl_clip);
     return abar_method_check(ctx, method, cv->method_config);
 }
 
@@ -481,6 +482,28 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .condition = copy.real[ABAR_REAL_CONDITION],
                            .cosine = copy.cosine,
                            .ratio = copy.ratio};
+}
+
+abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, double *out)
+{
+    if (i < 0 || i >= cv->n_maps)
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "mean activation: there is no map %d, they are numbered 0 to %d", i,
+                          cv->n_maps - 1);
+    const abar__map *map = &cv->maps[i];
+    const char *name = map->shape.average[0].name;
+    const int64_t commits = map->count[ABAR_COUNT_COMMITS];
+    if (strcmp(name, ABAR_MEAN_ACTIVATION) != 0)
+        return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED, "mean activation of %s: %s keeps none for this layer", map->name,
+                          cv->ops->method.name);
+    if (map->shape.calibrated ? !map->count[ABAR_COUNT_CALIBRATED] : commits == 0)
+        return abar__fail(cv->dev->ctx, ABAR_E_STATE, "mean activation of %s: no statistics yet, observe a step first",
+                          map->name);
+    const abar_tensor average = abar_tensor_wrap(cv->dev, map->average[0], cv->dev->ops->dtype, 1, &map->d);
+    const abar_tensor host = abar_tensor_wrap(NULL, out, ABAR_F64, 1, &map->d);
+    ABAR_TRY(abar_tensor_copy(cv->dev->ctx, &host, &average));
+    const double unbias = map->shape.calibrated ? 1.0 : 1.0 / (1.0 - pow(cv->config.stat_decay, (double)commits));
+    for (int64_t k = 0; k < map->d; k++) out[k] *= unbias;
+    return ABAR_OK;
 }
 
 abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user)

@@ -24,6 +24,11 @@ struct abar__update_item {
     int map;                              /* in a program: index of its abar__kept_map, -1: none */
 };
 
+/* adamw moves no element of a gradient beyond this on its way into the moments: their squares stay finite (methods.md section
+ * 9). Gradients of runs that work are far below it; there the rule is torch.optim.AdamW. */
+#define ABAR_ADAMW_LARGEST_F32 1e19
+#define ABAR_ADAMW_LARGEST_F64 1e150
+
 /* The scalars of one step. */
 struct abar__update_scalars {
     double lr;
@@ -77,8 +82,10 @@ typedef struct abar_device_ops {
     void (*release)(abar_device *dev, void *memory, size_t bytes);
     /* dst and src have equal shapes; either may be on the host or blocked */
     abar_status (*copy)(abar_device *dev, const abar_tensor *dst, const abar_tensor *src);
-    /* sum of squares over the items' own gradients in double; not finite when any element is not */
-    double (*sum_squares)(abar_device *dev, const abar__update_item *items, int n);
+    /* A step's parts; NULL on queued devices, whose program does them.
+     * norm: whether every element of the items' own gradients is finite; *norm: their Euclidean norm then, at most DBL_MAX; no
+     * square overflows on the way. */
+    bool (*norm)(abar_device *dev, const abar__update_item *items, int n, double *norm);
     void (*sgd)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     void (*adamw)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;

@@ -52,7 +52,7 @@ typedef enum abar__kept_kind {
 
 typedef enum abar__kept_damping {
     ABAR_DAMPING_FIXED,    /* rho; dense: of inverse[0] */
-    ABAR_DAMPING_ADAPTIVE, /* mean: max((t - |a|^2) / d, 1e-8 t / d), t the map's number */
+    ABAR_DAMPING_ADAPTIVE, /* mean: max((t - |a|^2) / d, least t / d), t the map's number */
     ABAR_DAMPING_SHARED,   /* KFAC: pi sqrt(rho) and sqrt(rho) / pi, pi from the traces of both averages */
     ABAR_DAMPING_CLIPPED,  /* LNGD: the mean of the diagonal between least and most; of r likewise */
 } abar__kept_damping;
@@ -69,13 +69,13 @@ typedef struct abar__kept_map {
     abar__kept_average average[2]; /* of activations, (d) or (d, d); of output gradients, (out) or (out, out) */
     double *pending_number;        /* device memory: the sum of one more average, ABAR_REAL_NUMBER; NULL: none */
     abar__kept_damping damping;
-    double rho, least, most;
-    double diagonal; /* r = 1 / (average[1] + diagonal); clipped: 1 / (average[1] / number + its own damping) */
+    double rho, least, most; /* least: of an adaptive rho, as a share of t / d; of clipped dampings, with most */
+    double diagonal;         /* r = 1 / (average[1] + diagonal); clipped: 1 / (average[1] / number + its own damping) */
     bool fixed;      /* calibrated before step 0: average[0] is never committed, u or inverse never refreshed; only r is */
     double scale;    /* of G^ */
-    bool coupled;    /* mean: divide it by rho too */
+    bool coupled;    /* mean: divide it by the rho in force too */
     double mu;       /* LNGD: scale it by c = <G^, G> / (<G^, G>^2 + mu) too; 0: not */
-    double bound;    /* mean, Eva: |G^| is at most this times |G|, but for 1 / rho where that is adaptive */
+    double bound;    /* mean, Eva: |G^| is at most this times |G|, without what coupled divides by */
     void *u, *w, *r; /* (d), (out), (out) */
     void *inverse[2], *values[2]; /* (d, d), (out, out); values: then eigenvectors by rows, with eigenvalues (d), (out), and
                                      G^ = V1T ((V1 G V0T) / (values1 values0 + rho)) V0. Both are renewed, or neither */

@@ -355,8 +355,10 @@ static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_s
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->program) return abar__optim_queued_step(o, &c, report);
     if (o->moved) abar__optim_lay_out(o);
-    const double norm = c.grad_scale * sqrt(o->dev->ops->sum_squares(o->dev, o->active, o->n_active));
-    const bool skip = !isfinite(norm);
+    double own = NAN; /* the norm before grad_scale */
+    const bool finite = o->dev->ops->norm(o->dev, o->active, o->n_active, &own);
+    const double norm = c.grad_scale * own;
+    const bool skip = !finite || !isfinite(norm);
     if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
     if (skip) {
         abar_optim_skip(o);
@@ -367,7 +369,7 @@ static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_s
     const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
     if (o->curvature) {
         o->curvature->observed_scale = c.observed_scale;
-        abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
+        abar__curvature_step(o->curvature, scalars.grad_scale, own);
     }
     o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
     return ABAR_OK;
@@ -435,6 +437,14 @@ const abar_map_info *abar_optim_map(abar_optim *o, int i)
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
     o->map_info = abar__curvature_map(o->curvature, i);
     return &o->map_info;
+}
+
+abar_status abar_optim_mean_activation(abar_optim *o, int i, double *out)
+{
+    if (!o->curvature)
+        return abar__fail(o->dev->ctx, ABAR_E_UNSUPPORTED, "mean activation: %s alone keeps none", o->rule->rule.name);
+    ABAR_TRY(abar__optim_pull(o));
+    return abar__curvature_mean_activation(o->curvature, i, out);
 }
 
 void abar_optim_measure(abar_optim *o)

@@ -29,7 +29,7 @@ static abar_status create(abar_optim *o)
                                      .tinv = cv ? cv->config.tinv : 0,
                                      .refresh = cv ? cv->config.refresh : 0,
                                      .every_commit = cv && cv->ops->every_commit,
-                                     .kl_clip = cv && cv->ops->kl_clip ? cv->ops->kl_clip(cv) : 0.0,
+                                     .kl_clip = cv ? cv->kl_clip : 0.0,
                                      .base_lr = cv ? cv->base_lr : 0.0,
                                      .room_bytes = cv ? cv->scratch_bytes : 0};
     abar_status status = ops_of(o)->create(o->dev, &desc, &o->program);

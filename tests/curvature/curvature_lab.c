@@ -15,6 +15,7 @@ const char *const lab_cases[][2] = {
     {"smac", "damping=0.1"},
     {"smac", "damping=0.3 pgrad=per-example"},
     {"smac", "damping=adaptive diagonal-damping=0.05"},
+    {"smac", "damping=0.2 damping-form=coupled kl-clip=0.01"},
     {"foof", "damping=0.2"},
     {"kfac", "damping=0.1"},
     {"kfac", "damping=0.2 kfac=expand pgrad=per-example kl-clip=0"},

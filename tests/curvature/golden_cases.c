@@ -506,7 +506,9 @@ static void run_case(bench *b, const char *name, const tolerance *t)
     b->info = metadata(b->file, "cases.%s", name);
     bool is_double = abar_device_dtype(b->dev) == ABAR_F64;
     bool ladder = strcmp(name, "ladder") == 0; /* inputs of 2^30: double precision only */
-    if (is_double || !ladder) {
+    const cJSON *precision = cJSON_GetObjectItem(b->info, "precision");
+    const bool fits = !precision || strcmp(precision->valuestring, is_double ? "double" : "single") == 0;
+    if (fits && (is_double || !ladder)) {
         double allowed =
             is_double ? (ladder ? 1e-6 : t->fixed) : fmax(t->times * number(b->info, "float32", 1e-6), t->at_least);
         if (b->rounded && has_inverse(b)) allowed = fmax(allowed, t->rounded);

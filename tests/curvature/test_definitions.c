@@ -156,7 +156,9 @@ static bool is_near(const lab *l, double a, double b)
     return fabs(a - b) <= (abar_device_dtype(l->dev) == ABAR_F64 ? 1e-12 : 1e-5) * fabs(b);
 }
 
-/* rho d + |a|^2 = E|a|^2; and no less than 1e-8 of it, where all rows are equal. */
+static double least_share(const lab *l) { return abar_device_dtype(l->dev) == ABAR_F64 ? 1e-8 : 1e-5; }
+
+/* rho d + |a|^2 = E|a|^2; where all rows are equal, the least share of it that the precision allows. */
 static void mac_adaptive_damping_matches_the_trace(void **state)
 {
     for (uint64_t seed = 1; seed <= 12; seed++) {
@@ -183,13 +185,78 @@ static void mac_adaptive_damping_matches_the_trace(void **state)
                 const abar_map_info info = lab_map(&l, "map", g);
                 assert_true(is_near(&l, info.mean_square, square));
                 if (equal) /* rounding alone is left of the difference */
-                    assert_true(info.damping >= 0.999e-8 * t / d && info.damping <= 1e-5 * t / d);
+                    assert_true(is_near(&l, info.damping, least_share(&l) * t / d));
                 else
                     assert_true(is_near(&l, d * info.damping + square, t) && info.damping > 0.0);
             }
         }
         for (int64_t g = 0; g < y->groups; g++) drop_moments(&s[g]);
         lab_close(&l);
+    }
+}
+
+static const lab_shape equal_shapes[] = {
+    {.name = "vectors", .in = 37, .out = 3, .bias = true},
+    {.name = "tokens", .in = 5, .out = 2, .tokens = 23},
+    {.name = "pixels", .in = 17, .out = 2, .image = {9, 11}, .window = {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {.name = "many", .in = 3, .out = 2, .image = {64, 61}, .window = {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1}},
+    {.name = "patches", .in = 3, .out = 2, .bias = true, .image = {16, 12}, .window = {{2, 3}, {2, 3}, {0, 0}, {1, 1}, 1}},
+};
+enum { EQUAL_SHAPES = sizeof equal_shapes / sizeof *equal_shapes };
+
+/* Every row of the batch the same, made of numbers whose sums round. */
+static void make_rows_equal(lab *l)
+{
+    for (int i = 0; i < l->n; i++) {
+        const lab_layer *y = &l->layer[i];
+        const int64_t *dim = y->x.dim, *kernel = y->shape.window.kernel;
+        for (int64_t k = 0; k < abar_tensor_count(&y->x); k++) {
+            int64_t place = k % y->shape.in;
+            if (y->x.ndim == 4) {
+                const int64_t column = k % dim[3], row = k / dim[3] % dim[2], channel = k / (dim[2] * dim[3]) % dim[1];
+                place = (channel * kernel[0] + row % kernel[0]) * kernel[1] + column % kernel[1];
+            }
+            lab_set(&y->x, k, (double)(float)(1.0 / (3.0 + (double)place)));
+        }
+    }
+}
+
+/* G (a aT + rho I)^-1, a row of the batch and rho the least. The part of G along a counts fully, but the inverse damps it by
+ * |a|^2 / rho: what is left is across a, and large. */
+static void check_least_damping(const lab *l, int layer)
+{
+    const lab_layer *y = &l->layer[layer];
+    const int64_t d = y->columns;
+    double *a = lab_rows(l, layer, 0), *expected = lab_gradient(l, layer, 0), *taken = lab_taken(l, layer, 0), square = 0.0;
+    for (int64_t k = 0; k < d; k++) square += a[k] * a[k];
+    const double rho = least_share(l) * square / (double)d;
+    for (int64_t o = 0; o < y->outputs; o++) {
+        double inner = 0.0;
+        for (int64_t k = 0; k < d; k++) inner += expected[o * d + k] * a[k];
+        for (int64_t k = 0; k < d; k++) expected[o * d + k] = (expected[o * d + k] - inner * a[k] / (rho + square)) / rho;
+    }
+    lab_check(l, y->shape.name, taken, expected, y->outputs * d, 1e-6, 1e-4);
+    free(a);
+    free(expected);
+    free(taken);
+}
+
+static void mac_coupled_adaptive_on_equal_rows_divides_by_the_least_damping(void **state)
+{
+    for (int64_t examples = 1; examples <= 50; examples = 6 * examples + 1) {
+        for (lab_lie lie = LAB_DENSE; lie < LAB_LIES; lie++) {
+            lab l;
+            lab_open(&l, *state, NULL, equal_shapes, EQUAL_SHAPES, examples, 3);
+            l.lie = lie;
+            lab_optimizer(&l, "mac", EVERY_STEP "damping=adaptive damping-form=coupled stat-decay=0.7");
+            for (int k = 0; k < 2; k++) {
+                lab_new_batch(&l);
+                make_rows_equal(&l);
+                lab_observed_step(&l);
+                for (int i = 0; i < EQUAL_SHAPES; i++) check_least_damping(&l, i);
+            }
+            lab_close(&l);
+        }
     }
 }
 
@@ -353,14 +420,15 @@ static double total_inner(const lab *l)
     return sum;
 }
 
-static void check_clip(const char *device, const char *method, double size)
+static void check_clip(const char *device, const char *method, const char *options, double size)
 {
+    char all[256];
     lab free_lab, clipped;
     const double kappa = 0.01, lr = 0.5;
     lab_open(&free_lab, device, NULL, several, 2, 6, 4);
     lab_open(&clipped, device, NULL, several, 2, 6, 4);
-    lab_optimizer(&free_lab, method, EVERY_STEP "damping=0.1 kl-clip=0 base-lr=0.5");
-    lab_optimizer(&clipped, method, EVERY_STEP "damping=0.1 kl-clip=0.01 base-lr=0.5");
+    lab_optimizer(&free_lab, method, lab_with(all, options, EVERY_STEP "kl-clip=0 base-lr=0.5"));
+    lab_optimizer(&clipped, method, lab_with(all, options, EVERY_STEP "kl-clip=0.01 base-lr=0.5"));
     lab_new_batch(&free_lab);
     for (int i = 0; i < 2; i++) {
         lab_fill(&free_lab, &free_lab.layer[i].gw, size);
@@ -386,9 +454,45 @@ static void check_clip(const char *device, const char *method, double size)
 static void kl_clip_bounds_long_steps_and_leaves_short_ones(void **state)
 {
     static const double sizes[] = {100.0, 1.0, 1e-3, 0.0};
-    for (int i = 0; i < 4; i++) {
-        check_clip(*state, "kfac", sizes[i]);
-        check_clip(*state, "eva", sizes[i]);
+    static const char *const cases[][2] = {{"mac", "damping=0.1"},
+                                           {"mac", "damping=0.1 damping-form=coupled"},
+                                           {"smac", "damping=0.1 pgrad=per-example"},
+                                           {"foof", "damping=0.1"},
+                                           {"kfac", "damping=0.1"},
+                                           {"kfac", "damping=0.1 kfac-inverse=eigen"},
+                                           {"eva", "damping=0.1"},
+                                           {"lngd", ""}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int i = 0; i < 4; i++) check_clip(*state, cases[c][0], cases[c][1], sizes[i]);
+}
+
+/* A map whose first statistics were dropped is neither in the sum nor scaled. */
+static void kl_clip_leaves_maps_without_a_refresh_alone(void **state)
+{
+    for (int i = 0; lab_methods[i]; i++) {
+        lab both, one;
+        const char *method = lab_methods[i], *options = EVERY_STEP "kl-clip=1e-6 base-lr=0.5";
+        lab_open(&both, *state, NULL, several, 2, 6, 4);
+        lab_open(&one, *state, NULL, several, 1, 6, 4);
+        lab_optimizer(&both, method, options);
+        lab_optimizer(&one, method, options);
+        lab_new_batch(&one);
+        lab_new_batch(&both);
+        lab_copy(&one.layer[0].x, &both.layer[0].x);
+        lab_copy(&one.layer[0].p, &both.layer[0].p);
+        lab_copy(&one.layer[0].gw, &both.layer[0].gw);
+        if (several[0].bias) lab_copy(&one.layer[0].gb, &both.layer[0].gb);
+        lab_set(&both.layer[1].x, 0, (double)NAN);
+        lab_observed_step(&both);
+        lab_observed_step(&one);
+        const double scale = abar_optim_times(both.optim).kl_scale;
+        assert_true(scale < 1.0 && scale == abar_optim_times(one.optim).kl_scale);
+        double *taken = lab_taken(&both, 1, 0), *gradient = lab_gradient(&both, 1, 0);
+        lab_check(&both, method, taken, gradient, size_of(&both.layer[1]), 0.0, 1e-7);
+        free(taken);
+        free(gradient);
+        lab_close(&both);
+        lab_close(&one);
     }
 }
 
@@ -399,12 +503,14 @@ int main(void)
         ON_BOTH(foof_is_a_dense_solve),
         ON_BOTH(eva_is_a_dense_solve),
         ON_BOTH(mac_adaptive_damping_matches_the_trace),
+        ON_BOTH(mac_coupled_adaptive_on_equal_rows_divides_by_the_least_damping),
         ON_BOTH(kfac_reduce_sees_the_means_of_examples),
         ON_BOTH(kfac_expand_sees_every_row),
         ON_BOTH(kfac_does_not_depend_on_which_factor_is_large),
         ON_BOTH(lngd_diagonal_adds_up_to_one),
         ON_BOTH(lngd_step_has_unit_length_in_its_metric),
         ON_BOTH(kl_clip_bounds_long_steps_and_leaves_short_ones),
+        ON_BOTH(kl_clip_leaves_maps_without_a_refresh_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

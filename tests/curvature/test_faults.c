@@ -428,17 +428,19 @@ static void sums_that_overflow_as_averages_are_dropped(void **state)
 static void gradients_near_the_largest_number_leave_weights_finite(void **state)
 {
     const double value = strcmp(*state, "cpu") == 0 ? 3e38 : 1e308;
-    for (int i = 0; lab_cases[i][0]; i++) {
+    for (int c = 0; lab_cases[c / 2][0]; c++) {
         lab l;
         char all[256];
+        const int i = c / 2;
         lab_open(&l, *state, NULL, shapes, LAYERS, EXAMPLES, 6);
-        lab_optimizer(&l, lab_cases[i][0], lab_with(all, lab_cases[i][1], "tcov=1 tinv=1"));
+        lab_optimizer(&l, lab_cases[i][0],
+                      lab_with(all, lab_cases[i][1], c % 2 ? "tcov=1 tinv=1 rule=adamw" : "tcov=1 tinv=1"));
         clean_step(&l);
         lab_draw_batch(&l);
         for (int layer = 0; layer < LAYERS; layer++)
             for (int64_t k = 0; k < abar_tensor_count(&l.layer[layer].gw); k++) lab_set(&l.layer[layer].gw, k, value);
         lab_observe(&l);
-        lab_step(&l, 1e-3);
+        assert_false(lab_step(&l, 1e-3).skipped);
         assert_finite(&l, lab_cases[i][0]);
         lab_close(&l);
     }

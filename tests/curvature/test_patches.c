@@ -102,6 +102,75 @@ static void convolution_statistics_are_those_of_explicit_patches(void **state)
         }
 }
 
+/* ---- pixels that no patch covers ---------------------------------------------------------------------------------------- */
+
+static bool is_covered(const abar_window *w, int axis, int64_t extent, int64_t place)
+{
+    for (int64_t k = 0; k < w->kernel[axis]; k++) {
+        const int64_t from = place + w->pad[axis] - k * w->dilation[axis];
+        if (from >= 0 && from % w->stride[axis] == 0 && from / w->stride[axis] < abar_window_out(w, axis, extent)) return true;
+    }
+    return false;
+}
+
+/* Returns how many pixels got the value. */
+static int64_t set_uncovered(const lab *l, double value)
+{
+    const lab_layer *y = &l->layer[0];
+    int64_t count = 0;
+    for (int64_t i = 0; i < abar_tensor_count(&y->x); i++) {
+        const int64_t row = i / y->x.dim[3] % y->x.dim[2], column = i % y->x.dim[3];
+        if (is_covered(&y->shape.window, 0, y->x.dim[2], row) && is_covered(&y->shape.window, 1, y->x.dim[3], column)) continue;
+        lab_set(&y->x, i, value);
+        count++;
+    }
+    return count;
+}
+
+static void check_uncovered(const char *device, const lab_shape *shape, const char *const method[2], lab_lie lie,
+                            abar_dtype dtype)
+{
+    lab clean, spoiled;
+    char all[256], what[200];
+    lab_with(all, method[1], EVERY_STEP);
+    lab_open(&clean, device, NULL, shape, 1, 3, 5);
+    lab_open(&spoiled, device, NULL, shape, 1, 3, 5);
+    clean.lie = spoiled.lie = lie;
+    clean.dtype = spoiled.dtype = dtype;
+    lab_optimizer(&clean, method[0], all);
+    lab_optimizer(&spoiled, method[0], all);
+    lab_new_batch(&clean);
+    lab_copy_batch(&clean, &spoiled);
+    assert_true(set_uncovered(&spoiled, (double)NAN) > 0);
+    lab_observed_step(&clean);
+    lab_observed_step(&spoiled);
+    snprintf(what, sizeof what, "%s %.60s, uncovered pixels in layout %d as %s", method[0], method[1], (int)lie,
+             abar_dtype_name(dtype));
+    for (int64_t g = 0; g < spoiled.layer[0].groups; g++) {
+        if (lab_map(&spoiled, "conv", g).dropped) fail_msg("%s: dropped", what);
+    }
+    lab_check_same(&spoiled, &clean, what, 0.0, 0.0);
+    lab_close(&clean);
+    lab_close(&spoiled);
+}
+
+static void pixels_that_no_patch_covers_may_be_anything(void **state)
+{
+    const lab_shape shapes[] = {
+        {.name = "conv", .in = 1, .out = 1, .image = {1, 2}, .window = {{1, 1}, {1, 2}, {0, 0}, {1, 1}, 1}},
+        {.name = "conv", .in = 17, .out = 4, .bias = true, .image = {7, 6}, .window = {{1, 1}, {3, 2}, {0, 0}, {1, 1}, 1}},
+        {.name = "conv", .in = 4, .out = 4, .image = {8, 8}, .window = {{2, 2}, {3, 3}, {0, 0}, {1, 1}, 2}},
+        {.name = "conv", .in = 3, .out = 2, .image = {9, 8}, .window = {{3, 3}, {4, 4}, {1, 0}, {1, 1}, 1}},
+        {.name = "conv", .in = 2, .out = 2, .image = {9, 9}, .window = {{3, 2}, {6, 5}, {0, 0}, {2, 2}, 1}},
+    };
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int i = 0; lab_cases[i][0]; i++)
+            for (lab_lie lie = LAB_DENSE; lie < LAB_LIES; lie++) {
+                check_uncovered(*state, &shapes[s], lab_cases[i], lie, strcmp(*state, "ref") == 0 ? ABAR_F64 : ABAR_F32);
+                if (lie == LAB_DENSE) check_uncovered(*state, &shapes[s], lab_cases[i], lie, ABAR_BF16);
+            }
+}
+
 /* ---- layouts ------------------------------------------------------------------------------------------------------------- */
 
 static const lab_shape mixed[] = {
@@ -152,6 +221,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ON_BOTH(convolution_of_single_pixels_is_a_linear_layer_on_rows),
         ON_BOTH(convolution_statistics_are_those_of_explicit_patches),
+        ON_BOTH(pixels_that_no_patch_covers_may_be_anything),
         ON_BOTH(layouts_and_types_of_the_batch_do_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

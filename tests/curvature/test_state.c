@@ -417,9 +417,7 @@ static void measured_steps_report_cosine_and_ratio(void **state)
     char all[256];
     for (int i = 0; lab_cases[i][0]; i++) {
         lab l;
-        const bool clips = strcmp(lab_cases[i][0], "kfac") == 0 || strcmp(lab_cases[i][0], "eva") == 0;
-        start(&l, *state, lab_cases[i][0], lab_with(all, lab_cases[i][1], clips ? "tcov=1 tinv=1 kl-clip=0" : "tcov=1 tinv=1"),
-              1);
+        start(&l, *state, lab_cases[i][0], lab_with(all, lab_cases[i][1], "tcov=1 tinv=1 kl-clip=0"), 1);
         for (int k = 0; k < 4; k++) {
             lab_draw_batch(&l);
             lab_clear_weights(&l);

@@ -273,9 +273,9 @@ static void describe_mean(rig *r, abar__kept_map *kept)
     kept->u = vector(r, kept->d);
     if (w->rho == 0.0) {
         kept->damping = ABAR_DAMPING_ADAPTIVE;
+        kept->least = 1e-5;
         kept->pending_number = take(r, sizeof(double), true);
     }
-    if (w->coupled && w->rho > 0.0) kept->bound = 1.0 / w->rho;
     if (!is(r, "smac")) return;
     kept->average[1] = average(r, kept->out, false);
     kept->r = vector(r, kept->out);

@@ -17,7 +17,7 @@ typedef struct rig_wish {
     double diagonal;
     bool coupled;
     bool expand, eigen; /* kfac */
-    double kl_clip;     /* kfac, eva; 0: off */
+    double kl_clip;     /* 0: off */
     int64_t tcov, tinv;
     bool spread;
     double clip, grad_scale;

@@ -35,6 +35,12 @@ static const rig_wish wishes[] = {
     {SGD, CADENCE, .method = "kfac", .rho = 0.3, .eigen = true, .kl_clip = 1e-3},
     {.rule = "adamw", .weight_decay = 0.1, .lr = 0.01, CADENCE, .method = "kfac", .rho = 0.3},
     {SGD, CADENCE, .method = "lngd"},
+    {SGD, CADENCE, .method = "mac", .rho = 0.3, .kl_clip = 1e-3},
+    {SGD, CADENCE, .method = "mac", .coupled = true, .kl_clip = 1e-3},
+    {SGD, CADENCE, .method = "smac", .rho = 0.2, .coupled = true},
+    {SGD, CADENCE, .method = "smac", .diagonal = 0.05, .coupled = true, .kl_clip = 1e-3},
+    {SGD, CADENCE, .method = "foof", .rho = 0.2, .kl_clip = 1e-3},
+    {SGD, CADENCE, .method = "lngd", .kl_clip = 1e-4},
 };
 enum {
     WISHES = sizeof wishes / sizeof *wishes,

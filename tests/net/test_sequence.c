@@ -97,7 +97,7 @@ static void sequence_mistakes_are_told_by_compile(void **state)
     expect_mistake(no_heads, "0 heads");
     expect_mistake(drops_all, "probability 1");
     expect_mistake(another_grid, "6 tokens are no grid of 2 x 4");
-    expect_mistake(windows_do_not_tile, "do not tile a grid of 2 x 3");
+    expect_mistake(windows_do_not_tile, "windows are square, those of side 2 do not tile a grid of 2 x 3");
     expect_mistake(shift_of_a_side, "side 1 cannot shift by 1");
     expect_mistake(causal_windows, "cannot be causal");
     expect_mistake(merge_odd, "6 tokens are no image of 2 x 3");

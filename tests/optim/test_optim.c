@@ -201,6 +201,37 @@ static void optim_large_finite_gradients_are_not_mistaken_for_infinite(void **st
     fixture_close(&f);
 }
 
+/* In double precision their squares overflow, or become 0, where they themselves do neither. */
+static void optim_norm_is_right_where_squares_are_not(void **state)
+{
+    (void)state;
+    static const double values[] = {1e160, 1e307, 1.7e308, 1e-200, 5e-324, 0.0};
+    for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
+        fixture f;
+        fixture_open(&f, "ref", 1, (const int64_t[]){16, 9}, 2);
+        abar_optim *optim = fixture_optim(&f, "sgd", (const char *const[]){"momentum=0", NULL});
+        double norm = 0.0;
+        for (int i = 0; i < 2; i++) {
+            f.params[i].lr_scale = 1.0;
+            for (int64_t k = 0; k < abar_tensor_count(&f.params[i].grad); k++) {
+                fixture_set(&f.params[i].value, k, 0.0);
+                fixture_set(&f.params[i].grad, k, k % 2 ? -values[v] : values[v]);
+            }
+        }
+        const abar_step_report report = fixture_step(optim, 1.0, 2.5, 0.0);
+        assert_false(report.skipped);
+        assert_true(isfinite(report.grad_norm));
+        const double expected = fmin(5.0 * values[v], 1.7976931348623157e308); /* sqrt(16 + 9) */
+        assert_true(fabs(report.grad_norm - expected) <= 1e-12 * expected);
+        for (int i = 0; i < 2; i++)
+            for (int64_t k = 0; k < abar_tensor_count(&f.params[i].value); k++)
+                norm += fixture_get(&f.params[i].value, k) * fixture_get(&f.params[i].value, k);
+        if (values[v] < 1e308) assert_true(fabs(sqrt(norm) - fmin(2.5, expected)) <= 1e-12);
+        abar_optim_destroy(optim);
+        fixture_close(&f);
+    }
+}
+
 /* Weights and state before and after a step that one bad element must prevent. */
 static void check_skip(fixture *f, abar_optim *optim, int param, int64_t element, double bad)
 {
@@ -504,6 +535,7 @@ int main(void)
         cmocka_unit_test(optim_restored_state_continues_bit_for_bit),
         cmocka_unit_test(optim_clip_limits_the_global_norm),
         cmocka_unit_test(optim_large_finite_gradients_are_not_mistaken_for_infinite),
+        cmocka_unit_test(optim_norm_is_right_where_squares_are_not),
         cmocka_unit_test(optim_one_bad_gradient_element_skips_the_step),
         cmocka_unit_test(optim_bad_element_anywhere_in_a_large_parameter_is_seen),
         cmocka_unit_test(optim_decay_and_lr_scale_are_per_parameter),

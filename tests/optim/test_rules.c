@@ -170,6 +170,57 @@ static void rules_two_steps_match_arithmetic_by_hand(void **state)
     check_by_hand("cpu", 1e-7);
 }
 
+/* ---- gradients whose squares overflow ----------------------------------------------------------------------------- */
+
+static abar_status assert_finite_tensor(void *user, const char *name, const abar_tensor *t)
+{
+    (void)user;
+    if (t->dtype == ABAR_I64) return ABAR_OK;
+    for (int64_t i = 0; i < abar_tensor_count(t); i++)
+        if (!isfinite(fixture_get(t, i))) fail_msg("%s has %g", name, fixture_get(t, i));
+    return ABAR_OK;
+}
+
+/* One such gradient makes a step of the usual length; once it is forgotten, steps have that length again. */
+static void check_overflow(const char *device, double huge, int steps)
+{
+    fixture f;
+    const int64_t count = 35;
+    fixture_open(&f, device, 1, &count, 1);
+    f.params[0].weight_decay = 0.0;
+    abar_optim *optim = fixture_optim(&f, "adamw", (const char *const[]){"beta1=0.5", "beta2=0.5", NULL});
+    for (int64_t i = 0; i < count; i++) fixture_set(&f.params[0].value, i, 0.0);
+    for (int k = 0; k < steps; k++) {
+        double before[35];
+        for (int64_t i = 0; i < count; i++) {
+            before[i] = fixture_get(&f.params[0].value, i);
+            fixture_set(&f.params[0].grad, i, (i % 2 ? -1.0 : 1.0) * (k == 0 ? huge : 2.0));
+        }
+        assert_false(fixture_step(optim, 0.01, 0.0, 0.0).skipped);
+        assert_int_equal(abar_optim_visit(optim, assert_finite_tensor, NULL), ABAR_OK);
+        for (int64_t i = 0; i < count && (k == 0 || k == steps - 1); i++) {
+            const double moved = (i % 2 ? 1.0 : -1.0) * (fixture_get(&f.params[0].value, i) - before[i]);
+            if (!(fabs(moved - 0.01) <= 1e-5)) fail_msg("%s: step %d after %g moves a weight by %g", device, k, huge, moved);
+        }
+    }
+    abar_optim_destroy(optim);
+    fixture_close(&f);
+}
+
+static void adamw_state_stays_finite_and_recovers(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"baseline", "avx2", "avx512"}; /* the machine's best, where it lacks one */
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        assert_int_equal(setenv("ABAR_ISA", sets[i], 1), 0);
+        check_overflow("cpu", 3e19, 200);
+        check_overflow("cpu", 3e38, 200);
+    }
+    assert_int_equal(unsetenv("ABAR_ISA"), 0);
+    check_overflow("ref", 1e160, 1200);
+    check_overflow("ref", 1.7e308, 1200);
+}
+
 /* ---- many sizes --------------------------------------------------------------------------------------------------- */
 
 /* Around vector and piece borders, and together enough to be shared among threads. */
@@ -301,6 +352,7 @@ int main(void)
         cmocka_unit_test(rules_fifty_steps_on_ref_match_torch),
         cmocka_unit_test(rules_fifty_steps_on_cpu_match_torch),
         cmocka_unit_test(rules_two_steps_match_arithmetic_by_hand),
+        cmocka_unit_test(adamw_state_stays_finite_and_recovers),
         cmocka_unit_test(rules_every_instruction_set_agrees_with_ref),
         cmocka_unit_test(rules_any_thread_count_gives_the_same_bits),
         cmocka_unit_test(rules_registry_finds_every_name_and_nothing_else),

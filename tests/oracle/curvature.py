@@ -49,7 +49,9 @@ def damped_inverse(matrix, damping):
 
 
 class Method:
-    """What all methods share: when statistics are taken, committed, dropped and refreshed."""
+    """What all methods share: when statistics are taken, committed, dropped and refreshed, and the KL clip."""
+
+    kl_clip = 0.0  # the default of --kl-clip
 
     def __init__(self, layers, options, lr=None, dtype=np.float64):
         self.layers = {layer.name: layer for layer in layers}
@@ -164,11 +166,21 @@ class Method:
         return out
 
     def finish(self, before, after):
-        """Scaling over all maps together; nothing for most methods."""
+        """Section 7: one scale for all maps that have had a valid refresh, from the gradients before and after."""
+        kappa = float(self.options.get("kl-clip", self.kl_clip))
+        if kappa == 0:
+            return
+        maps = [m for m in self.maps if m.derived is not None]
+        total = sum(float((after[m] * before[m]).sum()) for m in maps)
+        self.nu = min(1.0, math.sqrt(kappa / (self.lr**2 * total))) if total > 0 else 1.0
+        for m in maps:
+            after[m] = self.nu * after[m]
 
 
 class Mac(Method):
     """Section 1."""
+
+    least_share = 1e-8  # of E|a|^2 / d: the least adaptive damping, in double precision
 
     def statistics(self, a, p):
         return {"mean": a.mean(axis=(0, 1)), "square": (a.astype(np.float64) ** 2).sum(axis=2).mean()}
@@ -181,9 +193,7 @@ class Mac(Method):
                 flat = a.reshape(-1, a.shape[2])
                 # CHOICE: adaptive damping of such a map takes E|a|^2 of the same pass.
                 m.dataset = {**Mac.statistics(self, a, None), "square_matrix": flat.T @ flat / flat.shape[0]}
-
-    def can_refresh(self, m):
-        return m.commits > 0 or (m.dataset is not None and type(self) is Mac)
+                m.derived = self.derive(m, {})  # ready from step 0, whatever is committed
 
     def activation_side(self, m, averages):
         """The d x d matrix that G is multiplied with from the right, and its damping."""
@@ -194,19 +204,17 @@ class Mac(Method):
         if self.options["damping"] == "adaptive":
             if square == 0:
                 return eye, None
-            rho = max((square - float(mean @ mean)) / d, 1e-8 * square / d)
+            rho = max((square - float(mean @ mean)) / d, self.least_share * square / d)
         else:
             rho = self.damping()
+        outer = 1 / rho if self.options.get("damping-form") == "coupled" else 1.0
         if m.dataset and self.options["first-layer"] == "dataset-cov":
             inverse = self.inverse(m, m.dataset["square_matrix"], rho)
-            return (None if inverse is None else rho * inverse), rho
-        return eye - np.outer(mean, mean) / (rho + mean @ mean), rho
+            return (None if inverse is None else outer * rho * inverse), rho
+        return outer * (eye - np.outer(mean, mean) / (rho + mean @ mean)), rho
 
     def derive(self, m, averages):
-        right, rho = self.activation_side(m, averages)
-        if self.options.get("damping-form") == "coupled" and right is not None and rho is not None:
-            right = right / rho
-        return right
+        return self.activation_side(m, averages)[0]
 
     def precondition(self, m, grad):
         return grad @ m.derived
@@ -223,11 +231,13 @@ class Smac(Mac):
     def derive(self, m, averages):
         right, _ = self.activation_side(m, averages)
         rho = self.fixed_damping if self.options["damping"] == "adaptive" else self.damping()
-        return None if right is None else (np.diag(1 / (averages["grad_square"] + rho)), right)
+        # CHOICE: of a calibrated map E[p p] is 0 until the first commit.
+        rows = np.reshape(1 / (averages.get("grad_square", 0.0) + rho), (-1, 1))
+        return None if right is None else (rows, right)
 
     def precondition(self, m, grad):
-        left, right = m.derived
-        return left @ grad @ right
+        rows, right = m.derived
+        return rows * (grad @ right)
 
 
 class Foof(Method):
@@ -249,23 +259,10 @@ def second_moment(rows):
     return flat.T @ flat / flat.shape[0]
 
 
-class KlClipped(Method):
-    """Section 7: one scale for all maps, from the gradients before and after."""
-
-    def finish(self, before, after):
-        kappa = float(self.options["kl-clip"])
-        if kappa == 0:
-            return
-        # CHOICE: a map without a valid refresh is not preconditioned: not in the sum, not scaled.
-        maps = [m for m in self.maps if m.derived is not None]
-        total = sum(float((after[m] * before[m]).sum()) for m in maps)
-        self.nu = min(1.0, math.sqrt(kappa / (self.lr**2 * total))) if total > 0 else 1.0
-        for m in maps:
-            after[m] = self.nu * after[m]
-
-
-class Kfac(KlClipped):
+class Kfac(Method):
     """Section 5."""
+
+    kl_clip = 1e-3
 
     def statistics(self, a, p):
         rows = a.shape[1]
@@ -284,7 +281,7 @@ class Kfac(KlClipped):
         mean_a, mean_p = np.trace(A) / A.shape[0], np.trace(P) / P.shape[0]
         pi = 1.0
         if mean_a > 0 and mean_p > 0:
-            pi = min(max(math.sqrt(mean_a / mean_p), 1e-5), 1e5)
+            pi = min(max(math.sqrt(mean_a / mean_p), 1e-10), 1e10)
         root = math.sqrt(self.damping())
         left, right = self.inverse(m, P, root / pi), self.inverse(m, A, root * pi)
         # CHOICE: both factors are renewed, or neither.
@@ -298,8 +295,10 @@ class Kfac(KlClipped):
         return left @ grad @ right
 
 
-class Eva(KlClipped):
+class Eva(Method):
     """Section 6. Refreshed at every commit, whatever --tinv says."""
+
+    kl_clip = 1e-3
 
     def statistics(self, a, p):
         return {"a": a.mean(axis=(0, 1)), "p": p.mean(axis=(0, 1))}

@@ -83,6 +83,8 @@ def check_smac():
     left = np.diag(averages["grad_square"] + 0.1)
     right = np.outer(averages["mean"], averages["mean"]) + 0.1 * np.eye(INPUTS + 1)
     close(result, 0.1 * solve(left, right, 0, grad))
+    coupled, _, _ = problem.run(curvature.Smac, {**SMAC, "damping-form": "coupled"})
+    close(coupled, solve(left, right, 0, grad))
     problem.p = np.sign(problem.p)  # p * p = 1: equal p-hat
     scaled, _, method = problem.run(curvature.Smac, SMAC)
     mac, _, _ = problem.run(curvature.Mac, MAC)
@@ -125,7 +127,8 @@ def check_eva():
 
 def check_kl_clip():
     problem = Problem()
-    for kind, options in ((curvature.Eva, EVA), (curvature.Kfac, KFAC)):
+    all_options = {"mac": MAC, "smac": SMAC, "foof": FOOF, "kfac": KFAC, "eva": EVA, "lngd": LNGD}
+    for kind, options in ((curvature.METHODS[name], {**own, "kl-clip": "0"}) for name, own in all_options.items()):
         free, grad, _ = problem.run(kind, options)
         clipped, _, method = problem.run(kind, {**options, "kl-clip": "0.001"})
         assert method.nu < 1

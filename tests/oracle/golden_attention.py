@@ -92,7 +92,8 @@ def add_method(cases):
         cases.add(f"{name}_bad_grad", FEW, {**choice, "tinv": "2"}, poison=[poison("gw", 2, "qkv", 7)])
         # proj, qkv and shifted are three numbers, however many parts they have
         cases.add(f"{name}_spread", FEW, {**choice, "tinv": "6", "refresh": "spread"})
-    cases.add("coupled", FEW, {"damping-form": "coupled"} if cases.method == "mac" else {"damping": "0.5"})
+    cases.add("coupled", FEW, {"damping-form": "coupled"})
+    cases.add("kl", FEW, {"value-stat": "per-head", "kl-clip": "0.001"})
 
 
 def make_cases():
@@ -101,6 +102,7 @@ def make_cases():
     add_method(mac)
     add_method(smac)
     mac.add("per_head_adaptive_coupled", FEW, {"value-stat": "per-head", "damping": "adaptive", "damping-form": "coupled"})
+    smac.add("rho_half", FEW, {"damping": "0.5"})
     smac.add("per_head_scales", FEW, {"value-stat": "per-head"}, parts=[2, 1], scales=[0.5, 4.0])
     smac.add("bad_p", FEW, {"tcov": "1"}, poison=[poison("p", 3, "qkv", 3)])
     sgd = {"rule": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}

@@ -135,6 +135,7 @@ OPTIONS = {
     "eva": {"damping": "0.03", "pgrad": "per-example", "kl-clip": "0.001"},
     "lngd": {"pgrad": "batch-mean", "nu1": "1e-5", "nu2": "1e-2", "mu": "0.03"},
 }
+LEAST_SHARES = {"double": 1e-8, "single": 1e-5}  # section 1: the floor of adaptive damping
 OFTEN = {"tcov": "1", "tinv": "1"}
 SELDOM = {"tcov": "5", "tinv": "2"}
 
@@ -170,6 +171,19 @@ class Cases:
         # a gradient with a NaN: the step is skipped, its refresh made at the next step that can
         self.add("bad_grad", PAIR, {"tcov": "1", "tinv": "2"}, poison=[poison("gw", 2, "grouped", 7)])
         self.add("bad_first_grad", LINEAR, poison=[poison("gw", 0, "seq_nobias", 3, "inf")])
+        if "kl-clip" not in OPTIONS[self.method]:
+            self.add("kl", None, {"kl-clip": "0.001"})
+            self.add("kl_bad_first_x", LINEAR, {"kl-clip": "0.01"}, poison=[poison("x", 0, "fc", 7)])
+
+    def add_first(self, layer, other):
+        """Ready from step 0 on: after a first step that is skipped, and where nothing is ever committed."""
+        for name, choice in (("mean", "dataset-mean"), ("cov", "dataset-cov")):
+            options = {"first-layer": choice, "tcov": "3"}
+            self.add(f"{name}_bad_first_grad", [layer, other], options, poison=[poison("gw", 0, other, 2)])
+            if self.method == "smac":
+                bad = [poison("p", k, layer, 1) for k in range(0, STEPS, 3)]
+                self.add(f"{name}_bad_p", [layer, other], options, poison=bad)
+            self.add(f"{name}_kl", [layer, other], {**options, "kl-clip": "0.001"})
 
     def add_spread(self):
         for tinv in ("3", "6"):
@@ -214,10 +228,19 @@ def mac_cases():
     cases.add("mean_coupled", layers, {"first-layer": "dataset-mean", "damping-form": "coupled"})
     cases.add("mean_adaptive", layers, {"first-layer": "dataset-mean", **adaptive})
     cases.add("cov_rho_1", layers, {"first-layer": "dataset-cov", "damping": "1"})
+    cases.add_first("flat_image", "seq_nobias")
+    add_floor(cases)
     cases.add("clip", SMALL + ["gain"], clip=0.5)
     cases.add("no_clip", ["fc", "gain"], clip=100.0)
     add_rules(cases)
     return cases.cases
+
+
+def add_floor(cases):
+    """Adaptive damping of equal rows is its least value, which depends on the precision: the coupled form divides by it."""
+    options = {"damping": "adaptive", "damping-form": "coupled"}
+    for precision in LEAST_SHARES:
+        cases.add(f"adaptive_floor_{precision}", ["fc", "equal"], options, precision=precision)
 
 
 def add_rules(cases):
@@ -245,6 +268,14 @@ def smac_cases():
     cases.add("adaptive_batch_mean", ["fc", "dead"], batch_mean, diagonal_damping=1.0)
     cases.add("mean_image", ["image", "fc"], {"first-layer": "dataset-mean"})
     cases.add("cov_image", ["image", "fc"], {"first-layer": "dataset-cov"})
+    cases.add("coupled", None, {"damping-form": "coupled"})
+    cases.add("coupled_rho_3", None, {"damping": "3", "damping-form": "coupled"})
+    coupled = {"damping": "adaptive", "damping-form": "coupled"}
+    cases.add("adaptive_coupled", None, coupled, diagonal_damping=1.0)
+    for name, choice in (("mean", "dataset-mean"), ("cov", "dataset-cov")):
+        cases.add(f"{name}_coupled", ["image", "fc"], {"first-layer": choice, "damping-form": "coupled"})
+    cases.add_first("flat_image", "seq_nobias")
+    add_floor(cases)
     cases.add("spread3", FOUR_MAPS, {"tcov": "1", "refresh": "spread"})
     return cases.cases
 
@@ -274,8 +305,14 @@ def kfac_cases():
             cases.add(f"{approximation}_{inverse}_no_kl", MANY_ROWS, off)
     cases.add("kl_loose", PAIR, {"kl-clip": "1000"})
     cases.add("zero_grad", PAIR, zero_grad=[4])
-    for name, scale in (("pi_high", 2.0**-30), ("pi_low", 2.0**20)):
-        cases.add(name, ["grouped"], {"kfac": "expand"}, scales=[scale])
+    # pi within its limits of 1e-10 and 1e10, and beyond; such dampings that they count
+    for name, scale, damping in (
+        ("pi_large", 2.0**-20, "1e-12"),
+        ("pi_high", 2.0**-40, "1e-20"),
+        ("pi_small", 2.0**20, "1e12"),
+        ("pi_low", 2.0**40, "1e20"),
+    ):
+        cases.add(name, ["grouped"], {"kfac": "expand", "damping": damping}, scales=[scale])
     cases.add("clip", PAIR + ["gain"], clip=0.5)
     cases.add("spread3", FOUR_MAPS, {"tcov": "1", "refresh": "spread"})
     return cases.cases
@@ -347,11 +384,12 @@ def observe(method, layer, batch, case):
 def make_method(case, data, dtype, layers, methods):
     layers = [layers[name] for name in case["layers"]]
     method = methods[case["method"]](layers, case["options"], case["lr"], dtype)
+    method.least_share = LEAST_SHARES[case.get("precision", "double")]
+    if "diagonal_damping" in case:
+        method.fixed_damping = case["diagonal_damping"]
     if case["options"].get("first-layer", "running") != "running":
         first = data[next(layer.name for layer in layers if layer.first)]
         method.calibrate([first["calib0"], first["calib1"]])
-    if "diagonal_damping" in case:
-        method.fixed_damping = case["diagonal_damping"]
     return method
 
 
@@ -471,8 +509,9 @@ def write_cases(path, method, cases, data, **known):
         }
         metadata[f"cases.{name}"] = {**case, **events}
         tensors.update({f"{name}.{key}": value for key, value in results[name].items()})
-        strays[name] = round_up(distance(run(case, data, np.float32, **known)[0], results[name]))
-        metadata[f"cases.{name}"]["float32"] = strays[name]
+        if case.get("precision") != "double":
+            strays[name] = round_up(distance(run(case, data, np.float32, **known)[0], results[name]))
+            metadata[f"cases.{name}"]["float32"] = strays[name]
     check_telling(method, results, cases, data)
     store.save(path, tensors, metadata)
     return strays

@@ -294,7 +294,7 @@ class Mistakes(Case):
 
     def test_option_of_another_method(self):
         with self.assertRaises(TypeError):
-            abar.torch.MAC(make_net(), lr=0.1, kl_clip=0.1)
+            abar.torch.MAC(make_net(), lr=0.1, kfac="reduce")
 
     def test_values_out_of_range(self):
         for options in (

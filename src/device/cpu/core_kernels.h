@@ -13,10 +13,10 @@ typedef struct abar__sgd_coefficients {
     float grad_scale, coupled, decoupled, momentum, lr_grad, lr_velocity;
 } abar__sgd_coefficients;
 
-/* g <- grad_scale g;  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
+/* g <- grad_scale g, between -largest and largest;  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
  * w <- w - (decay w + lr m / (root sqrt(v) + eps)), where lr and root hold the bias corrections */
 typedef struct abar__adamw_coefficients {
-    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
+    float grad_scale, largest, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
 } abar__adamw_coefficients;
 
 /* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. */

@@ -108,7 +108,8 @@ static int first_piece(const line *l, int thread, int team) { return (int)((int6
 
 /* ---- gradient norm ---------------------------------------------------------------------------------------------- */
 
-static double cpu_sum_squares(abar_device *dev, const abar__update_item *items, int n)
+/* Squares of floats are far from overflowing in double: their sum is finite where every element is. */
+static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
 {
     const abar__core_kernels *kernels = dev->impl;
     const line l = lay_out(dev, items, n);
@@ -126,7 +127,8 @@ static double cpu_sum_squares(abar_device *dev, const abar__update_item *items, 
     }
     double sum = 0.0;
     for (int piece = 0; piece < l.pieces; piece++) sum += sums[piece];
-    return sum;
+    *norm = sqrt(sum);
+    return isfinite(sum);
 }
 
 /* ---- update ------------------------------------------------------------------------------------------------------- */
@@ -233,6 +235,7 @@ static void adamw_run(const update *u, const abar__update_item *item, int64_t fi
     const double lr = k->lr * item->lr_scale;
     const abar__adamw_coefficients c = {
         .grad_scale = (float)scale,
+        .largest = (float)ABAR_ADAMW_LARGEST_F32,
         .beta1 = (float)k->beta1,
         .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
         .beta2 = (float)k->beta2,
@@ -268,7 +271,7 @@ static const abar_device_ops device = {
     .alloc = cpu_alloc,
     .release = cpu_release,
     .copy = cpu_copy,
-    .sum_squares = cpu_sum_squares,
+    .norm = cpu_norm,
     .sgd = cpu_sgd,
     .adamw = cpu_adamw,
     .stats = &abar__cpu_stats,

@@ -1,4 +1,5 @@
-/* Sums over the rows of a map, in float32, without ever building a row (methods.md section 1).
+/* Sums over the rows of a map without ever building a row (methods.md section 1). Numbers are added in float32 for at most
+ * RUN steps, then in double: adaptive damping takes a small difference of two such sums.
  *
  * The mean patch of a convolution comes from the batch-sum image S[c, h, w] = sum over n of x[n, c, h, w]: entry (c, i, j) is a
  * strided window sum of S. S itself is made a few image rows at a time, in a buffer that stays in the cache, so that x is
@@ -16,8 +17,9 @@
 #define TILE 8192 /* floats of S at a time: 32 KiB */
 #define LANES 16  /* the widest block of a layout */
 #define TAPS 64   /* of a window; larger ones are summed element by element */
+#define SPAN 1024 /* columns of vectors at a time */
 #define TEAM 16   /* threads that share one block of channels */
-#define RUN 256   /* rows added in float before they go into a larger sum */
+#define RUN 32    /* additions in float before the result goes into a larger sum */
 
 static const abar__core_kernels *kernels_of(const abar_device *dev) { return dev->impl; }
 
@@ -101,45 +103,62 @@ static void input_sum_slowly(const abar__rows *r, float *sum)
 
 /* ---- sums of inputs ------------------------------------------------------------------------------------------------- */
 
+/* tile[i] = the sum over all images of element i of image rows from .. of block. Runs of images are summed on their own. */
+static void sum_images(const abar_device *dev, const planes *p, int64_t block, int64_t from, int64_t length, float tile[TILE])
+{
+    float run[TILE];
+    memset(tile, 0, (size_t)length * sizeof *tile);
+    for (int64_t first = 0; first < p->images; first += RUN) {
+        const int64_t end = first + RUN < p->images ? first + RUN : p->images;
+        float *to = p->images <= RUN ? tile : run;
+        if (to == run) memset(run, 0, (size_t)length * sizeof *run);
+        for (int64_t n = first; n < end; n++)
+            kernels_of(dev)->add(to, p->data + n * p->image_stride + block * p->channel_stride + from * p->width * p->lanes,
+                                 length);
+        if (to == run) kernels_of(dev)->add(tile, run, length);
+    }
+}
+
 /* Adds to taps[tap * lanes + lane] what image rows from .. to - 1 of block contribute, all images together. */
 static void window_sums(const abar_device *dev, const planes *p, const abar_window *w, int64_t block, int64_t from, int64_t to,
-                        float *taps)
+                        double *taps)
 {
     float tile[TILE];
-    const int64_t row = p->width * p->lanes, length = (to - from) * row, lanes = p->lanes;
-    memset(tile, 0, (size_t)length * sizeof *tile);
-    for (int64_t n = 0; n < p->images; n++)
-        kernels_of(dev)->add(tile, p->data + n * p->image_stride + block * p->channel_stride + from * row, length);
+    const int64_t row = p->width * p->lanes, lanes = p->lanes;
+    sum_images(dev, p, block, from, (to - from) * row, tile);
     const int64_t rows = abar_window_out(w, 0, p->height), columns = abar_window_out(w, 1, p->width);
     for (int64_t i = 0; i < w->kernel[0]; i++)
         for (int64_t o = 0; o < rows; o++) {
             int64_t y = o * w->stride[0] - w->pad[0] + i * w->dilation[0];
             if (y < from || y >= to) continue;
             for (int64_t j = 0; j < w->kernel[1]; j++) {
-                float *tap = taps + (i * w->kernel[1] + j) * lanes;
+                double *tap = taps + (i * w->kernel[1] + j) * lanes;
                 for (int64_t q = 0; q < columns; q++) {
                     int64_t x = q * w->stride[1] - w->pad[1] + j * w->dilation[1];
                     if (x < 0 || x >= p->width) continue;
                     const float *pixel = tile + (y - from) * row + x * lanes;
-                    for (int64_t l = 0; l < lanes; l++) tap[l] += pixel[l];
+                    for (int64_t l = 0; l < lanes; l++) tap[l] += (double)pixel[l];
                 }
             }
         }
 }
 
 /* The channels of a block into their places of sum. */
-static void store_taps(const abar__rows *r, const planes *p, int64_t block, const float *taps, float *sum)
+static void store_taps(const abar__rows *r, const planes *p, int64_t block, const double *taps, float *sum)
 {
     const int64_t channels = r->input.dim[1] / r->window.groups, first = r->group * channels;
     const int64_t n = r->window.kernel[0] * r->window.kernel[1], lanes = p->lanes;
     if (p->lanes_are_images || lanes == 1) {
-        for (int64_t k = 0; k < n; k++)
-            for (int64_t l = 0; l < lanes; l++) sum[(block - first) * n + k] += taps[k * lanes + l];
+        for (int64_t k = 0; k < n; k++) {
+            double total = 0.0;
+            for (int64_t l = 0; l < lanes; l++) total += taps[k * lanes + l];
+            sum[(block - first) * n + k] += (float)total;
+        }
         return;
     }
     for (int64_t l = 0; l < lanes; l++) {
         int64_t c = block * lanes + l - first;
-        for (int64_t k = 0; k < n && c >= 0 && c < channels; k++) sum[c * n + k] += taps[k * lanes + l];
+        for (int64_t k = 0; k < n && c >= 0 && c < channels; k++) sum[c * n + k] += (float)taps[k * lanes + l];
     }
 }
 
@@ -148,12 +167,12 @@ static void convolution_sum(const abar_device *dev, const abar__rows *r, const p
     const int64_t channels = r->input.dim[1] / r->window.groups, per_block = p->lanes_are_images ? 1 : p->lanes;
     const int64_t first = r->group * channels / per_block, last = ((r->group + 1) * channels - 1) / per_block;
     const int64_t high = TILE / (p->width * p->lanes), chunks = (p->height + high - 1) / high;
-    const size_t size = (size_t)(r->window.kernel[0] * r->window.kernel[1] * p->lanes) * sizeof(float);
+    const int64_t count = r->window.kernel[0] * r->window.kernel[1] * p->lanes;
     if (last - first + 1 >= dev->threads) { /* blocks to every thread */
 #pragma omp parallel for num_threads(dev->threads) schedule(static)
         for (int64_t block = first; block <= last; block++) {
-            float taps[TAPS * LANES];
-            memset(taps, 0, size);
+            double taps[TAPS * LANES];
+            memset(taps, 0, (size_t)count * sizeof *taps);
             for (int64_t y = 0; y < p->height; y += high)
                 window_sums(dev, p, &r->window, block, y, y + high < p->height ? y + high : p->height, taps);
             store_taps(r, p, block, taps, sum);
@@ -162,15 +181,17 @@ static void convolution_sum(const abar_device *dev, const abar__rows *r, const p
     }
     const int team = (int)(chunks < TEAM ? chunks : TEAM) < dev->threads ? (int)(chunks < TEAM ? chunks : TEAM) : dev->threads;
     for (int64_t block = first; block <= last; block++) { /* rows of each block to the threads */
-        float taps[TEAM][TAPS * LANES];
+        double taps[TEAM][TAPS * LANES];
 #pragma omp parallel for num_threads(team) schedule(static)
         for (int t = 0; t < team; t++) {
-            memset(taps[t], 0, size);
+            memset(taps[t], 0, (size_t)count * sizeof **taps);
             for (int64_t k = chunks * t / team; k < chunks * (t + 1) / team; k++)
                 window_sums(dev, p, &r->window, block, k * high, (k + 1) * high < p->height ? (k + 1) * high : p->height,
                             taps[t]);
         }
-        for (int t = 0; t < team; t++) store_taps(r, p, block, taps[t], sum);
+        for (int t = 1; t < team; t++)
+            for (int64_t k = 0; k < count; k++) taps[0][k] += taps[t][k];
+        store_taps(r, p, block, taps[0], sum);
     }
 }
 
@@ -186,16 +207,19 @@ static bool as_vectors(const abar_tensor *t, int64_t *outer_stride, int64_t *row
 /* sum[k] += the sum over all rows of x[k]. */
 static void vector_sum(const abar_device *dev, const abar__rows *r, int64_t outer, int64_t inner, float *sum)
 {
-    for (int64_t from = 0; from < r->in; from += TILE) {
-        float part[TILE];
-        const int64_t n = r->in - from < TILE ? r->in - from : TILE, rows = r->examples * r->per_example;
+    const int64_t rows = r->examples * r->per_example;
+    for (int64_t from = 0; from < r->in; from += SPAN) {
+        double total[SPAN] = {0.0};
+        float run[SPAN];
+        const int64_t n = r->in - from < SPAN ? r->in - from : SPAN;
         for (int64_t first = 0; first < rows; first += RUN) {
-            memset(part, 0, (size_t)n * sizeof *part);
+            memset(run, 0, (size_t)n * sizeof *run);
             for (int64_t i = first; i < rows && i < first + RUN; i++)
                 kernels_of(dev)->add(
-                    part, (const float *)r->input.data + i / r->per_example * outer + i % r->per_example * inner + from, n);
-            kernels_of(dev)->add(sum + from, part, n);
+                    run, (const float *)r->input.data + i / r->per_example * outer + i % r->per_example * inner + from, n);
+            for (int64_t k = 0; k < n; k++) total[k] += (double)run[k];
         }
+        for (int64_t k = 0; k < n; k++) sum[from + k] += (float)total[k];
     }
 }
 
@@ -214,7 +238,7 @@ void abar__cpu_input_sum(abar_device *dev, const abar__rows *r, void *out)
     if (r->bias) sum[r->in] += (float)(r->examples * r->per_example);
 }
 
-/* Every element counts as often as windows see it: high times for its row, wide[x] times for its column. */
+/* Every element counts as often as windows see it. What none sees is no part of any row, and may be anything. */
 static int64_t times_seen(const abar_window *w, int axis, int64_t extent, int64_t place)
 {
     int64_t times = 0;
@@ -227,6 +251,7 @@ static double squares_of_row(const float *row, int64_t lanes, int64_t width, con
     double sum = 0.0;
     for (int64_t x = 0; x < width; x++) {
         double pixel = 0.0;
+        if (wide[x] == 0.0) continue;
         for (int64_t l = 0; l < lanes; l++) pixel += (double)row[x * lanes + l] * (double)row[x * lanes + l];
         sum += wide[x] * pixel;
     }
@@ -240,8 +265,9 @@ static double convolution_square(const abar__rows *r, const planes *p, int64_t f
     for (int64_t n = 0; n < p->images; n++)
         for (int64_t block = first; block <= last; block++)
             for (int64_t y = 0; y < p->height; y++) {
+                const int64_t high = times_seen(&r->window, 0, p->height, y);
                 const float *row = p->data + n * p->image_stride + block * p->channel_stride + y * p->width * p->lanes;
-                total += (double)times_seen(&r->window, 0, p->height, y) * squares_of_row(row, p->lanes, p->width, wide);
+                if (high > 0) total += (double)high * squares_of_row(row, p->lanes, p->width, wide);
             }
     return total;
 }
@@ -262,7 +288,7 @@ static double input_square_slowly(const abar__rows *r)
             for (int64_t y = 0; y < t->dim[2]; y++)
                 for (int64_t x = 0; x < t->dim[3]; x++) {
                     int64_t times = times_seen(&r->window, 0, t->dim[2], y) * times_seen(&r->window, 1, t->dim[3], x);
-                    total += (double)times * pow(at(t, (int64_t[]){n, c, y, x}), 2.0);
+                    if (times > 0) total += (double)times * pow(at(t, (int64_t[]){n, c, y, x}), 2.0);
                 }
     return total;
 }
@@ -348,9 +374,9 @@ static void convolution_grads(const abar_device *dev, const abar__rows *r, const
 
 static void vector_grads(const abar__rows *r, const grad_sums *g, int64_t outer, int64_t inner, float *sum)
 {
-    for (int64_t from = 0; from < r->out; from += RUN) {
-        double total[RUN] = {0.0};
-        const int64_t width = r->out - from < RUN ? r->out - from : RUN;
+    for (int64_t from = 0; from < r->out; from += SPAN) {
+        double total[SPAN] = {0.0};
+        const int64_t width = r->out - from < SPAN ? r->out - from : SPAN;
         for (int64_t n = 0; n < r->examples; n++)
             for (int64_t i = 0; i < r->per_example; i++) {
                 const float *p = (const float *)r->output_grad.data + n * outer + i * inner + from;

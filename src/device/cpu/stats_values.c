@@ -9,7 +9,7 @@
 
 #define SPAN 64 /* columns of x at a time */
 #define PARTS 8 /* heads at a time */
-#define RUN 256 /* rows added in float before they go into a larger sum */
+#define RUN 32  /* rows added in float before they go into a sum in double */
 
 /* Columns from .. from + n - 1 of a row: where they lie, or a copy. */
 static const float *row_of(const abar_tensor *x, int64_t example, int64_t token, int64_t from, int64_t n, float copy[SPAN])
@@ -109,11 +109,15 @@ void abar__cpu_position_sums(abar_device *dev, const abar__rows *r, const abar__
     for (int64_t s = 0; s < spans; s++) {
         const int64_t from = s * SPAN, n = r->in - from < SPAN ? r->in - from : SPAN;
         float copy[SPAN];
-        for (int64_t i = 0; i < rows; i++) {
-            const int64_t token = i % r->per_example, p = abar__position(v->grid, v->side, v->shift, token);
-            const float *x = row_of(&r->input, i / r->per_example, token, from, n, copy);
+        for (int64_t token = 0; token < r->per_example; token++) { /* over all examples in double */
+            const int64_t p = abar__position(v->grid, v->side, v->shift, token);
+            double total[SPAN] = {0.0};
+            for (int64_t example = 0; example < r->examples; example++) {
+                const float *x = row_of(&r->input, example, token, from, n, copy);
+                for (int64_t k = 0; k < n; k++) total[k] += (double)x[k];
+            }
             float *sum = (float *)v->sum + p * r->in + from;
-            for (int64_t k = 0; k < n; k++) sum[k] += x[k];
+            for (int64_t k = 0; k < n; k++) sum[k] += (float)total[k];
         }
     }
     for (int64_t i = 0; i < rows; i++) {

@@ -564,9 +564,9 @@ static const abar_device_ops device = {
     .alloc = cuda_alloc,
     .release = cuda_release,
     .copy = cuda_copy,
-    .sum_squares = abar__cuda_sum_squares,
-    .sgd = abar__cuda_sgd,
-    .adamw = abar__cuda_adamw,
+    .norm = NULL,
+    .sgd = NULL,
+    .adamw = NULL,
     .stats = &abar__cuda_stats,
     .queue = &queue,
 };

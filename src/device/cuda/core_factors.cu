@@ -114,7 +114,7 @@ __device__ static dampings dampings_of(const abar__kept_map &m, const abar__map_
     dampings k = {{m.rho, 0.0}, unbias, m.diagonal};
     if (m.damping == ABAR_DAMPING_SHARED) {
         const double a = unbias * mean_of(m.average[0], shared), p = unbias * mean_of(m.average[1], shared);
-        const double pi = a > 0.0 && p > 0.0 ? fmin(fmax(sqrt(a / p), 1e-5), 1e5) : 1.0;
+        const double pi = a > 0.0 && p > 0.0 ? fmin(fmax(sqrt(a / p), 1e-10), 1e10) : 1.0;
         k.shift[0] = pi * sqrt(m.rho);
         k.shift[1] = sqrt(m.rho) / pi;
     }
@@ -255,8 +255,8 @@ static __global__ void __launch_bounds__(THREADS) take_back(const __grid_constan
     for (int64_t i = at; map.bias_grad && i < map.map.out; i += apart) map.bias_grad[i] = map.product[n + i];
 }
 
-/* One block: the KL clip joins all maps. */
-static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_constant__ abar__cuda_maps k)
+/* One block: the KL clip joins all maps, those with means too. clips: whether they have sums for it. */
+static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_constant__ abar__cuda_maps k, bool clips)
 {
     __shared__ double shared[32];
     const abar__cuda_live l = *k.now;
@@ -270,12 +270,8 @@ static __global__ void __launch_bounds__(THREADS) conclude_dense(const __grid_co
         if (takes) sum += scale * k.sums[3 * j + 1];
         if (k.active[j] && !takes) k.states[at].count[ABAR_COUNT_KEPT]++;
     }
-    const double kl_scale = kl_scale_of(k.schedule, l, block_sum(sum, shared));
-    for (int j = (int)threadIdx.x; j < k.n_dense; j += THREADS) {
-        const int at = k.dense[j];
-        if (k.states[at].count[ABAR_COUNT_READY]) k.forms[at].scale = (float)(kl_scale * (double)k.forms[at].scale);
-    }
-    if (threadIdx.x == 0) k.now->state.kl_scale = kl_scale;
+    for (int i = (int)threadIdx.x; clips && i < k.n * ABAR_CLIP_BLOCKS; i += THREADS) sum += k.clip_sums[i];
+    clip_forms(k, l, sum, shared);
 }
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------- */
@@ -315,6 +311,6 @@ extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_
     if (m->inverter) ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
     ABAR_TRY(multiply(dev, m));
-    abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m);
+    abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m, clips_means(m));
     return ABAR_OK;
 }

@@ -12,11 +12,6 @@ extern const abar__stats_ops abar__cuda_stats;     /* core_stats.cu */
 extern const abar__program_ops abar__cuda_program; /* core_program.cu */
 extern const abar__feed_ops abar__cuda_feed;       /* core_feed.cu */
 
-/* core_update.cu */
-double abar__cuda_sum_squares(abar_device *dev, const abar__update_item *items, int n);
-void abar__cuda_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
-void abar__cuda_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
-
 /* Zeroed host memory that both sides address (core_device.cu). */
 abar_status abar__cuda_pinned(abar_device *dev, size_t bytes, void **out);
 void abar__cuda_pinned_free(abar_device *dev, void *memory, size_t bytes);

@@ -1,6 +1,6 @@
 /* The maps of an optimizer step on the device that rest on mean vectors, one block each (methods.md sections 0, 1, 3, 6, 7, 9):
  * what is pending is checked and committed, what is due is refreshed, and the update is told how to treat the gradient. What
- * curvature.c, mean_side.c and eva.c do for the other devices, in the same order and precision. */
+ * curvature.c, mac.c and eva.c do for the other devices, in the same order and precision. */
 #include "device/cuda/core_maps.h"
 
 #define THREADS ABAR_MAP_THREADS
@@ -37,14 +37,14 @@ __device__ static void write_scaled(const abar__kept_average &a, double scale, v
         ((float *)to)[i] = (float)(scale * (double)((const float *)a.average)[i]);
 }
 
-/* u from the average (mean_side.c). */
+/* u from the average (mac.c). */
 __device__ static void derive_mean(const abar__kept_map &m, abar__map_state &s, double unbias, double *shared)
 {
     const double square = unbias * unbias * square_of(m.average[0], shared);
     double rho = m.rho;
     if (m.damping == ABAR_DAMPING_ADAPTIVE) {
         const double t = unbias * s.real[ABAR_REAL_NUMBER];
-        rho = fmax((t - square) / (double)m.d, 1e-8 * t / (double)m.d);
+        rho = fmax((t - square) / (double)m.d, m.least * t / (double)m.d);
     }
     const double length = rho + square;
     write_scaled(m.average[0], length > 0.0 ? unbias / sqrt(length) : 0.0, m.u);
@@ -87,7 +87,7 @@ __device__ static abar__cuda_form form_of(const abar__cuda_map &map, abar__map_s
     abar__cuda_form form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
     if (!s.count[ABAR_COUNT_READY] || !map.grad) return form;
     const double rho = s.real[ABAR_REAL_DAMPING], outer = m.coupled && rho > 0.0 ? 1.0 / rho : 1.0;
-    if (would_overflow(l, m.coupled ? outer : m.bound)) {
+    if (would_overflow(l, outer * m.bound)) {
         s.count[ABAR_COUNT_KEPT]++;
         return form;
     }
@@ -217,10 +217,7 @@ __device__ static void conclude_eva(const abar__cuda_maps &m, double *shared)
     double sum = 0.0;
     for (int at = (int)threadIdx.x; at < m.n; at += THREADS)
         sum += form_of_eva(m.maps[at], &m.states[at], l, m.map_sums + 2 * at, &m.forms[at]);
-    const double kl_scale = kl_scale_of(m.schedule, l, block_sum(sum, shared));
-    for (int at = (int)threadIdx.x; at < m.n; at += THREADS)
-        if (m.states[at].count[ABAR_COUNT_READY]) m.forms[at].scale = (float)(kl_scale * (double)m.forms[at].scale);
-    if (threadIdx.x == 0) m.now->state.kl_scale = kl_scale;
+    clip_forms(m, l, sum, shared);
 }
 
 /* Block b: unit b of the gradients. The last of a map adds up its sums, the last of all turns them into forms. */
@@ -245,7 +242,7 @@ static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constan
     if (last_block(&m.now->ticket, (unsigned)m.n_eva)) conclude_eva(m, shared);
 }
 
-/* ---- comparing G with its preconditioned form --------------------------------------------------------------------- */
+/* ---- the KL clip of maps with means ---------------------------------------------------------------------------------- */
 
 /* Element i of row o of the gradient; the bias lies behind the columns. */
 __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i)
@@ -260,18 +257,60 @@ __device__ static double other_at(const abar__cuda_map &map, int kind, int64_t o
     return kind == ABAR_FORM_RANK1 && (i < map.map.columns || map.bias_grad) ? map.ordered[i] : 0.0;
 }
 
+/* Block (b, y): the sum of r_o (|G_o|^2 - <G_o, u>^2), times the map's scale, over every gridDim.x-th bundle of rows of map y.
+ * A warp owns a row at a time. */
+static __global__ void __launch_bounds__(THREADS) sum_means(const __grid_constant__ abar__cuda_maps m)
+{
+    __shared__ double shared[32];
+    const int at = (int)blockIdx.y;
+    const abar__cuda_map &map = m.maps[at];
+    if (m.now->numbers.skip || map.map.kind != ABAR_KEPT_MEAN) return;
+    const abar__cuda_form form = m.forms[at];
+    const float *r = (const float *)map.map.r;
+    const int lane = threadIdx.x % 32, warps = THREADS / 32;
+    const int64_t rows = form.kind == ABAR_FORM_RANK1 ? map.map.out : 0; /* others stay as they are, and do not count */
+    double sum = 0.0;
+    for (int64_t o = (int64_t)blockIdx.x * warps + threadIdx.x / 32; o < rows; o += (int64_t)gridDim.x * warps) {
+        double gg = 0.0, gu = 0.0;
+        for (int64_t i = lane; i < map.map.d; i += 32) {
+            const double g = grad_at(map, o, i);
+            gg += g * g;
+            gu += g * other_at(map, form.kind, o, i);
+        }
+        gg = warp_sum(gg);
+        gu = warp_sum(gu);
+        if (lane == 0) sum += (r ? (double)r[o] : 1.0) * (gg - gu * gu);
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) m.clip_sums[at * ABAR_CLIP_BLOCKS + (int)blockIdx.x] = (double)form.scale * sum;
+}
+
+/* One block, where there are no dense maps. */
+static __global__ void __launch_bounds__(THREADS) conclude_means(const __grid_constant__ abar__cuda_maps m)
+{
+    __shared__ double shared[32];
+    const abar__cuda_live l = *m.now;
+    if (l.numbers.skip) return;
+    double sum = 0.0;
+    for (int i = (int)threadIdx.x; i < m.n * ABAR_CLIP_BLOCKS; i += THREADS) sum += m.clip_sums[i];
+    clip_forms(m, l, sum, shared);
+}
+
+/* ---- comparing G with its preconditioned form --------------------------------------------------------------------- */
+
 /* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. The sums of dense
  * maps are there already: G may be no more. */
-static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda_form *forms, const abar__cuda_live *now,
-                                    const double *dense, double *out)
+static __global__ void compare_maps(const abar__cuda_map *maps, const abar__map_state *states, const abar__cuda_form *forms,
+                                    const abar__cuda_live *now, const double *dense, double *out)
 {
     __shared__ double shared[32];
     const abar__cuda_map map = maps[blockIdx.x];
     const abar__kept_map &m = map.map;
     const abar__cuda_form form = forms[blockIdx.x];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const double clip = states[blockIdx.x].count[ABAR_COUNT_READY] ? now->state.kl_scale : 1.0;
     if (form.kind == ABAR_FORM_DENSE) {
-        const double scale = (double)form.scale / now->state.kl_scale, power[3] = {1.0, scale, scale * scale};
+        const double scale = (double)form.scale / clip, power[3] = {1.0, scale, scale * scale};
         if (threadIdx.x < 3) out[3 * blockIdx.x + threadIdx.x] = power[threadIdx.x] * dense[3 * map.dense + threadIdx.x];
         return;
     }
@@ -288,7 +327,7 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__cuda
         gh = warp_sum(gh);
         hh = warp_sum(hh);
         const bool rows = form.kind == ABAR_FORM_RANK1 && m.r;
-        const double scale = (double)form.scale / now->state.kl_scale * (rows ? (double)((const float *)m.r)[o] : 1.0);
+        const double scale = (double)form.scale / clip * (rows ? (double)((const float *)m.r)[o] : 1.0);
         const double c = m.w ? (double)form.factor * (double)((const float *)m.w)[o] : gh;
         if (lane != 0) continue;
         sums[0] += gg;
@@ -324,11 +363,15 @@ extern "C" abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_m
     }
 
     if (m->n_eva > 0) abar__cuda_launch(dev, treat_eva, dim3((unsigned)m->n_units), dim3(THREADS), 0, *m);
-    return m->n_dense > 0 ? abar__cuda_keep_dense(dev, m, to_mean) : ABAR_OK;
+    if (clips_means(m)) abar__cuda_launch(dev, sum_means, dim3(ABAR_CLIP_BLOCKS, (unsigned)m->n), dim3(THREADS), 0, *m);
+    if (m->n_dense > 0) return abar__cuda_keep_dense(dev, m, to_mean);
+    if (clips_means(m)) abar__cuda_launch(dev, conclude_means, dim3(1), dim3(THREADS), 0, *m);
+    return ABAR_OK;
 }
 
 extern "C" abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m)
 {
-    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->forms, m->now, m->sums, m->products);
+    abar__cuda_launch(dev, compare_maps, dim3((unsigned)m->n), dim3(512), 0, m->maps, m->states, m->forms, m->now, m->sums,
+                      m->products);
     return abar__cuda_status(dev);
 }

@@ -144,4 +144,14 @@ __device__ static inline double kl_scale_of(const abar__cuda_schedule &c, const 
     return c.kl_clip > 0.0 && sum > 0.0 ? fmin(1.0, sqrt(c.kl_clip / sum)) : 1.0;
 }
 
+/* The KL clip of a step, by one block after the forms of all maps: sum is what this thread has of the sum of <G^, G>. Maps
+ * without a valid refresh are left alone. */
+__device__ static inline void clip_forms(const abar__cuda_maps &m, const abar__cuda_live &l, double sum, double *shared)
+{
+    const double kl_scale = kl_scale_of(m.schedule, l, block_sum(sum, shared));
+    for (int at = (int)threadIdx.x; at < m.n; at += ABAR_MAP_THREADS)
+        if (m.states[at].count[ABAR_COUNT_READY]) m.forms[at].scale = (float)(kl_scale * (double)m.forms[at].scale);
+    if (threadIdx.x == 0) m.now->state.kl_scale = kl_scale;
+}
+
 #endif

@@ -42,6 +42,8 @@ typedef struct abar__cuda_schedule {
     double kl_clip, base_lr;
 } abar__cuda_schedule;
 
+#define ABAR_CLIP_BLOCKS 32 /* that share the rows of a map */
+
 /* Device memory, (n) each unless said otherwise. */
 typedef struct abar__cuda_maps {
     int n, n_linked, n_eva, n_dense, n_factors;
@@ -59,6 +61,7 @@ typedef struct abar__cuda_maps {
     double *unit_sums;      /* (n_units, 2) */
     double *map_sums;       /* (n, 2) */
     unsigned *tickets;      /* (n), zero between launches */
+    double *clip_sums;      /* (n, ABAR_CLIP_BLOCKS): <G^, G> of maps with means, for the KL clip; zero for the others */
     /* dense maps, (n_dense) each */
     int32_t *dense;              /* which map */
     int32_t *tried;              /* is to be refreshed in this step */
@@ -72,6 +75,9 @@ typedef struct abar__cuda_maps {
     abar__cuda_inverter *inverter; /* NULL: nothing to invert */
     abar__cuda_multiplier *multiplier;
 } abar__cuda_maps;
+
+/* Whether the KL clip needs <G^, G> of maps with means: they have clip_sums then. */
+static inline bool clips_means(const abar__cuda_maps *m) { return m->schedule.kl_clip > 0.0 && m->n_eva + m->n_dense < m->n; }
 
 /* Tile (down, left) of the lower triangle of a square. */
 #define ABAR_TILE 64

@@ -53,6 +53,7 @@ static void place_all(abar__program *p, char *base)
     place(&p->m.unit_sums, base, &at, 2 * (size_t)p->m.n_units);
     place(&p->m.map_sums, base, &at, p->m.n_eva > 0 ? 2 * maps : 0);
     place(&p->m.tickets, base, &at, p->m.n_eva > 0 ? maps : 0);
+    place(&p->m.clip_sums, base, &at, clips_means(&p->m) ? ABAR_CLIP_BLOCKS * maps : 0);
     place(&p->m.tried, base, &at, dense);
     place(&p->m.active, base, &at, dense);
     place(&p->m.broken, base, &at, dense);

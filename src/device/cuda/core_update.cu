@@ -41,6 +41,8 @@ struct adamw_rule {
     }
     __device__ float operator()(float w, float g, float &s0, float &s1) const
     {
+        const float largest = (float)ABAR_ADAMW_LARGEST_F32;
+        g = fminf(fmaxf(g, -largest), largest);
         s0 = beta1 * s0 + rest1 * g;
         s1 = beta2 * s1 + rest2 * g * g;
         return w - (decay * w + lr * s0 / (root * sqrtf(s1) + eps));
@@ -207,14 +209,6 @@ static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
     update_unit<Rule>(item, unit.first, n, k);
 }
 
-/* Block b does unit b of one item. */
-template <class Rule>
-static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
-    update_item(const __grid_constant__ abar__cuda_item item, abar__cuda_numbers n, abar__cuda_rule k)
-{
-    update_unit<Rule>(item, blockIdx.x, n, k);
-}
-
 /* ---- the host's side ---------------------------------------------------------------------------------------------- */
 
 extern "C" abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s)
@@ -280,77 +274,4 @@ extern "C" void abar__cuda_update(abar_device *dev, bool adamw, const abar__cuda
     if (n_units == 0) return;
     abar__cuda_launch(dev, adamw ? update_table<adamw_rule> : update_table<sgd_rule>, dim3((unsigned)n_units),
                       dim3(ABAR_UPDATE_THREADS), 0, items, units, numbers, rule);
-}
-
-/* Item after item: for callers that give the numbers of every step themselves. */
-static void update_all(abar_device *dev, bool adamw, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    const abar__cuda_rule rule = abar__cuda_rule_of(s);
-    abar__cuda_numbers numbers = {};
-    numbers.lr = s->lr;
-    numbers.grad_scale = (float)s->grad_scale;
-    if (adamw) {
-        numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, s->t));
-        numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, s->t)));
-    }
-    for (int i = 0; i < n; i++) {
-        if (items[i].count == 0) continue;
-        const abar__precondition *pre = items[i].pre;
-        abar__cuda_item item = abar__cuda_item_of(&items[i], pre != NULL);
-        if (pre) {
-            item.u = (const float *)pre->right;
-            item.coefficient = (const float *)pre->coefficient;
-            item.row_scale = (const float *)pre->row_scale;
-            item.given.kind = ABAR_FORM_RANK1;
-            item.given.scale = (float)pre->scale;
-            item.given.factor = 1.0f;
-            item.vectors = item.vectors && (uintptr_t)item.u % 16 == 0;
-        }
-        abar__cuda_launch(dev, adamw ? update_item<adamw_rule> : update_item<sgd_rule>,
-                          dim3((unsigned)abar__cuda_units_of(&item)), dim3(ABAR_UPDATE_THREADS), 0, item, numbers, rule);
-    }
-}
-
-extern "C" void abar__cuda_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    update_all(dev, false, items, n, s);
-}
-
-extern "C" void abar__cuda_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    update_all(dev, true, items, n, s);
-}
-
-/* ---- gradient norm ------------------------------------------------------------------------------------------------ */
-
-/* Block b adds up every gridDim-th run of 256 elements into out[b]. */
-static __global__ void sum_of_squares(const float *x, int64_t n, double *out)
-{
-    __shared__ double shared[32];
-    double sum = 0.0;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
-        sum += (double)x[i] * (double)x[i];
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) out[blockIdx.x] = sum;
-}
-
-extern "C" double abar__cuda_sum_squares(abar_device *dev, const abar__update_item *items, int n)
-{
-    const int each = 64; /* partial sums of one item */
-    abar__cuda *cuda = abar__cuda_of(dev);
-    double partial[each], total = 0.0;
-    for (int i = 0; i < n; i++) {
-        if (items[i].count == 0) continue;
-        const int64_t wish = abar__cuda_blocks(items[i].count, 1024);
-        const unsigned blocks = (unsigned)(wish < each ? wish : each);
-        abar__cuda_launch(dev, sum_of_squares, dim3(blocks), dim3(256), 0, (const float *)items[i].grad, items[i].count,
-                          (double *)cuda->workspace);
-        cudaError_t error =
-            cudaMemcpyAsync(partial, cuda->workspace, blocks * sizeof *partial, cudaMemcpyDeviceToHost, cuda->stream);
-        if (error == cudaSuccess) error = cudaStreamSynchronize(cuda->stream);
-        if (error != cudaSuccess && cuda->failure == cudaSuccess) cuda->failure = error;
-        if (error != cudaSuccess) return NAN; /* the step is skipped, the next wait tells why */
-        for (unsigned b = 0; b < blocks; b++) total += partial[b];
-    }
-    return total;
 }

@@ -1,5 +1,5 @@
 /* One parameter, or one preconditioned map with its bias, as the update kernel sees it; and the numbers of a step, which a
- * program keeps in device memory (core_program.cu) and the plain update gives by value (core_update.cu). */
+ * program keeps in device memory (core_program.cu). */
 #ifndef ABAR_CUDA_CORE_UPDATE_H
 #define ABAR_CUDA_CORE_UPDATE_H
 

@@ -3,6 +3,7 @@
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -26,15 +27,37 @@ static abar_status ref_copy(abar_device *dev, const abar_tensor *dst, const abar
     return ABAR_OK;
 }
 
-static double ref_sum_squares(abar_device *dev, const abar__update_item *items, int n)
+static double largest_element(const abar__update_item *items, int n)
 {
-    (void)dev;
-    double sum = 0.0;
+    double largest = 0.0;
     for (int k = 0; k < n; k++) {
         const double *grad = items[k].grad;
-        for (int64_t i = 0; i < items[k].count; i++) sum += grad[i] * grad[i];
+        for (int64_t i = 0; i < items[k].count; i++) {
+            if (!isfinite(grad[i])) return INFINITY;
+            largest = fmax(largest, fabs(grad[i]));
+        }
     }
-    return sum;
+    return largest;
+}
+
+/* The largest element is brought to [1/2, 1) by a power of 2, which rounds nothing, so that no square overflows. */
+static bool ref_norm(abar_device *dev, const abar__update_item *items, int n, double *norm)
+{
+    (void)dev;
+    int exponent = 0;
+    double sum = 0.0;
+    const double largest = largest_element(items, n);
+    if (!isfinite(largest)) return false;
+    (void)frexp(largest, &exponent);
+    for (int k = 0; k < n; k++) {
+        const double *grad = items[k].grad;
+        for (int64_t i = 0; i < items[k].count; i++) {
+            const double x = ldexp(grad[i], -exponent);
+            sum += x * x;
+        }
+    }
+    *norm = fmin(ldexp(sqrt(sum), exponent), DBL_MAX);
+    return true;
 }
 
 /* ---- update ------------------------------------------------------------------------------------------------------- */
@@ -62,6 +85,7 @@ static void adamw_element(const abar__update_item *item, const abar__update_scal
 {
     double *weight = item->weight, *first = item->state[0], *second = item->state[1];
     double lr = s->lr * item->lr_scale;
+    g = fmin(fmax(g, -ABAR_ADAMW_LARGEST_F64), ABAR_ADAMW_LARGEST_F64);
     double correction1 = 1.0 - pow(s->beta1, (double)s->t), correction2 = 1.0 - pow(s->beta2, (double)s->t);
     first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
     second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * g * g;
@@ -121,7 +145,7 @@ static const abar_device_ops device = {
     .alloc = ref_alloc,
     .release = ref_release,
     .copy = ref_copy,
-    .sum_squares = ref_sum_squares,
+    .norm = ref_norm,
     .sgd = ref_sgd,
     .adamw = ref_adamw,
     .stats = &abar__ref_stats,

@@ -88,8 +88,10 @@ static abar_value stage(abar_net *net, abar_value x, const swin_config *c, const
     const int64_t smaller = p->grid[0] < p->grid[1] ? p->grid[0] : p->grid[1];
     const int64_t side = smaller <= p->window ? smaller : p->window;
     if (p->grid[0] % side || p->grid[1] % side)
-        return abar__net_mistake(net, "--window %lld: does not divide the %lldx%lld tokens of stage %d, choose another",
-                                 (long long)p->window, (long long)p->grid[0], (long long)p->grid[1], s + 1);
+        return abar__net_mistake(net,
+                                 "--window %lld: windows are square, and a side of %lld does not divide the %lldx%lld tokens "
+                                 "of stage %d, choose another",
+                                 (long long)p->window, (long long)side, (long long)p->grid[0], (long long)p->grid[1], s + 1);
     for (int64_t b = 0; b < p->depth[s]; b++) {
         abar__vit_block_config block = {.eps = EPS, .drop = c->drop};
         block.drop_path = p->blocks > 1 ? c->drop_path * (double)(first + b) / (double)(p->blocks - 1) : 0.0;

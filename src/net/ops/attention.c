@@ -9,8 +9,9 @@ static bool check_windows(abar_net *net, const abar__node *node, const abar_atte
         abar__net_mistake(net, "%s: %lld tokens are no grid of %lld x %lld", node->name, (long long)tokens, (long long)grid[0],
                           (long long)grid[1]);
     else if (grid[0] % c->side || grid[1] % c->side)
-        abar__net_mistake(net, "%s: windows of side %lld do not tile a grid of %lld x %lld, choose another image size",
-                          node->name, (long long)c->side, (long long)grid[0], (long long)grid[1]);
+        abar__net_mistake(
+            net, "%s: windows are square, those of side %lld do not tile a grid of %lld x %lld, choose another image size",
+            node->name, (long long)c->side, (long long)grid[0], (long long)grid[1]);
     else if (c->shift < 0 || c->shift >= c->side)
         abar__net_mistake(net, "%s: windows of side %lld cannot shift by %lld", node->name, (long long)c->side,
                           (long long)c->shift);

@@ -44,13 +44,20 @@ static void sgd_momentum(float *restrict weight, const float *restrict grad, flo
     }
 }
 
+/* Comparisons that the compiler turns into one instruction each; what is not a number becomes a number. */
+static inline float within(float g, float largest)
+{
+    g = g < largest ? g : largest;
+    return g > -largest ? g : -largest;
+}
+
 static void adamw(float *restrict weight, const float *restrict grad, float *restrict first, float *restrict second, int64_t n,
                   const abar__adamw_coefficients *coefficients)
 {
     const abar__adamw_coefficients c = *coefficients;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        float w = weight[i], g = c.grad_scale * grad[i];
+        float w = weight[i], g = within(c.grad_scale * grad[i], c.largest);
         float m = c.beta1 * first[i] + c.one_minus_beta1 * g;
         float v = c.beta2 * second[i] + c.one_minus_beta2 * g * g;
         first[i] = m;
@@ -111,7 +118,7 @@ static void adamw_row(float *restrict weight, const float *restrict grad, float 
     const float s = row->c;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        float w = weight[i], g = c.grad_scale * (grad[i] - s * right[i]);
+        float w = weight[i], g = within(c.grad_scale * (grad[i] - s * right[i]), c.largest);
         float m = c.beta1 * first[i] + c.one_minus_beta1 * g;
         float v = c.beta2 * second[i] + c.one_minus_beta2 * g * g;
         first[i] = m;
