@@ -18,15 +18,28 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
-/* A checkpoint is written with every epoch, after the log: where that tells of a second epoch, there was one. */
-static bool lost_checkpoint(abar_context *ctx, const char *dir)
+bool abar__log_has_second_epoch(const char *log, size_t n)
+{
+    static const char line[] = "{\"epoch\": 2,";
+    const size_t length = sizeof line - 1;
+    for (const char *at = log, *end = log + n; (at = memchr(at, '{', (size_t)(end - at))); at++)
+        if ((size_t)(end - at) >= length && memcmp(at, line, length) == 0) return true;
+    return false;
+}
+
+/* A checkpoint is written with every epoch, after the log: where that tells of a second epoch, there was one. A log that cannot
+ * be read is an error: starting over would overwrite it. */
+static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *lost)
 {
     char path[ABAR_RUN_PATH_MAX];
-    abar__text log = {0};
-    if (abar__run_path(ctx, dir, "log.jsonl", path) < 0 || abar__file_read(ctx, path, LOG_MAX, &log) < 0) return false;
-    const bool lost = strstr(log.data, "{\"epoch\": 2,") != NULL;
+    abar__text log;
+    *lost = false;
+    ABAR_TRY(abar__run_path(ctx, dir, "log.jsonl", path));
+    if (!abar__path_exists(path)) return ABAR_OK;
+    ABAR_TRY(abar__file_read(ctx, path, LOG_MAX, &log));
+    *lost = abar__log_has_second_epoch(log.data, log.length);
     abar__text_free(ctx, &log);
-    return lost;
+    return ABAR_OK;
 }
 
 /* What must not be there, or must, before a run may write to its folder. */
@@ -34,13 +47,15 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
     char path[ABAR_RUN_PATH_MAX];
+    bool lost = false;
     if (there && !resume)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
     ABAR_TRY(abar__run_path(t->ctx, dir, "compare.json", path));
     if (!resume && abar__path_exists(path))
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a comparison, choose another --out", dir);
-    if (resume && !there && lost_checkpoint(t->ctx, dir))
+    if (resume && !there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
+    if (lost)
         return abar__fail(
             t->ctx, ABAR_E_NOT_FOUND,
             "%s/state.safetensors: the checkpoint is gone, bring it back, or move %s away and begin anew, perhaps with "
