@@ -2,7 +2,7 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ABAR := build/abar
-SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu')
+SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cpp')
 
 .PHONY: all help bootstrap build quickstart test bench format check-format install asan tsan fuzz clean
 

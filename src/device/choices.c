@@ -14,7 +14,7 @@
 #define HEAD "abar choices 1: "
 #define SUM_LENGTH 21 /* "sum 0123456789abcdef\n" */
 #define LARGEST ((size_t)4 << 20)
-#define MOST 16384 /* choices of a table: looking one up reads them all */
+#define MOST 8192 /* choices of a table: looking one up reads them all */
 
 typedef struct pair {
     char problem[ABAR_CHOICE_MAX], choice[ABAR_CHOICE_MAX];
