@@ -205,6 +205,43 @@ abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, aba
     return status;
 }
 
+static bool holds(const char *bytes, size_t have, const char *text, size_t n)
+{
+    for (size_t i = 0; i + n <= have; i++)
+        if (bytes[i] == text[0] && memcmp(bytes + i, text, n) == 0) return true;
+    return false;
+}
+
+/* Consecutive chunks overlap by the text's length less one, so that the text is found across their border. */
+static abar_status search(abar_context *ctx, const char *path, int fd, const char *text, bool *out)
+{
+    char chunk[16384];
+    const size_t n = strlen(text);
+    for (size_t have = 0; !*out;) {
+        ssize_t more = read(fd, chunk + have, sizeof chunk - have);
+        if (more < 0 && errno == EINTR) continue;
+        if (more < 0) return abar__fail_errno(ctx, path, errno);
+        if (more == 0) return ABAR_OK;
+        have += (size_t)more;
+        *out = holds(chunk, have, text, n);
+        const size_t kept = have < n ? have : n - 1;
+        memmove(chunk, chunk + have - kept, kept);
+        have = kept;
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__file_contains(abar_context *ctx, const char *path, const char *text, bool *out)
+{
+    *out = false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) return ABAR_OK;
+    if (fd < 0) return abar__fail_errno(ctx, path, errno);
+    abar_status status = search(ctx, path, fd, text, out);
+    close(fd);
+    return status;
+}
+
 /* ---- folders ----------------------------------------------------------------------------------------------------- */
 
 bool abar__path_exists(const char *path)

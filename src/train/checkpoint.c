@@ -7,7 +7,6 @@
 
 #define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
 #define STATE_NAME_MAX 320
-#define LOG_MAX ((size_t)1 << 30) /* bytes of a log.jsonl worth reading */
 
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX])
 {
@@ -18,28 +17,13 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
-bool abar__log_has_second_epoch(const char *log, size_t n)
-{
-    static const char line[] = "{\"epoch\": 2,";
-    const size_t length = sizeof line - 1;
-    for (const char *at = log, *end = log + n; (at = memchr(at, '{', (size_t)(end - at))); at++)
-        if ((size_t)(end - at) >= length && memcmp(at, line, length) == 0) return true;
-    return false;
-}
-
-/* A checkpoint is written with every epoch, after the log: where that tells of a second epoch, there was one. A log that cannot
- * be read is an error: starting over would overwrite it. */
-static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *lost)
+/* A checkpoint is written with every epoch, after the log: where the log tells of a second epoch, there was one. A log that
+ * cannot be read is a failure, since a run that starts over would overwrite it. */
+static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out)
 {
     char path[ABAR_RUN_PATH_MAX];
-    abar__text log;
-    *lost = false;
     ABAR_TRY(abar__run_path(ctx, dir, "log.jsonl", path));
-    if (!abar__path_exists(path)) return ABAR_OK;
-    ABAR_TRY(abar__file_read(ctx, path, LOG_MAX, &log));
-    *lost = abar__log_has_second_epoch(log.data, log.length);
-    abar__text_free(ctx, &log);
-    return ABAR_OK;
+    return abar__file_contains(ctx, path, "{\"epoch\": 2,", out);
 }
 
 /* What must not be there, or must, before a run may write to its folder. */
@@ -47,13 +31,13 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
     char path[ABAR_RUN_PATH_MAX];
-    bool lost = false;
     if (there && !resume)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
     ABAR_TRY(abar__run_path(t->ctx, dir, "compare.json", path));
     if (!resume && abar__path_exists(path))
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a comparison, choose another --out", dir);
+    bool lost = false;
     if (resume && !there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
     if (lost)
         return abar__fail(

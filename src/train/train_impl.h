@@ -259,8 +259,6 @@ abar_status abar__report_curvature(abar_trainer *t);
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
-/* Whether a log.jsonl of n bytes tells of a second epoch. A machine that crashed may have left zero bytes in it. */
-bool abar__log_has_second_epoch(const char *log, size_t n);
 abar_status abar__checkpoint_load(abar_trainer *t);
 abar_status abar__checkpoint_save(abar_trainer *t); /* state.safetensors */
 abar_status abar__export_save(abar_trainer *t);     /* model.safetensors */
