@@ -3,13 +3,13 @@
 # with exit 1 and a line that names memory. It must not crash or hang, nor call a file damaged that is whole. Crashes inside
 # a library that abar calls, before that returns to abar, are counted by themselves: nothing in abar can prevent them.
 #
-#     POSITIONS=N ONLY=NAME OUT=DIR bash tests/campaign/test_memory.sh build/abar tests
+#     POSITIONS=N THREADS=N ONLY=NAME OUT=DIR bash tests/campaign/test_memory.sh build/abar tests
 #
-# POSITIONS: how many of each command, the first N/2 and N/2 spread geometrically over the rest [8]. ONLY: this command alone.
-# OUT: keeps the output of what went wrong.
+# POSITIONS: how many of each command, the first N/2 and N/2 spread geometrically over the rest [8]. THREADS: that compute [1].
+# ONLY: this command alone. OUT: keeps the output of what went wrong, and of every crash.
 # shellcheck source=../cli/lib.sh
 source "$(dirname "$0")/../cli/lib.sh"
-POSITIONS=${POSITIONS:-8}
+POSITIONS=${POSITIONS:-8} THREADS=${THREADS:-1}
 OUT=${OUT:+$(realpath -m "$OUT")}
 # A sanitizer brings an allocator of its own.
 if grep -qa __asan_init "$abar" || grep -qa __tsan_init "$abar"; then
@@ -18,27 +18,27 @@ if grep -qa __asan_init "$abar" || grep -qa __tsan_init "$abar"; then
 fi
 shim=$work/fail_malloc.so
 ${CC:-cc} -O2 -shared -fPIC -o "$shim" "$tests/campaign/fail_malloc.c" || { echo "skipped: no C compiler"; exit 77; }
-export OMP_NUM_THREADS=1 ABAR_CACHE=off
+export OMP_NUM_THREADS=$THREADS ABAR_CACHE=off
 
 for _ in {1..60}; do printf 'abcdefg hij. '; done >text
 idx_set images
-conv=(--model lenet5 --data fashion-mnist:images --batch 32 --threads 1)
-gpt=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 4 --threads 1)
+conv=(--model lenet5 --data fashion-mnist:images --batch 32 --threads $THREADS)
+gpt=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 4 --threads $THREADS)
 succeeds "a run to resume" train "${conv[@]}" --optim mac --epochs 1 --out run --quiet
 succeeds "a run of a text model" train "${gpt[@]}" --epochs 1 --out said --quiet
 succeeds "a comparison to resume" compare "${conv[@]}" --optim sgd,mac --epochs 1 --out compared --quiet
 check "a run that wants another epoch" cp -r run half
 
 declare -A command=(
-    [train]="train --model resnet20 --data synthetic --limit-train 8 --limit-test 4 --batch 4 --threads 1 --optim kfac --epochs 1 --out new --quiet"
+    [train]="train --model resnet20 --data synthetic --limit-train 8 --limit-test 4 --batch 4 --threads $THREADS --optim kfac --epochs 1 --out new --quiet"
     [train-text]="train ${gpt[*]} --optim mac --epochs 1 --out new --quiet"
     [compare]="compare ${conv[*]} --optim sgd,mac --epochs 1 --out new --quiet"
     [compare-resume]="compare --resume compared --seeds 2 --quiet"
     [eval]="eval --checkpoint run"
     [sample]="sample --checkpoint said --length 4"
-    [bench]="bench --model resnet20 --batch 2 --steps 2 --warmup-steps 1 --threads 1 --optim mac"
+    [bench]="bench --model resnet20 --batch 2 --steps 2 --warmup-steps 1 --threads $THREADS --optim mac"
     [models]="models"
-    [models-optim]="models --model resnet20 --optim mac --threads 1"
+    [models-optim]="models --model resnet20 --optim mac --threads $THREADS"
     [optimizers]="optimizers --optim mac"
     [data]="data --data fashion-mnist:images"
     [resume]="train --resume half --epochs 2 --quiet"
@@ -111,6 +111,10 @@ positions() { # CALLS: numbers from 1 to CALLS
     }'
 }
 
+keep() { # NAME VERDICT
+    if [[ $OUT ]]; then mkdir -p "$OUT" && { echo "$2: $ran" && cat stderr; } >"$OUT/$1"; fi
+}
+
 try() { # NAME VARIABLE POSITION
     local seen
     restore "$1"
@@ -122,7 +126,10 @@ try() { # NAME VARIABLE POSITION
     tally[$seen]=$((${tally[$seen]-0} + 1))
     if [[ $seen != ended && $seen != refused && $seen != crash\ inside* ]]; then
         fail "$1, $2=$3: $seen"
-        [[ ! $OUT ]] || { mkdir -p "$OUT" && { echo "$seen: $ran"; cat stderr; } >"$OUT/$1-$2-$3"; }
+        keep "$1-$2-$3" "$seen"
+    elif [[ $seen == crash* ]]; then
+        pass
+        keep "$1-$2-$3" "$seen"
     elif (($3 % 7 == 0)); then
         check "$1, $2=$3: what it leaves is good" usable "$1"
     else
