@@ -22,8 +22,8 @@ export OMP_NUM_THREADS=$THREADS ABAR_CACHE=off
 
 for _ in {1..60}; do printf 'abcdefg hij. '; done >text
 idx_set images
-conv=(--model lenet5 --data fashion-mnist:images --batch 32 --threads $THREADS)
-gpt=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 4 --threads $THREADS)
+conv=(--model lenet5 --data fashion-mnist:images --batch 32 --threads "$THREADS")
+gpt=(--model gpt-char --data text:text --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 4 --threads "$THREADS")
 succeeds "a run to resume" train "${conv[@]}" --optim mac --epochs 1 --out run --quiet
 succeeds "a run of a text model" train "${gpt[@]}" --epochs 1 --out said --quiet
 succeeds "a comparison to resume" compare "${conv[@]}" --optim sgd,mac --epochs 1 --out compared --quiet

@@ -61,8 +61,8 @@ dnnl_status_t abar__dnnl_attributes(dnnl_primitive_attr_t *out, bool relu, bool 
     dnnl_post_ops_t ops = nullptr;
     dnnl_status_t status = made(out, dnnl_primitive_attr_create);
     if (!status) status = dnnl_primitive_attr_set_scratchpad_mode(*out, dnnl_scratchpad_mode_user);
-    if (!status) status = made(&ops, dnnl_post_ops_create);
-    if (!status) status = add_post_ops(*out, ops, relu, add);
+    if (!status && (relu || add)) status = made(&ops, dnnl_post_ops_create);
+    if (!status && ops) status = add_post_ops(*out, ops, relu, add);
     if (ops) dnnl_post_ops_destroy(ops);
     if (status && *out) {
         dnnl_primitive_attr_destroy(*out);
