@@ -33,6 +33,7 @@ declare -A command=(
     [train]="train --model resnet20 --data synthetic --limit-train 8 --limit-test 4 --batch 4 --threads $THREADS --optim kfac --epochs 1 --out new --quiet"
     [train-text]="train ${gpt[*]} --optim mac --epochs 1 --out new --quiet"
     [compare]="compare ${conv[*]} --optim sgd,mac --epochs 1 --out new --quiet"
+    [compare-jobs]="compare ${conv[*]} --optim sgd,mac --jobs 2 --epochs 1 --out new --quiet"
     [compare-resume]="compare --resume compared --seeds 2 --quiet"
     [eval]="eval --checkpoint run"
     [sample]="sample --checkpoint said --length 4"
@@ -44,7 +45,7 @@ declare -A command=(
     [resume]="train --resume half --epochs 2 --quiet"
 )
 # What a command writes to: made anew before each try.
-declare -A changes=([train]=new [train-text]=new [compare]=new [compare-resume]=compared [resume]=half)
+declare -A changes=([train]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half)
 mkdir whole && cp -r compared half whole/
 
 restore() { # NAME
@@ -92,7 +93,7 @@ usable() { # NAME
     train | train-text | resume)
         [[ ! -e $folder/config.json ]] || "$abar" train --resume "$folder" --quiet >stdout 2>stderr </dev/null
         ;;
-    compare | compare-resume)
+    compare*)
         [[ ! -e $folder/compare.json ]] || "$abar" compare --resume "$folder" --quiet >stdout 2>stderr </dev/null
         ;;
     esac
@@ -137,7 +138,7 @@ try() { # NAME VARIABLE POSITION
     fi
 }
 
-for name in train train-text compare compare-resume eval sample bench models models-optim optimizers data resume; do
+for name in train train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume; do
     [[ ${ONLY-$name} == "$name" ]] || continue
     restore $name
     # shellcheck disable=SC2086
