@@ -42,7 +42,7 @@ void abar__safetensors_writer_destroy(abar__safetensors_writer *w);
 abar_status abar__file_replace(abar_context *ctx, const char *path, const void *bytes, size_t n);
 /* The whole file, zero-terminated; free with abar__text_free. Larger than max: ABAR_E_FORMAT. */
 abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, abar__text *out);
-/* Whether the file holds the text (shorter than a kilobyte) anywhere. It may be larger than memory; a missing one holds none. */
+/* Whether the file, of any size, holds the text (under a kilobyte). A missing file holds none. */
 abar_status abar__file_contains(abar_context *ctx, const char *path, const char *text, bool *out);
 bool abar__path_exists(const char *path);
 /* mkdir -p. */

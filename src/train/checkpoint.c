@@ -17,7 +17,7 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 
 /* ---- claiming ------------------------------------------------------------------------------------------------- */
 
-/* A checkpoint is written with every epoch, after the log: where the log tells of a second epoch, there was one. A log that
+/* A checkpoint is written after every epoch's log line: a log with a second epoch means that there was one. A log that
  * cannot be read is a failure, since a run that starts over would overwrite it. */
 static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out)
 {
@@ -26,7 +26,7 @@ static abar_status lost_checkpoint(abar_context *ctx, const char *dir, bool *out
     return abar__file_contains(ctx, path, "{\"epoch\": 2,", out);
 }
 
-/* What must not be there, or must, before a run may write to its folder. */
+/* Refuses a folder that holds another run, or one whose checkpoint was removed. */
 static abar_status check_folder(abar_trainer *t, bool resume, bool there)
 {
     const char *dir = t->setup->train.out;
