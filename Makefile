@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 BUILD ?= build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 ABAR := $(BUILD)/abar
-SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu')
+SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cpp')
 # CUDA=on, off or auto on the command line. In the environment the name may mean anything, such as a folder.
 cuda := $(if $(filter environment,$(origin CUDA)),$(filter on off auto,$(CUDA)),$(CUDA))
 

@@ -340,8 +340,8 @@ static abar_status start_workers(abar_loader *l)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error == 0) return ABAR_OK;
-    return abar__fail(l->ctx, ABAR_E_BACKEND, "loader: only %d of %d threads could be started (%s), use fewer", l->worker_count,
-                      l->config.threads, strerror(error));
+    return abar__fail(l->ctx, ABAR_E_BACKEND, "loader: only %d of %d threads could be started (%s), free memory or use fewer",
+                      l->worker_count, l->config.threads, strerror(error));
 }
 
 abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, const abar_loader_config *config, abar_loader **out)

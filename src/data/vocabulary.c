@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define CODES 0x110000 /* of Unicode */
+#define BLOCK 0x1000   /* code points whose marks share an allocation */
 
 /* The code point of a valid character of length bytes. */
 static uint32_t code_of(const char *s, size_t length)
@@ -34,29 +35,38 @@ static abar_status refuse_byte(abar_context *ctx, const char *label, const char 
 
 /* ---- making --------------------------------------------------------------------------------------------------- */
 
-/* One bit per code point that occurs. */
-static abar_status mark(abar_context *ctx, const char *label, const char *bytes, size_t n, uint32_t *seen, int64_t *characters)
+/* One bit per code point that occurs, in blocks of which a text needs a few. */
+typedef struct marks {
+    uint32_t *block[CODES / BLOCK];
+} marks;
+
+static abar_status mark_all(abar_context *ctx, const char *label, const char *bytes, size_t n, marks *seen, int64_t *characters)
 {
     *characters = 0;
     for (size_t at = 0, length; at < n; at += length, ++*characters) {
         length = abar__utf8_length(bytes + at, n - at);
         if (length == 0 || !bytes[at]) return refuse_byte(ctx, label, bytes, at);
-        uint32_t code = code_of(bytes + at, length);
-        seen[code / 32] |= 1u << code % 32;
+        uint32_t code = code_of(bytes + at, length), **block = &seen->block[code / BLOCK];
+        if (!*block) ABAR_TRY(abar__alloc(ctx, BLOCK / 8, (void **)block));
+        (*block)[code % BLOCK / 32] |= 1u << code % 32;
     }
     return ABAR_OK;
 }
 
 /* The first marked code point from this one on; CODES: there is none. */
-static uint32_t next_code(const uint32_t *seen, uint32_t code)
+static uint32_t next_code(const marks *seen, uint32_t code)
 {
-    while (code < CODES && !(seen[code / 32] >> code % 32 & 1))
-        code = seen[code / 32] >> code % 32 ? code + 1 : (code | 31) + 1;
-    return code;
+    while (code < CODES) {
+        const uint32_t *block = seen->block[code / BLOCK];
+        const uint32_t left = block ? block[code % BLOCK / 32] >> code % 32 : 0;
+        if (left & 1) return code;
+        code = left ? code + 1 : (code | (block ? 31u : BLOCK - 1u)) + 1;
+    }
+    return CODES;
 }
 
 /* The marked code points, as numbers and as text. */
-static abar_status gather(abar_context *ctx, const char *label, const uint32_t *seen, abar__vocabulary *out)
+static abar_status gather(abar_context *ctx, const char *label, const marks *seen, abar__vocabulary *out)
 {
     char character[4];
     void *memory;
@@ -83,12 +93,11 @@ static abar_status gather(abar_context *ctx, const char *label, const uint32_t *
 abar_status abar__vocabulary_find(abar_context *ctx, const char *label, const char *bytes, size_t n, abar__vocabulary *out,
                                   int64_t *characters)
 {
-    void *seen;
+    marks seen = {{NULL}};
     *out = (abar__vocabulary){0};
-    ABAR_TRY(abar__alloc(ctx, CODES / 8, &seen));
-    abar_status status = mark(ctx, label, bytes, n, seen, characters);
-    if (status == ABAR_OK) status = gather(ctx, label, seen, out);
-    abar__free(ctx, seen, CODES / 8);
+    abar_status status = mark_all(ctx, label, bytes, n, &seen, characters);
+    if (status == ABAR_OK) status = gather(ctx, label, &seen, out);
+    for (size_t i = 0; i < CODES / BLOCK; i++) abar__free(ctx, seen.block[i], BLOCK / 8);
     if (status < 0) abar__vocabulary_free(ctx, out);
     return status;
 }

@@ -14,6 +14,7 @@
 #define HEAD "abar choices 1: "
 #define SUM_LENGTH 21 /* "sum 0123456789abcdef\n" */
 #define LARGEST ((size_t)4 << 20)
+#define MOST 8192 /* choices of a table: looking one up reads them all */
 
 typedef struct pair {
     char problem[ABAR_CHOICE_MAX], choice[ABAR_CHOICE_MAX];
@@ -21,7 +22,7 @@ typedef struct pair {
 
 struct abar__choices {
     abar_context *ctx;
-    char title[ABAR_CHOICE_MAX], path[PATH_MAX];
+    char title[ABAR_CHOICE_MAX], path[PATH_MAX]; /* path empty: no file */
     pair *pairs;
     int n, capacity;
     bool told; /* a damaged or unwritable file has been logged */
@@ -36,11 +37,11 @@ static pair *find(const abar__choices *c, const char *problem)
     return NULL;
 }
 
-/* keep: an existing entry is not replaced. */
+/* keep: an existing entry is not replaced. A full table takes no more. */
 static abar_status put(abar__choices *c, const char *problem, const char *choice, bool keep)
 {
     pair *p = find(c, problem);
-    if (p && keep) return ABAR_OK;
+    if ((p && keep) || (!p && c->n == MOST)) return ABAR_OK;
     if (!p && c->n == c->capacity) {
         const int more = c->capacity ? 2 * c->capacity : 64;
         void *bigger;
@@ -72,7 +73,7 @@ static uint64_t sum_of(const char *text, size_t n)
     return h;
 }
 
-static abar_status compose(const abar__choices *c, abar__text *out)
+abar_status abar__choices_write(const abar__choices *c, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(c->ctx, out, HEAD "%s\n", c->title));
     for (int i = 0; i < c->n; i++)
@@ -192,8 +193,9 @@ static void make_folder(const abar__choices *c)
 static abar_status save(abar__choices *c)
 {
     abar__text text = {0};
+    if (!c->path[0]) return ABAR_OK;
     abar_status status = join_file(c);
-    if (status >= 0) status = compose(c, &text);
+    if (status >= 0) status = abar__choices_write(c, &text);
     if (status >= 0) {
         make_folder(c);
         if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
@@ -232,17 +234,24 @@ static void name_of(const char *title, char *out)
     out[n] = '\0';
 }
 
+static abar_status make(abar_context *ctx, const char *title, abar__choices **out)
+{
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar__choices), &memory));
+    *out = memory;
+    (*out)->ctx = ctx;
+    snprintf((*out)->title, sizeof(*out)->title, "%s", title);
+    return ABAR_OK;
+}
+
 abar_status abar__choices_open(abar_context *ctx, const char *title, abar__choices **out)
 {
     char folder[PATH_MAX], name[ABAR_CHOICE_MAX];
-    void *memory;
+    abar__choices *c;
     *out = NULL;
     if (!is_one_line(title) || !find_folder(folder, sizeof folder)) return ABAR_OK;
     name_of(title, name);
-    ABAR_TRY(abar__alloc(ctx, sizeof(abar__choices), &memory));
-    abar__choices *c = memory;
-    c->ctx = ctx;
-    snprintf(c->title, sizeof c->title, "%s", title);
+    ABAR_TRY(make(ctx, title, &c));
     const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);
     const bool fits = length > 0 && (size_t)length < sizeof c->path;
     const abar_status status = fits ? join_file(c) : ABAR_OK;
@@ -250,6 +259,21 @@ abar_status abar__choices_open(abar_context *ctx, const char *title, abar__choic
         *out = c;
     else
         abar__choices_close(c);
+    return status;
+}
+
+abar_status abar__choices_parse(abar_context *ctx, const char *title, const char *text, size_t n, abar__choices **out)
+{
+    abar__text copy = {0};
+    *out = NULL;
+    if (!is_one_line(title)) return ABAR_OK;
+    ABAR_TRY(make(ctx, title, out));
+    abar_status status = abar__text_append(ctx, &copy, text, n);
+    if (status >= 0) status = is_whole(*out, copy.data, n) ? take_lines(*out, copy.data, n) : ABAR_E_FORMAT;
+    abar__text_free(ctx, &copy);
+    if (status >= 0) return ABAR_OK;
+    abar__choices_close(*out);
+    *out = NULL;
     return status;
 }
 

@@ -224,6 +224,20 @@ static abar_status grow_seeds(abar_compare *c, int64_t seeds)
     return ABAR_OK;
 }
 
+/* Once the methods have been read. */
+static abar_status fill_records(abar_compare *c, int64_t seeds)
+{
+    ABAR_TRY(grow_seeds(c, seeds));
+    ABAR_TRY(check(c));
+    return make_records(c);
+}
+
+static abar_status fill_from_text(abar_compare *c, const char *label, const char *json, size_t n)
+{
+    ABAR_TRY(abar__compare_config_parse(c, label, json, n));
+    return fill_records(c, 0);
+}
+
 static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t seeds)
 {
     char path[ABAR_RUN_PATH_MAX];
@@ -233,9 +247,7 @@ static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t se
         return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no comparison (no compare.json), check the path", c->dir);
     ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
     ABAR_TRY(abar__compare_config_load(c));
-    ABAR_TRY(grow_seeds(c, seeds));
-    ABAR_TRY(check(c));
-    ABAR_TRY(make_records(c));
+    ABAR_TRY(fill_records(c, seeds));
     return abar__compare_records_load(c);
 }
 
@@ -284,6 +296,12 @@ abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds,
 {
     ABAR_TRY(make(ctx, events, out));
     return finish_making(fill_from_folder(*out, dir, seeds), out);
+}
+
+abar_status abar__compare_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_compare **out)
+{
+    ABAR_TRY(make(ctx, NULL, out));
+    return finish_making(fill_from_text(*out, label, json, n), out);
 }
 
 void abar_compare_destroy(abar_compare *c)

@@ -153,15 +153,6 @@ abar_status abar__compare_save(abar_compare *c)
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-static abar_status read_json(abar_context *ctx, const char *path, cJSON **out)
-{
-    abar__text text;
-    ABAR_TRY(abar__file_read(ctx, path, FILE_MAX, &text));
-    abar_status status = abar__json_parse(ctx, path, text.data ? text.data : "", text.length, out);
-    abar__text_free(ctx, &text);
-    return status;
-}
-
 /* A default for members that files of older versions lack. */
 static double number_or(const cJSON *object, const char *name, double otherwise)
 {
@@ -169,7 +160,7 @@ static double number_or(const cJSON *object, const char *name, double otherwise)
     return cJSON_IsNumber(item) && fabs(item->valuedouble) < 0x1p53 ? item->valuedouble : otherwise;
 }
 
-static abar_status read_record(abar_compare *c, const char *path, const cJSON *root, abar__compare_record *r)
+static abar_status read_record(const abar_compare *c, const char *path, const cJSON *root, abar__compare_record *r)
 {
     abar_compare_run run = r->run; /* r->run.epochs must match r->history at any time */
     const cJSON *failure = cJSON_GetObjectItemCaseSensitive(root, "failure");
@@ -193,18 +184,26 @@ static abar_status read_record(abar_compare *c, const char *path, const cJSON *r
     return ABAR_OK;
 }
 
+abar_status abar__compare_record_parse(const abar_compare *c, const char *label, const char *json, size_t n,
+                                       abar__compare_record *r)
+{
+    cJSON *root;
+    ABAR_TRY(abar__json_parse(c->ctx, label, json, n, &root));
+    abar_status status = read_record(c, label, root, r);
+    cJSON_Delete(root);
+    return status;
+}
+
 abar_status abar__compare_records_load(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
         char path[ABAR_RUN_PATH_MAX];
-        cJSON *root;
+        abar__text text;
         ABAR_TRY(report_path(c, i, path));
         if (!abar__path_exists(path)) continue;
-        abar_status status = read_json(c->ctx, path, &root);
-        if (status >= 0) {
-            status = read_record(c, path, root, &c->record[i]);
-            cJSON_Delete(root);
-        }
+        ABAR_TRY(abar__file_read(c->ctx, path, FILE_MAX, &text));
+        abar_status status = abar__compare_record_parse(c, path, text.data, text.length, &c->record[i]);
+        abar__text_free(c->ctx, &text);
         if (status == ABAR_E_FORMAT)
             return abar__fail(c->ctx, status, "%s; remove the file to finish the run again, from its checkpoint",
                               abar_context_error(c->ctx));
@@ -250,13 +249,22 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
     return ABAR_OK;
 }
 
+abar_status abar__compare_config_parse(abar_compare *c, const char *label, const char *json, size_t n)
+{
+    cJSON *root;
+    ABAR_TRY(abar__json_parse(c->ctx, label, json, n, &root));
+    abar_status status = read_config(c, label, root);
+    cJSON_Delete(root);
+    return status;
+}
+
 abar_status abar__compare_config_load(abar_compare *c)
 {
     char path[ABAR_RUN_PATH_MAX];
-    cJSON *root;
+    abar__text text;
     ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
-    ABAR_TRY(read_json(c->ctx, path, &root));
-    abar_status status = read_config(c, path, root);
-    cJSON_Delete(root);
+    ABAR_TRY(abar__file_read(c->ctx, path, FILE_MAX, &text));
+    abar_status status = abar__compare_config_parse(c, path, text.data, text.length);
+    abar__text_free(c->ctx, &text);
     return status;
 }

@@ -76,10 +76,16 @@ abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_R
 abar_status abar__compare_record_save(abar_compare *c, int i); /* report.json */
 /* Reads every report.json. */
 abar_status abar__compare_records_load(abar_compare *c);
+/* Fills r from the text of a report.json; label names it in errors. */
+abar_status abar__compare_record_parse(const abar_compare *c, const char *label, const char *json, size_t n,
+                                       abar__compare_record *r);
 /* The content of compare.json. */
 abar_status abar__compare_write(const abar_compare *c, abar__text *out);
-/* Reads methods and seeds from compare.json. */
+/* Reads methods and seeds from compare.json, or from its text. */
 abar_status abar__compare_config_load(abar_compare *c);
+abar_status abar__compare_config_parse(abar_compare *c, const char *label, const char *json, size_t n);
+/* A comparison without a folder, from the text of a compare.json: for tests and fuzzing. */
+abar_status abar__compare_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_compare **out);
 abar_status abar__compare_save(abar_compare *c); /* compare.json, .csv, .svg, .md */
 
 /* ---- running --------------------------------------------------------------------------------------------------- */

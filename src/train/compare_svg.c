@@ -31,6 +31,8 @@ enum {
 /* The baseline is grey. Most colour-blind people can tell the other colours apart (after Okabe and Ito, and Tol). After the
  * last one they repeat, dashed. */
 #define BASELINE "#4a4f57"
+#define DECIMALS_MAX 15 /* of a number that is written out: with the digits before them they fit ABAR_REAL_TEXT_MAX */
+
 static const char *const palette[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933"};
 enum { COLORS = sizeof palette / sizeof *palette };
 
@@ -50,14 +52,14 @@ static void put(picture *p, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (p->status >= 0) p->status = abar__text_append(p->c->ctx, p->out, text, n < 0 ? 0 : (size_t)n);
+    if (p->status >= 0) p->status = abar__text_append(p->c->ctx, p->out, text, n < 0 ? 0 : strlen(text));
 }
 
 /* A number with a decimal point in any locale; decimals -1: as many as necessary. */
 static const char *number(double value, int decimals, char text[ABAR_REAL_TEXT_MAX])
 {
     double scale = pow(10.0, decimals);
-    if (decimals < 0 || !(fabs(value) * scale < 1e15)) {
+    if (decimals < 0 || decimals > DECIMALS_MAX || !(fabs(value) * scale < 1e15)) {
         abar__real_format(value, text);
         return text;
     }

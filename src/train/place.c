@@ -134,7 +134,8 @@ abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON 
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, f->name);
         double real = cJSON_IsNumber(item) ? item->valuedouble : NAN;
         bool whole = real >= 0.0 && real < 0x1p53 && floor(real) == real;
-        if (!item || (f->type == ABAR_FIELD_WHOLE ? !whole : !cJSON_IsNumber(item) && !cJSON_IsNull(item)))
+        bool number = cJSON_IsNumber(item) && !isinf(real); /* 1e999 */
+        if (!item || (f->type == ABAR_FIELD_WHOLE ? !whole : !number && !cJSON_IsNull(item)))
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" is missing or no number, the file is damaged", label, f->name);
         int64_t integer = whole ? (int64_t)real : 0;
         memcpy((char *)to + f->offset, f->type == ABAR_FIELD_WHOLE ? (const void *)&integer : (const void *)&real, 8);

@@ -143,6 +143,8 @@ cp -r stop lost && rm lost/state.safetensors
 before=$(cksum lost/*)
 refuses "resume of a checkpoint that is gone" 1 'lost/state.safetensors: .*gone.*move lost away.*--init' train --resume lost
 check "what is left of it stays" test "$before" = "$(cksum lost/*)"
+{ bytes 64 '\0' && cat stop/log.jsonl; } >lost/log.jsonl # as a machine that crashed may leave it
+refuses "the same with zero bytes in the log" 1 'lost/state.safetensors: .*gone' train --resume lost
 refuses "resume of a file" 2 'give the folder' train --resume stop/state.safetensors
 refuses "a comparison in the folder of a run" 2 'stop: already holds a run' compare "${small[@]}" --out stop
 mkdir compared && echo '{}' >compared/compare.json

@@ -327,6 +327,31 @@ static void any_allocation_may_fail(void **state)
     abar__choices_close(c);
 }
 
+/* Reading a file looks every line up in the table: without a bound one of millions of lines would keep us for hours. */
+static void full_table_takes_no_more(void **state)
+{
+    rig *r = *state;
+    abar__choices *c;
+    abar__text text = {0};
+    char line[32];
+    uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a */
+    assert_int_equal(abar__text_printf(r->ctx, &text, "abar choices 1: " TITLE "\n"), ABAR_OK);
+    for (int i = 0; i < 10000; i++) {
+        snprintf(line, sizeof line, "%d\tchoice\n", i);
+        assert_int_equal(abar__text_append(r->ctx, &text, line, strlen(line)), ABAR_OK);
+    }
+    for (size_t i = 0; i < text.length; i++) sum = (sum ^ (unsigned char)text.data[i]) * 0x100000001b3u;
+    assert_int_equal(abar__text_printf(r->ctx, &text, "sum %016llx\n", (unsigned long long)sum), ABAR_OK);
+    assert_int_equal(abar__choices_parse(r->ctx, TITLE, text.data, text.length, &c), ABAR_OK);
+    assert_choice(c, "8191", "choice");
+    assert_choice(c, "8192", NULL);
+    assert_int_equal(abar__choices_put(c, "new", "choice"), ABAR_OK);
+    assert_choice(c, "new", NULL);
+    assert_int_equal(r->warnings, 0);
+    abar__choices_close(c);
+    abar__text_free(r->ctx, &text);
+}
+
 #define with_rig(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -342,6 +367,7 @@ int main(void)
         with_rig(environment_says_where),
         with_rig(texts_that_are_no_line_are_not_remembered),
         with_rig(any_allocation_may_fail),
+        with_rig(full_table_takes_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* Convolution by oneDNN's direct kernels. The only file that knows oneDNN, and its 2.x C interface.
+/* Convolution by oneDNN's direct kernels. The only file, with onednn_calls.cpp, that knows oneDNN and its 2.x C interface.
  *
  * Activations keep one blocked layout through the net (C16, or C8 below AVX-512; plain where the input has few channels).
  * Weights are plain outside: they are small, and packed into the layout each kernel wants on every call. */
 #include "device/cpu/cpu_nn.h"
+#include "device/cpu/onednn_calls.h"
 
 #include <omp.h>
-#include <oneapi/dnnl/dnnl.h>
 #include <string.h>
 
 enum { FORWARD, DATA, WEIGHTS, PACK_FORWARD, PACK_DATA, UNPACK, UNPACK_ADD, PASSES };
@@ -86,20 +86,6 @@ static dnnl_status_t describe(const abar__op *op, shapes *s)
     return status;
 }
 
-/* Scratchpads are ours to give; a fused ReLU and an addition to the result are post-operations. */
-static dnnl_status_t make_attributes(bool relu, bool add, dnnl_primitive_attr_t *out)
-{
-    dnnl_post_ops_t ops = NULL;
-    dnnl_status_t status = dnnl_primitive_attr_create(out);
-    if (!status) status = dnnl_primitive_attr_set_scratchpad_mode(*out, dnnl_scratchpad_mode_user);
-    if (!status) status = dnnl_post_ops_create(&ops);
-    if (!status && relu) status = dnnl_post_ops_append_eltwise(ops, 1.0f, dnnl_eltwise_relu, 0.0f, 0.0f);
-    if (!status && add) status = dnnl_post_ops_append_sum(ops, 1.0f);
-    if (!status) status = dnnl_primitive_attr_set_post_ops(*out, ops);
-    if (ops) dnnl_post_ops_destroy(ops);
-    return status;
-}
-
 static dnnl_status_t make_conv(const abar__op *op, const shapes *s, int which, dnnl_primitive_desc_t hint,
                                dnnl_primitive_desc_t *out)
 {
@@ -119,8 +105,8 @@ static dnnl_status_t make_conv(const abar__op *op, const shapes *s, int which, d
             dnnl_dilated_convolution_backward_weights_desc_init(&desc, dnnl_convolution_direct, &s->x, &s->any_weights, bias,
                                                                 &s->y, s->stride, s->dilation, s->pad_begin, s->pad_end);
     dnnl_primitive_attr_t attributes = NULL;
-    if (!status) status = make_attributes(which == FORWARD && op->desc.activation == ABAR_ACT_RELU, false, &attributes);
-    if (!status) status = dnnl_primitive_desc_create(out, &desc, attributes, c->engine, hint);
+    if (!status) status = abar__dnnl_attributes(&attributes, which == FORWARD && op->desc.activation == ABAR_ACT_RELU, false);
+    if (!status) status = abar__dnnl_desc(out, &desc, attributes, c->engine, hint);
     if (attributes) dnnl_primitive_attr_destroy(attributes);
     if (status) return status;
     const char *name = "";
@@ -131,11 +117,11 @@ static dnnl_status_t make_conv(const abar__op *op, const shapes *s, int which, d
 /* The primitive of desc, with a memory object for each of the named arguments. */
 static dnnl_status_t make_pass(const conv *c, const_dnnl_primitive_desc_t desc, int n, const int *args, pass *out)
 {
-    dnnl_status_t status = dnnl_primitive_create(&out->primitive, desc);
+    dnnl_status_t status = abar__dnnl_primitive(&out->primitive, desc);
     for (int i = 0; i < n && !status; i++) {
         const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(desc, dnnl_query_exec_arg_md, args[i]);
         out->arg[i].arg = args[i];
-        status = dnnl_memory_create(&out->arg[i].memory, md, c->engine, DNNL_MEMORY_NONE);
+        status = md ? abar__dnnl_memory(&out->arg[i].memory, md, c->engine) : dnnl_runtime_error;
         out->n = i + 1;
     }
     return status;
@@ -146,33 +132,39 @@ static dnnl_status_t make_reorder(const conv *c, const dnnl_memory_desc_t *from,
 {
     dnnl_primitive_attr_t attributes = NULL;
     dnnl_primitive_desc_t desc = NULL;
-    dnnl_status_t status = make_attributes(false, add, &attributes);
-    if (!status) status = dnnl_reorder_primitive_desc_create(&desc, from, c->engine, to, c->engine, attributes);
+    dnnl_status_t status = from && to ? abar__dnnl_attributes(&attributes, false, add) : dnnl_runtime_error;
+    if (!status) status = abar__dnnl_reorder_desc(&desc, from, to, c->engine, attributes);
     if (!status) status = make_pass(c, desc, 2, (int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, out);
     if (desc) dnnl_primitive_desc_destroy(desc);
     if (attributes) dnnl_primitive_attr_destroy(attributes);
     return status;
 }
 
-static size_t query_bytes(const_dnnl_primitive_desc_t desc, dnnl_query_t what)
+/* 0 for a pass that is not there; *status is set where oneDNN does not say. */
+static size_t query_bytes(const_dnnl_primitive_desc_t desc, dnnl_query_t what, dnnl_status_t *status)
 {
-    return desc ? abar__round_up(dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(desc, what, 0)), ABAR_ALIGN) : 0;
+    const dnnl_memory_desc_t *md = desc ? dnnl_primitive_desc_query_md(desc, what, 0) : NULL;
+    if (desc && !md) *status = dnnl_runtime_error;
+    return md ? abar__round_up(dnnl_memory_desc_get_size(md), ABAR_ALIGN) : 0;
 }
 
 /* Scratch: packed weights (or their gradient), the bias's gradient, oneDNN's own scratchpad. */
-static void plan_scratch(abar__op *op, dnnl_primitive_desc_t desc[3])
+static dnnl_status_t plan_scratch(abar__op *op, dnnl_primitive_desc_t desc[3])
 {
     conv *c = op->priv;
-    size_t forward = query_bytes(desc[FORWARD], dnnl_query_weights_md), data = query_bytes(desc[DATA], dnnl_query_weights_md);
-    size_t weights = query_bytes(desc[WEIGHTS], dnnl_query_diff_weights_md);
-    size_t pad_data = query_bytes(desc[DATA], dnnl_query_scratchpad_md);
-    size_t pad_weights = query_bytes(desc[WEIGHTS], dnnl_query_scratchpad_md);
+    dnnl_status_t status = dnnl_success;
+    size_t forward = query_bytes(desc[FORWARD], dnnl_query_weights_md, &status),
+           data = query_bytes(desc[DATA], dnnl_query_weights_md, &status);
+    size_t weights = query_bytes(desc[WEIGHTS], dnnl_query_diff_weights_md, &status);
+    size_t pad_data = query_bytes(desc[DATA], dnnl_query_scratchpad_md, &status);
+    size_t pad_weights = query_bytes(desc[WEIGHTS], dnnl_query_scratchpad_md, &status);
     c->pad_forward = forward;
     c->bias = data > weights ? data : weights;
     c->pad_backward = c->bias + abar__round_up((size_t)op->desc.out.dim[1] * sizeof(float), ABAR_ALIGN);
     size_t backward = c->pad_backward + (pad_data > pad_weights ? pad_data : pad_weights);
-    forward += query_bytes(desc[FORWARD], dnnl_query_scratchpad_md);
+    forward += query_bytes(desc[FORWARD], dnnl_query_scratchpad_md, &status);
     op->scratch_bytes = forward > backward ? forward : backward;
+    return status;
 }
 
 static dnnl_status_t make_passes(abar__op *op, const shapes *s, dnnl_primitive_desc_t desc[3])
@@ -219,13 +211,13 @@ static dnnl_status_t make_all(abar__op *op)
     conv *c = op->priv;
     shapes s;
     dnnl_primitive_desc_t desc[3] = {NULL};
-    dnnl_status_t status = dnnl_engine_create(&c->engine, dnnl_cpu, 0);
-    if (!status) status = dnnl_stream_create(&c->stream, c->engine, dnnl_stream_default_flags);
+    dnnl_status_t status = abar__dnnl_engine(&c->engine);
+    if (!status) status = abar__dnnl_stream(&c->stream, c->engine);
     if (!status) status = describe(op, &s);
     for (int i = FORWARD; i <= WEIGHTS && !status; i++)
         if (i != DATA || op->desc.need_dx[0]) status = make_conv(op, &s, i, i == FORWARD ? NULL : desc[FORWARD], &desc[i]);
     if (!status) status = make_passes(op, &s, desc);
-    if (!status) plan_scratch(op, desc);
+    if (!status) status = plan_scratch(op, desc);
     for (int i = FORWARD; i <= WEIGHTS; i++)
         if (desc[i]) dnnl_primitive_desc_destroy(desc[i]);
     if (status) release(c);
@@ -268,7 +260,7 @@ static dnnl_status_t execute(conv *c, int which, const void *const *data)
     pass *p = &c->pass[which];
     dnnl_status_t status = dnnl_success;
     for (int i = 0; i < p->n && !status; i++) status = dnnl_memory_set_data_handle(p->arg[i].memory, (void *)data[i]);
-    return status ? status : dnnl_primitive_execute(p->primitive, c->stream, p->n, p->arg);
+    return status ? status : abar__dnnl_execute(p->primitive, c->stream, p->n, p->arg);
 }
 
 static abar_status forward(abar__op *op, const abar__op_args *a)
@@ -278,7 +270,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     int before = borrow_threads(op->dev->threads);
     dnnl_status_t status = execute(c, PACK_FORWARD, (const void *[]){a->param[0], scratch});
     if (!status) status = execute(c, FORWARD, (const void *[]){a->x[0], scratch, a->y, scratch + c->pad_forward, a->param[1]});
-    if (!status) status = dnnl_stream_wait(c->stream);
+    if (!status) status = abar__dnnl_wait(c->stream);
     borrow_threads(before);
     return explain(op, status);
 }
@@ -295,7 +287,7 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     if (!status) status = execute(c, a->accumulate ? UNPACK_ADD : UNPACK, (const void *[]){scratch, a->dparam[0]});
     if (!status && op->desc.need_dx[0]) status = execute(c, PACK_DATA, (const void *[]){a->param[0], scratch});
     if (!status && op->desc.need_dx[0]) status = execute(c, DATA, (const void *[]){a->dx[0], scratch, dy, pad});
-    if (!status) status = dnnl_stream_wait(c->stream);
+    if (!status) status = abar__dnnl_wait(c->stream);
     borrow_threads(before);
     float *to = a->dparam[1];
     for (int64_t o = 0; o < op->desc.out.dim[1] && op->desc.bias; o++) to[o] = a->accumulate ? to[o] + bias[o] : bias[o];
