@@ -330,7 +330,7 @@ static void print_one_json(const abar_setup *setup, const abar_net *net, const m
     json_end(&j);
     json_begin(&j, "operations", '[');
     for (int i = 0; i < abar_net_node_count(net); i++) {
-        const abar_node_info node = abar_net_node(net, i);
+        const abar_node_info node = *abar_net_node(net, i);
         print_node_json(&j, &node);
     }
     json_end(&j);

@@ -118,7 +118,7 @@ static void print_json(const abar_setup *setup)
     for (const char *const *name = abar_method_names(); *name; name++)
         if (!setup || setup->method == abar_method_find(*name)) print_method_json(&j, abar_method_find(*name));
     json_end(&j);
-    print_options_json(&j, "method_options", !setup || setup->method ? abar_curvature_options : NULL);
+    print_options_json(&j, "method_options", !setup || setup->method ? abar_curvature_options() : NULL);
     json_finish(&j);
 }
 

@@ -53,7 +53,7 @@ static abar_status report_path(const abar_compare *c, int i, char path[ABAR_RUN_
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 
 /* {"label": ..., "history": [...]} */
-static abar_status write_record(const abar_compare *c, int i, abar__text *out)
+abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out)
 {
     const abar__compare_record *r = &c->record[i];
     ABAR_TRY(abar__text_printf(c->ctx, out, "{\"label\": \"%s\", \"optim\": \"%s\", \"seed\": %lld, \"failure\": ",
@@ -96,7 +96,7 @@ static abar_status write_runs(const abar_compare *c, abar__text *out)
     for (int i = 0; i < c->runs; i++) {
         if (!c->record[i].run.ended) continue;
         if (written++) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
-        ABAR_TRY(write_record(c, i, out));
+        ABAR_TRY(abar__compare_record_write(c, i, out));
     }
     return abar__text_append(c->ctx, out, "]", 1);
 }
@@ -117,7 +117,7 @@ abar_status abar__compare_record_save(abar_compare *c, int i)
     char path[ABAR_RUN_PATH_MAX];
     abar__text text = {0};
     ABAR_TRY(report_path(c, i, path));
-    abar_status status = write_record(c, i, &text);
+    abar_status status = abar__compare_record_write(c, i, &text);
     if (status >= 0) status = abar__text_append(c->ctx, &text, "\n", 1);
     if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
     abar__text_free(c->ctx, &text);

@@ -76,6 +76,8 @@ abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_R
 abar_status abar__compare_record_save(abar_compare *c, int i); /* report.json */
 /* Reads every report.json. */
 abar_status abar__compare_records_load(abar_compare *c);
+/* Appends a run's report.json. */
+abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out);
 /* Fills r from the text of a report.json; label names it in errors. */
 abar_status abar__compare_record_parse(const abar_compare *c, const char *label, const char *json, size_t n,
                                        abar__compare_record *r);

@@ -485,8 +485,8 @@ static void kl_clip_leaves_maps_without_a_refresh_alone(void **state)
         lab_set(&both.layer[1].x, 0, (double)NAN);
         lab_observed_step(&both);
         lab_observed_step(&one);
-        const double scale = abar_optim_times(both.optim).kl_scale;
-        assert_true(scale < 1.0 && scale == abar_optim_times(one.optim).kl_scale);
+        const double scale = abar_optim_times(both.optim)->kl_scale;
+        assert_true(scale < 1.0 && scale == abar_optim_times(one.optim)->kl_scale);
         double *taken = lab_taken(&both, 1, 0), *gradient = lab_gradient(&both, 1, 0);
         lab_check(&both, method, taken, gradient, size_of(&both.layer[1]), 0.0, 1e-7);
         free(taken);

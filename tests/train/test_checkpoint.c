@@ -279,7 +279,7 @@ static void run_whose_steps_were_all_skipped_fails_and_keeps_its_checkpoint(void
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", SMALL " epochs=1");
     told last = {0};
-    abar_trainer_events events = {tell, &last};
+    abar_trainer_events events = {sizeof events, tell, &last};
     abar_trainer *t;
     const char *report;
     set_out(f, setup, "run");

@@ -170,7 +170,7 @@ static void drop_limited(fixture *f, abar_context *own)
 /* Creates the comparison with enough memory, and runs it with the given number of bytes. */
 static abar_status run_with(fixture *f, const plan *p, memory_limit *limit, long long bytes, watcher *w)
 {
-    abar_compare_events events = {watch, w};
+    abar_compare_events events = {sizeof events, watch, w};
     need(f, abar_compare_create(f->ctx, &p->config, &events, &w->compare));
     atomic_store(&limit->left, bytes);
     return run_watched(w);
