@@ -14,6 +14,8 @@ typedef struct compare_flags {
     bool own_folder; /* not a flag: the folder was chosen here */
 } compare_flags;
 
+#define SETTINGS_MIN 24 /* columns of settings beside their label; with fewer they go below */
+#define RUN_REST 32     /* columns of a run's line without its label: a longer label is cut */
 #define AT(member) offsetof(compare_flags, member)
 
 static const abar_option own[] = {
@@ -130,6 +132,7 @@ static void announce(watcher *w)
     const abar_train_config *t = &abar_compare_setup(compare, 0)->train;
     int methods = abar_compare_method_count(compare), runs = abar_compare_run_count(compare);
     char line[4 * ABAR_OPTION_TEXT_MAX], trainings[64];
+    const bool below = print_width(out) - w->label_width - 4 < SETTINGS_MIN;
     int seeds = comparison_seeds(compare);
     if (runs == methods * seeds)
         snprintf(trainings, sizeof trainings, " x %d seed%s", seeds, seeds > 1 ? "s" : "");
@@ -140,8 +143,8 @@ static void announce(watcher *w)
     print_wrapped(out, 0, print_width(out), line);
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
-        fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m)->label);
-        print_wrapped(out, w->label_width + 4, print_width(out), line);
+        fprintf(out, "  %-*s%s", below ? 0 : w->label_width, abar_compare_row_of(compare, m)->label, below ? "\n      " : "  ");
+        print_wrapped(out, below ? 6 : w->label_width + 4, print_width(out), line);
     }
     announce_ended(w);
     fflush(out);
@@ -163,8 +166,10 @@ static void print_run(watcher *w, const abar_compare_progress *p)
     const abar_compare_run *r = p->result;
     const bool text = comparison_is_text(w->compare);
     FILE *out = w->line.out;
+    const int space = print_width(out) > RUN_REST + 4 ? print_width(out) - RUN_REST : 4;
+    const int label = space < w->label_width ? space : w->label_width;
     progress_clear(&w->line);
-    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, w->label_width,
+    line_part_set(&part[HEAD], 0, "[%*d/%d] %-*.*s  seed %" PRId64 "  ", w->run_width, p->ended, p->runs, label, label,
                   r->label, r->seed);
     if (r->failure) {
         fputs(part[HEAD].text, out);

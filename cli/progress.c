@@ -81,7 +81,7 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
     char number[NUMBER_MAX], rate[NUMBER_MAX + 8], epoch[64];
     const int width = progress_width(p) - 3; /* the last column may wrap, and the terminal echoes ^C */
     print_epoch(epoch, sizeof epoch, now);
-    line_part_set(&part[0], 0, "%.40s%.50s", lead, epoch);
+    line_part_set(&part[0], 0, "%.64s%.30s", lead, epoch);
     line_part_set(&part[DONE], 1, "  %3d %%", (int)(100 * done));
     line_part_set(&part[LOSS], 2, "  loss %s", print_fixed(number, now->loss, 4));
     line_part_set(&part[ACCURACY], 3, "  acc %.1f %%", now->accuracy);

@@ -42,6 +42,8 @@ check "a run shows what counts" says '^\[1/4\] sgd +seed 0  test'
 check "the table has means" says '^sgd .* \+ '
 fits "a comparison with a failure" compare "${tiny[@]}" --epochs 5 --optim sgd,bad=sgd --bad.lr 1e6 --bad.weight-decay 1 --bad.schedule constant --out failed
 check "the failure is counted" says '^bad .* 1 of 1$'
+fits "a long label" compare "${tiny[@]}" --optim a-label-of-thirty-one-character=mac,sgd --out labelled
+check "settings are below a long label" says '^      lr 0\.'
 fits "side by side" compare "${tiny[@]}" --optim sgd,adamw --jobs 2 --out beside
 fits "a benchmark" bench --model lenet5 --batch 8 --steps 3 --threads 1 --profile --optim mac
 fits "a mistake" train --modle lenet5
