@@ -237,7 +237,7 @@ def mac_cases():
 
 
 def add_floor(cases):
-    """Adaptive damping of equal rows is its least value, which depends on the precision: the coupled form divides by it."""
+    """Adaptive damping of equal rows is its least value, by the precision; the coupled form divides by it."""
     options = {"damping": "adaptive", "damping-form": "coupled"}
     for precision in LEAST_SHARES:
         cases.add(f"adaptive_floor_{precision}", ["fc", "equal"], options, precision=precision)
