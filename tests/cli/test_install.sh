@@ -65,6 +65,15 @@ check "there are declarations to compare" test "$(declared abar.h | wc -l)" -gt 
 check "libabar exports what abar.h declares" same_symbols abar.h libabar.so
 check "libabar_optim exports what optim.h declares" same_symbols optim.h libabar_optim.so
 
+# Every struct with members is of a kind that docs/abi.md names: it begins with its size, or is listed there.
+awk 'match($0, /^(typedef )?struct abar_[a-z0-9_]+ \{/) {sub(/^typedef /, ""); name = $2; next}
+     name {sub(/;.*/, ""); print name, ($0 ~ /^ +size_t size$/ ? "sized" : "listed"); name = ""}' "$prefix"/include/abar/*.h >structs
+ran="the structs of the headers and docs/abi.md"
+check "there are structs to look at" test "$(wc -l <structs)" -gt 50
+while read -r name kind; do
+    if test "$kind" = listed; then check "docs/abi.md says how $name may change" grep -q "\`$name\`" "$root/docs/abi.md"; fi
+done <structs
+
 ran="exported symbols"
 for library in libabar_optim.so libabar.so; do
     nm -D --defined-only "$LD_LIBRARY_PATH/$library" | awk '{print $3}' >symbols
