@@ -114,7 +114,7 @@ static int run(cli *c)
     int code = flags_setup(c, &flags, &setup);
     if (!code) code = flags_check(c, setup);
     if (!code) {
-        abar_bench_result result;
+        abar_bench_result result = {.size = sizeof result};
         abar_status status = measure(c, setup, &flags, &result, &bench);
         if (status < 0)
             code = cli_fail_status(c, status);

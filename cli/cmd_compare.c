@@ -136,7 +136,7 @@ static void announce(watcher *w)
     print_wrapped(out, 0, print_width(out), line);
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
-        fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m).label);
+        fprintf(out, "  %-*s  ", w->label_width, abar_compare_row_of(compare, m)->label);
         print_wrapped(out, w->label_width + 4, print_width(out), line);
     }
     const int ended = runs_ended(compare);
@@ -364,7 +364,7 @@ static void prepare_watcher(watcher *w, const abar_compare *compare, const compa
     progress_init(&w->line, flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL);
     w->run_width = snprintf(NULL, 0, "%d", abar_compare_run_count(compare));
     for (int m = 0; m < abar_compare_method_count(compare); m++) {
-        int n = (int)strlen(abar_compare_row_of(compare, m).label);
+        int n = (int)strlen(abar_compare_row_of(compare, m)->label);
         if (n > w->label_width) w->label_width = n;
     }
 }
@@ -397,7 +397,7 @@ static int run(cli *c)
     compare_flags flags = {0};
     abar_compare *compare = NULL;
     watcher w = {.c = c};
-    abar_compare_events events = {watch, &w};
+    abar_compare_events events = {sizeof events, watch, &w};
     const char *folder;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* side by side, trainings are not to wait in each other's queues */
     int code = flags_resume(c, &folder);

@@ -25,7 +25,7 @@ static const abar_option own[] = {{.name = "data",
 
 static int list_data(cli *c)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     for (const char *const *name = abar_dataset_names(); *name; name++) {
         abar_status status = abar_dataset_probe_name(c->ctx, *name, &probe);
         if (status < 0) return cli_fail_status(c, status);
@@ -60,7 +60,7 @@ static int check_data(cli *c, const data_flags *flags)
 {
     abar_dataset *data = NULL;
     abar_dataset_config config = {.size = sizeof config, .bytes = flags->text == ABAR_TEXT_BYTES};
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     abar_status status = abar_dataset_probe_name(c->ctx, flags->data, &probe);
     if (status < 0) return cli_fail_usage(c, status);
     status = abar_dataset_open(c->ctx, flags->data, &config, &data);

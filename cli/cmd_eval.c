@@ -73,7 +73,7 @@ static bool find_run(const char *checkpoint, char *folder, size_t size)
 /* Another data set than the run was trained on, or the same in another place. */
 static int move_data(cli *c, abar_setup *setup, const char *data)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     abar_status status = abar_dataset_probe_name(c->ctx, data, &probe);
     if (status < 0) return cli_fail_usage(c, status);
     snprintf(setup->train.data, sizeof setup->train.data, "%s", data);
@@ -162,7 +162,7 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     if (!code && path) code = check_logits(path);
     if (!code) code = folder_weights(flags->checkpoint, weights, sizeof weights);
     if (code) return code;
-    abar_evaluation result;
+    abar_evaluation result = {.size = sizeof result};
     abar_status status = abar_evaluate(c->ctx, setup, weights, &result);
     if (status >= 0 && path) status = abar_evaluate_logits(c->ctx, setup, weights, count, path);
     if (status < 0) return cli_fail_status(c, status);

@@ -36,7 +36,7 @@ static totals sum_nodes(const abar_net *net)
 {
     totals sum = {0};
     for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
+        abar_node_info node = *abar_net_node(net, i);
         sum.parameters += node.parameters;
         const int64_t left = INT64_MAX - sum.multiply_adds; /* one of them alone may be INT64_MAX */
         sum.multiply_adds += node.multiply_adds < left ? node.multiply_adds : left;
@@ -119,7 +119,7 @@ static columns measure(const abar_net *net)
     columns c = {5, 9, 2};
     const int numbers = 12 + 2 + 10 + 2 + 13, window = print_window(stdout);
     for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
+        abar_node_info node = *abar_net_node(net, i);
         widen(&c.name, node.name);
         widen(&c.operation, node.operation);
         widen(&c.by, node.implementation);
@@ -145,7 +145,7 @@ static void print_nodes(const abar_net *net)
     const columns c = measure(net);
     print_row(&c, "name", "operation", "output", "parameters", "multiply-adds", "by");
     for (int i = 0; i < abar_net_node_count(net); i++) {
-        abar_node_info node = abar_net_node(net, i);
+        abar_node_info node = *abar_net_node(net, i);
         print_shape(shape, sizeof shape, &node);
         print_row(&c, node.name, node.operation, shape, node.parameters ? print_count(parameters, node.parameters) : "",
                   node.multiply_adds ? print_count(work, node.multiply_adds) : "", node.implementation);
@@ -205,7 +205,7 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
 /* Known without reading the data; synthetic data take the model's own shape, texts its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     abar_model_shape(setup->model, setup->model_config, input, classes);
     if (setup->model->text || strcmp(setup->train.data, "synthetic") == 0) return ABAR_OK;
     abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &probe);
@@ -224,7 +224,7 @@ static int show_model(cli *c, const abar_setup *setup)
     int64_t input[3], classes;
     abar_device *dev = NULL;
     abar_net *net = NULL;
-    abar_memory_plan plan;
+    abar_memory_plan plan = {.size = sizeof plan};
     abar_status status = find_shape(c, setup, input, &classes);
     if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);

@@ -33,7 +33,7 @@ static void show_method(const cli *c, const abar_method *method)
 static void show_common(const cli *c)
 {
     printf("all curvature methods\n");
-    help_options(c, abar_curvature_options, NULL);
+    help_options(c, abar_curvature_options(), NULL);
 }
 
 static void show_all(const cli *c)

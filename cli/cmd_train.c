@@ -91,7 +91,7 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
     const abar_option *row = abar_options_find(table, name);
     if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0 || !value[0]) return at;
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
-    if (usual && (plain || (table != abar_train_options && row->type == ABAR_OPTION_CHOICE))) return at;
+    if (usual && (plain || (table != abar_train_options() && row->type == ABAR_OPTION_CHOICE))) return at;
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
     return at + (size_t)n;
 }
@@ -106,7 +106,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
              print_count(number, parameters_of(net)), setup->train.data, setup->train.optim,
              abar_device_describe(abar_net_param(net, 0)->value.dev));
     print_wrapped(out, 0, width, line);
-    for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options, &setup->train, said[i], line, at, sizeof line);
+    for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options(), &setup->train, said[i], line, at, sizeof line);
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
@@ -187,7 +187,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     c->progress = &watch;
 
     abar_trainer *trainer = NULL;
-    abar_trainer_events events = {.progress = progress_update, .user = &watch};
+    abar_trainer_events events = {.size = sizeof events, .progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});

@@ -259,7 +259,7 @@ static void find_owners(const char *name, char *owners, size_t size)
         add_owner(owners, size, *rule, abar_rule_find(*rule)->options, name);
     for (const char *const *method = abar_method_names(); *method; method++)
         add_owner(owners, size, *method, abar_method_find(*method)->options, name);
-    add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options, name);
+    add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options(), name);
 }
 
 /* ---- what can be wrong ---------------------------------------------------------------------------------------- */
@@ -273,7 +273,7 @@ static int unknown_flag(const cli *c, const scope *s, const char *full, const ch
     find_owners(bare, owners, sizeof owners);
     if (dot && dot > name && dot[1] && !abar_options_find(c->command->own, "optim"))
         return cli_fail(EXIT_USAGE, "--%s: abar compare has labels, here it is --%s", full, dot + 1);
-    if (abar_options_find(abar_train_options, bare))
+    if (abar_options_find(abar_train_options(), bare))
         return cli_fail(EXIT_USAGE, "--%s: not a flag of abar %s, see abar %s --help", full, verb, verb);
     if (owners[0]) return cli_fail(EXIT_USAGE, "--%s: an option of %s, choose that or leave it out", full, owners);
     if (near)
@@ -291,7 +291,7 @@ static int unexpected_word(const cli *c, const char *word)
                        : abar_options_find(c->command->own, "resume")   ? "resume"
                                                                         : "checkpoint";
     bool fits = flag && (abar_options_find(c->command->own, flag) ||
-                         (abar_options_find(abar_train_options, flag) && flags_listen(c, flag)));
+                         (abar_options_find(abar_train_options(), flag) && flags_listen(c, flag)));
     if (fits) return cli_fail(EXIT_USAGE, "%s: a lone word, did you mean --%s %s?", word, flag, word);
     if (word[0] == '-')
         return cli_fail(EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word, c->command->name);
@@ -387,7 +387,7 @@ static abar_status read_shape(cli *c, abar_setup *setup, const char *name, const
 /* What the data decide may be repeated, and changes nothing: a run is the same with it and without. */
 static int check_shape(cli *c, const scope *s, abar_setup *setup, const char *name, const char *value)
 {
-    abar_dataset_probe data;
+    abar_dataset_probe data = {.size = sizeof data};
     abar_dataset_info said;
     abar_status status = abar_dataset_probe_name(c->ctx, setup->train.data, &data);
     if (status >= 0) status = read_shape(c, setup, name, value, &said);

@@ -49,8 +49,8 @@ void help_options(const cli *c, const abar_option *table, const void *config)
 
 static void help_settings(const cli *c, const abar_setup *setup)
 {
-    for (const abar_option *row = abar_train_options; row->name; row++) {
-        if (flags_listen(c, row->name)) print_option(c, abar_train_options, row, &setup->train);
+    for (const abar_option *row = abar_train_options(); row->name; row++) {
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options(), row, &setup->train);
     }
 }
 
@@ -59,10 +59,10 @@ static void help_run_settings(const cli *c)
 {
     if (!c->command->settings) return;
     printf("\nSettings, in place of the run's own:\n");
-    for (const abar_option *row = abar_train_options; row->name; row++) {
+    for (const abar_option *row = abar_train_options(); row->name; row++) {
         abar_option bare = *row;
         bare.fallback = "";
-        if (flags_listen(c, row->name)) print_option(c, abar_train_options, &bare, NULL);
+        if (flags_listen(c, row->name)) print_option(c, abar_train_options(), &bare, NULL);
     }
 }
 

@@ -36,7 +36,7 @@ static int gather(const abar_bench *bench, kind kinds[KINDS_MAX], abar_bench_cos
 {
     int n = 0;
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         const bool update = row.phase[ABAR_BENCH_UPDATE].bytes > 0.0;
         for (int k = 0; k < ABAR_BENCH_PHASES; k++) {
             const abar_bench_cost *c = &row.phase[k];
@@ -70,7 +70,7 @@ static void print_operations(const abar_bench *bench, double total, bool floors)
 {
     int names_width = 9, kinds_width = 4; /* as wide as their headings, or as the longest below */
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         if ((int)strlen(row.name) > names_width) names_width = (int)strlen(row.name);
         if ((int)strlen(row.operation) > kinds_width) kinds_width = (int)strlen(row.operation);
     }
@@ -80,7 +80,7 @@ static void print_operations(const abar_bench *bench, double total, bool floors)
            "backward us");
     print_heads(floors);
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         if (row.phase[ABAR_BENCH_UPDATE].us > 0.0) continue;
         abar_bench_cost both = row.phase[ABAR_BENCH_FORWARD];
         add(&both, &row.phase[ABAR_BENCH_BACKWARD]);
@@ -173,7 +173,7 @@ void print_profile_json(const abar_bench *bench, const abar_bench_result *result
     }
     printf("}, \"operations\": [");
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         if (i) printf(", ");
         print_row_json(&row, floors);
     }

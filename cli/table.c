@@ -90,11 +90,11 @@ static void mark_best(table *t, const abar_compare *compare, bool shared)
     for (int column = 0; column < COLUMNS; column++) {
         double best = NAN;
         for (int m = 0; m + 1 < t->rows; m++) {
-            abar_compare_row r = abar_compare_row_of(compare, m);
+            abar_compare_row r = *abar_compare_row_of(compare, m);
             best = fmax(best, merit(&r, column, text, shared));
         }
         for (int m = 0; m + 1 < t->rows && t->rows > 2; m++) {
-            abar_compare_row r = abar_compare_row_of(compare, m);
+            abar_compare_row r = *abar_compare_row_of(compare, m);
             t->cell[m + 1][column].best = merit(&r, column, text, shared) == best;
         }
     }
@@ -153,7 +153,7 @@ static int64_t side_by_side(const abar_compare *compare)
 {
     int64_t most = 1;
     for (int m = 0; m < abar_compare_method_count(compare); m++) {
-        int64_t n = abar_compare_row_of(compare, m).side_by_side;
+        int64_t n = abar_compare_row_of(compare, m)->side_by_side;
         if (n > most) most = n;
     }
     return most;
@@ -184,7 +184,7 @@ void print_comparison(const abar_compare *compare, const progress *p)
         {"optimizer", "test acc %", "best", "test loss", "train loss", "ms/step", "", "memory", "", "failed"},
         {"optimizer", "test loss", "best", "test acc %", "train loss", "ms/step", "", "memory", "", "failed"}};
     table t = {.rows = abar_compare_method_count(compare) + 1};
-    const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare)).label;
+    const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare))->label;
     const bool text = comparison_is_text(compare), shared = side_by_side(compare) > 1;
     for (int column = 0; column < COLUMNS; column++)
         snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, "%s",
@@ -192,7 +192,7 @@ void print_comparison(const abar_compare *compare, const progress *p)
     for (int column = STEP_RATIO; column <= MEMORY_RATIO; column += MEMORY_RATIO - STEP_RATIO)
         snprintf(t.cell[0][column].text, sizeof t.cell[0][column].text, strlen(baseline) <= 8 ? "vs %s" : "ratio", baseline);
     for (int m = 0; m + 1 < t.rows; m++) {
-        abar_compare_row r = abar_compare_row_of(compare, m);
+        abar_compare_row r = *abar_compare_row_of(compare, m);
         fill_row(t.cell[m + 1], &r, p->utf8, text, shared);
     }
     mark_best(&t, compare, shared);

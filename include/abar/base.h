@@ -39,6 +39,14 @@ typedef enum abar_status {
 /* A short constant text for a code, for programs that have no context at hand. */
 const char *abar_status_text(abar_status status);
 
+/* A struct that the caller fills or gives for filling begins with its size: set it to sizeof the struct, or use ABAR_CONFIG,
+ *
+ *     abar_linear(net, x, "fc", &ABAR_CONFIG(abar_linear_config, .out = 10, .bias = true));
+ *
+ * so that a program keeps working with a later library whose struct has more members: those it lacks are 0, which always
+ * means the default. A size of 0 and one larger than the library's are refused. docs/abi.md has all the rules. */
+#define ABAR_CONFIG(type, ...) ((type){.size = sizeof(type), __VA_ARGS__})
+
 typedef struct abar_context abar_context;
 
 /* A caller's own memory. alloc returns memory aligned to align (a power of two) or NULL. */
@@ -51,7 +59,7 @@ typedef struct abar_allocator {
 typedef enum abar_log_level { ABAR_LOG_DEBUG, ABAR_LOG_INFO, ABAR_LOG_WARNING } abar_log_level;
 
 typedef struct abar_context_config {
-    size_t size;                                                     /* sizeof(abar_context_config): lets the struct grow */
+    size_t size;                                                     /* sizeof(abar_context_config) */
     abar_allocator allocator;                                        /* alloc NULL: the C library's */
     void (*log)(void *user, abar_log_level level, const char *text); /* NULL: silent */
     void *log_user;

@@ -91,6 +91,7 @@ typedef struct abar_compare_progress {
 } abar_compare_progress;
 
 typedef struct abar_compare_events {
+    size_t size;                                                  /* sizeof(abar_compare_events) */
     void (*progress)(void *user, const abar_compare_progress *p); /* may be NULL */
     void *user;
 } abar_compare_events;
@@ -127,7 +128,8 @@ void abar_compare_stop(abar_compare *compare);
 
 int abar_compare_method_count(const abar_compare *compare);
 const abar_setup *abar_compare_setup(const abar_compare *compare, int method);
-abar_compare_row abar_compare_row_of(const abar_compare *compare, int method);
+/* Good until the next call for the same method. */
+const abar_compare_row *abar_compare_row_of(const abar_compare *compare, int method);
 /* The method that ratios refer to: plain sgd where it takes part, else the first. */
 int abar_compare_baseline(const abar_compare *compare);
 /* Seed by seed, method by method. */

@@ -23,16 +23,9 @@ abar_status abar_method_check(abar_context *ctx, const abar_method *method, cons
 /* Whether observe must bring the output gradients too; false for an unknown name. */
 bool abar_method_reads_output_grad(const char *name);
 
-/* What all methods share (methods.md section 0). */
-typedef struct abar_curvature_config {
-    double stat_decay;  /* beta, the weight of the old value */
-    int64_t tcov, tinv; /* steps between statistics, between refreshes */
-    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
-    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
-    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
-} abar_curvature_config;
-
-extern const abar_option abar_curvature_options[];
+/* The settings that all methods share (methods.md section 0): their table, and the bytes of the config that it describes. */
+const abar_option *abar_curvature_options(void);
+size_t abar_curvature_config_size(void);
 
 /* One row per map, for `abar models --optim`, logs and reports. */
 typedef struct abar_map_info {

@@ -52,6 +52,7 @@ const char *const *abar_dataset_names(void); /* NULL-terminated */
 
 /* For `abar data`: where NAME (or NAME:DIR) would be looked for, and whether it is there. Never fails for a known name. */
 typedef struct abar_dataset_probe {
+    size_t size; /* sizeof(abar_dataset_probe) */
     const char *summary;
     char where[512]; /* "" for synthetic, and for a set that needs a folder or file when none was given */
     bool found;
@@ -80,6 +81,7 @@ typedef struct abar_loader_config {
 
 /* A batch, valid until the next call of next, seek or destroy. */
 typedef struct abar_batch {
+    size_t size;           /* sizeof(abar_batch) */
     const uint8_t *images; /* (batch, C, H, W); rows past count repeat row 0; NULL: text */
     const int32_t *tokens; /* text: (batch, context), likewise; NULL: images */
     const int32_t *labels; /* (batch); text: (batch, context), the token that follows each */
@@ -93,11 +95,13 @@ typedef struct abar_batch {
  * left out. A loader serves one thread; it allocates here and nowhere else. */
 abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, const abar_loader_config *config,
                                abar_loader **out);
-void abar_loader_destroy(abar_loader *loader);                                                  /* at any moment */
-int64_t abar_loader_batches(const abar_loader *loader);                                         /* per epoch */
-int64_t abar_loader_samples(const abar_loader *loader);                                         /* per epoch, or of the part */
-size_t abar_loader_bytes(const abar_loader *loader);                                            /* memory it holds */
-size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_config *config); /* what create would hold */
+void abar_loader_destroy(abar_loader *loader);          /* at any moment */
+int64_t abar_loader_batches(const abar_loader *loader); /* per epoch */
+int64_t abar_loader_samples(const abar_loader *loader); /* per epoch, or of the part */
+size_t abar_loader_bytes(const abar_loader *loader);    /* memory it holds */
+/* What create would hold. */
+abar_status abar_loader_plan_bytes(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *config,
+                                   size_t *out);
 /* Batches follow one another without end, epoch after epoch. */
 abar_status abar_loader_next(abar_loader *loader, abar_batch *out);
 /* Goes on at the given batch of the given epoch, as if all before had been taken. index abar_loader_batches: the first

@@ -1,12 +1,13 @@
 /* Networks: a graph built by calls that read like a forward pass, compiled once, then run.
  *
  *     abar_value x = abar_input(net, 3, (int64_t[]){1, 28, 28});
- *     x = abar_relu(net, abar_conv2d(net, x, "conv1", &(abar_conv2d_config){.out = 6, .kernel = 5, .pad = 2, .bias = true}));
- *     ...
+ *     x = abar_conv2d(net, x, "conv1", &ABAR_CONFIG(abar_conv2d_config, .out = 6, .kernel = 5, .pad = 2, .bias = true));
+ *     x = abar_max_pool(net, abar_relu(net, x), &ABAR_CONFIG(abar_pool_config, .kernel = 2));
+ *     x = abar_linear(net, abar_flatten(net, x), "fc", &ABAR_CONFIG(abar_linear_config, .out = 10, .bias = true));
  *     abar_softmax_cross_entropy(net, x, 0.0);
- *     abar_net_compile(net, dev, &(abar_compile_config){.batch = 128, .training = true});
+ *     abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 128, .training = true));
  *
- * Builder calls never fail loudly: the first mistake is remembered, later calls pass it on, compile reports it. */
+ * Builder calls report nothing: the first mistake is remembered, later calls pass it on, and compile returns it. */
 #ifndef ABAR_NET_H
 #define ABAR_NET_H
 
@@ -43,6 +44,7 @@ typedef enum abar_init {
 } abar_init;
 
 typedef struct abar_linear_config {
+    size_t size; /* sizeof(abar_linear_config) */
     int64_t out;
     bool bias;
     abar_init init;
@@ -51,6 +53,7 @@ typedef struct abar_linear_config {
 
 /* Square values; the *2 forms, where set, override them per axis (vertical, horizontal). 0 means the usual value. */
 typedef struct abar_conv2d_config {
+    size_t size; /* sizeof(abar_conv2d_config) */
     int64_t out;
     int64_t kernel, stride, pad, dilation; /* stride and dilation 0: 1 */
     int64_t kernel2[2], stride2[2], pad2[2], dilation2[2];
@@ -60,6 +63,7 @@ typedef struct abar_conv2d_config {
 } abar_conv2d_config;
 
 typedef struct abar_pool_config {
+    size_t size;                 /* sizeof(abar_pool_config) */
     int64_t kernel, stride, pad; /* stride 0: kernel */
 } abar_pool_config;
 
@@ -84,6 +88,7 @@ abar_value abar_dropout(abar_net *net, abar_value x, double probability);
 
 /* Sequences: values (T, D), batch in front. */
 typedef struct abar_attention_config {
+    size_t size; /* sizeof(abar_attention_config) */
     int64_t heads;
     bool causal;
     double drop;                  /* of the probabilities */
@@ -181,7 +186,7 @@ typedef struct abar_net_memory {
     size_t arena_without_reuse;                          /* what the arena would be if nothing shared memory */
 } abar_net_memory;
 
-abar_net_memory abar_net_memory_plan(const abar_net *net);
+const abar_net_memory *abar_net_memory_plan(const abar_net *net); /* of a compiled net */
 
 /* One pass of an operation. */
 typedef struct abar_work {
@@ -200,7 +205,8 @@ typedef struct abar_node_info {
 } abar_node_info;
 
 int abar_net_node_count(const abar_net *net);
-abar_node_info abar_net_node(const abar_net *net, int i);
+/* Its times are those of this call; the pointer is good until the next call for the same i. */
+const abar_node_info *abar_net_node(const abar_net *net, int i);
 /* Takes the time of every operation from now on. Statistics then run after an operation's gradients instead of beside them. */
 abar_status abar_net_profile(abar_net *net, bool on);
 /* Adds the times of the last forward and backward pass to those before; waits for a queued device. */
@@ -232,6 +238,7 @@ const abar_loss *abar_net_loss(const abar_net *net);
 
 /* Called in the backward pass for each linear map, when its input and output gradient are both there. */
 typedef struct abar_observer {
+    size_t size; /* sizeof(abar_observer) */
     abar_status (*observe)(void *user, int layer_index, const abar_layer *layer);
     void *user;
 } abar_observer;

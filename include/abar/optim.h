@@ -40,7 +40,7 @@ typedef struct abar_optim_config {
     const void *rule_config; /* what its options describe; NULL: the defaults. So for the other two. */
     const char *method;      /* "mac"; NULL: none */
     const void *method_config;
-    const abar_curvature_config *curvature;
+    const void *curvature; /* what abar_curvature_options describe */
     const abar_optim_param *params;
     int n_params;
     const abar_layer *layers; /* with a method: the linear maps; weight and bias are among params, found by address */
@@ -64,6 +64,7 @@ typedef struct abar_step_config {
 } abar_step_config;
 
 typedef struct abar_step_report {
+    size_t size;      /* sizeof(abar_step_report) */
     bool skipped;     /* a gradient was not finite: nothing changed */
     double grad_norm; /* before clipping */
 } abar_step_report;
@@ -108,19 +109,20 @@ abar_status abar_optim_end_calibration(abar_optim *optim);
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
 
 int abar_optim_map_count(const abar_optim *optim);
-abar_map_info abar_optim_map(abar_optim *optim, int i); /* on a queued device it waits */
+/* Good until the next call. On a queued device it waits. */
+const abar_map_info *abar_optim_map(abar_optim *optim, int i);
 /* Measure cosine and ratio in the coming step; costs a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);
 
-abar_phase_times abar_optim_times(abar_optim *optim);
+const abar_phase_times *abar_optim_times(abar_optim *optim); /* on a queued device it waits */
 
 /* Names every state tensor, for checkpoints and memory reports: "momentum.conv1.weight". Counters are host I64. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
 size_t abar_optim_bytes(const abar_optim *optim);       /* everything it holds */
 size_t abar_optim_state_bytes(const abar_optim *optim); /* the tensors of it: moments, averages, factors, scratch */
 /* What create would hold for this configuration; tensors need shapes but no memory. Exact but for the
- * characters of the parameters' names; 0 after an error. */
-size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config);
+ * characters of the parameters' names. */
+abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out);
 
 /* sizeof one of the structs of this header and those below it, by name; 0: none of that name. For bindings, which lay them out
  * by hand: a library of another version is told apart before it is called. */
@@ -150,16 +152,17 @@ typedef struct abar_step_note {
     double grad_norm;
     abar_loss loss; /* mean over all samples of the step */
 } abar_step_note;
-abar_step_note abar_optim_note(const abar_optim *optim, int64_t k);
-int64_t abar_optim_steps(const abar_optim *optim);            /* given so far: k of the coming one */
-const int32_t *abar_optim_skip_flag(const abar_optim *optim); /* device memory: 1 after a skipped step, else 0 */
-const int64_t *abar_optim_step_now(const abar_optim *optim);  /* device memory: k of the step that is running */
+const abar_step_note *abar_optim_note(abar_optim *optim, int64_t k); /* good until the next call */
+int64_t abar_optim_steps(const abar_optim *optim);                   /* given so far: k of the coming one */
+const int32_t *abar_optim_skip_flag(const abar_optim *optim);        /* device memory: 1 after a skipped step, else 0 */
+const int64_t *abar_optim_step_now(const abar_optim *optim);         /* device memory: k of the step that is running */
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 
 typedef enum abar_schedule_kind { ABAR_SCHEDULE_COSINE, ABAR_SCHEDULE_STEP, ABAR_SCHEDULE_CONSTANT } abar_schedule_kind;
 
 typedef struct abar_schedule {
+    size_t size; /* sizeof(abar_schedule) */
     abar_schedule_kind kind;
     double lr; /* the peak */
     int64_t epochs, steps_per_epoch;
@@ -168,6 +171,7 @@ typedef struct abar_schedule {
     double final_lr;      /* where the cosine ends */
 } abar_schedule;
 
+/* NaN: the size is wrong. */
 double abar_schedule_lr(const abar_schedule *s, int64_t step);
 
 #ifdef __cplusplus

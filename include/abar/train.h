@@ -33,18 +33,18 @@ typedef struct abar_train_config {
 
 typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;
 
-extern const abar_option abar_train_options[];
+const abar_option *abar_train_options(void);
 
 /* A whole setup: the option structs a run is made from. Owned memory; destroy with abar_setup_destroy. */
 typedef struct abar_setup {
-    abar_train_config train;
     const abar_model *model;
     void *model_config; /* model->options */
     const abar_rule *rule;
     void *rule_config;         /* rule->options */
     const abar_method *method; /* NULL: the rule alone */
     void *method_config;       /* method->options */
-    abar_curvature_config curvature;
+    void *curvature_config;    /* abar_curvature_options */
+    abar_train_config train;   /* abar_train_options; last, because it grows */
 } abar_setup;
 
 /* One of the option tables of a setup. */
@@ -88,6 +88,7 @@ typedef struct abar_progress {
 typedef struct abar_trainer abar_trainer;
 
 typedef struct abar_trainer_events {
+    size_t size;                                          /* sizeof(abar_trainer_events) */
     void (*progress)(void *user, const abar_progress *p); /* after every step and every epoch; may be NULL */
     void *user;
 } abar_trainer_events;
@@ -113,6 +114,7 @@ bool abar_trainer_started_over(const abar_trainer *trainer);
 
 /* Memory by category, as planned before anything ran and without opening the data: what `abar models` announces. */
 typedef struct abar_memory_plan {
+    size_t size; /* sizeof(abar_memory_plan) */
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
@@ -130,6 +132,7 @@ abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file (an abar export, an abar checkpoint or PyTorch's). */
 typedef struct abar_evaluation {
+    size_t size;           /* sizeof(abar_evaluation) */
     double loss, accuracy; /* percent */
     int64_t samples;       /* images, or tokens of a text */
     double seconds;
@@ -164,6 +167,7 @@ typedef struct abar_bench_config {
 } abar_bench_config;
 
 typedef struct abar_bench_result {
+    size_t size;                               /* sizeof(abar_bench_result) */
     double ms_median, ms_p10, ms_p90;          /* whole step */
     double ms_mean;                            /* counts the steps that take statistics or refresh, as often as they come */
     double ms_forward, ms_backward, ms_update; /* medians of the phases */
@@ -205,7 +209,7 @@ abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const aba
                            abar_bench_result *result, abar_bench **out);
 const abar_net *abar_bench_net(const abar_bench *bench);
 int abar_bench_row_count(const abar_bench *bench); /* 0: it was not profiled */
-abar_bench_row abar_bench_row_at(const abar_bench *bench, int i);
+const abar_bench_row *abar_bench_row_at(const abar_bench *bench, int i);
 void abar_bench_release(abar_bench *bench);
 
 #ifdef __cplusplus

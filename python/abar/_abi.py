@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 
 F64, F32, BF16, F16, I64 = range(5)  # abar_dtype
 OPTION_INT, OPTION_REAL, OPTION_BOOL, OPTION_CHOICE, OPTION_TEXT = range(5)  # abar_option_type
@@ -105,17 +105,6 @@ class Rule(ctypes.Structure):
     ]
 
 
-class CurvatureConfig(ctypes.Structure):
-    _fields_ = [
-        ("stat_decay", c_double),
-        ("tcov", c_int64),
-        ("tinv", c_int64),
-        ("refresh", c_int64),
-        ("pgrad", c_int64),
-        ("skip_layers", c_char * OPTION_TEXT_MAX),
-    ]
-
-
 class MapInfo(ctypes.Structure):
     _fields_ = [
         ("layer", c_char_p),
@@ -173,19 +162,21 @@ class StepConfig(ctypes.Structure):
     ]
 
 
-#: the library's names of what is laid out here
-STRUCTS = {
+#: the library's names of what is laid out here, by how they may change (docs/abi.md): never ...
+FIXED = {
     "abar_option": Option,
     "abar_tensor": Tensor,
     "abar_window": Window,
     "abar_attention": Attention,
     "abar_layer": Layer,
+    "abar_optim_param": Param,
+}
+#: ... or by more members at the end
+GROWING = {
     "abar_device_config": DeviceConfig,
     "abar_method": Method,
     "abar_rule": Rule,
-    "abar_curvature_config": CurvatureConfig,
     "abar_map_info": MapInfo,
-    "abar_optim_param": Param,
     "abar_optim_config": OptimConfig,
     "abar_step_config": StepConfig,
 }
@@ -211,6 +202,8 @@ FUNCTIONS = {
     "abar_tensor_copy": (c_int, [c_void_p, POINTER(Tensor), POINTER(Tensor)]),
     "abar_method_find": (POINTER(Method), [c_char_p]),
     "abar_method_reads_output_grad": (c_bool, [c_char_p]),
+    "abar_curvature_options": (POINTER(Option), []),
+    "abar_curvature_config_size": (c_size_t, []),
     "abar_rule_find": (POINTER(Rule), [c_char_p]),
     "abar_rule_names": (POINTER(c_char_p), []),
     "abar_optim_create": (c_int, [c_void_p, POINTER(OptimConfig), POINTER(c_void_p)]),
@@ -226,7 +219,7 @@ FUNCTIONS = {
     "abar_optim_pending_read": (c_int, [c_void_p, c_void_p]),
     "abar_optim_pending_write": (c_int, [c_void_p, c_void_p]),
     "abar_optim_map_count": (c_int, [c_void_p]),
-    "abar_optim_map": (MapInfo, [c_void_p, c_int]),
+    "abar_optim_map": (POINTER(MapInfo), [c_void_p, c_int]),
     "abar_optim_measure": (None, [c_void_p]),
     "abar_optim_visit": (c_int, [c_void_p, StateVisitor, c_void_p]),
     "abar_optim_state_bytes": (c_size_t, [c_void_p]),

@@ -49,7 +49,8 @@ def load() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise ImportError(f"abar: {path} cannot be used: {error}. Build it anew, or correct ABAR_LIBRARY.") from None
     version = library.abar_version().decode()
-    differs = [n for n, s in _abi.STRUCTS.items() if library.abar_struct_size(n.encode()) != ctypes.sizeof(s)]
+    differs = [n for n, s in _abi.FIXED.items() if library.abar_struct_size(n.encode()) != ctypes.sizeof(s)]
+    differs += [n for n, s in _abi.GROWING.items() if library.abar_struct_size(n.encode()) < ctypes.sizeof(s)]
     if differs or version.split(".")[:2] != __version__.split(".")[:2]:
         raise ImportError(
             f"abar: {path} is version {version}, the Python package {__version__}. Install both from the same release."
@@ -140,8 +141,8 @@ def method_options(context: Context, method: str) -> Options:
 
 
 def curvature_options(context: Context) -> Options:
-    table = (_abi.Option * 1).in_dll(context.library, "abar_curvature_options")
-    return Options(context, ctypes.cast(table, ctypes.POINTER(_abi.Option)), ctypes.sizeof(_abi.CurvatureConfig))
+    library = context.library
+    return Options(context, library.abar_curvature_options(), library.abar_curvature_config_size())
 
 
 def rule_names(context: Context) -> list[str]:

@@ -25,6 +25,15 @@
 abar_status abar__fail(abar_context *ctx, abar_status status, const char *format, ...) ABAR_PRINTF(3, 4);
 void abar__log(abar_context *ctx, abar_log_level level, const char *format, ...) ABAR_PRINTF(3, 4);
 
+/* Structs that callers make and that begin with their size; name is the type's.
+ *
+ * Whether size is one that this library can work with. */
+abar_status abar__struct_check(abar_context *ctx, const char *name, const void *from, size_t bytes);
+/* Copies a caller's config into out, of bytes bytes; members that the caller's version lacks become 0. */
+abar_status abar__struct_read(abar_context *ctx, const char *name, const void *from, void *out, size_t bytes);
+/* Copies a result, of bytes bytes, into the caller's struct as far as its size reaches. The size has been checked. */
+void abar__struct_write(const void *from, size_t bytes, void *out);
+
 /* Another context with the same allocator, for another thread: a context serves one at a time. Its log goes to log. */
 abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
                                  void *log_user, abar_context **out);

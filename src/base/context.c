@@ -54,10 +54,8 @@ abar_status abar_context_create(const abar_context_config *config, abar_context 
     if (!out) return ABAR_E_ARGUMENT;
     *out = NULL;
     abar_context_config c = {.size = sizeof c};
-    if (config) {
-        if (config->size < sizeof(size_t) || config->size > sizeof c) return ABAR_E_ARGUMENT;
-        memcpy(&c, config, config->size);
-    }
+    if (config && (config->size < sizeof(size_t) || config->size > sizeof c)) return ABAR_E_ARGUMENT;
+    if (config) memcpy(&c, config, config->size);
     if (!c.allocator.alloc) c.allocator = (abar_allocator){libc_alloc, libc_release, NULL};
     if (!c.allocator.release) return ABAR_E_ARGUMENT;
     abar_context *ctx = c.allocator.alloc(c.allocator.user, sizeof *ctx, ABAR_ALIGN);

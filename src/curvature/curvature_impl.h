@@ -11,6 +11,15 @@
 #define ABAR_AVERAGES_MAX 2
 #define ABAR_DERIVED_MAX 4
 
+/* What all methods share (methods.md section 0). */
+typedef struct abar__curvature_config {
+    double stat_decay;  /* beta, the weight of the old value */
+    int64_t tcov, tinv; /* steps between statistics, between refreshes */
+    int64_t refresh;    /* 0: all maps at once; 1: spread over the steps */
+    int64_t pgrad;      /* 0: p is the gradient of the batch mean; 1: times the batch (the Fisher's scale) */
+    char skip_layers[ABAR_OPTION_TEXT_MAX]; /* patterns with * and ?, joined by commas: left to the rule as they are */
+} abar__curvature_config;
+
 typedef struct abar__curvature abar__curvature;
 typedef struct abar__map abar__map;
 
@@ -108,7 +117,7 @@ struct abar__curvature {
     abar_device *dev;
     const abar__stats_ops *stats;
     const abar__curvature_ops *ops;
-    abar_curvature_config config;
+    abar__curvature_config config;
     void *method_config;
     size_t config_bytes;
     abar__map *maps;
@@ -132,8 +141,8 @@ const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of
 /* What a curvature is made from. */
 typedef struct abar__curvature_wish {
     const char *method;
-    const void *method_config;           /* NULL: the defaults */
-    const abar_curvature_config *common; /* likewise */
+    const void *method_config;            /* NULL: the defaults */
+    const abar__curvature_config *common; /* likewise */
     const abar_layer *layers;
     int n_layers;
     double base_lr;
@@ -144,8 +153,8 @@ abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish 
 void abar__curvature_destroy(abar__curvature *cv);
 size_t abar__curvature_bytes(const abar__curvature *cv);       /* everything it holds */
 size_t abar__curvature_state_bytes(const abar__curvature *cv); /* the tensors of it */
-/* What create would hold, and how many maps; 0 after an error. */
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps);
+/* What create would hold, and how many maps. */
+abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps, size_t *bytes);
 
 abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user);
 

@@ -9,43 +9,43 @@
 #define LABEL_EXTRA 64 /* what a state tensor's name has beside its layer's */
 #define PART_NAME 16   /* what the name of a part of v has, at most */
 
-const abar_option abar_curvature_options[] = {
+static const abar_option shared_options[] = {
     {.name = "stat-decay",
      .type = ABAR_OPTION_REAL,
-     .offset = offsetof(abar_curvature_config, stat_decay),
+     .offset = offsetof(abar__curvature_config, stat_decay),
      .fallback = "0.95",
      .min = 0.0,
      .max = 0.999999,
      .help = "weight of the old value in the averages of statistics"},
     {.name = "tcov",
      .type = ABAR_OPTION_INT,
-     .offset = offsetof(abar_curvature_config, tcov),
+     .offset = offsetof(abar__curvature_config, tcov),
      .fallback = "5",
      .min = 1,
      .max = 1e9,
      .help = "steps from one taking of statistics to the next"},
     {.name = "tinv",
      .type = ABAR_OPTION_INT,
-     .offset = offsetof(abar_curvature_config, tinv),
+     .offset = offsetof(abar__curvature_config, tinv),
      .fallback = "50",
      .min = 1,
      .max = 1e9,
      .help = "steps from one refresh of what is derived from them to the next"},
     {.name = "refresh",
      .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(abar_curvature_config, refresh),
+     .offset = offsetof(abar__curvature_config, refresh),
      .fallback = "together",
      .choices = "together|spread",
      .help = "refresh all layers in one step, or spread them over the steps"},
     {.name = "pgrad",
      .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(abar_curvature_config, pgrad),
+     .offset = offsetof(abar__curvature_config, pgrad),
      .fallback = "batch-mean",
      .choices = "batch-mean|per-example",
      .help = "scale of the output gradients that statistics see"},
     {.name = "skip-layers",
      .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(abar_curvature_config, skip_layers),
+     .offset = offsetof(abar__curvature_config, skip_layers),
      .fallback = "",
      .help = "layers left alone: names with * and ?, joined by commas"},
     {.name = NULL},
@@ -241,6 +241,9 @@ static abar_status take_memory(abar__curvature *cv)
     return ABAR_OK;
 }
 
+const abar_option *abar_curvature_options(void) { return shared_options; }
+size_t abar_curvature_config_size(void) { return sizeof(abar__curvature_config); }
+
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
 static abar_status find_method(abar_context *ctx, const char *name, const abar__curvature_ops **out)
@@ -259,8 +262,8 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wi
     if (wish->common)
         cv->config = *wish->common;
     else
-        abar_options_default(abar_curvature_options, &cv->config);
-    ABAR_TRY(abar__options_check(ctx, method->name, abar_curvature_options, &cv->config));
+        abar_options_default(shared_options, &cv->config);
+    ABAR_TRY(abar__options_check(ctx, method->name, shared_options, &cv->config));
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
     if (wish->method_config)
@@ -409,14 +412,14 @@ size_t abar__curvature_bytes(const abar__curvature *cv)
            cv->config_bytes;
 }
 
-size_t abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps)
+abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps, size_t *bytes)
 {
     abar__curvature *cv;
-    if (prepare(dev, wish, &cv) < 0) return 0;
-    size_t bytes = abar__curvature_bytes(cv);
+    ABAR_TRY(prepare(dev, wish, &cv));
+    *bytes = abar__curvature_bytes(cv);
     *maps = cv->n_maps;
     abar__curvature_destroy(cv);
-    return bytes;
+    return ABAR_OK;
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */

@@ -72,6 +72,9 @@ static void look_up_f64(const double table[256], const uint8_t *restrict in, dou
 abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *info, const abar_batch *batch, int64_t rows,
                                  const abar_tensor *input)
 {
+    abar_batch known;
+    ABAR_TRY(abar__struct_read(ctx, "abar_batch", batch, &known, sizeof known));
+    const uint8_t *images = known.images;
     int64_t channels = info->channels, plane = info->height * info->width;
     const int64_t *dim = input->dim;
     bool fits = (input->ndim == 2 && dim[1] == channels * plane) ||
@@ -86,9 +89,9 @@ abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *inf
         double table[256];
         abar__normalise_table(info, (int)c, table);
         if (input->dtype == ABAR_F32)
-            look_up_f32(table, batch->images + c * plane, (float *)input->data + c * plane, rows, channels * plane, plane);
+            look_up_f32(table, images + c * plane, (float *)input->data + c * plane, rows, channels * plane, plane);
         else
-            look_up_f64(table, batch->images + c * plane, (double *)input->data + c * plane, rows, channels * plane, plane);
+            look_up_f64(table, images + c * plane, (double *)input->data + c * plane, rows, channels * plane, plane);
     }
     return ABAR_OK;
 }

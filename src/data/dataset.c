@@ -217,10 +217,7 @@ static abar_status check_config(abar_context *ctx, const abar_dataset_config *co
 {
     *out = (abar_dataset_config){.size = sizeof *out};
     if (!config) return ABAR_OK;
-    if (config->size < sizeof config->size || config->size > sizeof *out)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: config.size is %zu, set it to sizeof(abar_dataset_config)",
-                          config->size);
-    memcpy(out, config, config->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_dataset_config", config, out, sizeof *out));
     if (out->limit_train < 0 || out->limit_test < 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: a limit is negative, give 0 for all samples");
     return ABAR_OK;
@@ -323,11 +320,10 @@ static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dat
     if (kind->look && kind->look(&data) == ABAR_OK) *info = data.info;
 }
 
-abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+static abar_status probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
 {
     const abar__data_kind *kind;
     const char *dir;
-    *out = (abar_dataset_probe){0};
     ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
     out->summary = kind->summary;
     out->info = published_info(kind);
@@ -339,4 +335,13 @@ abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_da
     memcpy(out->info.where, out->where, sizeof out->where);
     if (out->found) probe_shape(ctx, kind, &out->info);
     return ABAR_OK;
+}
+
+abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+{
+    abar_dataset_probe probe = {0};
+    ABAR_TRY(abar__struct_check(ctx, "abar_dataset_probe", out, sizeof probe));
+    abar_status status = probe_name(ctx, spec, &probe);
+    abar__struct_write(&probe, sizeof probe, out);
+    return status;
 }

@@ -115,25 +115,27 @@ static bool plan(const abar_dataset_info *info, const abar_loader_config *c, lay
     return true;
 }
 
-static bool copy_config(const abar_loader_config *from, abar_loader_config *to)
+static abar_status copy_config(abar_context *ctx, const abar_loader_config *from, abar_loader_config *to)
 {
-    *to = (abar_loader_config){0};
-    if (from->size < sizeof from->size || from->size > sizeof *to) return false;
-    memcpy(to, from, from->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_loader_config", from, to, sizeof *to));
     if (to->test) {
         to->crop_pad = 0;
         to->flip = false;
     }
-    return true;
+    return ABAR_OK;
 }
 
-size_t abar_loader_plan_bytes(const abar_dataset_info *info, const abar_loader_config *config)
+abar_status abar_loader_plan_bytes(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *config,
+                                   size_t *out)
 {
     abar_loader_config c;
-    layout l;
-    if (!copy_config(config, &c) || c.batch < 1 || c.threads < 0 || c.prefetch < 0 || c.context < 0 || !plan(info, &c, &l))
-        return 0;
-    return l.total;
+    layout l = {0};
+    *out = 0;
+    ABAR_TRY(copy_config(ctx, config, &c));
+    if (c.batch < 1 || c.threads < 0 || c.prefetch < 0 || c.context < 0 || !plan(info, &c, &l))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: a number is negative or the batch is more than any memory holds");
+    *out = l.total;
+    return ABAR_OK;
 }
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
@@ -347,9 +349,7 @@ abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, cons
     layout at = {0};
     void *memory;
     *out = NULL;
-    if (!copy_config(config, &c))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: config.size is %zu, set it to sizeof(abar_loader_config)",
-                          config->size);
+    ABAR_TRY(copy_config(ctx, config, &c));
     ABAR_TRY(check(ctx, &data->info, &c, &at));
     ABAR_TRY(abar__alloc(ctx, at.total, &memory));
     abar_loader *l = memory;
@@ -423,6 +423,7 @@ static slot *wait_for_next(abar_loader *l)
 abar_status abar_loader_next(abar_loader *l, abar_batch *out)
 {
     slot *s;
+    ABAR_TRY(abar__struct_check(l->ctx, "abar_batch", out, sizeof *out));
     if (l->worker_count > 0) {
         s = wait_for_next(l);
     } else {
@@ -430,12 +431,13 @@ abar_status abar_loader_next(abar_loader *l, abar_batch *out)
         fill(l, s);
     }
     const bool text = l->info->text;
-    *out = (abar_batch){.images = text ? NULL : s->images,
-                        .tokens = text ? s->tokens : NULL,
-                        .labels = s->labels,
-                        .count = s->count,
-                        .epoch = s->epoch,
-                        .index = s->index};
+    const abar_batch batch = {.images = text ? NULL : s->images,
+                              .tokens = text ? s->tokens : NULL,
+                              .labels = s->labels,
+                              .count = s->count,
+                              .epoch = s->epoch,
+                              .index = s->index};
+    abar__struct_write(&batch, sizeof batch, out);
     return ABAR_OK;
 }
 

@@ -34,12 +34,7 @@ abar_status abar_device_open(abar_context *ctx, const char *name, const abar_dev
                           near ? ", did you mean " : "", near ? near : "");
     }
     abar_device_config c = {.size = sizeof c};
-    if (config) {
-        if (config->size < sizeof(size_t) || config->size > sizeof c)
-            return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: config.size is wrong, set it to sizeof(abar_device_config)",
-                              name);
-        memcpy(&c, config, config->size);
-    }
+    if (config) ABAR_TRY(abar__struct_read(ctx, "abar_device_config", config, &c, sizeof c));
     if (!ops->queue && (c.precision != ABAR_PRECISION_FP32 || c.stream))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: computes in one precision and has no streams, use fp32", name);
     if (c.threads < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few", name, c.threads);

@@ -93,7 +93,7 @@ typedef struct abar__program_desc {
     abar__program_rule rule;
     const abar__update_scalars *scalars; /* the rule's own: momentum, nesterov, decoupled, beta1, beta2, eps */
     double stat_decay;
-    int64_t tinv, refresh;   /* as in abar_curvature_config; 0 without a method */
+    int64_t tinv, refresh;   /* as in abar__curvature_config; 0 without a method */
     bool every_commit;       /* refresh after every commit, whatever tinv says */
     double kl_clip, base_lr; /* kappa and eta_0 of section 7; kl_clip 0: off */
     size_t room_bytes;       /* that the caller wants to use between steps */

@@ -11,9 +11,7 @@ static abar_status check(abar_net *net, const abar_compile_config *config)
     if (net->input < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no input");
     if (net->loss < 0) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: has no loss");
     if (net->scopes) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: scope %s was never popped", net->scope);
-    if (config->size < sizeof(size_t) || config->size > sizeof net->config)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.size is wrong, set it to sizeof(abar_compile_config)");
-    memcpy(&net->config, config, config->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_compile_config", config, &net->config, sizeof net->config));
     if (net->config.batch < 1) return abar__fail(ctx, ABAR_E_ARGUMENT, "net: a batch of %lld", (long long)net->config.batch);
     return ABAR_OK;
 }
@@ -225,5 +223,6 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     }
     for (int s = 0; s < net->n_steps; s++)
         if (net->steps[s].layer >= 0) describe_layer(net, &net->steps[s]);
+    abar__net_sum_memory(net);
     return net->config.plan_only ? ABAR_OK : abar__net_init_params(net);
 }

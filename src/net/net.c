@@ -87,6 +87,13 @@ abar_value abar__net_out_of_memory(abar_net *net)
     return (abar_value){-1};
 }
 
+bool abar__net_config(abar_net *net, const abar__node *node, const char *type, const void *from, void *out, size_t bytes)
+{
+    if (abar__struct_read(net->ctx, type, from, out, bytes) == ABAR_OK) return true;
+    abar__net_mistake(net, "%s: %s", node->name, abar_context_error(net->ctx));
+    return false;
+}
+
 void abar_scope_push(abar_net *net, const char *format, ...)
 {
     char part[NAME_MAX_LENGTH];
@@ -313,9 +320,9 @@ static const char *operation_name(const abar__op_desc *d)
 
 int abar_net_node_count(const abar_net *net) { return net->n_steps; }
 
-abar_node_info abar_net_node(const abar_net *net, int i)
+const abar_node_info *abar_net_node(const abar_net *net, int i)
 {
-    const abar__step *step = &net->steps[i];
+    abar__step *step = &net->steps[i];
     const abar__op_desc *d = &step->op->desc;
     abar_node_info info = {.name = step->node >= 0 ? net->nodes[step->node].name : "",
                            .operation = operation_name(d),
@@ -329,10 +336,13 @@ abar_node_info abar_net_node(const abar_net *net, int i)
         int p = net->nodes[step->node].param[k];
         if (p >= 0 && step->node != net->tied) info.parameters += abar_tensor_count(&net->params[p].public.value);
     }
-    return info;
+    step->info = info;
+    return &step->info;
 }
 
-abar_net_memory abar_net_memory_plan(const abar_net *net)
+const abar_net_memory *abar_net_memory_plan(const abar_net *net) { return &net->memory_plan; }
+
+void abar__net_sum_memory(abar_net *net)
 {
     abar_net_memory m = {.parameters = net->param_bytes,
                          .gradients = net->config.training ? net->param_bytes : 0,
@@ -340,7 +350,7 @@ abar_net_memory abar_net_memory_plan(const abar_net *net)
                          .arena = net->arena_bytes,
                          .other = net->target_bytes + net->shadow_bytes};
     for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
-    return m;
+    net->memory_plan = m;
 }
 
 abar_tensor abar__net_view(const abar_net *net, int value, const void *data)

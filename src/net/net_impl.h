@@ -64,6 +64,7 @@ typedef struct abar__step {
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers settled once and for all */
     double forward_seconds, backward_seconds, observe_seconds;
+    abar_node_info info; /* what abar_net_node returned last */
 } abar__step;
 
 /* Running statistics of one batch norm. */
@@ -113,6 +114,7 @@ struct abar_net {
     int64_t pending_batches; /* training forwards since the last commit */
     bool ran_forward;
     bool profile;
+    abar_net_memory memory_plan;
     void **marks;  /* profiling a queued device: its ticks (profile.c) ... */
     double *clock; /* ... or the host's, in seconds */
 };
@@ -123,6 +125,8 @@ int abar__net_grow(abar_net *net, void **array, int *count, int *capacity, size_
 /* Remembers the first mistake. Returns the value that passes it on. */
 abar_value abar__net_mistake(abar_net *net, const char *format, ...) ABAR_PRINTF(2, 3);
 abar_value abar__net_out_of_memory(abar_net *net);
+/* For the builders in ops/: a node's config, read as abar__struct_read does. False after a mistake. */
+bool abar__net_config(abar_net *net, const abar__node *node, const char *type, const void *from, void *out, size_t bytes);
 
 /* For the builders in ops/: checks that x is usable, makes a node with one input. NULL after a mistake. */
 abar__node *abar__net_node(abar_net *net, abar__op_kind kind, const char *name, int n_in, const abar_value *in);
@@ -152,6 +156,7 @@ void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */
 void abar__net_place_views(abar_net *net);        /* views.c: values that are parts of others */
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
+void abar__net_sum_memory(abar_net *net);         /* net.c: memory_plan */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
 
 size_t abar__value_bytes(const abar_net *net, int value);

@@ -7,9 +7,7 @@ static abar_status check(abar_net *net, const abar_run_config *run, abar_run_con
 {
     abar_context *ctx = net->ctx;
     if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net");
-    if (run->size < sizeof(size_t) || run->size > sizeof *r)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.size is wrong, set it to sizeof(abar_run_config)");
-    memcpy(r, run, run->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_run_config", run, r, sizeof *r));
     if (r->valid < 0 || r->valid > net->config.batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: %lld valid samples in a batch of %lld", (long long)r->valid,
                           (long long)net->config.batch);
@@ -82,8 +80,11 @@ static abar_status backward_step(abar_net *net, int s, bool accumulate, const ab
     return observer->observe(observer->user, step->layer, &net->layers[step->layer]);
 }
 
-abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *observer)
+abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observer *caller)
 {
+    abar_observer known;
+    const abar_observer *observer = caller ? &known : NULL;
+    if (caller) ABAR_TRY(abar__struct_read(net->ctx, "abar_observer", caller, &known, sizeof known));
     if (!net->ran_forward)
         return abar__fail(net->ctx, ABAR_E_STATE,
                           "net: backward needs a training forward before it, on a net compiled for training");

@@ -16,7 +16,6 @@ size_t abar_struct_size(const char *name)
                  {"abar_device_config", sizeof(abar_device_config)},
                  {"abar_method", sizeof(abar_method)},
                  {"abar_rule", sizeof(abar_rule)},
-                 {"abar_curvature_config", sizeof(abar_curvature_config)},
                  {"abar_map_info", sizeof(abar_map_info)},
                  {"abar_optim_param", sizeof(abar_optim_param)},
                  {"abar_optim_config", sizeof(abar_optim_config)},

@@ -228,11 +228,7 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
 
 static abar_status read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out)
 {
-    *out = (abar_optim_config){.size = sizeof *out};
-    if (!config || config->size < sizeof(size_t) || config->size > sizeof *out)
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: config.size is wrong, set it to sizeof(abar_optim_config)");
-    memcpy(out, config, config->size);
-    return ABAR_OK;
+    return abar__struct_read(dev->ctx, "abar_optim_config", config, out, sizeof *out);
 }
 
 static abar__curvature_wish curvature_wish(const abar_optim_config *c)
@@ -300,10 +296,7 @@ void abar_optim_destroy(abar_optim *o)
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out)
 {
-    *out = (abar_step_config){.size = sizeof *out};
-    if (!step || step->size < sizeof(size_t) || step->size > sizeof *out)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "step: config.size is wrong, set it to sizeof(abar_step_config)");
-    memcpy(out, step, step->size);
+    ABAR_TRY(abar__struct_read(ctx, "abar_step_config", step, out, sizeof *out));
     if (out->grad_scale == 0.0) out->grad_scale = 1.0;
     if (out->observed_scale == 0.0) out->observed_scale = 1.0;
     if (is_factor(out->lr) && is_factor(out->clip) && is_factor(out->grad_scale) && is_factor(out->observed_scale))
@@ -356,7 +349,7 @@ void abar_optim_skip(abar_optim *o)
         abar__curvature_skip(o->curvature);
 }
 
-abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
+static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
 {
     abar_step_config c;
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
@@ -377,6 +370,16 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
         abar__curvature_step(o->curvature, scalars.grad_scale, norm / c.grad_scale);
     }
     o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
+    return ABAR_OK;
+}
+
+abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
+{
+    abar_step_report told;
+    if (!report) return take_step(o, step, NULL);
+    ABAR_TRY(abar__struct_check(o->dev->ctx, "abar_step_report", report, sizeof told));
+    ABAR_TRY(take_step(o, step, &told));
+    abar__struct_write(&told, sizeof told, report);
     return ABAR_OK;
 }
 
@@ -427,10 +430,11 @@ abar_status abar_optim_end_calibration(abar_optim *o)
 
 int abar_optim_map_count(const abar_optim *o) { return o->n_maps; }
 
-abar_map_info abar_optim_map(abar_optim *o, int i)
+const abar_map_info *abar_optim_map(abar_optim *o, int i)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
-    return abar__curvature_map(o->curvature, i);
+    o->map_info = abar__curvature_map(o->curvature, i);
+    return &o->map_info;
 }
 
 void abar_optim_measure(abar_optim *o)
@@ -438,10 +442,11 @@ void abar_optim_measure(abar_optim *o)
     if (o->curvature) o->curvature->measure = true;
 }
 
-abar_phase_times abar_optim_times(abar_optim *o)
+const abar_phase_times *abar_optim_times(abar_optim *o)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
-    return o->curvature ? o->curvature->times : (abar_phase_times){.kl_scale = 1.0};
+    o->times.kl_scale = 1.0;
+    return o->curvature ? &o->curvature->times : &o->times;
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
@@ -509,14 +514,14 @@ static void imagine_memory(abar_optim_param *params, int n, abar_layer *layers, 
 }
 
 /* A queued device's program is planned by making it: its tables depend on every size. */
-static size_t plan_by_making(const abar_optim *o, abar_optim_config c)
+static abar_status plan_by_making(const abar_optim *o, abar_optim_config c, size_t *out)
 {
     abar_context *ctx = o->dev->ctx;
     const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
     const size_t flags = (size_t)c.n_params * sizeof(bool);
     char *memory;
     abar_optim *made;
-    if (abar__alloc(ctx, params + layers + flags, (void **)&memory) < 0) return 0;
+    ABAR_TRY(abar__alloc(ctx, params + layers + flags, (void **)&memory));
     abar_optim_param *p = (abar_optim_param *)(void *)memory;
     abar_layer *l = (abar_layer *)(void *)(memory + params);
     memcpy(p, c.params, params);
@@ -524,34 +529,38 @@ static size_t plan_by_making(const abar_optim *o, abar_optim_config c)
     imagine_memory(p, c.n_params, l, c.n_layers, (bool *)(memory + params + layers));
     c.params = p;
     c.layers = l;
-    size_t bytes = 0;
-    if (abar__alloc(ctx, sizeof *made, (void **)&made) == ABAR_OK) {
+    abar_status status = abar__alloc(ctx, sizeof *made, (void **)&made);
+    if (status == ABAR_OK) {
         *made = *o;
-        if (make(made, &c) == ABAR_OK) bytes = abar_optim_bytes(made) - made->text_bytes;
+        status = make(made, &c);
+        if (status == ABAR_OK) *out = abar_optim_bytes(made) - made->text_bytes;
         abar_optim_destroy(made);
     }
     abar__free(ctx, memory, params + layers + flags);
-    return bytes;
+    return status;
 }
 
-size_t abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config)
+abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out)
 {
     alignas(max_align_t) unsigned char rule_config[ABAR_RULE_CONFIG_MAX];
     const abar__rule_ops *ops;
     abar_optim_config c;
-    if (read_config(dev, config, &c) < 0 || find_rule(dev->ctx, c.rule, &ops) < 0) return 0;
-    if (abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config) < 0) return 0;
+    *out = 0;
+    ABAR_TRY(read_config(dev, config, &c));
+    ABAR_TRY(find_rule(dev->ctx, c.rule, &ops));
+    ABAR_TRY(abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config));
     if (dev->ops->queue) {
         abar_optim o = {.dev = dev, .n = c.n_params, .rule = ops, .states = ops->states(rule_config)};
         memcpy(o.config, rule_config, sizeof rule_config);
-        return plan_by_making(&o, c);
+        return plan_by_making(&o, c, out);
     }
     size_t state = 0, curvature = 0;
     int maps = 0;
     for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));
     const abar__curvature_wish wish = curvature_wish(&c);
-    if (c.method && (curvature = abar__curvature_plan_bytes(dev, &wish, &maps)) == 0) return 0;
-    return book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
+    if (c.method) ABAR_TRY(abar__curvature_plan_bytes(dev, &wish, &maps, &curvature));
+    *out = book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
+    return ABAR_OK;
 }
 
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)

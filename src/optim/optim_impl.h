@@ -55,6 +55,9 @@ struct abar_optim {
     size_t text_bytes, label_bytes;
     void *state[ABAR_RULE_STATES_MAX]; /* one block per family */
     size_t state_bytes;                /* of each */
+    abar_map_info map_info;            /* what abar_optim_map returned last */
+    abar_phase_times times;            /* of abar_optim_times, without a method */
+    abar_step_note note;               /* of abar_optim_note */
     int64_t performed;                 /* updates, without the skipped steps */
     /* queued devices (queued.c) */
     abar__program *program; /* NULL: this device runs steps as they are called */

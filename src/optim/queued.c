@@ -134,8 +134,8 @@ abar_status abar__optim_queued_step(abar_optim *o, const abar_step_config *c, ab
     ABAR_TRY(queue(o, c));
     if (!report) return ABAR_OK;
     ABAR_TRY(abar_device_wait(o->dev));
-    const abar_step_note note = abar_optim_note(o, o->k - 1);
-    *report = (abar_step_report){.skipped = note.skipped, .grad_norm = note.grad_norm};
+    const abar_step_note *note = abar_optim_note(o, o->k - 1);
+    *report = (abar_step_report){.skipped = note->skipped, .grad_norm = note->grad_norm};
     return ABAR_OK;
 }
 
@@ -201,11 +201,12 @@ abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
 
 void abar_optim_replayed(abar_optim *o) { advance(o); }
 
-abar_step_note abar_optim_note(const abar_optim *o, int64_t k)
+const abar_step_note *abar_optim_note(abar_optim *o, int64_t k)
 {
     const abar__step_note *n = ops_of(o)->note(o->program, k);
-    return (abar_step_note){
+    o->note = (abar_step_note){
         .skipped = n->skipped != 0,
         .grad_norm = n->grad_norm,
         .loss = {.loss = n->count > 0 ? n->loss / (double)n->count : NAN, .correct = n->correct, .count = n->count}};
+    return &o->note;
 }

@@ -3,6 +3,7 @@
 #include "abar/optim.h"
 
 #include <math.h>
+#include <string.h>
 
 static const double pi = 3.14159265358979323846;
 
@@ -13,7 +14,7 @@ static double half_cosine(const abar_schedule *s, double done, double all)
     return s->final_lr + (s->lr - s->final_lr) * (1.0 + cos(pi * fraction)) / 2.0;
 }
 
-double abar_schedule_lr(const abar_schedule *s, int64_t step)
+static double rate(const abar_schedule *s, int64_t step)
 {
     const int64_t per_epoch = s->steps_per_epoch > 0 ? s->steps_per_epoch : 1;
     const int64_t warmup = (int64_t)(s->warmup_epochs * (double)per_epoch + 0.5), epoch = step / per_epoch;
@@ -27,4 +28,12 @@ double abar_schedule_lr(const abar_schedule *s, int64_t step)
     case ABAR_SCHEDULE_CONSTANT: break;
     }
     return s->lr;
+}
+
+double abar_schedule_lr(const abar_schedule *caller, int64_t step)
+{
+    abar_schedule s = {0};
+    if (caller->size < sizeof caller->size || caller->size > sizeof s) return NAN;
+    memcpy(&s, caller, caller->size);
+    return rate(&s, step);
 }

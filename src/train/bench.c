@@ -17,6 +17,7 @@ struct abar_bench {
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
+    abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
     int64_t given;          /* steps that it ran on the host */
 };
@@ -137,14 +138,25 @@ static abar_status measure_host(abar_bench *b, const abar_bench_config *config, 
 {
     ABAR_TRY(run(b, config->warmup, false, NULL));
     ABAR_TRY(abar_net_profile(b->net, config->profile));
-    const abar_phase_times before = abar_optim_times(b->optim);
+    const abar_phase_times before = *abar_optim_times(b->optim);
     ABAR_TRY(run(b, config->steps, config->profile, b->times));
-    const abar_phase_times after = abar_optim_times(b->optim);
+    const abar_phase_times after = *abar_optim_times(b->optim);
     result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
     result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
     if (!config->profile) return ABAR_OK;
     b->profile.steps = b->profile.observed = (double)config->steps;
     for (int64_t k = 0; k < config->steps; k++) b->profile.update_seconds += b->times[UPDATE * config->steps + k];
+    return ABAR_OK;
+}
+
+static size_t rows_bytes(const abar_bench *b) { return ((size_t)abar_net_node_count(b->net) + 1) * sizeof *b->rows; }
+
+static abar_status make_rows(abar_bench *b)
+{
+    void *memory;
+    ABAR_TRY(abar__alloc(b->ctx, rows_bytes(b), &memory));
+    b->rows = memory;
+    for (int i = 0; i <= abar_net_node_count(b->net); i++) b->rows[i] = abar__bench_row(&b->stepper, &b->profile, b->period, i);
     return ABAR_OK;
 }
 
@@ -157,7 +169,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
     b->times = memory;
     result->seconds_to_first_step = abar__seconds() - began;
-    b->period = setup->method ? setup->curvature.tcov : 0;
+    b->period = setup->method ? abar__curvature_config_of(setup)->tcov : 0;
     if (b->dev->ops->queue)
         ABAR_TRY(abar__bench_queued(b->dev, &b->stepper, b->period ? b->period : 1, config->warmup, config->steps, b->times,
                                     result, config->profile ? &b->profile : NULL));
@@ -166,21 +178,25 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     result->copy_rate = b->profile.copy_rate;
     result->product_rate = b->profile.product_rate;
     summarise(b, setup->train.batch * abar__context_of(setup), result);
-    return ABAR_OK;
+    return config->profile ? make_rows(b) : ABAR_OK;
 }
 
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out)
 {
     if (out) *out = NULL;
-    *result = (abar_bench_result){0};
-    if (config->size != sizeof *config || config->steps < 1 || config->steps > 1000000 || config->warmup < 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "bench: give 1 to 1000000 steps and config.size = sizeof(abar_bench_config)");
+    abar_bench_config c;
+    abar_bench_result measured = {0};
+    ABAR_TRY(abar__struct_read(ctx, "abar_bench_config", config, &c, sizeof c));
+    ABAR_TRY(abar__struct_check(ctx, "abar_bench_result", result, sizeof measured));
+    if (c.steps < 1 || c.steps > 1000000 || c.warmup < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "bench: give 1 to 1000000 steps, and no negative warmup");
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_bench), &memory));
     abar_bench *b = memory;
     b->ctx = ctx;
-    abar_status status = measure(b, setup, config, result);
+    abar_status status = measure(b, setup, &c, &measured);
+    abar__struct_write(&measured, sizeof measured, result);
     if (status == ABAR_OK && out)
         *out = b;
     else
@@ -197,7 +213,8 @@ abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_be
     b->ctx = ctx;
     abar_status status = build(b, setup);
     if (status == ABAR_OK && b->dev->ops->queue)
-        status = abar__replays_create(b->dev, &b->stepper, setup->method ? setup->curvature.tcov : 1, &b->replays);
+        status =
+            abar__replays_create(b->dev, &b->stepper, setup->method ? abar__curvature_config_of(setup)->tcov : 1, &b->replays);
     if (status == ABAR_OK)
         *out = b;
     else
@@ -221,14 +238,15 @@ abar_device *abar__bench_device(const abar_bench *b) { return b->dev; }
 
 const abar_net *abar_bench_net(const abar_bench *b) { return b->net; }
 
-int abar_bench_row_count(const abar_bench *b) { return b->profile.steps > 0.0 ? abar_net_node_count(b->net) + 1 : 0; }
+int abar_bench_row_count(const abar_bench *b) { return b->rows ? abar_net_node_count(b->net) + 1 : 0; }
 
-abar_bench_row abar_bench_row_at(const abar_bench *b, int i) { return abar__bench_row(&b->stepper, &b->profile, b->period, i); }
+const abar_bench_row *abar_bench_row_at(const abar_bench *b, int i) { return &b->rows[i]; }
 
 void abar_bench_release(abar_bench *b)
 {
     if (!b) return;
     abar__replays_destroy(b->replays);
+    if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);

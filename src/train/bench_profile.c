@@ -141,7 +141,7 @@ abar_bench_row abar__bench_row(const abar__stepper *s, const abar__bench_profile
         row.phase[ABAR_BENCH_UPDATE] = cost(p, &work, p->steps, 1.0);
         return row;
     }
-    const abar_node_info node = abar_net_node(s->net, i);
+    const abar_node_info node = *abar_net_node(s->net, i);
     abar_bench_row row = {.name = node.name, .operation = node.operation, .implementation = node.implementation};
     row.phase[ABAR_BENCH_FORWARD] = cost(p, &node.forward, p->steps, 1.0);
     row.phase[ABAR_BENCH_BACKWARD] = cost(p, &node.backward, p->steps, 1.0);

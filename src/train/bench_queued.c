@@ -146,9 +146,9 @@ static abar_status profiled_step(recordings *r, int kind, double *update)
     ABAR_TRY(abar__stepper_queue_update(r->stepper));
     ABAR_TRY(r->queue->mark_set(r->dev, r->part[3]));
     double forward = 0.0, before = 0.0;
-    for (int i = 0; i < abar_net_node_count(net); i++) before += abar_net_node(net, i).forward.seconds;
+    for (int i = 0; i < abar_net_node_count(net); i++) before += abar_net_node(net, i)->forward.seconds;
     ABAR_TRY(abar_net_profile_take(net));
-    for (int i = 0; i < abar_net_node_count(net); i++) forward += abar_net_node(net, i).forward.seconds;
+    for (int i = 0; i < abar_net_node_count(net); i++) forward += abar_net_node(net, i)->forward.seconds;
     const double whole = 1e-3 * r->queue->mark_elapsed(r->dev, r->part[0], r->part[1]) - (forward - before);
     *update += (whole > 0.0 ? whole : 0.0) + 1e-3 * r->queue->mark_elapsed(r->dev, r->part[2], r->part[3]);
     return ABAR_OK;

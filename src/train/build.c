@@ -22,7 +22,7 @@ static bool is_synthetic(const abar_setup *setup) { return strcmp(setup->train.d
 
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
     *out = probe.info;
     if (out->text || is_synthetic(setup)) take_model_shape(setup, out);
@@ -123,7 +123,7 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                .rule_config = setup->rule_config,
                                .method = setup->method ? setup->method->name : NULL,
                                .method_config = setup->method_config,
-                               .curvature = &setup->curvature,
+                               .curvature = setup->curvature_config,
                                .params = params,
                                .n_params = n,
                                .layers = layer,
@@ -155,7 +155,7 @@ static void count_map(void *user, const abar_map_info *map)
 static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device *dev, const abar_net *net,
                                const char *patterns)
 {
-    char *one = setup->curvature.skip_layers;
+    char *one = abar__curvature_config_of(setup)->skip_layers;
     int64_t all = 0;
     one[0] = '\0';
     ABAR_TRY(abar__optim_plan_maps(ctx, setup, dev, net, count_map, &all));
@@ -178,10 +178,11 @@ static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device
 
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net)
 {
-    if (!setup->method || !setup->curvature.skip_layers[0]) return ABAR_OK;
+    const char *patterns = abar__curvature_config_of(setup)->skip_layers;
+    if (!setup->method || !patterns[0]) return ABAR_OK;
     abar_setup *scratch;
     ABAR_TRY(abar__setup_copy(ctx, setup, &scratch));
-    abar_status status = check_skips(ctx, scratch, dev, net, setup->curvature.skip_layers);
+    abar_status status = check_skips(ctx, scratch, dev, net, patterns);
     abar_setup_destroy(ctx, scratch);
     return status;
 }
@@ -205,9 +206,9 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
     void *memory;
     size_t bytes;
     ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
-    *out = abar_optim_plan_bytes(dev, &config);
+    abar_status status = abar_optim_plan_bytes(dev, &config, out);
     abar__free(ctx, memory, bytes);
-    return *out ? ABAR_OK : ABAR_E_ARGUMENT; /* its text is in the context */
+    return status;
 }
 
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)

@@ -81,7 +81,7 @@ static abar_status checkpoint_setup(abar_context *ctx, const abar__safetensors *
 /* The folder may have moved. */
 static abar_status move_out(abar_context *ctx, const char *dir, abar_setup **setup)
 {
-    abar_status status = abar_options_set(ctx, abar_train_options, &(*setup)->train, "out", dir);
+    abar_status status = abar_options_set(ctx, abar_train_options(), &(*setup)->train, "out", dir);
     if (status == ABAR_OK) return ABAR_OK;
     abar_setup_destroy(ctx, *setup);
     *setup = NULL;

@@ -76,7 +76,7 @@ static abar_status check_label(const abar_compare *c, int m)
 
 static abar_status check_seeds(const abar_compare *c)
 {
-    const abar_option *seed = abar_options_find(abar_train_options, "seed");
+    const abar_option *seed = abar_options_find(abar_train_options(), "seed");
     for (int m = 0; m < c->methods; m++) {
         const int64_t seeds = c->method[m].seeds;
         if (seeds < 1 || seeds > ABAR_COMPARE_SEEDS_MAX)
@@ -241,14 +241,16 @@ static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t se
 static abar_status make(abar_context *ctx, const abar_compare_events *events, abar_compare **out)
 {
     void *memory;
+    abar_compare_events known = {.size = sizeof known};
     *out = NULL;
+    if (events) ABAR_TRY(abar__struct_read(ctx, "abar_compare_events", events, &known, sizeof known));
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_compare), &memory));
     *out = memory;
+    (*out)->events = known;
     pthread_mutex_init(&(*out)->lock, NULL);
     pthread_cond_init(&(*out)->built, NULL);
     (*out)->ctx = ctx;
     (*out)->folder = -1;
-    if (events) (*out)->events = *events;
     atomic_init(&(*out)->stop, false);
     atomic_init(&(*out)->handlers, 0);
     for (int i = 0; i < ABAR_COMPARE_JOBS_MAX; i++) {
@@ -270,8 +272,10 @@ static abar_status finish_making(abar_status status, abar_compare **out)
 abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *config, const abar_compare_events *events,
                                 abar_compare **out)
 {
+    abar_compare_config c;
+    ABAR_TRY(abar__struct_read(ctx, "abar_compare_config", config, &c, sizeof c));
     ABAR_TRY(make(ctx, events, out));
-    return finish_making(fill_new(*out, config), out);
+    return finish_making(fill_new(*out, &c), out);
 }
 
 abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,

@@ -18,11 +18,12 @@
 
 typedef struct abar__compare_method {
     char label[ABAR_COMPARE_LABEL_MAX];
-    abar_setup *setup; /* its seed is the first one */
-    int64_t seeds;     /* runs of it */
-    double ms_alone;   /* of a step, with the device to itself; NaN: not measured */
-    double seconds;    /* of its runs that ended without failure ... */
-    int64_t ended;     /* ... and how many these are, for the time left */
+    abar_setup *setup;    /* its seed is the first one */
+    int64_t seeds;        /* runs of it */
+    double ms_alone;      /* of a step, with the device to itself; NaN: not measured */
+    double seconds;       /* of its runs that ended without failure ... */
+    int64_t ended;        /* ... and how many these are, for the time left */
+    abar_compare_row row; /* what abar_compare_row_of returned last */
 } abar__compare_method;
 
 typedef struct abar__compare_record {

@@ -40,7 +40,8 @@ static abar_status open_subject(lab *l, int method)
 {
     subject *s = &l->subject[l->n];
     const abar_setup *setup = l->c->method[method].setup;
-    const int64_t period = setup->method && setup->curvature.tinv < STEPS_MAX ? setup->curvature.tinv : 1;
+    const int64_t tinv = setup->method ? abar__curvature_config_of(setup)->tinv : STEPS_MAX;
+    const int64_t period = tinv < STEPS_MAX ? tinv : 1;
     *s = (subject){.method = method, .steps = (STEPS_LEAST + period - 1) / period * period};
     ABAR_TRY(abar__context_beside(l->c->ctx, NULL, NULL, &s->ctx));
     abar_status status = abar__bench_open(s->ctx, setup, &s->bench);
@@ -193,7 +194,7 @@ static double steps_of(const abar_compare *c)
 {
     const abar_train_config *train = &c->method[0].setup->train;
     const int64_t epochs = abar__compare_epochs(c);
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     if (abar_dataset_probe_name(c->ctx, train->data, &probe) < 0 || !probe.found) return 0.0;
     int64_t samples = probe.info.train;
     if (train->limit_train > 0 && train->limit_train < samples) samples = train->limit_train;
@@ -213,7 +214,7 @@ static void open_methods(lab *l, int most)
 static int fitting(const lab *l)
 {
     abar_device *dev = abar__bench_device(l->subject[0].bench);
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     size_t most = 1, data = 0;
     if (!dev->ops->queue) return ABAR_COMPARE_JOBS_MAX; /* the host's memory is not ours to count */
     for (int i = 0; i < l->n; i++) {

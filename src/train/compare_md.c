@@ -75,7 +75,7 @@ static void put_head(page *p)
 
 static void put_row(page *p, int m)
 {
-    const abar_compare_row row = abar_compare_row_of(p->c, m);
+    const abar_compare_row row = *abar_compare_row_of(p->c, m);
     const bool text = is_text(p->c), shared = abar__compare_side_by_side(p->c) > 1;
     put(p, "| %s | %lld | ", row.label, (long long)row.runs);
     put_spread(p, text ? row.test_loss : row.test_accuracy, text ? 4 : 2);

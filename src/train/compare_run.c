@@ -224,7 +224,7 @@ static abar_status setup_of(const job *j, abar_setup **out)
     ABAR_TRY(abar__compare_run_dir(c, j->i, dir));
     ABAR_TRY(abar__setup_copy(j->ctx, c->method[run->method].setup, out));
     (*out)->train.seed = run->seed;
-    abar_status status = abar_options_set(j->ctx, abar_train_options, &(*out)->train, "out", dir);
+    abar_status status = abar_options_set(j->ctx, abar_train_options(), &(*out)->train, "out", dir);
     if (status < 0) abar_setup_destroy(j->ctx, *out);
     return status;
 }
@@ -267,7 +267,7 @@ static abar_status train(job *j, abar_trainer *t)
 static abar_status make_trainer(job *j, const abar_setup *setup, abar_trainer **out)
 {
     abar_compare *c = j->worker->c;
-    const abar_trainer_events events = {watch, j};
+    const abar_trainer_events events = {sizeof events, watch, j};
     const size_t base = abar_context_memory(j->ctx).now;
     pthread_mutex_lock(&c->lock);
     while (c->building > 0) pthread_cond_wait(&c->built, &c->lock);

@@ -121,7 +121,7 @@ static int legend_columns(const picture *p)
 {
     int letters = 0;
     for (int m = 0; m < p->c->methods; m++) {
-        int failed = abar_compare_row_of(p->c, m).failures > 0 ? 10 : 0; /* ", 1 failed" after "90.02 +- 0.08 %" */
+        int failed = abar_compare_row_of(p->c, m)->failures > 0 ? 10 : 0; /* ", 1 failed" after "90.02 +- 0.08 %" */
         letters = greater(letters, (int)strlen(p->c->method[m].label) + (p->c->runs > p->c->methods ? 15 : 8) + failed);
     }
     return greater(1, (WIDTH - 2 * MARGIN) / (600 + letters * LETTER));
@@ -141,7 +141,7 @@ static void draw_legend_entry(picture *p, int m)
 {
     int columns = legend_columns(p), x = MARGIN + m % columns * ((WIDTH - 2 * MARGIN) / columns);
     int y = LEGEND + m / columns * LEGEND_ROW;
-    abar_compare_row row = abar_compare_row_of(p->c, m);
+    abar_compare_row row = *abar_compare_row_of(p->c, m);
     char result[96];
     result_text(p, &row, result, sizeof result);
     put(p, "<path d='M%d %dh240' stroke='%s' stroke-width='36' stroke-linecap='round'%s/>", x + 18, y - 48, color_of(p, m),
@@ -215,7 +215,7 @@ static void draw_line(picture *p, const panel *a, const abar__curve *curve)
 {
     const abar__compare_method *method = &p->c->method[curve->method];
     char last[96];
-    abar_compare_row row = abar_compare_row_of(p->c, curve->method);
+    abar_compare_row row = *abar_compare_row_of(p->c, curve->method);
     if (a->kind == ABAR_CURVE_LOSS)
         spread_text(row.train_loss, 4, "", last, sizeof last);
     else

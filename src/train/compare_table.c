@@ -80,13 +80,14 @@ static abar_compare_row own_numbers(const abar_compare *c, int method)
     return row;
 }
 
-abar_compare_row abar_compare_row_of(const abar_compare *c, int method)
+const abar_compare_row *abar_compare_row_of(const abar_compare *c, int method)
 {
     abar_compare_row row = own_numbers(c, method), baseline = own_numbers(c, abar_compare_baseline(c));
     const bool shared = abar__compare_side_by_side(c) > 1; /* no neighbour may spoil the one or the other */
     row.time_ratio = shared ? row.ms_alone / baseline.ms_alone : row.ms_per_step.mean / baseline.ms_per_step.mean;
     row.memory_ratio = row.memory_bytes / baseline.memory_bytes;
-    return row;
+    c->method[method].row = row;
+    return &c->method[method].row;
 }
 
 /* ---- as JSON ---------------------------------------------------------------------------------------------------- */
@@ -99,7 +100,7 @@ static abar_status write_number(const abar_compare *c, abar__text *out, const ch
 
 static abar_status write_row(const abar_compare *c, int m, abar__text *out)
 {
-    abar_compare_row row = abar_compare_row_of(c, m);
+    abar_compare_row row = *abar_compare_row_of(c, m);
     const struct {
         const char *name;
         abar_compare_spread spread;

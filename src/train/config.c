@@ -10,7 +10,7 @@
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1: JSON numbers are doubles */
 
 /* Defaults that depend on model and data are those of a plain problem here; recipe.c knows better. */
-const abar_option abar_train_options[] = {
+static const abar_option train_options[] = {
     {"model", ABAR_OPTION_TEXT, AT(model), "", 0, 0, NULL, "network to train, as `abar models` lists them"},
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "data set: NAME, NAME:DIR or text:FILE, as `abar data` lists them"},
     {"optim", ABAR_OPTION_TEXT, AT(optim), "", 0, 0, NULL, "optimizer, as `abar optimizers` lists them"},
@@ -112,18 +112,20 @@ static abar_status find_optimizer(abar_context *ctx, const char *name, const aba
 
 static abar_status alloc_setup(abar_context *ctx, const abar_setup *kinds, abar_setup **out)
 {
-    void *setup, *model_config = NULL, *rule_config = NULL, *method_config = NULL;
+    void *setup, *model_config = NULL, *rule_config = NULL, *method_config = NULL, *curvature = NULL;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_setup), &setup));
     abar_status status = abar__alloc(ctx, kinds->model->config_size, &model_config);
     if (status == ABAR_OK) status = abar__alloc(ctx, kinds->rule->config_size, &rule_config);
     if (status == ABAR_OK && kinds->method) status = abar__alloc(ctx, kinds->method->config_size, &method_config);
+    if (status == ABAR_OK) status = abar__alloc(ctx, abar_curvature_config_size(), &curvature);
     *out = setup;
     **out = (abar_setup){.model = kinds->model,
                          .model_config = model_config,
                          .rule = kinds->rule,
                          .rule_config = rule_config,
                          .method = kinds->method,
-                         .method_config = method_config};
+                         .method_config = method_config,
+                         .curvature_config = curvature};
     if (status == ABAR_OK) return ABAR_OK;
     abar_setup_destroy(ctx, *out);
     *out = NULL;
@@ -162,7 +164,7 @@ abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_set
 {
     ABAR_TRY(alloc_setup(ctx, from, out));
     (*out)->train = from->train;
-    (*out)->curvature = from->curvature;
+    memcpy((*out)->curvature_config, from->curvature_config, abar_curvature_config_size());
     if (from->model_config) memcpy((*out)->model_config, from->model_config, from->model->config_size);
     if (from->rule_config) memcpy((*out)->rule_config, from->rule_config, from->rule->config_size);
     if (from->method_config) memcpy((*out)->method_config, from->method_config, from->method->config_size);
@@ -175,20 +177,23 @@ void abar_setup_destroy(abar_context *ctx, abar_setup *setup)
     if (setup->model_config) abar__free(ctx, setup->model_config, setup->model->config_size);
     if (setup->rule_config) abar__free(ctx, setup->rule_config, setup->rule->config_size);
     if (setup->method_config) abar__free(ctx, setup->method_config, setup->method->config_size);
+    abar__free(ctx, setup->curvature_config, abar_curvature_config_size());
     abar__free(ctx, setup, sizeof *setup);
 }
 
 /* ---- setting -------------------------------------------------------------------------------------------------- */
 
+const abar_option *abar_train_options(void) { return train_options; }
+
 int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX])
 {
     abar_setup *s = (abar_setup *)(uintptr_t)setup; /* written to only where the setup itself is not const */
     const abar_option *model = s->model->options, *rule = s->rule->options;
-    out[0] = (abar_setup_table){"train", "train", abar_train_options, &s->train};
+    out[0] = (abar_setup_table){"train", "train", train_options, &s->train};
     out[1] = (abar_setup_table){"model", s->model->name, model ? model : no_options, s->model_config};
     out[2] = (abar_setup_table){"optimizer", s->rule->name, rule ? rule : no_options, s->rule_config};
     if (!s->method) return 3;
-    out[3] = (abar_setup_table){"curvature", "curvature", abar_curvature_options, &s->curvature};
+    out[3] = (abar_setup_table){"curvature", "curvature", abar_curvature_options(), s->curvature_config};
     out[4] = (abar_setup_table){"method", s->method->name, s->method->options, s->method_config};
     return 5;
 }

@@ -55,21 +55,24 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out)
 {
     evaluator e = {0};
+    abar_evaluation found = {0};
+    ABAR_TRY(abar__struct_check(ctx, "abar_evaluation", out, sizeof found));
     abar_loss loss = {0};
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
     if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feeder, NULL, &loss);
     if (status == ABAR_OK)
-        *out = (abar_evaluation){.loss = loss.loss,
-                                 .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
-                                 .samples = loss.count,
-                                 .seconds = abar__seconds() - began,
-                                 .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
-                                 .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
+        found = (abar_evaluation){.loss = loss.loss,
+                                  .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
+                                  .samples = loss.count,
+                                  .seconds = abar__seconds() - began,
+                                  .perplexity = setup->model->text ? abar__perplexity(loss.loss) : 0.0,
+                                  .bits = setup->model->text ? abar__bits(loss.loss) : 0.0};
     release(ctx, &e);
-    if (status == ABAR_OK && !isfinite(out->loss))
+    if (status == ABAR_OK && !isfinite(found.loss))
         abar__log(ctx, ABAR_LOG_WARNING, "%s: the weights give no finite loss, take an earlier checkpoint", weights);
-    if (status == ABAR_OK && isnan(out->loss)) out->loss = NAN; /* the same one everywhere: printed without a sign */
+    if (isnan(found.loss)) found.loss = NAN; /* the same one everywhere: printed without a sign */
+    if (status == ABAR_OK) abar__struct_write(&found, sizeof found, out);
     return status;
 }
 
@@ -117,7 +120,7 @@ static abar_status fill_sheet(evaluator *e, sheet *s)
 {
     ABAR_TRY(abar_loader_seek(e->loader, 0, 0));
     for (int64_t first = 0; first < s->n;) {
-        abar_batch batch;
+        abar_batch batch = {.size = sizeof batch};
         abar_loss loss;
         ABAR_TRY(abar_loader_next(e->loader, &batch));
         ABAR_TRY(abar__stepper_infer(&e->stepper, &batch, &loss));

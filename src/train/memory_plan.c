@@ -16,16 +16,18 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
     plan->data = (size_t)(info->train + info->test) * sample;
     abar_loader_config wish = abar__loader_wish(setup, false);
-    plan->loader = abar_loader_plan_bytes(info, &wish);
+    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &plan->loader));
     wish = abar__loader_wish(setup, true);
-    plan->loader += abar_loader_plan_bytes(info, &wish);
+    size_t test;
+    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &test));
+    plan->loader += test;
     return ABAR_OK;
 }
 
 static size_t plan_books(const abar_setup *setup, const abar_net *net)
 {
     size_t books = sizeof(abar_trainer) + sizeof(abar_setup) + setup->model->config_size + setup->rule->config_size +
-                   (setup->method ? setup->method->config_size : 0);
+                   (setup->method ? setup->method->config_size : 0) + abar_curvature_config_size();
     books += (size_t)setup->train.epochs * sizeof(abar__epoch);
     if (!setup->train.out[0]) return books;
     size_t tensors = (size_t)abar_net_tensor_count(net) + (size_t)(setup->rule->states * abar_net_param_count(net));
@@ -41,7 +43,7 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     size_t before = abar_context_memory(ctx).now;
     ABAR_TRY(abar__net_build(ctx, setup, info, dev, &wish, &net));
     plan->other += abar_context_memory(ctx).now - before; /* the graph itself, which a plan holds too */
-    abar_net_memory m = abar_net_memory_plan(net);
+    abar_net_memory m = *abar_net_memory_plan(net);
     plan->parameters = m.parameters;
     plan->gradients = m.gradients;
     plan->buffers = m.buffers;
@@ -57,6 +59,7 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     abar_memory_plan plan = {0};
     abar_dataset_info info;
     abar_device *dev;
+    ABAR_TRY(abar__struct_check(ctx, "abar_memory_plan", out, sizeof plan));
     ABAR_TRY(abar_setup_check(ctx, setup));
     ABAR_TRY(plan_data(ctx, setup, &info, &plan));
     size_t before = abar_context_memory(ctx).now;
@@ -67,7 +70,7 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     if (status < 0) return status;
     plan.total = plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations + plan.data + plan.loader +
                  plan.other;
-    *out = plan;
+    abar__struct_write(&plan, sizeof plan, out);
     return ABAR_OK;
 }
 

@@ -40,7 +40,7 @@ abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule
 
 static abar_status give_host(abar__pipeline *p, double lr)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     ABAR_TRY(abar_loader_next(p->loader, &batch));
     return abar__stepper_run(p->stepper, &batch, p->given, lr, &p->result);
 }
@@ -49,7 +49,7 @@ static abar_status give_host(abar__pipeline *p, double lr)
 static abar_status send_batch(abar__pipeline *p)
 {
     const abar__feeder *f = p->stepper->feeder;
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     if (f->resident) return ABAR_OK;
     ABAR_TRY(abar_loader_next(p->loader, &batch));
     return p->queue->feed->stage(p->dev, f->feed, abar__batch_samples(&batch), batch.labels);
@@ -93,7 +93,7 @@ abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone)
 static void read_note(abar__pipeline *p, abar__step_result *out)
 {
     const abar__stepper *s = p->stepper;
-    const abar_step_note note = abar_optim_note(s->optim, p->taken);
+    const abar_step_note note = *abar_optim_note(s->optim, p->taken);
     *out = (abar__step_result){.skipped = note.skipped, .loss = note.loss};
     abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
 }

@@ -54,11 +54,11 @@ static abar_status record_map(abar_trainer *t, const abar_map_info *m, int64_t s
 abar_status abar__record_curvature(abar_trainer *t)
 {
     const int64_t step = t->at.epoch * t->steps + t->at.step;
-    const abar_phase_times times = abar_optim_times(t->optim);
+    const abar_phase_times times = *abar_optim_times(t->optim);
     t->text.length = 0;
     ABAR_TRY(abar__text_printf(t->ctx, &t->text, "{\"step\": %lld, \"layers\": [", (long long)step));
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
-        const abar_map_info m = abar_optim_map(t->optim, i);
+        const abar_map_info m = *abar_optim_map(t->optim, i);
         if (i) ABAR_TRY(abar__text_append(t->ctx, &t->text, ", ", 2));
         ABAR_TRY(record_map(t, &m, step));
     }
@@ -74,10 +74,10 @@ abar_status abar__record_curvature(abar_trainer *t)
 
 abar_status abar__report_curvature(abar_trainer *t)
 {
-    const abar_phase_times times = abar_optim_times(t->optim);
+    const abar_phase_times times = *abar_optim_times(t->optim);
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"curvature\": {\"layers\": ["));
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
-        const abar_map_info m = abar_optim_map(t->optim, i);
+        const abar_map_info m = *abar_optim_map(t->optim, i);
         if (i) ABAR_TRY(abar__text_append(t->ctx, &t->report, ", ", 2));
         ABAR_TRY(write_map(t, &m, &t->report));
         ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"state_bytes\": %zu}", m.state_bytes));

@@ -204,11 +204,10 @@ static abar_status sample(sampler *s, const abar_setup *setup, const char *weigh
 
 abar_status abar_sample(abar_context *ctx, const abar_setup *setup, const char *weights, const abar_sample_config *config)
 {
-    if (config->size != sizeof *config || config->length < 0 || !(config->temperature >= 0.0) || config->top_k < 0 ||
-        !config->write)
-        return abar__fail(ctx, ABAR_E_ARGUMENT,
-                          "sample: give config.size = sizeof(abar_sample_config), write, and nothing negative");
-    abar_sample_config c = *config;
+    abar_sample_config c;
+    ABAR_TRY(abar__struct_read(ctx, "abar_sample_config", config, &c, sizeof c));
+    if (c.length < 0 || !(c.temperature >= 0.0) || c.top_k < 0 || !c.write)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "sample: give write, and nothing negative");
     if (!c.prompt) c.prompt = "";
     sampler s = {.ctx = ctx, .config = &c};
     abar_status status = sample(&s, setup, weights);

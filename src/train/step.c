@@ -62,7 +62,7 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
 {
     double sum = 0.0;
     const bool observes = abar_optim_observes(s->optim);
-    const abar_observer observer = {observe, s->optim};
+    const abar_observer observer = {sizeof observer, observe, s->optim};
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (batch) ABAR_TRY(fill(s, batch, i * s->micro));
         abar_run_config run = {.size = sizeof run,
@@ -104,7 +104,7 @@ static abar_status queue_forward(const abar__stepper *s, int64_t micro)
 
 static abar_status queue_backward(const abar__stepper *s, int64_t micro, bool observes)
 {
-    const abar_observer observer = {observe, s->optim};
+    const abar_observer observer = {sizeof observer, observe, s->optim};
     return abar_net_backward(s->net, micro > 0, observes ? &observer : NULL);
 }
 
@@ -145,7 +145,7 @@ static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, i
     if (!batch) filled.feeder = NULL;
     ABAR_TRY(abar__stepper_queue(&filled));
     ABAR_TRY(abar_device_wait(abar_net_input(s->net).dev));
-    const abar_step_note note = abar_optim_note(s->optim, k);
+    const abar_step_note note = *abar_optim_note(s->optim, k);
     out->skipped = note.skipped;
     out->loss = note.loss;
     abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
@@ -161,7 +161,7 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
         abar_optim_skip(s->optim);
     } else {
         abar_step_config step = {.size = sizeof step, .lr = lr, .clip = s->clip};
-        abar_step_report report;
+        abar_step_report report = {.size = sizeof report};
         double began = abar__seconds();
         ABAR_TRY(abar_optim_step(s->optim, &step, &report));
         out->update_seconds = abar__seconds() - began;
@@ -192,7 +192,7 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
     if (resident) ABAR_TRY(abar__feeder_seek(s->feeder, loader, 0, 0));
     for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
-        abar_batch batch;
+        abar_batch batch = {.size = sizeof batch};
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
         for (int64_t i = 0; i < s->accumulate; i++) {
             ABAR_TRY(resident ? fill_queued(s, s->feeder, i * s->micro) : fill(s, &batch, i * s->micro));
@@ -217,7 +217,7 @@ abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch,
 /* Batch i of the test part, from its feeder or its loader. */
 static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, int64_t i, abar_loss *out)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     if (!feeder || !feeder->resident) {
         ABAR_TRY(abar_loader_next(loader, &batch));
         return abar__stepper_infer(s, &batch, out);

@@ -12,6 +12,7 @@
 
 #include "abar/train.h"
 #include "base/base_impl.h"
+#include "curvature/curvature_impl.h"
 #include "device/device_impl.h"
 #include "io/io.h"
 
@@ -26,6 +27,9 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
+
+/* Typed: what abar_curvature_options describe. */
+static inline abar__curvature_config *abar__curvature_config_of(const abar_setup *setup) { return setup->curvature_config; }
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */

@@ -52,7 +52,8 @@ static abar_status make_net(abar_trainer *t)
                                  .seed = (uint64_t)train->seed,
                                  .feeder = &t->feeder};
     ABAR_TRY(abar__pipeline_create(&t->stepper, t->dev, t->train, &t->pipeline));
-    t->schedule = (abar_schedule){.kind = (abar_schedule_kind)train->schedule,
+    t->schedule = (abar_schedule){.size = sizeof t->schedule,
+                                  .kind = (abar_schedule_kind)train->schedule,
                                   .lr = train->lr,
                                   .epochs = train->epochs,
                                   .steps_per_epoch = t->steps,
@@ -104,8 +105,8 @@ abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool
     t->ctx = ctx;
     t->lock = -1;
     atomic_init(&t->stop, false);
-    if (events) t->events = *events;
-    abar_status status = abar__setup_copy(ctx, setup, &t->setup);
+    abar_status status = events ? abar__struct_read(ctx, "abar_trainer_events", events, &t->events, sizeof t->events) : ABAR_OK;
+    if (status == ABAR_OK) status = abar__setup_copy(ctx, setup, &t->setup);
     if (status == ABAR_OK) status = build(t, resume);
     if (status < 0) {
         abar_trainer_destroy(t);

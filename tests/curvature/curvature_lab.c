@@ -252,8 +252,8 @@ static void set_option(lab *l, lab_wish *w, const abar_method *method, const aba
     abar_status status;
     if (method && abar_options_find(method->options, name))
         status = abar_options_set(l->ctx, method->options, w->own, name, value);
-    else if (abar_options_find(abar_curvature_options, name))
-        status = abar_options_set(l->ctx, abar_curvature_options, &w->common, name, value);
+    else if (abar_options_find(abar_curvature_options(), name))
+        status = abar_options_set(l->ctx, abar_curvature_options(), &w->common, name, value);
     else
         status = abar_options_set(l->ctx, rule->options, w->rule, name, value);
     if (status != ABAR_OK) w->refused = true;
@@ -264,7 +264,7 @@ static void set_options(lab *l, lab_wish *w, const char *options)
     const abar_method *method = w->config.method ? abar_method_find(w->config.method) : NULL;
     const abar_rule *rule = abar_rule_find(w->rule_name);
     assert_non_null(rule);
-    abar_options_default(abar_curvature_options, &w->common);
+    abar_options_default(abar_curvature_options(), &w->common);
     w->rule = defaults(rule->options, rule->config_size);
     if (method) w->own = defaults(method->options, method->config_size);
     if (strcmp(w->rule_name, "sgd") == 0) NEED(l, abar_options_set(l->ctx, rule->options, w->rule, "momentum", "0"));
@@ -499,7 +499,7 @@ void lab_load_gradients(lab *l)
 
 abar_step_report lab_step(lab *l, double lr)
 {
-    abar_step_report report;
+    abar_step_report report = {.size = sizeof report};
     lab_load_gradients(l);
     NEED(l, abar_optim_step(l->optim, &(abar_step_config){.size = sizeof(abar_step_config), .lr = lr}, &report));
     return report;

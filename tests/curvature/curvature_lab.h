@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "abar/optim.h"
+#include "curvature/curvature_impl.h"
 
 #define LAB_LAYERS_MAX 8
 #define LAB_STATE_MAX 256
@@ -76,7 +77,7 @@ void lab_close(lab *l); /* fails the test when something is still held */
  * rule=NAME (sgd, without momentum unless asked for), base-lr=X, weight-decay=X. */
 typedef struct lab_wish {
     abar_optim_config config;
-    abar_curvature_config common;
+    abar__curvature_config common;
     void *own, *rule;
     abar_optim_param params[2 * LAB_LAYERS_MAX];
     abar_layer layers[LAB_LAYERS_MAX];

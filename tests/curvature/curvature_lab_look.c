@@ -84,7 +84,7 @@ double *lab_row_grads(const lab *l, int layer, int64_t group)
 int lab_map_index(const lab *l, const char *layer, int64_t group)
 {
     for (int i = 0; i < abar_optim_map_count(l->optim); i++) {
-        abar_map_info m = abar_optim_map(l->optim, i);
+        abar_map_info m = *abar_optim_map(l->optim, i);
         if (strcmp(m.layer, layer) == 0 && m.group == group) return i;
     }
     return -1;
@@ -94,7 +94,7 @@ abar_map_info lab_map(const lab *l, const char *layer, int64_t group)
 {
     int i = lab_map_index(l, layer, group);
     assert_true(i >= 0);
-    return abar_optim_map(l->optim, i);
+    return *abar_optim_map(l->optim, i);
 }
 
 void lab_solve(int64_t n, double *m, int64_t columns, double *b)

@@ -257,7 +257,7 @@ static abar_optim *make_optimizer(bench *b, double *lr)
     assert_non_null(method);
     const cJSON *options = cJSON_GetObjectItem(b->info, "options"), *update = cJSON_GetObjectItem(b->info, "update");
     int used = 0;
-    void *common = configured(b, abar_curvature_options, sizeof(abar_curvature_config), options, &used);
+    void *common = configured(b, abar_curvature_options(), abar_curvature_config_size(), options, &used);
     void *own = configured(b, method->options, method->config_size, options, &used);
     assert_int_equal(used, options ? cJSON_GetArraySize(options) : 0); /* no flag is unknown */
     if (cJSON_GetObjectItem(b->info, "diagonal_damping")) {
@@ -457,7 +457,7 @@ static void run_steps(bench *b, abar_optim *optim, double lr, double allowed)
             if (l->is_map) observe(b, optim, map++, l, k);
         }
         abar_step_config step = {.size = sizeof step, .lr = lr, .clip = number(b->info, "clip", 0.0)};
-        abar_step_report report;
+        abar_step_report report = {.size = sizeof report};
         NEED(b, abar_optim_step(optim, &step, &report));
         if (report.skipped != listed(cJSON_GetObjectItem(b->info, "skipped"), k))
             fail_msg("%s: step %d skipped?", b->name, (int)k);
@@ -479,7 +479,7 @@ static void check_events(bench *b, abar_optim *optim, bool exact_raises)
     int64_t dropped = 0, raised = 0;
     char last[64] = "";
     for (int i = 0; i < abar_optim_map_count(optim); i++) {
-        abar_map_info m = abar_optim_map(optim, i);
+        abar_map_info m = *abar_optim_map(optim, i);
         char layer[64];
         snprintf(layer, sizeof layer, "%.*s", (int)strcspn(m.layer, "@"), m.layer);
         if (strcmp(layer, last) == 0 && strchr(m.layer, '@')) continue;

@@ -172,7 +172,7 @@ static void gradients_scaled_or_clipped_by_the_step_are_as_if_given_so(void **st
             }
             lab_step(&given, 1.0);
             lab_load_gradients(&stepped);
-            abar_step_report report;
+            abar_step_report report = {.size = sizeof report};
             NEED(&stepped, abar_optim_step(stepped.optim, &step, &report));
             assert_true(fabs(report.grad_norm - norm_of(&stepped) * (k == 0 ? 0.25 : 1.0)) <= 1e-5 * report.grad_norm);
             lab_check_same(&stepped, &given, lab_cases[i][0], 1e-11, 1e-3);
@@ -201,7 +201,7 @@ static void statistics_are_taken_every_tcov_steps_skipped_ones_counted(void **st
                 assert_int_equal(lab_step(&l, 0.1).skipped, k == 3);
             commits += k % 3 == 0 && k != 3 && k != 6;
             for (int i = 0; i < MAPS; i++) {
-                abar_map_info info = abar_optim_map(l.optim, i);
+                abar_map_info info = *abar_optim_map(l.optim, i);
                 assert_int_equal(info.commits, commits);
                 assert_int_equal(info.dropped, 0);
             }
@@ -363,7 +363,7 @@ static unsigned refreshed(const lab *l, const lab_state *a, const lab_state *b)
 {
     unsigned bits = 0;
     for (int i = 0; i < MAPS; i++) {
-        abar_map_info info = abar_optim_map(l->optim, i);
+        abar_map_info info = *abar_optim_map(l->optim, i);
         char prefix[64];
         if (strcmp(info.layer, "block.1.conv") == 0)
             snprintf(prefix, sizeof prefix, "curvature.%s#%d.", info.layer, (int)info.group);

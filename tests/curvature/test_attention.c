@@ -325,7 +325,7 @@ static void bad_statistic_of_one_part_drops_all(void **state)
                 assert_false(lab_step(&spared, 0.05).skipped);
             }
             for (int m = 0; m < abar_optim_map_count(struck.optim); m++) {
-                const abar_map_info info = abar_optim_map(struck.optim, m);
+                const abar_map_info info = *abar_optim_map(struck.optim, m);
                 const bool hit = strncmp(info.layer, "qkv", 3) == 0;
                 if (info.dropped != hit || info.commits != 4 - hit)
                     fail_msg("%s: %s dropped %d, %d commits", c.options, info.layer, (int)info.dropped, (int)info.commits);
@@ -358,7 +358,7 @@ static void linked_maps_have_one_number(void **state)
             lab_new_batch(&l);
             lab_observed_step(&l);
             for (int m = 0; m < abar_optim_map_count(l.optim); m++) {
-                const abar_map_info info = abar_optim_map(l.optim, m);
+                const abar_map_info info = *abar_optim_map(l.optim, m);
                 const bool mine = strncmp(info.layer, "qkv", 3) == 0, due = k == 0 || (mine ? k % 6 == 0 : k % 6 == 3);
                 if (k > 0 && (info.mean_square != before[m]) != due)
                     fail_msg("%s at step %d: %s refreshed?", options, k, info.layer);
@@ -393,7 +393,7 @@ static void parts_of_v_have_names_and_rows_of_their_own(void **state)
         lab_state_take(&l, &s);
         int n = 0;
         for (; cases[i].layer[n]; n++) {
-            const abar_map_info info = abar_optim_map(l.optim, n);
+            const abar_map_info info = *abar_optim_map(l.optim, n);
             assert_string_equal(info.layer, cases[i].layer[n]);
             assert_int_equal(info.rows, cases[i].rows[n]);
             assert_int_equal(info.columns, strchr(info.layer, 'q') ? IN + 1 : IN);
@@ -480,7 +480,9 @@ static void memory_is_vectors_and_one_sequence(void **state)
             snprintf(options, sizeof options, "value-stat=%s tcov=1 tinv=1 %s", stats[s], adaptive ? "damping=adaptive" : "");
             lab_open(&l, *state, &allocator, &shape, 1, 2, 1);
             lab_wish_make(&l, "mac", options, &wish);
-            const size_t before = abar_context_memory(l.ctx).now, plan = abar_optim_plan_bytes(l.dev, &wish.config);
+            const size_t before = abar_context_memory(l.ctx).now;
+            size_t plan;
+            NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &plan));
             assert_int_equal(abar_context_memory(l.ctx).now, before);
             c.largest = 0;
             NEED(&l, abar_optim_create(l.dev, &wish.config, &l.optim));
@@ -489,7 +491,7 @@ static void memory_is_vectors_and_one_sequence(void **state)
             const size_t positions = (size_t)LONG * ((D + 1) * element + (adaptive ? sizeof(double) : 0));
             const size_t expected = (size_t)(per_head ? 1 + HEADS : 2) * 3 * vector + (factored ? positions : 0);
             size_t maps = 0;
-            for (int m = 0; m < abar_optim_map_count(l.optim); m++) maps += abar_optim_map(l.optim, m).state_bytes;
+            for (int m = 0; m < abar_optim_map_count(l.optim); m++) maps += abar_optim_map(l.optim, m)->state_bytes;
             assert_in_range(maps, expected,
                             expected + (adaptive ? (1 + HEADS) * ABAR_ALIGN : 0)); /* numbers of a queued device */
             assert_true(abar_optim_state_bytes(l.optim) >= maps && abar_optim_state_bytes(l.optim) < maps + 64);

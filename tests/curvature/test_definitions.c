@@ -370,8 +370,8 @@ static void check_clip(const char *device, const char *method, double size)
     lab_observed_step(&free_lab);
     lab_observed_step(&clipped);
     const double sum = lr * lr * total_inner(&free_lab), scale = sum > 0.0 ? fmin(1.0, sqrt(kappa / sum)) : 1.0;
-    assert_true(fabs(abar_optim_times(clipped.optim).kl_scale - scale) <= 1e-4 * scale);
-    assert_true(abar_optim_times(free_lab.optim).kl_scale == 1.0);
+    assert_true(fabs(abar_optim_times(clipped.optim)->kl_scale - scale) <= 1e-4 * scale);
+    assert_true(abar_optim_times(free_lab.optim)->kl_scale == 1.0);
     for (int i = 0; i < 2; i++) {
         double *a = lab_taken(&clipped, i, 0), *b = lab_taken(&free_lab, i, 0);
         for (int64_t k = 0; k < size_of(&clipped.layer[i]); k++) b[k] *= scale;

@@ -231,14 +231,14 @@ static void assert_recovers(lab *l, const char *what)
     const int maps = abar_optim_map_count(l->optim);
     assert_finite(l, what);
     for (int i = 0; i < maps; i++) {
-        commits[i] = abar_optim_map(l->optim, i).commits;
-        dropped[i] = abar_optim_map(l->optim, i).dropped;
+        commits[i] = abar_optim_map(l->optim, i)->commits;
+        dropped[i] = abar_optim_map(l->optim, i)->dropped;
     }
     for (int k = 0; k < 3; k++) clean_step(l);
     assert_finite(l, what);
     for (int i = 0; i < maps; i++) {
-        assert_int_equal(abar_optim_map(l->optim, i).commits, commits[i] + 3);
-        assert_int_equal(abar_optim_map(l->optim, i).dropped, dropped[i]);
+        assert_int_equal(abar_optim_map(l->optim, i)->commits, commits[i] + 3);
+        assert_int_equal(abar_optim_map(l->optim, i)->dropped, dropped[i]);
     }
 }
 

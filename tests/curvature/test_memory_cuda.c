@@ -77,8 +77,8 @@ static size_t plan(abar_device *dev, const network *n, const char *method)
                                       .layers = layers,
                                       .n_layers = n->n,
                                       .base_lr = 0.1};
-    const size_t bytes = abar_optim_plan_bytes(dev, &config);
-    if (bytes == 0) fail_msg("%s: %s", n->name, abar_context_error(dev->ctx));
+    size_t bytes;
+    if (abar_optim_plan_bytes(dev, &config, &bytes) < 0) fail_msg("%s: %s", n->name, abar_context_error(dev->ctx));
     free(layers);
     free(params);
     free(names);

@@ -282,7 +282,9 @@ static void check_plan(const char *device, const char *method, const char *optio
     lab_wish wish;
     lab_open(&l, device, NULL, shapes, LAYERS, EXAMPLES, 1);
     lab_wish_make(&l, method, options, &wish);
-    const size_t before = abar_context_memory(l.ctx).now, plan = abar_optim_plan_bytes(l.dev, &wish.config);
+    const size_t before = abar_context_memory(l.ctx).now;
+    size_t plan, again;
+    NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &plan));
     assert_int_equal(abar_context_memory(l.ctx).now, before);
     NEED(&l, abar_optim_create(l.dev, &wish.config, &l.optim));
     const size_t taken = abar_context_memory(l.ctx).now - before;
@@ -290,9 +292,10 @@ static void check_plan(const char *device, const char *method, const char *optio
     assert_in_range(taken - plan, name_bytes(&wish), name_bytes(&wish) + 64); /* and the longest, for labels */
     assert_true(abar_optim_state_bytes(l.optim) <= taken);
     forget_memory(&wish);
-    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config), plan);
+    NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &again));
+    assert_int_equal(again, plan);
     size_t maps = 0, tensors = 0;
-    for (int i = 0; i < abar_optim_map_count(l.optim); i++) maps += abar_optim_map(l.optim, i).state_bytes;
+    for (int i = 0; i < abar_optim_map_count(l.optim); i++) maps += abar_optim_map(l.optim, i)->state_bytes;
     assert_true(maps <= abar_optim_state_bytes(l.optim));
     lab_state s;
     lab_state_take(&l, &s);
@@ -322,12 +325,14 @@ static void plan_of_an_impossible_configuration_is_an_error(void **state)
     lab l;
     lab_wish wish;
     lab_open(&l, *state, NULL, shapes, LAYERS, EXAMPLES, 1);
+    size_t bytes = 1;
     lab_wish_make(&l, "lngd", "nu1=0.5", &wish);
-    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config), 0);
+    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config, &bytes), ABAR_E_ARGUMENT);
+    assert_int_equal(bytes, 0);
     assert_non_null(strstr(abar_context_error(l.ctx), "nu1"));
     assert_int_equal(abar_optim_create(l.dev, &wish.config, &l.optim), ABAR_E_ARGUMENT);
     wish.config.method = "mak";
-    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config), 0);
+    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config, &bytes), ABAR_E_NOT_FOUND);
     assert_non_null(strstr(abar_context_error(l.ctx), "did you mean mac"));
     lab_wish_drop(&wish);
     lab_close(&l);

@@ -125,7 +125,7 @@ static void normalise_fills_both_types_and_shapes(void **state)
     abar_dataset_info info = info_of(C);
     uint8_t images[ROWS * C * H * W];
     for (size_t i = 0; i < sizeof images; i++) images[i] = (uint8_t)(i * 37);
-    abar_batch batch = {.images = images, .count = ROWS};
+    abar_batch batch = {.size = sizeof batch, .images = images, .count = ROWS};
     float f32[ROWS * C * H * W];
     double f64[ROWS * C * H * W];
     abar_tensor four = abar_tensor_wrap(NULL, f32, ABAR_F32, 4, (int64_t[]){ROWS, C, H, W});
@@ -148,7 +148,7 @@ static void normalise_refuses_what_does_not_fit(void **state)
     abar_dataset_info info = info_of(C);
     uint8_t images[2 * C * H * W] = {0};
     float out[2 * C * H * W];
-    abar_batch batch = {.images = images, .count = 2};
+    abar_batch batch = {.size = sizeof batch, .images = images, .count = 2};
     abar_tensor good = abar_tensor_wrap(NULL, out, ABAR_F32, 4, (int64_t[]){2, C, H, W});
     abar_tensor turned = abar_tensor_wrap(NULL, out, ABAR_F32, 4, (int64_t[]){2, C, W, H});
     abar_tensor flat = abar_tensor_wrap(NULL, out, ABAR_F32, 1, (int64_t[]){2 * C * H * W});

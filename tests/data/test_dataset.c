@@ -7,7 +7,7 @@ static void dataset_every_name_can_be_probed(void **state)
     abar_context *ctx = plain_context();
     int n = 0;
     for (const char *const *name = abar_dataset_names(); *name; name++, n++) {
-        abar_dataset_probe probe;
+        abar_dataset_probe probe = {.size = sizeof probe};
         assert_int_equal(abar_dataset_probe_name(ctx, *name, &probe), ABAR_OK);
         assert_string_equal(probe.info.name, *name);
         assert_true(strlen(probe.summary) > 0);
@@ -26,7 +26,7 @@ static void dataset_probe_tells_what_is_missing(void **state)
 {
     (void)state;
     abar_context *ctx = plain_context();
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     assert_int_equal(abar_dataset_probe_name(ctx, "synthetic", &probe), ABAR_OK);
     assert_true(probe.found);
     assert_string_equal(probe.where, "");
@@ -49,7 +49,7 @@ static void dataset_probe_finds_what_open_would_read(void **state)
     folder dir = folder_make();
     char spec[300], sub[300];
     abar_context *ctx = plain_context();
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     snprintf(spec, sizeof spec, "cifar100:%s", dir.path);
     snprintf(sub, sizeof sub, "%s/cifar-100-binary", dir.path);
     assert_int_equal(mkdir(sub, 0700), 0);

@@ -133,7 +133,7 @@ static void check_part(bench *b, const abar_batch *batch, int64_t first)
 
 static void check_step(bench *b)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
     for (int64_t first = 0; first < BATCH; first += b->micro) {
         NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
@@ -197,7 +197,7 @@ static void batches_from_a_recording_are_the_loaders(void **unused)
     for (int64_t epoch = 0; epoch < 3; epoch++) {
         if (epoch > 0) begin_epoch(&b, epoch, 0);
         for (int step = 0; step < STEPS; step++) {
-            abar_batch batch;
+            abar_batch batch = {.size = sizeof batch};
             NEED(&b, abar_loader_next(b.loader, &batch));
             NEED(&b, q->replay(b.dev, graph));
             check_part(&b, &batch, 0);
@@ -236,7 +236,7 @@ static void streamed_batches_are_the_loaders(void **unused)
         bench b;
         open_bench(&b, &streamed[i]);
         for (int step = 0; step < 2 * STEPS; step++) {
-            abar_batch batch;
+            abar_batch batch = {.size = sizeof batch};
             uint8_t images[BATCH * IMAGE];
             int32_t labels[BATCH];
             NEED(&b, abar_loader_next(b.loader, &batch));
@@ -341,7 +341,7 @@ static void check_windows(text_bench *t, const abar_batch *batch, int64_t first)
 static void check_text_step(text_bench *t, bool streamed)
 {
     bench *b = &t->b;
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
     if (streamed) NEED(b, ops(b)->stage(b->dev, b->feed, batch.tokens, batch.labels));
     for (int64_t first = 0; first < TEXT_BATCH; first += b->micro) {

@@ -98,7 +98,7 @@ static void idx_plain_files_are_read(void **state)
 
 static void check_probed(abar_context *ctx, const idx_set *s, int64_t height, int64_t width)
 {
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     assert_int_equal(abar_dataset_probe_name(ctx, s->spec, &probe), ABAR_OK);
     assert_true(probe.found);
     assert_int_equal(probe.info.height, height);
@@ -413,7 +413,7 @@ static void idx_fashion_mnist_is_as_published(void **state)
 {
     (void)state;
     abar_context *ctx = plain_context();
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     assert_int_equal(abar_dataset_probe_name(ctx, "fashion-mnist", &probe), ABAR_OK);
     if (!probe.found) {
         print_message("fashion-mnist is not in %s: %s\n", probe.where, probe.remedy);

@@ -30,7 +30,7 @@ static abar_loader *make_loader(abar_context *ctx, const abar_dataset *data, aba
 
 static abar_batch next(abar_loader *loader)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
     return batch;
 }
@@ -302,7 +302,8 @@ static void loader_holds_what_was_planned_and_allocates_once(void **state)
         for (int test = 0; test < 2; test++) {
             abar_loader_config config = {
                 .size = sizeof config, .batch = BATCH, .threads = threads, .prefetch = threads, .test = test};
-            size_t before = abar_context_memory(ctx).now, planned = abar_loader_plan_bytes(abar_dataset_info_of(data), &config);
+            size_t before = abar_context_memory(ctx).now, planned;
+            assert_int_equal(abar_loader_plan_bytes(ctx, abar_dataset_info_of(data), &config, &planned), ABAR_OK);
             abar_loader *loader = make_loader(ctx, data, config);
             uint64_t allocations = abar_context_memory(ctx).allocations;
             assert_int_equal(abar_context_memory(ctx).now - before, planned);

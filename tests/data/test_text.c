@@ -183,7 +183,7 @@ static void probing_counts_bytes_without_reading(void **unused)
     (void)unused;
     case_ c = case_make(squares(500));
     abar_context *ctx = plain_context();
-    abar_dataset_probe probe;
+    abar_dataset_probe probe = {.size = sizeof probe};
     assert_int_equal(abar_dataset_probe_name(ctx, c.spec, &probe), ABAR_OK);
     assert_true(probe.found && probe.info.text);
     assert_int_equal(probe.info.train + probe.info.test, 500);
@@ -229,13 +229,15 @@ static abar_loader *make_loader(reader *r, bool test, uint64_t seed, int threads
                                        .steps = steps};
     abar_loader *loader;
     if (abar_loader_create(r->ctx, r->data, &config, &loader) != ABAR_OK) fail_msg("%s", abar_context_error(r->ctx));
-    assert_int_equal(abar_loader_bytes(loader), abar_loader_plan_bytes(abar_dataset_info_of(r->data), &config));
+    size_t planned;
+    assert_int_equal(abar_loader_plan_bytes(r->ctx, abar_dataset_info_of(r->data), &config, &planned), ABAR_OK);
+    assert_int_equal(abar_loader_bytes(loader), planned);
     return loader;
 }
 
 static abar_batch next(abar_loader *loader)
 {
-    abar_batch b;
+    abar_batch b = {.size = sizeof b};
     assert_int_equal(abar_loader_next(loader, &b), ABAR_OK);
     assert_null(b.images);
     return b;

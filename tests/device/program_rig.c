@@ -158,7 +158,7 @@ static void make_ref(rig *r)
     const abar_method *method = w->method ? abar_method_find(w->method) : NULL;
     const int n = (int)(sizeof words / sizeof *words) - (w->diagonal > 0.0 ? 0 : 1);
     void *rule_config = configured(r, rule->options, rule->config_size, words, n);
-    void *common = configured(r, abar_curvature_options, sizeof(abar_curvature_config), words, n);
+    void *common = configured(r, abar_curvature_options(), abar_curvature_config_size(), words, n);
     void *own = method ? configured(r, method->options, method->config_size, words, n) : NULL;
     abar_optim_param params[RIG_PARAMS];
     abar_layer layers[RIG_LAYERS];
@@ -209,7 +209,7 @@ static double rate(const rig *r, int64_t k) { return r->wish.lr * (1.0 - (double
 
 abar_step_report rig_ref_step(rig *r)
 {
-    abar_step_report report;
+    abar_step_report report = {.size = sizeof report};
     for (int i = 0; rig_observes(r) && i < RIG_LAYERS; i++)
         for (int part = 0; part < (r->wish.parts ? r->wish.parts : 1); part++) {
             int64_t count, first = part_of(r, part, &count);
@@ -570,11 +570,11 @@ void rig_check_maps(rig *r, int64_t updates)
     NEED(r, rig_ops(r)->pull(r->dev, r->program, &program, states));
     assert_int_equal(program.k, r->k);
     assert_int_equal(program.t, updates);
-    const double kl_scale = abar_optim_times(r->optim).kl_scale;
+    const double kl_scale = abar_optim_times(r->optim)->kl_scale;
     if (!(fabs(program.kl_scale - kl_scale) <= 1e-4 * kl_scale))
         fail_msg("step %d: scaled by %g, not %g", (int)r->k, program.kl_scale, kl_scale);
     for (int m = 0; m < r->n_maps; m++) {
-        const abar_map_info info = abar_optim_map(r->optim, m);
+        const abar_map_info info = *abar_optim_map(r->optim, m);
         const abar__map_state *s = &states[m];
         check_counts(r, &info, s);
         check_real(r, &info, "damping", s->real[ABAR_REAL_DAMPING], info.damping, 1e-4);

@@ -3,7 +3,7 @@
 
 static abar_value linear(abar_net *net, abar_value x, const char *name, int64_t out)
 {
-    return abar_linear(net, x, name, &(abar_linear_config){.out = out, .bias = true});
+    return abar_linear(net, x, name, &ABAR_CONFIG(abar_linear_config, .out = out, .bias = true));
 }
 
 /* Pre-norm, as DeiT, Swin and GPT have it. */
@@ -21,7 +21,7 @@ abar_value small_block(abar_net *net, abar_value x, int64_t width, const abar_at
 void build_small_gpt(abar_net *net)
 {
     const int64_t width = 8;
-    const abar_attention_config attention = {.heads = 2, .causal = true, .drop = 0.2};
+    const abar_attention_config attention = {.size = sizeof attention, .heads = 2, .causal = true, .drop = 0.2};
     abar_scope_push(net, "transformer");
     abar_value x = abar_embedding(net, abar_input_tokens(net, LENGTH), VOCABULARY, LENGTH + 2, width);
     for (int b = 0; b < 2; b++) {
@@ -36,7 +36,7 @@ void build_small_gpt(abar_net *net)
 
 static abar_value patches(abar_net *net, int64_t width)
 {
-    const abar_conv2d_config config = {.out = width, .kernel = 2, .stride = 2, .bias = true};
+    const abar_conv2d_config config = {.size = sizeof config, .out = width, .kernel = 2, .stride = 2, .bias = true};
     return abar_tokens(net, abar_conv2d(net, abar_input(net, 3, (int64_t[]){3, 8, 8}), "patch_embed.proj", &config));
 }
 
@@ -45,7 +45,7 @@ void build_small_deit(abar_net *net)
     abar_value x = abar_class_token(net, patches(net, 8));
     for (int b = 0; b < 2; b++) {
         abar_scope_push(net, "blocks.%d", b);
-        x = small_block(net, x, 8, &(abar_attention_config){.heads = 2}, 0.2);
+        x = small_block(net, x, 8, &ABAR_CONFIG(abar_attention_config, .heads = 2), 0.2);
         abar_scope_pop(net);
     }
     x = abar_token_first(net, abar_layer_norm(net, x, "norm", 1e-6));
@@ -57,13 +57,13 @@ void build_small_swin(abar_net *net)
     abar_value x = patches(net, 4);
     for (int b = 0; b < 2; b++) {
         abar_scope_push(net, "layers.0.blocks.%d", b);
-        x = small_block(net, x, 4, &(abar_attention_config){.heads = 2, .grid = {4, 4}, .side = 2, .shift = b}, 0.0);
+        x = small_block(net, x, 4, &ABAR_CONFIG(abar_attention_config, .heads = 2, .grid = {4, 4}, .side = 2, .shift = b), 0.0);
         abar_scope_pop(net);
     }
     x = abar_layer_norm(net, abar_patch_merge(net, x, 4, 4), "layers.1.downsample.norm", 1e-5);
-    x = abar_linear(net, x, "layers.1.downsample.reduction", &(abar_linear_config){.out = 8});
+    x = abar_linear(net, x, "layers.1.downsample.reduction", &ABAR_CONFIG(abar_linear_config, .out = 8));
     abar_scope_push(net, "layers.1.blocks.0");
-    x = small_block(net, x, 8, &(abar_attention_config){.heads = 4, .grid = {2, 2}, .side = 2}, 0.0);
+    x = small_block(net, x, 8, &ABAR_CONFIG(abar_attention_config, .heads = 4, .grid = {2, 2}, .side = 2), 0.0);
     abar_scope_pop(net);
     x = abar_token_mean(net, abar_layer_norm(net, x, "norm", 1e-5));
     abar_softmax_cross_entropy(net, linear(net, x, "head.fc", VOCABULARY), 0.0);

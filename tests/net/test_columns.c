@@ -111,7 +111,7 @@ static void columns_are_those_of_explicit_probabilities(void **state)
         for (int pass = 0; pass < 2; pass++) {
             onlooker o = {.net = f.net};
             forward(&f, true);
-            OK(f.ctx, abar_net_backward(f.net, pass == 1, &(abar_observer){look, &o}));
+            OK(f.ctx, abar_net_backward(f.net, pass == 1, &(abar_observer){sizeof(abar_observer), look, &o}));
             assert_int_equal(o.seen, attentions[m]);
             assert_int_equal(o.maps, maps[m]);
         }

@@ -245,7 +245,7 @@ static void models_take_the_shape_of_their_data(void **state)
  * summand whose layer changes its gradient in place. */
 static void build_sums(abar_net *net)
 {
-    const abar_linear_config wide = {.out = 6, .bias = true};
+    const abar_linear_config wide = {.size = sizeof wide, .out = 6, .bias = true};
     abar_value x = abar_linear(net, abar_input(net, 1, (int64_t[]){5}), "in", &wide);
     abar_value a = abar_add(net, x, abar_relu(net, abar_linear(net, x, "relu", &wide)));
     abar_value b = abar_add(net, abar_layer_norm(net, a, "n1", 1e-5), abar_tanh(net, abar_layer_norm(net, a, "n2", 1e-5)));
@@ -273,13 +273,16 @@ static void models_gradients_of_a_tangled_net_match_differences(void **state)
     fixture f = fixture_open("ref", 1);
     abar_net *net = f.net;
     abar_value x = abar_input(net, 3, (int64_t[]){2, 6, 6});
-    abar_value a = abar_conv2d(net, x, "a", &(abar_conv2d_config){.out = 4, .kernel = 3, .pad = 1, .groups = 2, .bias = true});
+    abar_value a =
+        abar_conv2d(net, x, "a", &ABAR_CONFIG(abar_conv2d_config, .out = 4, .kernel = 3, .pad = 1, .groups = 2, .bias = true));
     abar_value b = abar_gelu(net, a);
-    abar_value c = abar_batch_norm(net, abar_conv2d(net, a, "c", &(abar_conv2d_config){.out = 4, .kernel = 1}), "cn");
+    abar_value c =
+        abar_batch_norm(net, abar_conv2d(net, a, "c", &ABAR_CONFIG(abar_conv2d_config, .out = 4, .kernel = 1)), "cn");
     abar_value d = abar_concat(net, 3, (abar_value[]){a, b, abar_tanh(net, c)});
-    d = abar_average_pool(net, abar_add(net, d, d), &(abar_pool_config){.kernel = 3, .stride = 2, .pad = 1});
+    d = abar_average_pool(net, abar_add(net, d, d), &ABAR_CONFIG(abar_pool_config, .kernel = 3, .stride = 2, .pad = 1));
     d = abar_flatten(net, abar_dropout(net, d, 0.3));
-    d = abar_gelu_tanh(net, abar_layer_norm(net, abar_linear(net, d, "fc", &(abar_linear_config){.out = 7}), "ln", 1e-5));
+    d = abar_gelu_tanh(net,
+                       abar_layer_norm(net, abar_linear(net, d, "fc", &ABAR_CONFIG(abar_linear_config, .out = 7)), "ln", 1e-5));
     abar_squared_error(net, d);
     OK(f.ctx, compile(&f, 3, true));
     check_gradients(&f, 0);
@@ -382,7 +385,7 @@ static void models_of_many_readers_keep_their_memory_in_bounds(void **state)
     build_named(&f, "densenet121");
     abar_compile_config config = {.size = sizeof config, .batch = batch, .training = true, .plan_only = true};
     OK(f.ctx, abar_net_compile(f.net, f.dev, &config));
-    const double kept = (double)(densenet_keeps() * batch) * sizeof(float), arena = (double)abar_net_memory_plan(f.net).arena;
+    const double kept = (double)(densenet_keeps() * batch) * sizeof(float), arena = (double)abar_net_memory_plan(f.net)->arena;
     if (!(arena <= 1.1 * kept)) fail_msg("an arena of %.0f MB, though %.0f MB are kept", 1e-6 * arena, 1e-6 * kept);
     fixture_close(&f);
 }
@@ -408,7 +411,7 @@ static void models_count_the_work_of_absurd_sizes(void **state)
                           .size = sizeof(abar_compile_config), .batch = table[i].batch, .training = true, .plan_only = true}));
         int found = 0;
         for (int k = 0; k < abar_net_node_count(f.net); k++) {
-            const abar_node_info node = abar_net_node(f.net, k);
+            const abar_node_info node = *abar_net_node(f.net, k);
             if (strcmp(node.name, table[i].node) != 0) continue;
             assert_true(node.multiply_adds == table[i].multiply_adds);
             assert_true(node.forward.flops == flops);

@@ -1,7 +1,7 @@
 /* Building and compiling: mistakes are told, chains are fused, nothing allocates afterwards, steps can be forgotten. */
 #include "net_testing.h"
 
-static const abar_conv2d_config conv3 = {.out = 4, .kernel = 3, .pad = 1};
+static const abar_conv2d_config conv3 = {.size = sizeof conv3, .out = 4, .kernel = 3, .pad = 1};
 
 static void expect_mistake(void (*build)(abar_net *net), const char *part)
 {
@@ -18,16 +18,16 @@ static void no_input(abar_net *net) { (void)net; }
 static void no_loss(abar_net *net) { abar_flatten(net, image(net)); }
 static void linear_on_image(abar_net *net)
 {
-    abar_softmax_cross_entropy(net, abar_linear(net, image(net), "fc", &(abar_linear_config){.out = 2}), 0.0);
+    abar_softmax_cross_entropy(net, abar_linear(net, image(net), "fc", &ABAR_CONFIG(abar_linear_config, .out = 2)), 0.0);
 }
 static void kernel_too_large(abar_net *net)
 {
-    abar_value x = abar_conv2d(net, image(net), "big", &(abar_conv2d_config){.out = 4, .kernel = 11});
+    abar_value x = abar_conv2d(net, image(net), "big", &ABAR_CONFIG(abar_conv2d_config, .out = 4, .kernel = 11));
     abar_softmax_cross_entropy(net, abar_flatten(net, x), 0.0);
 }
 static void groups_do_not_divide(abar_net *net)
 {
-    abar_value x = abar_conv2d(net, image(net), "odd", &(abar_conv2d_config){.out = 4, .kernel = 1, .groups = 2});
+    abar_value x = abar_conv2d(net, image(net), "odd", &ABAR_CONFIG(abar_conv2d_config, .out = 4, .kernel = 1, .groups = 2));
     abar_softmax_cross_entropy(net, abar_flatten(net, x), 0.0);
 }
 static void same_name_twice(abar_net *net)
@@ -64,7 +64,7 @@ static void net_mistakes_are_told_by_compile(void **state)
 static int count_operation(const abar_net *net, const char *operation)
 {
     int n = 0;
-    for (int i = 0; i < abar_net_node_count(net); i++) n += strcmp(abar_net_node(net, i).operation, operation) == 0;
+    for (int i = 0; i < abar_net_node_count(net); i++) n += strcmp(abar_net_node(net, i)->operation, operation) == 0;
     return n;
 }
 
@@ -224,13 +224,13 @@ static void net_observer_sees_input_and_gradient_of_every_map(void **state)
     (void)state;
     fixture f = fixture_open("ref", 1);
     abar_value x = abar_input(f.net, 1, (int64_t[]){6});
-    x = abar_relu(f.net, abar_linear(f.net, x, "fc1", &(abar_linear_config){.out = 5, .bias = true}));
-    abar_softmax_cross_entropy(f.net, abar_linear(f.net, x, "fc2", &(abar_linear_config){.out = 3}), 0.0);
+    x = abar_relu(f.net, abar_linear(f.net, x, "fc1", &ABAR_CONFIG(abar_linear_config, .out = 5, .bias = true)));
+    abar_softmax_cross_entropy(f.net, abar_linear(f.net, x, "fc2", &ABAR_CONFIG(abar_linear_config, .out = 3)), 0.0);
     OK(f.ctx, compile(&f, 7, true));
     fill_batch(f.net, 1, 3);
     forward(&f, true);
     double seen[2] = {0};
-    OK(f.ctx, abar_net_backward(f.net, false, &(abar_observer){observe, seen}));
+    OK(f.ctx, abar_net_backward(f.net, false, &(abar_observer){sizeof(abar_observer), observe, seen}));
     assert_true(seen[0] == 1.0 && seen[1] == 1.0);
     fixture_close(&f);
 }

@@ -7,7 +7,7 @@
 
 static abar_value linear(abar_net *net, abar_value x, const char *name, int64_t out)
 {
-    return abar_linear(net, x, name, &(abar_linear_config){.out = out, .bias = true});
+    return abar_linear(net, x, name, &ABAR_CONFIG(abar_linear_config, .out = out, .bias = true));
 }
 
 /* ---- mistakes ------------------------------------------------------------------------------------------------------- */
@@ -50,20 +50,26 @@ static void tied_name_taken_later(abar_net *net)
 }
 static void not_three_widths(abar_net *net)
 {
-    abar_attention_heads(net, sequence(net, 8), "attn", &(abar_attention_config){.heads = 1});
+    abar_attention_heads(net, sequence(net, 8), "attn", &ABAR_CONFIG(abar_attention_config, .heads = 1));
 }
-static void heads_do_not_divide(abar_net *net) { attend(net, (abar_attention_config){.heads = 3}); }
-static void no_heads(abar_net *net) { attend(net, (abar_attention_config){.heads = 0}); }
-static void drops_all(abar_net *net) { attend(net, (abar_attention_config){.heads = 2, .drop = 1.0}); }
-static void another_grid(abar_net *net) { attend(net, (abar_attention_config){.heads = 2, .grid = {2, 4}, .side = 2}); }
-static void windows_do_not_tile(abar_net *net) { attend(net, (abar_attention_config){.heads = 2, .grid = {2, 3}, .side = 2}); }
+static void heads_do_not_divide(abar_net *net) { attend(net, ABAR_CONFIG(abar_attention_config, .heads = 3)); }
+static void no_heads(abar_net *net) { attend(net, ABAR_CONFIG(abar_attention_config, .heads = 0)); }
+static void drops_all(abar_net *net) { attend(net, ABAR_CONFIG(abar_attention_config, .heads = 2, .drop = 1.0)); }
+static void another_grid(abar_net *net)
+{
+    attend(net, ABAR_CONFIG(abar_attention_config, .heads = 2, .grid = {2, 4}, .side = 2));
+}
+static void windows_do_not_tile(abar_net *net)
+{
+    attend(net, ABAR_CONFIG(abar_attention_config, .heads = 2, .grid = {2, 3}, .side = 2));
+}
 static void shift_of_a_side(abar_net *net)
 {
-    attend(net, (abar_attention_config){.heads = 2, .grid = {1, 6}, .side = 1, .shift = 1});
+    attend(net, ABAR_CONFIG(abar_attention_config, .heads = 2, .grid = {1, 6}, .side = 1, .shift = 1));
 }
 static void causal_windows(abar_net *net)
 {
-    attend(net, (abar_attention_config){.heads = 2, .grid = {1, 6}, .side = 1, .causal = true});
+    attend(net, ABAR_CONFIG(abar_attention_config, .heads = 2, .grid = {1, 6}, .side = 1, .causal = true));
 }
 static void merge_odd(abar_net *net) { abar_patch_merge(net, sequence(net, 4), 2, 3); }
 static void class_token_of_image(abar_net *net) { abar_class_token(net, abar_input(net, 3, (int64_t[]){3, 4, 4})); }
@@ -71,7 +77,7 @@ static void tokens_of_sequence(abar_net *net) { abar_tokens(net, sequence(net, 4
 static void path_always_dropped(abar_net *net) { abar_drop_path(net, sequence(net, 4), 1.0); }
 static void layers_not_told(abar_net *net)
 {
-    abar_linear(net, sequence(net, 4), "proj", &(abar_linear_config){.out = 4, .init = ABAR_INIT_GPT_RESIDUAL});
+    abar_linear(net, sequence(net, 4), "proj", &ABAR_CONFIG(abar_linear_config, .out = 4, .init = ABAR_INIT_GPT_RESIDUAL));
 }
 
 static void sequence_mistakes_are_told_by_compile(void **state)
@@ -174,7 +180,7 @@ static void sequence_tied_weight_is_one_parameter_with_two_names(void **state)
     assert_int_equal(abar_net_tensor_count(f.net), abar_net_param_count(f.net) + 1);
     int64_t elements = 0, told = 0;
     for (int i = 0; i < abar_net_param_count(f.net); i++) elements += abar_tensor_count(&abar_net_param(f.net, i)->value);
-    for (int i = 0; i < abar_net_node_count(f.net); i++) told += abar_net_node(f.net, i).parameters;
+    for (int i = 0; i < abar_net_node_count(f.net); i++) told += abar_net_node(f.net, i)->parameters;
     assert_int_equal(told, elements); /* counted once */
     for (int i = 0; i < abar_net_layer_count(f.net); i++) assert_string_not_equal(abar_net_layer(f.net, i)->name, "lm_head");
     assert_int_equal(abar_net_layer_count(f.net), 2 * 4);
@@ -310,9 +316,10 @@ static double deviation(const abar_tensor *t)
 static void build_inits(abar_net *net)
 {
     abar_value x = abar_class_token(net, abar_embedding(net, abar_input_tokens(net, 50), 60, 50, 64));
-    x = abar_linear(net, x, "a", &(abar_linear_config){.out = 64, .bias = true, .init = ABAR_INIT_TRUNCATED});
-    x = abar_linear(net, x, "b", &(abar_linear_config){.out = 64, .bias = true, .init = ABAR_INIT_GPT});
-    x = abar_linear(net, x, "c", &(abar_linear_config){64, true, ABAR_INIT_GPT_RESIDUAL, .layers = 8});
+    x = abar_linear(net, x, "a", &ABAR_CONFIG(abar_linear_config, .out = 64, .bias = true, .init = ABAR_INIT_TRUNCATED));
+    x = abar_linear(net, x, "b", &ABAR_CONFIG(abar_linear_config, .out = 64, .bias = true, .init = ABAR_INIT_GPT));
+    x = abar_linear(net, x, "c",
+                    &ABAR_CONFIG(abar_linear_config, .out = 64, .bias = true, .init = ABAR_INIT_GPT_RESIDUAL, .layers = 8));
     abar_softmax_cross_entropy(net, abar_linear_tied(net, x, "head"), 0.0);
 }
 
@@ -346,7 +353,7 @@ static void sequence_step_after_compile_allocates_nothing(void **state)
         fixture f = fixture_open("ref", 1);
         small_transformers[m](f.net);
         OK(f.ctx, compile(&f, 2, true));
-        abar_net_memory plan = abar_net_memory_plan(f.net);
+        abar_net_memory plan = *abar_net_memory_plan(f.net);
         assert_true(plan.arena < plan.arena_without_reuse);
         fill_batch(f.net, 1, VOCABULARY);
         uint64_t before = abar_context_memory(f.ctx).allocations;
@@ -365,12 +372,12 @@ static void sequence_memory_grows_with_the_tokens_alone(void **state)
     for (int k = 0; k < 2; k++) {
         fixture f = fixture_open("ref", 1);
         abar_value x = abar_embedding(f.net, abar_input_tokens(f.net, 512 << k), 7, 1024, 6);
-        x = small_block(f.net, x, 6, &(abar_attention_config){.heads = 2, .causal = true}, 0.0);
+        x = small_block(f.net, x, 6, &ABAR_CONFIG(abar_attention_config, .heads = 2, .causal = true), 0.0);
         abar_softmax_cross_entropy(f.net, abar_linear_tied(f.net, x, "head"), 0.0);
         OK(f.ctx, abar_net_compile(f.net, f.dev,
                                    &(abar_compile_config){
                                        .size = sizeof(abar_compile_config), .batch = 1, .training = true, .plan_only = true}));
-        arena[k] = abar_net_memory_plan(f.net).arena;
+        arena[k] = abar_net_memory_plan(f.net)->arena;
         fixture_close(&f);
     }
     assert_true((double)arena[1] < 2.1 * (double)arena[0]);

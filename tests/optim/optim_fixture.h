@@ -122,12 +122,11 @@ static inline abar_status create_optim(abar_device *dev, const char *rule, const
         out);
 }
 
-static inline size_t plan_optim(const fixture *f, const char *rule, const void *config)
+static inline abar_status plan_optim(const fixture *f, const char *rule, const void *config, size_t *out)
 {
     return abar_optim_plan_bytes(
-        f->dev,
-        &(abar_optim_config){
-            .size = sizeof(abar_optim_config), .rule = rule, .rule_config = config, .params = f->params, .n_params = f->n});
+        f->dev, &ABAR_CONFIG(abar_optim_config, .rule = rule, .rule_config = config, .params = f->params, .n_params = f->n),
+        out);
 }
 
 static inline abar_optim *fixture_optim(fixture *f, const char *rule, const char *const *settings)
@@ -142,7 +141,7 @@ static inline abar_optim *fixture_optim(fixture *f, const char *rule, const char
 static inline abar_step_report fixture_step(abar_optim *optim, double lr, double clip, double grad_scale)
 {
     const abar_step_config step = {.size = sizeof step, .lr = lr, .clip = clip, .grad_scale = grad_scale};
-    abar_step_report report;
+    abar_step_report report = {.size = sizeof report};
     assert_int_equal(abar_optim_step(optim, &step, &report), ABAR_OK);
     return report;
 }

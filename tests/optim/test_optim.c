@@ -316,7 +316,8 @@ static void check_bytes(const char *device, const char *rule, const char *const 
     fixture f;
     fixture_open(&f, device, 1, sizes, SIZES);
     void *config = fixture_config(&f, rule, settings);
-    size_t plan = plan_optim(&f, rule, config), before = abar_context_memory(f.ctx).now;
+    size_t plan, before = abar_context_memory(f.ctx).now;
+    assert_int_equal(plan_optim(&f, rule, config, &plan), ABAR_OK);
     abar_optim *optim = fixture_optim(&f, rule, settings);
     size_t held = abar_context_memory(f.ctx).now - before;
     assert_int_equal(abar_optim_bytes(optim), held);
@@ -337,14 +338,16 @@ static void optim_plan_equals_what_create_allocates(void **state)
     }
 }
 
-static void optim_plan_of_an_unknown_rule_is_zero(void **state)
+static void optim_plan_of_an_unknown_rule_fails(void **state)
 {
     (void)state;
     fixture f;
     fixture_open(&f, "ref", 1, sizes, SIZES);
-    assert_int_equal(plan_optim(&f, "sgdd", NULL), 0);
+    size_t bytes;
+    assert_int_equal(plan_optim(&f, "sgdd", NULL, &bytes), ABAR_E_NOT_FOUND);
     assert_non_null(strstr(abar_context_error(f.ctx), "did you mean sgd"));
-    assert_true(plan_optim(&f, "sgd", NULL) > 0);
+    assert_int_equal(plan_optim(&f, "sgd", NULL, &bytes), ABAR_OK);
+    assert_true(bytes > 0);
     fixture_close(&f);
 }
 
@@ -482,7 +485,7 @@ static void optim_impossible_steps_are_refused_and_change_nothing(void **state)
     double weight = fixture_get(&f.params[0].value, 0);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(abar_optim_step(optim, &bad[i], NULL), ABAR_E_ARGUMENT);
-        assert_non_null(strstr(abar_context_error(f.ctx), "step: "));
+        assert_non_null(strstr(abar_context_error(f.ctx), i < 2 ? "abar_step_config: size is" : "step: "));
     }
     assert_int_equal(abar_optim_step(optim, NULL, NULL), ABAR_E_ARGUMENT);
     assert_true(weight == fixture_get(&f.params[0].value, 0));
@@ -506,7 +509,7 @@ int main(void)
         cmocka_unit_test(optim_decay_and_lr_scale_are_per_parameter),
         cmocka_unit_test(optim_step_allocates_nothing),
         cmocka_unit_test(optim_plan_equals_what_create_allocates),
-        cmocka_unit_test(optim_plan_of_an_unknown_rule_is_zero),
+        cmocka_unit_test(optim_plan_of_an_unknown_rule_fails),
         cmocka_unit_test(optim_create_survives_every_failing_allocation),
         cmocka_unit_test(optim_impossible_parameters_are_refused_with_a_reason),
         cmocka_unit_test(optim_unknown_rule_is_refused_with_a_suggestion),

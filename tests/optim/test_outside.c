@@ -80,18 +80,19 @@ static abar_layer layer(const outside *o, int weight)
 
 static void make_optim(outside *o, const char *const setting[3], const char *rule)
 {
-    abar_curvature_config common;
-    abar_options_default(abar_curvature_options, &common);
-    common.tcov = 1;
-    common.tinv = 2;
-    common.stat_decay = 0.5;
+    static const char *const common_settings[][2] = {{"tcov", "1"}, {"tinv", "2"}, {"stat-decay", "0.5"}};
+    void *common = calloc(1, abar_curvature_config_size());
+    abar_options_default(abar_curvature_options(), common);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            abar_options_set(o->ctx, abar_curvature_options(), common, common_settings[i][0], common_settings[i][1]), ABAR_OK);
     void *config = method_config(o, setting);
     const abar_layer layers[] = {layer(o, WEIGHT), layer(o, KERNEL)};
     const abar_optim_config c = {.size = sizeof c,
                                  .rule = rule,
                                  .method = setting[0],
                                  .method_config = config,
-                                 .curvature = &common,
+                                 .curvature = common,
                                  .params = o->params,
                                  .n_params = PARAMS,
                                  .layers = layers,
@@ -99,6 +100,7 @@ static void make_optim(outside *o, const char *const setting[3], const char *rul
                                  .base_lr = 0.1};
     assert_int_equal(abar_optim_create(o->dev, &c, &o->optim), ABAR_OK);
     free(config);
+    free(common);
 }
 
 static void open_one(outside *o, const char *device, const char *const setting[3], const char *rule)
@@ -160,7 +162,7 @@ static void observe(outside *o, int64_t first, int64_t count, double scale)
 static void step_scaled(outside *o, double observed_scale)
 {
     const abar_step_config step = {.size = sizeof step, .lr = 0.1, .observed_scale = observed_scale};
-    abar_step_report report;
+    abar_step_report report = {.size = sizeof report};
     assert_int_equal(abar_optim_step(o->optim, &step, &report), ABAR_OK);
     assert_false(report.skipped);
 }

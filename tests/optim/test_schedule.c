@@ -21,7 +21,8 @@ static double number(const cJSON *object, const char *key) { return cJSON_GetObj
 static abar_schedule schedule_of(const cJSON *file, const cJSON *row)
 {
     const char *kind = cJSON_GetObjectItem(row, "kind")->valuestring;
-    return (abar_schedule){.kind = strncmp(kind, "cosine", 6) == 0 ? ABAR_SCHEDULE_COSINE
+    return (abar_schedule){.size = sizeof(abar_schedule),
+                           .kind = strncmp(kind, "cosine", 6) == 0 ? ABAR_SCHEDULE_COSINE
                                    : strcmp(kind, "step") == 0     ? ABAR_SCHEDULE_STEP
                                                                    : ABAR_SCHEDULE_CONSTANT,
                            .lr = number(file, "lr"),
@@ -55,7 +56,7 @@ static void schedule_all_kinds_match_the_oracle(void **state)
 static void schedule_odd_epochs_drop_at_the_first_epoch_past_the_milestone(void **state)
 {
     (void)state;
-    const abar_schedule s = {.kind = ABAR_SCHEDULE_STEP, .lr = 1.0, .epochs = 5, .steps_per_epoch = 2};
+    const abar_schedule s = {.size = sizeof s, .kind = ABAR_SCHEDULE_STEP, .lr = 1.0, .epochs = 5, .steps_per_epoch = 2};
     const double expected[] = {1, 1, 1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01}; /* 2.5 and 3.75 epochs */
     for (int k = 0; k < 10; k++) assert_true(fabs(abar_schedule_lr(&s, k) - expected[k]) <= 1e-15);
 }
@@ -63,7 +64,7 @@ static void schedule_odd_epochs_drop_at_the_first_epoch_past_the_milestone(void 
 static void schedule_past_the_end_stays_at_the_last_value(void **state)
 {
     (void)state;
-    abar_schedule s = {.kind = ABAR_SCHEDULE_COSINE, .lr = 0.1, .epochs = 3, .steps_per_epoch = 7};
+    abar_schedule s = {.size = sizeof s, .kind = ABAR_SCHEDULE_COSINE, .lr = 0.1, .epochs = 3, .steps_per_epoch = 7};
     assert_true(abar_schedule_lr(&s, 21) == 0.0 && abar_schedule_lr(&s, 1000) == 0.0);
     s.per_epoch = true;
     assert_true(abar_schedule_lr(&s, 21) == 0.0 && abar_schedule_lr(&s, 1000) == 0.0);
@@ -72,7 +73,8 @@ static void schedule_past_the_end_stays_at_the_last_value(void **state)
 static void schedule_warmup_as_long_as_training_never_divides_by_zero(void **state)
 {
     (void)state;
-    abar_schedule s = {.kind = ABAR_SCHEDULE_COSINE, .lr = 0.1, .epochs = 2, .steps_per_epoch = 5, .warmup_epochs = 2};
+    abar_schedule s = {
+        .size = sizeof s, .kind = ABAR_SCHEDULE_COSINE, .lr = 0.1, .epochs = 2, .steps_per_epoch = 5, .warmup_epochs = 2};
     assert_true(fabs(abar_schedule_lr(&s, 9) - 0.1) <= 1e-15);
     assert_true(abar_schedule_lr(&s, 10) == 0.0);
     s.per_epoch = true;
@@ -83,8 +85,13 @@ static void schedule_warmup_as_long_as_training_never_divides_by_zero(void **sta
 static void schedule_with_a_final_rate_and_part_of_an_epoch_of_warmup_is_nanogpts(void **state)
 {
     (void)state;
-    abar_schedule s = {
-        .kind = ABAR_SCHEDULE_COSINE, .lr = 1e-3, .final_lr = 1e-4, .epochs = 20, .steps_per_epoch = 250, .warmup_epochs = 0.4};
+    abar_schedule s = {.size = sizeof s,
+                       .kind = ABAR_SCHEDULE_COSINE,
+                       .lr = 1e-3,
+                       .final_lr = 1e-4,
+                       .epochs = 20,
+                       .steps_per_epoch = 250,
+                       .warmup_epochs = 0.4};
     assert_true(fabs(abar_schedule_lr(&s, 0) - 1e-5) < 1e-15);
     assert_true(fabs(abar_schedule_lr(&s, 99) - 1e-3) < 1e-15);
     for (int64_t k = 100; k <= 5000; k += 350) {

@@ -87,14 +87,14 @@ static inline abar_status told(const fixture *f, abar_status status)
 
 static inline abar_status run_new(fixture *f, const plan *p, watcher *w)
 {
-    abar_compare_events events = {watch, w};
+    abar_compare_events events = {sizeof events, watch, w};
     need(f, abar_compare_create(f->ctx, &p->config, &events, &w->compare));
     return told(f, run_watched(w));
 }
 
 static inline abar_status run_on(fixture *f, const char *dir, int64_t seeds, watcher *w)
 {
-    abar_compare_events events = {watch, w};
+    abar_compare_events events = {sizeof events, watch, w};
     need(f, abar_compare_load(f->ctx, dir, seeds, &events, &w->compare));
     return told(f, run_watched(w));
 }

@@ -67,7 +67,7 @@ static void table_of_known_runs_has_the_numbers_by_hand(void **state)
     fixture *f = *state;
     abar_compare *c = known_comparison(f);
     assert_int_equal(abar_compare_baseline(c), 1); /* sgd, though it is not the first */
-    abar_compare_row mac = abar_compare_row_of(c, 0), adamw = abar_compare_row_of(c, 2);
+    abar_compare_row mac = *abar_compare_row_of(c, 0), adamw = *abar_compare_row_of(c, 2);
     assert_string_equal(mac.label, "mac");
     assert_int_equal(mac.runs, 3);
     assert_int_equal(mac.failures, 0);
@@ -247,7 +247,7 @@ static void runs_of_a_comparison_are_those_of_a_trainer(void **state)
     assert_int_equal(run->optimizer_bytes, abar_optim_state_bytes(t->optim));
     abar_trainer_destroy(t);
 
-    abar_compare_row sgd = abar_compare_row_of(w.compare, 0), adamw = abar_compare_row_of(w.compare, 1);
+    abar_compare_row sgd = *abar_compare_row_of(w.compare, 0), adamw = *abar_compare_row_of(w.compare, 1);
     assert_near(sgd.memory_ratio, 1.0, 0.0);
     assert_true(adamw.memory_ratio > 1.0 && adamw.memory_ratio < 2.0); /* a second moment more, on the same data */
     abar_compare_destroy(w.compare);
@@ -313,7 +313,7 @@ static void run_that_fails_is_a_row_and_the_others_go_on(void **state)
     p.config.labels = (const char *const[]){"good", "bad"};
     set(f, p.setup[1], "schedule", "constant");
     assert_int_equal(run_new(f, &p, &w), ABAR_OK);
-    abar_compare_row good = abar_compare_row_of(w.compare, 0), bad = abar_compare_row_of(w.compare, 1);
+    abar_compare_row good = *abar_compare_row_of(w.compare, 0), bad = *abar_compare_row_of(w.compare, 1);
     assert_int_equal(good.failures, 0);
     assert_int_equal(bad.failures, 1);
     assert_true(isnan(bad.test_accuracy.mean) && isnan(bad.memory_bytes));

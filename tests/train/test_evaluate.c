@@ -28,7 +28,7 @@ static void export_and_checkpoint_evaluate_as_the_run_did(void **state)
         run(f, setup, &last);
         for (int j = 0; j < 2; j++) {
             char path[PATH_MAX_TEST];
-            abar_evaluation e;
+            abar_evaluation e = {.size = sizeof e};
             snprintf(path, sizeof path, "%s/%s/%s", f->dir, devices[i], files[j]);
             need(f, abar_evaluate(f->ctx, setup, path, &e));
             assert_int_equal(e.samples, 3);
@@ -64,7 +64,7 @@ static void pytorchs_lenet5_gives_pytorchs_logits(void **state)
         need(f, abar__weights_load(f->ctx, weights, "golden", net, true));
         abar__stepper stepper = {.ctx = f->ctx, .net = net, .info = &info, .micro = n, .accumulate = 1};
         int32_t *labels = calloc((size_t)n, sizeof *labels);
-        abar_batch batch = {.images = images.data, .labels = labels, .count = n};
+        abar_batch batch = {.size = sizeof batch, .images = images.data, .labels = labels, .count = n};
         abar_loss loss;
         need(f, abar__stepper_infer(&stepper, &batch, &loss));
         float *got = malloc(abar_tensor_bytes(&logits)), want;
@@ -92,7 +92,7 @@ static void logits_file_holds_what_went_in_and_came_out(void **state)
     abar__safetensors *file;
     abar_tensor images, labels, logits;
     char weights[PATH_MAX_TEST], path[PATH_MAX_TEST];
-    abar_evaluation e;
+    abar_evaluation e = {.size = sizeof e};
     snprintf(weights, sizeof weights, GOLDEN "lenet5_torch.safetensors");
     path_in(f, "logits.safetensors", path);
     need(f, abar_evaluate(f->ctx, setup, weights, &e));
@@ -124,7 +124,7 @@ static void weights_of_another_model_are_refused_by_name(void **state)
     fixture *f = *state;
     abar_setup *mlp = make_setup(f, "mlp", "sgd", "device=ref limit-train=8 limit-test=8 batch=8");
     abar_setup *lenet = make_setup(f, "lenet5", "sgd", "device=ref limit-train=8 limit-test=8 batch=8");
-    abar_evaluation e;
+    abar_evaluation e = {.size = sizeof e};
     assert_int_equal(abar_evaluate(f->ctx, mlp, GOLDEN "lenet5_torch.safetensors", &e), ABAR_E_FORMAT);
     assert_error(f, "is none of the model's");
     assert_int_equal(abar_evaluate(f->ctx, lenet, GOLDEN "train_lenet5.safetensors", &e), ABAR_E_FORMAT);
@@ -161,7 +161,7 @@ static void counters_may_be_missing_and_nothing_else(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "resnet20", "sgd", "device=ref limit-train=2 limit-test=2 batch=2 epochs=1");
     abar__epoch last;
-    abar_evaluation e;
+    abar_evaluation e = {.size = sizeof e};
     char model[PATH_MAX_TEST], copy[PATH_MAX_TEST];
     set_out(f, setup, "run");
     run(f, setup, &last);

@@ -246,11 +246,14 @@ static abar_batch batch_of(const golden *g, int64_t k)
 {
     const int64_t b = k % g->batches, image = g->info.channels * g->info.height * g->info.width;
     if (g->info.text)
-        return (abar_batch){.tokens = g->tokens + b * g->samples * g->length,
+        return (abar_batch){.size = sizeof(abar_batch),
+                            .tokens = g->tokens + b * g->samples * g->length,
                             .labels = g->labels + b * g->samples * g->length,
                             .count = g->samples};
-    return (abar_batch){
-        .images = g->images + b * g->samples * image, .labels = g->labels + b * g->samples, .count = g->samples};
+    return (abar_batch){.size = sizeof(abar_batch),
+                        .images = g->images + b * g->samples * image,
+                        .labels = g->labels + b * g->samples,
+                        .count = g->samples};
 }
 
 static void check_gradients(const golden *g, double tolerance)

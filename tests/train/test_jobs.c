@@ -16,7 +16,7 @@ static void run_one_by_one(fixture *f, const char *folder, const char *optims, i
     make_plan(f, &p, folder, optims, seeds, TINY);
     assert_int_equal(run_new(f, &p, &w), ABAR_OK);
     assert_int_equal(w.most_running, 1);
-    assert_true(isnan(abar_compare_row_of(w.compare, 0).ms_alone));
+    assert_true(isnan(abar_compare_row_of(w.compare, 0)->ms_alone));
     abar_compare_destroy(w.compare);
     strcpy(dir, p.dir);
     drop_plan(f, &p);
@@ -37,7 +37,7 @@ static void trainings_side_by_side_give_the_numbers_of_one_after_the_other(void 
         assert_near(w.done, 1.0, 1e-12);
         assert_true(w.most_running <= jobs);
         assert_non_null(strstr(w.news, "side by side"));
-        for (int m = 0; m < 3; m++) assert_true(abar_compare_row_of(w.compare, m).ms_alone > 0.0);
+        for (int m = 0; m < 3; m++) assert_true(abar_compare_row_of(w.compare, m)->ms_alone > 0.0);
         for (int i = 0; i < 6; i++) assert_true(abar_compare_run_of(w.compare, i)->side_by_side <= jobs);
         abar_compare_destroy(w.compare);
         assert_same_comparison(alone, p.dir);
@@ -161,7 +161,7 @@ static void trainings_that_do_not_fit_together_run_one_by_one(void **state)
     atomic_store(&money.left, 1LL << 40);
     assert_int_equal(abar_context_create(&config, &f->ctx), ABAR_OK);
     make_plan(f, &p, "poor", "sgd adamw", 2, TINY);
-    abar_compare_events events = {watch, &w};
+    abar_compare_events events = {sizeof events, watch, &w};
     need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
     char *json = read_text(alone, "compare.json");
     const char *memory = strstr(json, "\"memory_bytes\": ");
@@ -194,7 +194,7 @@ static void trainings_that_fit_nowhere_are_rows_that_failed(void **state)
         snprintf(name, sizeof name, "none-%d", i);
         atomic_store(&money.left, 1LL << 40);
         make_plan(f, &p, name, "sgd adamw", 1, TINY);
-        abar_compare_events events = {watch, &w};
+        abar_compare_events events = {sizeof events, watch, &w};
         need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
         atomic_store(&money.left, 1 << 17); /* for the books alone */
         assert_int_equal(run_watched(&w), ABAR_OK);
@@ -217,7 +217,7 @@ static void number_of_jobs_is_measured_and_told(void **state)
     fixture *f = *state;
     plan p;
     watcher w = {0};
-    abar_compare_events events = {watch, &w};
+    abar_compare_events events = {sizeof events, watch, &w};
     make_plan(f, &p, "many", "sgd mac", 2, TINY);
     need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
     assert_int_equal(abar__compare_measure_jobs(w.compare, 3.0), 1); /* a second in all: nothing to gain */
@@ -226,7 +226,7 @@ static void number_of_jobs_is_measured_and_told(void **state)
     int jobs = abar__compare_measure_jobs(w.compare, 1e12);
     assert_true(jobs == 1 || jobs == 2 || jobs == 4);
     assert_non_null(strstr(w.news, sysconf(_SC_NPROCESSORS_ONLN) < 2 ? "no core" : "side by side"));
-    for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m).ms_alone > 0.0);
+    for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m)->ms_alone > 0.0);
     assert_int_equal(abar__compare_choose_jobs(w.compare), 1); /* the host: one, unless told otherwise */
     abar_compare_destroy(w.compare);
     drop_plan(f, &p);
@@ -249,8 +249,8 @@ static void methods_may_have_seeds_of_their_own(void **state)
         assert_string_equal(abar_compare_run_of(w.compare, i)->label, expected[i].label);
         assert_int_equal(abar_compare_run_of(w.compare, i)->seed, expected[i].seed);
     }
-    assert_int_equal(abar_compare_row_of(w.compare, 1).runs, 3);
-    assert_true(isnan(abar_compare_row_of(w.compare, 0).test_accuracy.std));
+    assert_int_equal(abar_compare_row_of(w.compare, 1)->runs, 3);
+    assert_true(isnan(abar_compare_row_of(w.compare, 0)->test_accuracy.std));
     abar_compare_destroy(w.compare);
     w = (watcher){0};
     assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_OK);

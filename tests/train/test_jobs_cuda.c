@@ -60,14 +60,14 @@ static void number_of_jobs_is_measured_on_the_device(void **state)
     fixture *f = *state;
     plan p;
     watcher w = {0};
-    abar_compare_events events = {watch, &w};
+    abar_compare_events events = {sizeof events, watch, &w};
     make_plan_of(f, &p, "resnet20", "many", "sgd mac", 2, SMALL " batch=128 precision=bf16");
     need(f, abar_compare_create(f->ctx, &p.config, &events, &w.compare));
     int jobs = abar__compare_measure_jobs(w.compare, 1e9);
     assert_true(jobs == 1 || jobs == 2 || jobs == 4);
     assert_non_null(strstr(w.news, "side by side"));
     print_message("%s", w.news);
-    for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m).ms_alone > 0.0);
+    for (int m = 0; m < 2; m++) assert_true(abar_compare_row_of(w.compare, m)->ms_alone > 0.0);
     abar_compare_destroy(w.compare);
     drop_plan(f, &p);
 }

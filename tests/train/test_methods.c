@@ -54,7 +54,7 @@ static void check_learns(fixture *f, const char *device, const char *optim)
     const double first = t->history[0].train_loss, last = t->history[3].train_loss;
     if (!(last < 0.9 * first && last < log(10.0))) fail_msg("%s on %s: loss %g, then %g", optim, device, first, last);
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
-        abar_map_info m = abar_optim_map(t->optim, i);
+        abar_map_info m = *abar_optim_map(t->optim, i);
         assert_int_equal(m.commits, 32); /* steps 0, 2, ... 62 */
         assert_int_equal(m.dropped + m.kept + m.doubled, 0);
     }
@@ -143,7 +143,7 @@ static void watch(void *user, const abar_progress *p)
 static abar_status run_until(fixture *f, const abar_setup *setup, bool resume, int64_t stop_at, snapshot *out)
 {
     watcher w = {.stop_at = stop_at};
-    abar_trainer_events events = {watch, &w};
+    abar_trainer_events events = {sizeof events, watch, &w};
     need(f, abar_trainer_create(f->ctx, setup, resume, &events, &w.trainer));
     abar_status status = abar_trainer_run(w.trainer);
     if (out) take(w.trainer, out);
@@ -206,7 +206,7 @@ static void mean_of_the_set(fixture *f, abar_trainer *t, double mean[785])
     memset(mean, 0, 785 * sizeof *mean);
     need(f, abar_loader_seek(t->train, 0, 0));
     for (int64_t b = 0; b < t->steps; b++) {
-        abar_batch batch;
+        abar_batch batch = {.size = sizeof batch};
         need(f, abar_loader_next(t->train, &batch));
         need(f, abar_batch_normalise(f->ctx, abar_dataset_info_of(t->data), &batch, 16, &input));
         for (int i = 0; i < 16 * 784; i++) mean[i % 784] += (double)images[i] / (double)(16 * t->steps);
@@ -312,7 +312,7 @@ static int64_t optimizer_steps(abar_trainer *t)
 
 static void make_vandal(fixture *f, const abar_setup *setup, vandal *v)
 {
-    abar_trainer_events events = {spoil, v};
+    abar_trainer_events events = {sizeof events, spoil, v};
     need(f, abar_trainer_create(f->ctx, setup, false, &events, &v->trainer));
     v->weight = (float *)abar_net_param(v->trainer->net, 0)->value.data + 3;
 }

@@ -30,7 +30,7 @@ static void stopped_trainer_can_run_on_without_a_folder(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", TINY);
     watcher w = {.stop_at = 7};
-    abar_trainer_events events = {watch, &w};
+    abar_trainer_events events = {sizeof events, watch, &w};
     const char *report;
     need(f, abar_trainer_create(f->ctx, setup, false, &events, &w.trainer));
     assert_int_equal(abar_trainer_run(w.trainer), ABAR_STOPPED);
@@ -91,7 +91,7 @@ static int run_child(const char *dir, int64_t die_at)
     fixture f = {0};
     abar_setup *setup;
     watcher w = {.stop_at = die_at, .die = true};
-    abar_trainer_events events = {watch, &w};
+    abar_trainer_events events = {sizeof events, watch, &w};
     if (abar_context_create(NULL, &f.ctx) < 0 || abar_setup_load(f.ctx, dir, &setup) < 0) return 1;
     if (abar_trainer_create(f.ctx, setup, true, &events, &w.trainer) < 0) return 2;
     return abar_trainer_run(w.trainer) < 0 ? 3 : 0;
@@ -273,7 +273,7 @@ static void ten_skipped_steps_end_the_run_with_a_usable_checkpoint(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", TINY);
     watcher w = {.stop_at = 3};
-    abar_trainer_events events = {watch, &w};
+    abar_trainer_events events = {sizeof events, watch, &w};
     set_out(f, setup, "good");
     assert_int_equal(run_until(f, setup, false, 3), ABAR_STOPPED);
     set_out(f, setup, "bad");

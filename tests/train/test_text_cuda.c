@@ -82,7 +82,7 @@ static void every_precision_learns_and_writes(void **state)
     for (int i = 0; i < 3; i++) {
         char weights[PATH_MAX_TEST], name[64];
         abar_setup *setup = text_setup(f, "adamw", "epochs=20");
-        abar_evaluation e;
+        abar_evaluation e = {.size = sizeof e};
         abar__place at;
         made m = {.n = 0};
         set(f, setup, "device", "cuda");

@@ -19,7 +19,7 @@ static void check_learns(fixture *f, const char *optim, const char *options, dou
 {
     abar_setup *setup = text_setup(f, optim, options);
     last_epoch last = {0};
-    abar_trainer_events events = {keep_last, &last};
+    abar_trainer_events events = {sizeof events, keep_last, &last};
     abar_trainer *t;
     const char *report;
     need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
@@ -51,7 +51,7 @@ static void the_first_loss_is_that_of_chance(void **state)
     fixture *f = *state;
     abar_setup *setup = text_setup(f, "adamw", "epochs=1 lr=0 final-lr=0");
     last_epoch last = {0};
-    abar_trainer_events events = {keep_last, &last};
+    abar_trainer_events events = {sizeof events, keep_last, &last};
     abar_trainer *t;
     need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
     need(f, abar_trainer_run(t));
@@ -91,7 +91,7 @@ static void accumulated_micro_batches_give_the_same_losses(void **state)
     for (int i = 0; i < 2; i++) {
         abar_setup *setup = text_setup(f, "adamw", i ? "accumulate=4" : "");
         last_epoch last = {0};
-        abar_trainer_events events = {keep_last, &last};
+        abar_trainer_events events = {sizeof events, keep_last, &last};
         abar_trainer *t;
         need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
         need(f, abar_trainer_run(t));
@@ -165,7 +165,7 @@ static void evaluation_agrees_with_training(void **state)
     abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
     static const char *const files[] = {"trained/state.safetensors", "trained/model.safetensors"};
     for (int i = 0; i < 2; i++) {
-        abar_evaluation e;
+        abar_evaluation e = {.size = sizeof e};
         path_in(f, files[i], weights);
         need(f, abar_evaluate(f->ctx, setup, weights, &e));
         assert_true(fabs(e.loss - last.test_loss) < (i ? 1e-5 : 1e-12)); /* an export is rounded to float */
@@ -191,7 +191,7 @@ static void evaluation_takes_the_vocabulary_of_the_weights(void **state)
     fixture *f = *state;
     char weights[PATH_MAX_TEST];
     abar_setup *setup = trained(f, "");
-    abar_evaluation e;
+    abar_evaluation e = {.size = sizeof e};
     path_in(f, "trained/model.safetensors", weights);
     write_file(f, "text", "hij. ", 60); /* fewer characters than the model knows */
     need(f, abar_evaluate(f->ctx, setup, weights, &e));

@@ -34,7 +34,7 @@ static void run_learns_reports_and_writes_its_files(void **state)
     abar_setup *setup =
         make_setup(f, "mlp", "sgd", "limit-train=1024 limit-test=300 batch=32 epochs=4 threads=1 widths=784-32-10");
     witness w = {.sane = true};
-    abar_trainer_events events = {witness_progress, &w};
+    abar_trainer_events events = {sizeof events, witness_progress, &w};
     abar_trainer *t;
     const char *json;
     set_out(f, setup, "run");
@@ -105,7 +105,7 @@ static void check_plan(fixture *f, const char *model, const char *optim, const c
 {
     abar_setup *setup = make_setup(f, model, optim, options);
     char out[64];
-    abar_memory_plan plan;
+    abar_memory_plan plan = {.size = sizeof plan};
     abar_trainer *t;
     snprintf(out, sizeof out, "%s-%s-%.8s", model, optim, setup->train.device);
     set_out(f, setup, out);
@@ -138,7 +138,7 @@ static double profile_of(const abar_bench *bench)
 {
     double us = 0.0;
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         for (int k = 0; k < ABAR_BENCH_PHASES; k++) us += row.phase[k].us;
     }
     return us;
@@ -147,7 +147,7 @@ static double profile_of(const abar_bench *bench)
 static int row_named(const abar_bench *bench, const char *name)
 {
     for (int i = 0; i < abar_bench_row_count(bench); i++)
-        if (strcmp(abar_bench_row_at(bench, i).name, name) == 0) return i;
+        if (strcmp(abar_bench_row_at(bench, i)->name, name) == 0) return i;
     fail_msg("no operation %s", name);
     return -1;
 }
@@ -157,7 +157,7 @@ static void bench_times_add_up(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=16 accumulate=2 threads=1");
     abar_bench_config config = {.size = sizeof config, .steps = 20, .warmup = 3, .profile = true};
-    abar_bench_result r;
+    abar_bench_result r = {.size = sizeof r};
     abar_bench *bench;
     need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
     assert_true(r.ms_p10 > 0.0 && r.ms_p10 <= r.ms_median && r.ms_median <= r.ms_p90);
@@ -179,11 +179,11 @@ static void bench_counts_bytes_and_flops(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "lenet5", "sgd", "batch=3 device=ref momentum=0.9");
     abar_bench_config config = {.size = sizeof config, .steps = 2, .warmup = 0, .profile = true};
-    abar_bench_result r;
+    abar_bench_result r = {.size = sizeof r};
     abar_bench *bench;
     need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
-    const abar_bench_row conv = abar_bench_row_at(bench, row_named(bench, "conv1"));
-    const abar_bench_row update = abar_bench_row_at(bench, abar_bench_row_count(bench) - 1);
+    const abar_bench_row conv = *abar_bench_row_at(bench, row_named(bench, "conv1"));
+    const abar_bench_row update = *abar_bench_row_at(bench, abar_bench_row_count(bench) - 1);
     const double in = 3 * 28 * 28 * 8, out = 3 * 6 * 28 * 28 * 8, weights = 156 * 8, products = 2.0 * 3 * 6 * 28 * 28 * 25;
     assert_true(conv.phase[ABAR_BENCH_FORWARD].bytes == in + out + weights);
     assert_true(conv.phase[ABAR_BENCH_FORWARD].flops == products);
@@ -200,10 +200,10 @@ static void bench_spreads_statistics_over_steps(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "lenet5", "mac", "batch=16 device=ref tcov=4 tinv=4");
     abar_bench_config config = {.size = sizeof config, .steps = 8, .warmup = 1, .profile = true};
-    abar_bench_result r;
+    abar_bench_result r = {.size = sizeof r};
     abar_bench *bench;
     need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
-    const abar_bench_row conv = abar_bench_row_at(bench, row_named(bench, "conv1"));
+    const abar_bench_row conv = *abar_bench_row_at(bench, row_named(bench, "conv1"));
     assert_true(conv.phase[ABAR_BENCH_STATISTICS].us > 0.0);
     assert_true(conv.phase[ABAR_BENCH_STATISTICS].bytes == 16 * 28 * 28 * 8 / 4.0);
     assert_true(profile_of(bench) <= 1e3 * r.ms_mean);
@@ -221,7 +221,7 @@ static void bench_takes_the_shape_of_the_data(void **state)
     fixture *f = *state;
     abar_setup *setup;
     abar_bench_config config = {.size = sizeof config, .steps = 2};
-    abar_bench_result r;
+    abar_bench_result r = {.size = sizeof r};
     abar_bench *bench;
     need(f, abar_setup_create(f->ctx, "deit-tiny", "cifar10:nowhere", "sgd", &setup)); /* by itself 224 x 224, 1000 classes */
     static const char *const small[][2] = {{"batch", "2"}, {"width", "8"}, {"heads", "1"}, {"depth", "1"}, {"threads", "1"}};

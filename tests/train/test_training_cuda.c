@@ -182,7 +182,7 @@ static void dense_blocks_grow_in_place_and_have_refs_gradients(void **state)
         check_running(cuda, ref);
         double joined = 0.0, moved = 0.0; /* what concatenations make, and what they move for it */
         for (int n = 0; n < abar_net_node_count(cuda->net); n++) {
-            const abar_node_info node = abar_net_node(cuda->net, n);
+            const abar_node_info node = *abar_net_node(cuda->net, n);
             if (strcmp(node.operation, "concat") != 0) continue;
             joined += (double)(node.dim[0] * node.dim[1] * node.dim[2] * node.dim[3]) * (double)sizeof(float);
             moved += node.forward.bytes;
@@ -205,8 +205,11 @@ static void run_pipeline(engine *e, bool alone, double losses[])
     bool got = true;
     int n = 0;
     need(e->f, abar__pipeline_create(&e->stepper, e->dev, e->loader, &p));
-    const abar_schedule schedule = {
-        .kind = ABAR_SCHEDULE_COSINE, .lr = e->setup->train.lr, .epochs = 2, .steps_per_epoch = p.steps};
+    const abar_schedule schedule = {.size = sizeof schedule,
+                                    .kind = ABAR_SCHEDULE_COSINE,
+                                    .lr = e->setup->train.lr,
+                                    .epochs = 2,
+                                    .steps_per_epoch = p.steps};
     for (int64_t epoch = 0; epoch < 2; epoch++) {
         need(e->f, abar_loader_seek(e->loader, epoch, 0));
         need(e->f, abar__pipeline_seek(&p, &schedule, epoch, 0));
@@ -328,7 +331,7 @@ static void step_with_a_loss_that_is_not_finite_changes_nothing(void **state)
         size_t changed = 0; /* what counts steps counts on: a word for all, and one for every map that owes a refresh */
         for (size_t b = 0; b < before.used; b++) changed += before.bytes[b] != after.bytes[b];
         if (changed > (i > 0 ? 40u : 0u)) fail_msg("%s: %zu bytes changed", optims[i], changed);
-        abar_batch batch;
+        abar_batch batch = {.size = sizeof batch};
         need(f, abar_loader_next(e->loader, &batch));
         need(f, abar__stepper_run(&e->stepper, &batch, 6, 0.1, &r));
         assert_false(r.skipped);
@@ -401,7 +404,7 @@ static void lost_device_is_told_and_the_checkpoint_stays(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "lenet5", "mac", SMALL);
     vandal v = {0};
-    abar_trainer_events events = {break_device, &v};
+    abar_trainer_events events = {sizeof events, break_device, &v};
     set_out(f, setup, "lost");
     need(f, abar_trainer_create(f->ctx, setup, false, &events, &v.trainer));
     assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_BACKEND);
@@ -436,13 +439,13 @@ static void profile_times_every_operation(void **state)
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "resnet20", "mac", "device=cuda batch=64 precision=bf16 tcov=2 tinv=2 threads=1");
     abar_bench_config config = {.size = sizeof config, .steps = 10, .warmup = 4, .profile = true};
-    abar_bench_result r;
+    abar_bench_result r = {.size = sizeof r};
     abar_bench *bench;
     need(f, abar_bench_run(f->ctx, setup, &config, &r, &bench));
     assert_true(r.copy_rate > 1e11 && r.copy_rate < 1e14 && r.product_rate > 1e12 && r.product_rate < 1e16);
     double total = 0.0, statistics = 0.0;
     for (int i = 0; i < abar_bench_row_count(bench); i++) {
-        const abar_bench_row row = abar_bench_row_at(bench, i);
+        const abar_bench_row row = *abar_bench_row_at(bench, i);
         const bool does_something = row.phase[ABAR_BENCH_FORWARD].bytes > 0.0;
         if (does_something && !(row.phase[ABAR_BENCH_FORWARD].us > 0.0 && row.phase[ABAR_BENCH_FORWARD].floor_us > 0.0))
             fail_msg("%s took no time", row.name);

@@ -59,7 +59,7 @@ static inline void drop_engine(engine *e)
 /* Step k on the loader's next batch. */
 static inline abar__step_result train_on(engine *e, int64_t k)
 {
-    abar_batch batch;
+    abar_batch batch = {.size = sizeof batch};
     abar__step_result r;
     need(e->f, abar_loader_next(e->loader, &batch));
     need(e->f, abar__stepper_run(&e->stepper, &batch, k, e->setup->train.lr, &r));

@@ -25,7 +25,7 @@ static inline void watch(void *user, const abar_progress *p)
 static inline abar_status run_until(fixture *f, const abar_setup *setup, bool resume, int64_t stop_at)
 {
     watcher w = {.stop_at = stop_at};
-    abar_trainer_events events = {watch, &w};
+    abar_trainer_events events = {sizeof events, watch, &w};
     abar_trainer *t;
     need(f, abar_trainer_create(f->ctx, setup, resume, &events, &t));
     w.trainer = t;

@@ -291,7 +291,7 @@ class Engine:
 
     def maps(self) -> list[_abi.MapInfo]:
         count = self.library.abar_optim_map_count(self.optim)
-        return [self.library.abar_optim_map(self.optim, i) for i in range(count)]
+        return [_abi.MapInfo.from_buffer_copy(self.library.abar_optim_map(self.optim, i).contents) for i in range(count)]
 
     def counters(self) -> dict[str, int]:
         """The steps given so far, skipped ones included, and the updates made."""

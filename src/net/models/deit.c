@@ -48,7 +48,8 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
     const deit_config *c = config;
     const int64_t width = c->width ? c->width : model->variant * HEAD_WIDTH;
     abar__vit_block_config block = {.eps = EPS, .drop = c->drop};
-    block.attention = (abar_attention_config){.heads = c->heads ? c->heads : model->variant, .drop = c->attention_drop};
+    block.attention =
+        ABAR_CONFIG(abar_attention_config, .heads = c->heads ? c->heads : model->variant, .drop = c->attention_drop);
     int64_t grid[2];
     x = abar__vit_patches(net, x, patch_of(net, x, c), width, grid);
     x = abar_class_token(net, x); /* (1 + patches, width) */

@@ -29,7 +29,7 @@ static void shape(const abar_model *model, const void *config, int64_t input[3],
 
 static abar_value conv(abar_net *net, abar_value x, const char *name, int64_t out, int64_t kernel)
 {
-    return abar_conv2d(net, x, name, &(abar_conv2d_config){.out = out, .kernel = kernel, .pad = kernel / 2});
+    return abar_conv2d(net, x, name, &ABAR_CONFIG(abar_conv2d_config, .out = out, .kernel = kernel, .pad = kernel / 2));
 }
 
 static abar_value activate(abar_net *net, abar_value x, const char *name)
@@ -60,7 +60,7 @@ static abar_value transition(abar_net *net, abar_value x, int block, int64_t out
     abar_scope_push(net, "trans%d", block);
     x = conv(net, activate(net, x, "bn"), "conv", out, 1);
     abar_scope_pop(net);
-    return abar_average_pool(net, x, &(abar_pool_config){.kernel = 2});
+    return abar_average_pool(net, x, &ABAR_CONFIG(abar_pool_config, .kernel = 2));
 }
 
 static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
@@ -76,7 +76,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
         if (block + 1 < blocks) x = transition(net, x, block + 1, channels /= 2);
     }
     x = abar_global_average_pool(net, activate(net, x, "bn")); /* over the 4x4 pixels that are left of 32x32 */
-    return abar_linear(net, abar_flatten(net, x), "linear", &(abar_linear_config){.out = classes, .bias = true});
+    return abar_linear(net, abar_flatten(net, x), "linear", &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true));
 }
 
 const abar_model abar__model_densenet121 = {

@@ -59,7 +59,7 @@ static abar_value norm(abar_net *net, abar_value x, const char *name, const gpt_
 
 static abar_value linear(abar_net *net, abar_value x, const char *name, int64_t out, const gpt_config *c)
 {
-    return abar_linear(net, x, name, &(abar_linear_config){.out = out, .bias = c->bias, .init = ABAR_INIT_GPT});
+    return abar_linear(net, x, name, &ABAR_CONFIG(abar_linear_config, .out = out, .bias = c->bias, .init = ABAR_INIT_GPT));
 }
 
 static abar_value drop(abar_net *net, abar_value x, const gpt_config *c)
@@ -70,15 +70,16 @@ static abar_value drop(abar_net *net, abar_value x, const gpt_config *c)
 /* Ends a branch: back to the width, then onto the stream x. */
 static abar_value project(abar_net *net, abar_value x, abar_value y, const char *name, const gpt_config *c)
 {
-    y = abar_linear(
-        net, y, name,
-        &(abar_linear_config){.out = c->width, .bias = c->bias, .init = ABAR_INIT_GPT_RESIDUAL, .layers = c->layers});
+    y = abar_linear(net, y, name,
+                    &ABAR_CONFIG(abar_linear_config, .out = c->width, .bias = c->bias, .init = ABAR_INIT_GPT_RESIDUAL,
+                                 .layers = c->layers));
     return abar_add(net, x, drop(net, y, c));
 }
 
 static abar_value block(abar_net *net, abar_value x, const gpt_config *c)
 {
-    const abar_attention_config attention = {.heads = c->heads, .causal = true, .drop = c->attention_drop};
+    const abar_attention_config attention = {
+        .size = sizeof attention, .heads = c->heads, .causal = true, .drop = c->attention_drop};
     abar_value y = linear(net, norm(net, x, "ln_1", c), "attn.c_attn", 3 * c->width, c);
     x = project(net, x, abar_attention_heads(net, y, "attn", &attention), "attn.c_proj", c);
     y = abar_gelu_tanh(net, linear(net, norm(net, x, "ln_2", c), "mlp.c_fc", 4 * c->width, c));

@@ -24,14 +24,15 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
 {
     (void)model;
     const lenet5_config *c = config;
-    const abar_pool_config half = {.kernel = 2};
-    x = activate(net, abar_conv2d(net, x, "conv1", &(abar_conv2d_config){.out = 6, .kernel = 5, .pad = 2, .bias = true}), c);
+    const abar_pool_config half = {.size = sizeof half, .kernel = 2};
+    x = activate(
+        net, abar_conv2d(net, x, "conv1", &ABAR_CONFIG(abar_conv2d_config, .out = 6, .kernel = 5, .pad = 2, .bias = true)), c);
     x = abar_max_pool(net, x, &half); /* (6, 14, 14) */
-    x = activate(net, abar_conv2d(net, x, "conv2", &(abar_conv2d_config){.out = 16, .kernel = 5, .bias = true}), c);
+    x = activate(net, abar_conv2d(net, x, "conv2", &ABAR_CONFIG(abar_conv2d_config, .out = 16, .kernel = 5, .bias = true)), c);
     x = abar_flatten(net, abar_max_pool(net, x, &half)); /* (16 * 5 * 5) */
-    x = activate(net, abar_linear(net, x, "fc1", &(abar_linear_config){.out = 120, .bias = true}), c);
-    x = activate(net, abar_linear(net, x, "fc2", &(abar_linear_config){.out = 84, .bias = true}), c);
-    return abar_linear(net, x, "fc3", &(abar_linear_config){.out = classes, .bias = true});
+    x = activate(net, abar_linear(net, x, "fc1", &ABAR_CONFIG(abar_linear_config, .out = 120, .bias = true)), c);
+    x = activate(net, abar_linear(net, x, "fc2", &ABAR_CONFIG(abar_linear_config, .out = 84, .bias = true)), c);
+    return abar_linear(net, x, "fc3", &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true));
 }
 
 const abar_model abar__model_lenet5 = {

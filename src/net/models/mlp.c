@@ -39,7 +39,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
     for (int i = 1; i < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "fc%d", i);
-        x = abar_linear(net, x, name, &(abar_linear_config){.out = width[i], .bias = true});
+        x = abar_linear(net, x, name, &ABAR_CONFIG(abar_linear_config, .out = width[i], .bias = true));
         if (i < n - 1) x = abar_relu(net, x);
     }
     return x;

@@ -5,7 +5,8 @@
 static abar_value conv3x3(abar_net *net, abar_value x, const char *name, int64_t out, int64_t stride)
 {
     return abar_conv2d(
-        net, x, name, &(abar_conv2d_config){.out = out, .kernel = 3, .stride = stride, .pad = 1, .init = ABAR_INIT_KAIMING_IN});
+        net, x, name,
+        &ABAR_CONFIG(abar_conv2d_config, .out = out, .kernel = 3, .stride = stride, .pad = 1, .init = ABAR_INIT_KAIMING_IN));
 }
 
 static abar_value basic_block(abar_net *net, abar_value x, int64_t out, int64_t stride)
@@ -26,7 +27,8 @@ abar_value abar__resnet_cifar(abar_net *net, abar_value x, int n, int64_t width,
             abar_scope_pop(net);
         }
     x = abar_flatten(net, abar_global_average_pool(net, x));
-    return abar_linear(net, x, "linear", &(abar_linear_config){.out = classes, .bias = true, .init = ABAR_INIT_KAIMING_IN});
+    return abar_linear(net, x, "linear",
+                       &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true, .init = ABAR_INIT_KAIMING_IN));
 }
 
 static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)

@@ -37,8 +37,8 @@ static abar_value conv_norm(abar_net *net, abar_value x, const char *conv, const
 
 static abar_conv2d_config square(int64_t out, int64_t kernel, int64_t stride)
 {
-    return (abar_conv2d_config){
-        .out = out, .kernel = kernel, .stride = stride, .pad = kernel / 2, .init = ABAR_INIT_KAIMING_OUT};
+    return ABAR_CONFIG(abar_conv2d_config, .out = out, .kernel = kernel, .stride = stride, .pad = kernel / 2,
+                       .init = ABAR_INIT_KAIMING_OUT);
 }
 
 static abar_value bottleneck(abar_net *net, abar_value x, int64_t width, int64_t stride, bool changes)
@@ -67,7 +67,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
     int64_t blocks[STAGES_MAX];
     const int stages = blocks_of(model, net, c->blocks, blocks);
     x = abar_relu(net, conv_norm(net, x, "conv1", "bn1", &stem));
-    x = abar_max_pool(net, x, &(abar_pool_config){.kernel = 3, .stride = 2, .pad = 1});
+    x = abar_max_pool(net, x, &ABAR_CONFIG(abar_pool_config, .kernel = 3, .stride = 2, .pad = 1));
     for (int stage = 0; stage < stages; stage++)
         for (int64_t block = 0; block < blocks[stage]; block++) {
             abar_scope_push(net, "layer%d.%d", stage + 1, (int)block);
@@ -75,7 +75,7 @@ static abar_value build(const abar_model *model, abar_net *net, abar_value x, in
             abar_scope_pop(net);
         }
     x = abar_flatten(net, abar_global_average_pool(net, x));
-    return abar_linear(net, x, "fc", &(abar_linear_config){.out = classes, .bias = true});
+    return abar_linear(net, x, "fc", &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true));
 }
 
 /* The usual image is of the size that the recipe trains with. */

@@ -78,7 +78,8 @@ static abar_value merge(abar_net *net, abar_value x, plan *p, int64_t width)
     x = abar_layer_norm(net, x, "downsample.norm", EPS);
     p->grid[0] /= 2;
     p->grid[1] /= 2;
-    return abar_linear(net, x, "downsample.reduction", &(abar_linear_config){.out = width, .init = ABAR_INIT_TRUNCATED});
+    return abar_linear(net, x, "downsample.reduction",
+                       &ABAR_CONFIG(abar_linear_config, .out = width, .init = ABAR_INIT_TRUNCATED));
 }
 
 /* One stage of blocks, of which first stand before it. */
@@ -92,11 +93,9 @@ static abar_value stage(abar_net *net, abar_value x, const swin_config *c, const
     for (int64_t b = 0; b < p->depth[s]; b++) {
         abar__vit_block_config block = {.eps = EPS, .drop = c->drop};
         block.drop_path = p->blocks > 1 ? c->drop_path * (double)(first + b) / (double)(p->blocks - 1) : 0.0;
-        block.attention = (abar_attention_config){.heads = p->heads[s],
-                                                  .drop = c->attention_drop,
-                                                  .grid = {p->grid[0], p->grid[1]},
-                                                  .side = side,
-                                                  .shift = b % 2 && smaller > side ? side / 2 : 0};
+        block.attention =
+            ABAR_CONFIG(abar_attention_config, .heads = p->heads[s], .drop = c->attention_drop,
+                        .grid = {p->grid[0], p->grid[1]}, .side = side, .shift = b % 2 && smaller > side ? side / 2 : 0);
         abar_scope_push(net, "blocks.%d", (int)b);
         x = abar__vit_block(net, x, &block);
         abar_scope_pop(net);

@@ -4,7 +4,7 @@
 
 static abar_value linear(abar_net *net, abar_value x, const char *name, int64_t out)
 {
-    return abar_linear(net, x, name, &(abar_linear_config){.out = out, .bias = true, .init = ABAR_INIT_TRUNCATED});
+    return abar_linear(net, x, name, &ABAR_CONFIG(abar_linear_config, .out = out, .bias = true, .init = ABAR_INIT_TRUNCATED));
 }
 
 static abar_value drop(abar_net *net, abar_value x, double probability)
@@ -29,7 +29,7 @@ abar_value abar__vit_patches(abar_net *net, abar_value x, int64_t patch, int64_t
     grid[0] = shape.dim[1] / patch;
     grid[1] = shape.dim[2] / patch;
     x = abar_conv2d(net, x, "patch_embed.proj",
-                    &(abar_conv2d_config){.out = width, .kernel = patch, .stride = patch, .bias = true});
+                    &ABAR_CONFIG(abar_conv2d_config, .out = width, .kernel = patch, .stride = patch, .bias = true));
     return abar_tokens(net, x); /* (grid[0] * grid[1], width) */
 }
 

@@ -5,8 +5,8 @@
 static abar_value conv(abar_net *net, abar_value x, const char *name, int64_t out, int64_t kernel, int64_t stride)
 {
     return abar_conv2d(net, x, name,
-                       &(abar_conv2d_config){
-                           .out = out, .kernel = kernel, .stride = stride, .pad = kernel / 2, .init = ABAR_INIT_KAIMING_OUT});
+                       &ABAR_CONFIG(abar_conv2d_config, .out = out, .kernel = kernel, .stride = stride, .pad = kernel / 2,
+                                    .init = ABAR_INIT_KAIMING_OUT));
 }
 
 static abar_value activate(abar_net *net, abar_value x, const char *name)
@@ -34,7 +34,7 @@ abar_value abar__wrn(abar_net *net, abar_value x, int n, int64_t stem, int64_t w
             abar_scope_pop(net);
         }
     x = abar_flatten(net, abar_global_average_pool(net, activate(net, x, "bn1")));
-    return abar_linear(net, x, "fc", &(abar_linear_config){.out = classes, .bias = true});
+    return abar_linear(net, x, "fc", &ABAR_CONFIG(abar_linear_config, .out = classes, .bias = true));
 }
 
 static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)

@@ -39,23 +39,24 @@ static bool check(abar_net *net, const abar__node *node, const abar_attention_co
     return false;
 }
 
-abar_value abar_attention_heads(abar_net *net, abar_value qkv, const char *name, const abar_attention_config *config)
+abar_value abar_attention_heads(abar_net *net, abar_value qkv, const char *name, const abar_attention_config *caller)
 {
     abar__node *node = abar__net_node(net, ABAR_OP_ATTENTION, name, 1, &qkv);
-    if (!node) return (abar_value){-1};
+    abar_attention_config config;
+    if (!node || !abar__net_config(net, node, "abar_attention_config", caller, &config, sizeof config)) return (abar_value){-1};
     const abar__shape in = *abar__net_shape(net, qkv.id); /* (T, 3D) */
-    if (!check(net, node, config, &in)) return (abar_value){-1};
+    if (!check(net, node, &config, &in)) return (abar_value){-1};
     abar__op_desc *d = &node->desc;
-    d->heads = config->heads;
-    d->causal = config->causal;
-    d->drop = config->drop;
-    if (config->drop > 0.0) d->number = (uint32_t)net->dropouts++;
-    if (config->side) {
-        const int64_t reach = 2 * config->side - 1, dim[2] = {reach * reach, config->heads};
-        d->grid[0] = config->grid[0];
-        d->grid[1] = config->grid[1];
-        d->side = config->side;
-        d->shift = config->shift;
+    d->heads = config.heads;
+    d->causal = config.causal;
+    d->drop = config.drop;
+    if (config.drop > 0.0) d->number = (uint32_t)net->dropouts++;
+    if (config.side) {
+        const int64_t reach = 2 * config.side - 1, dim[2] = {reach * reach, config.heads};
+        d->grid[0] = config.grid[0];
+        d->grid[1] = config.grid[1];
+        d->side = config.side;
+        d->shift = config.shift;
         abar__param_info *bias = abar__net_add_param(net, node, 0, "relative_position_bias_table", ABAR_PARAM_TOKEN, 2, dim);
         if (!bias) return (abar_value){-1};
         bias->normal = 0.02;

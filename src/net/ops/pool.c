@@ -1,10 +1,8 @@
 /* Maximum and average pooling. */
 #include "net/net_impl.h"
 
-static abar_value pool(abar_net *net, abar_value x, const char *name, const abar_window *window, bool average)
+static abar_value pool(abar_net *net, abar_value x, abar__node *node, const abar_window *window, bool average)
 {
-    abar__node *node = abar__net_node(net, ABAR_OP_POOL2D, name, 1, &x);
-    if (!node) return (abar_value){-1};
     const abar__shape *in = abar__net_shape(net, x.id);
     char text[64];
     if (in->ndim != 3)
@@ -22,22 +20,24 @@ static abar_value pool(abar_net *net, abar_value x, const char *name, const abar
     return abar__net_finish(net, node, &out);
 }
 
-static abar_window square(const abar_pool_config *c)
+static abar_value pool_square(abar_net *net, abar_value x, const char *name, const abar_pool_config *caller, bool average)
 {
-    int64_t stride = c->stride ? c->stride : c->kernel;
-    return (abar_window){{c->kernel, c->kernel}, {stride, stride}, {c->pad, c->pad}, {1, 1}, 1};
+    abar__node *node = abar__net_node(net, ABAR_OP_POOL2D, name, 1, &x);
+    abar_pool_config c;
+    if (!node || !abar__net_config(net, node, "abar_pool_config", caller, &c, sizeof c)) return (abar_value){-1};
+    const int64_t stride = c.stride ? c.stride : c.kernel;
+    const abar_window window = {{c.kernel, c.kernel}, {stride, stride}, {c.pad, c.pad}, {1, 1}, 1};
+    return pool(net, x, node, &window, average);
 }
 
 abar_value abar_max_pool(abar_net *net, abar_value x, const abar_pool_config *config)
 {
-    abar_window window = square(config);
-    return pool(net, x, "max_pool", &window, false);
+    return pool_square(net, x, "max_pool", config, false);
 }
 
 abar_value abar_average_pool(abar_net *net, abar_value x, const abar_pool_config *config)
 {
-    abar_window window = square(config);
-    return pool(net, x, "average_pool", &window, true);
+    return pool_square(net, x, "average_pool", config, true);
 }
 
 abar_value abar_global_average_pool(abar_net *net, abar_value x)
@@ -47,5 +47,6 @@ abar_value abar_global_average_pool(abar_net *net, abar_value x)
     abar_window window = abar_window_unit();
     const abar__shape *in = abar__net_shape(net, x.id);
     for (int axis = 0; axis < 2 && in->ndim == 3; axis++) window.kernel[axis] = window.stride[axis] = in->dim[axis + 1];
-    return pool(net, x, "global_average_pool", &window, true);
+    abar__node *node = abar__net_node(net, ABAR_OP_POOL2D, "global_average_pool", 1, &x);
+    return node ? pool(net, x, node, &window, true) : (abar_value){-1};
 }
