@@ -271,17 +271,17 @@ abar_status abar_moments_summarise(const abar_moments *m, double damping, abar_m
 {
     workspace w = {0};
     ABAR_TRY(check_rows(m));
-    if (!out || out->size < sizeof(size_t) || out->size > sizeof *out)
-        return abar__fail(m->ctx, ABAR_E_ARGUMENT, "moments: size is wrong, set it to sizeof(abar_moments_summary)");
+    abar_moments_summary s;
+    ABAR_TRY(abar__struct_read(m->ctx, "abar_moments_summary", out, &s, sizeof s));
     if (!(damping >= 0.0) || !isfinite(damping) || n < 0 || n > m->d || (n > 0 && !values))
         return abar__fail(m->ctx, ABAR_E_ARGUMENT,
                           "moments: damping must be finite and not negative, and %lld eigenvalues do not "
                           "exist of side %lld",
                           (long long)n, (long long)m->d);
-    abar_moments_summary s = {.size = out->size};
+    s = (abar_moments_summary){.size = sizeof s};
     ABAR_TRY(make_workspace(m, &w));
     const abar_status status = summarise(m, damping, &w, &s, values, n);
     abar__free(m->ctx, w.memory, w.bytes);
-    if (status >= 0) memcpy(out, &s, out->size);
+    if (status >= 0) abar__struct_write(&s, sizeof s, out);
     return status;
 }
