@@ -42,8 +42,8 @@ struct command {
     int (*run)(cli *c);   /* returns the exit code */
 };
 
-extern const command command_train, command_compare, command_eval, command_sample, command_bench, command_models, command_data,
-    command_optimizers;
+extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,
+    command_models, command_data, command_optimizers;
 
 /* ---- errors.c: said once, on stderr, as "abar: subject: reason, and what to do" ------------------------------- */
 
@@ -110,6 +110,12 @@ void folder_claim(char out[ABAR_OPTION_TEXT_MAX], const char *name);
 void folder_unclaim(const char *out);
 /* The weights of a checkpoint: the file itself, or what lies in the folder of a run. Returns an exit code. */
 int folder_weights(const char *checkpoint, char *weights, size_t size);
+
+/* ---- checkpoint.c ----------------------------------------------------------------------------------------------- */
+
+/* The setup of weights on disk: a run brings its own, which flags (the command's own go to flags) may still change; other files
+ * need --model. Returns an exit code. */
+int checkpoint_setup(cli *c, const char *checkpoint, void *flags, abar_setup **setup);
 
 /* ---- stop.c ---------------------------------------------------------------------------------------------------- */
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const command *const commands[] = {&command_train,  &command_compare,    &command_eval,
-                                          &command_sample, &command_bench,      &command_models,
-                                          &command_data,   &command_optimizers, NULL};
+static const command *const commands[] = {
+    &command_train,  &command_compare, &command_eval,       &command_sample,  &command_bench,
+    &command_models, &command_data,    &command_optimizers, &command_analyze, NULL};
 
 static const command *find_command(const char *name)
 {

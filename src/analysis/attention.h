@@ -12,13 +12,25 @@ typedef struct abar__attention_sums {
     double count;
     double *sum;                  /* (n, n) */
     double share, rank1, printed; /* sums of sigma_1^2 / |T|_F^2, |T - 1 t^T|_F / |T|_F, |T - t t^T|_F / |T|_F */
-    double *work;                 /* (n, n), then 2 n */
+    double *work;                 /* (n, n), then 3 n */
     size_t bytes;
 } abar__attention_sums;
 
 abar_status abar__attention_create(abar_context *ctx, int64_t n, abar__attention_sums *out);
 void abar__attention_free(abar__attention_sums *s);
 abar_status abar__attention_add(abar__attention_sums *s, const double *t);
+
+/* Queries, keys and values of a batch as a linear map wrote them, and how attention reads them. */
+typedef struct abar__attention_view {
+    const float *qkv; /* (samples, tokens, 3 width) */
+    int64_t samples, tokens, width, heads;
+    int64_t grid[2], side, shift; /* windows of side x side tokens on a grid rolled by shift; side 0: all tokens */
+    bool causal;
+    const float *bias; /* ((2 side - 1)^2, heads): relative positions; NULL: none */
+} abar__attention_view;
+
+/* Adds the probabilities of every sample, window and head. */
+abar_status abar__attention_add_view(abar__attention_sums *s, const abar__attention_view *v);
 
 typedef struct abar__attention_summary {
     int64_t n;

@@ -83,6 +83,12 @@ static double gram_entry(int64_t rows, int64_t d, int64_t out, const double *a1,
     return abar__dot(rows * rows, inputs, grads);
 }
 
+static void mirror(int64_t n, double *a)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < i; j++) a[j * n + i] = a[i * n + j];
+}
+
 /* Gradients g_n = sum_r p a^T (out, d), one after the other. */
 static void fill_gradients(int64_t examples, int64_t rows, int64_t d, int64_t out, const double *a, const double *p, double *g)
 {
@@ -94,6 +100,11 @@ static void fill_gradients(int64_t examples, int64_t rows, int64_t d, int64_t ou
 abar_status abar__fisher_gram(abar_context *ctx, int64_t examples, int64_t rows, int64_t d, int64_t out, const double *a,
                               const double *p, double *gram)
 {
+    if (rows == 1 && !p) {
+        cblas_dsyrk(CblasRowMajor, CblasLower, CblasNoTrans, (int)examples, (int)d, 1.0, a, (int)d, 0.0, gram, (int)examples);
+        mirror(examples, gram);
+        return ABAR_OK;
+    }
     /* whichever needs less memory: products of rows, or whole gradients */
     const bool by_gradients = rows > 1 && out * d <= 4 * rows * (out + d);
     const size_t bytes = (size_t)(by_gradients ? examples * out * d : 2 * rows * rows) * sizeof(double);
@@ -109,8 +120,7 @@ abar_status abar__fisher_gram(abar_context *ctx, int64_t examples, int64_t rows,
         for (int64_t j = 0; j <= i; j++)
             gram[i * examples + j] =
                 gram_entry(rows, d, out, a + i * rows * d, a + j * rows * d, p + i * rows * out, p + j * rows * out, work);
-    for (int64_t i = 0; i < examples; i++)
-        for (int64_t j = 0; j < i; j++) gram[j * examples + i] = gram[i * examples + j];
+    mirror(examples, gram);
     abar__free(ctx, memory, bytes);
     return ABAR_OK;
 }

@@ -144,5 +144,8 @@ void abar__statements_end(abar__theory *t, abar__statements *s)
         conditions->verdict = ABAR_VERDICT_UNMET;
         conditions->at = s->unmet;
     }
+    static const int of_finite_width[] = {I0, I3, I3B, I5, I6B, I8, I8_TOTAL};
+    for (size_t i = 0; t->config.m == 0 && i < sizeof of_finite_width / sizeof *of_finite_width; i++)
+        t->statement[of_finite_width[i]].verdict = ABAR_VERDICT_VACUOUS;
     if (t->gram_min <= 1e-12 * t->gram_max && paper->verdict == ABAR_VERDICT_HOLDS) paper->verdict = ABAR_VERDICT_VACUOUS;
 }

@@ -216,18 +216,19 @@ static void put_path(abar__canvas *c, const abar__panel *p, const abar__frame *f
 
 static void draw_line(abar__canvas *c, const abar__panel *p, const abar__frame *f, const abar__series *s)
 {
+    if (s->n == 0) return;
     abar__put(c, "<g stroke='%s' fill='%s'>", color_of(s), color_of(s));
     if (s->name) {
         abar__put(c, "<title>");
         abar__put_text(c, s->name);
-        if (s->note) abar__put(c, ": ");
-        if (s->note) abar__put_text(c, s->note);
+        if (s->note || s->broken) abar__put(c, ": ");
+        abar__put_text(c, s->broken ? "failed" : s->note ? s->note : "");
         abar__put(c, "</title>");
     }
     if (s->broken)
         abar__put(c, "<path fill='none' stroke-width='14' stroke-dasharray='14 26' d='");
     else
-        abar__put(c, "<path fill='none' stroke-width='24'%s d='", dashes_of(s));
+        abar__put(c, "<path class='line' fill='none' stroke-width='24'%s d='", dashes_of(s));
     put_path(c, p, f, s);
     abar__put(c, "'/>");
     for (int64_t k = 0; k < s->n && s->dots && s->n * p->n_series <= DOTS_MAX; k++)
@@ -323,9 +324,11 @@ static void draw_lines(abar__canvas *c, const abar__panel *p, const abar__frame 
         if (!p->series[i].broken) draw_line(c, p, f, &p->series[i]);
     abar__put(c, "</g>\n");
     if (name_width(p) > 0) draw_names(c, p, f);
-    if (p->n_series == 0)
+    bool empty = true;
+    for (int i = 0; i < p->n_series; i++) empty = empty && p->series[i].n == 0;
+    if (empty)
         draw_label(c, "class='soft' font-size='140' text-anchor='middle'", f->x + f->width / 2, f->y + PLOT_HEIGHT / 2,
-                   "no data yet");
+                   "nothing to draw yet");
 }
 
 static void draw_panel(abar__canvas *c, const abar__panel *p, const abar__frame *f)

@@ -4,6 +4,7 @@
 #define ABAR_PLOT_H
 
 #include "base/base_impl.h"
+#include "base/number.h"
 
 #define ABAR_TICKS_MAX 32
 
@@ -54,6 +55,9 @@ typedef struct abar__picture {
     const abar__panel *panels;
     int n_panels, columns;
 } abar__picture;
+
+/* A number with so many decimals and a point, in any locale; -1: as many as it needs. Returns text. */
+const char *abar__plot_number(double value, int decimals, char text[ABAR_REAL_TEXT_MAX]);
 
 abar_status abar__picture_write(abar_context *ctx, const abar__picture *picture, abar__text *out);
 

@@ -2,7 +2,6 @@
 #ifndef ABAR_PLOT_IMPL_H
 #define ABAR_PLOT_IMPL_H
 
-#include "base/number.h"
 #include "io/plot.h"
 
 enum {
@@ -24,8 +23,6 @@ typedef struct abar__frame {
 
 void abar__put(abar__canvas *c, const char *format, ...) ABAR_PRINTF(2, 3);
 void abar__put_text(abar__canvas *c, const char *text); /* escaped */
-/* A number with so many decimals and a point, in any locale; -1: as many as it needs. */
-const char *abar__plot_number(double value, int decimals, char text[ABAR_REAL_TEXT_MAX]);
 
 void abar__draw_heat(abar__canvas *c, const abar__panel *p, const abar__frame *f);
 
