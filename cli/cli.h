@@ -43,8 +43,8 @@ struct command {
     int (*run)(cli *c);   /* returns the exit code */
 };
 
-extern const command command_train, command_compare, command_eval, command_sample, command_bench, command_models, command_data,
-    command_optimizers;
+extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,
+    command_models, command_data, command_optimizers;
 
 /* ---- errors.c: "abar: subject: reason, and what to do" on stderr, once; with --json also {"error": ..., "status": CODE} on
  * stdout --------------------------------------------------------------------------------------------------------- */
@@ -117,6 +117,12 @@ void folder_unclaim(const char *out);
 int folder_missing(const cli *c, const char *checkpoint);
 /* The file of weights: the checkpoint itself, or a file in it if it is the folder of a run. Returns an exit code. */
 int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size);
+
+/* ---- checkpoint.c ----------------------------------------------------------------------------------------------- */
+
+/* The setup of weights on disk: a run brings its own, which flags (the command's own go to flags) may still change; other files
+ * need --model. Returns an exit code. */
+int checkpoint_setup(cli *c, const char *checkpoint, void *flags, abar_setup **setup);
 
 /* ---- stop.c ---------------------------------------------------------------------------------------------------- */
 

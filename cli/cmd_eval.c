@@ -51,49 +51,6 @@ static int check_logits(const cli *c, const char *path)
     return EXIT_SUCCESS;
 }
 
-/* The folder whose config.json describes the weights: the checkpoint itself, or the folder that contains it. */
-static bool find_run(const char *checkpoint, char *folder, size_t size)
-{
-    char config[2 * ABAR_OPTION_TEXT_MAX];
-    if (!checkpoint[0]) return false;
-    snprintf(folder, size, "%s", checkpoint);
-    if (!path_is_folder(folder)) {
-        char *slash = strrchr(folder, '/');
-        if (slash)
-            *slash = '\0';
-        else
-            snprintf(folder, size, ".");
-    }
-    snprintf(config, sizeof config, "%s/config.json", folder);
-    return path_exists(config);
-}
-
-/* Another data set than the run's, or the same in another folder. */
-static int move_data(cli *c, abar_setup *setup, const char *data)
-{
-    abar_dataset_probe probe = {.size = sizeof probe};
-    abar_status status = abar_dataset_probe_name(c->ctx, data, &probe);
-    if (status < 0) return cli_fail_usage(c, status);
-    snprintf(setup->train.data, sizeof setup->train.data, "%s", data);
-    return EXIT_SUCCESS;
-}
-
-/* The settings of the run that the weights belong to, if there is one, changed by the flags. */
-static int make_setup(cli *c, const char *checkpoint, eval_flags *flags, abar_setup **setup)
-{
-    char folder[ABAR_OPTION_TEXT_MAX];
-    const char *data = flags_peek(c, "data");
-    if (flags_peek(c, "model") || !checkpoint[0] || !path_exists(checkpoint)) return flags_setup(c, flags, setup);
-    const bool run = find_run(checkpoint, folder, sizeof folder);
-    if (!run && path_is_folder(checkpoint)) return flags_setup(c, flags, setup);
-    abar_status status = run ? abar_setup_load(c->ctx, folder, setup) : abar_setup_load_file(c->ctx, checkpoint, setup);
-    if (status == ABAR_E_FORMAT && !run)
-        return cli_fail(c, EXIT_USAGE, "--model: needed, %s does not belong to a run; give --model and --data", checkpoint);
-    if (status < 0) return cli_fail_status(c, status);
-    int code = data ? move_data(c, *setup, data) : EXIT_SUCCESS;
-    return code ? code : flags_read(c, flags, *setup, NULL);
-}
-
 static void print_words(const abar_setup *setup, const abar_evaluation *e)
 {
     char line[4 * ABAR_OPTION_TEXT_MAX], count[NUMBER_MAX], seconds[NUMBER_MAX];
@@ -171,7 +128,7 @@ static int run(cli *c)
     eval_flags flags;
     abar_setup *setup = NULL;
     const char *checkpoint = flags_peek(c, "checkpoint");
-    int code = make_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
+    int code = checkpoint_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
     if (!code && !flags.checkpoint[0])
         code = cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
     if (!code) code = flags_check(c, setup);

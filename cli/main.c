@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static const command *const commands[] = {&command_train,  &command_compare,    &command_eval,
-                                          &command_sample, &command_bench,      &command_models,
-                                          &command_data,   &command_optimizers, NULL};
+static const command *const commands[] = {
+    &command_train,  &command_compare, &command_eval,       &command_sample,  &command_bench,
+    &command_models, &command_data,    &command_optimizers, &command_analyze, NULL};
 
 static const command *find_command(const char *name)
 {

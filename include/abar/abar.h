@@ -3,6 +3,7 @@
 #define ABAR_H
 
 #include "abar/base.h"
+#include "abar/analysis.h"
 #include "abar/compare.h"
 #include "abar/curvature.h"
 #include "abar/data.h"

@@ -224,6 +224,19 @@ abar_tensor abar_net_input(const abar_net *net);
 abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N) or (N, T); soft targets and squared error: as output */
 abar_tensor abar_net_output(const abar_net *net); /* the loss's argument; valid after forward */
 
+/* What a linear map has read and written in a forward pass, in training or evaluation; good inside the observer's call only. */
+typedef struct abar_layer_forward {
+    abar_tensor input, output; /* output: after an activation that is fused to the map */
+    bool causal;               /* of the attention that reads the output, where there is one ... */
+    abar_tensor position_bias; /* ... and its relative position biases, ((2 side - 1)^2, heads); ndim 0: none */
+} abar_layer_forward;
+
+typedef struct abar_forward_observer {
+    size_t size; /* sizeof(abar_forward_observer) */
+    abar_status (*observe)(void *user, int layer_index, const abar_layer *layer, const abar_layer_forward *forward);
+    void *user;
+} abar_forward_observer;
+
 typedef struct abar_run_config {
     size_t size;             /* sizeof(abar_run_config) */
     bool training;           /* batch statistics and dropout */
@@ -233,6 +246,7 @@ typedef struct abar_run_config {
     int64_t sample0;         /* ... and index of the first sample in the whole batch */
     double loss_scale;       /* multiplies the gradients, 0: 1 */
     const int64_t *step_now; /* queued devices: device memory with the step, for captured graphs; NULL: use step */
+    const struct abar_forward_observer *observer; /* called for every linear map after it has run; NULL: none */
 } abar_run_config;
 
 /* out may be NULL. On a queued device it waits for the result if out is given, and otherwise returns at once. */

@@ -14,10 +14,34 @@ static abar_status check(abar_net *net, const abar_run_config *run, abar_run_con
     return ABAR_OK;
 }
 
+/* The attention that reads this step's output; NULL: none. */
+static const abar__step *find_attention(const abar_net *net, const abar__step *linear)
+{
+    for (int s = 0; s < net->n_steps; s++)
+        if (net->steps[s].op->desc.kind == ABAR_OP_ATTENTION && net->steps[s].in[0] == linear->out) return &net->steps[s];
+    return NULL;
+}
+
+static abar_status observe_forward(abar_net *net, const abar__step *step, const abar_forward_observer *observer)
+{
+    const abar__step *attention = find_attention(net, step);
+    abar_layer_forward view = {.input = abar__net_view(net, step->in[0], step->args.x[0]),
+                               .output = abar__net_view(net, step->out, step->args.y)};
+    if (attention) {
+        const int bias = net->nodes[attention->node].param[0];
+        view.causal = attention->op->desc.causal;
+        if (bias >= 0) view.position_bias = net->params[bias].public.value;
+    }
+    ABAR_TRY(abar_device_wait(net->dev));
+    return observer->observe(observer->user, step->layer, &net->layers[step->layer], &view);
+}
+
 abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_loss *out)
 {
     abar_run_config r = {0};
+    abar_forward_observer observer = {0};
     ABAR_TRY(check(net, run, &r));
+    if (r.observer) ABAR_TRY(abar__struct_read(net->ctx, "abar_forward_observer", r.observer, &observer, sizeof observer));
     net->run = (abar__run){.training = r.training,
                            .valid = r.valid ? r.valid : net->config.batch,
                            .seed = r.seed,
@@ -31,6 +55,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
         abar__step *step = &net->steps[s];
         step->args.scratch = step->forward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->forward_scratch].offset;
         if (!step->op->y_is_x) ABAR_TRY(abar__op_forward(step->op, &step->args));
+        if (step->layer >= 0 && r.observer) ABAR_TRY(observe_forward(net, step, &observer));
         ABAR_TRY(abar__profile_forward(net, s));
     }
     if (r.training) net->pending_batches++;

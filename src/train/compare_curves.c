@@ -133,48 +133,6 @@ void abar__curves_free(abar_context *ctx, abar__curves *curves)
 
 /* ---- axes ------------------------------------------------------------------------------------------------------- */
 
-/* The least number of the form 1, 2 or 5 times a power of ten that is at least x > 0. */
-static double round_step(double x)
-{
-    double power = pow(10.0, floor(log10(x))), part = x / power;
-    return power * (part <= 1.0 + 1e-9 ? 1.0 : part <= 2.0 + 1e-9 ? 2.0 : part <= 5.0 + 1e-9 ? 5.0 : 10.0);
-}
-
-static void place_ticks(abar__axis *axis, double step)
-{
-    int decimals = (int)-floor(log10(step) + 1e-9);
-    axis->decimals = decimals > 0 ? decimals : 0;
-    axis->ticks = 0;
-    for (double k = ceil(axis->low / step - 1e-9); k * step <= axis->high + 1e-9 * step && axis->ticks < ABAR_TICKS_MAX; k++)
-        axis->tick[axis->ticks++] = k * step;
-}
-
-/* Powers of ten, with 2 and 5 times them if that gives few enough ticks. */
-static void place_log_ticks(abar__axis *axis)
-{
-    static const double part[] = {1.0, 2.0, 5.0};
-    for (int parts = 3; parts > 0; parts -= 2) {
-        axis->ticks = 0;
-        axis->decimals = -1;
-        for (int k = (int)floor(axis->low); k <= (int)ceil(axis->high); k++) {
-            for (int i = 0; i < parts; i++) {
-                double at = k + log10(part[i]);
-                if (at < axis->low || at > axis->high) continue;
-                if (axis->ticks < ABAR_TICKS_MAX) axis->tick[axis->ticks] = part[i] * pow(10.0, k);
-                axis->ticks++;
-            }
-        }
-        if (axis->ticks <= 8) return;
-    }
-    if (axis->ticks > ABAR_TICKS_MAX) axis->ticks = ABAR_TICKS_MAX;
-}
-
-double abar__axis_place(const abar__axis *axis, double value)
-{
-    double at = axis->logarithmic ? log10(fmax(value, 1e-300)) : value;
-    return (at - axis->low) / (axis->high - axis->low);
-}
-
 /* The most epochs, or seconds, of any curve. */
 static double last_of(const abar__curves *curves, bool time)
 {
@@ -190,7 +148,7 @@ abar__axis abar__axis_epochs(const abar__curves *curves)
 {
     double last = fmax(last_of(curves, false), 1.0), margin = last > 1.0 ? 0.03 * (last - 1.0) : 0.5;
     abar__axis axis = {.low = 1.0 - margin, .high = last + margin};
-    place_ticks(&axis, fmax(1.0, round_step((axis.high - axis.low) / 8.0)));
+    abar__axis_ticks(&axis, 1.0);
     if (axis.ticks > 0 && axis.tick[0] == 0.0) memmove(axis.tick, axis.tick + 1, (size_t)--axis.ticks * sizeof *axis.tick);
     return axis;
 }
@@ -205,7 +163,7 @@ abar__axis abar__axis_time(const abar__curves *curves, double unit)
 {
     double last = last_of(curves, true) / unit;
     abar__axis axis = {.low = 0.0, .high = last > 0.0 ? 1.03 * last : 1.0};
-    place_ticks(&axis, round_step(axis.high / 7.0));
+    abar__axis_ticks(&axis, 0.0);
     return axis;
 }
 
@@ -270,8 +228,6 @@ abar__axis abar__axis_values(const abar__curves *curves, int kind, double *scrat
         axis.low -= margin;
         axis.high += margin;
     }
-    if (axis.logarithmic) place_log_ticks(&axis);
-    if (axis.logarithmic && axis.ticks < 2) axis = (abar__axis){.low = pow(10.0, axis.low), .high = pow(10.0, axis.high)};
-    if (!axis.logarithmic) place_ticks(&axis, round_step((axis.high - axis.low) / 6.0));
+    abar__axis_ticks(&axis, 0.0);
     return axis;
 }

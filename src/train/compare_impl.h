@@ -12,6 +12,7 @@
 #define ABAR_COMPARE_IMPL_H
 
 #include "abar/compare.h"
+#include "io/plot.h"
 #include "train/train_impl.h"
 
 #include <pthread.h>
@@ -145,18 +146,7 @@ typedef struct abar__curves {
 abar_status abar__curves_make(const abar_compare *c, abar__curves *out);
 void abar__curves_free(abar_context *ctx, abar__curves *curves);
 
-#define ABAR_TICKS_MAX 12
 
-/* Maps values to positions along an axis, 0 to 1. */
-typedef struct abar__axis {
-    double low, high; /* of the values, or of their logarithms */
-    bool logarithmic;
-    int ticks;
-    double tick[ABAR_TICKS_MAX];
-    int decimals; /* of a tick's label; -1: as many as necessary */
-} abar__axis;
-
-double abar__axis_place(const abar__axis *axis, double value);
 abar__axis abar__axis_epochs(const abar__curves *curves);
 /* The unit for the longest curve: 1 seconds, 2 minutes, 3 hours. */
 int abar__axis_time_unit(const abar__curves *curves);

@@ -15,8 +15,8 @@ check "the best accuracy is marked" says '^[a-z]+ .*[0-9]\*'
 check "no line is too long" awk 'length > 80 { exit 1 }' stdout
 check "no line ends in spaces" bash -c "! grep -q ' $' stdout"
 check "the end says what to do next" says 'compare --resume pipe --seeds'
-check "the curves are a file" grep -q '<polyline' pipe/compare.svg
-check "there are four panels of three curves" test "$(grep -o '<polyline' pipe/compare.svg | wc -l)" = 12
+check "the curves are a file" grep -q "class='line'" pipe/compare.svg
+check "there are four panels of three curves" test "$(grep -o "class='line'" pipe/compare.svg | wc -l)" = 12
 check "the CSV has a row per run and epoch" test "$(wc -l <pipe/compare.csv)" = $((1 + 3 * 2 * 2))
 if command -v xmllint >/dev/null; then
     check "the picture is XML" xmllint --noout pipe/compare.svg

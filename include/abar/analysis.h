@@ -1,0 +1,91 @@
+/* Looking at curvature: how much of a layer's activation second moment is its mean, and what that means for MAC.
+ *
+ * From rows of your own: create moments, add rows, read the summary. docs/analysis.md defines every number. `abar analyze`
+ * draws them for a trained network. */
+#ifndef ABAR_ANALYSIS_H
+#define ABAR_ANALYSIS_H
+
+#include "abar/train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Mean and second moment of rows, summed in double precision. */
+typedef struct abar_moments abar_moments;
+
+abar_status abar_moments_create(abar_context *ctx, int64_t d, abar_moments **out);
+void abar_moments_destroy(abar_moments *m);
+/* rows: (n, d) on the host, F64 or F32, strided. */
+abar_status abar_moments_add(abar_moments *m, const abar_tensor *rows);
+size_t abar_moments_bytes(int64_t d); /* that create takes */
+
+int64_t abar_moments_side(const abar_moments *m);
+double abar_moments_rows(const abar_moments *m);
+/* mean (d), second (d, d) row-major: E[a] and E[a a^T]; either may be NULL. */
+abar_status abar_moments_read(const abar_moments *m, double *mean, double *second);
+
+/* A = E[a a^T], x = E[a], S = A - x x^T. Eigenvalues l1 >= l2 >= ...; NaN where a number does not exist. */
+typedef struct abar_moments_summary {
+    size_t size; /* sizeof(abar_moments_summary), set by the caller */
+    double rows;
+    double trace, largest, second, least;  /* of A: its trace and eigenvalues; least is NaN beyond side 2048 */
+    double effective_rank;                 /* trace / l1 */
+    double entropy_rank;                   /* exp of the entropy of the eigenvalues over their sum; NaN beyond side 2048 */
+    double mean_square;                    /* |x|^2 */
+    double cosine;                         /* |<v1, x>| / |x|, v1 the top eigenvector of A */
+    double gap;                            /* (l1 - l2) / l1 */
+    double distance;                       /* min over signs of |x/|x| - v1| */
+    double davis_kahan, davis_kahan_sharp; /* bounds on it: 2 sqrt(2) |S|_F / |x|^2, and with the spectral norm */
+    double covariance_norm, covariance_spectral, covariance_trace; /* |S|_F, |S|_2, tr S */
+    double rank1_error;                                            /* |S|_F / |x|^2: relative error of A ~ x x^T */
+    double rank1_share;                                            /* |x|^2 / tr A: how much of A is its mean */
+    double adaptive_damping;                                       /* tr S / d */
+    /* with the damping rho that was asked for */
+    double kappa_kfac, kappa_mac; /* (l1 + rho) / (least + rho), (|x|^2 + rho) / (least + rho): the paper's factors */
+    double condition_sgd, condition_mac, condition_foof; /* of M^-1/2 A M^-1/2 for M = I, x x^T + rho I, A + rho I; infinite
+                                                            where A is singular */
+} abar_moments_summary;
+
+/* values: the first n eigenvalues of A, descending, n at most d; NULL and 0: not wanted. */
+abar_status abar_moments_summarise(const abar_moments *m, double damping, abar_moments_summary *out, double *values, int64_t n);
+
+/* ---- of a trained network: what `abar analyze` does -------------------------------------------------------------- */
+
+const char *const *abar_analysis_names(void);       /* "spectra", "alignment", ..., "all"; NULL-terminated */
+const char *abar_analysis_about(const char *name);  /* one line; NULL: no such analysis */
+bool abar_analysis_needs_network(const char *name); /* false: theory and complexity, which need no checkpoint */
+/* The settings of an analysis: a table and the size of the struct it describes. */
+const abar_option *abar_analysis_options(const char *name);
+size_t abar_analysis_config_size(const char *name);
+
+typedef struct abar_analysis abar_analysis;
+
+typedef struct abar_analysis_progress {
+    const char *phase; /* "epoch 12", ... */
+    int64_t done, all; /* batches, or other pieces of work */
+    double seconds;    /* since run was called */
+} abar_analysis_progress;
+
+typedef struct abar_analysis_events {
+    size_t size;                                                   /* sizeof(abar_analysis_events) */
+    void (*progress)(void *user, const abar_analysis_progress *p); /* NULL: silent */
+    void *user;
+} abar_analysis_events;
+
+/* setup: of the run the weights belong to; NULL where no network is needed. weights: safetensors files in the order of
+ * training; "" stands for the initial weights. options: abar_analysis_config_size bytes. Files go to the folder `out` of the
+ * options, which is made. */
+abar_status abar_analysis_create(abar_context *ctx, const char *name, const abar_setup *setup, const char *const *weights,
+                                 int n_weights, const void *options, const abar_analysis_events *events, abar_analysis **out);
+/* ABAR_STOPPED after abar_analysis_stop; every file that is there then is whole. */
+abar_status abar_analysis_run(abar_analysis *a);
+void abar_analysis_stop(abar_analysis *a);              /* from a signal handler or another thread */
+const char *abar_analysis_text(const abar_analysis *a); /* for people, after run */
+const char *abar_analysis_json(const abar_analysis *a); /* one object */
+void abar_analysis_destroy(abar_analysis *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,331 @@
+/* `abar analyze`: settings, one pass over the data for every snapshot, and the figures that were asked for. */
+#include "abar/analysis.h"
+#include "analysis/analyze_impl.h"
+#include "analysis/figures.h"
+#include "analysis/sheet.h"
+#include "base/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- which analyses there are ------------------------------------------------------------------------------------------ */
+
+typedef struct kind {
+    const char *name, *about;
+    unsigned wanted; /* ABAR_COLLECT_ of the pass; 0: no network */
+    abar_status (*figure)(const abar__figures *f);
+} kind;
+
+#define EVERYTHING (ABAR_COLLECT_INPUTS | ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER | ABAR_COLLECT_ATTENTION)
+
+static const kind kinds[] = {
+    {"spectra", "eigenvalues of A, P, their products and the layer's Fisher matrix",
+     ABAR_COLLECT_INPUTS | ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER, abar__figure_spectra},
+    {"alignment", "does the mean activation point along A's top eigenvector?", ABAR_COLLECT_INPUTS, abar__figure_alignment},
+    {"covariance", "how much of A is its mean?", ABAR_COLLECT_INPUTS, abar__figure_covariance},
+    {"attention", "spectra and rank-1 forms of attention's probabilities", ABAR_COLLECT_ATTENTION, abar__figure_attention},
+    {"convergence", "convergence factors and condition numbers", ABAR_COLLECT_INPUTS, abar__figure_convergence},
+    {"heatmap", "is the second moment of the output gradients diagonal?", ABAR_COLLECT_GRADS, abar__figure_heatmap},
+    {"theory", "the convergence theorem, as printed and as corrected", 0, NULL},
+    {"complexity", "time and memory of every method over the width of a layer", 0, NULL},
+    {"all", "all of the above for a checkpoint, and what they mean", EVERYTHING, NULL},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static const kind *find_kind(const char *name)
+{
+    for (int i = 0; i < KINDS; i++)
+        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
+    return NULL;
+}
+
+const char *const *abar_analysis_names(void)
+{
+    static const char *const names[] = {"spectra", "alignment", "covariance", "attention", "convergence",
+                                        "heatmap", "theory",    "complexity", "all",       NULL};
+    return names;
+}
+
+const char *abar_analysis_about(const char *name)
+{
+    const kind *k = find_kind(name);
+    return k ? k->about : NULL;
+}
+
+bool abar_analysis_needs_network(const char *name)
+{
+    const kind *k = find_kind(name);
+    return k && k->wanted != 0;
+}
+
+/* ---- settings ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct network_options {
+    char layers[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX];
+    int64_t samples, batch, split, mode, pgrad, fisher, fisher_samples;
+    bool homogeneous;
+    double damping;
+} network_options;
+
+#define ROW(field, kind_of, fallback_text, lowest, highest, list, text)                                                        \
+    {                                                                                                                          \
+        .type = kind_of, .offset = offsetof(network_options, field), .fallback = fallback_text, .min = lowest, .max = highest, \
+        .choices = list, .help = text
+
+static const abar_option
+    network_table[] = {ROW(layers, ABAR_OPTION_TEXT, "", 0, 0, NULL, "layers to look at: a name with * and ?; all without"),
+                       .name = "layers"},
+    ROW(samples, ABAR_OPTION_INT, "2048", 0, 1e12, NULL, "samples to look at, the first so many; 0: all"), .name = "samples"
+}
+, ROW(batch, ABAR_OPTION_INT, "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"), .name = "batch"
+}
+, ROW(split, ABAR_OPTION_CHOICE, "train", 0, 0, "train|test", "part of the data set"), .name = "split"
+}
+, ROW(mode, ABAR_OPTION_CHOICE, "eval", 0, 0, "eval|train", "of the pass that looks at inputs"), .name = "mode"
+}
+, ROW(pgrad, ABAR_OPTION_CHOICE, "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"),
+    .name = "pgrad"
+}
+, ROW(fisher, ABAR_OPTION_CHOICE, "empirical", 0, 0, "empirical|exact", "labels of the data, or drawn from the softmax"),
+    .name = "fisher"
+}
+, ROW(fisher_samples, ABAR_OPTION_INT, "256", 1, 4096, NULL, "samples whose gradients make the layer's Fisher matrix"),
+    .name = "fisher-samples"
+}
+, ROW(homogeneous, ABAR_OPTION_BOOL, "true", 0, 0, NULL, "rows end in 1 where a layer has a bias, as the optimizers see them"),
+    .name = "homogeneous"
+}
+, ROW(damping, ABAR_OPTION_REAL, "0", 0, 1e30, NULL, "rho of the condition numbers; 0: the run's own, or 1"), .name = "damping"
+}
+, ROW(out, ABAR_OPTION_TEXT, "analysis", 0, 0, NULL, "folder for the files"), .name = "out"
+}
+, {.name = NULL},
+}
+;
+
+const abar_option *abar_analysis_options(const char *name)
+{
+    if (strcmp(name, "theory") == 0) return abar__theory_options;
+    if (strcmp(name, "complexity") == 0) return abar__complexity_options;
+    return network_table;
+}
+
+size_t abar_analysis_config_size(const char *name)
+{
+    if (strcmp(name, "theory") == 0) return sizeof(abar__theory_settings);
+    if (strcmp(name, "complexity") == 0) return sizeof(abar__complexity_settings);
+    return sizeof(network_options);
+}
+
+/* ---- an analysis --------------------------------------------------------------------------------------------------------- */
+
+abar_status abar_analysis_create(abar_context *ctx, const char *name, const abar_setup *setup, const char *const *weights,
+                                 int n_weights, const void *options, const abar_analysis_events *events, abar_analysis **out)
+{
+    const kind *k = find_kind(name);
+    *out = NULL;
+    if (!k) {
+        const char *near = abar_nearest_name(name, abar_analysis_names());
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "analyze %s: no such analysis%s%s", name, near ? ", did you mean " : "",
+                          near ? near : "");
+    }
+    if (k->wanted && (!setup || n_weights < 1))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "analyze %s: needs the checkpoint of a run, give --checkpoint", name);
+    abar_analysis_events known = {0};
+    if (events) ABAR_TRY(abar__struct_read(ctx, "abar_analysis_events", events, &known, sizeof known));
+    abar_analysis *a;
+    ABAR_TRY(abar__alloc(ctx, sizeof *a, (void **)&a));
+    *a = (abar_analysis){.ctx = ctx,
+                         .name = k->name,
+                         .setup = setup,
+                         .weights = weights,
+                         .n_weights = n_weights,
+                         .options = options,
+                         .events = known};
+    *out = a;
+    return ABAR_OK;
+}
+
+void abar_analysis_destroy(abar_analysis *a)
+{
+    if (!a) return;
+    abar_context *ctx = a->ctx;
+    abar__text_free(ctx, &a->text);
+    abar__text_free(ctx, &a->json);
+    abar__free(ctx, a, sizeof *a);
+}
+
+void abar_analysis_stop(abar_analysis *a) { atomic_store(&a->stop, true); }
+const char *abar_analysis_text(const abar_analysis *a) { return a->text.data ? a->text.data : ""; }
+const char *abar_analysis_json(const abar_analysis *a) { return a->json.data ? a->json.data : "{}"; }
+
+abar_status abar__analysis_tell(abar_analysis *a, const char *phase, int64_t done, int64_t all)
+{
+    const abar_analysis_progress p = {.phase = phase, .done = done, .all = all, .seconds = abar__seconds() - a->started};
+    if (a->events.progress) a->events.progress(a->events.user, &p);
+    return atomic_load(&a->stop) ? ABAR_STOPPED : ABAR_OK;
+}
+
+/* ---- a network ------------------------------------------------------------------------------------------------------------
+ */
+
+/* "snapshots/epoch-0012.safetensors" is epoch 12; "" the initial weights; the last checkpoint is after all epochs. */
+static void name_snapshot(const abar_analysis *a, int i, abar__snapshot *s)
+{
+    const char *path = a->weights[i], *base = strrchr(path, '/');
+    base = base ? base + 1 : path;
+    s->epoch = NAN;
+    if (!path[0]) {
+        s->epoch = 0.0;
+        snprintf(s->name, sizeof s->name, "initial");
+    } else if (strncmp(base, "epoch-", 6) == 0) {
+        s->epoch = (double)strtol(base + 6, NULL, 10);
+        snprintf(s->name, sizeof s->name, "epoch %.0f", s->epoch);
+    } else if (strcmp(base, "state.safetensors") == 0 || strcmp(base, "model.safetensors") == 0) {
+        s->epoch = (double)a->setup->train.epochs;
+        snprintf(s->name, sizeof s->name, a->n_weights > 1 ? "end" : "final weights");
+    } else {
+        snprintf(s->name, sizeof s->name, "%.48s", base);
+    }
+}
+
+/* The damping of the run's method, as far as it is a number. */
+static double damping_of(const abar_analysis *a, const network_options *o)
+{
+    char text[ABAR_OPTION_TEXT_MAX];
+    const abar_setup *s = a->setup;
+    if (o->damping > 0.0) return o->damping;
+    if (!s->method || !abar_options_find(s->method->options, "damping")) return 1.0;
+    if (abar_options_get(a->ctx, s->method->options, s->method_config, "damping", text, sizeof text) < 0) return 1.0;
+    const double rho = strtod(text, NULL);
+    return rho > 0.0 ? rho : 1.0;
+}
+
+static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const abar__results_config *config,
+                                    abar__snapshot *s)
+{
+    for (int64_t b = 0; b < c->pass->batches; b++) {
+        const abar_status status = abar__analysis_tell(a, s->name, b, c->pass->batches);
+        if (status != ABAR_OK) return status;
+        ABAR_TRY(abar__collection_add(c, b));
+    }
+    for (int m = 0; m < c->n; m++) {
+        const abar_status status = abar__analysis_tell(a, "eigenvalues", m, c->n);
+        if (status != ABAR_OK) return status;
+        ABAR_TRY(abar__result_make(c, m, config, &s->map[m]));
+    }
+    return ABAR_OK;
+}
+
+static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, const abar__results_config *config,
+                                     abar__snapshot *snapshots)
+{
+    for (int i = 0; i < a->n_weights; i++) {
+        void *memory;
+        ABAR_TRY(abar__alloc(a->ctx, (size_t)c->n * sizeof *snapshots[i].map, &memory));
+        snapshots[i].map = memory;
+        name_snapshot(a, i, &snapshots[i]);
+        if (i > 0) {
+            ABAR_TRY(abar__pass_load(c->pass, a->weights[i]));
+            ABAR_TRY(abar__collection_reset(c));
+        }
+        const abar_status status = measure_snapshot(a, c, config, &snapshots[i]);
+        if (status != ABAR_OK) return status;
+    }
+    return ABAR_OK;
+}
+
+static bool has_attention(const abar__collection *c)
+{
+    for (int m = 0; m < c->n; m++)
+        if (c->maps[m].attention.sum) return true;
+    return false;
+}
+
+static abar_status draw(abar_analysis *a, const abar__figures *f)
+{
+    const bool all = strcmp(a->name, "all") == 0;
+    for (int i = 0; i < KINDS; i++) {
+        if (!kinds[i].figure || !(all || strcmp(kinds[i].name, a->name) == 0)) continue;
+        if (all && strcmp(kinds[i].name, "attention") == 0 && !has_attention(f->collection)) continue;
+        ABAR_TRY(kinds[i].figure(f));
+    }
+    return ABAR_OK;
+}
+
+static abar_status report(abar_analysis *a, const abar__figures *f)
+{
+    ABAR_TRY(abar__describe_network(f, &a->text));
+    ABAR_TRY(abar__save_text(a->ctx, f->dir, "summary.md", &a->text));
+    ABAR_TRY(abar__text_printf(a->ctx, &a->json, "{\"analysis\": \"%s\", \"layers\": %d, \"samples\": %lld, \"dir\": ", a->name,
+                               f->collection->n,
+                               (long long)(f->collection->pass->batches * f->collection->pass->config.batch)));
+    ABAR_TRY(abar__json_string(a->ctx, &a->json, f->dir));
+    ABAR_TRY(abar__text_printf(a->ctx, &a->json, ", \"summary\": "));
+    ABAR_TRY(abar__json_string(a->ctx, &a->json, a->text.data));
+    return abar__text_printf(a->ctx, &a->json, "}");
+}
+
+static abar_status analyze_collected(abar_analysis *a, abar__collection *c)
+{
+    const network_options *o = a->options;
+    const double damping = damping_of(a, o);
+    const abar__results_config config = {.damping = damping, .batch_mean = o->pgrad == 1, .keep_p = c->maps[0].grads != NULL};
+    const size_t bytes = (size_t)a->n_weights * sizeof(abar__snapshot);
+    void *memory;
+    ABAR_TRY(abar__alloc(a->ctx, bytes, &memory));
+    abar__snapshot *snapshots = memory;
+    abar_status status = measure_snapshots(a, c, &config, snapshots);
+    const abar__figures f = {.ctx = a->ctx,
+                             .setup = a->setup,
+                             .collection = c,
+                             .snapshots = snapshots,
+                             .n_snapshots = a->n_weights,
+                             .dir = o->out,
+                             .damping = damping};
+    if (status == ABAR_OK) status = draw(a, &f);
+    if (status == ABAR_OK) status = report(a, &f);
+    for (int i = 0; i < a->n_weights; i++) {
+        for (int m = 0; snapshots[i].map && m < c->n; m++) abar__result_free(a->ctx, &snapshots[i].map[m]);
+        abar__free(a->ctx, snapshots[i].map, snapshots[i].map ? (size_t)c->n * sizeof *snapshots[i].map : 0);
+    }
+    abar__free(a->ctx, memory, bytes);
+    return status;
+}
+
+static abar_status analyze_network(abar_analysis *a, const kind *k)
+{
+    const network_options *o = a->options;
+    const unsigned wanted = k->wanted;
+    const abar__pass_config pass_config = {.samples = o->samples,
+                                           .batch = o->batch,
+                                           .test = o->split == 1,
+                                           .gradients = wanted & (ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER)};
+    const abar__collect_config config = {.wanted = wanted,
+                                         .layers = o->layers,
+                                         .homogeneous = o->homogeneous,
+                                         .training = o->mode == 1,
+                                         .drawn = o->fisher == 1,
+                                         .fisher_samples = o->fisher_samples};
+    abar__pass pass;
+    abar__collection collection;
+    ABAR_TRY(abar__folder_make(a->ctx, o->out));
+    ABAR_TRY(abar__pass_open(a->ctx, a->setup, a->weights[0], &pass_config, &pass));
+    abar_status status = abar__collection_create(&pass, &config, &collection);
+    if (status >= 0) {
+        status = analyze_collected(a, &collection);
+        abar__collection_free(&collection);
+    }
+    abar__pass_close(&pass);
+    return status;
+}
+
+abar_status abar_analysis_run(abar_analysis *a)
+{
+    const kind *k = find_kind(a->name);
+    a->started = abar__seconds();
+    if (k->wanted) return analyze_network(a, k);
+    return strcmp(a->name, "theory") == 0 ? abar__analyze_theory(a) : abar__analyze_complexity(a);
+}

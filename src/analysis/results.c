@@ -1,0 +1,132 @@
+/* Turns collected sums into the numbers of the analyses. */
+#include "analysis/results.h"
+
+#include "analysis/dense.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static abar_status make_inputs(const abar__map_stats *m, const abar__results_config *config, abar__map_result *r)
+{
+    r->inputs.size = sizeof r->inputs;
+    r->a.n = least(ABAR_TOP, abar_moments_side(m->inputs));
+    return abar_moments_summarise(m->inputs, config->damping, &r->inputs, r->a.value, r->a.n);
+}
+
+/* ---- output gradients --------------------------------------------------------------------------------------------------- */
+
+/* The top of the spectrum of scale * E[x x^T]. */
+static abar_status top_of(abar_context *ctx, const abar_moments *m, double scale, abar__top *out, double *trace)
+{
+    abar_moments_summary s = {.size = sizeof s};
+    (void)ctx;
+    out->n = least(ABAR_TOP, abar_moments_side(m));
+    ABAR_TRY(abar_moments_summarise(m, 0.0, &s, out->value, out->n));
+    for (int64_t i = 0; i < out->n; i++) out->value[i] *= scale;
+    if (trace) *trace = scale * s.trace;
+    return ABAR_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_ratio(const abar__top *a, const abar__top *b)
+{
+    double ratio[ABAR_TOP];
+    int64_t n = 0;
+    for (int64_t i = 0; i < least(a->n, b->n); i++)
+        if (a->value[i] > 0.0 && b->value[i] > 0.0) ratio[n++] = a->value[i] / b->value[i];
+    if (n == 0) return NAN;
+    qsort(ratio, (size_t)n, sizeof *ratio, ascending);
+    return ratio[n / 2];
+}
+
+static abar_status keep_p(abar_context *ctx, const abar__map_stats *m, double scale, abar__map_result *r)
+{
+    const int64_t out = m->shape.out;
+    void *memory;
+    r->p_bytes = (size_t)(out * out) * sizeof(double);
+    ABAR_TRY(abar__alloc(ctx, r->p_bytes, &memory));
+    r->p_matrix = memory;
+    ABAR_TRY(abar_moments_read(m->grads, NULL, r->p_matrix));
+    for (int64_t i = 0; i < out * out; i++) r->p_matrix[i] *= scale;
+    r->diagonality = abar__diagonality_of(out, r->p_matrix);
+    return ABAR_OK;
+}
+
+static abar_status make_grads(const abar__collection *c, const abar__map_stats *m, const abar__results_config *config,
+                              abar__map_result *r)
+{
+    abar_context *ctx = c->pass->ctx;
+    const double batch = (double)c->pass->config.batch, power = config->batch_mean ? 1.0 / (batch * batch) : 1.0;
+    const double expand = power * (double)m->shape.rows;
+    ABAR_TRY(top_of(ctx, m->grads, expand, &r->p, &r->p_trace));
+    ABAR_TRY(top_of(ctx, m->grad_means, power, &r->p_reduce, NULL));
+    r->p_effective_rank = r->p.value[0] > 0.0 ? r->p_trace / r->p.value[0] : NAN;
+    if (r->inputs.rows > 0.0) {
+        r->a_over_p = median_ratio(&r->a, &r->p);
+        ABAR_TRY(abar__top_products(ctx, r->a.value, r->a.n, r->p.value, r->p.n, ABAR_TOP, r->kfac.value, &r->kfac.n));
+        r->rescaled = abar__compare_spectra(r->kfac.value, r->p.value, least(r->kfac.n, r->p.n));
+    }
+    return config->keep_p ? keep_p(ctx, m, expand, r) : ABAR_OK;
+}
+
+/* Eigenvalues of G G^T / N, G the per-example gradients: those of the Fisher matrix. */
+static abar_status make_fisher(const abar__collection *c, const abar__map_stats *m, const abar__results_config *config,
+                               abar__map_result *r)
+{
+    abar_context *ctx = c->pass->ctx;
+    const int64_t n = m->fisher_done, side = m->shape.out * m->shape.d;
+    const double batch = (double)c->pass->config.batch, scale = (config->batch_mean ? 1.0 / (batch * batch) : 1.0) / (double)n;
+    const size_t bytes = (size_t)(n * n + n) * sizeof(double);
+    void *memory;
+    if (n < 1) return ABAR_OK;
+    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+    double *gram = memory, *values = gram + n * n;
+    abar_status status = abar__fisher_gram(ctx, n, 1, side, 1, m->gradients, NULL, gram);
+    if (status >= 0) status = abar__eigen_symmetric(ctx, n, gram, false, values);
+    if (status >= 0) {
+        r->fisher.n = least(ABAR_TOP, least(n, side));
+        for (int64_t i = 0; i < r->fisher.n; i++) r->fisher.value[i] = scale * values[i];
+        r->exact = abar__compare_spectra(r->kfac.value, r->fisher.value, least(r->kfac.n, r->fisher.n));
+    }
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------------------
+ */
+
+static abar_status make_attention(abar_context *ctx, const abar__map_stats *m, abar__map_result *r)
+{
+    const int64_t n = m->attention.n;
+    void *memory;
+    r->attention_bytes = (size_t)(3 * n) * sizeof(double);
+    ABAR_TRY(abar__alloc(ctx, r->attention_bytes, &memory));
+    r->attention_values = memory;
+    return abar__attention_summarise(&m->attention, &r->attention, r->attention_values, r->attention_values + n,
+                                     r->attention_values + 2 * n);
+}
+
+abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, abar__map_result *out)
+{
+    const abar__map_stats *m = &c->maps[map];
+    *out = (abar__map_result){.p_trace = NAN, .p_effective_rank = NAN, .a_over_p = NAN};
+    if (m->inputs) ABAR_TRY(make_inputs(m, config, out));
+    if (m->grads) ABAR_TRY(make_grads(c, m, config, out));
+    if (m->gradients) ABAR_TRY(make_fisher(c, m, config, out));
+    return m->attention.sum ? make_attention(c->pass->ctx, m, out) : ABAR_OK;
+}
+
+void abar__result_free(abar_context *ctx, abar__map_result *r)
+{
+    abar__free(ctx, r->p_matrix, r->p_matrix ? r->p_bytes : 0);
+    abar__free(ctx, r->attention_values, r->attention_values ? r->attention_bytes : 0);
+    *r = (abar__map_result){0};
+}

@@ -1,0 +1,184 @@
+/* Heat maps: rectangles, or beyond a few thousand cells one embedded PNG, with a colour bar. */
+#include "io/plot_impl.h"
+
+#include <math.h>
+#include <string.h>
+#include <zlib.h>
+
+enum { RECTANGLES_MAX = 4096, BAR_WIDTH = 160, BAR_GAP = 160, BAR_STEPS = 32 };
+
+/* Dark to light with even steps of brightness, told apart by most colour-blind people, too. */
+static const unsigned char colors[][3] = {{52, 16, 78},   {64, 70, 136},  {43, 117, 142},
+                                          {36, 160, 135}, {110, 206, 88}, {251, 231, 60}};
+
+static void color_at(double t, unsigned char rgb[3])
+{
+    const int last = (int)(sizeof colors / sizeof *colors) - 1;
+    const double at = fmin(fmax(t, 0.0), 1.0) * last;
+    const int i = at >= last ? last - 1 : (int)at;
+    for (int k = 0; k < 3; k++)
+        rgb[k] = (unsigned char)lround((double)colors[i][k] + (at - i) * ((double)colors[i + 1][k] - (double)colors[i][k]));
+}
+
+/* What the colours span. */
+static abar__axis color_axis(const abar__panel *p)
+{
+    double low = INFINITY, high = -INFINITY;
+    for (int64_t i = 0; i < p->rows * p->columns; i++) {
+        const double v = p->cell[i];
+        if (!isfinite(v) || (p->logarithmic && v <= 0.0)) continue;
+        low = fmin(low, v);
+        high = fmax(high, v);
+    }
+    if (!(low <= high)) low = high = 1.0;
+    abar__axis axis = {
+        .low = p->logarithmic ? log10(low) : low, .high = p->logarithmic ? log10(high) : high, .logarithmic = p->logarithmic};
+    if (!(axis.high > axis.low)) axis.high = axis.low + 1e-12 + 1e-12 * fabs(axis.low);
+    abar__axis ticked = axis;
+    abar__axis_ticks(&ticked, 0.0);
+    return ticked;
+}
+
+static void draw_cells(abar__canvas *c, const abar__panel *p, const abar__frame *f, const abar__axis *axis, int width)
+{
+    abar__put(c, "<g shape-rendering='crispEdges'>\n");
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->columns; j++) {
+            const double v = p->cell[i * p->columns + j];
+            unsigned char rgb[3];
+            if (!isfinite(v)) continue;
+            color_at(abar__axis_place(axis, v), rgb);
+            const int x0 = (int)(j * width / p->columns), x1 = (int)((j + 1) * width / p->columns);
+            const int y0 = (int)(i * PLOT_HEIGHT / p->rows), y1 = (int)((i + 1) * PLOT_HEIGHT / p->rows);
+            abar__put(c, "<rect x='%d' y='%d' width='%d' height='%d' fill='#%02x%02x%02x'/>\n", f->x + x0, f->y + y0, x1 - x0,
+                      y1 - y0, rgb[0], rgb[1], rgb[2]);
+        }
+    abar__put(c, "</g>\n");
+}
+
+/* ---- PNG ---------------------------------------------------------------------------------------------------------- */
+
+static void big_endian(unsigned char *out, uint32_t v)
+{
+    for (int i = 0; i < 4; i++) out[i] = (unsigned char)(v >> (24 - 8 * i));
+}
+
+static abar_status append_chunk(abar_context *ctx, abar__text *png, const char *kind, const void *bytes, size_t n)
+{
+    unsigned char word[4];
+    uLong crc = crc32(crc32(0, NULL, 0), (const Bytef *)kind, 4);
+    if (n) crc = crc32(crc, bytes, (uInt)n);
+    big_endian(word, (uint32_t)n);
+    ABAR_TRY(abar__text_append(ctx, png, word, 4));
+    ABAR_TRY(abar__text_append(ctx, png, kind, 4));
+    ABAR_TRY(abar__text_append(ctx, png, bytes, n));
+    big_endian(word, (uint32_t)crc);
+    return abar__text_append(ctx, png, word, 4);
+}
+
+/* Rows of a filter byte and RGBA pixels. */
+static void paint(const abar__panel *p, const abar__axis *axis, unsigned char *raw)
+{
+    for (int64_t i = 0; i < p->rows; i++) {
+        *raw++ = 0;
+        for (int64_t j = 0; j < p->columns; j++, raw += 4) {
+            const double v = p->cell[i * p->columns + j];
+            if (isfinite(v)) color_at(abar__axis_place(axis, v), raw);
+            raw[3] = isfinite(v) ? 255 : 0;
+        }
+    }
+}
+
+static abar_status encode_png(abar_context *ctx, const abar__panel *p, const unsigned char *raw, size_t raw_bytes,
+                              unsigned char *packed, uLong packed_bytes, abar__text *png)
+{
+    static const unsigned char signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
+    unsigned char header[13] = {[8] = 8, [9] = 6}; /* eight bits, RGBA */
+    big_endian(header, (uint32_t)p->columns);
+    big_endian(header + 4, (uint32_t)p->rows);
+    if (compress2(packed, &packed_bytes, raw, (uLong)raw_bytes, 9) != Z_OK)
+        return abar__fail(ctx, ABAR_E_MEMORY, "picture: zlib could not compress a heat map, free some memory");
+    ABAR_TRY(abar__text_append(ctx, png, signature, sizeof signature));
+    ABAR_TRY(append_chunk(ctx, png, "IHDR", header, sizeof header));
+    ABAR_TRY(append_chunk(ctx, png, "IDAT", packed, packed_bytes));
+    return append_chunk(ctx, png, "IEND", "", 0);
+}
+
+static abar_status make_png(abar_context *ctx, const abar__panel *p, const abar__axis *axis, abar__text *png)
+{
+    const size_t raw_bytes = (size_t)(p->rows * (1 + 4 * p->columns)), packed_bytes = compressBound((uLong)raw_bytes);
+    void *raw = NULL, *packed = NULL;
+    abar_status status = abar__alloc(ctx, raw_bytes, &raw);
+    if (status >= 0) status = abar__alloc(ctx, packed_bytes, &packed);
+    if (status >= 0) {
+        paint(p, axis, raw);
+        status = encode_png(ctx, p, raw, raw_bytes, packed, packed_bytes, png);
+    }
+    abar__free(ctx, packed, packed ? packed_bytes : 0);
+    abar__free(ctx, raw, raw ? raw_bytes : 0);
+    return status;
+}
+
+static void put_base64(abar__canvas *c, const abar__text *bytes)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < bytes->length; i += 3) {
+        unsigned char in[3] = {0};
+        const size_t n = bytes->length - i < 3 ? bytes->length - i : 3;
+        memcpy(in, bytes->data + i, n);
+        const unsigned word = (unsigned)in[0] << 16 | (unsigned)in[1] << 8 | in[2];
+        abar__put(c, "%c%c%c%c", digits[word >> 18], digits[word >> 12 & 63], n > 1 ? digits[word >> 6 & 63] : '=',
+                  n > 2 ? digits[word & 63] : '=');
+    }
+}
+
+static void draw_image(abar__canvas *c, const abar__panel *p, const abar__frame *f, const abar__axis *axis, int width)
+{
+    abar__text png = {0};
+    if (c->status >= 0) c->status = make_png(c->ctx, p, axis, &png);
+    abar__put(c, "<image x='%d' y='%d' width='%d' height='%d' preserveAspectRatio='none' image-rendering='pixelated' ", f->x,
+              f->y, width, PLOT_HEIGHT);
+    abar__put(c, "href='data:image/png;base64,");
+    if (c->status >= 0) put_base64(c, &png);
+    abar__put(c, "'/>\n");
+    abar__text_free(c->ctx, &png);
+}
+
+/* ---- around it ------------------------------------------------------------------------------------------------------ */
+
+static void draw_bar(abar__canvas *c, const abar__frame *f, const abar__axis *axis, int x)
+{
+    char text[ABAR_REAL_TEXT_MAX];
+    for (int i = 0; i < BAR_STEPS; i++) {
+        unsigned char rgb[3];
+        color_at((BAR_STEPS - 0.5 - i) / BAR_STEPS, rgb);
+        const int y0 = i * PLOT_HEIGHT / BAR_STEPS, y1 = (i + 1) * PLOT_HEIGHT / BAR_STEPS;
+        abar__put(c, "<rect x='%d' y='%d' width='%d' height='%d' fill='#%02x%02x%02x'/>\n", x, f->y + y0, BAR_WIDTH,
+                  y1 - y0 + 4, rgb[0], rgb[1], rgb[2]);
+    }
+    for (int i = 0; i < axis->ticks; i++) {
+        const double at = abar__axis_place(axis, axis->tick[i]);
+        if (at < -1e-6 || at > 1.0 + 1e-6) continue;
+        abar__put(c, "<text class='soft' font-size='120' x='%d' y='%d'>%s</text>\n", x + BAR_WIDTH + 60,
+                  f->y + (int)lround((1.0 - at) * PLOT_HEIGHT) + 42, abar__plot_number(axis->tick[i], axis->decimals, text));
+    }
+}
+
+void abar__draw_heat(abar__canvas *c, const abar__panel *p, const abar__frame *f)
+{
+    const abar__axis axis = color_axis(p);
+    const int width = f->width - BAR_WIDTH - BAR_GAP - 7 * PLOT_LETTER;
+    if (p->rows * p->columns <= RECTANGLES_MAX)
+        draw_cells(c, p, f, &axis, width);
+    else
+        draw_image(c, p, f, &axis, width);
+    draw_bar(c, f, &axis, f->x + width + BAR_GAP);
+    for (int64_t i = 0; p->row_names && i < p->rows; i++) {
+        const int64_t every = 1 + (p->rows - 1) / 20;
+        if (i % every) continue;
+        abar__put(c, "<text class='soft' font-size='110' text-anchor='end' x='%d' y='%d'>", f->x - 60,
+                  f->y + (int)((2 * i + 1) * PLOT_HEIGHT / (2 * p->rows)) + 38);
+        abar__put_text(c, p->row_names[i]);
+        abar__put(c, "</text>\n");
+    }
+}
