@@ -1,7 +1,6 @@
 /* abar analyze: looks at the curvature of a trained network, and checks the theory. */
 #include "cli.h"
 
-
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,9 +118,9 @@ static int analyze(cli *c, const char *what, const abar_setup *setup, const weig
 /* Where the files are. */
 static void print_folder(const cli *c, const abar_option *table, const void *options, bool json)
 {
-    char out[ABAR_OPTION_TEXT_MAX], word[2 * ABAR_OPTION_TEXT_MAX];
+    char out[ABAR_OPTION_TEXT_MAX], word[SHELL_WORD_MAX];
     if (json || c->quiet || abar_options_get(c->ctx, table, options, "out", out, sizeof out) < 0) return;
-    print_shell_word(word, sizeof word, out);
+    print_shell_word(word, out);
     printf("\nFigures (SVG) and tables (CSV, JSON): %s\n", word);
 }
 
@@ -167,7 +166,7 @@ static int unknown(const cli *c, const char *what)
     const char *near = what ? abar_nearest_name(what, abar_analysis_names()) : NULL;
     if (!what)
         return cli_fail(
-            EXIT_USAGE,
+            c, EXIT_USAGE,
             "analyze: say what: spectra, alignment, covariance, attention, convergence, heatmap, theory, complexity or all");
     if (near) return cli_fail(c, EXIT_USAGE, "analyze %s: no such analysis, did you mean %s?", what, near);
     return cli_fail(c, EXIT_USAGE, "analyze %s: no such analysis, abar analyze --help lists them", what);
