@@ -98,8 +98,8 @@ typedef struct abar__curvature_ops {
     unsigned uses;      /* ABAR_USES_INPUT | ABAR_USES_OUTPUT_GRAD */
     bool every_commit;  /* refresh after every commit, whatever tinv says */
     size_t kl_clip;     /* offset of kappa, a double, in the method's config (methods.md section 7); kappa 0: off */
-    /* Optional: what the option table cannot say. */
-    abar_status (*check)(abar_context *ctx, const void *config);
+    /* Optional: what the option table cannot say. method: its name, for the error's text. */
+    abar_status (*check)(abar_context *ctx, const char *method, const void *config);
     /* Optional: the same, once the maps are known. */
     abar_status (*check_maps)(const abar__curvature *cv);
     /* Optional: into how many maps the rows of v of a layer that feeds attention are divided; 0: they are like the others. */

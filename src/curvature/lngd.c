@@ -46,8 +46,9 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-static abar_status check(abar_context *ctx, const void *config)
+static abar_status check(abar_context *ctx, const char *method, const void *config)
 {
+    (void)method;
     const lngd_config *c = config;
     if (c->nu1 <= c->nu2) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_ARGUMENT, "--nu1 %g: above --nu2 %g, exchange them", c->nu1, c->nu2);

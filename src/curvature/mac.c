@@ -32,14 +32,14 @@ double abar__mac_damping(const abar__mac_config *c, bool *adaptive)
     return rho;
 }
 
-abar_status abar__mac_check(abar_context *ctx, const void *config)
+abar_status abar__mac_check(abar_context *ctx, const char *method, const void *config)
 {
     const abar__mac_config *c = config;
     const bool adaptive = strcmp(c->damping, "adaptive") == 0;
     double rho;
     if (!adaptive && !(abar__real_parse(c->damping, &rho) && rho >= 1e-30 && rho <= 1e30))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: mac and smac take a number from 1e-30 to 1e30, or adaptive",
-                          c->damping);
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number from 1e-30 to 1e30, or adaptive", c->damping,
+                          method);
     if (adaptive && c->first_layer == FIRST_DATASET_COV)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "--damping adaptive: --first-layer dataset-cov needs a number, give both or neither");

@@ -50,7 +50,7 @@ void abar__mac_add_square(abar__curvature *cv, abar__map *map, const abar__rows 
 double abar__mac_outer_scale(const abar__curvature *cv, const abar__map *map);
 
 /* MAC's own functions, as abar__curvature_ops describes them. */
-abar_status abar__mac_check(abar_context *ctx, const void *config);
+abar_status abar__mac_check(abar_context *ctx, const char *method, const void *config);
 abar_status abar__mac_check_maps(const abar__curvature *cv);
 int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer);
 void abar__mac_shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out);

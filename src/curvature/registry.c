@@ -39,7 +39,7 @@ abar_status abar_method_check(abar_context *ctx, const abar_method *method, cons
 {
     const abar__curvature_ops *ops = abar__method_find(method->name);
     ABAR_TRY(abar__options_check(ctx, method->name, method->options, config));
-    return ops && ops->check ? ops->check(ctx, config) : ABAR_OK;
+    return ops && ops->check ? ops->check(ctx, method->name, config) : ABAR_OK;
 }
 
 bool abar_method_reads_output_grad(const char *name)
