@@ -30,7 +30,6 @@ static abar_setup *setup_for(fixture *f, const char *device, const char *optim, 
     abar_setup *setup = make_setup(f, ref ? "mlp" : "lenet5", optim, ref ? REF : CPU);
     set_all(f, setup, options);
     if (strcmp(optim, "adamw") == 0) set(f, setup, "weight-decay", "0.01");
-    if (strcmp(optim, "foof") == 0 && !ref) set(f, setup, "lr", "0.2");
     if (strcmp(optim, "lngd") == 0) set(f, setup, "lr", "0.003"); /* its steps are of unit length in the metric */
     if (!has_method(optim)) return setup;
     set(f, setup, "tcov", "2");

@@ -40,7 +40,7 @@ static void check_learns(fixture *f, const char *optim, const char *options, dou
 static void a_tiny_gpt_learns_a_tiny_text(void **state)
 {
     check_learns(*state, "adamw", "epochs=20", 0.7);
-    check_learns(*state, "sgd", "epochs=20 lr=0.3 final-lr=0", 1.5);
+    check_learns(*state, "sgd", "epochs=20 lr=0.1 final-lr=0", 1.5);
     check_learns(*state, "mac+adamw", "epochs=20", 0.9);
     check_learns(*state, "adamw", "epochs=20 text=bytes", 0.9);
 }
