@@ -67,8 +67,10 @@ static void stopped_side_by_side_all_are_saved_and_go_on(void **state)
         snprintf(name, sizeof name, "stop-%d", (int)stops[i]);
         make_plan(f, &p, name, "sgd mac", 2, TINY);
         assert_int_equal(run_new(f, &p, &w), ABAR_STOPPED);
-        for (int k = 0; k < 2; k++) /* both that began */
-            if (stops[i] > 5 && !abar_compare_run_of(w.compare, k)->ended) assert_has_checkpoint(w.compare, k);
+        for (int k = 0; k < w.compare->runs; k++) { /* a busy machine may start one thread after the other's stop */
+            const abar_progress *at = &w.compare->record[k].at;
+            if (at->epoch > 0 || at->step > 0) assert_has_checkpoint(w.compare, k);
+        }
         abar_compare_destroy(w.compare);
         w = (watcher){.jobs = 3, .stop_at = 4};
         assert_int_equal(run_on(f, p.dir, 0, &w), ABAR_STOPPED);
