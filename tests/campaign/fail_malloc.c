@@ -3,9 +3,11 @@
  *
  *     FAIL_AT=N      the N-th fails, counted from 1
  *     FAIL_FROM=N    the N-th and all after it fail
+ *     FAIL_MAPS=1    anonymous mappings that libraries ask for fail
  *     FAIL_COUNT=F   how many there were is written to the file F at the end
  *
  * A crash prints its call stack, innermost first, as lines "frame MODULE(SYMBOL+OFFSET) [ADDRESS]". */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
@@ -16,6 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 void *__libc_malloc(size_t bytes);
@@ -24,7 +28,7 @@ void *__libc_realloc(void *memory, size_t bytes);
 void *__libc_memalign(size_t align, size_t bytes);
 
 static atomic_ulong calls;
-static unsigned long fail_at, fail_from;
+static unsigned long fail_at, fail_from, fail_maps;
 
 static unsigned long number_in(const char *name)
 {
@@ -60,6 +64,7 @@ __attribute__((constructor)) static void begin(void)
     sigaction(SIGILL, &action, NULL);
     fail_at = number_in("FAIL_AT");
     fail_from = number_in("FAIL_FROM");
+    fail_maps = number_in("FAIL_MAPS");
     atomic_store(&calls, 0); /* the loader's own calls came before */
 }
 
@@ -93,4 +98,14 @@ int posix_memalign(void **out, size_t align, size_t bytes)
     if (fails()) return ENOMEM;
     *out = __libc_memalign(align, bytes);
     return *out ? 0 : ENOMEM;
+}
+
+/* malloc's own mappings do not come through here. */
+void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    if (fail_maps && flags & MAP_ANONYMOUS) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return (void *)syscall(SYS_mmap, address, bytes, protection, flags, fd, offset);
 }

@@ -1,15 +1,30 @@
 /* Calls of oneDNN, behind a catch. C++ for this alone. */
 #include "device/cpu/onednn_calls.h"
 
+#include <cstddef>
 #include <new>
+#include <sys/mman.h>
 
 namespace
 {
+
+constexpr std::size_t RESERVE = std::size_t{2} << 20; /* above what one call takes, code buffers of 256 KiB among it */
+
+/* oneDNN writes to memory that it did not get. So a shortage is found before it is called: its code buffers are mapped, and
+ * where the system maps no more, malloc finds nothing soon. */
+bool has_reserve()
+{
+    void *memory = mmap(nullptr, RESERVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    munmap(memory, RESERVE);
+    return true;
+}
 
 /* make(&handle) for a handle that is handed over on success. */
 template <typename Handle, typename Make> dnnl_status_t made(Handle *out, Make make)
 {
     *out = nullptr;
+    if (!has_reserve()) return dnnl_out_of_memory;
     try {
         Handle handle = nullptr;
         const dnnl_status_t status = make(&handle);
