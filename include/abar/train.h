@@ -27,8 +27,10 @@ typedef struct abar_train_config {
     int64_t checkpoint_every; /* steps, 0: each epoch only */
     int64_t diagnose;         /* steps between diagnostics of the curvature, 0: none */
     bool deterministic;
-    char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file to take the first weights from; "": draw them */
-    char out[ABAR_OPTION_TEXT_MAX];  /* "": keep nothing on disk */
+    char init[ABAR_OPTION_TEXT_MAX];     /* safetensors file to take the first weights from; "": draw them */
+    char out[ABAR_OPTION_TEXT_MAX];      /* "": keep nothing on disk */
+    char snapshot[ABAR_OPTION_TEXT_MAX]; /* epochs, "0,12,25", after which the weights are kept in out/snapshots; 0: before the
+                                            first */
 } abar_train_config;
 
 typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;
