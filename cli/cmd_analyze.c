@@ -1,7 +1,6 @@
 /* abar analyze: looks at the curvature of a trained network, and checks the theory. */
 #include "cli.h"
 
-
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +32,7 @@ static const abar_option network_own[] = {
     {.name = NULL},
 };
 
-/* ---- progress ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- progress ---------------------------------------------------------------------------------------------------- */
 
 static void show(void *user, const abar_analysis_progress *p)
 {
@@ -49,10 +47,21 @@ static void clear(const cli *c)
     if (!c->quiet && print_window(stderr)) fprintf(stderr, "\r\033[K");
 }
 
-/* ---- which weights
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- which weights ----------------------------------------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+/* epoch-10000 comes after epoch-9999. */
+static int by_epoch(const void *a, const void *b)
+{
+    const size_t n = strlen(a), m = strlen(b);
+    return n != m ? (n > m) - (n < m) : strcmp(a, b);
+}
+
+/* Not what a killed run left half written. */
+static bool is_snapshot(const char *name)
+{
+    const size_t digits = strncmp(name, "epoch-", 6) == 0 ? strspn(name + 6, "0123456789") : 0;
+    return digits > 0 && strcmp(name + 6 + digits, ".safetensors") == 0;
+}
 
 /* Snapshots first, then the checkpoint. */
 static int list_folder(const char *folder, weights_list *list)
@@ -61,10 +70,10 @@ static int list_folder(const char *folder, weights_list *list)
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     DIR *dir = opendir(snapshots);
     for (struct dirent *e; dir && (e = readdir(dir)) && list->n < WEIGHTS_MAX - 1;)
-        if (strncmp(e->d_name, "epoch-", 6) == 0)
+        if (is_snapshot(e->d_name))
             snprintf(list->path[list->n++], sizeof list->path[0], "%.600s/%.255s", snapshots, e->d_name);
     if (dir) closedir(dir);
-    qsort(list->path, (size_t)list->n, sizeof list->path[0], by_name);
+    qsort(list->path, (size_t)list->n, sizeof list->path[0], by_epoch);
     const int code = folder_weights(folder, last, sizeof last);
     if (!code) snprintf(list->path[list->n++], sizeof list->path[0], "%s", last);
     return code;
@@ -87,8 +96,17 @@ static int list_weights(const char *checkpoint, weights_list *list)
     return EXIT_SUCCESS;
 }
 
-/* ---- running
- * ------------------------------------------------------------------------------------------------------------------ */
+/* The checkpoint of a finished run holds the weights of the last epoch's snapshot. */
+static void drop_repeated(const abar_setup *setup, weights_list *list)
+{
+    char name[64];
+    if (list->n < 2) return;
+    const char *before = strrchr(list->path[list->n - 2], '/');
+    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)setup->train.epochs);
+    if (before && strcmp(before, name) == 0) list->n--;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static abar_status run_analysis(void *object) { return abar_analysis_run(object); }
 static void stop_analysis(void *object) { abar_analysis_stop(object); }
@@ -155,6 +173,7 @@ static int run_what(cli *c, const char *what, const abar_option *table, network_
         code = checkpoint_setup(c, list->path[list->n - 1][0] ? list->path[list->n - 1] : checkpoint, flags, &setup);
     if (!code && !network) code = flags_read(c, flags, NULL, NULL);
     if (!code && network) code = flags_check(c, setup);
+    if (!code && network && path_is_folder(checkpoint)) drop_repeated(setup, list);
     if (!code) code = analyze(c, what, setup, list, (char *)flags + shift, flags->json);
     if (!code) print_folder(c, table, (char *)flags + shift, flags->json);
     abar_setup_destroy(c->ctx, setup);
