@@ -39,7 +39,7 @@ def layer_case(tensors, name, layer, x, grad, group):
     tensors[name + ".Fisher"] = oracle.eigenvalues(g @ g.T / len(g)).copy()
 
 
-def main():
+def write(out):
     random = np.random.default_rng(16)
     draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
     tensors, notes = {}, {"convolution": CONVOLUTION, "sequence": SEQUENCE, **ATTENTION}
@@ -56,10 +56,8 @@ def main():
         numbers, values, singular, columns = oracle.attention(t)
         tensors[name + ".numbers"] = np.array([numbers[k] for k in ATTENTION_NUMBERS])
         tensors[name + ".eigenvalues"], tensors[name + ".singular"], tensors[name + ".columns"] = values.copy(), singular, columns
-    path = Path(__file__).parent.parent / "golden" / "analysis.safetensors"
-    store.save(path, tensors, notes)
-    print(path, len(tensors), "tensors")
+    store.save(Path(out) / "analysis.safetensors", tensors, notes)
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(__file__).parent.parent / "golden")
