@@ -40,6 +40,7 @@ struct command {
     bool reads_no_data;   /* defaults are those of the model's own shape, not of the set it usually meets */
     const char *examples; /* for its help: lines of "words  what they do" */
     int (*run)(cli *c);   /* returns the exit code */
+    int (*help)(cli *c);  /* where its flags depend on its words; NULL: help_command */
 };
 
 extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,

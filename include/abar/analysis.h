@@ -71,6 +71,7 @@ typedef struct abar_analysis_events {
     size_t size;                                                   /* sizeof(abar_analysis_events) */
     void (*progress)(void *user, const abar_analysis_progress *p); /* NULL: silent */
     void *user;
+    void (*announce)(void *user, const char *text); /* what it will take, before it takes it: one line. NULL: silent */
 } abar_analysis_events;
 
 /* setup: of the run the weights belong to; NULL where no network is needed. weights: safetensors files in the order of

@@ -73,7 +73,8 @@ typedef struct network_options {
 
 static const abar_option network_table[] = {
     {"layers", ABAR_OPTION_TEXT, AT(layers), "", 0, 0, NULL, "layers to look at: a name with * and ?; all without"},
-    {"samples", ABAR_OPTION_INT, AT(samples), "2048", 0, 1e12, NULL, "samples to look at, the first so many; 0: all"},
+    {"samples", ABAR_OPTION_INT, AT(samples), "0", 0, 1e12, NULL,
+     "samples to look at, the first so many; 0: 2048, or all where there are fewer"},
     {"batch", ABAR_OPTION_INT, AT(batch), "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"},
     {"split", ABAR_OPTION_CHOICE, AT(split), "train", 0, 0, "train|test", "part of the data set"},
     {"mode", ABAR_OPTION_CHOICE, AT(mode), "eval", 0, 0, "eval|train", "of the pass that looks at inputs"},
@@ -269,9 +270,6 @@ static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const
 static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, const abar__results_config *config,
                                      abar__snapshot *snapshots)
 {
-    for (int i = 1; i < a->n_weights; i++)
-        if (!a->weights[i][0])
-            return abar__fail(a->ctx, ABAR_E_ARGUMENT, "--checkpoint: the initial weights come first, write initial,FILE,...");
     for (int i = 0; i < a->n_weights; i++) {
         void *memory;
         ABAR_TRY(abar__alloc(a->ctx, (size_t)c->n * sizeof *snapshots[i].map, &memory));
@@ -366,9 +364,14 @@ static abar_status analyze_network(abar_analysis *a, const kind *k)
                                          .homogeneous = o->homogeneous,
                                          .training = o->mode == 1,
                                          .drawn = o->fisher == 1,
-                                         .fisher_samples = o->fisher_samples};
+                                         .fisher_samples = o->fisher_samples,
+                                         .announce = a->events.announce,
+                                         .user = a->events.user};
     abar__pass pass;
     abar__collection collection;
+    for (int i = 1; i < a->n_weights; i++)
+        if (!a->weights[i][0])
+            return abar__fail(a->ctx, ABAR_E_ARGUMENT, "--checkpoint: the initial weights come first, write initial,FILE,...");
     ABAR_TRY(abar__pass_open(a->ctx, a->setup, a->weights[0], &pass_config, &pass));
     abar_status status = abar__collection_create(&pass, &config, &collection);
     if (status >= 0) {

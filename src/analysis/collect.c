@@ -125,8 +125,10 @@ static abar_status announce(abar__collection *c)
             c->pass->ctx, ABAR_E_MEMORY,
             "analyze: %d maps of side up to %.0f need %.1f GiB and this machine has %.1f, choose fewer by --layers", c->n, side,
             bytes / 0x1p30, machine / 0x1p30);
-    abar__log(c->pass->ctx, ABAR_LOG_INFO, "%d maps, rows of up to %lld numbers, %.0f MiB beside the network", c->n,
-              (long long)(c->d_max - 1), bytes / 0x1p20);
+    char text[160];
+    snprintf(text, sizeof text, "%d maps, rows of up to %lld numbers: %.0f MiB beside the network", c->n,
+             (long long)(c->d_max - 1), bytes / 0x1p20);
+    if (c->config.announce) c->config.announce(c->config.user, text);
     int left_out = 0;
     for (int i = 0; i < c->n; i++) left_out += (c->config.wanted & ABAR_COLLECT_FISHER) && !wants_fisher(c, &c->maps[i]);
     if (left_out > 0)

@@ -27,11 +27,13 @@ enum { ABAR_COLLECT_INPUTS = 1, ABAR_COLLECT_GRADS = 2, ABAR_COLLECT_FISHER = 4,
 
 typedef struct abar__collect_config {
     unsigned wanted;
-    const char *layers;     /* pattern with * and ?; "": all */
-    bool homogeneous;       /* append the 1 where a layer has a bias */
-    bool training;          /* inputs in training mode, not in evaluation */
-    bool drawn;             /* output gradients for labels drawn from the softmax */
-    int64_t fisher_samples; /* examples whose gradients are kept */
+    const char *layers;                             /* pattern with * and ?; "": all */
+    bool homogeneous;                               /* append the 1 where a layer has a bias */
+    bool training;                                  /* inputs in training mode, not in evaluation */
+    bool drawn;                                     /* output gradients for labels drawn from the softmax */
+    int64_t fisher_samples;                         /* examples whose gradients are kept */
+    void (*announce)(void *user, const char *text); /* how much memory will be taken; NULL: nobody is told */
+    void *user;
 } abar__collect_config;
 
 typedef struct abar__collection {
@@ -51,8 +53,7 @@ typedef struct abar__collection {
 /* Numbers of a row of the map, the homogeneous 1 included. */
 static inline int64_t abar__map_side(const abar__map_stats *m) { return m->shape.d + m->homogeneous; }
 
-/* Bytes that create takes, beyond the network's own, are announced through the context's log and refused where the machine has
- * less memory. */
+/* Bytes that create takes, beyond the network's own, are announced first, and refused where the machine has less memory. */
 abar_status abar__collection_create(abar__pass *pass, const abar__collect_config *config, abar__collection *out);
 void abar__collection_free(abar__collection *c);
 /* Forgets all sums, for other weights. */

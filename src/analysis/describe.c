@@ -107,8 +107,7 @@ abar_status abar__describe_network(const abar__figures *f, abar__text *out)
     return describe_attention(f, last, out);
 }
 
-/* ---- the theorem ----------------------------------------------------------------------------------------------------------
- */
+/* ---- the theorem --------------------------------------------------------------------------------------------------- */
 
 static const char *verdict_text(const abar__theory_statement *s)
 {

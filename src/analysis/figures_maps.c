@@ -146,8 +146,7 @@ abar_status abar__figure_attention(const abar__figures *f)
     return save_picture(f->ctx, f->dir, &picture, "attention.svg");
 }
 
-/* ---- heat maps ------------------------------------------------------------------------------------------------------------
- */
+/* ---- heat maps ----------------------------------------------------------------------------------------------------- */
 
 static abar_status heatmap_table(const abar__figures *f)
 {
@@ -210,8 +209,7 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     return status;
 }
 
-/* ---- the theorem ------------------------------------------------------------------------------------------------------------
- */
+/* ---- the theorem --------------------------------------------------------------------------------------------------- */
 
 static abar_status theory_table(const abar__theory *t, const char *dir)
 {
