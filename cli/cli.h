@@ -41,6 +41,7 @@ struct command {
     bool reads_no_data;   /* --data defaults to synthetic data of the model's own shape */
     const char *examples; /* command lines for its help */
     int (*run)(cli *c);   /* returns the exit code */
+    int (*help)(cli *c);  /* where its flags depend on its words; NULL: help_command */
 };
 
 extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,

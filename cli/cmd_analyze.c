@@ -32,8 +32,7 @@ static const abar_option network_own[] = {
     {.name = NULL},
 };
 
-/* ---- progress ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- progress ---------------------------------------------------------------------------------------------------- */
 
 static void show(void *user, const abar_analysis_progress *p)
 {
@@ -43,15 +42,33 @@ static void show(void *user, const abar_analysis_progress *p)
     fflush(stderr);
 }
 
+/* Only beside a progress line: what is read by programs stays as it is. */
+static void announce(void *user, const char *text)
+{
+    const cli *c = user;
+    if (!c->quiet && print_window(stderr)) fprintf(stderr, "%s\n", text);
+}
+
 static void clear(const cli *c)
 {
     if (!c->quiet && print_window(stderr)) fprintf(stderr, "\r\033[K");
 }
 
-/* ---- which weights
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- which weights ----------------------------------------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+/* epoch-10000 comes after epoch-9999. */
+static int by_epoch(const void *a, const void *b)
+{
+    const size_t n = strlen(a), m = strlen(b);
+    return n != m ? (n > m) - (n < m) : strcmp(a, b);
+}
+
+/* Not what a killed run left half written. */
+static bool is_snapshot(const char *name)
+{
+    const size_t digits = strncmp(name, "epoch-", 6) == 0 ? strspn(name + 6, "0123456789") : 0;
+    return digits > 0 && strcmp(name + 6 + digits, ".safetensors") == 0;
+}
 
 /* Snapshots first, then the checkpoint. */
 static int list_folder(const cli *c, const char *folder, weights_list *list)
@@ -60,10 +77,10 @@ static int list_folder(const cli *c, const char *folder, weights_list *list)
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     DIR *dir = opendir(snapshots);
     for (struct dirent *e; dir && (e = readdir(dir)) && list->n < WEIGHTS_MAX - 1;)
-        if (strncmp(e->d_name, "epoch-", 6) == 0)
+        if (is_snapshot(e->d_name))
             snprintf(list->path[list->n++], sizeof list->path[0], "%.600s/%.255s", snapshots, e->d_name);
     if (dir) closedir(dir);
-    qsort(list->path, (size_t)list->n, sizeof list->path[0], by_name);
+    qsort(list->path, (size_t)list->n, sizeof list->path[0], by_epoch);
     const int code = folder_weights(c, folder, last, sizeof last);
     if (!code) snprintf(list->path[list->n++], sizeof list->path[0], "%s", last);
     return code;
@@ -86,8 +103,32 @@ static int list_weights(const cli *c, const char *checkpoint, weights_list *list
     return EXIT_SUCCESS;
 }
 
-/* ---- running
- * ------------------------------------------------------------------------------------------------------------------ */
+/* The checkpoint of a finished run holds the weights of the last epoch's snapshot. */
+static void drop_repeated(const abar_setup *setup, weights_list *list)
+{
+    char name[64];
+    if (list->n < 2) return;
+    const char *before = strrchr(list->path[list->n - 2], '/');
+    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)setup->train.epochs);
+    if (before && strcmp(before, name) == 0) list->n--;
+}
+
+/* Sentences are wrapped; tables are narrow enough. */
+static void print_text(const char *text)
+{
+    char line[2048];
+    for (const char *at = text; *at;) {
+        const size_t length = strcspn(at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)length, at);
+        if ((int)length <= print_width(stdout) && strncmp(line, "- ", 2) != 0)
+            puts(line);
+        else
+            print_wrapped_from(stdout, 0, strncmp(line, "- ", 2) == 0 ? 2 : 0, print_width(stdout), line);
+        at += length + (at[length] == '\n');
+    }
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static abar_status run_analysis(void *object) { return abar_analysis_run(object); }
 static void stop_analysis(void *object) { abar_analysis_stop(object); }
@@ -96,7 +137,7 @@ static int analyze(cli *c, const char *what, const abar_setup *setup, const weig
 {
     const char *paths[WEIGHTS_MAX];
     abar_analysis *a;
-    const abar_analysis_events events = {.size = sizeof events, .progress = show, .user = c};
+    const abar_analysis_events events = {.size = sizeof events, .progress = show, .user = c, .announce = announce};
     for (int i = 0; i < list->n; i++) paths[i] = list->path[i];
     abar_status status = abar_analysis_create(c->ctx, what, setup, paths, list->n, options, &events, &a);
     if (status < 0) return cli_fail_usage(c, status);
@@ -110,7 +151,7 @@ static int analyze(cli *c, const char *what, const abar_setup *setup, const weig
     else if (json)
         printf("%s\n", abar_analysis_json(a));
     else if (!c->quiet)
-        printf("%s", abar_analysis_text(a));
+        print_text(abar_analysis_text(a));
     abar_analysis_destroy(a);
     return code;
 }
@@ -154,6 +195,7 @@ static int run_what(cli *c, const char *what, const abar_option *table, network_
         code = checkpoint_setup(c, list->path[list->n - 1][0] ? list->path[list->n - 1] : checkpoint, flags, &setup);
     if (!code && !network) code = flags_read(c, flags, NULL, NULL);
     if (!code && network) code = flags_check(c, setup);
+    if (!code && network && path_is_folder(checkpoint)) drop_repeated(setup, list);
     if (!code) code = analyze(c, what, setup, list, (char *)flags + shift, flags->json);
     if (!code) print_folder(c, table, (char *)flags + shift, flags->json);
     abar_setup_destroy(c->ctx, setup);
@@ -172,32 +214,60 @@ static int unknown(const cli *c, const char *what)
     return cli_fail(c, EXIT_USAGE, "analyze %s: no such analysis, abar analyze --help lists them", what);
 }
 
+/* The command as this analysis has it: its flags behind ours, which begin at shift. Free own. */
+static bool derive(const cli *c, const char *what, size_t shift, command *out)
+{
+    const bool network = abar_analysis_needs_network(what);
+    *out = *c->command;
+    out->own = join_tables(network ? network_own : network_own + 1, abar_analysis_options(what), shift);
+    if (!network) {
+        out->settings = NULL;
+        out->model_options = false;
+    }
+    return out->own != NULL;
+}
+
+/* The analysis that is named; NULL: none. */
+static const char *named(const cli *c) { return c->argc > 0 && c->argv[0][0] != '-' ? c->argv[0] : NULL; }
+
 static int run(cli *c)
 {
-    const char *what = c->argc > 0 && c->argv[0][0] != '-' ? c->argv[0] : NULL;
+    const char *what = named(c);
     if (!what || !abar_analysis_about(what)) return unknown(c, what);
-    const size_t shift = (sizeof(network_flags) + 15) / 16 * 16, bytes = shift + abar_analysis_config_size(what);
-    const abar_option *analysis = abar_analysis_options(what);
-    const bool network = abar_analysis_needs_network(what);
-    abar_option *table = join_tables(network ? network_own : network_own + 1, analysis, shift);
-    network_flags *flags = calloc(1, bytes);
-    int code = table && flags ? EXIT_SUCCESS : cli_fail(c, EXIT_FAILURE, "memory: not enough");
-    if (!code) {
-        command derived = *c->command;
-        const command *before = c->command;
-        derived.own = table;
-        if (!network) {
-            derived.settings = NULL;
-            derived.model_options = false;
-        }
-        c->command = &derived;
+    const size_t shift = (sizeof(network_flags) + 15) / 16 * 16;
+    network_flags *flags = calloc(1, shift + abar_analysis_config_size(what));
+    command derived = {0};
+    if (!flags || !derive(c, what, shift, &derived)) {
+        free(flags);
+        return cli_fail(c, EXIT_FAILURE, "memory: not enough");
+    }
+    const command *before = c->command;
+    c->command = &derived;
+    c->argc--;
+    c->argv++;
+    const int code = run_what(c, what, abar_analysis_options(what), flags, shift);
+    c->command = before;
+    free((void *)(uintptr_t)derived.own);
+    free(flags);
+    return code;
+}
+
+/* With the flags of the analysis that is named, or of those that look at a network. */
+static int help(cli *c)
+{
+    const char *what = named(c);
+    command derived;
+    if (what && !abar_analysis_about(what)) return unknown(c, what);
+    if (!derive(c, what ? what : "all", 0, &derived)) return cli_fail(c, EXIT_FAILURE, "memory: not enough");
+    const command *before = c->command;
+    c->command = &derived;
+    if (what) {
         c->argc--;
         c->argv++;
-        code = run_what(c, what, analysis, flags, shift);
-        c->command = before;
     }
-    free(table);
-    free(flags);
+    const int code = help_command(c);
+    c->command = before;
+    free((void *)(uintptr_t)derived.own);
     return code;
 }
 
@@ -211,7 +281,7 @@ const command command_analyze = {
     .about = "WHAT is spectra, alignment, covariance, attention, convergence, heatmap (figures of the paper, for your "
              "checkpoint), all (every one of them, and "
              "what they mean), theory (the convergence theorem, as printed and as corrected) or complexity (cost over the "
-             "width of a layer). Every figure is "
+             "width of a layer): abar analyze WHAT --help has its flags. Every figure is "
              "written as SVG, CSV and JSON. The folder of a run brings its settings and its snapshots (abar train --snapshot).",
     .own = network_own,
     .settings = settings,
@@ -222,4 +292,5 @@ const command command_analyze = {
                 "  abar analyze theory --data circle --points 21 --width 0 --one-point \\\n"
                 "               --steps 300\n",
     .run = run,
+    .help = help,
 };

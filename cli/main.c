@@ -42,7 +42,8 @@ static int run_command(cli *c)
     abar_context_config config = {.size = sizeof config, .log = cli_log, .log_user = c};
     abar_status status = abar_context_create(&config, &c->ctx);
     if (status < 0) return cli_fail(c, EXIT_FAILURE, "memory: %s", abar_status_text(status));
-    int code = c->help ? help_command(c) : c->command->run(c);
+    int (*help)(cli *) = c->command->help ? c->command->help : help_command;
+    int code = c->help ? help(c) : c->command->run(c);
     if (code == EXIT_SUCCESS) code = cli_finish_output();
     abar_context_destroy(c->ctx);
     return code;

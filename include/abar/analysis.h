@@ -50,6 +50,31 @@ typedef struct abar_moments_summary {
 /* values: the first n eigenvalues of A, descending, n at most d; NULL and 0: not wanted. */
 abar_status abar_moments_summarise(const abar_moments *m, double damping, abar_moments_summary *out, double *values, int64_t n);
 
+/* ---- attention, from probabilities of your own ---------------------------------------------------------------------- */
+
+/* Matrices T (n, n) whose rows sum to 1, one per sample and head. */
+typedef struct abar_probabilities abar_probabilities;
+
+abar_status abar_probabilities_create(abar_context *ctx, int64_t n, abar_probabilities **out);
+void abar_probabilities_destroy(abar_probabilities *p);
+/* t: (m, n, n) on the host, F64 or F32, strided. */
+abar_status abar_probabilities_add(abar_probabilities *p, const abar_tensor *t);
+
+/* Of the mean matrix T, its column means t = T^T 1 / n, and the single matrices. */
+typedef struct abar_probabilities_summary {
+    size_t size; /* sizeof(abar_probabilities_summary), set by the caller */
+    double matrices;
+    double cosine_stationary; /* of t and the left eigenvector for the eigenvalue 1, the stationary distribution */
+    double cosine_singular;   /* of t and the top right singular vector */
+    double top_share;         /* mean over the matrices: largest singular value squared / |T|_F^2 ... */
+    double rank1_error;       /* ... |T - 1 t^T|_F / |T|_F, t its own column means ... */
+    double printed_error;     /* ... and |T - t t^T|_F / |T|_F, the form the paper prints */
+} abar_probabilities_summary;
+
+/* eigenvalues (absolute) and singular values of the mean matrix, descending, and t: (n) each, or NULL. */
+abar_status abar_probabilities_summarise(const abar_probabilities *p, abar_probabilities_summary *out, double *eigenvalues,
+                                         double *singular, double *columns);
+
 /* ---- of a trained network: what `abar analyze` does -------------------------------------------------------------- */
 
 const char *const *abar_analysis_names(void);       /* "spectra", "alignment", ..., "all"; NULL-terminated */
@@ -71,6 +96,7 @@ typedef struct abar_analysis_events {
     size_t size;                                                   /* sizeof(abar_analysis_events) */
     void (*progress)(void *user, const abar_analysis_progress *p); /* NULL: silent */
     void *user;
+    void (*announce)(void *user, const char *text); /* what it will take, before it takes it: one line. NULL: silent */
 } abar_analysis_events;
 
 /* setup: of the run the weights belong to; NULL where no network is needed. weights: safetensors files in the order of

@@ -30,9 +30,11 @@ typedef struct abar_train_config {
     int64_t checkpoint_every; /* steps; 0: after each epoch only */
     int64_t diagnose;         /* steps between logged statistics of the curvature maps; 0: none */
     bool deterministic;
-    bool accept_data;                /* resume although the data set's content has changed; never stored */
-    char init[ABAR_OPTION_TEXT_MAX]; /* safetensors file with the initial weights; "": random */
-    char out[ABAR_OPTION_TEXT_MAX];  /* the run's folder; "": nothing is written */
+    bool accept_data;                    /* resume although the data set's content has changed; never stored */
+    char init[ABAR_OPTION_TEXT_MAX];     /* safetensors file with the initial weights; "": random */
+    char out[ABAR_OPTION_TEXT_MAX];      /* the run's folder; "": nothing is written */
+    char snapshot[ABAR_OPTION_TEXT_MAX]; /* epochs, "0,12,25", after which the weights are kept in out/snapshots; 0: the initial
+                                            ones */
 } abar_train_config;
 
 typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;

@@ -162,6 +162,30 @@ class StepConfig(ctypes.Structure):
     ]
 
 
+class MomentsSummary(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        *(
+            (name, c_double)
+            for name in (
+                "rows trace largest second least effective_rank entropy_rank mean_square cosine gap distance davis_kahan "
+                "davis_kahan_sharp covariance_norm covariance_spectral covariance_trace rank1_error rank1_share "
+                "adaptive_damping kappa_kfac kappa_mac condition_sgd condition_mac condition_foof"
+            ).split()
+        ),
+    ]
+
+
+class ProbabilitiesSummary(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        *(
+            (name, c_double)
+            for name in "matrices cosine_stationary cosine_singular top_share rank1_error printed_error".split()
+        ),
+    ]
+
+
 #: the library's names of what is laid out here, by how they may change (docs/abi.md): never ...
 FIXED = {
     "abar_option": Option,
@@ -223,4 +247,13 @@ FUNCTIONS = {
     "abar_optim_measure": (None, [c_void_p]),
     "abar_optim_visit": (c_int, [c_void_p, StateVisitor, c_void_p]),
     "abar_optim_state_bytes": (c_size_t, [c_void_p]),
+    "abar_moments_create": (c_int, [c_void_p, c_int64, POINTER(c_void_p)]),
+    "abar_moments_destroy": (None, [c_void_p]),
+    "abar_moments_add": (c_int, [c_void_p, POINTER(Tensor)]),
+    "abar_moments_side": (c_int64, [c_void_p]),
+    "abar_moments_summarise": (c_int, [c_void_p, c_double, POINTER(MomentsSummary), c_void_p, c_int64]),
+    "abar_probabilities_create": (c_int, [c_void_p, c_int64, POINTER(c_void_p)]),
+    "abar_probabilities_destroy": (None, [c_void_p]),
+    "abar_probabilities_add": (c_int, [c_void_p, POINTER(Tensor)]),
+    "abar_probabilities_summarise": (c_int, [c_void_p, POINTER(ProbabilitiesSummary), c_void_p, c_void_p, c_void_p]),
 }

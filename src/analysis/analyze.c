@@ -65,45 +65,32 @@ bool abar_analysis_needs_network(const char *name)
 typedef struct network_options {
     char layers[ABAR_OPTION_TEXT_MAX], out[ABAR_OPTION_TEXT_MAX];
     int64_t samples, batch, split, mode, pgrad, fisher, fisher_samples;
-    bool homogeneous;
+    bool homogeneous, dump;
     double damping;
 } network_options;
 
-#define ROW(field, kind_of, fallback_text, lowest, highest, list, text)                                                        \
-    {                                                                                                                          \
-        .type = kind_of, .offset = offsetof(network_options, field), .fallback = fallback_text, .min = lowest, .max = highest, \
-        .choices = list, .help = text
+#define AT(field) offsetof(network_options, field)
 
-static const abar_option
-    network_table[] = {ROW(layers, ABAR_OPTION_TEXT, "", 0, 0, NULL, "layers to look at: a name with * and ?; all without"),
-                       .name = "layers"},
-    ROW(samples, ABAR_OPTION_INT, "2048", 0, 1e12, NULL, "samples to look at, the first so many; 0: all"), .name = "samples"
-}
-, ROW(batch, ABAR_OPTION_INT, "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"), .name = "batch"
-}
-, ROW(split, ABAR_OPTION_CHOICE, "train", 0, 0, "train|test", "part of the data set"), .name = "split"
-}
-, ROW(mode, ABAR_OPTION_CHOICE, "eval", 0, 0, "eval|train", "of the pass that looks at inputs"), .name = "mode"
-}
-, ROW(pgrad, ABAR_OPTION_CHOICE, "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"),
-    .name = "pgrad"
-}
-, ROW(fisher, ABAR_OPTION_CHOICE, "empirical", 0, 0, "empirical|exact", "labels of the data, or drawn from the softmax"),
-    .name = "fisher"
-}
-, ROW(fisher_samples, ABAR_OPTION_INT, "256", 1, 4096, NULL, "samples whose gradients make the layer's Fisher matrix"),
-    .name = "fisher-samples"
-}
-, ROW(homogeneous, ABAR_OPTION_BOOL, "true", 0, 0, NULL, "rows end in 1 where a layer has a bias, as the optimizers see them"),
-    .name = "homogeneous"
-}
-, ROW(damping, ABAR_OPTION_REAL, "0", 0, 1e30, NULL, "rho of the condition numbers; 0: the run's own, or 1"), .name = "damping"
-}
-, ROW(out, ABAR_OPTION_TEXT, "analysis", 0, 0, NULL, "folder for the files"), .name = "out"
-}
-, {.name = NULL},
-}
-;
+static const abar_option network_table[] = {
+    {"layers", ABAR_OPTION_TEXT, AT(layers), "", 0, 0, NULL, "layers to look at: a name with * and ?; all without"},
+    {"samples", ABAR_OPTION_INT, AT(samples), "0", 0, 1e12, NULL,
+     "samples to look at, the first so many; 0: 2048, or all where there are fewer"},
+    {"batch", ABAR_OPTION_INT, AT(batch), "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"},
+    {"split", ABAR_OPTION_CHOICE, AT(split), "train", 0, 0, "train|test", "part of the data set"},
+    {"mode", ABAR_OPTION_CHOICE, AT(mode), "eval", 0, 0, "eval|train", "of the pass that looks at inputs"},
+    {"pgrad", ABAR_OPTION_CHOICE, AT(pgrad), "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"},
+    {"fisher", ABAR_OPTION_CHOICE, AT(fisher), "empirical", 0, 0, "empirical|exact",
+     "labels of the data, or drawn from the softmax"},
+    {"fisher-samples", ABAR_OPTION_INT, AT(fisher_samples), "256", 1, 4096, NULL,
+     "samples whose gradients make the layer's Fisher matrix"},
+    {"homogeneous", ABAR_OPTION_BOOL, AT(homogeneous), "true", 0, 0, NULL,
+     "rows end in 1 where a layer has a bias, as the optimizers see them"},
+    {"damping", ABAR_OPTION_REAL, AT(damping), "0", 0, 1e30, NULL, "rho of the condition numbers; 0: the run's own, or 1"},
+    {"dump", ABAR_OPTION_BOOL, AT(dump), "false", 0, 0, NULL,
+     "write the first batch's inputs, output gradients, queries and keys, too: dump-N.safetensors for each checkpoint"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "analysis", 0, 0, NULL, "folder for the files"},
+    {0},
+};
 
 const abar_option *abar_analysis_options(const char *name)
 {
@@ -168,10 +155,26 @@ abar_status abar__analysis_tell(abar_analysis *a, const char *phase, int64_t don
     return atomic_load(&a->stop) ? ABAR_STOPPED : ABAR_OK;
 }
 
-/* ---- a network ------------------------------------------------------------------------------------------------------------
- */
+/* ---- a network ---------------------------------------------------------------------------------------------------------- */
 
-/* "snapshots/epoch-0012.safetensors" is epoch 12; "" the initial weights; the last checkpoint is after all epochs. */
+/* The epochs after which a checkpoint was written; those of the whole run where the file does not tell. */
+static double checkpoint_epoch(const abar_analysis *a, const char *path)
+{
+    double epoch = (double)a->setup->train.epochs;
+    abar__safetensors *file;
+    abar__place place;
+    abar__epoch *history;
+    if (abar__safetensors_open(a->ctx, path, &file) < 0) return epoch;
+    const char *progress = abar__safetensors_metadata(file, "progress");
+    if (progress && abar__place_parse(a->ctx, path, progress, strlen(progress), &place, &history) >= 0) {
+        epoch = (double)place.epoch;
+        abar__free(a->ctx, history, history ? (size_t)place.epoch * sizeof *history : 0);
+    }
+    abar__safetensors_close(file);
+    return epoch;
+}
+
+/* "snapshots/epoch-0012.safetensors" is epoch 12, "" the initial weights. */
 static void name_snapshot(const abar_analysis *a, int i, abar__snapshot *s)
 {
     const char *path = a->weights[i], *base = strrchr(path, '/');
@@ -182,9 +185,9 @@ static void name_snapshot(const abar_analysis *a, int i, abar__snapshot *s)
         snprintf(s->name, sizeof s->name, "initial");
     } else if (strncmp(base, "epoch-", 6) == 0) {
         s->epoch = (double)strtol(base + 6, NULL, 10);
-        snprintf(s->name, sizeof s->name, "epoch %.0f", s->epoch);
+        snprintf(s->name, sizeof s->name, s->epoch > 0.0 ? "epoch %.0f" : "initial", s->epoch);
     } else if (strcmp(base, "state.safetensors") == 0 || strcmp(base, "model.safetensors") == 0) {
-        s->epoch = (double)a->setup->train.epochs;
+        s->epoch = checkpoint_epoch(a, path);
         snprintf(s->name, sizeof s->name, a->n_weights > 1 ? "end" : "final weights");
     } else {
         snprintf(s->name, sizeof s->name, "%.48s", base);
@@ -203,20 +206,65 @@ static double damping_of(const abar_analysis *a, const network_options *o)
     return rho > 0.0 ? rho : 1.0;
 }
 
-static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const abar__results_config *config,
+/* Adds batch 0 and writes what was read of it to DIR/dump-N.safetensors. */
+static abar_status add_dumped(abar_analysis *a, abar__collection *c, int index, const abar__snapshot *s)
+{
+    const network_options *o = a->options;
+    char path[ABAR_OPTION_TEXT_MAX + 64];
+    snprintf(path, sizeof path, "%s/dump-%d.safetensors", o->out, index + 1);
+    ABAR_TRY(abar__dump_create(a->ctx, &c->dump));
+    abar_status status = abar__dump_note(c->dump, "snapshot", s->name);
+    if (status >= 0) status = abar__collection_add(c, 0);
+    if (status >= 0) status = abar__dump_write(c->dump, path);
+    abar__dump_destroy(c->dump);
+    c->dump = NULL;
+    return status;
+}
+
+/* Fisher matrices, of as many layers at a time as memory allows; those of the first turn were collected with the rest. */
+static abar_status measure_fisher(abar_analysis *a, abar__collection *c, const abar__results_config *config, abar__snapshot *s)
+{
+    const int64_t batches = abar__fisher_batches(c);
+    for (bool any = true; any;) {
+        for (int m = c->fisher_first; m < c->fisher_end; m++) {
+            const abar_status status = abar__analysis_tell(a, "Fisher matrices", m, c->n);
+            if (status != ABAR_OK) return status;
+            ABAR_TRY(abar__result_add_fisher(c, m, config, &s->map[m]));
+        }
+        ABAR_TRY(abar__collection_next_fisher(c, &any));
+        for (int64_t b = 0; any && b < batches; b++) {
+            const abar_status status = abar__analysis_tell(a, "gradients", b, batches);
+            if (status != ABAR_OK) return status;
+            ABAR_TRY(abar__collection_add_fisher(c, b));
+        }
+    }
+    return ABAR_OK;
+}
+
+static bool is_drawn(const abar__collection *c, int map)
+{
+    int chosen[ABAR_FIGURE_LAYERS];
+    const int n = abar__pick(c->n, ABAR_FIGURE_LAYERS, chosen);
+    for (int i = 0; i < n; i++)
+        if (chosen[i] == map) return true;
+    return false;
+}
+
+static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const abar__results_config *config, int index,
                                     abar__snapshot *s)
 {
+    const network_options *o = a->options;
     for (int64_t b = 0; b < c->pass->batches; b++) {
         const abar_status status = abar__analysis_tell(a, s->name, b, c->pass->batches);
         if (status != ABAR_OK) return status;
-        ABAR_TRY(abar__collection_add(c, b));
+        ABAR_TRY(b == 0 && o->dump ? add_dumped(a, c, index, s) : abar__collection_add(c, b));
     }
     for (int m = 0; m < c->n; m++) {
         const abar_status status = abar__analysis_tell(a, "eigenvalues", m, c->n);
         if (status != ABAR_OK) return status;
-        ABAR_TRY(abar__result_make(c, m, config, &s->map[m]));
+        ABAR_TRY(abar__result_make(c, m, config, index == a->n_weights - 1 && is_drawn(c, m), &s->map[m]));
     }
-    return ABAR_OK;
+    return measure_fisher(a, c, config, s);
 }
 
 static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, const abar__results_config *config,
@@ -231,7 +279,7 @@ static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, cons
             ABAR_TRY(abar__pass_load(c->pass, a->weights[i]));
             ABAR_TRY(abar__collection_reset(c));
         }
-        const abar_status status = measure_snapshot(a, c, config, &snapshots[i]);
+        const abar_status status = measure_snapshot(a, c, config, i, &snapshots[i]);
         if (status != ABAR_OK) return status;
     }
     return ABAR_OK;
@@ -242,6 +290,14 @@ static bool has_attention(const abar__collection *c)
     for (int m = 0; m < c->n; m++)
         if (c->maps[m].attention.sum) return true;
     return false;
+}
+
+static abar_status check_attention(const abar_analysis *a, const abar__collection *c)
+{
+    if (has_attention(c)) return ABAR_OK;
+    return abar__fail(a->ctx, ABAR_E_ARGUMENT,
+                      "analyze attention: %s has no attention among these layers, choose a transformer or other --layers",
+                      a->setup->train.model);
 }
 
 static abar_status draw(abar_analysis *a, const abar__figures *f)
@@ -272,7 +328,7 @@ static abar_status analyze_collected(abar_analysis *a, abar__collection *c)
 {
     const network_options *o = a->options;
     const double damping = damping_of(a, o);
-    const abar__results_config config = {.damping = damping, .batch_mean = o->pgrad == 1, .keep_p = c->maps[0].grads != NULL};
+    const abar__results_config config = {.damping = damping, .batch_mean = o->pgrad == 1};
     const size_t bytes = (size_t)a->n_weights * sizeof(abar__snapshot);
     void *memory;
     ABAR_TRY(abar__alloc(a->ctx, bytes, &memory));
@@ -308,14 +364,20 @@ static abar_status analyze_network(abar_analysis *a, const kind *k)
                                          .homogeneous = o->homogeneous,
                                          .training = o->mode == 1,
                                          .drawn = o->fisher == 1,
-                                         .fisher_samples = o->fisher_samples};
+                                         .fisher_samples = o->fisher_samples,
+                                         .announce = a->events.announce,
+                                         .user = a->events.user};
     abar__pass pass;
     abar__collection collection;
-    ABAR_TRY(abar__folder_make(a->ctx, o->out));
+    for (int i = 1; i < a->n_weights; i++)
+        if (!a->weights[i][0])
+            return abar__fail(a->ctx, ABAR_E_ARGUMENT, "--checkpoint: the initial weights come first, write initial,FILE,...");
     ABAR_TRY(abar__pass_open(a->ctx, a->setup, a->weights[0], &pass_config, &pass));
     abar_status status = abar__collection_create(&pass, &config, &collection);
     if (status >= 0) {
-        status = analyze_collected(a, &collection);
+        if (k->figure == abar__figure_attention) status = check_attention(a, &collection);
+        if (status >= 0) status = abar__folder_make(a->ctx, o->out); /* after all that can be refused: no litter */
+        if (status >= 0) status = analyze_collected(a, &collection);
         abar__collection_free(&collection);
     }
     abar__pass_close(&pass);

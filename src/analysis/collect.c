@@ -1,11 +1,15 @@
 /* Collects sums over rows, output gradients and attention probabilities of every map while batches run. */
 #include "analysis/collect.h"
 
+#include <cblas.h>
 #include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { ROWS_AT_ONCE = 256 };
+#define FISHER_MOST 0x1p31 /* bytes of per-example gradients at a time, or a quarter of the machine's memory */
 
 /* ---- which maps ------------------------------------------------------------------------------------------------------- */
 
@@ -64,23 +68,18 @@ static void describe(abar__collection *c, int layer_index, int64_t group, abar__
         snprintf(m->name, sizeof m->name, "%s", layer->name);
     c->d_max = greater(c->d_max, m->shape.d + 1);
     c->out_max = greater(c->out_max, m->shape.out);
-    c->rows_max = greater(c->rows_max, m->shape.rows);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------------- */
 
-static int64_t side_of(const abar__map_stats *m) { return m->shape.d + m->homogeneous; }
 static size_t fisher_bytes(const abar__collection *c, const abar__map_stats *m)
 {
-    return (size_t)(c->config.fisher_samples * m->shape.out * m->shape.d) * sizeof(double);
+    return (size_t)(c->config.fisher_samples * m->shape.out * abar__map_side(m)) * sizeof(double);
 }
-
-/* Layers whose gradients would take more than this are left out of the Fisher matrices. */
-static const size_t fisher_most = (size_t)256 << 20;
 
 static bool wants_fisher(const abar__collection *c, const abar__map_stats *m)
 {
-    return (c->config.wanted & ABAR_COLLECT_FISHER) && fisher_bytes(c, m) <= fisher_most;
+    return (c->config.wanted & ABAR_COLLECT_FISHER) && fisher_bytes(c, m) <= c->fisher_budget;
 }
 
 static bool feeds_attention(const abar__collection *c, const abar__map_stats *m)
@@ -93,29 +92,43 @@ static size_t map_bytes(const abar__collection *c, const abar__map_stats *m)
     const unsigned wanted = c->config.wanted;
     const abar_tensor *input = &abar_net_layer(c->pass->net, m->layer)->input;
     size_t bytes = 0;
-    if (wanted & ABAR_COLLECT_INPUTS) bytes += abar_moments_bytes(side_of(m));
+    if (wanted & ABAR_COLLECT_INPUTS) bytes += abar_moments_bytes(abar__map_side(m));
     if (wanted & ABAR_COLLECT_GRADS) bytes += 2 * abar_moments_bytes(m->shape.out);
-    if (wants_fisher(c, m)) bytes += fisher_bytes(c, m);
     if (feeds_attention(c, m))
         bytes += (size_t)(2 * sequence_of(&m->layout, input) * sequence_of(&m->layout, input)) * sizeof(double);
     return bytes;
 }
 
+static double machine_bytes(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (double)pages * (double)page : INFINITY;
+}
+
+/* The gradients of one turn: as many as fit into the budget, and no more than there are. */
+static double fisher_total(const abar__collection *c)
+{
+    double bytes = 0.0;
+    for (int i = 0; i < c->n; i++)
+        if (wants_fisher(c, &c->maps[i])) bytes += (double)fisher_bytes(c, &c->maps[i]);
+    return fmin(bytes, (double)c->fisher_budget);
+}
+
 /* The eigenproblem of the largest side comes on top: two squares and LAPACK's workspace. */
 static abar_status announce(abar__collection *c)
 {
-    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    const double machine = pages > 0 && page > 0 ? (double)pages * (double)page : INFINITY;
-    const double side = (double)greater(c->d_max, c->out_max);
-    double bytes = 5.0 * side * side * (double)sizeof(double) + (double)(c->host_bytes + c->rows_bytes);
+    const double machine = machine_bytes(), side = (double)greater(c->d_max, c->out_max);
+    double bytes = 5.0 * side * side * (double)sizeof(double) + (double)(c->host_bytes + c->rows_bytes) + fisher_total(c);
     for (int i = 0; i < c->n; i++) bytes += (double)map_bytes(c, &c->maps[i]);
     if (bytes > 0.8 * machine)
         return abar__fail(
             c->pass->ctx, ABAR_E_MEMORY,
             "analyze: %d maps of side up to %.0f need %.1f GiB and this machine has %.1f, choose fewer by --layers", c->n, side,
             bytes / 0x1p30, machine / 0x1p30);
-    abar__log(c->pass->ctx, ABAR_LOG_INFO, "%d maps, rows of up to %lld numbers, %.0f MiB beside the network", c->n,
-              (long long)(c->d_max - 1), bytes / 0x1p20);
+    char text[160];
+    snprintf(text, sizeof text, "%d maps, rows of up to %lld numbers: %.0f MiB beside the network", c->n,
+             (long long)(c->d_max - 1), bytes / 0x1p20);
+    if (c->config.announce) c->config.announce(c->config.user, text);
     int left_out = 0;
     for (int i = 0; i < c->n; i++) left_out += (c->config.wanted & ABAR_COLLECT_FISHER) && !wants_fisher(c, &c->maps[i]);
     if (left_out > 0)
@@ -128,29 +141,58 @@ static abar_status make_map(abar__collection *c, abar__map_stats *m)
 {
     abar_context *ctx = c->pass->ctx;
     const unsigned wanted = c->config.wanted;
-    void *memory = NULL;
-    if (wanted & ABAR_COLLECT_INPUTS) ABAR_TRY(abar_moments_create(ctx, side_of(m), &m->inputs));
+    if (wanted & ABAR_COLLECT_INPUTS) ABAR_TRY(abar_moments_create(ctx, abar__map_side(m), &m->inputs));
     if (wanted & ABAR_COLLECT_GRADS) {
         ABAR_TRY(abar_moments_create(ctx, m->shape.out, &m->grads));
         ABAR_TRY(abar_moments_create(ctx, m->shape.out, &m->grad_means));
     }
-    if (wants_fisher(c, m)) ABAR_TRY(abar__alloc(ctx, fisher_bytes(c, m), &memory));
-    m->gradients = memory;
     if (!feeds_attention(c, m)) return ABAR_OK;
     const int64_t tokens = sequence_of(&m->layout, &abar_net_layer(c->pass->net, m->layer)->input);
     return abar__attention_create(ctx, tokens, &m->attention);
 }
 
-static void free_map(abar__collection *c, abar__map_stats *m)
+static void free_gradients(abar__collection *c)
+{
+    for (int i = 0; i < c->n; i++) {
+        abar__map_stats *m = &c->maps[i];
+        abar__free(c->pass->ctx, m->gradients, m->gradients ? fisher_bytes(c, m) : 0);
+        m->gradients = NULL;
+        m->fisher_done = 0;
+    }
+}
+
+static void free_map(abar__map_stats *m)
 {
     abar_moments_destroy(m->inputs);
     abar_moments_destroy(m->grads);
     abar_moments_destroy(m->grad_means);
-    abar__free(c->pass->ctx, m->gradients, m->gradients ? fisher_bytes(c, m) : 0);
     if (m->attention.sum) abar__attention_free(&m->attention);
     m->inputs = m->grads = m->grad_means = NULL;
-    m->gradients = NULL;
-    m->fisher_done = 0;
+}
+
+abar_status abar__collection_next_fisher(abar__collection *c, bool *any)
+{
+    size_t used = 0;
+    free_gradients(c);
+    *any = false;
+    c->fisher_first = c->fisher_end;
+    for (; c->fisher_end < c->n; c->fisher_end++) {
+        abar__map_stats *m = &c->maps[c->fisher_end];
+        void *memory;
+        if (!wants_fisher(c, m)) continue;
+        if (used + fisher_bytes(c, m) > c->fisher_budget) break;
+        used += fisher_bytes(c, m);
+        ABAR_TRY(abar__alloc(c->pass->ctx, fisher_bytes(c, m), &memory));
+        m->gradients = memory;
+        *any = true;
+    }
+    return ABAR_OK;
+}
+
+int64_t abar__fisher_batches(const abar__collection *c)
+{
+    const int64_t batch = c->pass->config.batch, needed = (c->config.fisher_samples + batch - 1) / batch;
+    return needed < c->pass->batches ? needed : c->pass->batches;
 }
 
 static size_t largest_tensor(const abar__collection *c)
@@ -163,6 +205,19 @@ static size_t largest_tensor(const abar__collection *c)
         most = out > most ? out : most;
     }
     return most * sizeof(float);
+}
+
+/* Examples whose rows are added at a time: a matrix product of many rows is faster than many of one. */
+static int64_t chunk_of(const abar__map_stats *m) { return m->shape.rows < ROWS_AT_ONCE ? ROWS_AT_ONCE / m->shape.rows : 1; }
+
+static size_t largest_rows(const abar__collection *c)
+{
+    int64_t most = 0;
+    for (int i = 0; i < c->n; i++) {
+        const abar__map_stats *m = &c->maps[i];
+        most = greater(most, chunk_of(m) * m->shape.rows * (abar__map_side(m) + m->shape.out));
+    }
+    return (size_t)most * sizeof(double);
 }
 
 static abar_status create(abar__collection *c)
@@ -178,7 +233,8 @@ static abar_status create(abar__collection *c)
             describe(c, i, g, &c->maps[c->n++]);
     }
     c->host_bytes = 2 * largest_tensor(c);
-    c->rows_bytes = (size_t)(c->rows_max * (c->d_max + c->out_max)) * sizeof(double);
+    c->rows_bytes = largest_rows(c);
+    c->fisher_budget = (size_t)fmin(FISHER_MOST, 0.25 * machine_bytes());
     ABAR_TRY(announce(c));
     ABAR_TRY(abar__alloc(ctx, c->host_bytes, &memory));
     c->host = memory;
@@ -198,7 +254,8 @@ abar_status abar__collection_create(abar__pass *pass, const abar__collect_config
 void abar__collection_free(abar__collection *c)
 {
     abar_context *ctx = c->pass->ctx;
-    for (int i = 0; i < c->n; i++) free_map(c, &c->maps[i]);
+    free_gradients(c);
+    for (int i = 0; i < c->n; i++) free_map(&c->maps[i]);
     abar__free(ctx, c->maps, c->maps ? (size_t)c->capacity * sizeof *c->maps : 0);
     abar__free(ctx, c->host, c->host ? c->host_bytes : 0);
     abar__free(ctx, c->rows, c->rows ? c->rows_bytes : 0);
@@ -210,11 +267,13 @@ void abar__collection_free(abar__collection *c)
 
 abar_status abar__collection_reset(abar__collection *c)
 {
+    bool any;
     for (int i = 0; i < c->n; i++) {
-        free_map(c, &c->maps[i]);
+        free_map(&c->maps[i]);
         ABAR_TRY(make_map(c, &c->maps[i]));
     }
-    return ABAR_OK;
+    c->fisher_end = 0;
+    return abar__collection_next_fisher(c, &any);
 }
 
 /* ---- inputs ----------------------------------------------------------------------------------------------------------- */
@@ -225,6 +284,8 @@ static abar_status fetch(const abar__collection *c, const abar_tensor *from, flo
     return abar_tensor_copy(c->pass->ctx, &host, from);
 }
 
+static float *second_half(const abar__collection *c) { return c->host + c->host_bytes / (2 * sizeof *c->host); }
+
 static abar_status add_rows(abar_moments *m, double *rows, int64_t n)
 {
     const abar_tensor t = abar_tensor_wrap(NULL, rows, ABAR_F64, 2, (int64_t[]){n, abar_moments_side(m)});
@@ -233,95 +294,145 @@ static abar_status add_rows(abar_moments *m, double *rows, int64_t n)
 
 static abar_status add_inputs(abar__collection *c, abar__map_stats *m, const float *input)
 {
-    for (int64_t n = 0; n < c->pass->config.batch; n++) {
-        abar__input_rows(&m->shape, input + n * m->shape.in_size, m->homogeneous, c->rows);
-        ABAR_TRY(add_rows(m->inputs, c->rows, m->shape.rows));
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m), side = abar__map_side(m);
+    for (int64_t first = 0; first < batch; first += chunk) {
+        const int64_t n = batch - first < chunk ? batch - first : chunk;
+        for (int64_t i = 0; i < n; i++)
+            abar__input_rows(&m->shape, input + (first + i) * m->shape.in_size, m->homogeneous,
+                             c->rows + i * m->shape.rows * side);
+        ABAR_TRY(add_rows(m->inputs, c->rows, n * m->shape.rows));
     }
     return ABAR_OK;
+}
+
+static abar_status add_attention(abar__collection *c, abar__map_stats *m, const abar_layer_forward *forward)
+{
+    float *bias = second_half(c);
+    if (forward->position_bias.ndim) ABAR_TRY(fetch(c, &forward->position_bias, bias));
+    ABAR_TRY(fetch(c, &forward->output, c->host));
+    const abar__attention_view view = {.qkv = c->host,
+                                       .samples = forward->output.dim[0],
+                                       .tokens = forward->output.dim[1],
+                                       .width = forward->output.dim[2] / 3,
+                                       .heads = m->layout.heads,
+                                       .grid = {m->layout.grid[0], m->layout.grid[1]},
+                                       .side = m->layout.side,
+                                       .shift = m->layout.shift,
+                                       .causal = forward->causal,
+                                       .bias = forward->position_bias.ndim ? bias : NULL};
+    return abar__attention_add_view(&m->attention, &view);
+}
+
+static abar_status dump_forward(abar__dump *d, const abar_layer *layer, const abar__map_stats *m,
+                                const abar_layer_forward *forward)
+{
+    ABAR_TRY(abar__dump_layer(d, layer, m->homogeneous, forward->causal));
+    ABAR_TRY(abar__dump_tensor(d, layer->name, "input", &forward->input));
+    if (!m->attention.sum) return ABAR_OK;
+    if (forward->position_bias.ndim) ABAR_TRY(abar__dump_tensor(d, layer->name, "position_bias", &forward->position_bias));
+    return abar__dump_tensor(d, layer->name, "qkv", &forward->output);
 }
 
 static abar_status observe_inputs(void *user, int layer_index, const abar_layer *layer, const abar_layer_forward *forward)
 {
     abar__collection *c = user;
     bool fetched = false;
-    (void)layer;
     for (int i = 0; i < c->n; i++) {
         abar__map_stats *m = &c->maps[i];
         if (m->layer != layer_index) continue;
+        if (c->dump && m->shape.group == 0) ABAR_TRY(dump_forward(c->dump, layer, m, forward));
         if (m->inputs && !fetched) ABAR_TRY(fetch(c, &forward->input, c->host));
         fetched = true;
         if (m->inputs) ABAR_TRY(add_inputs(c, m, c->host));
-        if (!m->attention.sum) continue;
-        float *bias = c->host + c->host_bytes / (2 * sizeof *c->host);
-        if (forward->position_bias.ndim) ABAR_TRY(fetch(c, &forward->position_bias, bias));
-        ABAR_TRY(fetch(c, &forward->output, c->host));
-        fetched = false;
-        const abar__attention_view view = {.qkv = c->host,
-                                           .samples = forward->output.dim[0],
-                                           .tokens = forward->output.dim[1],
-                                           .width = forward->output.dim[2] / 3,
-                                           .heads = m->layout.heads,
-                                           .grid = {m->layout.grid[0], m->layout.grid[1]},
-                                           .side = m->layout.side,
-                                           .shift = m->layout.shift,
-                                           .causal = forward->causal,
-                                           .bias = forward->position_bias.ndim ? bias : NULL};
-        ABAR_TRY(abar__attention_add_view(&m->attention, &view));
+        if (m->attention.sum) ABAR_TRY(add_attention(c, m, forward)); /* a linear map: it has no other groups */
     }
     return ABAR_OK;
 }
 
 /* ---- output gradients ------------------------------------------------------------------------------------------------- */
 
-/* g = sum over rows of p a^T, (out, d) without the homogeneous 1. */
+/* g = sum over rows of p a^T, (out, side). */
 static void keep_gradient(abar__map_stats *m, const double *a, const double *p)
 {
-    double *g = m->gradients + m->fisher_done++ * m->shape.out * m->shape.d;
-    for (int64_t r = 0; r < m->shape.rows; r++)
-        for (int64_t k = 0; k < m->shape.out; k++) {
-            const double pk = p[r * m->shape.out + k];
-            for (int64_t j = 0; pk != 0.0 && j < m->shape.d; j++) g[k * m->shape.d + j] += pk * a[r * m->shape.d + j];
+    const int out = (int)m->shape.out, side = (int)abar__map_side(m);
+    double *g = m->gradients + m->fisher_done++ * out * side;
+    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, side, (int)m->shape.rows, 1.0, p, out, a, side, 0.0, g, side);
+}
+
+static abar_status add_gradients(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+{
+    const abar__row_shape *s = &m->shape;
+    double *a = c->rows, *p = a + s->rows * abar__map_side(m);
+    for (int64_t n = 0; n < c->pass->config.batch && m->fisher_done < c->config.fisher_samples; n++) {
+        abar__output_rows(s, grad + n * s->out_size, scale, p);
+        abar__input_rows(s, input + n * s->in_size, m->homogeneous, a);
+        keep_gradient(m, a, p);
+    }
+    return ABAR_OK;
+}
+
+/* Means over the rows of each of n examples, in place: (n, rows, out) -> (n, out). */
+static void average_rows(const abar__row_shape *s, int64_t n, double *p)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < s->out; k++) {
+            double sum = 0.0;
+            for (int64_t r = 0; r < s->rows; r++) sum += p[(i * s->rows + r) * s->out + k];
+            p[i * s->out + k] = sum / (double)s->rows;
         }
 }
 
-static abar_status add_grads(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+static abar_status add_grads(abar__collection *c, abar__map_stats *m, const float *grad, double scale)
 {
     const abar__row_shape *s = &m->shape;
-    double *a = c->rows, *p = a + s->rows * s->d;
-    for (int64_t n = 0; n < c->pass->config.batch; n++) {
-        abar__output_rows(s, grad + n * s->out_size, scale, p);
-        if (m->gradients && m->fisher_done < c->config.fisher_samples) {
-            abar__input_rows(s, input + n * s->in_size, false, a);
-            keep_gradient(m, a, p);
-        }
-        if (!m->grads) continue;
-        ABAR_TRY(add_rows(m->grads, p, s->rows));
-        for (int64_t r = 1; r < s->rows; r++)
-            for (int64_t k = 0; k < s->out; k++) p[k] += p[r * s->out + k];
-        for (int64_t k = 0; k < s->out; k++) p[k] /= (double)s->rows;
-        ABAR_TRY(add_rows(m->grad_means, p, 1));
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m);
+    for (int64_t first = 0; first < batch; first += chunk) {
+        const int64_t n = batch - first < chunk ? batch - first : chunk;
+        for (int64_t i = 0; i < n; i++)
+            abar__output_rows(s, grad + (first + i) * s->out_size, scale, c->rows + i * s->rows * s->out);
+        ABAR_TRY(add_rows(m->grads, c->rows, n * s->rows));
+        average_rows(s, n, c->rows);
+        ABAR_TRY(add_rows(m->grad_means, c->rows, n));
+    }
+    return ABAR_OK;
+}
+
+static abar_status dump_backward(abar__dump *d, const abar_layer *layer)
+{
+    ABAR_TRY(abar__dump_tensor(d, layer->name, "training_input", &layer->input));
+    return abar__dump_tensor(d, layer->name, "output_grad", &layer->output_grad);
+}
+
+static abar_status observe_layer(abar__collection *c, int layer_index, const abar_layer *layer, bool moments)
+{
+    const double scale = layer->output_grad_scale * (double)c->pass->config.batch;
+    bool fetched_grad = false, fetched_input = false;
+    for (int i = 0; i < c->n; i++) {
+        abar__map_stats *m = &c->maps[i];
+        const bool gradients = m->gradients && m->fisher_done < c->config.fisher_samples;
+        if (m->layer != layer_index || !(gradients || (moments && m->grads))) continue;
+        if (moments && c->dump && m->shape.group == 0) ABAR_TRY(dump_backward(c->dump, layer));
+        if (!fetched_grad) ABAR_TRY(fetch(c, &layer->output_grad, second_half(c)));
+        fetched_grad = true;
+        if (gradients && !fetched_input) ABAR_TRY(fetch(c, &layer->input, c->host));
+        fetched_input = fetched_input || gradients;
+        if (gradients) ABAR_TRY(add_gradients(c, m, c->host, second_half(c), scale));
+        if (moments && m->grads) ABAR_TRY(add_grads(c, m, second_half(c), scale));
     }
     return ABAR_OK;
 }
 
 static abar_status observe_grads(void *user, int layer_index, const abar_layer *layer)
 {
-    abar__collection *c = user;
-    float *input = c->host, *grad = c->host + c->host_bytes / (2 * sizeof *c->host);
-    const double scale = layer->output_grad_scale * (double)c->pass->config.batch;
-    bool fetched = false;
-    for (int i = 0; i < c->n; i++) {
-        abar__map_stats *m = &c->maps[i];
-        if (m->layer != layer_index) continue;
-        if (!fetched) {
-            if (m->gradients) ABAR_TRY(fetch(c, &layer->input, input));
-            ABAR_TRY(fetch(c, &layer->output_grad, grad));
-        }
-        fetched = true;
-        ABAR_TRY(add_grads(c, m, input, grad, scale));
-    }
-    return ABAR_OK;
+    return observe_layer(user, layer_index, layer, true);
 }
+
+static abar_status observe_fisher(void *user, int layer_index, const abar_layer *layer)
+{
+    return observe_layer(user, layer_index, layer, false);
+}
+
+/* ---- batches ------------------------------------------------------------------------------------------------------------ */
 
 abar_status abar__collection_add(abar__collection *c, int64_t b)
 {
@@ -334,4 +445,11 @@ abar_status abar__collection_add(abar__collection *c, int64_t b)
     if (c->config.wanted & (ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER))
         ABAR_TRY(abar__pass_backward(c->pass, b, c->config.drawn, &grads));
     return ABAR_OK;
+}
+
+abar_status abar__collection_add_fisher(abar__collection *c, int64_t b)
+{
+    const abar_observer fisher = {.size = sizeof fisher, .observe = observe_fisher, .user = c};
+    ABAR_TRY(abar__pass_fill(c->pass, b));
+    return abar__pass_backward(c->pass, b, c->config.drawn, &fisher);
 }

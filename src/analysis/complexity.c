@@ -11,29 +11,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ROW(field, kind_of, fallback_text, lowest, highest, text)                                                        \
-    {                                                                                                                    \
-        .type = kind_of, .offset = offsetof(abar__complexity_settings, field), .fallback = fallback_text, .min = lowest, \
-        .max = highest, .help = text
+#define AT(field) offsetof(abar__complexity_settings, field)
 
-const abar_option abar__complexity_options[] = {ROW(methods, ABAR_OPTION_TEXT, "mac,smac,eva,foof,kfac,lngd", 0, 0,
-                                                    "methods to measure, joined by commas"),
-                                                .name = "optim"},
-                  ROW(largest, ABAR_OPTION_INT, "1024", 128, 8192, "largest width; from 64 on it doubles"), .name = "largest"
-}
-, ROW(batch, ABAR_OPTION_INT, "128", 1, 65536, "rows"), .name = "batch"
-}
-, ROW(repeat, ABAR_OPTION_INT, "5", 1, 1000, "repetitions; the median counts"), .name = "repeat"
-}
-, ROW(device, ABAR_OPTION_TEXT, "cpu", 0, 0, "where to compute: cpu, ref, cuda"), .name = "device"
-}
-, ROW(threads, ABAR_OPTION_INT, "0", 0, 1024, "threads, 0: all cores"), .name = "threads"
-}
-, ROW(out, ABAR_OPTION_TEXT, "analysis", 0, 0, "folder for the files"), .name = "out"
-}
-, {.name = NULL},
-}
-;
+const abar_option abar__complexity_options[] = {
+    {"optim", ABAR_OPTION_TEXT, AT(methods), "mac,smac,eva,foof,kfac,lngd", 0, 0, NULL, "methods to measure, joined by commas"},
+    {"largest", ABAR_OPTION_INT, AT(largest), "1024", 128, 8192, NULL, "largest width; from 64 on it doubles"},
+    {"batch", ABAR_OPTION_INT, AT(batch), "128", 1, 65536, NULL, "rows"},
+    {"repeat", ABAR_OPTION_INT, AT(repeat), "5", 1, 1000, NULL, "repetitions; the median counts"},
+    {"device", ABAR_OPTION_TEXT, AT(device), "cpu", 0, 0, NULL, "where to compute: cpu, ref, cuda"},
+    {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 1024, NULL, "threads, 0: all cores"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "analysis", 0, 0, NULL, "folder for the files"},
+    {0},
+};
 
 enum { WIDTHS_MAX = 8, METHODS_MAX = 16, REPEAT_MAX = 1000 };
 
@@ -58,8 +47,7 @@ typedef struct lab {
     int64_t d;
 } lab;
 
-/* ---- one layer ------------------------------------------------------------------------------------------------------------
- */
+/* ---- one layer ----------------------------------------------------------------------------------------------------- */
 
 static abar_status fill(lab *l, void *to, int64_t n, uint32_t what)
 {
@@ -124,8 +112,7 @@ static abar_status make_optim(const lab *l, const char *method, const void *curv
     return abar_optim_create(l->dev, &config, out);
 }
 
-/* ---- measuring -------------------------------------------------------------------------------------------------------------
- */
+/* ---- measuring ----------------------------------------------------------------------------------------------------- */
 
 static void insert(double *sorted, int n, double v)
 {
@@ -195,8 +182,7 @@ static double slope(const cost *c, int n, size_t offset)
     return count > 1 ? (count * sxy - sx * sy) / (count * sxx - sx * sx) : NAN;
 }
 
-/* ---- output ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- output -------------------------------------------------------------------------------------------------------- */
 
 /* The paper's exponents of d: time of the inverse, memory; and what abar's algorithm has. */
 typedef struct claim {
@@ -298,8 +284,7 @@ static abar_status describe(lab *l, const subject *s, int n)
     return abar__text_printf(ctx, json, "]}");
 }
 
-/* ---- everything
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- everything ---------------------------------------------------------------------------------------------------- */
 
 /* The names in a list, each once. */
 static abar_status read_methods(abar_analysis *a, const char *list, subject *s, int *n)

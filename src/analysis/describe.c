@@ -17,14 +17,14 @@ static double median(const abar__figures *f, const abar__snapshot *s, double (*p
         for (; k > 0 && value[k - 1] > v; k--) value[k] = value[k - 1];
         value[k] = v;
     }
-    return *n > 0 ? value[*n / 2] : NAN;
+    return *n > 0 ? 0.5 * (value[(*n - 1) / 2] + value[*n / 2]) : NAN;
 }
 
 static double share_of(const abar__map_result *r) { return r->inputs.rank1_share; }
 static double cosine_of(const abar__map_result *r) { return r->inputs.cosine; }
 static double error_of(const abar__map_result *r) { return r->inputs.rank1_error; }
 static double damping_of(const abar__map_result *r) { return r->inputs.adaptive_damping; }
-static double correlation_of(const abar__map_result *r) { return r->p_matrix ? r->diagonality.correlation_mean : NAN; }
+static double correlation_of(const abar__map_result *r) { return isnan(r->p_trace) ? NAN : r->diagonality.correlation_mean; }
 
 /* Layers where the mean says little: the rank-1 form is wrong by more than the mean itself, or points elsewhere. */
 static bool is_poor(const abar__map_result *r) { return r->inputs.rank1_error > 1.0 || r->inputs.cosine < 0.9; }
@@ -107,8 +107,7 @@ abar_status abar__describe_network(const abar__figures *f, abar__text *out)
     return describe_attention(f, last, out);
 }
 
-/* ---- the theorem ----------------------------------------------------------------------------------------------------------
- */
+/* ---- the theorem --------------------------------------------------------------------------------------------------- */
 
 static const char *verdict_text(const abar__theory_statement *s)
 {

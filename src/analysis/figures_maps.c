@@ -109,10 +109,6 @@ abar_status abar__figure_attention(const abar__figures *f)
     static const char *const names[5] = {"cos(stationary distribution, column means)",
                                          "cos(top right singular vector, column means)", "published code: lower triangle only",
                                          "T ~ 1 t^T", "T ~ t t^T, as printed"};
-    if (n == 0)
-        return abar__fail(f->ctx, ABAR_E_ARGUMENT,
-                          "analyze attention: %s has no attention among these layers, choose a transformer or other --layers",
-                          f->setup->train.model);
     ABAR_TRY(attention_tables(f, maps, n));
     for (int i = 0; i < SPECTRUM_MAX; i++) index[i] = i + 1.0;
     for (int i = 0; i < n; i++) {
@@ -150,8 +146,7 @@ abar_status abar__figure_attention(const abar__figures *f)
     return save_picture(f->ctx, f->dir, &picture, "attention.svg");
 }
 
-/* ---- heat maps ------------------------------------------------------------------------------------------------------------
- */
+/* ---- heat maps ----------------------------------------------------------------------------------------------------- */
 
 static abar_status heatmap_table(const abar__figures *f)
 {
@@ -214,8 +209,7 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     return status;
 }
 
-/* ---- the theorem ------------------------------------------------------------------------------------------------------------
- */
+/* ---- the theorem --------------------------------------------------------------------------------------------------- */
 
 static abar_status theory_table(const abar__theory *t, const char *dir)
 {

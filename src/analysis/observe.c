@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { USUAL_SAMPLES = 2048 };
+
 /* ---- opening ---------------------------------------------------------------------------------------------------------- */
 
 static abar_status open_data(abar__pass *p, const char *weights)
@@ -29,7 +31,8 @@ static int64_t sample_count(const abar__pass *p)
 
 static abar_status count_batches(abar__pass *p)
 {
-    const int64_t all = sample_count(p), wanted = p->config.samples > 0 ? p->config.samples : all;
+    const int64_t all = sample_count(p), usual = all < USUAL_SAMPLES ? all : USUAL_SAMPLES;
+    const int64_t wanted = p->config.samples > 0 ? p->config.samples : usual;
     if (wanted > all)
         return abar__fail(p->ctx, ABAR_E_ARGUMENT, "--samples %lld: the %s part of %s has %lld, ask for at most so many",
                           (long long)wanted, p->config.test ? "test" : "training", p->setup->train.data, (long long)all);

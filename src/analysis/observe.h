@@ -6,7 +6,7 @@
 #include "train/train_impl.h"
 
 typedef struct abar__pass_config {
-    int64_t samples, batch; /* samples 0: all; whole batches only, the rest is left out */
+    int64_t samples, batch; /* samples 0: 2048, or all where there are fewer; whole batches only, the rest is left out */
     bool test;              /* the test part */
     bool gradients;         /* the net can run backward */
 } abar__pass_config;

@@ -44,24 +44,33 @@ static double median_ratio(const abar__top *a, const abar__top *b)
         if (a->value[i] > 0.0 && b->value[i] > 0.0) ratio[n++] = a->value[i] / b->value[i];
     if (n == 0) return NAN;
     qsort(ratio, (size_t)n, sizeof *ratio, ascending);
-    return ratio[n / 2];
+    return n % 2 ? ratio[n / 2] : 0.5 * (ratio[n / 2 - 1] + ratio[n / 2]);
 }
 
-static abar_status keep_p(abar_context *ctx, const abar__map_stats *m, double scale, abar__map_result *r)
+/* P, and how diagonal it is. */
+static abar_status make_p(abar_context *ctx, const abar__map_stats *m, double scale, bool keep, abar__map_result *r)
 {
     const int64_t out = m->shape.out;
+    const size_t bytes = (size_t)(out * out) * sizeof(double);
     void *memory;
-    r->p_bytes = (size_t)(out * out) * sizeof(double);
-    ABAR_TRY(abar__alloc(ctx, r->p_bytes, &memory));
-    r->p_matrix = memory;
-    ABAR_TRY(abar_moments_read(m->grads, NULL, r->p_matrix));
-    for (int64_t i = 0; i < out * out; i++) r->p_matrix[i] *= scale;
-    r->diagonality = abar__diagonality_of(out, r->p_matrix);
-    return ABAR_OK;
+    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+    double *p = memory;
+    const abar_status status = abar_moments_read(m->grads, NULL, p);
+    if (status >= 0) {
+        for (int64_t i = 0; i < out * out; i++) p[i] *= scale;
+        r->diagonality = abar__diagonality_of(out, p);
+    }
+    if (status >= 0 && keep) {
+        r->p_matrix = p;
+        r->p_bytes = bytes;
+    } else {
+        abar__free(ctx, memory, bytes);
+    }
+    return status;
 }
 
 static abar_status make_grads(const abar__collection *c, const abar__map_stats *m, const abar__results_config *config,
-                              abar__map_result *r)
+                              bool keep_p, abar__map_result *r)
 {
     abar_context *ctx = c->pass->ctx;
     const double batch = (double)c->pass->config.batch, power = config->batch_mean ? 1.0 / (batch * batch) : 1.0;
@@ -74,19 +83,19 @@ static abar_status make_grads(const abar__collection *c, const abar__map_stats *
         ABAR_TRY(abar__top_products(ctx, r->a.value, r->a.n, r->p.value, r->p.n, ABAR_TOP, r->kfac.value, &r->kfac.n));
         r->rescaled = abar__compare_spectra(r->kfac.value, r->p.value, least(r->kfac.n, r->p.n));
     }
-    return config->keep_p ? keep_p(ctx, m, expand, r) : ABAR_OK;
+    return make_p(ctx, m, expand, keep_p, r);
 }
 
 /* Eigenvalues of G G^T / N, G the per-example gradients: those of the Fisher matrix. */
-static abar_status make_fisher(const abar__collection *c, const abar__map_stats *m, const abar__results_config *config,
-                               abar__map_result *r)
+abar_status abar__result_add_fisher(const abar__collection *c, int map, const abar__results_config *config, abar__map_result *r)
 {
     abar_context *ctx = c->pass->ctx;
-    const int64_t n = m->fisher_done, side = m->shape.out * m->shape.d;
+    const abar__map_stats *m = &c->maps[map];
+    const int64_t n = m->fisher_done, side = m->shape.out * abar__map_side(m);
     const double batch = (double)c->pass->config.batch, scale = (config->batch_mean ? 1.0 / (batch * batch) : 1.0) / (double)n;
     const size_t bytes = (size_t)(n * n + n) * sizeof(double);
     void *memory;
-    if (n < 1) return ABAR_OK;
+    if (!m->gradients || n < 1) return ABAR_OK;
     ABAR_TRY(abar__alloc(ctx, bytes, &memory));
     double *gram = memory, *values = gram + n * n;
     abar_status status = abar__fisher_gram(ctx, n, 1, side, 1, m->gradients, NULL, gram);
@@ -100,8 +109,7 @@ static abar_status make_fisher(const abar__collection *c, const abar__map_stats 
     return status;
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------------------
- */
+/* ---- attention ------------------------------------------------------------------------------------------------------- */
 
 static abar_status make_attention(abar_context *ctx, const abar__map_stats *m, abar__map_result *r)
 {
@@ -114,13 +122,13 @@ static abar_status make_attention(abar_context *ctx, const abar__map_stats *m, a
                                      r->attention_values + 2 * n);
 }
 
-abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, abar__map_result *out)
+abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, bool keep_p,
+                              abar__map_result *out)
 {
     const abar__map_stats *m = &c->maps[map];
     *out = (abar__map_result){.p_trace = NAN, .p_effective_rank = NAN, .a_over_p = NAN};
     if (m->inputs) ABAR_TRY(make_inputs(m, config, out));
-    if (m->grads) ABAR_TRY(make_grads(c, m, config, out));
-    if (m->gradients) ABAR_TRY(make_fisher(c, m, config, out));
+    if (m->grads) ABAR_TRY(make_grads(c, m, config, keep_p, out));
     return m->attention.sum ? make_attention(c->pass->ctx, m, out) : ABAR_OK;
 }
 

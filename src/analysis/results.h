@@ -24,7 +24,7 @@ typedef struct abar__map_result {
     abar__rescaling rescaled; /* kfac against p */
     abar__rescaling exact;    /* kfac against fisher */
     abar__diagonality diagonality;
-    double *p_matrix; /* (out, out): R E[p p^T]; NULL: not wanted */
+    double *p_matrix; /* (out, out): R E[p p^T]; NULL: not kept */
     size_t p_bytes;
     abar__attention_summary attention; /* count 0: none */
     double *attention_values;          /* (3, n): |eigenvalues|, singular values, column means */
@@ -40,11 +40,14 @@ typedef struct abar__snapshot {
 typedef struct abar__results_config {
     double damping;
     bool batch_mean; /* p at the scale of the batch mean: divided by the batch */
-    bool keep_p;     /* keep P for heat maps */
 } abar__results_config;
 
-/* From what was collected. */
-abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, abar__map_result *out);
+/* From what was collected, but for the Fisher matrix. keep_p: keep P for a heat map. */
+abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, bool keep_p,
+                              abar__map_result *out);
+/* The Fisher matrix, from the gradients of the map if they are kept in this turn. */
+abar_status abar__result_add_fisher(const abar__collection *c, int map, const abar__results_config *config,
+                                    abar__map_result *r);
 void abar__result_free(abar_context *ctx, abar__map_result *r);
 
 #endif

@@ -425,6 +425,11 @@ static abar_status take_mac_step(abar__theory *t, abar__theory_frame *f, int64_t
     return ABAR_OK;
 }
 
+static abar_status tell(const abar__theory *t, const char *method, int64_t k)
+{
+    return t->config.tell ? t->config.tell(t->config.user, method, k) : ABAR_OK;
+}
+
 /* MAC, with everything the statements need. */
 static abar_status run_mac(abar__theory *t, abar__theory_frame *f)
 {
@@ -433,6 +438,8 @@ static abar_status run_mac(abar__theory *t, abar__theory_frame *f)
     for (int64_t k = 0; k <= t->config.steps; k++) {
         const bool last = k == t->config.steps;
         double switched = 0.0;
+        const abar_status status = tell(t, "MAC", k);
+        if (status != ABAR_OK) return status;
         t->residual[ABAR_THEORY_MAC][k] = t->step[k].residual = abar__dot(n, f->r, f->r);
         t->step[k].error = NAN;
         ABAR_TRY(measure_mac(t, f, &s, k));
@@ -450,6 +457,8 @@ static abar_status run_other(abar__theory *t, abar__theory_frame *f, abar__theor
     const double eta = t->method_rate[method];
     if (t->config.m == 0) kernel_of(t, f, method, f->sigma, f->kernel);
     for (int64_t k = 0; k <= t->config.steps; k++) {
+        const abar_status status = tell(t, method == ABAR_THEORY_SGD ? "SGD" : method == ABAR_THEORY_FOOF ? "FOOF" : "KFAC", k);
+        if (status != ABAR_OK) return status;
         t->residual[method][k] = abar__dot(n, f->r, f->r);
         if (t->config.m > 0) {
             ABAR_TRY(finite_step(t, f, method, eta));
@@ -519,13 +528,13 @@ static abar_status run(abar__theory *t, abar__theory_frame *f)
     abar__theory_network(&t->config, f->w0, f->q);
     for (int64_t i = 0; i < t->config.n; i++) f->y[i] = draw_normal(t->config.seed, DRAW_TARGETS, i);
     start(t, f);
-    ABAR_TRY(run_mac(t, f));
-    for (int method = ABAR_THEORY_MAC + 1; method < ABAR_THEORY_METHODS; method++) {
+    abar_status status = run_mac(t, f);
+    for (int method = ABAR_THEORY_MAC + 1; status == ABAR_OK && method < ABAR_THEORY_METHODS; method++) {
         ABAR_TRY(prepare_method(t, f, (abar__theory_method)method));
         start(t, f);
-        ABAR_TRY(run_other(t, f, (abar__theory_method)method));
+        status = run_other(t, f, (abar__theory_method)method);
     }
-    return ABAR_OK;
+    return status;
 }
 
 static abar_status make_results(abar__theory *t)
@@ -562,6 +571,6 @@ abar_status abar__theory_run(abar_context *ctx, const abar__theory_config *confi
     if (status >= 0) status = make_frame(out, &frame);
     if (status >= 0) status = run(out, &frame);
     abar__free(ctx, frame.memory, frame.memory ? frame.bytes : 0);
-    if (status < 0) abar__theory_free(out);
+    if (status != ABAR_OK) abar__theory_free(out);
     return status;
 }

@@ -39,6 +39,8 @@ typedef struct abar__theory_config {
     uint64_t seed;
     bool one_point; /* r_0 = e_1, infinite width only; otherwise drawn */
     bool uniform_q; /* q_r uniform on (-1, 1), as the paper prints it: then G is not B * S */
+    abar_status (*tell)(void *user, const char *method, int64_t k); /* before step k; ABAR_STOPPED ends the run. NULL: none */
+    void *user;
 } abar__theory_config;
 
 /* What one step of MAC shows; bounds are on |r_k|^2. */

@@ -7,41 +7,27 @@
 
 #include <string.h>
 
-#define ROW(field, kind_of, fallback_text, lowest, highest, text)                                                    \
-    {                                                                                                                \
-        .type = kind_of, .offset = offsetof(abar__theory_settings, field), .fallback = fallback_text, .min = lowest, \
-        .max = highest, .help = text
+#define AT(field) offsetof(abar__theory_settings, field)
 
-const abar_option abar__theory_options[] = {ROW(data, ABAR_OPTION_TEXT, "orthonormal", 0, 0,
-                                                "points: orthonormal, sphere, positive, circle, or a data set"),
-                                            .name = "data"},
-                  ROW(points, ABAR_OPTION_INT, "16", 2, 512, "how many"), .name = "points"
-}
-, ROW(dim, ABAR_OPTION_INT, "0", 0, 4096, "dimensions; 0: as many as points, 2 on the circle"), .name = "dim"
-}
-, ROW(width, ABAR_OPTION_INT, "4096", 0, 1e6, "hidden units; 0: infinitely many"), .name = "width"
-}
-, ROW(damping, ABAR_OPTION_REAL, "1", 1e-12, 1e12, "rho"), .name = "damping"
-}
-, ROW(rate, ABAR_OPTION_REAL, "0", 0, 1e12, "eta; 0: 0.9 of the stable one, all of it for infinite width"), .name = "rate"
-}
-, ROW(steps, ABAR_OPTION_INT, "60", 1, 1e6, "gradient steps"), .name = "steps"
-}
-, ROW(seed, ABAR_OPTION_INT, "0", 0, 0x1p62, "of points, weights and targets"), .name = "seed"
-}
-, ROW(delta, ABAR_OPTION_REAL, "0.1", 1e-12, 0.999, "probability that statements about random weights may fail with"),
-    .name = "delta"
-}
-, ROW(one_point, ABAR_OPTION_BOOL, "false", 0, 0, "start with the residual on one point (infinite width)"), .name = "one-point"
-}
-, ROW(uniform_signs, ABAR_OPTION_BOOL, "false", 0, 0, "output weights uniform on (-1, 1), as the paper prints them"),
-    .name = "uniform-signs"
-}
-, ROW(out, ABAR_OPTION_TEXT, "analysis", 0, 0, "folder for the files"), .name = "out"
-}
-, {.name = NULL},
-}
-;
+const abar_option abar__theory_options[] = {
+    {"data", ABAR_OPTION_TEXT, AT(data), "orthonormal", 0, 0, NULL,
+     "points: orthonormal, sphere, positive, circle, or a data set"},
+    {"points", ABAR_OPTION_INT, AT(points), "16", 2, 512, NULL, "how many"},
+    {"dim", ABAR_OPTION_INT, AT(dim), "0", 0, 4096, NULL, "dimensions; 0: as many as points, 2 on the circle"},
+    {"width", ABAR_OPTION_INT, AT(width), "4096", 0, 1e6, NULL, "hidden units; 0: infinitely many"},
+    {"damping", ABAR_OPTION_REAL, AT(damping), "1", 1e-12, 1e12, NULL, "rho"},
+    {"rate", ABAR_OPTION_REAL, AT(rate), "0", 0, 1e12, NULL, "eta; 0: 0.9 of the stable one, all of it for infinite width"},
+    {"steps", ABAR_OPTION_INT, AT(steps), "60", 1, 1e6, NULL, "gradient steps"},
+    {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, 0x1p62, NULL, "of points, weights and targets"},
+    {"delta", ABAR_OPTION_REAL, AT(delta), "0.1", 1e-12, 0.999, NULL,
+     "probability that statements about random weights may fail with"},
+    {"one-point", ABAR_OPTION_BOOL, AT(one_point), "false", 0, 0, NULL,
+     "start with the residual on one point (infinite width)"},
+    {"uniform-signs", ABAR_OPTION_BOOL, AT(uniform_signs), "false", 0, 0, NULL,
+     "output weights uniform on (-1, 1), as the paper prints them"},
+    {"out", ABAR_OPTION_TEXT, AT(out), "analysis", 0, 0, NULL, "folder for the files"},
+    {0},
+};
 
 /* The first images of a data set as points, (n, d), values from 0 to 1. */
 static abar_status read_points(abar_analysis *a, const abar__theory_settings *o, abar__theory_config *config, double **points)
@@ -103,6 +89,12 @@ static abar_status report(abar_analysis *a, const abar__theory *t, const char *d
     return abar__text_printf(a->ctx, &a->json, "]}");
 }
 
+static abar_status tell_step(void *user, const char *method, int64_t k)
+{
+    abar_analysis *a = user;
+    return abar__analysis_tell(a, method, k, ((const abar__theory_settings *)a->options)->steps);
+}
+
 abar_status abar__analyze_theory(abar_analysis *a)
 {
     const abar__theory_settings *o = a->options;
@@ -115,14 +107,16 @@ abar_status abar__analyze_theory(abar_analysis *a)
                                   .steps = o->steps,
                                   .seed = (uint64_t)o->seed,
                                   .one_point = o->one_point,
-                                  .uniform_q = o->uniform_signs};
+                                  .uniform_q = o->uniform_signs,
+                                  .tell = tell_step,
+                                  .user = a};
     abar__theory t;
     double *points = NULL;
-    ABAR_TRY(abar__folder_make(a->ctx, o->out));
     abar_status status = choose_points(a, o, &config, &points);
-    if (status >= 0) status = abar__theory_run(a->ctx, &config, &t);
-    if (status >= 0) {
-        status = abar__figure_theory(&t, o->out);
+    if (status == ABAR_OK) status = abar__theory_run(a->ctx, &config, &t);
+    if (status == ABAR_OK) {
+        status = abar__folder_make(a->ctx, o->out);
+        if (status >= 0) status = abar__figure_theory(&t, o->out);
         if (status >= 0) status = report(a, &t, o->out);
         abar__theory_free(&t);
     }

@@ -320,16 +320,21 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     return status;
 }
 
-abar_status abar__export_save(abar_trainer *t)
+abar_status abar__export_write(abar_trainer *t, const char *path)
 {
-    char path[ABAR_RUN_PATH_MAX];
-    if (!t->setup->train.out[0]) return ABAR_OK;
-    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
     if (!t->setup->model->text) return abar__weights_export(t->ctx, t->net, t->stage, NULL, path);
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
     const abar__text_notes notes = {t->text.data, abar_dataset_vocabulary(t->data)};
     return abar__weights_export(t->ctx, t->net, t->stage, &notes, path);
+}
+
+abar_status abar__export_save(abar_trainer *t)
+{
+    char path[ABAR_RUN_PATH_MAX];
+    if (!t->setup->train.out[0]) return ABAR_OK;
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
+    return abar__export_write(t, path);
 }
 
 abar_status abar__config_save(abar_trainer *t)

@@ -45,6 +45,8 @@ static const abar_option train_options[] = {
      "use the first so many test images, or characters of a text, 0: all"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL, "end after so many epochs, schedule unchanged, 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
+    {"snapshot", ABAR_OPTION_TEXT, AT(snapshot), "", 0, 0, NULL,
+     "epochs, as 0,12,25, whose weights are kept in snapshots/; 0: before the first"},
     {"diagnose", ABAR_OPTION_INT, AT(diagnose), "0", 0, 1e12, NULL,
      "steps between diagnostics of every layer's curvature, 0: off"},
     {"deterministic", ABAR_OPTION_BOOL, AT(deterministic), "false", 0, 0, NULL, "fixed kernels instead of measured ones"},
@@ -302,6 +304,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     if (train->limit_train > 0 && train->limit_train < train->batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
                           (long long)train->limit_train, (long long)train->batch);
+    ABAR_TRY(abar__snapshot_check(ctx, train));
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
                           train->optim);
@@ -324,8 +327,8 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {
-        "out", "workers", "stop-after", "checkpoint-every", "diagnose", "limit-test", "data", "accept-data", NULL};
+    static const char *const free_to_change[] = {"out",        "workers", "stop-after",  "checkpoint-every", "diagnose",
+                                                 "limit-test", "data",    "accept-data", "snapshot",         NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

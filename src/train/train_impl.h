@@ -6,7 +6,7 @@
  *     step.c                                one optimizer step, and a pass over the test set
  *     feeder.c  pipeline.c                  batches and steps on a queued device
  *     trainer.c  place.c                    a whole run; its progress
- *     record.c  checkpoint.c                its logs and report; the files of its folder
+ *     record.c  checkpoint.c  snapshot.c    its logs and report; the files of its folder
  *     weights.c  evaluate.c  sample.c  bench.c  memory_plan.c */
 #ifndef ABAR_TRAIN_IMPL_H
 #define ABAR_TRAIN_IMPL_H
@@ -280,8 +280,14 @@ abar_status abar__report_curvature(abar_trainer *t);
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);
-abar_status abar__checkpoint_save(abar_trainer *t); /* state.safetensors */
-abar_status abar__export_save(abar_trainer *t);     /* model.safetensors */
-abar_status abar__config_save(abar_trainer *t);     /* config.json */
+abar_status abar__checkpoint_save(abar_trainer *t);                /* state.safetensors */
+abar_status abar__export_save(abar_trainer *t);                    /* model.safetensors */
+abar_status abar__config_save(abar_trainer *t);                    /* config.json */
+abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
+
+abar_status abar__snapshot_check(abar_context *ctx, const abar_train_config *train);
+/* When the run begins or goes on: the snapshot that is due right here, and a warning for those it can no longer make. */
+abar_status abar__snapshot_open(abar_trainer *t);
+abar_status abar__snapshot_save(abar_trainer *t); /* if one is due after the epochs that are done */
 
 #endif

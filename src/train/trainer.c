@@ -79,6 +79,7 @@ static abar_status open_books(abar_trainer *t)
     t->stage_bytes = abar__weights_stage_bytes(t->net);
     ABAR_TRY(abar__alloc(t->ctx, t->stage_bytes, &t->stage));
     ABAR_TRY(abar__config_save(t));
+    ABAR_TRY(abar__snapshot_open(t));
     return abar__record_open(t);
 }
 
@@ -88,6 +89,8 @@ static abar_status build(abar_trainer *t, bool resume)
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
+    if (train->snapshot[0] && !train->out[0])
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--snapshot: there is no folder for snapshots, give --out DIR");
     ABAR_TRY(open_data(t));
     ABAR_TRY(make_net(t));
     ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */
@@ -294,6 +297,7 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     t->at.step = 0;
     t->at.loss_sum = t->at.epoch_seconds = t->pace_seconds = 0.0;
     t->at.correct = t->at.count = t->at.epoch_skipped = t->pace_samples = 0;
+    ABAR_TRY(abar__snapshot_save(t)); /* before the checkpoint: a run that dies between them makes it again */
     ABAR_TRY(abar__export_save(t));
     ABAR_TRY(save_checkpoint(t));
     p.epoch_done = true;

@@ -1,4 +1,5 @@
 /* Kronecker spectra, Fisher matrices by the Gram trick, diagonality, attention, and the eigen-solvers behind them. */
+#include "abar/analysis.h"
 #include "analysis/attention.h"
 #include "analysis/dense.h"
 #include "analysis/factors.h"
@@ -235,6 +236,37 @@ static void multiply(const void *user, const double *x, double *y)
     for (int64_t i = 0; i < m->d; i++) y[i] = abar__dot(m->d, m->a + i * m->d, x);
 }
 
+/* The public calls, on matrices that are strided and single. */
+static void probabilities_are_summed_and_checked(void **state)
+{
+    enum { N = 4 };
+    abar_probabilities *p;
+    abar_probabilities_summary s = {.size = sizeof s};
+    float data[2 * N * N];
+    double singular[N], columns[N];
+    for (int i = 0; i < 2 * N * N; i++) data[i] = 1.0f / N;
+    abar_tensor t = abar_tensor_wrap(NULL, data, ABAR_F32, 3, (int64_t[]){2, N, N});
+    assert_fine(*state, abar_probabilities_create(*state, N, &p));
+    assert_int_equal(abar_probabilities_summarise(p, &s, NULL, NULL, NULL), ABAR_E_STATE);
+    assert_fine(*state, abar_probabilities_add(p, &t));
+    assert_fine(*state, abar_probabilities_summarise(p, &s, NULL, singular, columns));
+    assert_near(s.matrices, 2.0, 0.0);
+    assert_near(s.cosine_stationary, 1.0, 1e-12);
+    assert_near(s.rank1_error, 0.0, 1e-12);
+    assert_near(s.printed_error, 1.0 - 1.0 / N, 1e-12);
+    assert_near(s.top_share, 1.0, 1e-12);
+    assert_near(singular[0], 1.0, 1e-12);
+    for (int i = 0; i < N; i++) assert_near(columns[i], 1.0 / N, 1e-12);
+    data[N * N + 1] = 0.9f;
+    assert_int_equal(abar_probabilities_add(p, &t), ABAR_E_ARGUMENT);
+    assert_non_null(strstr(abar_context_error(*state), "sums to"));
+    t.dim[2] = N - 1;
+    assert_int_equal(abar_probabilities_add(p, &t), ABAR_E_ARGUMENT);
+    abar_probabilities_destroy(p);
+    assert_int_equal(abar_probabilities_create(*state, 0, &p), ABAR_E_ARGUMENT);
+    abar_probabilities_destroy(NULL);
+}
+
 static void lanczos_agrees_with_lapack(void **state)
 {
     enum { D = 200, K = 20 };
@@ -299,6 +331,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(attention_uniform_is_rank_one, open_context, close_context),
         cmocka_unit_test_setup_teardown(attention_mixed_with_the_identity_has_known_eigenvalues, open_context, close_context),
         cmocka_unit_test_setup_teardown(attention_causal_uniform_contradicts_the_published_number, open_context, close_context),
+        cmocka_unit_test_setup_teardown(probabilities_are_summed_and_checked, open_context, close_context),
         cmocka_unit_test_setup_teardown(lanczos_agrees_with_lapack, open_context, close_context),
         cmocka_unit_test_setup_teardown(lanczos_survives_a_multiple_of_the_identity, open_context, close_context),
         cmocka_unit_test_setup_teardown(singular_values_of_a_wide_matrix_are_known, open_context, close_context),

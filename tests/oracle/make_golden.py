@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import golden_analysis
 import golden_attention
 import golden_curvature
 import golden_ops
@@ -68,6 +69,7 @@ def main():
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
     golden_attention.write(out)
+    golden_analysis.write(out)
     convolutional = ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", "densenet121", *networks.BOTTLENECKS)
     for name in (*convolutional, *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))

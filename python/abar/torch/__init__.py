@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
 from ._report import LayerReport
 from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva
 
-__all__ = ["FOOF", "KFAC", "LNGD", "MAC", "SMAC", "CurvatureOptimizer", "Eva", "LayerReport"]
+__all__ = [
+    "FOOF",
+    "KFAC",
+    "LNGD",
+    "MAC",
+    "SMAC",
+    "Analysis",
+    "AttentionAnalysis",
+    "CurvatureOptimizer",
+    "Eva",
+    "LayerAnalysis",
+    "LayerReport",
+    "analyze",
+]
