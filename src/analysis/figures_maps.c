@@ -99,16 +99,23 @@ static abar__panel spectrum_panel(const abar__figures *f, int map, const double 
                          .n_series = 2};
 }
 
+static abar__axis block_axis(int n)
+{
+    abar__axis axis = abar__axis_make(1.0, n, false);
+    abar__axis_ticks(&axis, 1.0);
+    return axis;
+}
+
 abar_status abar__figure_attention(const abar__figures *f)
 {
     int maps[BLOCKS_MAX];
     const int n = attention_maps(f, maps);
     double index[SPECTRUM_MAX], y[5][BLOCKS_MAX];
-    char title[2][256];
+    char title[2][256], text[256];
     abar__series spectra[2][2], cosines[3], errors[2];
     static const char *const names[5] = {"cos(stationary distribution, column means)",
                                          "cos(top right singular vector, column means)", "published code: lower triangle only",
-                                         "T ~ 1 t^T", "T ~ t t^T, as printed"};
+                                         "T ≈ 1 tᵀ", "T ≈ t tᵀ, as printed"};
     ABAR_TRY(attention_tables(f, maps, n));
     for (int i = 0; i < SPECTRUM_MAX; i++) index[i] = i + 1.0;
     for (int i = 0; i < n; i++) {
@@ -128,18 +135,18 @@ abar_status abar__figure_attention(const abar__figures *f)
                                   spectrum_panel(f, maps[n - 1], index, spectra[1], title[1]),
                                   {.title = "Agreement with the column means",
                                    .x_label = "block",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = block_axis(n),
                                    .y = abar__axis_make(fmin(lowest, 0.9), 1.0, false),
                                    .series = cosines,
                                    .n_series = 3},
-                                  {.title = "Relative error of a rank-1 form, mean over samples and heads",
+                                  {.title = "Mean relative error of a rank-1 form",
                                    .x_label = "block",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = block_axis(n),
                                    .y = abar__axis_make(0.0, 1.0, false),
                                    .series = errors,
                                    .n_series = 2}};
     const abar__picture picture = {.title = "Attention probabilities",
-                                   .subtitle = f->snapshots[f->n_snapshots - 1].name,
+                                   .subtitle = abar__figure_subtitle(f, f->snapshots[f->n_snapshots - 1].name, text),
                                    .panels = panels,
                                    .n_panels = 4,
                                    .columns = 2};
@@ -181,6 +188,7 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     const abar__snapshot *last = &f->snapshots[f->n_snapshots - 1];
     abar__panel panels[ABAR_FIGURE_LAYERS];
     double *cells[ABAR_FIGURE_LAYERS] = {0};
+    char text[256];
     abar_status status = heatmap_table(f);
     for (int i = 0; i < n && status >= 0; i++) {
         const int64_t out = f->collection->maps[chosen[i]].shape.out;
@@ -197,7 +205,7 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     if (status >= 0)
         status = save_picture(f->ctx, f->dir,
                               &(abar__picture){.title = "|P|, second moment of the output gradients",
-                                               .subtitle = last->name,
+                                               .subtitle = abar__figure_subtitle(f, last->name, text),
                                                .panels = panels,
                                                .n_panels = n,
                                                .columns = n < 3 ? n : 3},
@@ -246,8 +254,8 @@ enum { THEORY_POINTS = 400 };
 
 abar_status abar__figure_theory(const abar__theory *t, const char *dir)
 {
-    static const char *const names[3 + ABAR_THEORY_METHODS] = {
-        "MAC, |r_k|^2", "corrected bound", "printed bound", "MAC", "SGD", "FOOF", "KFAC"};
+    static const char *const names[3 + ABAR_THEORY_METHODS] = {"MAC", "corrected bound", "printed bound", "MAC", "SGD", "FOOF",
+                                                               "KFAC"};
     double x[THEORY_POINTS], y[3 + ABAR_THEORY_METHODS][THEORY_POINTS], high = 0.0, low = INFINITY;
     const int64_t stride = 1 + t->config.steps / THEORY_POINTS, n = t->config.steps / stride + 1;
     abar__series series[3 + ABAR_THEORY_METHODS];
