@@ -59,11 +59,14 @@ static void widen(range *r, double v)
 
 static abar__axis log_axis(range r) { return abar__axis_make(fmax(r.low, 1e-16 * r.high), r.high, true); }
 
-/* Of epochs and numbers of layers: ticks at whole numbers only. */
-static abar__axis whole_axis(double low, double high)
+abar__axis abar__whole_axis(double low, double high)
 {
     abar__axis axis = abar__axis_make(low, high, false);
+    int kept = 0;
     abar__axis_ticks(&axis, 1.0);
+    for (int i = 0; i < axis.ticks; i++)
+        if (axis.tick[i] >= low && axis.tick[i] <= high) axis.tick[kept++] = axis.tick[i];
+    axis.ticks = kept;
     return axis;
 }
 
@@ -126,14 +129,11 @@ static abar_status ranks_table(const abar__figures *f)
     return status;
 }
 
-/* Activations are single precision: eigenvalues below this part of the largest are rounding. */
-static const double noise = 1e-12;
-
 /* How many of a spectrum are more than rounding. */
 static int64_t solid_of(const abar__top *top)
 {
     int64_t n = 0;
-    while (n < top->n && top->value[n] > noise * top->value[0]) n++;
+    while (n < top->n && top->value[n] > ABAR_NOISE * top->value[0]) n++;
     return n;
 }
 
@@ -182,7 +182,7 @@ abar_status abar__figure_spectra(const abar__figures *f)
             panels[at] = (abar__panel){.title = title[at],
                                        .x_label = "index",
                                        .y_label = "eigenvalue",
-                                       .x = abar__axis_make(1.0, ABAR_TOP, false),
+                                       .x = abar__whole_axis(1.0, ABAR_TOP),
                                        .y = log_axis(r),
                                        .series = series[at],
                                        .n_series = n[s]};
@@ -339,13 +339,13 @@ static abar_status draw_alignment(const abar__figures *f, numbers *x)
     }
     const abar__panel panels[] = {{.title = "|cos| of mean and top eigenvector",
                                    .x_label = "layer",
-                                   .x = whole_axis(1.0, n),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = abar__axis_make(fmin(lowest, 0.95), 1.0, false),
                                    .series = cosines,
                                    .n_series = snaps},
                                   {.title = "Distance and its bound at the end",
                                    .x_label = "layer",
-                                   .x = whole_axis(1.0, n),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = log_axis(range_of(bounds, 3)),
                                    .series = bounds,
                                    .n_series = 3},
@@ -394,14 +394,14 @@ static abar_status draw_covariance(const abar__figures *f, numbers *x)
         snprintf(title[s], sizeof title[s], "Covariance and mean, %s", f->snapshots[snap[s]].name);
         panels[s] = (abar__panel){.title = title[s],
                                   .x_label = "layer",
-                                  .x = whole_axis(1.0, n),
+                                  .x = abar__whole_axis(1.0, n),
                                   .y = log_axis(range_of(pairs[s], 2)),
                                   .series = pairs[s],
                                   .n_series = 2};
     }
     panels[snaps] = (abar__panel){.title = "Relative error of A ≈ mean meanᵀ",
                                   .x_label = "layer",
-                                  .x = whole_axis(1.0, n),
+                                  .x = abar__whole_axis(1.0, n),
                                   .y = log_axis(range_of(errors, snaps)),
                                   .series = errors,
                                   .n_series = snaps};
@@ -464,7 +464,7 @@ static abar__panel snapshot_panel(const abar__figures *f, const numbers *x, cons
     const bool epochs = isfinite(f->snapshots[f->n_snapshots - 1].epoch);
     return (abar__panel){.title = title,
                          .x_label = epochs ? "epoch" : "snapshot",
-                         .x = whole_axis(x->data[0], x->data[x->n - 1]),
+                         .x = abar__whole_axis(x->data[0], x->data[x->n - 1]),
                          .y = log_axis(r),
                          .series = series,
                          .n_series = n};

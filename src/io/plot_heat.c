@@ -91,31 +91,42 @@ static int64_t cell_pixels(const abar__panel *p)
     return most < IMAGE_SIDE ? IMAGE_SIDE / most : 1;
 }
 
-/* Rows of a filter byte and RGBA pixels. */
+enum { SHADES = 255 }; /* colours of an image; 0 is transparent */
+
+/* Rows of a filter byte and colour numbers. */
 static void paint(const abar__panel *p, const abar__axis *axis, unsigned char *raw)
 {
     const int64_t pixels = cell_pixels(p);
     for (int64_t y = 0; y < p->rows * pixels; y++) {
         *raw++ = 0;
-        for (int64_t x = 0; x < p->columns * pixels; x++, raw += 4) {
+        for (int64_t x = 0; x < p->columns * pixels; x++) {
             const double v = p->cell[y / pixels * p->columns + x / pixels];
-            if (isfinite(v)) color_at(abar__axis_place(axis, v), raw);
-            raw[3] = isfinite(v) ? 255 : 0;
+            const double at = isfinite(v) ? fmin(fmax(abar__axis_place(axis, v), 0.0), 1.0) : -1.0;
+            *raw++ = at < 0.0 ? 0 : (unsigned char)(1 + lround(at * (SHADES - 1)));
         }
     }
+}
+
+static void fill_palette(unsigned char *rgb)
+{
+    memset(rgb, 0, 3);
+    for (int i = 0; i < SHADES; i++) color_at((double)i / (SHADES - 1), rgb + 3 * (i + 1));
 }
 
 static abar_status encode_png(abar_context *ctx, const abar__panel *p, const unsigned char *raw, size_t raw_bytes,
                               unsigned char *packed, uLong packed_bytes, abar__text *png)
 {
     static const unsigned char signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
-    unsigned char header[13] = {[8] = 8, [9] = 6}; /* eight bits, RGBA */
+    unsigned char header[13] = {[8] = 8, [9] = 3}, palette[3 * (SHADES + 1)]; /* eight bits, by palette */
     big_endian(header, (uint32_t)(p->columns * cell_pixels(p)));
     big_endian(header + 4, (uint32_t)(p->rows * cell_pixels(p)));
+    fill_palette(palette);
     if (compress2(packed, &packed_bytes, raw, (uLong)raw_bytes, 9) != Z_OK)
         return abar__fail(ctx, ABAR_E_MEMORY, "picture: zlib could not compress a heat map, free some memory");
     ABAR_TRY(abar__text_append(ctx, png, signature, sizeof signature));
     ABAR_TRY(append_chunk(ctx, png, "IHDR", header, sizeof header));
+    ABAR_TRY(append_chunk(ctx, png, "PLTE", palette, sizeof palette));
+    ABAR_TRY(append_chunk(ctx, png, "tRNS", "", 1));
     ABAR_TRY(append_chunk(ctx, png, "IDAT", packed, packed_bytes));
     return append_chunk(ctx, png, "IEND", "", 0);
 }
@@ -123,7 +134,7 @@ static abar_status encode_png(abar_context *ctx, const abar__panel *p, const uns
 static abar_status make_png(abar_context *ctx, const abar__panel *p, const abar__axis *axis, abar__text *png)
 {
     const int64_t pixels = cell_pixels(p);
-    const size_t raw_bytes = (size_t)(p->rows * pixels * (1 + 4 * p->columns * pixels)),
+    const size_t raw_bytes = (size_t)(p->rows * pixels * (1 + p->columns * pixels)),
                  packed_bytes = compressBound((uLong)raw_bytes);
     void *raw = NULL, *packed = NULL;
     abar_status status = abar__alloc(ctx, raw_bytes, &raw);
