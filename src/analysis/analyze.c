@@ -1,5 +1,5 @@
 /* `abar analyze`: settings, one pass over the data for every snapshot, and the figures that were asked for. */
-#include "abar/analysis.h"
+#include "abar/analyze.h"
 #include "analysis/analyze_impl.h"
 #include "analysis/figures.h"
 #include "analysis/sheet.h"
