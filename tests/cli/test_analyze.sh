@@ -68,6 +68,14 @@ succeeds "theory: the printed bound" analyze theory --data circle --points 21 --
 check "theory: the printed bound fails at 57" says '^I9 .*VIOLATED .*k = 57 '
 succeeds "complexity" analyze complexity --largest 128 --repeat 1 --threads 1 --out complexity
 check "complexity: they are whole" valid complexity
+bytes_of() { awk -F, -v m="$1" -v d="$2" '$1 == m && $2 == d { print $6 }' complexity/complexity.csv; }
+for method in mac smac eva; do
+    check "complexity: the state of $method grows as d" test "$(bytes_of $method 128)" = $((2 * $(bytes_of $method 64)))
+done
+for method in foof kfac lngd; do
+    small_one=$(bytes_of $method 64) large_one=$(bytes_of $method 128)
+    check "complexity: the state of $method grows as d^2" test $((10 * large_one)) -gt $((39 * small_one)) -a "$large_one" -le $((4 * small_one))
+done
 
 for what in covariance theory complexity; do
     flags=(--checkpoint run "${look[@]}")
