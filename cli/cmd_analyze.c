@@ -103,16 +103,6 @@ static int list_weights(const cli *c, const char *checkpoint, weights_list *list
     return EXIT_SUCCESS;
 }
 
-/* The checkpoint of a finished run holds the weights of the last epoch's snapshot. */
-static void drop_repeated(const abar_setup *setup, weights_list *list)
-{
-    char name[64];
-    if (list->n < 2) return;
-    const char *before = strrchr(list->path[list->n - 2], '/');
-    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)setup->train.epochs);
-    if (before && strcmp(before, name) == 0) list->n--;
-}
-
 /* Sentences are wrapped; tables are narrow enough. */
 static void print_text(const char *text)
 {
@@ -195,7 +185,6 @@ static int run_what(cli *c, const char *what, const abar_option *table, network_
         code = checkpoint_setup(c, list->path[list->n - 1][0] ? list->path[list->n - 1] : checkpoint, flags, &setup);
     if (!code && !network) code = flags_read(c, flags, NULL, NULL);
     if (!code && network) code = flags_check(c, setup);
-    if (!code && network && path_is_folder(checkpoint)) drop_repeated(setup, list);
     if (!code) code = analyze(c, what, setup, list, (char *)flags + shift, flags->json);
     if (!code) print_folder(c, table, (char *)flags + shift, flags->json);
     abar_setup_destroy(c->ctx, setup);

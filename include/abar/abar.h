@@ -4,6 +4,7 @@
 
 #include "abar/base.h"
 #include "abar/analysis.h"
+#include "abar/analyze.h"
 #include "abar/compare.h"
 #include "abar/curvature.h"
 #include "abar/data.h"

@@ -1,5 +1,5 @@
 /* `abar analyze`: settings, one pass over the data for every snapshot, and the figures that were asked for. */
-#include "abar/analysis.h"
+#include "abar/analyze.h"
 #include "analysis/analyze_impl.h"
 #include "analysis/figures.h"
 #include "analysis/sheet.h"
@@ -157,21 +157,37 @@ abar_status abar__analysis_tell(abar_analysis *a, const char *phase, int64_t don
 
 /* ---- a network ---------------------------------------------------------------------------------------------------------- */
 
-/* The epochs after which a checkpoint was written; those of the whole run where the file does not tell. */
-static double checkpoint_epoch(const abar_analysis *a, const char *path)
+/* Where a run stood when it wrote a checkpoint; at the end where the file does not tell. */
+static abar__place checkpoint_place(const abar_analysis *a, const char *path)
 {
-    double epoch = (double)a->setup->train.epochs;
-    abar__safetensors *file;
+    const abar__place end = {.epoch = a->setup->train.epochs};
     abar__place place;
+    abar__safetensors *file;
     abar__epoch *history;
-    if (abar__safetensors_open(a->ctx, path, &file) < 0) return epoch;
+    if (abar__safetensors_open(a->ctx, path, &file) < 0) return end;
     const char *progress = abar__safetensors_metadata(file, "progress");
-    if (progress && abar__place_parse(a->ctx, path, progress, strlen(progress), &place, &history) >= 0) {
-        epoch = (double)place.epoch;
-        abar__free(a->ctx, history, history ? (size_t)place.epoch * sizeof *history : 0);
-    }
+    const bool known = progress && abar__place_parse(a->ctx, path, progress, strlen(progress), &place, &history) >= 0;
+    if (known) abar__free(a->ctx, history, history ? (size_t)place.epoch * sizeof *history : 0);
     abar__safetensors_close(file);
-    return epoch;
+    return known ? place : end;
+}
+
+static bool is_checkpoint(const char *path)
+{
+    const char *base = strrchr(path, '/');
+    base = base ? base + 1 : path;
+    return strcmp(base, "state.safetensors") == 0 || strcmp(base, "model.safetensors") == 0;
+}
+
+/* A checkpoint that holds the weights of the snapshot before it. */
+static void drop_repeated(abar_analysis *a)
+{
+    char name[64];
+    if (a->n_weights < 2 || !is_checkpoint(a->weights[a->n_weights - 1])) return;
+    const abar__place place = checkpoint_place(a, a->weights[a->n_weights - 1]);
+    const char *before = strrchr(a->weights[a->n_weights - 2], '/');
+    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)place.epoch);
+    if (place.step == 0 && before && strcmp(before, name) == 0) a->n_weights--;
 }
 
 /* "snapshots/epoch-0012.safetensors" is epoch 12, "" the initial weights. */
@@ -186,8 +202,8 @@ static void name_snapshot(const abar_analysis *a, int i, abar__snapshot *s)
     } else if (strncmp(base, "epoch-", 6) == 0) {
         s->epoch = (double)strtol(base + 6, NULL, 10);
         snprintf(s->name, sizeof s->name, s->epoch > 0.0 ? "epoch %.0f" : "initial", s->epoch);
-    } else if (strcmp(base, "state.safetensors") == 0 || strcmp(base, "model.safetensors") == 0) {
-        s->epoch = checkpoint_epoch(a, path);
+    } else if (is_checkpoint(path)) {
+        s->epoch = (double)checkpoint_place(a, path).epoch;
         snprintf(s->name, sizeof s->name, a->n_weights > 1 ? "end" : "final weights");
     } else {
         snprintf(s->name, sizeof s->name, "%.48s", base);
@@ -388,6 +404,9 @@ abar_status abar_analysis_run(abar_analysis *a)
 {
     const kind *k = find_kind(a->name);
     a->started = abar__seconds();
-    if (k->wanted) return analyze_network(a, k);
+    if (k->wanted) {
+        drop_repeated(a);
+        return analyze_network(a, k);
+    }
     return strcmp(a->name, "theory") == 0 ? abar__analyze_theory(a) : abar__analyze_complexity(a);
 }

@@ -2,7 +2,7 @@
 #ifndef ABAR_ANALYSIS_ANALYZE_IMPL_H
 #define ABAR_ANALYSIS_ANALYZE_IMPL_H
 
-#include "abar/analysis.h"
+#include "abar/analyze.h"
 #include "train/train_impl.h"
 
 #include <stdatomic.h>

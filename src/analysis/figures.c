@@ -26,13 +26,22 @@ static abar_status save_picture(const abar__figures *f, const abar__picture *p, 
 
 static const char *map_name(const abar__figures *f, int map) { return f->collection->maps[map].name; }
 
-static const char *subtitle(const abar__figures *f, char text[256])
+const char *abar__figure_subtitle(const abar__figures *f, const char *snapshot, char text[256])
 {
     const abar_train_config *t = &f->setup->train;
     const abar__pass *p = f->collection->pass;
-    snprintf(text, 256, "%.64s on %.*s, %lld %s samples, %s mode", t->model,
-             (int)(strcspn(t->data, ":") < 64 ? strcspn(t->data, ":") : 64), t->data, (long long)(p->batches * p->config.batch),
-             p->config.test ? "test" : "training", f->collection->config.training ? "training" : "evaluation");
+    snprintf(text, 256, "%.64s on %.*s, %s%s%lld %s samples", t->model,
+             (int)(strcspn(t->data, ":") < 64 ? strcspn(t->data, ":") : 64), t->data, snapshot ? snapshot : "",
+             snapshot ? ", " : "", (long long)(p->batches * p->config.batch), p->config.test ? "test" : "training");
+    return text;
+}
+
+/* Of inputs: they depend on the mode. */
+static const char *subtitle(const abar__figures *f, char text[256])
+{
+    abar__figure_subtitle(f, NULL, text);
+    const size_t used = strlen(text);
+    snprintf(text + used, 256 - used, ", %s mode", f->collection->config.training ? "training" : "evaluation");
     return text;
 }
 
@@ -49,6 +58,17 @@ static void widen(range *r, double v)
 }
 
 static abar__axis log_axis(range r) { return abar__axis_make(fmax(r.low, 1e-16 * r.high), r.high, true); }
+
+abar__axis abar__whole_axis(double low, double high)
+{
+    abar__axis axis = abar__axis_make(low, high, false);
+    int kept = 0;
+    abar__axis_ticks(&axis, 1.0);
+    for (int i = 0; i < axis.ticks; i++)
+        if (axis.tick[i] >= low && axis.tick[i] <= high) axis.tick[kept++] = axis.tick[i];
+    axis.ticks = kept;
+    return axis;
+}
 
 /* ---- spectra ------------------------------------------------------------------------------------------------------------ */
 
@@ -109,6 +129,14 @@ static abar_status ranks_table(const abar__figures *f)
     return status;
 }
 
+/* How many of a spectrum are more than rounding. */
+static int64_t solid_of(const abar__top *top)
+{
+    int64_t n = 0;
+    while (n < top->n && top->value[n] > ABAR_NOISE * top->value[0]) n++;
+    return n;
+}
+
 /* The lines of one layer at one snapshot. */
 static int spectra_series(const abar__map_result *r, const double *index, abar__series *out)
 {
@@ -116,14 +144,14 @@ static int spectra_series(const abar__map_result *r, const double *index, abar__
         const char *name;
         const abar__top *top;
     } lines[] = {
-        {"A = E[aa^T]", &r->a}, {"P = E[pp^T]", &r->p}, {"A x P (KFAC)", &r->kfac}, {"Fisher of the layer", &r->fisher}};
+        {"A = E[aaᵀ]", &r->a}, {"P = E[ppᵀ]", &r->p}, {"A ⊗ P (KFAC)", &r->kfac}, {"Fisher matrix of the layer", &r->fisher}};
     int n = 0;
     for (int i = 0; i < 4; i++)
         if (lines[i].top->n > 0)
             out[n++] = (abar__series){.name = lines[i].name,
                                       .x = index,
                                       .y = lines[i].top->value,
-                                      .n = lines[i].top->n,
+                                      .n = solid_of(lines[i].top),
                                       .color = i,
                                       .dashed = i == 3};
     return n;
@@ -154,7 +182,7 @@ abar_status abar__figure_spectra(const abar__figures *f)
             panels[at] = (abar__panel){.title = title[at],
                                        .x_label = "index",
                                        .y_label = "eigenvalue",
-                                       .x = abar__axis_make(1.0, ABAR_TOP, false),
+                                       .x = abar__whole_axis(1.0, ABAR_TOP),
                                        .y = log_axis(r),
                                        .series = series[at],
                                        .n_series = n[s]};
@@ -283,7 +311,8 @@ static abar_status draw_alignment(const abar__figures *f, numbers *x)
     int snap[ABAR_FIGURE_SNAPSHOTS];
     const int snaps = abar__pick(f->n_snapshots, ABAR_FIGURE_SNAPSHOTS, snap);
     abar__series cosines[ABAR_FIGURE_SNAPSHOTS], bounds[3];
-    const char *names[ABAR_FIGURE_SNAPSHOTS * 64];
+    enum { NAMES = 192 };
+    const char *names[NAMES], *snapshot_names[NAMES];
     char text[256];
     double lowest = 1.0;
     for (int s = 0; s < snaps; s++) {
@@ -302,28 +331,30 @@ static abar_status draw_alignment(const abar__figures *f, numbers *x)
         bounds[i] = line(x, bound_names[i], y, 4 + i);
         bounds[i].dashed = i > 0;
     }
+    for (int k = 0; k < f->n_snapshots; k++) snapshot_names[k % NAMES] = f->snapshots[k].name;
     double *cells = numbers_row(x); /* the rest of the numbers: (layers, snapshots) */
     for (int m = 0; m < n; m++) {
-        names[m % (ABAR_FIGURE_SNAPSHOTS * 64)] = map_name(f, m);
+        names[m % NAMES] = map_name(f, m);
         for (int k = 0; k < f->n_snapshots; k++) cells[m * f->n_snapshots + k] = f->snapshots[k].map[m].inputs.cosine;
     }
     const abar__panel panels[] = {{.title = "|cos| of mean and top eigenvector",
                                    .x_label = "layer",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = abar__axis_make(fmin(lowest, 0.95), 1.0, false),
                                    .series = cosines,
                                    .n_series = snaps},
                                   {.title = "Distance and its bound at the end",
                                    .x_label = "layer",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = log_axis(range_of(bounds, 3)),
                                    .series = bounds,
                                    .n_series = 3},
-                                  {.title = "|cos| over layers (down) and snapshots",
+                                  {.title = "|cos| of every layer and snapshot",
                                    .cell = cells,
                                    .rows = n,
                                    .columns = f->n_snapshots,
-                                   .row_names = n <= ABAR_FIGURE_SNAPSHOTS * 64 ? names : NULL}};
+                                   .row_names = n <= NAMES ? names : NULL,
+                                   .column_names = f->n_snapshots <= NAMES ? snapshot_names : NULL}};
     return save_picture(f,
                         &(abar__picture){.title = "Alignment of the mean activation with the top eigenvector",
                                          .subtitle = subtitle(f, text),
@@ -357,20 +388,20 @@ static abar_status draw_covariance(const abar__figures *f, numbers *x)
         fill(f, snap[s], covariance_of, norm);
         fill(f, snap[s], square_of, square);
         fill(f, snap[s], error_of, error);
-        pairs[s][0] = line(x, "|S|_F, norm of the covariance", norm, 0);
-        pairs[s][1] = line(x, "|mean|^2", square, 1);
+        pairs[s][0] = line(x, "|Σ|, norm of the covariance", norm, 0);
+        pairs[s][1] = line(x, "|mean|²", square, 1);
         errors[s] = line(x, f->snapshots[snap[s]].name, error, 2 + s);
         snprintf(title[s], sizeof title[s], "Covariance and mean, %s", f->snapshots[snap[s]].name);
         panels[s] = (abar__panel){.title = title[s],
                                   .x_label = "layer",
-                                  .x = abar__axis_make(1.0, n, false),
+                                  .x = abar__whole_axis(1.0, n),
                                   .y = log_axis(range_of(pairs[s], 2)),
                                   .series = pairs[s],
                                   .n_series = 2};
     }
-    panels[snaps] = (abar__panel){.title = "Relative error of A ~ mean mean^T",
+    panels[snaps] = (abar__panel){.title = "Relative error of A ≈ mean meanᵀ",
                                   .x_label = "layer",
-                                  .x = abar__axis_make(1.0, n, false),
+                                  .x = abar__whole_axis(1.0, n),
                                   .y = log_axis(range_of(errors, snaps)),
                                   .series = errors,
                                   .n_series = snaps};
@@ -433,7 +464,7 @@ static abar__panel snapshot_panel(const abar__figures *f, const numbers *x, cons
     const bool epochs = isfinite(f->snapshots[f->n_snapshots - 1].epoch);
     return (abar__panel){.title = title,
                          .x_label = epochs ? "epoch" : "snapshot",
-                         .x = abar__axis_make(x->data[0], x->data[x->n - 1], false),
+                         .x = abar__whole_axis(x->data[0], x->data[x->n - 1]),
                          .y = log_axis(r),
                          .series = series,
                          .n_series = n};
@@ -444,21 +475,20 @@ static abar_status draw_convergence(const abar__figures *f, numbers *x)
     char text[256];
     for (int k = 0; k < f->n_snapshots; k++)
         if (isfinite(f->snapshots[k].epoch)) x->data[k] = f->snapshots[k].epoch;
-    const abar__series paper[] = {over_snapshots(f, x, "KFAC: (l_max + rho) / (l_min + rho)", kfac_of, 0),
-                                  over_snapshots(f, x, "MAC: (|mean|^2 + rho) / (l_min + rho)", mac_of, 1)};
+    const abar__series paper[] = {over_snapshots(f, x, "KFAC: (λmax + ρ) / (λmin + ρ)", kfac_of, 0),
+                                  over_snapshots(f, x, "MAC: (|mean|² + ρ) / (λmin + ρ)", mac_of, 1)};
     const abar__series honest[] = {over_snapshots(f, x, "SGD", condition_sgd_of, 2),
                                    over_snapshots(f, x, "MAC", condition_mac_of, 3),
                                    over_snapshots(f, x, "FOOF", condition_foof_of, 4)};
-    const abar__panel panels[] = {snapshot_panel(f, x, "The paper's convergence factor", paper, 2),
-                                  snapshot_panel(f, x, "Condition number of the preconditioned curvature", honest, 3)};
-    return save_picture(
-        f,
-        &(abar__picture){.title = "Convergence factors (line: geometric mean over layers, band: least and largest)",
-                         .subtitle = subtitle(f, text),
-                         .panels = panels,
-                         .n_panels = 2,
-                         .columns = 2},
-        "convergence.svg");
+    const abar__panel panels[] = {snapshot_panel(f, x, "The paper's factor", paper, 2),
+                                  snapshot_panel(f, x, "Condition number after preconditioning", honest, 3)};
+    return save_picture(f,
+                        &(abar__picture){.title = "Convergence factors: geometric mean over layers, and range",
+                                         .subtitle = subtitle(f, text),
+                                         .panels = panels,
+                                         .n_panels = 2,
+                                         .columns = 2},
+                        "convergence.svg");
 }
 
 abar_status abar__figure_convergence(const abar__figures *f)

@@ -4,6 +4,7 @@
 
 #include "analysis/results.h"
 #include "analysis/theory.h"
+#include "io/plot.h"
 
 /* What the figures are made of. */
 typedef struct abar__figures {
@@ -31,6 +32,10 @@ abar_status abar__describe_theory(const abar__theory *t, abar__text *out);
 
 /* Shared by the figures' files. */
 enum { ABAR_FIGURE_LAYERS = 6, ABAR_FIGURE_SNAPSHOTS = 3 };
+/* Of epochs and of numbers of layers: ticks at whole numbers from low to high only. */
+abar__axis abar__whole_axis(double low, double high);
+/* "lenet5 on mnist, epoch 3, 512 training samples"; snapshot NULL: without. Returns text. */
+const char *abar__figure_subtitle(const abar__figures *f, const char *snapshot, char text[256]);
 /* At most so many of n, evenly spaced, the first and the last among them; returns how many. */
 int abar__pick(int n, int most, int *chosen);
 

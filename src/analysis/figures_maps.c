@@ -93,7 +93,7 @@ static abar__panel spectrum_panel(const abar__figures *f, int map, const double 
     snprintf(title, 256, "%s", f->collection->maps[map].name);
     return (abar__panel){.title = title,
                          .x_label = "index",
-                         .x = abar__axis_make(1.0, (double)n, false),
+                         .x = abar__whole_axis(1.0, (double)n),
                          .y = abar__axis_make(low, high, true),
                          .series = series,
                          .n_series = 2};
@@ -104,11 +104,11 @@ abar_status abar__figure_attention(const abar__figures *f)
     int maps[BLOCKS_MAX];
     const int n = attention_maps(f, maps);
     double index[SPECTRUM_MAX], y[5][BLOCKS_MAX];
-    char title[2][256];
+    char title[2][256], text[256];
     abar__series spectra[2][2], cosines[3], errors[2];
     static const char *const names[5] = {"cos(stationary distribution, column means)",
                                          "cos(top right singular vector, column means)", "published code: lower triangle only",
-                                         "T ~ 1 t^T", "T ~ t t^T, as printed"};
+                                         "T ≈ 1 tᵀ", "T ≈ t tᵀ, as printed"};
     ABAR_TRY(attention_tables(f, maps, n));
     for (int i = 0; i < SPECTRUM_MAX; i++) index[i] = i + 1.0;
     for (int i = 0; i < n; i++) {
@@ -128,18 +128,18 @@ abar_status abar__figure_attention(const abar__figures *f)
                                   spectrum_panel(f, maps[n - 1], index, spectra[1], title[1]),
                                   {.title = "Agreement with the column means",
                                    .x_label = "block",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = abar__axis_make(fmin(lowest, 0.9), 1.0, false),
                                    .series = cosines,
                                    .n_series = 3},
-                                  {.title = "Relative error of a rank-1 form, mean over samples and heads",
+                                  {.title = "Mean relative error of a rank-1 form",
                                    .x_label = "block",
-                                   .x = abar__axis_make(1.0, n, false),
+                                   .x = abar__whole_axis(1.0, n),
                                    .y = abar__axis_make(0.0, 1.0, false),
                                    .series = errors,
                                    .n_series = 2}};
     const abar__picture picture = {.title = "Attention probabilities",
-                                   .subtitle = f->snapshots[f->n_snapshots - 1].name,
+                                   .subtitle = abar__figure_subtitle(f, f->snapshots[f->n_snapshots - 1].name, text),
                                    .panels = panels,
                                    .n_panels = 4,
                                    .columns = 2};
@@ -174,38 +174,68 @@ static abar_status heatmap_table(const abar__figures *f)
     return status;
 }
 
+/* |P| of one layer; of a large one the means of blocks, so that a picture stays small. */
+typedef struct heat {
+    int64_t block, side; /* entries a side of a block; blocks a side */
+    double *cell;
+    size_t bytes;
+    char title[ABAR_MAP_NAME_MAX + 64];
+} heat;
+
+enum { HEAT_SIDE = 200 };
+
+static abar_status make_heat(const abar__figures *f, int map, const double *p, heat *h)
+{
+    const int64_t out = f->collection->maps[map].shape.out;
+    void *memory;
+    h->block = (out + HEAT_SIDE - 1) / HEAT_SIDE;
+    h->side = (out + h->block - 1) / h->block;
+    h->bytes = (size_t)(h->side * h->side) * sizeof *h->cell;
+    ABAR_TRY(abar__alloc(f->ctx, h->bytes, &memory));
+    h->cell = memory;
+    double most = 0.0;
+    for (int64_t i = 0; i < h->side * h->side; i++) {
+        const int64_t top = i / h->side * h->block, left = i % h->side * h->block;
+        double sum = 0.0, n = 0.0;
+        for (int64_t y = top; y < out && y < top + h->block; y++)
+            for (int64_t x = left; x < out && x < left + h->block; x++, n += 1.0) sum += fabs(p[y * out + x]);
+        h->cell[i] = sum / n;
+        most = fmax(most, h->cell[i]);
+    }
+    for (int64_t i = 0; i < h->side * h->side; i++) h->cell[i] = fmax(h->cell[i], 1e-8 * most); /* eight decades of colour */
+    const int used = snprintf(h->title, sizeof h->title, "%s", f->collection->maps[map].name);
+    if (h->block > 1)
+        snprintf(h->title + used, sizeof h->title - (size_t)used, " (%lld x %lld, means of %lld x %lld)", (long long)out,
+                 (long long)out, (long long)h->block, (long long)h->block);
+    return ABAR_OK;
+}
+
 abar_status abar__figure_heatmap(const abar__figures *f)
 {
     int chosen[ABAR_FIGURE_LAYERS];
     const int n = abar__pick(f->collection->n, ABAR_FIGURE_LAYERS, chosen);
     const abar__snapshot *last = &f->snapshots[f->n_snapshots - 1];
     abar__panel panels[ABAR_FIGURE_LAYERS];
-    double *cells[ABAR_FIGURE_LAYERS] = {0};
+    heat heats[ABAR_FIGURE_LAYERS] = {0};
+    char text[256];
     abar_status status = heatmap_table(f);
     for (int i = 0; i < n && status >= 0; i++) {
-        const int64_t out = f->collection->maps[chosen[i]].shape.out;
-        void *memory;
-        status = abar__alloc(f->ctx, (size_t)(out * out) * sizeof(double), &memory);
-        if (status < 0) break;
-        cells[i] = memory;
-        double most = 0.0;
-        for (int64_t k = 0; k < out * out; k++) most = fmax(most, cells[i][k] = fabs(last->map[chosen[i]].p_matrix[k]));
-        for (int64_t k = 0; k < out * out; k++) cells[i][k] = fmax(cells[i][k], 1e-8 * most); /* eight decades of colour */
-        panels[i] = (abar__panel){
-            .title = f->collection->maps[chosen[i]].name, .cell = cells[i], .rows = out, .columns = out, .logarithmic = true};
+        status = make_heat(f, chosen[i], last->map[chosen[i]].p_matrix, &heats[i]);
+        panels[i] = (abar__panel){.title = heats[i].title,
+                                  .cell = heats[i].cell,
+                                  .rows = heats[i].side,
+                                  .columns = heats[i].side,
+                                  .logarithmic = true};
     }
     if (status >= 0)
         status = save_picture(f->ctx, f->dir,
                               &(abar__picture){.title = "|P|, second moment of the output gradients",
-                                               .subtitle = last->name,
+                                               .subtitle = abar__figure_subtitle(f, last->name, text),
                                                .panels = panels,
                                                .n_panels = n,
                                                .columns = n < 3 ? n : 3},
                               "heatmap.svg");
-    for (int i = 0; i < n; i++) {
-        const int64_t out = f->collection->maps[chosen[i]].shape.out;
-        abar__free(f->ctx, cells[i], cells[i] ? (size_t)(out * out) * sizeof(double) : 0);
-    }
+    for (int i = 0; i < n; i++) abar__free(f->ctx, heats[i].cell, heats[i].cell ? heats[i].bytes : 0);
     return status;
 }
 
@@ -246,8 +276,8 @@ enum { THEORY_POINTS = 400 };
 
 abar_status abar__figure_theory(const abar__theory *t, const char *dir)
 {
-    static const char *const names[3 + ABAR_THEORY_METHODS] = {
-        "MAC, |r_k|^2", "corrected bound", "printed bound", "MAC", "SGD", "FOOF", "KFAC"};
+    static const char *const names[3 + ABAR_THEORY_METHODS] = {"MAC", "corrected bound", "printed bound", "MAC", "SGD", "FOOF",
+                                                               "KFAC"};
     double x[THEORY_POINTS], y[3 + ABAR_THEORY_METHODS][THEORY_POINTS], high = 0.0, low = INFINITY;
     const int64_t stride = 1 + t->config.steps / THEORY_POINTS, n = t->config.steps / stride + 1;
     abar__series series[3 + ABAR_THEORY_METHODS];

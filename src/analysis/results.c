@@ -13,7 +13,10 @@ static abar_status make_inputs(const abar__map_stats *m, const abar__results_con
 {
     r->inputs.size = sizeof r->inputs;
     r->a.n = least(ABAR_TOP, abar_moments_side(m->inputs));
-    return abar_moments_summarise(m->inputs, config->damping, &r->inputs, r->a.value, r->a.n);
+    ABAR_TRY(abar_moments_summarise(m->inputs, config->damping, &r->inputs, r->a.value, r->a.n));
+    if (!(r->inputs.least > ABAR_NOISE * r->inputs.largest)) /* a condition number would be one of rounding */
+        r->inputs.condition_sgd = r->inputs.condition_mac = r->inputs.condition_foof = NAN;
+    return ABAR_OK;
 }
 
 /* ---- output gradients --------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 #include "analysis/collect.h"
 #include "analysis/factors.h"
 
-enum { ABAR_TOP = 50 }; /* eigenvalues that are kept and drawn */
+enum { ABAR_TOP = 50 };  /* eigenvalues that are kept and drawn */
+#define ABAR_NOISE 1e-12 /* activations are single precision: eigenvalues below this part of the largest are rounding */
 
 /* The largest eigenvalues of one matrix, descending. */
 typedef struct abar__top {

@@ -25,7 +25,7 @@ enum {
 };
 
 /* Told apart by most colour-blind people, too (after Okabe and Ito, and Tol); past the last colour they start again, dashed. */
-static const char *const palette[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933"};
+static const char *const palette[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa4466", "#999933"};
 enum { COLORS = sizeof palette / sizeof *palette };
 
 /* ---- text ----------------------------------------------------------------------------------------------------------- */
@@ -119,17 +119,26 @@ static void draw_entry(abar__canvas *c, const abar__series *s, int x, int y)
     abar__put(c, "</text>\n");
 }
 
+/* The size at which a text fits into a width, size at most; letters of bold text are about 0.62 of their size wide. */
+static int fitting_size(const char *text, int width, int size)
+{
+    const int letters = (int)strlen(text), fits = letters > 0 ? (int)(width / (0.62 * letters)) : size;
+    return fits < size ? fits : size;
+}
+
 /* Returns where the panels begin. */
 static int draw_head(abar__canvas *c, const abar__picture *p)
 {
     const abar__series *entries[SERIES_MAX];
     const int n = collect_entries(p, entries), columns = legend_columns(p, entries, n);
     const int top = (p->subtitle ? SUBTITLE : TITLE) + 350;
-    abar__put(c, "<text class='ink' x='%d' y='%d' font-size='230' font-weight='bold'>", MARGIN, TITLE);
+    abar__put(c, "<text class='ink' x='%d' y='%d' font-size='%d' font-weight='bold'>", MARGIN, TITLE,
+              fitting_size(p->title, width_of(p) - 2 * MARGIN, 230));
     abar__put_text(c, p->title);
     abar__put(c, "</text>\n");
     if (p->subtitle) {
-        abar__put(c, "<text class='soft' x='%d' y='%d' font-size='140'>", MARGIN, SUBTITLE);
+        abar__put(c, "<text class='soft' x='%d' y='%d' font-size='%d'>", MARGIN, SUBTITLE,
+                  fitting_size(p->subtitle, width_of(p) - 2 * MARGIN, 140));
         abar__put_text(c, p->subtitle);
         abar__put(c, "</text>\n");
     }
@@ -177,12 +186,12 @@ static void draw_axes(abar__canvas *c, const abar__panel *p, const abar__frame *
     for (int i = 0; i < p->y.ticks; i++) {
         const int y = y_of(p, f, p->y.tick[i]);
         abar__put(c, "<path class='grid' d='M%d %dh%d'/><text x='%d' y='%d' text-anchor='end'>%s</text>\n", f->x, y, f->width,
-                  f->x - 90, y + 45, abar__plot_number(p->y.tick[i], p->y.decimals, text));
+                  f->x - 90, y + 45, abar__tick_text(&p->y, i, text));
     }
     for (int i = 0; i < p->x.ticks; i++) {
         const int x = x_of(p, f, p->x.tick[i]);
         abar__put(c, "<path class='axis' d='M%d %dv55'/><text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x,
-                  f->y + PLOT_HEIGHT, x, f->y + PLOT_HEIGHT + 195, abar__plot_number(p->x.tick[i], p->x.decimals, text));
+                  f->y + PLOT_HEIGHT, x, f->y + PLOT_HEIGHT + 195, abar__tick_text(&p->x, i, text));
     }
     abar__put(c, "<path class='axis' d='M%d %dh%d'/>\n</g>\n", f->x, f->y + PLOT_HEIGHT, f->width);
 }
@@ -334,7 +343,10 @@ static void draw_lines(abar__canvas *c, const abar__panel *p, const abar__frame 
 
 static void draw_panel(abar__canvas *c, const abar__panel *p, const abar__frame *f)
 {
-    draw_label(c, "class='ink' font-size='160' font-weight='bold'", f->x, f->y - 190, p->title);
+    char style[96];
+    snprintf(style, sizeof style, "class='ink' font-size='%d' font-weight='bold'",
+             p->title ? fitting_size(p->title, PANEL_WIDTH - PLOT_LEFT, 160) : 160);
+    draw_label(c, style, f->x, f->y - 190, p->title);
     if (p->cell)
         abar__draw_heat(c, p, f);
     else

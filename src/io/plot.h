@@ -22,6 +22,8 @@ double abar__axis_place(const abar__axis *axis, double value);
 abar__axis abar__axis_make(double low, double high, bool logarithmic);
 /* Places ticks on the axis as it is. */
 void abar__axis_ticks(abar__axis *axis, double least_step);
+/* The text of tick i: with a power of ten where a logarithmic axis has many zeros. Returns text. */
+const char *abar__tick_text(const abar__axis *axis, int i, char text[ABAR_REAL_TEXT_MAX]);
 
 typedef struct abar__series {
     const char *name; /* in the legend; equal names of several panels have one entry. NULL: none */
@@ -46,8 +48,8 @@ typedef struct abar__panel {
     /* or a heat map: cell (rows, columns), the first row at the top; what is not finite stays empty */
     const double *cell;
     int64_t rows, columns;
-    bool logarithmic; /* colours by logarithm */
-    const char *const *row_names;
+    bool logarithmic;                                   /* colours by logarithm */
+    const char *const *row_names, *const *column_names; /* NULL: none */
 } abar__panel;
 
 typedef struct abar__picture {

@@ -2,6 +2,8 @@
 #include "io/plot.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 /* 1, 2 or 5 times a power of ten: the least of them that is at least x > 0. */
 static double round_step(double x)
@@ -72,6 +74,27 @@ abar__axis abar__axis_make(double low, double high, bool logarithmic)
     axis.high += margin;
     abar__axis_ticks(&axis, 0.0);
     return axis;
+}
+
+/* 5·10⁻⁸, or 10⁻⁸ where the factor is 1. */
+static void power_text(double value, char text[ABAR_REAL_TEXT_MAX])
+{
+    static const char *const digits[] = {"⁰", "¹", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹"};
+    const int power = (int)floor(log10(value) + 1e-9), factor = (int)lround(value / pow(10.0, power)), size = abs(power);
+    char lead[8] = "";
+    if (factor != 1) snprintf(lead, sizeof lead, "%d·", factor % 10);
+    snprintf(text, ABAR_REAL_TEXT_MAX, "%s10%s%s%s%s", lead, power < 0 ? "⁻" : "", size >= 100 ? digits[size / 100 % 10] : "",
+             size >= 10 ? digits[size / 10 % 10] : "", digits[size % 10]);
+}
+
+const char *abar__tick_text(const abar__axis *axis, int i, char text[ABAR_REAL_TEXT_MAX])
+{
+    const double value = axis->tick[i], least = axis->tick[0], most = axis->tick[axis->ticks - 1];
+    const bool wide = least < 0.9e-3 || most > 1.1e4; /* then fewer are written out, so that neighbours look alike */
+    if (!axis->logarithmic || (value > (wide ? 0.9e-2 : 0.9e-3) && value < (wide ? 1.1e2 : 1.1e4)))
+        return abar__plot_number(value, axis->decimals, text);
+    power_text(value, text);
+    return text;
 }
 
 double abar__axis_place(const abar__axis *axis, double value)

@@ -5,7 +5,15 @@
 #include <string.h>
 #include <zlib.h>
 
-enum { RECTANGLES_MAX = 4096, BAR_WIDTH = 160, BAR_GAP = 160, BAR_STEPS = 32 };
+enum {
+    RECTANGLES_MAX = 1024,
+    IMAGE_SIDE = 480, /* pixels of an embedded image, about: many a cell, because some programs smooth what they enlarge */
+    BAR_WIDTH = 160,
+    BAR_GAP = 160,
+    BAR_STEPS = 32,
+    NAME_LETTER = 66, /* of row and column names */
+    NAME_SPACE = 640  /* left of the plot */
+};
 
 /* Dark to light with even steps of brightness, told apart by most colour-blind people, too. */
 static const unsigned char colors[][3] = {{52, 16, 78},   {64, 70, 136},  {43, 117, 142},
@@ -76,37 +84,58 @@ static abar_status append_chunk(abar_context *ctx, abar__text *png, const char *
     return abar__text_append(ctx, png, word, 4);
 }
 
-/* Rows of a filter byte and RGBA pixels. */
+/* Pixels of a cell. */
+static int64_t cell_pixels(const abar__panel *p)
+{
+    const int64_t most = p->rows > p->columns ? p->rows : p->columns;
+    return most < IMAGE_SIDE ? IMAGE_SIDE / most : 1;
+}
+
+enum { SHADES = 255 }; /* colours of an image; 0 is transparent */
+
+/* Rows of a filter byte and colour numbers. */
 static void paint(const abar__panel *p, const abar__axis *axis, unsigned char *raw)
 {
-    for (int64_t i = 0; i < p->rows; i++) {
+    const int64_t pixels = cell_pixels(p);
+    for (int64_t y = 0; y < p->rows * pixels; y++) {
         *raw++ = 0;
-        for (int64_t j = 0; j < p->columns; j++, raw += 4) {
-            const double v = p->cell[i * p->columns + j];
-            if (isfinite(v)) color_at(abar__axis_place(axis, v), raw);
-            raw[3] = isfinite(v) ? 255 : 0;
+        for (int64_t x = 0; x < p->columns * pixels; x++) {
+            const double v = p->cell[y / pixels * p->columns + x / pixels];
+            const double at = isfinite(v) ? fmin(fmax(abar__axis_place(axis, v), 0.0), 1.0) : -1.0;
+            *raw++ = at < 0.0 ? 0 : (unsigned char)(1 + lround(at * (SHADES - 1)));
         }
     }
+}
+
+static void fill_palette(unsigned char *rgb)
+{
+    memset(rgb, 0, 3);
+    for (int i = 0; i < SHADES; i++) color_at((double)i / (SHADES - 1), rgb + 3 * (i + 1));
 }
 
 static abar_status encode_png(abar_context *ctx, const abar__panel *p, const unsigned char *raw, size_t raw_bytes,
                               unsigned char *packed, uLong packed_bytes, abar__text *png)
 {
     static const unsigned char signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
-    unsigned char header[13] = {[8] = 8, [9] = 6}; /* eight bits, RGBA */
-    big_endian(header, (uint32_t)p->columns);
-    big_endian(header + 4, (uint32_t)p->rows);
+    unsigned char header[13] = {[8] = 8, [9] = 3}, palette[3 * (SHADES + 1)]; /* eight bits, by palette */
+    big_endian(header, (uint32_t)(p->columns * cell_pixels(p)));
+    big_endian(header + 4, (uint32_t)(p->rows * cell_pixels(p)));
+    fill_palette(palette);
     if (compress2(packed, &packed_bytes, raw, (uLong)raw_bytes, 9) != Z_OK)
         return abar__fail(ctx, ABAR_E_MEMORY, "picture: zlib could not compress a heat map, free some memory");
     ABAR_TRY(abar__text_append(ctx, png, signature, sizeof signature));
     ABAR_TRY(append_chunk(ctx, png, "IHDR", header, sizeof header));
+    ABAR_TRY(append_chunk(ctx, png, "PLTE", palette, sizeof palette));
+    ABAR_TRY(append_chunk(ctx, png, "tRNS", "", 1));
     ABAR_TRY(append_chunk(ctx, png, "IDAT", packed, packed_bytes));
     return append_chunk(ctx, png, "IEND", "", 0);
 }
 
 static abar_status make_png(abar_context *ctx, const abar__panel *p, const abar__axis *axis, abar__text *png)
 {
-    const size_t raw_bytes = (size_t)(p->rows * (1 + 4 * p->columns)), packed_bytes = compressBound((uLong)raw_bytes);
+    const int64_t pixels = cell_pixels(p);
+    const size_t raw_bytes = (size_t)(p->rows * pixels * (1 + p->columns * pixels)),
+                 packed_bytes = compressBound((uLong)raw_bytes);
     void *raw = NULL, *packed = NULL;
     abar_status status = abar__alloc(ctx, raw_bytes, &raw);
     if (status >= 0) status = abar__alloc(ctx, packed_bytes, &packed);
@@ -160,25 +189,47 @@ static void draw_bar(abar__canvas *c, const abar__frame *f, const abar__axis *ax
         const double at = abar__axis_place(axis, axis->tick[i]);
         if (at < -1e-6 || at > 1.0 + 1e-6) continue;
         abar__put(c, "<text class='soft' font-size='120' x='%d' y='%d'>%s</text>\n", x + BAR_WIDTH + 60,
-                  f->y + (int)lround((1.0 - at) * PLOT_HEIGHT) + 42, abar__plot_number(axis->tick[i], axis->decimals, text));
+                  f->y + (int)lround((1.0 - at) * PLOT_HEIGHT) + 42, abar__tick_text(axis, i, text));
     }
 }
 
-void abar__draw_heat(abar__canvas *c, const abar__panel *p, const abar__frame *f)
+static int longest(const char *const *names, int64_t n)
 {
-    const abar__axis axis = color_axis(p);
-    const int width = f->width - BAR_WIDTH - BAR_GAP - 7 * PLOT_LETTER;
-    if (p->rows * p->columns <= RECTANGLES_MAX)
-        draw_cells(c, p, f, &axis, width);
-    else
-        draw_image(c, p, f, &axis, width);
-    draw_bar(c, f, &axis, f->x + width + BAR_GAP);
-    for (int64_t i = 0; p->row_names && i < p->rows; i++) {
-        const int64_t every = 1 + (p->rows - 1) / 20;
-        if (i % every) continue;
+    size_t letters = 0;
+    for (int64_t i = 0; names && i < n; i++) letters = strlen(names[i]) > letters ? strlen(names[i]) : letters;
+    return (int)letters * NAME_LETTER;
+}
+
+/* Every few of them where there are many. */
+static void draw_names(abar__canvas *c, const abar__panel *p, const abar__frame *f, int width)
+{
+    const int64_t every_row = 1 + (p->rows - 1) / 20, fit = width / (longest(p->column_names, p->columns) + NAME_LETTER);
+    const int64_t every_column = fit > 0 ? (p->columns + fit - 1) / fit : p->columns;
+    for (int64_t i = 0; p->row_names && i < p->rows; i += every_row) {
         abar__put(c, "<text class='soft' font-size='110' text-anchor='end' x='%d' y='%d'>", f->x - 60,
                   f->y + (int)((2 * i + 1) * PLOT_HEIGHT / (2 * p->rows)) + 38);
         abar__put_text(c, p->row_names[i]);
         abar__put(c, "</text>\n");
     }
+    for (int64_t i = 0; p->column_names && i < p->columns; i += every_column) {
+        abar__put(c, "<text class='soft' font-size='110' text-anchor='middle' x='%d' y='%d'>",
+                  f->x + (int)((2 * i + 1) * width / (2 * p->columns)), f->y + PLOT_HEIGHT + 170);
+        abar__put_text(c, p->column_names[i]);
+        abar__put(c, "</text>\n");
+    }
+}
+
+void abar__draw_heat(abar__canvas *c, const abar__panel *p, const abar__frame *frame)
+{
+    const abar__axis axis = color_axis(p);
+    const int names = longest(p->row_names, p->rows), extra = names > NAME_SPACE ? names - NAME_SPACE : 0;
+    const abar__frame f = {.index = frame->index, .x = frame->x + extra, .y = frame->y, .width = frame->width - extra};
+    int width = f.width - BAR_WIDTH - BAR_GAP - 7 * PLOT_LETTER;
+    if (p->rows == p->columns && width > PLOT_HEIGHT) width = PLOT_HEIGHT;
+    if (p->rows * p->columns <= RECTANGLES_MAX)
+        draw_cells(c, p, &f, &axis, width);
+    else
+        draw_image(c, p, &f, &axis, width);
+    draw_bar(c, &f, &axis, f.x + width + BAR_GAP);
+    draw_names(c, p, &f, width);
 }

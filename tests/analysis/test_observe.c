@@ -539,6 +539,31 @@ static void fisher_has_the_homogeneous_one_that_inputs_have(void **state)
     }
 }
 
+/* The mean over the batch of per-example gradients is the gradient of the mean loss, bias included. */
+static void gradients_of_examples_average_to_the_gradient(void **state)
+{
+    enum { B = 6 };
+    whole w;
+    const abar__collect_config config = {.wanted = EVERYTHING, .layers = "", .homogeneous = true, .fisher_samples = B};
+    collect(*state, "lenet5", "threads=1", B, 1, &config, &w);
+    for (int m = 0; m < w.collection.n; m++) {
+        const abar__map_stats *map = &w.collection.maps[m];
+        const abar_layer *layer = abar_net_layer(w.pass.net, map->layer);
+        float *weight = fetch(*state, &layer->weight_grad), *bias = fetch(*state, &layer->bias_grad);
+        const int64_t side = abar__map_side(map), size = map->shape.out * side;
+        assert_int_equal(map->fisher_done, B);
+        for (int64_t i = 0; i < size; i++) {
+            const int64_t k = i / side, j = i % side;
+            double mean = 0.0;
+            for (int64_t n = 0; n < B; n++) mean += map->gradients[n * size + i] / B;
+            assert_near(mean, (double)(j < map->shape.d ? weight[k * map->shape.d + j] : bias[k]), 1e-6);
+        }
+        free(weight);
+        free(bias);
+    }
+    release(*state, &w);
+}
+
 /* The largest eigenvalue of every map's Fisher matrix; returns in how many turns they were made. */
 static int largest_of_all(abar_context *ctx, abar__collection *c, double *largest)
 {
@@ -637,6 +662,7 @@ int main(void)
         TEST(output_layer_gradients_sum_to_zero),
         TEST(scales_differ_by_the_square_of_the_batch),
         TEST(fisher_has_the_homogeneous_one_that_inputs_have),
+        TEST(gradients_of_examples_average_to_the_gradient),
         TEST(fisher_in_turns_equals_all_at_once),
         TEST(layers_that_fit_nothing_are_told_with_the_nearest),
         TEST(fisher_of_a_linear_net_is_the_kronecker_product),

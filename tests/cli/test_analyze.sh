@@ -35,6 +35,9 @@ check "a row for each layer and snapshot" test "$(lines covariance/covariance.cs
 check "snapshots have their names" bash -c 'cut -d, -f2 covariance/covariance.csv | sort -u | xargs | grep -q "epoch 1 epoch 2 initial snapshot"'
 check "the checkpoint of a finished run is not looked at twice" bash -c '! grep -q ",end," covariance/covariance.csv'
 check "spectra: all five matrices" test "$(cut -d, -f3 spectra/spectra.csv | sort -u | xargs)" = "A AxP Fisher P P-reduce matrix"
+succeeds "a run that stopped" train "${small[@]}" --snapshot 0,1 --stop-after 1 --out early --quiet
+succeeds "its snapshots" analyze covariance --checkpoint early "${look[@]}" --out early-look
+check "a stopped run's checkpoint is not looked at twice either" test "$(lines early-look/covariance.csv)" = 11
 # sum of eigenvalues and trace: fc3 has 85 numbers a row, conv1 26, of which all are listed
 trace=$(awk -F, '$1 == "conv1" && $2 == "epoch 2" { print $6 }' covariance/covariance.csv)
 sum=$(awk -F, '$1 == "conv1" && $2 == "epoch 2" && $3 == "A" { sum += $5 } END { printf "%.12g", sum }' spectra/spectra.csv)
@@ -65,6 +68,14 @@ succeeds "theory: the printed bound" analyze theory --data circle --points 21 --
 check "theory: the printed bound fails at 57" says '^I9 .*VIOLATED .*k = 57 '
 succeeds "complexity" analyze complexity --largest 128 --repeat 1 --threads 1 --out complexity
 check "complexity: they are whole" valid complexity
+bytes_of() { awk -F, -v m="$1" -v d="$2" '$1 == m && $2 == d { print $6 }' complexity/complexity.csv; }
+for method in mac smac eva; do
+    check "complexity: the state of $method grows as d" test "$(bytes_of $method 128)" = $((2 * $(bytes_of $method 64)))
+done
+for method in foof kfac lngd; do
+    small_one=$(bytes_of $method 64) large_one=$(bytes_of $method 128)
+    check "complexity: the state of $method grows as d^2" test $((10 * large_one)) -gt $((39 * small_one)) -a "$large_one" -le $((4 * small_one))
+done
 
 for what in covariance theory complexity; do
     flags=(--checkpoint run "${look[@]}")
