@@ -35,7 +35,8 @@ struct command {
     const char *usage;           /* what follows the name in the usage line */
     const char *about;           /* a paragraph for its help */
     const abar_option *own;      /* flags of its own, ended by a NULL name */
-    bool all_settings;           /* it takes all of abar_train_options as flags, or ... */
+    bool all_settings;           /* it takes all of abar_train_options as flags, ... */
+    const char *except;          /* ... this one not (NULL: all), or ... */
     const char *const *settings; /* ... these; NULL: none */
     bool model_options, rule_options;
     bool reads_no_data;   /* --data defaults to synthetic data of the model's own shape */

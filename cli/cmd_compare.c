@@ -455,6 +455,7 @@ const command command_compare = {
         "all runs succeeded, 3 some failed, 1 all failed or the comparison could not continue, 2 wrong usage.",
     .own = own,
     .all_settings = true,
+    .except = "accept-data", /* a comparison is on one problem */
     .model_options = true,
     .rule_options = true,
     .examples = "  abar compare --optim sgd,adamw,mac --epochs 3 --seeds 3\n"

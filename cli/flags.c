@@ -186,6 +186,7 @@ static int make_recipe(cli *c, abar_setup **out)
 bool flags_listen(const cli *c, const char *setting)
 {
     if (abar_options_find(c->command->own, setting)) return false; /* the subcommand has its own flag of that name */
+    if (c->command->except && strcmp(setting, c->command->except) == 0) return false;
     return c->command->all_settings || is_listed(setting, c->command->settings);
 }
 

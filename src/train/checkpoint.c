@@ -197,9 +197,9 @@ static abar_status compare_part(abar_trainer *t, const char *part, const abar__d
     if (!train->accept_data)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "--data %.200s: its %s part has changed since the checkpoint (%lld %s with CRC-32 %08llx, now %lld "
-                          "with %08llx), give the old data, or --accept-data to go on with the new",
+                          "with %08llx), give the old data, or go on with the new: abar train --resume %.200s --accept-data",
                           train->data, part, (long long)was->count, unit, (unsigned long long)was->crc, (long long)now->count,
-                          (unsigned long long)now->crc);
+                          (unsigned long long)now->crc, train->out);
     abar__log(t->ctx, ABAR_LOG_INFO, "resume: the %s part of %s has changed since the checkpoint, as --accept-data allows",
               part, train->data);
     return ABAR_OK;

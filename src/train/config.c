@@ -28,7 +28,7 @@ static const abar_option train_options[] = {
     {"schedule-per-epoch", ABAR_OPTION_BOOL, AT(schedule_per_epoch), "false", 0, 0, NULL,
      "hold the rate within each epoch instead of moving it every step"},
     {"warmup", ABAR_OPTION_REAL, AT(warmup), "0", 0, 1e6, NULL, "epochs, or part of one, in which the rate rises from 0"},
-    {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL, "pad by 4, crop at random, mirror every second image"},
+    {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL, "pad by 4, crop at random, mirror half of the images at random"},
     {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
     {"epoch-steps", ABAR_OPTION_INT, AT(epoch_steps), "250", 0, 1e9, NULL,
      "text: steps between two tests; 0: as many as read it once"},

@@ -13,10 +13,11 @@ check "all citations of the tree resolve" test $rc = 0 -a ! -s stdout
     "$abar" optimizers
     for model in mlp lenet5 deit-tiny swin-tiny; do "$abar" train --model $model --help; done
     "$abar" train --model gpt2 --data text:FILE --help
+    for command in compare eval sample bench data; do "$abar" $command --help; done
 } >help 2>stderr
-flags=$(grep -ohE -- '`--(\[no-\])?[a-z][a-z0-9-]+' "$root/docs/methods.md" "$root/docs/models.md" | sed 's/`--\(\[no-\]\)*//' | sort -u)
+flags=$(grep -ohE -- '`--(\[no-\])?[a-z][a-z0-9-]+' "$root"/{README,docs/{methods,models,usage}}.md | sed 's/`--\(\[no-\]\)*//' | sort -u)
 for flag in $flags; do
-    ran="docs/methods.md, docs/models.md: --$flag"
+    ran="README.md, docs/methods.md, docs/models.md, docs/usage.md: --$flag"
     check "--$flag is a flag" grep -qE -- "--(\[no-\])?$flag( |\$)" help
 done
 "$abar" models >stdout 2>stderr
@@ -30,7 +31,7 @@ check "models were compared" test "$(wc -w <<<"$counts")" -ge 16
 # A small tree in which everything resolves.
 tree() {
     rm -rf planted
-    mkdir -p planted/docs planted/src/curvature
+    mkdir -p planted/docs planted/src/curvature planted/tests
     printf '# Methods\n\n## 0. Conventions\n\n## 1. MAC, in short\n\n## 2. Attention\n\n```\n# 3. not a heading\n```\n' >planted/docs/methods.md
     printf '# The tree\n\nSee [methods](docs/methods.md#1-mac-in-short), `src/curvature/mac.c` and docs/methods.md section 2.\n' >planted/README.md
     echo '/* MAC (methods.md section 1). */' >planted/src/curvature/mac.c
@@ -61,6 +62,8 @@ accepts "a range of sections" src/curvature/mac.c '/* (methods.md sections 0 to 
 accepts "a citation that is broken" src/curvature/mac.c '/* see methods.md\n * section 2 */'
 accepts "an address" README.md '[theirs](https://example.org/other.md#top)'
 accepts "what compare writes" README.md 'compare.md and runs/compare.md'
+accepts "what analyze writes" README.md 'summary.md'
+accepts "a variable's folder" tests/new.sh 'grep x "$root/docs/methods.md" $root/README.md'
 accepts "a placeholder" README.md '`src/curvature/NAME.c`, `tests/<area>/test_<unit>.c`'
 accepts "a link in a code block" README.md '```\n[x](nowhere.md_)\n```'
 accepts "an anchor of its own page" README.md '[up](#the-tree)'
@@ -76,6 +79,7 @@ refuses_citation src/curvature/mac.c '/* docs/method.md section 1 */' 'docs/meth
 refuses_citation src/curvature/new.cu '/* methods.md section 5 */' 'no section 5'
 refuses_citation include/abar/new.h '/* methods.md section 5 */' 'no section 5'
 refuses_citation tests/oracle/new.py '"""methods.md section 5"""' 'no section 5'
+refuses_citation tests/new.sh 'grep x "$root/docs/method.md"' 'docs/method.md does not exist'
 refuses_citation tools/new '# methods.md section 5' 'no section 5'
 refuses_citation docs/methods.md 'as optimizers.md says' 'optimizers.md does not exist'
 refuses_citation README.md '[x](docs/nothing.svg)' 'docs/nothing.svg'

@@ -71,6 +71,7 @@ succeeds "without it the run is ended anew" compare --resume pipe --quiet
 check "and all are there" grep -q '"complete": true' pipe/compare.json
 refuses "fewer seeds" 2 'has 3 already' compare --resume pipe --seeds 2
 refuses "other settings" 2 'epochs.*only --seeds may grow' compare --resume pipe --epochs 3
+refuses "changed data" 2 'accept-data: not a flag of abar compare' compare --accept-data
 refuses "nothing to go on with" 1 'holds no comparison' compare --resume alone/mac-s0
 refuses "a folder in use" 2 'already holds a comparison' compare "${tiny[@]}" --out pipe
 succeeds "a run where one of a comparison would be" train "${tiny[@]}" --quiet --out foreign/mac-s1

@@ -131,6 +131,11 @@ refuses "resume with other weights" 2 '--init.*has its weights already' train --
 refuses "a new run that accepts changed data" 2 '--accept-data.*--resume' train "${small[@]}" --out fresh --accept-data
 refuses "resume without keeping anything" 2 '--no-out: a resumed run continues in its folder' train --resume run --no-out --epochs 3
 check "refused resumes harm nothing" test "$sum" = "$(cksum run/*)"
+seq 1000 2000 >numbers
+succeeds "a text" train --model gpt-char --layers 1 --width 8 --heads 1 --context 8 --batch 4 --epoch-steps 2 --epochs 2 --stop-after 1 --data text:numbers --out numbered
+seq 2000 3000 >numbers
+refuses "resume with a changed text" 2 'abar train --resume numbered --accept-data' train --resume numbered
+succeeds "the suggested resume with a changed text" train --resume numbered --accept-data --quiet
 succeeds "resume with more epochs" train --resume run --epochs 3 --model lenet5
 check "resume goes on where it was" bash -c "grep -q '^epoch 3/3' stdout && ! grep -q '^epoch 2/3' stdout"
 succeeds "stop-after" train "${small[@]}" --epochs 3 --stop-after 1 --out stop
