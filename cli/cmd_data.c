@@ -51,7 +51,7 @@ static void list_data(cli *c, bool json)
     if (json) json_begin(&j, NULL, '{');
     if (json) json_begin(&j, "data", '[');
     for (const char *const *name = abar_dataset_names(); *name; name++) {
-        abar_dataset_probe probe;
+        abar_dataset_probe probe = {.size = sizeof probe};
         (void)abar_dataset_probe_name(c->ctx, *name, &probe); /* never fails for a known name */
         if (json)
             print_probe_json(&j, *name, &probe);

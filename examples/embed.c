@@ -97,7 +97,7 @@ static bool train(abar_context *ctx, abar_optim *optim, const abar_layer *layers
     double loss = 0;
     for (int k = 0; k < STEPS; k++) {
         abar_step_config step = {.size = sizeof step, .lr = rate * (1.0 - (double)k / STEPS)};
-        abar_step_report report;
+        abar_step_report report = {.size = sizeof report};
         make_batch();
         loss += forward() / SHOWN;
         backward();

@@ -41,7 +41,7 @@ static void checkpoint_and_export_with_a_flipped_bit_are_refused_by_tensor(void 
 {
     fixture *f = *state;
     abar_setup *setup = make_setup(f, "mlp", "sgd", SMALL);
-    abar_evaluation result;
+    abar_evaluation result = {.size = sizeof result};
     char weights[PATH_MAX_TEST];
     set_out(f, setup, "run");
     assert_int_equal(run_until(f, setup, false, 8), ABAR_STOPPED);
