@@ -44,6 +44,7 @@ outcome() { # NAME STATUS [PATTERN]: what the tree gives, and one line per viola
 }
 accepts() { # NAME FILE LINE...
     tree
+    mkdir -p "planted/$(dirname "$2")"
     printf '%b\n' "$3" >>"planted/$2"
     outcome "$1" 0
 }
@@ -60,7 +61,8 @@ accepts "several sections" src/curvature/mac.c '/* methods.md sections 0, 1 and 
 accepts "a range of sections" src/curvature/mac.c '/* (methods.md sections 0 to 2) */'
 accepts "a citation that is broken" src/curvature/mac.c '/* see methods.md\n * section 2 */'
 accepts "an address" README.md '[theirs](https://example.org/other.md#top)'
-accepts "what compare writes" README.md 'compare.md and runs/compare.md'
+accepts "what compare and analyze write" README.md 'compare.md, runs/compare.md and analysis/summary.md'
+accepts "a document below a variable" tools/new 'grep x "$root/docs/methods.md"'
 accepts "a placeholder" README.md '`src/curvature/NAME.c`, `tests/<area>/test_<unit>.c`'
 accepts "a link in a code block" README.md '```\n[x](nowhere.md_)\n```'
 accepts "an anchor of its own page" README.md '[up](#the-tree)'
@@ -77,6 +79,7 @@ refuses_citation src/curvature/new.cu '/* methods.md section 5 */' 'no section 5
 refuses_citation include/abar/new.h '/* methods.md section 5 */' 'no section 5'
 refuses_citation tests/oracle/new.py '"""methods.md section 5"""' 'no section 5'
 refuses_citation tools/new '# methods.md section 5' 'no section 5'
+refuses_citation tools/new 'grep x "$root/docs/method.md"' 'docs/method.md does not exist'
 refuses_citation docs/methods.md 'as optimizers.md says' 'optimizers.md does not exist'
 refuses_citation README.md '[x](docs/nothing.svg)' 'docs/nothing.svg'
 refuses_citation README.md '[x](docs/methods.md#4-kfac)' 'no such heading'
