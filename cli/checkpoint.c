@@ -37,7 +37,7 @@ static int move_data(cli *c, abar_setup *setup, const char *data)
 
 int checkpoint_setup(cli *c, const char *checkpoint, void *flags, abar_setup **setup)
 {
-    char folder[ABAR_OPTION_TEXT_MAX];
+    char folder[2 * ABAR_OPTION_TEXT_MAX];
     const char *data = flags_peek(c, "data");
     if (flags_peek(c, "model") || !checkpoint[0] || !path_exists(checkpoint)) return flags_setup(c, flags, setup);
     const bool run = find_run(checkpoint, folder, sizeof folder);

@@ -115,8 +115,8 @@ int abar_optim_map_count(const abar_optim *optim);
 const abar_map_info *abar_optim_map(abar_optim *optim, int i);
 /* Copies the bias-corrected mean activation of map i (the a^ of methods.md section 0) to out: as many doubles as abar_map_info
  * has columns, the last one 1 with a bias. For the rows of v it is the mean weighted by attention, for a calibrated layer that
- * of the training set. mac, smac and eva have one; ABAR_E_UNSUPPORTED: this map has none. ABAR_E_STATE: no statistics yet. Waits
- * for a queued device. */
+ * of the training set. mac, smac and eva have one; ABAR_E_UNSUPPORTED: this map has none. ABAR_E_STATE: no statistics yet.
+ * Waits for a queued device. */
 abar_status abar_optim_mean_activation(abar_optim *optim, int i, double *out);
 /* The next step computes cosine and ratio of every map, at the cost of a pass over the gradients. */
 void abar_optim_measure(abar_optim *optim);

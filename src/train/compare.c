@@ -286,6 +286,7 @@ abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *co
                                 abar_compare **out)
 {
     abar_compare_config c;
+    *out = NULL;
     ABAR_TRY(abar__struct_read(ctx, "abar_compare_config", config, &c, sizeof c));
     ABAR_TRY(make(ctx, events, out));
     return finish_making(fill_new(*out, &c), out);

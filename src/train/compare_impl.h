@@ -146,7 +146,6 @@ typedef struct abar__curves {
 abar_status abar__curves_make(const abar_compare *c, abar__curves *out);
 void abar__curves_free(abar_context *ctx, abar__curves *curves);
 
-
 abar__axis abar__axis_epochs(const abar__curves *curves);
 /* The unit for the longest curve: 1 seconds, 2 minutes, 3 hours. */
 int abar__axis_time_unit(const abar__curves *curves);

@@ -168,7 +168,7 @@ abar_status abar__compare_svg_write(const abar_compare *c, abar__text *out)
     void *numbers = NULL, *series = NULL;
     ABAR_TRY(abar__curves_make(c, &d.curves));
     d.points = (int64_t)(d.curves.point_bytes / sizeof *d.curves.points);
-    d.number_bytes = (size_t)(17 * d.points) * sizeof(double); /* and one column of scratch */
+    d.number_bytes = (size_t)(17 * d.points + 1) * sizeof(double); /* a column of scratch; not 0 bytes without points */
     d.series_bytes = 4 * (size_t)(d.curves.count + c->methods) * sizeof *d.series;
     abar_status status = abar__alloc(c->ctx, d.number_bytes, &numbers);
     if (status >= 0) status = abar__alloc(c->ctx, d.series_bytes, &series);

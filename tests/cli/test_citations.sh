@@ -45,6 +45,7 @@ outcome() { # NAME STATUS [PATTERN]: what the tree gives, and one line per viola
 }
 accepts() { # NAME FILE LINE...
     tree
+    mkdir -p "planted/$(dirname "$2")"
     printf '%b\n' "$3" >>"planted/$2"
     outcome "$1" 0
 }
@@ -81,6 +82,7 @@ refuses_citation include/abar/new.h '/* methods.md section 5 */' 'no section 5'
 refuses_citation tests/oracle/new.py '"""methods.md section 5"""' 'no section 5'
 refuses_citation tests/new.sh 'grep x "$root/docs/method.md"' 'docs/method.md does not exist'
 refuses_citation tools/new '# methods.md section 5' 'no section 5'
+refuses_citation tools/new 'grep x "$root/docs/method.md"' 'docs/method.md does not exist'
 refuses_citation docs/methods.md 'as optimizers.md says' 'optimizers.md does not exist'
 refuses_citation README.md '[x](docs/nothing.svg)' 'docs/nothing.svg'
 refuses_citation README.md '[x](docs/methods.md#4-kfac)' 'no such heading'

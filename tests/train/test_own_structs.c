@@ -165,8 +165,9 @@ static abar_status call_evaluate(rig *r, void *from) { return abar_evaluate(r->f
 
 static abar_status compare(rig *r, const void *config, const void *events)
 {
-    abar_compare *compare = NULL;
+    abar_compare *compare = (abar_compare *)(void *)r; /* a failure sets it to NULL */
     abar_status status = abar_compare_create(r->f->ctx, config, events, &compare);
+    assert_true(status >= 0 || !compare);
     abar_compare_destroy(compare);
     return status;
 }

@@ -230,7 +230,10 @@ static size_t place(size_t *at, size_t bytes)
 
 static bool is_resident(const abar__feed_desc *d) { return d->context > 0 ? d->tokens != NULL : d->images != NULL; }
 
-static size_t table_bytes(const abar__feed_desc *d) { return d->context > 0 || d->floats ? 0 : (size_t)d->channels * 256 * sizeof(float); }
+static size_t table_bytes(const abar__feed_desc *d)
+{
+    return d->context > 0 || d->floats ? 0 : (size_t)d->channels * 256 * sizeof(float);
+}
 
 static layout lay_out(const abar__feed_desc *d)
 {
