@@ -8,7 +8,7 @@
  * (snapshots). */
 static bool find_run(const char *checkpoint, char *folder, size_t size)
 {
-    char config[2 * ABAR_OPTION_TEXT_MAX];
+    char config[2 * ABAR_OPTION_TEXT_MAX + 16];
     if (!checkpoint[0]) return false;
     snprintf(folder, size, "%s", checkpoint);
     for (int up = 0; up < 2; up++) {
