@@ -62,8 +62,14 @@ double abar_moments_rows(const abar_moments *m) { return m->rows; }
 
 static void fetch(const abar_tensor *rows, int64_t first, int64_t n, double *out)
 {
+    const int64_t d = rows->dim[1];
+    if (rows->dtype == ABAR_F64 && rows->stride[1] == 1) {
+        for (int64_t i = 0; i < n; i++)
+            memcpy(out + i * d, (const double *)rows->data + (first + i) * rows->stride[0], (size_t)d * sizeof *out);
+        return;
+    }
     for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < rows->dim[1]; j++) {
+        for (int64_t j = 0; j < d; j++) {
             const int64_t at = (first + i) * rows->stride[0] + j * rows->stride[1];
             *out++ = rows->dtype == ABAR_F64 ? ((const double *)rows->data)[at] : (double)((const float *)rows->data)[at];
         }
@@ -75,8 +81,11 @@ static void add_block(abar_moments *m, int64_t n)
     if (m->rows == 0.0)
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = 0; j < d; j++) m->shift[j] += m->block[i * d + j] / (double)n;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < d; j++) m->sum[j] += m->block[i * d + j] -= m->shift[j];
+    for (int64_t i = 0; i < n; i++) {
+        double *restrict row = m->block + i * d, *restrict sum = m->sum;
+        const double *restrict shift = m->shift;
+        for (int64_t j = 0; j < d; j++) sum[j] += row[j] -= shift[j];
+    }
     cblas_dsyrk(CblasRowMajor, CblasLower, CblasTrans, (int)d, (int)n, 1.0, m->block, (int)d, 1.0, m->products, (int)d);
     m->rows += (double)n;
 }
