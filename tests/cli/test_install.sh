@@ -82,8 +82,8 @@ for library in libabar_optim.so libabar.so; do
 done
 check "the optimizer library stands alone" bash -c "! ldd '$LD_LIBRARY_PATH/libabar_optim.so' | grep -E 'dnnl|cjson|libz'"
 
-# Every C example of the README and of the headers' comments (lines indented by five) compiles and runs. One without a main is
-# part of a program that has a context, a device and a net.
+# Every C example of README.md, docs/c.md and the headers' comments (lines indented by five) compiles and runs. One without a main
+# is part of a program that has a context, a device and a net.
 read_examples() {
     awk -v into="$1" '
         function begin() { n++; file = sprintf("%s-%02d.part", into, n) }
@@ -105,13 +105,15 @@ complete() { # PART: a program on stdout
     echo '    if (abar_context_create(NULL, &ctx) < 0 || abar_device_open(ctx, "cpu", NULL, &dev) < 0 || abar_net_create(ctx, &net) < 0) return 1;'
     grep -q 'abar_value x' "$1" || echo '    abar_value x = abar_input(net, 1, (int64_t[]){16});'
     cat "$1"
-    grep -q abar_net_compile "$1" || echo '    abar_softmax_cross_entropy(net, x, 0.0); abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 2));'
+    grep -q abar_softmax_cross_entropy "$1" || echo '    abar_softmax_cross_entropy(net, x, 0.0);'
+    grep -q abar_net_compile "$1" || echo '    abar_net_compile(net, dev, &ABAR_CONFIG(abar_compile_config, .batch = 2));'
     echo '    int failed = abar_net_forward(net, &ABAR_CONFIG(abar_run_config, .training = false), &loss) < 0;'
     echo '    if (failed) fprintf(stderr, "%s\n", abar_context_error(ctx));'
     echo '    abar_net_destroy(net); abar_device_close(dev); abar_context_destroy(ctx);'
     echo '    return failed; }'
 }
 read_examples readme "$root/README.md"
+read_examples c "$root/docs/c.md"
 for header in "$prefix"/include/abar/*.h; do read_examples "$(basename "$header" .h)" "$header"; done
 grep -lE 'abar_[a-z0-9_]+\(' ./*.part >parts
 check "there are examples to try" test "$(wc -l <parts)" -ge 4
