@@ -15,7 +15,7 @@ typedef struct data_flags {
 
 static const abar_option own[] = {
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely and describe it"},
-    {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "text: what a token is"},
+    {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "of texts: what a token is"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 

@@ -27,7 +27,7 @@ typedef struct abar__curvature_config {
 #define ABAR_KL_CLIP_OPTION(config, standard)                                                                               \
     {                                                                                                                       \
         .name = "kl-clip", .type = ABAR_OPTION_REAL, .offset = offsetof(config, kl_clip), .fallback = standard, .min = 0.0, \
-        .max = 1e30, .help = "kappa of the KL clip, a bound on the step's length in the metric; 0: off"                     \
+        .max = 1e30, .help = "kappa of the KL clip, which bounds the length of the step; 0: off"                            \
     }
 
 typedef struct abar__curvature abar__curvature;

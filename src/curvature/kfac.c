@@ -28,7 +28,7 @@ static const abar_option options[] = {
      .fallback = "0.03",
      .min = 1e-30,
      .max = 1e30,
-     .help = "rho, shared out between the two factors"},
+     .help = "rho, split between the two factors"},
     ABAR_KL_CLIP_OPTION(kfac_config, "0.001"),
     {.name = "kfac",
      .type = ABAR_OPTION_CHOICE,

@@ -11,30 +11,30 @@ typedef struct abar__mac_config {
 } abar__mac_config;
 
 /* The rows of both option tables. */
-#define ABAR_MAC_OPTIONS                                                                                               \
-    {.name = "damping",                                                                                                \
-     .type = ABAR_OPTION_TEXT,                                                                                         \
-     .offset = offsetof(abar__mac_config, damping),                                                                    \
-     .fallback = "1",                                                                                                  \
-     .help = "rho: a number, or adaptive (the trace decides)"},                                                        \
-        {.name = "first-layer",                                                                                        \
-         .type = ABAR_OPTION_CHOICE,                                                                                   \
-         .offset = offsetof(abar__mac_config, first_layer),                                                            \
-         .fallback = "running",                                                                                        \
-         .choices = "running|dataset-mean|dataset-cov",                                                                \
-         .help = "statistics of the layer that reads the data: like the others, or one pass over the set"},            \
-        {.name = "value-stat",                                                                                         \
-         .type = ABAR_OPTION_CHOICE,                                                                                   \
-         .offset = offsetof(abar__mac_config, value_stat),                                                             \
-         .fallback = "expectation",                                                                                    \
-         .choices = "expectation|factored|per-head|plain",                                                             \
-         .help = "mean input of attention's values: as attention weighs it, in two factors, by head, or not weighed"}, \
-        {.name = "damping-form",                                                                                       \
-         .type = ABAR_OPTION_CHOICE,                                                                                   \
-         .offset = offsetof(abar__mac_config, form),                                                                   \
-         .fallback = "decoupled",                                                                                      \
-         .choices = "decoupled|coupled",                                                                               \
-         .help = "coupled divides the whole by rho: the exact inverse of the damped rank-1 matrix"},                   \
+#define ABAR_MAC_OPTIONS                                                                                             \
+    {.name = "damping",                                                                                              \
+     .type = ABAR_OPTION_TEXT,                                                                                       \
+     .offset = offsetof(abar__mac_config, damping),                                                                  \
+     .fallback = "1",                                                                                                \
+     .help = "rho: a number, or adaptive (from the trace, per layer)"},                                              \
+        {.name = "first-layer",                                                                                      \
+         .type = ABAR_OPTION_CHOICE,                                                                                 \
+         .offset = offsetof(abar__mac_config, first_layer),                                                          \
+         .fallback = "running",                                                                                      \
+         .choices = "running|dataset-mean|dataset-cov",                                                              \
+         .help = "statistics of the first layer: like the others, or from one pass over the data"},                  \
+        {.name = "value-stat",                                                                                       \
+         .type = ABAR_OPTION_CHOICE,                                                                                 \
+         .offset = offsetof(abar__mac_config, value_stat),                                                           \
+         .fallback = "expectation",                                                                                  \
+         .choices = "expectation|factored|per-head|plain",                                                           \
+         .help = "mean input for the values of attention: weighted by attention, in two factors, per head, or not"}, \
+        {.name = "damping-form",                                                                                     \
+         .type = ABAR_OPTION_CHOICE,                                                                                 \
+         .offset = offsetof(abar__mac_config, form),                                                                 \
+         .fallback = "decoupled",                                                                                    \
+         .choices = "decoupled|coupled",                                                                             \
+         .help = "coupled: divided by rho, the exact inverse of the damped rank-1 matrix"},                          \
         ABAR_KL_CLIP_OPTION(abar__mac_config, "0")
 
 /* Positions among a map's averages and derived tensors. */
