@@ -70,16 +70,24 @@ static bool is_snapshot(const char *name)
     return digits > 0 && strcmp(name + 6 + digits, ".safetensors") == 0;
 }
 
+static int too_many(const cli *c)
+{
+    return cli_fail(c, EXIT_USAGE, "--checkpoint: more than %d snapshots, name those to look at, joined by commas",
+                    WEIGHTS_MAX - 1);
+}
+
 /* Snapshots first, then the checkpoint. */
 static int list_folder(const cli *c, const char *folder, weights_list *list)
 {
     char snapshots[2 * ABAR_OPTION_TEXT_MAX], last[2 * ABAR_OPTION_TEXT_MAX];
     snprintf(snapshots, sizeof snapshots, "%s/snapshots", folder);
     DIR *dir = opendir(snapshots);
-    for (struct dirent *e; dir && (e = readdir(dir)) && list->n < WEIGHTS_MAX - 1;)
-        if (is_snapshot(e->d_name))
+    int found = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (is_snapshot(e->d_name) && found++ < WEIGHTS_MAX - 1)
             snprintf(list->path[list->n++], sizeof list->path[0], "%.600s/%.255s", snapshots, e->d_name);
     if (dir) closedir(dir);
+    if (found > list->n) return too_many(c);
     qsort(list->path, (size_t)list->n, sizeof list->path[0], by_epoch);
     const int code = folder_weights(c, folder, last, sizeof last);
     if (!code) snprintf(list->path[list->n++], sizeof list->path[0], "%s", last);
@@ -89,7 +97,8 @@ static int list_folder(const cli *c, const char *folder, weights_list *list)
 static int list_weights(const cli *c, const char *checkpoint, weights_list *list)
 {
     if (path_is_folder(checkpoint)) return list_folder(c, checkpoint, list);
-    for (const char *at = checkpoint; *at && list->n < WEIGHTS_MAX;) {
+    for (const char *at = checkpoint; *at;) {
+        if (list->n == WEIGHTS_MAX) return too_many(c);
         const size_t length = strcspn(at, ",");
         char *path = list->path[list->n];
         snprintf(path, sizeof list->path[0], "%.*s", (int)length, at);

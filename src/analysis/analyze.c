@@ -4,6 +4,7 @@
 #include "analysis/figures.h"
 #include "analysis/sheet.h"
 #include "base/json.h"
+#include "base/number.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -94,6 +95,7 @@ static const abar_option network_table[] = {
 
 const abar_option *abar_analysis_options(const char *name)
 {
+    if (!find_kind(name)) return NULL;
     if (strcmp(name, "theory") == 0) return abar__theory_options;
     if (strcmp(name, "complexity") == 0) return abar__complexity_options;
     return network_table;
@@ -101,6 +103,7 @@ const abar_option *abar_analysis_options(const char *name)
 
 size_t abar_analysis_config_size(const char *name)
 {
+    if (!find_kind(name)) return 0;
     if (strcmp(name, "theory") == 0) return sizeof(abar__theory_settings);
     if (strcmp(name, "complexity") == 0) return sizeof(abar__complexity_settings);
     return sizeof(network_options);
@@ -120,6 +123,9 @@ abar_status abar_analysis_create(abar_context *ctx, const char *name, const abar
     }
     if (k->wanted && (!setup || n_weights < 1))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "analyze %s: needs the checkpoint of a run, give --checkpoint", name);
+    if (!options) return abar__fail(ctx, ABAR_E_ARGUMENT, "analyze %s: no options, give those of abar_analysis_options", name);
+    ABAR_TRY(abar__options_check(ctx, name, abar_analysis_options(name), options));
+    if (setup) ABAR_TRY(abar_setup_check(ctx, setup));
     abar_analysis_events known = {0};
     if (events) ABAR_TRY(abar__struct_read(ctx, "abar_analysis_events", events, &known, sizeof known));
     abar_analysis *a;
@@ -218,8 +224,8 @@ static double damping_of(const abar_analysis *a, const network_options *o)
     if (o->damping > 0.0) return o->damping;
     if (!s->method || !abar_options_find(s->method->options, "damping")) return 1.0;
     if (abar_options_get(a->ctx, s->method->options, s->method_config, "damping", text, sizeof text) < 0) return 1.0;
-    const double rho = strtod(text, NULL);
-    return rho > 0.0 ? rho : 1.0;
+    double rho;
+    return abar__real_parse(text, &rho) && rho > 0.0 ? rho : 1.0; /* adaptive: no number */
 }
 
 /* Adds batch 0 and writes what was read of it to DIR/dump-N.safetensors. */

@@ -111,11 +111,11 @@ static abar_status general(abar_context *ctx, int64_t n, double *a, double *re, 
                            complex_value *order)
 {
     /* LAPACK sees the transpose: its right eigenvectors are our left ones */
-    const int size = (int)n, one = 1, room = (int)(8 * n);
+    const int size = (int)n, one = 1, numbers = (int)(8 * n);
     int info = 0;
     double *vectors = work, unused = 0.0;
     const int threads = limit_threads(n);
-    dgeev_("N", left ? "V" : "N", &size, a, &size, re, im, &unused, &one, vectors, &size, work + n * n, &room, &info, 1, 1);
+    dgeev_("N", left ? "V" : "N", &size, a, &size, re, im, &unused, &one, vectors, &size, work + n * n, &numbers, &info, 1, 1);
     omp_set_num_threads(threads);
     ABAR_TRY(check_info(ctx, info));
     for (int64_t i = 0; i < n; i++) order[i] = (complex_value){re[i], im[i], i};
@@ -154,14 +154,14 @@ abar_status abar__singular_values(abar_context *ctx, int64_t m, int64_t n, doubl
     /* LAPACK sees the transpose (n, m): its left singular vectors, overwriting a, are our right ones */
     const int rows = (int)n, columns = (int)m, one = 1;
     const int64_t least = m < n ? m : n, most = m < n ? n : m;
-    const int room = (int)(5 * most + 3 * least);
-    const size_t bytes = (size_t)room * sizeof(double);
+    const int numbers = (int)(5 * most + 3 * least);
+    const size_t bytes = (size_t)numbers * sizeof(double);
     double unused = 0.0;
     void *work;
     int info = 0;
     ABAR_TRY(abar__alloc(ctx, bytes, &work));
     const int threads = limit_threads(most);
-    dgesvd_("O", "N", &rows, &columns, a, &rows, values, &unused, &one, &unused, &one, work, &room, &info, 1, 1);
+    dgesvd_("O", "N", &rows, &columns, a, &rows, values, &unused, &one, &unused, &one, work, &numbers, &info, 1, 1);
     omp_set_num_threads(threads);
     abar__free(ctx, work, bytes);
     ABAR_TRY(check_info(ctx, info));

@@ -58,8 +58,8 @@ static abar_status describe_inputs(const abar__figures *f, const abar__snapshot 
     const double damping = median(f, s, damping_of, &n);
     return abar__text_printf(
         f->ctx, out,
-        "- The trace suggests a damping of %.2g (median of tr S / d; `--damping adaptive` takes each layer's own); the run's "
-        "is %.3g. "
+        "- The trace suggests a damping of %.2g (median of tr S / d; `--damping adaptive` takes each layer's own); "
+        "numbers here are for %.3g. "
         "With rho far above the mean's square MAC is SGD; far below it, the mean's direction is removed almost entirely.\n",
         damping, f->damping);
 }
@@ -135,7 +135,7 @@ abar_status abar__describe_theory(const abar__theory *t, abar__text *out)
                                t->g_limit_max));
     ABAR_TRY(abar__text_printf(t->ctx, out, "|mean point|^2                                  %.6g\n", t->mean_square));
     if (c->m > 0)
-        ABAR_TRY(abar__text_printf(t->ctx, out, "largest |J - J_0|, C of the paper's Condition 2 %.4g, %.4g\n",
+        ABAR_TRY(abar__text_printf(t->ctx, out, "largest |J - J_0|, C of the paper's Condition 5.4 %.4g, %.4g\n",
                                    t->condition2 * c->rho / (2.0 * sqrt(t->gram_max)), t->condition2));
     ABAR_TRY(abar__text_printf(t->ctx, out, "|r_0|, |r_%lld|%*s%.4g, %.4g\n\n", (long long)c->steps,
                                c->steps < 100    ? 36

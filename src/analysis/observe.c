@@ -1,4 +1,4 @@
-/* Runs a trained network over samples for whoever wants to look at its layers, and takes rows out of their tensors. */
+/* Runs a trained network over samples to look at its layers, and takes rows out of their tensors. */
 #include "analysis/observe.h"
 
 #include "base/rng.h"
@@ -103,6 +103,7 @@ static abar_status fill_images(abar__pass *p, int64_t b)
     for (int64_t i = 0; i < batch; i++) p->labels[i] = abar_dataset_label(p->data, p->config.test, first + i);
     const abar_batch bytes = {.size = sizeof bytes,
                               .images = abar_dataset_image(p->data, p->config.test, first),
+                              .floats = abar_dataset_image_floats(p->data, p->config.test, first),
                               .labels = p->labels,
                               .count = batch};
     const abar_tensor values = abar_tensor_wrap(NULL, p->images, ABAR_F32, 4, dim);

@@ -78,7 +78,7 @@ typedef struct abar__theory {
     double b_min, b_max;                          /* least b_ii; largest eigenvalue of B */
     double sigma_limit, g_limit_min, g_limit_max; /* lambda, and eigenvalues of G, of infinite width */
     double width_needed;                          /* what I3 asks of m */
-    double condition2;                       /* least C of the paper's Condition 2: 2 sigma_max(X) max_k |J_k - J_0| / rho */
+    double condition2;                       /* least C of the paper's Condition 5.4: 2 sigma_max(X) max_k |J_k - J_0| / rho */
     abar__theory_step *step;                 /* (steps + 1), of MAC */
     double *residual[ABAR_THEORY_METHODS];   /* (steps + 1) |r_k|^2 of every method from the same start */
     double method_rate[ABAR_THEORY_METHODS]; /* their eta: the same part of 1 / lambda_max(G) each */

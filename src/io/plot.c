@@ -207,7 +207,7 @@ static void draw_band(abar__canvas *c, const abar__panel *p, const abar__frame *
             abar__put(c, "%s%d %d", any ? " " : "M", x_of(p, f, s->x[k]), y_of(p, f, s->high[k]));
             any = true;
         }
-    for (int64_t k = s->n - 1; k >= 0; k--)
+    for (int64_t k = s->n - 1; any && k >= 0; k--)
         if (isfinite(s->x[k]) && isfinite(s->low[k])) abar__put(c, " %d %d", x_of(p, f, s->x[k]), y_of(p, f, s->low[k]));
     abar__put(c, "%s' fill='%s' fill-opacity='0.15' stroke='%s' stroke-opacity='%s' stroke-width='%d'/>\n", any ? "z" : "",
               color_of(s), color_of(s), s->n > 1 ? "0.15" : "0.5", s->n > 1 ? 6 : 16);

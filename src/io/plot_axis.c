@@ -15,7 +15,7 @@ static double round_step(double x)
 static void linear_ticks(abar__axis *axis, double step)
 {
     axis->ticks = axis->decimals = 0;
-    if (!isfinite(step)) return; /* numbers of both signs at the ends of their range */
+    if (!isfinite(step) || !(step > 0.0)) return; /* numbers at either end of their range */
     const int decimals = (int)-floor(log10(step) + 1e-9);
     axis->decimals = decimals > 0 ? decimals : 0;
     for (double k = ceil(axis->low / step - 1e-9); k * step <= axis->high + 1e-9 * step && axis->ticks < ABAR_TICKS_MAX; k++)
