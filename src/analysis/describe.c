@@ -144,12 +144,9 @@ abar_status abar__describe_theory(const abar__theory *t, abar__text *out)
                                "", sqrt(t->step[0].residual), sqrt(t->step[c->steps].residual)));
     for (int i = 0; i < t->statements; i++) {
         const abar__theory_statement *s = &t->statement[i];
-        ABAR_TRY(abar__text_printf(t->ctx, out, "%-4s %-17s", s->name, verdict_text(s)));
-        if (s->at >= 0)
-            ABAR_TRY(abar__text_printf(t->ctx, out, " k = %-6lld", (long long)s->at));
-        else
-            ABAR_TRY(abar__text_printf(t->ctx, out, " %-10s", ""));
-        ABAR_TRY(abar__text_printf(t->ctx, out, " %s\n", s->text));
+        ABAR_TRY(abar__text_printf(t->ctx, out, "- %s %s", s->name, verdict_text(s)));
+        if (s->at >= 0) ABAR_TRY(abar__text_printf(t->ctx, out, " at k = %lld", (long long)s->at));
+        ABAR_TRY(abar__text_printf(t->ctx, out, ": %s\n", s->text));
     }
     return ABAR_OK;
 }
