@@ -81,6 +81,8 @@ verdict() { # of the last try
         echo ended
     elif ((rc == 1)) && grep -qi memory stderr && [[ $(grep -c . stderr) == 1 ]]; then
         echo refused
+    elif ((rc == 3)) && grep -rq --include=report.json '"failure": "[^"]*memory' .; then # of a comparison: its table has the reason
+        echo refused
     else
         echo "exit $rc without a word of memory"
     fi

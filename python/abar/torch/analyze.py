@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -195,6 +196,10 @@ def _probabilities(qkv: Tensor, heads: int, causal: bool) -> Tensor:
 # ---- hooks -----------------------------------------------------------------------------------------------------------
 
 
+# Hooks see keyword arguments, and keep the encoder from its fused path, from PyTorch 2.0 on.
+_SEES_MULTIHEAD = "with_kwargs" in inspect.signature(nn.Module.register_forward_pre_hook).parameters
+
+
 class _Watch:
     """Hooks on a model, and the sums they feed."""
 
@@ -213,6 +218,8 @@ class _Watch:
             if not fnmatchcase(name, layers):
                 continue
             if isinstance(module, nn.MultiheadAttention):
+                if not _SEES_MULTIHEAD:
+                    raise RuntimeError(f"analyze: {name or 'the model'} is nn.MultiheadAttention, which needs PyTorch 2.0; use layers=")
                 self.hooks.append(module.register_forward_pre_hook(self._ask_weights, with_kwargs=True))
                 self.hooks.append(module.register_forward_hook(self._attention(name), with_kwargs=True))
             elif isinstance(module, (nn.Linear, nn.Conv2d)):
