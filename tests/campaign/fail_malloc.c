@@ -54,8 +54,12 @@ static void crashed(int signal)
 
 __attribute__((constructor)) static void begin(void)
 {
-    const struct sigaction action = {.sa_handler = crashed, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)};
+    /* a stack of its own: LLVM's OpenMP runtime recurses without end when it has no memory at exit */
+    static char stack[1 << 16];
+    const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    const struct sigaction action = {.sa_handler = crashed, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER | SA_ONSTACK)};
     void *frame[1];
+    sigaltstack(&other, NULL);
     (void)backtrace(frame, 1); /* loads what it needs now */
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGABRT, &action, NULL);
