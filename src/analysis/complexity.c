@@ -228,7 +228,6 @@ static abar_status draw(const lab *l, const subject *s, int n)
     double x[METHODS_MAX][WIDTHS_MAX], y[2][METHODS_MAX][WIDTHS_MAX];
     abar__series series[2][METHODS_MAX];
     abar__panel panels[2];
-    abar__text svg = {0};
     for (int p = 0; p < 2; p++) {
         double low = INFINITY, high = 0.0;
         for (int i = 0; i < n; i++) {
@@ -248,14 +247,10 @@ static abar_status draw(const lab *l, const subject *s, int n)
                                   .n_series = n,
                                   .names = true};
     }
-    abar_status status = abar__picture_write(
-        l->a->ctx,
+    return abar__save_picture(
+        l->a->ctx, l->o->out, "complexity.svg",
         &(abar__picture){
-            .title = "Cost of a curvature method over the width of a layer", .panels = panels, .n_panels = 2, .columns = 2},
-        &svg);
-    if (status >= 0) status = abar__save_text(l->a->ctx, l->o->out, "complexity.svg", &svg);
-    abar__text_free(l->a->ctx, &svg);
-    return status;
+            .title = "Cost of a curvature method over the width of a layer", .panels = panels, .n_panels = 2, .columns = 2});
 }
 
 static abar_status describe(lab *l, const subject *s, int n)

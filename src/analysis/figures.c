@@ -17,11 +17,7 @@ int abar__pick(int n, int most, int *chosen)
 
 static abar_status save_picture(const abar__figures *f, const abar__picture *p, const char *name)
 {
-    abar__text svg = {0};
-    abar_status status = abar__picture_write(f->ctx, p, &svg);
-    if (status >= 0) status = abar__save_text(f->ctx, f->dir, name, &svg);
-    abar__text_free(f->ctx, &svg);
-    return status;
+    return abar__save_picture(f->ctx, f->dir, name, p);
 }
 
 static const char *map_name(const abar__figures *f, int map) { return f->collection->maps[map].name; }

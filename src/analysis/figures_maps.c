@@ -8,15 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static abar_status save_picture(abar_context *ctx, const char *dir, const abar__picture *p, const char *name)
-{
-    abar__text svg = {0};
-    abar_status status = abar__picture_write(ctx, p, &svg);
-    if (status >= 0) status = abar__save_text(ctx, dir, name, &svg);
-    abar__text_free(ctx, &svg);
-    return status;
-}
-
 /* ---- attention ---------------------------------------------------------------------------------------------------------- */
 
 enum { BLOCKS_MAX = 128, SPECTRUM_MAX = 1100 };
@@ -143,7 +134,7 @@ abar_status abar__figure_attention(const abar__figures *f)
                                    .panels = panels,
                                    .n_panels = 4,
                                    .columns = 2};
-    return save_picture(f->ctx, f->dir, &picture, "attention.svg");
+    return abar__save_picture(f->ctx, f->dir, "attention.svg", &picture);
 }
 
 /* ---- heat maps ----------------------------------------------------------------------------------------------------- */
@@ -228,13 +219,12 @@ abar_status abar__figure_heatmap(const abar__figures *f)
                                   .logarithmic = true};
     }
     if (status >= 0)
-        status = save_picture(f->ctx, f->dir,
-                              &(abar__picture){.title = "|P|, second moment of the output gradients",
-                                               .subtitle = abar__figure_subtitle(f, last->name, text),
-                                               .panels = panels,
-                                               .n_panels = n,
-                                               .columns = n < 3 ? n : 3},
-                              "heatmap.svg");
+        status = abar__save_picture(f->ctx, f->dir, "heatmap.svg",
+                                    &(abar__picture){.title = "|P|, second moment of the output gradients",
+                                                     .subtitle = abar__figure_subtitle(f, last->name, text),
+                                                     .panels = panels,
+                                                     .n_panels = n,
+                                                     .columns = n < 3 ? n : 3});
     for (int i = 0; i < n; i++) abar__free(f->ctx, heats[i].cell, heats[i].cell ? heats[i].bytes : 0);
     return status;
 }
@@ -322,8 +312,7 @@ abar_status abar__figure_theory(const abar__theory *t, const char *dir)
     else
         snprintf(text + used, sizeof text - (size_t)used, "infinite width");
     ABAR_TRY(theory_table(t, dir));
-    return save_picture(
-        t->ctx, dir,
-        &(abar__picture){.title = "The convergence theorem", .subtitle = text, .panels = panels, .n_panels = 2, .columns = 2},
-        "theory.svg");
+    return abar__save_picture(
+        t->ctx, dir, "theory.svg",
+        &(abar__picture){.title = "The convergence theorem", .subtitle = text, .panels = panels, .n_panels = 2, .columns = 2});
 }

@@ -72,6 +72,15 @@ abar_status abar__save_text(abar_context *ctx, const char *dir, const char *name
     return abar__file_replace(ctx, path, text->data, text->length);
 }
 
+abar_status abar__save_picture(abar_context *ctx, const char *dir, const char *name, const abar__picture *picture)
+{
+    abar__text svg = {0};
+    abar_status status = abar__picture_write(ctx, picture, &svg);
+    if (status >= 0) status = abar__save_text(ctx, dir, name, &svg);
+    abar__text_free(ctx, &svg);
+    return status;
+}
+
 abar_status abar__sheet_save(const abar__sheet *s, const char *dir, const char *name)
 {
     char file[96];

@@ -3,6 +3,7 @@
 #define ABAR_ANALYSIS_SHEET_H
 
 #include "base/base_impl.h"
+#include "io/plot.h"
 
 typedef struct abar__cell {
     const char *text; /* NULL: the number */
@@ -30,5 +31,7 @@ void abar__sheet_free(abar__sheet *s);
 abar_status abar__sheet_save(const abar__sheet *s, const char *dir, const char *name);
 /* Replaces DIR/NAME by the text. */
 abar_status abar__save_text(abar_context *ctx, const char *dir, const char *name, const abar__text *text);
+/* Draws the picture and replaces DIR/NAME by it. */
+abar_status abar__save_picture(abar_context *ctx, const char *dir, const char *name, const abar__picture *picture);
 
 #endif

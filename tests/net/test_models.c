@@ -314,7 +314,8 @@ static double compare_step(fixture *cpu, fixture *ref, uint64_t seed, int64_t cl
 
 /* Where an activation is nearly 0 or two elements of a window are nearly equal, rounding decides whether a ReLU lets a gradient
  * through or which element is the maximum, and one such decision shows in every gradient (with Winograd's kernels in three of
- * four batches of resnet20). Then another batch is tried: wrong code differs for all of them. */
+ * four batches of resnet20). Then another batch is tried. Code that is wrong for every input still
+ * fails; code that is wrong for few inputs may not. */
 static void compare_with_ref(const char *model, const char *options, int64_t batch, int threads)
 {
     fixture ref = fixture_open("ref", 1), cpu = fixture_open("cpu", threads);
