@@ -48,6 +48,7 @@ typedef struct abar_optim_config {
     double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
     void *const
         *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
+    const bool *yields_output; /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none */
 } abar_optim_config;
 
 /* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */

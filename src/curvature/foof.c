@@ -5,8 +5,6 @@ typedef struct foof_config {
     double damping, kl_clip;
 } foof_config;
 
-enum { A = 0, A_INVERSE = 0 };
-
 static const abar_option options[] = {
     {.name = "damping",
      .type = ABAR_OPTION_REAL,
@@ -19,40 +17,14 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-static void shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
+static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
-    out->average[A] = (abar__average_desc){.name = "A", .n = map->d, .square = true, .per = ABAR_PER_ROW};
-    out->derived[A_INVERSE] = (abar__derived_desc){"A_inverse", map->d * map->d};
-    out->dense = true;
-    out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT);
-}
-
-static void observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
-{
-    cv->stats->input_product(cv->dev, rows, NULL, map->pending[A], cv->scratch);
-}
-
-static bool refresh(abar__curvature *cv, abar__map *map, double unbias)
-{
+    (void)map;
     const foof_config *c = cv->method_config;
-    map->real[ABAR_REAL_DAMPING] = c->damping;
-    return abar__curvature_invert(cv, map, map->d, map->average[A], unbias, c->damping, map->derived[A_INVERSE]);
-}
-
-static bool factors(const abar__curvature *cv, const abar__map *map, abar__dense_gradient *out)
-{
-    (void)cv;
-    out->right = map->derived[A_INVERSE];
-    return true;
-}
-
-static void keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
-{
-    const foof_config *c = cv->method_config;
-    out->kind = ABAR_KEPT_DENSE;
-    abar__keep_average(map, A, out);
-    out->inverse[0] = map->derived[A_INVERSE];
-    out->rho = c->damping;
+    const abar__scalar rho = abar__plan_value(p, c->damping);
+    const abar__stat a = abar__plan_average(p, "A", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);
+    abar__plan_sandwich(p, ABAR_IDENTITY, abar__plan_inverse(p, "A_inverse", a, rho)); /* G (Â + ρI)⁻¹ */
+    abar__plan_report(p, ABAR_REAL_DAMPING, rho);
 }
 
 const abar__curvature_ops abar__method_foof = {
@@ -61,11 +33,6 @@ const abar__curvature_ops abar__method_foof = {
                .keeps = "E[a aT] and its inverse: 2 d x d",
                .options = options,
                .config_size = sizeof(foof_config)},
-    .uses = ABAR_USES_INPUT,
     .kl_clip = offsetof(foof_config, kl_clip),
-    .shape = shape,
-    .observe = observe,
-    .refresh = refresh,
-    .factors = factors,
-    .keep = keep,
+    .plan = plan,
 };

@@ -6,10 +6,9 @@
  * One vector is kept for that, u = â / sqrt(ρ + |â|²): Ĝ = G − (G u) uᵀ. |u| < 1, so nothing overflows whatever the
  * activations are. State O(d), no d×d matrix, no patches.
  *
- * READ THIS FILE FIRST to write another method, and copy it. A method is a config struct with its option table, a shape that
- * says what the frame shall keep per map, and a few functions: observe adds to the pending sums; the frame joins, checks and
- * commits them; refresh derives from the averages; describe says how the update pass turns a gradient row into its
- * preconditioned form (or apply computes it, for methods with dense factors). Then a line in registry.c. */
+ * READ THIS FILE FIRST to write another method, and copy it. A method is a config struct with its option table, and a plan:
+ * which statistics of a map are averaged, what is derived from them at a refresh, and how the gradient is treated. plan/plan.h
+ * has the words for it. Every device runs plans, so that is all. Then a line in registry.c. */
 #include "curvature/mac.h"
 
 #include "base/number.h"
@@ -64,6 +63,9 @@ static bool is_factored(const abar__curvature *cv, const abar__map *map)
     return map->part >= 0 && c->value_stat == VALUE_FACTORED;
 }
 
+/* The least adaptive ρ is this times t̂ / d (methods.md section 1). */
+static double least_share(const abar__curvature *cv) { return cv->dev->ops->dtype == ABAR_F64 ? 1e-8 : 1e-5; }
+
 /* A first layer that is to be calibrated must be there. */
 abar_status abar__mac_check_maps(const abar__curvature *cv)
 {
@@ -87,7 +89,7 @@ abar_status abar__mac_check_maps(const abar__curvature *cv)
                       "--first-layer: no preconditioned layer reads the network's input, leave it out");
 }
 
-/* ---- what is kept ------------------------------------------------------------------------------------------------- */
+/* ---- the plan ------------------------------------------------------------------------------------------------------ */
 
 /* Rows of v have m = E_b[X_bᵀ t̄_b] in place of ā, one for all of them or one for each head (methods.md section 2). */
 int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer)
@@ -97,161 +99,51 @@ int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer
     return c->value_stat == VALUE_PER_HEAD ? layer->attention.heads : 1;
 }
 
-void abar__mac_shape(const abar__curvature *cv, const abar__map *map, abar__map_shape *out)
-{
-    out->calibrated = is_calibrated(cv, map);
-    if (is_covariance(cv, map)) {
-        out->average[ABAR_MAC_MEAN] = (abar__average_desc){.name = "aa", .n = map->d, .square = true, .per = ABAR_PER_ROW};
-        out->derived[ABAR_MAC_U] = (abar__derived_desc){"inverse", map->d * map->d};
-        out->dense = true;
-        out->scratch = abar__scratch_bytes(cv, map, ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT_NOW);
-        return;
-    }
-    bool adaptive;
-    const abar__per per = map->part < 0 ? ABAR_PER_ROW : ABAR_PER_SEQUENCE;
-    abar__mac_damping(cv->method_config, &adaptive);
-    out->average[ABAR_MAC_MEAN] = (abar__average_desc){.name = ABAR_MEAN_ACTIVATION, .n = map->d, .per = per};
-    if (adaptive) out->number = (abar__average_desc){.name = "t", .per = per};
-    if (is_factored(cv, map)) out->positions = map->by_position.positions;
-    out->derived[ABAR_MAC_U] = (abar__derived_desc){"u", map->d};
-}
-
-/* ---- statistics --------------------------------------------------------------------------------------------------- */
-
-bool abar__mac_sums_rows(const abar__curvature *cv, const abar__map *map) { return !is_calibrated(cv, map) && map->part < 0; }
-
-void abar__mac_add_square(abar__curvature *cv, abar__map *map, const abar__rows *rows)
-{
-    if (!map->shape.number.name) return;
-    if (map->queued_number)
-        cv->stats->input_square_add(cv->dev, rows, map->queued_number);
-    else
-        map->pending_number += cv->stats->input_square(cv->dev, rows);
-}
-
-/* The parts of v, all at once: their sums are one after the other in memory, at equal distances. */
-static void add_values(abar__curvature *cv, abar__map *map, const abar__rows *rows)
-{
-    abar__map *next = map->parts > 1 ? map + 1 : map;
-    const char *sum = map->pending[ABAR_MAC_MEAN], *next_sum = next->pending[ABAR_MAC_MEAN];
-    abar__value_sums v = {.parts = map->parts,
-                          .sequences = (double)(rows->examples * map->windows),
-                          .sum = map->pending[ABAR_MAC_MEAN],
-                          .sum_stride = (next_sum - sum) / (ptrdiff_t)abar__element(cv)};
-    if (map->shape.number.name) {
-        v.square = abar__pending_number(map);
-        v.square_stride = (size_t)((char *)abar__pending_number(next) - (char *)v.square);
-    }
-    cv->stats->value_sums(cv->dev, rows, &v);
-}
-
-void abar__mac_observe(abar__curvature *cv, abar__map *map, const abar__rows *rows)
-{
-    if (abar__mac_sums_rows(cv, map)) {
-        cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MAC_MEAN]);
-        abar__mac_add_square(cv, map, rows);
-    } else if (map->shape.positions) {
-        cv->stats->position_sums(cv->dev, rows, &map->by_position);
-    } else if (map->part == 0) {
-        add_values(cv, map, rows);
-    }
-}
-
-/* ---- the preconditioner ------------------------------------------------------------------------------------------- */
-
-/* The least adaptive ρ is this times t̂ / d: below it t̂ − |â|² is rounding (methods.md section 1). */
-static double least_share(const abar__curvature *cv) { return cv->dev->ops->dtype == ABAR_F64 ? 1e-8 : 1e-5; }
-
-/* u from â = scale * average, t the mean of |a|². Adaptive ρ matches the trace: d ρ = t − |â|². t = 0: u = 0, Ĝ = G. */
-static void derive(abar__curvature *cv, abar__map *map, double scale, double t)
+/* The first layer with dataset-cov: Ĝ = ρ G (E[aaᵀ] + ρI)⁻¹, coupled without the factor ρ. */
+static void plan_covariance(const abar__mac_config *c, abar__plan *p)
 {
     bool adaptive;
-    const void *average = map->average[ABAR_MAC_MEAN];
-    const double d = (double)map->d, square = scale * scale * cv->stats->dot(cv->dev, map->d, average, average);
-    double rho = abar__mac_damping(cv->method_config, &adaptive);
-    if (adaptive) rho = fmax((t - square) / d, least_share(cv) * t / d);
-    const double length = rho + square;
-    cv->stats->affine(cv->dev, map->d, average, length > 0.0 ? scale / sqrt(length) : 0.0, 0.0, map->derived[ABAR_MAC_U]);
-    map->real[ABAR_REAL_DAMPING] = rho;
-    map->real[ABAR_REAL_MEAN_SQUARE] = square;
-    map->real[ABAR_REAL_CONDITION] = length / rho;
+    const double damping = abar__mac_damping(c, &adaptive);
+    const abar__stat aa = abar__plan_average(p, "aa", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);
+    abar__plan_calibrate(p);
+    const abar__scalar rho = abar__plan_value(p, damping);
+    abar__plan_sandwich(p, ABAR_IDENTITY, abar__plan_inverse(p, "inverse", aa, rho));
+    abar__plan_report(p, ABAR_REAL_DAMPING, rho);
+    if (c->form == FORM_DECOUPLED) abar__plan_scale(p, damping);
 }
 
-bool abar__mac_refresh(abar__curvature *cv, abar__map *map, double unbias)
-{
-    if (!is_calibrated(cv, map)) derive(cv, map, unbias, unbias * map->real[ABAR_REAL_NUMBER]);
-    return true;
-}
-
-double abar__mac_outer_scale(const abar__curvature *cv, const abar__map *map)
+void abar__mac_plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
 {
     const abar__mac_config *c = cv->method_config;
-    const double rho = map->real[ABAR_REAL_DAMPING];
-    return c->form == FORM_COUPLED && rho > 0.0 ? 1.0 / rho : 1.0;
-}
-
-void abar__mac_describe(abar__curvature *cv, abar__map *map)
-{
-    map->pre.right = map->derived[ABAR_MAC_U];
-    map->pre.scale = map->bound = abar__mac_outer_scale(cv, map);
-}
-
-/* Dense only for the first layer with dataset-cov: out = ρ G (E[aaᵀ] + ρI)⁻¹, coupled without the factor ρ. */
-void abar__mac_apply(abar__curvature *cv, abar__map *map, const void *g, void *out)
-{
-    const double scale = map->real[ABAR_REAL_DAMPING] * abar__mac_outer_scale(cv, map);
-    cv->stats->sandwich(cv->dev, map->out, map->d, NULL, false, g, map->derived[ABAR_MAC_U], false, out, cv->spare);
-    cv->stats->affine(cv->dev, map->out * map->d, out, scale, 0.0, out);
-}
-
-/* ---- one pass over the training set ------------------------------------------------------------------------------- */
-
-void abar__mac_calibrate(abar__curvature *cv, abar__map *map, const abar__rows *rows)
-{
     if (is_covariance(cv, map)) {
-        cv->stats->input_product(cv->dev, rows, NULL, map->pending[ABAR_MAC_MEAN], cv->scratch);
+        plan_covariance(c, p);
         return;
     }
-    cv->stats->input_sum(cv->dev, rows, map->pending[ABAR_MAC_MEAN]);
-    abar__mac_add_square(cv, map, rows);
-}
-
-bool abar__mac_end_calibration(abar__curvature *cv, abar__map *map)
-{
+    const bool values = map->part >= 0; /* rows of v */
+    const abar__per per = values ? ABAR_PER_SEQUENCE : ABAR_PER_ROW;
+    const abar__stat a =
+        abar__plan_average(p, ABAR_MEAN_ACTIVATION, values ? ABAR_ATTENTION_MEAN : ABAR_INPUT_MEAN, per);
+    if (is_factored(cv, map)) abar__plan_by_position(p, map->by_position.positions);
     bool adaptive;
-    const double rho = abar__mac_damping(cv->method_config, &adaptive);
-    const abar__average_desc *a = &map->shape.average[ABAR_MAC_MEAN];
-    if (map->queued_number) cv->dev->ops->queue->copy_bytes(cv->dev, &map->pending_number, map->queued_number, sizeof(double));
-    cv->stats->commit(cv->dev, a->n, a->square, map->average[ABAR_MAC_MEAN], map->pending[ABAR_MAC_MEAN], 0.0, 1.0 / map->rows);
-    if (!is_covariance(cv, map)) {
-        derive(cv, map, 1.0, map->pending_number / map->rows);
-        return true;
-    }
-    map->real[ABAR_REAL_DAMPING] = rho;
-    return abar__curvature_invert(cv, map, map->d, map->average[ABAR_MAC_MEAN], 1.0, rho, map->derived[ABAR_MAC_U]);
-}
+    const double damping = abar__mac_damping(c, &adaptive);
+    abar__scalar t = {0};
+    if (adaptive) t = abar__plan_mean_number(p, "t", ABAR_NUMBER_SQUARE, per); /* the mean of |a|² */
+    if (is_calibrated(cv, map)) abar__plan_calibrate(p);
 
-/* ---- queued devices ----------------------------------------------------------------------------------------------- */
-
-void abar__mac_keep(const abar__curvature *cv, const abar__map *map, abar__kept_map *out)
-{
-    const abar__mac_config *c = cv->method_config;
-    bool adaptive;
-    out->rho = abar__mac_damping(c, &adaptive);
-    out->damping = adaptive ? ABAR_DAMPING_ADAPTIVE : ABAR_DAMPING_FIXED;
-    out->least = least_share(cv);
-    out->fixed = is_calibrated(cv, map);
-    out->coupled = c->form == FORM_COUPLED;
-    if (is_covariance(cv, map)) {
-        out->kind = ABAR_KEPT_DENSE;
-        out->inverse[0] = map->derived[ABAR_MAC_U];
-        out->scale = out->coupled ? 1.0 : out->rho;
-    } else {
-        out->kind = ABAR_KEPT_MEAN;
-        out->u = map->derived[ABAR_MAC_U];
+    const abar__scalar square = abar__plan_square(p, a); /* |â|² */
+    abar__scalar rho = abar__plan_value(p, damping);
+    if (adaptive) { /* ρ matches the trace, d ρ = t − |â|²; below the least share that is rounding */
+        const abar__scalar d = abar__plan_value(p, (double)map->d), least = abar__plan_value(p, least_share(cv));
+        rho = abar__plan_max(p, abar__plan_divide(p, abar__plan_subtract(p, t, square), d),
+                             abar__plan_divide(p, abar__plan_multiply(p, least, t), d));
     }
-    if (!out->fixed) abar__keep_average(map, ABAR_MAC_MEAN, out);
-    out->pending_number = out->fixed ? NULL : map->queued_number;
+    const abar__scalar length = abar__plan_add(p, rho, square);
+    const abar__factor u = abar__plan_vector(p, "u", a, abar__plan_reciprocal(p, abar__plan_sqrt(p, length)));
+    abar__plan_subtract_rank1(p, u); /* G (I − u uᵀ) */
+    if (c->form == FORM_COUPLED) abar__plan_over_damping(p);
+    abar__plan_report(p, ABAR_REAL_DAMPING, rho);
+    abar__plan_report(p, ABAR_REAL_MEAN_SQUARE, square);
+    abar__plan_report(p, ABAR_REAL_CONDITION, abar__plan_divide(p, length, rho));
 }
 
 const abar__curvature_ops abar__method_mac = {
@@ -260,17 +152,9 @@ const abar__curvature_ops abar__method_mac = {
                .keeps = "the mean activation: 3 vectors of d",
                .options = options,
                .config_size = sizeof(abar__mac_config)},
-    .uses = ABAR_USES_INPUT,
     .kl_clip = offsetof(abar__mac_config, kl_clip),
     .check = abar__mac_check,
     .check_maps = abar__mac_check_maps,
     .value_parts = abar__mac_value_parts,
-    .shape = abar__mac_shape,
-    .observe = abar__mac_observe,
-    .refresh = abar__mac_refresh,
-    .describe = abar__mac_describe,
-    .apply = abar__mac_apply,
-    .calibrate = abar__mac_calibrate,
-    .end_calibration = abar__mac_end_calibration,
-    .keep = abar__mac_keep,
+    .plan = abar__mac_plan,
 };

@@ -1,6 +1,7 @@
 /* Which maps there are, what is kept for each and where, and how to look at it: everything about a curvature but its running.
  */
 #include "curvature/curvature_impl.h"
+#include "device/host/derive.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ static bool fits(const char *pattern, const char *name)
     return *name && (*pattern == '?' || *pattern == *name) && fits(pattern + 1, name + 1);
 }
 
-static bool is_skipped(const char *patterns, const char *name)
+bool abar__name_fits(const char *patterns, const char *name)
 {
     for (const char *at = patterns; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         if (fits(at, name)) return true;
@@ -154,11 +155,13 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .channels_last = abar_tensor_is_channels_last(&l->weight),
                        .cosine = NAN,
                        .ratio = NAN};
-    map->real[ABAR_REAL_DAMPING] = map->real[ABAR_REAL_MEAN_SQUARE] = map->real[ABAR_REAL_CONDITION] = NAN;
+    map->state.real[ABAR_REAL_DAMPING] = map->state.real[ABAR_REAL_MEAN_SQUARE] = map->state.real[ABAR_REAL_CONDITION] = NAN;
     if (parts) describe_part(map, l, index - (l->attention.value_row > 0), parts);
     if (l->weight_grad.data) map->weight_grad = (char *)l->weight_grad.data + (size_t)(map->row * in) * element;
     if (l->bias_grad.data) map->bias_grad = (char *)l->bias_grad.data + (size_t)map->row * element;
-    cv->ops->shape(cv, map, &map->shape);
+    map->plan = abar__plan_begin(map->out, map->in, map->d);
+    cv->ops->plan(cv, map, &map->plan);
+    if (map->channels_last) map->plan.kernel = map->window.kernel[0] * map->window.kernel[1];
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
@@ -169,65 +172,61 @@ static void *place_at(char *state, size_t at) { return state ? state + at : NULL
 static size_t place_state(const abar__curvature *cv, abar__map *map, char *state)
 {
     size_t at = 0, element = abar__element(cv);
-    for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
-        const abar__average_desc *a = &map->shape.average[i];
+    abar__plan *p = &map->plan;
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        abar__plan_average *a = &p->average[i];
         if (!a->name) continue;
-        map->average[i] = place_at(state, at);
+        a->average = place_at(state, at);
         if (a->square) { /* pending interleaves one row further */
-            map->pending[i] = place_at(state, at + (size_t)a->n * element);
+            a->pending = place_at(state, at + (size_t)a->n * element);
             at += abar__vector_bytes(cv, (a->n + 1) * a->n);
         } else {
             at += abar__vector_bytes(cv, a->n);
-            map->pending[i] = place_at(state, at);
+            a->pending = place_at(state, at);
             at += abar__vector_bytes(cv, a->n);
         }
     }
-    for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
-        if (!map->shape.derived[i].name) continue;
-        map->derived[i] = place_at(state, at);
-        at += abar__vector_bytes(cv, map->shape.derived[i].n);
+    for (int i = 0; i < p->n_derived; i++) {
+        p->derived[i].data = place_at(state, at);
+        at += abar__vector_bytes(cv, p->derived[i].n);
     }
-    if (map->shape.positions) {
+    if (p->positions) {
         map->by_position.sum = place_at(state, at);
-        at += abar__vector_bytes(cv, map->shape.positions * map->in);
+        at += abar__vector_bytes(cv, p->positions * map->in);
         map->by_position.columns = place_at(state, at);
-        at += abar__vector_bytes(cv, map->shape.positions);
+        at += abar__vector_bytes(cv, p->positions);
     }
-    if (map->shape.positions && map->shape.number.name) {
+    if (p->positions && p->mean_number.name) {
         map->by_position.square = place_at(state, at);
-        at += abar__round_up((size_t)map->shape.positions * sizeof(double), ABAR_ALIGN);
+        at += abar__round_up((size_t)p->positions * sizeof(double), ABAR_ALIGN);
     }
-    if (map->shape.number.name && cv->dev->ops->queue) {
-        map->queued_number = place_at(state, at);
+    if (p->mean_number.name) {
+        p->mean_number.pending = place_at(state, at);
         at += ABAR_ALIGN;
     }
     return at;
 }
 
-size_t abar__scratch_bytes(const abar__curvature *cv, const abar__map *map, unsigned calls)
+static bool sums_products(const abar__plan *p) { return p->average[0].square || p->average[1].square; }
+
+size_t abar__accumulate_scratch(const abar__curvature *cv, const abar__map *map)
 {
-    const abar__stats_ops *stats = cv->stats;
-    const int64_t side = map->d > map->out ? map->d : map->out;
     const abar__rows rows = {
         .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
-    if (cv->dev->ops->queue) calls &= ABAR_SCRATCH_PRODUCT | ABAR_SCRATCH_INVERT_NOW;
-    size_t need[] = {calls & ABAR_SCRATCH_PRODUCT ? stats->product_scratch(cv->dev, &rows) : 0,
-                     calls & (ABAR_SCRATCH_INVERT | ABAR_SCRATCH_INVERT_NOW) ? stats->invert_scratch(cv->dev, side) : 0,
-                     calls & ABAR_SCRATCH_EIGEN ? stats->eigen_scratch(cv->dev, side) : 0};
-    size_t most = 0;
-    for (size_t i = 0; i < sizeof need / sizeof *need; i++) most = need[i] > most ? need[i] : most;
-    return most;
+    return sums_products(&map->plan) ? abar__round_up(cv->stats->product_scratch(cv->dev, &rows), ABAR_ALIGN) : 0;
 }
 
+/* What accumulating and the end of a calibration need; what a step needs beside it, the device knows. */
 static void count_memory(abar__curvature *cv)
 {
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
+        const abar__plan *p = &map->plan;
         cv->state_bytes += place_state(cv, map, NULL);
-        const bool applies = map->shape.dense && !cv->dev->ops->queue;
-        const int64_t columns = map->d > 8 ? map->d : 8;
-        size_t apply = applies ? 3 * abar__vector_bytes(cv, map->out * columns) : 0; /* G, its new form, and spare */
-        size_t need = map->shape.scratch > apply ? map->shape.scratch : apply;
+        size_t need = abar__accumulate_scratch(cv, map);
+        if (p->average[0].source == ABAR_INPUT_WEIGHED_PRODUCT) need += 2 * (size_t)abar__weights_chunk(cv) * sizeof(double);
+        const size_t derive = abar__plan_is_calibrated(p) ? abar__derive_scratch(cv->dev, p, ABAR_DERIVE_ALL) : 0;
+        need = derive > need ? derive : need;
         if (need > cv->scratch_bytes) cv->scratch_bytes = need;
     }
 }
@@ -235,7 +234,6 @@ static void count_memory(abar__curvature *cv)
 static abar_status take_memory(abar__curvature *cv)
 {
     ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
-    if (!cv->dev->ops->queue) ABAR_TRY(abar_device_alloc(cv->dev, cv->scratch_bytes, &cv->scratch));
     char *at = cv->state;
     for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
     return ABAR_OK;
@@ -255,19 +253,19 @@ static abar_status find_method(abar_context *ctx, const char *name, const abar__
                       near ? near : "");
 }
 
-static abar_status configure(abar__curvature *cv, const abar__curvature_wish *wish)
+static abar_status configure(abar__curvature *cv, const abar__curvature_request *request)
 {
     abar_context *ctx = cv->dev->ctx;
     const abar_method *method = &cv->ops->method;
-    if (wish->common)
-        cv->config = *wish->common;
+    if (request->common)
+        cv->config = *request->common;
     else
         abar_options_default(shared_options, &cv->config);
     ABAR_TRY(abar__options_check(ctx, method->name, shared_options, &cv->config));
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
-    if (wish->method_config)
-        memcpy(cv->method_config, wish->method_config, cv->config_bytes);
+    if (request->method_config)
+        memcpy(cv->method_config, request->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
     cv->kl_clip = *(const double *)(const void *)((const char *)cv->method_config + cv->ops->kl_clip);
@@ -323,12 +321,17 @@ static void add_maps(abar__curvature *cv, const abar_layer *l, int layer, const 
         map->link = linked ? first : first + m;
         map->links = linked ? maps : 1;
         map->number = cv->n_numbers + (linked ? 0 : m);
+        map->plan.link = map->link;
+        map->plan.links = map->links;
+        map->plan.number = map->number;
     }
     cv->n_numbers += linked ? 1 : maps;
 }
 
-static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int n)
+static abar_status make_maps(abar__curvature *cv, const abar__curvature_request *request)
 {
+    const abar_layer *layers = request->layers;
+    const int n = request->n_layers;
     abar_context *ctx = cv->dev->ctx;
     int count = 0;
     ABAR_TRY(count_maps(cv, layers, n, &count));
@@ -337,35 +340,34 @@ static abar_status make_maps(abar__curvature *cv, const abar_layer *layers, int 
     cv->maps_capacity = count;
     char *name = cv->names;
     for (int i = 0; i < n; i++) {
-        if (is_skipped(cv->config.skip_layers, layers[i].name)) continue;
+        if (abar__name_fits(cv->config.skip_layers, layers[i].name) || (request->skip && request->skip[i])) continue;
         const int first = cv->n_maps;
         strcpy(name, layers[i].name);
         add_maps(cv, &layers[i], i, name);
         name += strlen(name) + 1;
         for (int m = first; m < cv->n_maps; m++) ABAR_TRY(name_part(cv, &cv->maps[m], layers, n, &name));
     }
+    for (int i = 0; i < cv->n_maps; i++) ABAR_TRY(abar__plan_check(ctx, &cv->maps[i].plan, cv->ops->method.name));
     return ABAR_OK;
 }
 
 /* Everything but the device's memory. */
-static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
+static abar_status prepare(abar_device *dev, const abar__curvature_request *request, abar__curvature **out)
 {
     const abar__curvature_ops *ops;
-    ABAR_TRY(find_method(dev->ctx, wish->method, &ops));
-    if (wish->n_layers < 0 || (wish->n_layers > 0 && !wish->layers))
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", wish->method);
+    ABAR_TRY(find_method(dev->ctx, request->method, &ops));
+    if (request->n_layers < 0 || (request->n_layers > 0 && !request->layers))
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", request->method);
     abar__curvature *cv;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
     *cv = (abar__curvature){.dev = dev,
                             .stats = dev->ops->stats,
                             .ops = ops,
-                            .n_layers = wish->n_layers,
-                            .base_lr = wish->base_lr,
-                            .grad_scale = 1.0,
-                            .observed_scale = 1.0};
-    cv->times.kl_scale = 1.0;
-    abar_status status = configure(cv, wish);
-    if (status == ABAR_OK) status = make_maps(cv, wish->layers, wish->n_layers);
+                            .n_layers = request->n_layers,
+                            .base_lr = request->base_lr,
+                            .kl_scale = 1.0};
+    abar_status status = configure(cv, request);
+    if (status == ABAR_OK) status = make_maps(cv, request);
     if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
@@ -376,11 +378,11 @@ static abar_status prepare(abar_device *dev, const abar__curvature_wish *wish, a
     return ABAR_OK;
 }
 
-abar_status abar__curvature_create(abar_device *dev, const abar__curvature_wish *wish, abar__curvature **out)
+abar_status abar__curvature_create(abar_device *dev, const abar__curvature_request *request, abar__curvature **out)
 {
     *out = NULL;
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, wish, &cv));
+    ABAR_TRY(prepare(dev, request, &cv));
     abar_status status = take_memory(cv);
     if (status < 0) {
         abar__curvature_destroy(cv);
@@ -395,16 +397,26 @@ void abar__curvature_destroy(abar__curvature *cv)
     if (!cv) return;
     abar_context *ctx = cv->dev->ctx;
     abar_device_free(cv->dev, cv->state, cv->state_bytes);
-    if (!cv->dev->ops->queue) abar_device_free(cv->dev, cv->scratch, cv->scratch_bytes);
     abar__free(ctx, cv->maps, (size_t)cv->maps_capacity * sizeof *cv->maps);
     abar__free(ctx, cv->names, cv->names_bytes);
     abar__free(ctx, cv->method_config, cv->config_bytes);
     abar__free(ctx, cv, sizeof *cv);
 }
 
+abar__cadence abar__curvature_cadence(const abar__curvature *cv)
+{
+    return (abar__cadence){.stat_decay = cv->config.stat_decay,
+                           .tinv = cv->config.tinv,
+                           .spread = cv->config.refresh,
+                           .numbers = cv->n_numbers,
+                           .every_commit = cv->ops->every_commit,
+                           .kl_clip = cv->kl_clip,
+                           .base_lr = cv->base_lr};
+}
+
 size_t abar__curvature_state_bytes(const abar__curvature *cv)
 {
-    return cv->state_bytes + (cv->dev->ops->queue ? 0 : cv->scratch_bytes);
+    return cv->state_bytes;
 }
 
 size_t abar__curvature_bytes(const abar__curvature *cv)
@@ -413,10 +425,10 @@ size_t abar__curvature_bytes(const abar__curvature *cv)
            cv->config_bytes;
 }
 
-abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_wish *wish, int *maps, size_t *bytes)
+abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_request *request, int *maps, size_t *bytes)
 {
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, wish, &cv));
+    ABAR_TRY(prepare(dev, request, &cv));
     *bytes = abar__curvature_bytes(cv);
     *maps = cv->n_maps;
     abar__curvature_destroy(cv);
@@ -438,21 +450,21 @@ static const char *label(const abar__curvature *cv, const abar__map *map, const 
 static abar_status visit_map(abar__curvature *cv, abar__map *map, abar_state_visitor visit, void *user)
 {
     const abar_dtype dtype = cv->dev->ops->dtype;
-    for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
-        const abar__average_desc *a = &map->shape.average[i];
+    const abar__plan *p = &map->plan;
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__plan_average *a = &p->average[i];
         if (!a->name) continue;
         int64_t dim[2] = {a->square ? a->n + 1 : a->n, a->n}; /* a square with the triangle of its pending sum */
-        abar_tensor t = abar_tensor_wrap(cv->dev, map->average[i], dtype, a->square ? 2 : 1, dim);
+        abar_tensor t = abar_tensor_wrap(cv->dev, a->average, dtype, a->square ? 2 : 1, dim);
         ABAR_TRY(visit(user, label(cv, map, "average.", a->name), &t));
     }
-    for (int i = 0; i < ABAR_DERIVED_MAX; i++) {
-        const abar__derived_desc *d = &map->shape.derived[i];
-        if (!d->name) continue;
-        abar_tensor t = abar_tensor_wrap(cv->dev, map->derived[i], dtype, 1, &d->n);
+    for (int i = 0; i < p->n_derived; i++) {
+        const abar__plan_derived *d = &p->derived[i];
+        abar_tensor t = abar_tensor_wrap(cv->dev, d->data, dtype, 1, &d->n);
         ABAR_TRY(visit(user, label(cv, map, "", d->name), &t));
     }
-    abar_tensor counts = abar_tensor_wrap(NULL, map->count, ABAR_I64, 1, (int64_t[]){ABAR_COUNTS});
-    abar_tensor reals = abar_tensor_wrap(NULL, map->real, ABAR_F64, 1, (int64_t[]){ABAR_REALS});
+    abar_tensor counts = abar_tensor_wrap(NULL, map->state.count, ABAR_I64, 1, (int64_t[]){ABAR_COUNTS});
+    abar_tensor reals = abar_tensor_wrap(NULL, map->state.real, ABAR_F64, 1, (int64_t[]){ABAR_REALS});
     ABAR_TRY(visit(user, label(cv, map, "", "counts"), &counts));
     return visit(user, label(cv, map, "", "numbers"), &reals);
 }
@@ -472,14 +484,14 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .rows = copy.out,
                            .columns = copy.d,
                            .state_bytes = place_state(cv, &copy, NULL),
-                           .commits = copy.count[ABAR_COUNT_COMMITS],
-                           .dropped = copy.count[ABAR_COUNT_DROPPED],
-                           .raised = copy.count[ABAR_COUNT_RAISED],
-                           .doubled = copy.count[ABAR_COUNT_DOUBLED],
-                           .kept = copy.count[ABAR_COUNT_KEPT],
-                           .damping = copy.real[ABAR_REAL_DAMPING],
-                           .mean_square = copy.real[ABAR_REAL_MEAN_SQUARE],
-                           .condition = copy.real[ABAR_REAL_CONDITION],
+                           .commits = copy.state.count[ABAR_COUNT_COMMITS],
+                           .dropped = copy.state.count[ABAR_COUNT_DROPPED],
+                           .raised = copy.state.count[ABAR_COUNT_RAISED],
+                           .doubled = copy.state.count[ABAR_COUNT_DOUBLED],
+                           .kept = copy.state.count[ABAR_COUNT_KEPT],
+                           .damping = copy.state.real[ABAR_REAL_DAMPING],
+                           .mean_square = copy.state.real[ABAR_REAL_MEAN_SQUARE],
+                           .condition = copy.state.real[ABAR_REAL_CONDITION],
                            .cosine = copy.cosine,
                            .ratio = copy.ratio};
 }
@@ -490,26 +502,26 @@ abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, do
         return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "mean activation: there is no map %d, they are numbered 0 to %d", i,
                           cv->n_maps - 1);
     const abar__map *map = &cv->maps[i];
-    const char *name = map->shape.average[0].name;
-    const int64_t commits = map->count[ABAR_COUNT_COMMITS];
+    const char *name = map->plan.average[0].name;
+    const int64_t commits = map->state.count[ABAR_COUNT_COMMITS];
     if (strcmp(name, ABAR_MEAN_ACTIVATION) != 0)
         return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED, "mean activation of %s: %s keeps none for this layer", map->name,
                           cv->ops->method.name);
-    if (map->shape.calibrated ? !map->count[ABAR_COUNT_CALIBRATED] : commits == 0)
+    if (abar__plan_is_calibrated(&map->plan) ? !map->state.count[ABAR_COUNT_CALIBRATED] : commits == 0)
         return abar__fail(cv->dev->ctx, ABAR_E_STATE, "mean activation of %s: no statistics yet, observe a step first",
                           map->name);
-    const abar_tensor average = abar_tensor_wrap(cv->dev, map->average[0], cv->dev->ops->dtype, 1, &map->d);
+    const abar_tensor average = abar_tensor_wrap(cv->dev, map->plan.average[0].average, cv->dev->ops->dtype, 1, &map->d);
     const abar_tensor host = abar_tensor_wrap(NULL, out, ABAR_F64, 1, &map->d);
     ABAR_TRY(abar_tensor_copy(cv->dev->ctx, &host, &average));
-    const double unbias = map->shape.calibrated ? 1.0 : 1.0 / (1.0 - pow(cv->config.stat_decay, (double)commits));
+    const double unbias = abar__plan_is_calibrated(&map->plan) ? 1.0 : 1.0 / (1.0 - pow(cv->config.stat_decay, (double)commits));
     for (int64_t k = 0; k < map->d; k++) out[k] *= unbias;
     return ABAR_OK;
 }
 
-abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_wish *wish, abar_map_visitor visit, void *user)
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_request *request, abar_map_visitor visit, void *user)
 {
     abar__curvature *cv;
-    ABAR_TRY(prepare(dev, wish, &cv));
+    ABAR_TRY(prepare(dev, request, &cv));
     for (int i = 0; i < cv->n_maps; i++) {
         const abar_map_info info = abar__curvature_map(cv, i);
         visit(user, &info);

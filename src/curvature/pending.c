@@ -5,7 +5,7 @@
 
 enum { NUMBERS = 3 };
 
-static int64_t average_count(const abar__average_desc *a)
+static int64_t average_count(const abar__plan_average *a)
 {
     if (!a->name) return 0;
     return a->square ? a->n * (a->n + 1) / 2 : a->n;
@@ -13,7 +13,7 @@ static int64_t average_count(const abar__average_desc *a)
 
 static int64_t position_count(const abar__map *map)
 {
-    return map->shape.positions * (map->in + 1 + (map->shape.number.name ? 1 : 0));
+    return map->plan.positions * (map->in + 1 + (map->plan.mean_number.name ? 1 : 0));
 }
 
 int64_t abar__curvature_pending_count(const abar__curvature *cv)
@@ -21,7 +21,7 @@ int64_t abar__curvature_pending_count(const abar__curvature *cv)
     int64_t count = 0;
     for (int m = 0; m < cv->n_maps; m++) {
         count += NUMBERS;
-        for (int i = 0; i < ABAR_AVERAGES_MAX; i++) count += average_count(&cv->maps[m].shape.average[i]);
+        for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) count += average_count(&cv->maps[m].plan.average[i]);
         count += position_count(&cv->maps[m]);
     }
     return count;
@@ -37,7 +37,7 @@ static abar_status move(const abar__curvature *cv, void *device, double *host, i
     return way == READ ? abar_tensor_copy(cv->dev->ctx, &here, &there) : abar_tensor_copy(cv->dev->ctx, &there, &here);
 }
 
-static abar_status move_average(const abar__curvature *cv, const abar__average_desc *a, void *pending, double *host,
+static abar_status move_average(const abar__curvature *cv, const abar__plan_average *a, void *pending, double *host,
                                 direction way)
 {
     if (!a->square) return move(cv, pending, host, a->n, way);
@@ -48,24 +48,26 @@ static abar_status move_average(const abar__curvature *cv, const abar__average_d
     return ABAR_OK;
 }
 
-/* Examples, rows and the single number, which a queued device keeps in its own memory. */
+/* Examples and rows, which the host counts, and the single number, which is a double in the device's memory. */
 static abar_status move_numbers(const abar__curvature *cv, abar__map *map, double *host, direction way)
 {
-    double *const numbers[NUMBERS] = {&map->examples, &map->rows, &map->pending_number};
-    for (int i = 0; i < NUMBERS; i++) {
-        double *from = way == READ ? numbers[i] : &host[i], *to = way == READ ? &host[i] : numbers[i];
-        *to = *from;
+    double *const counted[] = {&map->examples, &map->rows};
+    for (int i = 0; i < NUMBERS - 1; i++) *(way == READ ? &host[i] : counted[i]) = way == READ ? *counted[i] : host[i];
+    double *there = map->plan.mean_number.pending, *here = &host[NUMBERS - 1];
+    if (!there) {
+        if (way == READ) *here = 0.0;
+        return ABAR_OK;
     }
-    if (!map->queued_number) return ABAR_OK;
-    double *there = map->queued_number, *here = &host[NUMBERS - 1];
-    return cv->dev->ops->queue->copy_bytes(cv->dev, way == READ ? here : there, way == READ ? there : here, sizeof *here);
+    const abar_tensor device = abar_tensor_wrap(cv->dev, there, ABAR_F64, 0, NULL);
+    const abar_tensor own = abar_tensor_wrap(NULL, here, ABAR_F64, 0, NULL);
+    return way == READ ? abar_tensor_copy(cv->dev->ctx, &own, &device) : abar_tensor_copy(cv->dev->ctx, &device, &own);
 }
 
 /* Sums by position: inputs, columns and, in double on every device, squares. */
 static abar_status move_positions(const abar__curvature *cv, const abar__map *map, double *host, direction way)
 {
     const abar__position_sums *p = &map->by_position;
-    const int64_t n = map->shape.positions;
+    const int64_t n = map->plan.positions;
     ABAR_TRY(move(cv, p->sum, host, n * map->in, way));
     host += n * map->in;
     ABAR_TRY(move(cv, p->columns, host, n, way));
@@ -81,13 +83,13 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
         abar__map *map = &cv->maps[m];
         ABAR_TRY(move_numbers(cv, map, host, way));
         host += NUMBERS;
-        for (int i = 0; i < ABAR_AVERAGES_MAX; i++) {
-            const abar__average_desc *a = &map->shape.average[i];
+        for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+            const abar__plan_average *a = &map->plan.average[i];
             if (!a->name) continue;
-            ABAR_TRY(move_average(cv, a, map->pending[i], host, way));
+            ABAR_TRY(move_average(cv, a, a->pending, host, way));
             host += average_count(a);
         }
-        if (map->shape.positions) ABAR_TRY(move_positions(cv, map, host, way));
+        if (map->plan.positions) ABAR_TRY(move_positions(cv, map, host, way));
         host += position_count(map);
     }
     return ABAR_OK;

@@ -45,5 +45,5 @@ abar_status abar_method_check(abar_context *ctx, const abar_method *method, cons
 bool abar_method_reads_output_grad(const char *name)
 {
     const abar__curvature_ops *ops = abar__method_find(name);
-    return ops && (ops->uses & ABAR_USES_OUTPUT_GRAD);
+    return ops && ops->reads_output_grad;
 }

@@ -6,22 +6,24 @@
 
 #include "abar/device.h"
 #include "base/base_impl.h"
-#include "device/program_impl.h"
+#include "device/feed_impl.h"
 #include "device/stats_impl.h"
+#include "device/step_impl.h"
 
-/* One parameter tensor as the update sees it: count dense elements of the device's dtype. Where pre is set they are a matrix of
+/* One parameter tensor as a pass sees it: count dense elements of the device's dtype. Where pre is set they are a matrix of
  * rows, each preconditioned together with its element of bias. */
 struct abar__update_item {
-    void *weight;
-    const void *grad;
-    void *state[2]; /* sgd: momentum, NULL without; adamw: first and second moment */
+    abar__update_kind kind; /* that of a bias may differ from its weight's */
+    void *weight, *grad;
+    void *state[2]; /* sgd, momentum: one, NULL without; adamw: first and second moment */
     int64_t count;
     double lr_scale, weight_decay;
-    const abar__precondition *pre; /* NULL: the gradient as it is */
+    const abar__precondition *pre; /* NULL: the gradient as it is; set by ref's and cpu's step */
     int64_t rows;
     const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
     void *shadow;                         /* bf16 copy of weight that the update writes too, in its order; NULL: none */
-    int map;                              /* in a program: index of its abar__kept_map, -1: none */
+    int map;                              /* index of the plan that preconditions it, -1: none */
+    int block;                            /* plain: of the block whose verdict may stop it, -1: none */
 };
 
 /* adamw moves no element of a gradient beyond this on its way into the moments: their squares stay finite (methods.md section
@@ -29,14 +31,16 @@ struct abar__update_item {
 #define ABAR_ADAMW_LARGEST_F32 1e19
 #define ABAR_ADAMW_LARGEST_F64 1e150
 
-/* The scalars of one step. */
+/* The scalars of one step, for all kinds of updates. */
 struct abar__update_scalars {
     double lr;
     double grad_scale; /* multiplies every gradient first: clipping, mean over micro-batches */
-    double momentum;   /* sgd */
-    bool nesterov, decoupled;
-    double beta1, beta2, eps; /* adamw */
-    int64_t t;                /* adamw: this is its t-th update, from 1 */
+    double momentum;   /* sgd, momentum */
+    bool nesterov;     /* likewise */
+    bool decoupled;    /* sgd */
+    double beta1, beta2, eps;  /* adamw */
+    int64_t t;                 /* adamw: this is its t-th update, from 1 */
+    const int32_t *verdicts;   /* plain: of the blocks, 1: leave the weight as it is */
 };
 
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
@@ -65,7 +69,6 @@ typedef struct abar__queue_ops {
     /* dst = src for bytes of device memory unless *skipped, else src = dst: keeps or forgets provisional state. */
     void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
     abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
-    const abar__program_ops *program;
     const abar__feed_ops *feed;
     size_t (*memory_free)(abar_device *dev);
 } abar__queue_ops;
@@ -82,13 +85,13 @@ typedef struct abar_device_ops {
     void (*release)(abar_device *dev, void *memory, size_t bytes);
     /* dst and src have equal shapes; either may be on the host or blocked */
     abar_status (*copy)(abar_device *dev, const abar_tensor *dst, const abar_tensor *src);
-    /* A step's parts; NULL on queued devices, whose program does them.
+    /* What ref's and cpu's step is made of (host/step.c); NULL on cuda.
      * norm: whether every element of the items' own gradients is finite; *norm: their Euclidean norm then, at most DBL_MAX; no
      * square overflows on the way. */
     bool (*norm)(abar_device *dev, const abar__update_item *items, int n, double *norm);
-    void (*sgd)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
-    void (*adamw)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
+    void (*update)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;
+    const abar__step_ops *step;
     const abar__queue_ops *queue; /* NULL: work is done when a call returns */
 } abar_device_ops;
 
@@ -103,6 +106,7 @@ struct abar_device {
     void *impl; /* the back end's own */
 };
 
+extern const abar__step_ops abar__host_step; /* of ref and cpu */
 extern const abar_device_ops *const abar__ref_device, *const abar__cpu_device, *const abar__cuda_device;
 
 const abar_device_ops *abar__device_find(const char *name); /* NULL: not in this build */

@@ -7,6 +7,7 @@
 #define ABAR_STATS_IMPL_H
 
 #include "abar/tensor.h"
+#include "device/orthogonalise.h"
 
 typedef struct abar__rows {
     abar_tensor input;             /* (N, C, H, W), (N, T, I) or (N, I); any layout; F64, F32 or BF16 */

@@ -35,12 +35,6 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-static int states(const void *settings)
-{
-    (void)settings;
-    return 2;
-}
-
 static void scalars(const void *settings, abar__update_scalars *s)
 {
     const config *c = settings;
@@ -49,10 +43,10 @@ static void scalars(const void *settings, abar__update_scalars *s)
     s->eps = c->eps;
 }
 
-static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)
 {
-    scalars(settings, &s);
-    dev->ops->adamw(dev, items, n, &s);
+    (void)settings, (void)param;
+    chain->first = ABAR_UPDATE_ADAMW;
 }
 
 const abar__rule_ops abar__rule_adamw = {
@@ -61,9 +55,6 @@ const abar__rule_ops abar__rule_adamw = {
              .options = options,
              .config_size = sizeof(config),
              .states = 2},
-    .state_names = {"exp_avg", "exp_avg_sq"},
-    .states = states,
-    .update = update,
-    .program = ABAR_PROGRAM_ADAMW,
+    .plan = plan,
     .scalars = scalars,
 };

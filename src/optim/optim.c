@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define LONGEST_STATE 16 /* characters of the "momentum" of "momentum.conv1.weight" */
+
 /* ---- checking ----------------------------------------------------------------------------------------------------- */
 
 static abar_status check_tensor(abar_device *dev, const char *param, const char *what, const abar_tensor *t)
@@ -75,18 +77,19 @@ static abar_status find_rule(abar_context *ctx, const char *name, const abar__ru
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
+/* The parameter's own factors, with what its chain makes of them. */
+static void set_factors(abar_optim *o, int i)
+{
+    const abar__chain *chain = &o->chains[i];
+    o->items[i].lr_scale = o->params[i].lr_scale * chain->lr_scale;
+    const bool decays = o->params[i].weight_decay > 0.0; /* a parameter without decay stays so */
+    o->items[i].weight_decay = chain->decay < 0.0 || !decays ? o->params[i].weight_decay : chain->decay;
+}
+
 /* What one parameter takes in each block of state: whole cache lines, so that vectors never straddle two. */
 static size_t slot_bytes(const abar_device *dev, int64_t count)
 {
     return abar__round_up((size_t)count * abar_dtype_size(dev->ops->dtype), ABAR_ALIGN);
-}
-
-static size_t longest_state_name(const abar__rule_ops *rule)
-{
-    size_t longest = 0;
-    for (int k = 0; k < rule->rule.states; k++)
-        if (strlen(rule->state_names[k]) > longest) longest = strlen(rule->state_names[k]);
-    return longest;
 }
 
 static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
@@ -97,7 +100,7 @@ static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
         longest = length > longest ? length : longest;
         all += length + 1;
     }
-    o->label_bytes = longest_state_name(o->rule) + 1 + longest + 1;
+    o->label_bytes = LONGEST_STATE + 1 + longest + 1;
     o->text_bytes = all + o->label_bytes;
     ABAR_TRY(abar__alloc(o->dev->ctx, o->text_bytes, (void **)&o->text));
     ABAR_TRY(abar__alloc(o->dev->ctx, (size_t)o->n * sizeof *o->params, (void **)&o->params));
@@ -111,25 +114,39 @@ static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
     return ABAR_OK;
 }
 
+/* Elements of a parameter's k-th state tensor; 0: it has none. */
+static int64_t state_count(const abar_optim *o, int i, int k)
+{
+    const abar__chain *chain = &o->chains[i];
+    if (k >= abar__chain_states(chain, &o->scalars)) return 0;
+    const abar_tensor *value = &o->params[i].value;
+    return chain->row_moment && k == 1 ? value->dim[0] : abar_tensor_count(value);
+}
+
 static abar_status make_state(abar_optim *o, void *const *shadows)
 {
     abar_device *dev = o->dev;
     ABAR_TRY(abar__alloc(dev->ctx, (size_t)o->n * sizeof *o->items, (void **)&o->items));
-    for (int i = 0; i < o->n; i++) o->state_bytes += slot_bytes(dev, abar_tensor_count(&o->params[i].value));
-    for (int k = 0; k < o->states; k++) ABAR_TRY(abar_device_alloc(dev, o->state_bytes, &o->state[k]));
-    size_t offset = 0;
     for (int i = 0; i < o->n; i++) {
         const abar_optim_param *p = &o->params[i];
-        abar__update_item *item = &o->items[i];
-        *item = (abar__update_item){.weight = p->value.data,
-                                    .grad = p->grad.data,
-                                    .count = abar_tensor_count(&p->value),
-                                    .lr_scale = p->lr_scale,
-                                    .weight_decay = p->weight_decay,
-                                    .shadow = shadows ? shadows[i] : NULL,
-                                    .map = -1};
-        for (int k = 0; k < o->states; k++) item->state[k] = (char *)o->state[k] + offset;
-        offset += slot_bytes(dev, item->count);
+        o->items[i] = (abar__update_item){.kind = o->chains[i].first,
+                                          .weight = p->value.data,
+                                          .grad = p->grad.data,
+                                          .count = abar_tensor_count(&p->value),
+                                          .shadow = shadows ? shadows[i] : NULL,
+                                          .map = -1,
+                                          .block = -1};
+        set_factors(o, i);
+    }
+    for (int k = 0; k < ABAR_PARAM_STATES; k++) {
+        size_t offset = 0;
+        for (int i = 0; i < o->n; i++) o->state_bytes[k] += slot_bytes(dev, state_count(o, i, k));
+        ABAR_TRY(abar_device_alloc(dev, o->state_bytes[k], &o->state[k]));
+        for (int i = 0; i < o->n; i++) {
+            const int64_t count = state_count(o, i, k);
+            if (count > 0) o->items[i].state[k] = (char *)o->state[k] + offset;
+            offset += slot_bytes(dev, count);
+        }
     }
     return ABAR_OK;
 }
@@ -160,8 +177,9 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     size_t skip = (size_t)first * abar_dtype_size(o->dev->ops->dtype);
     abar__update_item p = *item;
     p.weight = (char *)p.weight + skip;
-    p.grad = (const char *)p.grad + skip;
-    for (int k = 0; k < o->states; k++) p.state[k] = (char *)p.state[k] + skip;
+    p.grad = (char *)p.grad + skip;
+    for (int k = 0; k < ABAR_PARAM_STATES; k++)
+        if (p.state[k]) p.state[k] = (char *)p.state[k] + skip;
     if (p.shadow) p.shadow = (char *)p.shadow + (size_t)first * abar_dtype_size(ABAR_BF16);
     p.count = count;
     return p;
@@ -174,36 +192,80 @@ static void *rows_of(const abar_optim *o, int param, int64_t first)
     return (char *)o->params[param].grad.data + (size_t)first * abar_dtype_size(o->dev->ops->dtype);
 }
 
-static void lay_out_map(abar_optim *o, int m)
+/* A map's rows of its weight, with its bias; or its bias alone, where the weight has no gradient. Of this kind. */
+static void lay_out_map(abar_optim *o, int m, abar__update_kind kind)
 {
-    abar__map *map = &o->curvature->maps[m];
+    const abar__map *map = &o->curvature->maps[m];
     const abar__owner own = o->owners[m];
     const int64_t row = map->row;
-    map->weight_grad = rows_of(o, own.weight, row * map->in);
-    map->bias_grad = rows_of(o, own.bias, row);
-    if (map->bias_grad) o->biases[m] = part(o, &o->items[own.bias], row, map->out);
-    if (map->weight_grad) {
+    if (map->weight_grad && o->items[own.weight].kind == kind) {
         abar__update_item *item = &o->updates[o->n_updates++];
         *item = part(o, &o->items[own.weight], row * map->in, map->out * map->in);
-        item->pre = &map->pre;
         item->map = m;
         item->rows = map->out;
         item->bias = map->bias_grad ? &o->biases[m] : NULL;
-    } else if (map->bias_grad) {
+    } else if (!map->weight_grad && map->bias_grad && o->items[own.bias].kind == kind) {
         o->updates[o->n_updates++] = o->biases[m];
     }
 }
 
-/* Maps first, each with its bias; then whatever belongs to no map. What has no gradient is left out. */
+static void bind_map(abar_optim *o, int m)
+{
+    abar__map *map = &o->curvature->maps[m];
+    const abar__owner own = o->owners[m];
+    map->weight_grad = rows_of(o, own.weight, map->row * map->in);
+    map->bias_grad = rows_of(o, own.bias, map->row);
+    if (map->bias_grad) o->biases[m] = part(o, &o->items[own.bias], map->row, map->out);
+}
+
+static void add_pass(abar_optim *o, abar__pass_kind kind, abar__update_kind update, int first, int end)
+{
+    if (end > first) o->passes[o->n_passes++] = (abar__update_pass){kind, update, first, end - first};
+}
+
+/* The blocks of a parameter, and the pass that takes them off the weight. */
+static void lay_out_blocks(abar_optim *o, int i)
+{
+    const abar__chain *chain = &o->chains[i];
+    const abar__update_item *item = &o->items[i];
+    if (!chain->orthogonalise || !item->grad) return;
+    const int64_t rows = o->params[i].value.dim[0], columns = item->count / rows, each = chain->block_rows;
+    for (int64_t row = 0; row < rows; row += each) {
+        abar__update_item *plain = &o->updates[o->n_updates++];
+        *plain = part(o, item, row * columns, each * columns);
+        plain->kind = ABAR_UPDATE_PLAIN;
+        plain->state[0] = plain->state[1] = NULL;
+        plain->block = o->n_blocks;
+        void *moment = chain->row_moment ? (char *)item->state[1] + (size_t)row * abar_dtype_size(o->dev->ops->dtype) : NULL;
+        o->blocks[o->n_blocks++] = (abar__ns_block){.rows = each,
+                                                    .columns = columns,
+                                                    .in = plain->grad,
+                                                    .out = plain->grad,
+                                                    .scale = chain->scale,
+                                                    .row_moment = moment};
+    }
+}
+
+/* An elementwise pass for each kind of update, maps first, each with its bias, then whatever belongs to no map; then what
+ * orthogonalises. What has no gradient is left out. */
 void abar__optim_lay_out(abar_optim *o)
 {
-    o->n_active = o->n_updates = 0;
-    for (int m = 0; m < o->n_maps; m++) lay_out_map(o, m);
-    for (int i = 0; i < o->n; i++) {
-        if (!o->items[i].grad) continue;
-        o->active[o->n_active++] = o->items[i];
-        if (!o->mapped[i]) o->updates[o->n_updates++] = o->items[i];
+    o->n_active = o->n_updates = o->n_blocks = o->n_passes = 0;
+    for (int m = 0; m < o->n_maps; m++) bind_map(o, m);
+    for (int i = 0; i < o->n; i++)
+        if (o->items[i].grad) o->active[o->n_active++] = o->items[i];
+    for (int kind = 0; kind < ABAR_UPDATE_KINDS; kind++) {
+        const int first = o->n_updates;
+        for (int m = 0; m < o->n_maps; m++) lay_out_map(o, m, (abar__update_kind)kind);
+        for (int i = 0; i < o->n; i++)
+            if (o->items[i].grad && !o->mapped[i] && o->items[i].kind == (abar__update_kind)kind)
+                o->updates[o->n_updates++] = o->items[i];
+        add_pass(o, ABAR_PASS_UPDATE, (abar__update_kind)kind, first, o->n_updates);
     }
+    const int first = o->n_updates;
+    for (int i = 0; i < o->n; i++) lay_out_blocks(o, i);
+    add_pass(o, ABAR_PASS_ORTHOGONALISE, ABAR_UPDATE_PLAIN, 0, o->n_blocks);
+    add_pass(o, ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, o->n_updates);
     o->moved = false;
 }
 
@@ -213,7 +275,11 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
     const size_t n = (size_t)o->n, maps = o->curvature ? (size_t)o->curvature->n_maps : 0;
     o->n_maps = (int)maps;
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->active, (void **)&o->active));
-    ABAR_TRY(abar__alloc(ctx, (n + maps) * sizeof *o->updates, (void **)&o->updates));
+    for (int i = 0; i < o->n; i++)
+        if (o->chains[i].orthogonalise) o->blocks_capacity += (int)(o->params[i].value.dim[0] / o->chains[i].block_rows);
+    const size_t blocks = (size_t)o->blocks_capacity;
+    ABAR_TRY(abar__alloc(ctx, blocks * sizeof *o->blocks, (void **)&o->blocks));
+    ABAR_TRY(abar__alloc(ctx, (n + maps + blocks) * sizeof *o->updates, (void **)&o->updates));
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->biases, (void **)&o->biases));
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->owners, (void **)&o->owners));
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->mapped, (void **)&o->mapped));
@@ -231,24 +297,106 @@ static abar_status read_config(abar_device *dev, const abar_optim_config *config
     return abar__struct_read(dev->ctx, "abar_optim_config", config, out, sizeof *out);
 }
 
-static abar__curvature_wish curvature_wish(const abar_optim_config *c)
+static abar__curvature_request curvature_request(const abar_optim_config *c, const bool *skip)
 {
-    return (abar__curvature_wish){.method = c->method,
-                                  .method_config = c->method_config,
-                                  .common = c->curvature,
-                                  .layers = c->layers,
-                                  .n_layers = c->n_layers,
-                                  .base_lr = c->base_lr};
+    return (abar__curvature_request){.method = c->method,
+                                     .skip = skip,
+                                     .method_config = c->method_config,
+                                     .common = c->curvature,
+                                     .layers = c->layers,
+                                     .n_layers = c->n_layers,
+                                     .base_lr = c->base_lr};
+}
+
+/* ---- chains --------------------------------------------------------------------------------------------------------- */
+
+/* The layer whose weight lies at this address; -1: none, or more than one. */
+static int find_layer(const abar_optim_config *c, const void *data)
+{
+    int found = -1;
+    for (int i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].weight.data != data) continue;
+        if (found >= 0) return -1;
+        found = i;
+    }
+    return found;
+}
+
+static abar__chain chain_of(const abar_optim *o, const abar_optim_config *c, int i)
+{
+    const abar_tensor *value = &c->params[i].value;
+    const int layer = find_layer(c, value->data);
+    const int64_t rows = value->ndim > 0 ? value->dim[0] : 1;
+    const abar__param_view view = {.name = c->params[i].name,
+                                   .rows = rows,
+                                   .columns = rows > 0 ? abar_tensor_count(value) / rows : 0,
+                                   .layer = layer < 0 ? NULL : &c->layers[layer],
+                                   .yields_output = layer >= 0 && c->yields_output && c->yields_output[layer],
+                                   .base_lr = c->base_lr};
+    abar__chain chain = {.scale = 1.0, .lr_scale = 1.0, .decay = -1.0};
+    o->rule->plan(o->config, &view, &chain);
+    return chain;
+}
+
+static abar_status make_chains(abar_optim *o, const abar_optim_config *c)
+{
+    bool any = false, splits = false;
+    ABAR_TRY(abar__alloc(o->dev->ctx, (size_t)o->n * sizeof *o->chains, (void **)&o->chains));
+    for (int i = 0; i < o->n; i++) {
+        o->chains[i] = chain_of(o, c, i);
+        any = any || o->chains[i].orthogonalise;
+        splits = splits || o->chains[i].why;
+    }
+    if (splits && !any)
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
+                          "optimizer %s: takes none of the parameters, its matrices are the weights of hidden layers: give it "
+                          "layers, or name some in --%s-take",
+                          o->rule->rule.name, o->rule->rule.name);
+    if (splits && !(c->base_lr > 0.0))
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
+                          "optimizer %s: base_lr is %g, give the peak of the learning rate: the others' rates are relative to it",
+                          o->rule->rule.name, c->base_lr);
+    return ABAR_OK;
+}
+
+/* A method acts on the maps whose weight the rule's own chain takes. */
+static void skip_layers(const abar_optim *o, const abar_optim_config *c, bool *skip)
+{
+    for (int l = 0; l < c->n_layers; l++) {
+        const int weight = find_param(o, c->layers[l].weight.data);
+        skip[l] = weight >= 0 && o->chains[weight].why && !o->chains[weight].orthogonalise;
+    }
+}
+
+static abar_status make_curvature(abar_optim *o, const abar_optim_config *c)
+{
+    bool *skip;
+    if (!c->method) return ABAR_OK;
+    const size_t bytes = (size_t)c->n_layers * sizeof *skip;
+    ABAR_TRY(abar__alloc(o->dev->ctx, bytes, (void **)&skip));
+    skip_layers(o, c, skip);
+    const abar__curvature_request request = curvature_request(c, skip);
+    const abar_status status = abar__curvature_create(o->dev, &request, &o->curvature);
+    abar__free(o->dev->ctx, skip, bytes);
+    return status;
 }
 
 static abar_status make(abar_optim *o, const abar_optim_config *config)
 {
     ABAR_TRY(copy_params(o, config->params));
+    ABAR_TRY(make_chains(o, config));
     ABAR_TRY(make_state(o, config->shadows));
-    const abar__curvature_wish wish = curvature_wish(config);
-    if (config->method) ABAR_TRY(abar__curvature_create(o->dev, &wish, &o->curvature));
+    ABAR_TRY(make_curvature(o, config));
     ABAR_TRY(make_updates(o, config->layers));
-    return o->dev->ops->queue ? abar__optim_make_program(o) : ABAR_OK;
+    return abar__optim_make_step(o);
+}
+
+/* The rule's settings, as the passes want them. */
+static void read_rule(abar_optim *o)
+{
+    o->scalars = (abar__update_scalars){0};
+    o->rule->scalars(o->config, &o->scalars);
+    if (o->rule->orthogonalise) o->rule->orthogonalise(o->config, &o->ns, &o->row_decay, &o->ns_exact);
 }
 
 abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
@@ -260,7 +408,7 @@ abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config,
     abar_optim o = {.dev = dev, .n = c.n_params};
     ABAR_TRY(find_rule(dev->ctx, c.rule, &o.rule));
     ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c.rule_config, o.config));
-    o.states = o.rule->states(o.config);
+    read_rule(&o);
     ABAR_TRY(check_params(dev, c.params, c.n_params));
     abar_optim *made;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *made, (void **)&made));
@@ -278,10 +426,12 @@ void abar_optim_destroy(abar_optim *o)
 {
     if (!o) return;
     abar_context *ctx = o->dev->ctx;
-    abar__optim_free_program(o);
-    for (int k = 0; k < o->states; k++) abar_device_free(o->dev, o->state[k], o->state_bytes);
+    abar__optim_free_step(o);
+    for (int k = 0; k < ABAR_PARAM_STATES; k++) abar_device_free(o->dev, o->state[k], o->state_bytes[k]);
+    abar__free(ctx, o->chains, (size_t)o->n * sizeof *o->chains);
+    abar__free(ctx, o->blocks, (size_t)o->blocks_capacity * sizeof *o->blocks);
     abar__free(ctx, o->active, (size_t)o->n * sizeof *o->active);
-    abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps) * sizeof *o->updates);
+    abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps + o->blocks_capacity) * sizeof *o->updates);
     abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
     abar__free(ctx, o->owners, (size_t)o->n_maps * sizeof *o->owners);
     abar__free(ctx, o->mapped, (size_t)o->n * sizeof *o->mapped);
@@ -323,65 +473,31 @@ abar_status abar_optim_set_param(abar_optim *o, int index, void *value, void *gr
     o->params[index] = p;
     item->weight = value;
     item->grad = grad;
-    item->lr_scale = lr_scale;
-    item->weight_decay = weight_decay;
+    set_factors(o, index);
     o->moved = true;
     return ABAR_OK;
+}
+
+/* Whether a chain under other settings needs the same state. */
+static bool keeps_state(const abar_optim *o, const abar__update_scalars *scalars)
+{
+    for (int i = 0; i < o->n; i++)
+        if (abar__chain_states(&o->chains[i], scalars) != abar__chain_states(&o->chains[i], &o->scalars)) return false;
+    return true;
 }
 
 abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
 {
     alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
+    abar__update_scalars scalars = {0};
     ABAR_TRY(abar__rule_configure(o->dev->ctx, o->rule, rule_config, config));
-    if (o->rule->states(config) != o->states)
+    o->rule->scalars(config, &scalars);
+    if (!keeps_state(o, &scalars))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
                           "set_rule: %s with these settings keeps other state, create a new optimizer", o->rule->rule.name);
     memcpy(o->config, config, sizeof config);
+    read_rule(o);
     o->moved = o->reruled = true;
-    return ABAR_OK;
-}
-
-void abar_optim_skip(abar_optim *o)
-{
-    if (o->program)
-        abar__optim_queued_skip(o);
-    else if (o->curvature)
-        abar__curvature_skip(o->curvature);
-}
-
-static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
-{
-    abar_step_config c;
-    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
-    if (o->program) return abar__optim_queued_step(o, &c, report);
-    if (o->moved) abar__optim_lay_out(o);
-    double own = NAN; /* the norm before grad_scale */
-    const bool finite = o->dev->ops->norm(o->dev, o->active, o->n_active, &own);
-    const double norm = c.grad_scale * own;
-    const bool skip = !finite || !isfinite(norm);
-    if (report) *report = (abar_step_report){.skipped = skip, .grad_norm = norm};
-    if (skip) {
-        abar_optim_skip(o);
-        return ABAR_OK;
-    }
-    const double clipping = c.clip > 0.0 ? fmin(1.0, c.clip / (norm + 1e-6)) : 1.0;
-    o->performed++;
-    const abar__update_scalars scalars = {.lr = c.lr, .grad_scale = c.grad_scale * clipping, .t = o->performed};
-    if (o->curvature) {
-        o->curvature->observed_scale = c.observed_scale;
-        abar__curvature_step(o->curvature, scalars.grad_scale, own);
-    }
-    o->rule->update(o->dev, o->config, o->updates, o->n_updates, scalars);
-    return ABAR_OK;
-}
-
-abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
-{
-    abar_step_report told;
-    if (!report) return take_step(o, step, NULL);
-    ABAR_TRY(abar__struct_check(o->dev->ctx, "abar_step_report", report, sizeof told));
-    ABAR_TRY(take_step(o, step, &told));
-    abar__struct_write(&told, sizeof told, report);
     return ABAR_OK;
 }
 
@@ -455,8 +571,12 @@ void abar_optim_measure(abar_optim *o)
 const abar_phase_times *abar_optim_times(abar_optim *o)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
-    o->times.kl_scale = 1.0;
-    return o->curvature ? &o->curvature->times : &o->times;
+    o->times = (abar_phase_times){.kl_scale = 1.0};
+    if (!o->curvature) return &o->times;
+    o->times.observe = o->curvature->observe_seconds;
+    o->times.kl_scale = o->curvature->kl_scale;
+    o->dev->ops->step->times(o->step, &o->times.refresh, &o->times.apply);
+    return &o->times;
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
@@ -465,36 +585,43 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
 {
     char *label = o->text + o->text_bytes - o->label_bytes;
     ABAR_TRY(abar__optim_pull(o));
-    for (int k = 0; k < o->states; k++) {
+    for (int k = 0; k < ABAR_PARAM_STATES; k++) {
         for (int i = 0; i < o->n; i++) {
+            const int64_t count = state_count(o, i, k);
+            if (count == 0 && k >= abar__chain_states(&o->chains[i], &o->scalars)) continue;
             abar_tensor t = o->params[i].value; /* in its order */
+            if (count != abar_tensor_count(&t)) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
             t.data = o->items[i].state[k];
-            snprintf(label, o->label_bytes, "%s.%s", o->rule->state_names[k], o->params[i].name);
+            snprintf(label, o->label_bytes, "%s.%s", abar__chain_state_name(&o->chains[i], k), o->params[i].name);
             abar_status status = visit(user, label, &t);
             if (status != ABAR_OK) return status;
         }
     }
-    const abar_tensor updates = abar_tensor_wrap(NULL, &o->performed, ABAR_I64, 0, NULL);
+    const abar_tensor updates = abar_tensor_wrap(NULL, &o->step_state.t, ABAR_I64, 0, NULL);
     ABAR_TRY(visit(user, "updates", &updates));
     if (o->curvature) ABAR_TRY(abar__curvature_visit(o->curvature, visit, user));
     return abar__optim_push(o); /* the visitor may have come to write */
 }
 
-static size_t book_bytes(int n, int maps)
+static size_t book_bytes(const abar_optim *o)
 {
-    return sizeof(abar_optim) + (size_t)n * (sizeof(abar_optim_param) + 3 * sizeof(abar__update_item) + sizeof(bool)) +
-           (size_t)maps * (2 * sizeof(abar__update_item) + sizeof(abar__owner));
+    const size_t n = (size_t)o->n, maps = (size_t)o->n_maps, blocks = (size_t)o->blocks_capacity;
+    return sizeof *o + n * (sizeof *o->params + sizeof *o->chains + 2 * sizeof(abar__update_item) + sizeof(bool)) +
+           (n + maps + blocks) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
+           blocks * sizeof(abar__ns_block);
 }
+
+static size_t rule_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
 
 size_t abar_optim_bytes(const abar_optim *o)
 {
-    return book_bytes(o->n, o->n_maps) + o->text_bytes + (size_t)o->states * o->state_bytes +
-           (o->curvature ? abar__curvature_bytes(o->curvature) : 0) + abar__optim_program_bytes(o);
+    return book_bytes(o) + o->text_bytes + rule_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
+           abar__optim_step_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
-    return (size_t)o->states * o->state_bytes + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+    return rule_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
 }
 
 static bool same_shape(const abar_tensor *a, const abar_tensor *b)
@@ -523,10 +650,13 @@ static void imagine_memory(abar_optim_param *params, int n, abar_layer *layers, 
     }
 }
 
-/* A queued device's program is planned by making it: its tables depend on every size. */
-static abar_status plan_by_making(const abar_optim *o, abar_optim_config c, size_t *out)
+/* Planned by making it, without the parameters' memory: what a step needs depends on every size. */
+abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out)
 {
-    abar_context *ctx = o->dev->ctx;
+    abar_context *ctx = dev->ctx;
+    abar_optim_config c;
+    *out = 0;
+    ABAR_TRY(read_config(dev, config, &c));
     const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
     const size_t flags = (size_t)c.n_params * sizeof(bool);
     char *memory;
@@ -539,44 +669,19 @@ static abar_status plan_by_making(const abar_optim *o, abar_optim_config c, size
     imagine_memory(p, c.n_params, l, c.n_layers, (bool *)(memory + params + layers));
     c.params = p;
     c.layers = l;
-    abar_status status = abar__alloc(ctx, sizeof *made, (void **)&made);
+    abar_status status = abar_optim_create(dev, &c, &made);
     if (status == ABAR_OK) {
-        *made = *o;
-        status = make(made, &c);
-        if (status == ABAR_OK) *out = abar_optim_bytes(made) - made->text_bytes;
+        *out = abar_optim_bytes(made) - made->text_bytes;
         abar_optim_destroy(made);
     }
     abar__free(ctx, memory, params + layers + flags);
     return status;
 }
 
-abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out)
-{
-    alignas(max_align_t) unsigned char rule_config[ABAR_RULE_CONFIG_MAX];
-    const abar__rule_ops *ops;
-    abar_optim_config c;
-    *out = 0;
-    ABAR_TRY(read_config(dev, config, &c));
-    ABAR_TRY(find_rule(dev->ctx, c.rule, &ops));
-    ABAR_TRY(abar__rule_configure(dev->ctx, ops, c.rule_config, rule_config));
-    if (dev->ops->queue) {
-        abar_optim o = {.dev = dev, .n = c.n_params, .rule = ops, .states = ops->states(rule_config)};
-        memcpy(o.config, rule_config, sizeof rule_config);
-        return plan_by_making(&o, c, out);
-    }
-    size_t state = 0, curvature = 0;
-    int maps = 0;
-    for (int i = 0; i < c.n_params; i++) state += slot_bytes(dev, abar_tensor_count(&c.params[i].value));
-    const abar__curvature_wish wish = curvature_wish(&c);
-    if (c.method) ABAR_TRY(abar__curvature_plan_bytes(dev, &wish, &maps, &curvature));
-    *out = book_bytes(c.n_params, maps) + (size_t)ops->states(rule_config) * state + curvature;
-    return ABAR_OK;
-}
-
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
 {
     abar_optim_config c;
     ABAR_TRY(read_config(dev, config, &c));
-    const abar__curvature_wish wish = curvature_wish(&c);
-    return c.method ? abar__curvature_plan_maps(dev, &wish, visit, user) : ABAR_OK;
+    const abar__curvature_request request = curvature_request(&c, NULL);
+    return c.method ? abar__curvature_plan_maps(dev, &request, visit, user) : ABAR_OK;
 }

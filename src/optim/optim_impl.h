@@ -1,5 +1,6 @@
-/* The inside of an update rule: a table of operations, one file and one line in rules.c per rule. A rule says what it keeps
- * and turns its configuration into the scalars of one fused update; the device does the rest. */
+/* The inside of an optimizer: its update rules, and what it keeps for its parameters. A rule says for every parameter by which
+ * chain of stages its weight is updated; the device's step carries the chains out. sgd.c is the rule to read first, muon.c the
+ * one with a chain of more than one stage. */
 #ifndef ABAR_OPTIM_IMPL_H
 #define ABAR_OPTIM_IMPL_H
 
@@ -8,28 +9,51 @@
 
 #include <stdalign.h>
 
-#define ABAR_RULE_STATES_MAX 2
-#define ABAR_RULE_CONFIG_MAX 64 /* bytes; every rule asserts that its own fits */
+#define ABAR_PARAM_STATES 2
+#define ABAR_RULE_CONFIG_MAX 1024 /* bytes; every rule asserts that its own fits */
+
+/* What a rule may know of a parameter. */
+typedef struct abar__param_view {
+    const char *name;
+    int64_t rows, columns;  /* of its matrix view: outputs, and the rest flattened */
+    const abar_layer *layer; /* whose weight it is; NULL: of none, or of two */
+    bool yields_output;      /* that layer makes the network's output */
+    double base_lr;
+} abar__param_view;
+
+/* The chain of one parameter: an elementwise pass over its (preconditioned) gradient, which is all, or whose result is
+ * orthogonalised block by block and then taken off the weight. */
+typedef struct abar__chain {
+    abar__update_kind first;
+    bool orthogonalise;
+    int64_t block_rows; /* of a block, where the matrix is cut; 0: it is one block */
+    double scale;       /* of each block's result */
+    bool row_moment;    /* NorMuon's state */
+    double lr_scale;    /* multiplies the parameter's own */
+    double decay;       /* in place of the parameter's own weight decay; negative: that one */
+    const char *why;    /* in words, for reports; NULL: the rule takes everything */
+} abar__chain;
 
 typedef struct abar__rule_ops {
-    abar_rule rule;                                /* what the public sees */
-    const char *state_names[ABAR_RULE_STATES_MAX]; /* the "momentum" of "momentum.conv1.weight" */
-    /* How many of its state tensors this configuration needs. */
-    int (*states)(const void *config);
+    abar_rule rule; /* what the public sees */
     /* Optional: what the option table cannot say. */
     abar_status (*check)(abar_context *ctx, const void *config);
-    /* Adds its own to the scalars (lr, grad_scale and t are set) and updates all items in one pass. */
-    void (*update)(abar_device *dev, const void *config, const abar__update_item *items, int n, abar__update_scalars s);
-    /* The same for a queued device: which rule it is there, and its scalars. */
-    abar__program_rule program;
+    /* Required: the chain of one parameter. It is begun: no orthogonalising, no scales. */
+    void (*plan)(const void *config, const abar__param_view *param, abar__chain *chain);
+    /* Required: the numbers of its passes. */
     void (*scalars)(const void *config, abar__update_scalars *s);
+    /* Where chains orthogonalise: by which polynomial, and how. */
+    void (*orthogonalise)(const void *config, abar__ns *ns, double *row_decay, bool *exact);
 } abar__rule_ops;
 
-extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw;
+extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw, abar__rule_muon;
 
 const abar__rule_ops *abar__rule_find(const char *name); /* NULL: none of that name */
 /* Copies config, or the defaults when it is NULL; refuses values outside the option table's ranges. */
 abar_status abar__rule_configure(abar_context *ctx, const abar__rule_ops *ops, const void *config, void *out);
+/* How many tensors of its size a chain keeps, and what they are called. */
+int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s);
+const char *abar__chain_state_name(const abar__chain *chain, int state);
 
 /* The parameters of a map; bias -1: none. */
 typedef struct abar__owner {
@@ -40,44 +64,50 @@ struct abar_optim {
     abar_device *dev;
     const abar__rule_ops *rule;
     alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
-    int n, states;
-    abar_optim_param *params;   /* their names point into text */
-    abar__update_item *items;   /* one per parameter */
-    abar__update_item *active;  /* those with a gradient: what the norm is taken of */
-    abar__update_item *updates; /* what the rule is given: maps row by row with their biases, the other parameters whole */
-    abar__update_item *biases;  /* of the maps */
-    abar__owner *owners;        /* of the maps */
-    bool *mapped;               /* parameters that belong to a map */
-    int n_active, n_updates, n_maps;
-    bool moved;                 /* a parameter or gradient has a new place since the updates were laid out */
+    abar__update_scalars scalars; /* the rule's */
+    abar__ns ns;
+    double row_decay;
+    bool ns_exact;
+    int n;
+    abar_optim_param *params;    /* their names point into text */
+    abar__chain *chains;         /* of the parameters */
+    abar__update_item *items;    /* one per parameter */
+    abar__update_item *active;   /* those with a gradient: what the norm is taken of */
+    abar__update_item *updates;  /* what the passes are given: maps row by row with their biases, other parameters whole */
+    abar__update_item *biases;   /* of the maps */
+    abar__ns_block *blocks;      /* of all chains that orthogonalise */
+    abar__owner *owners;         /* of the maps */
+    bool *mapped;                /* parameters that belong to a map */
+    abar__update_pass passes[ABAR_PASSES_MAX];
+    int n_active, n_updates, n_maps, n_blocks, n_passes;
+    int blocks_capacity;
+    bool moved;                 /* a parameter or gradient has a new place since the passes were laid out */
     abar__curvature *curvature; /* NULL: the rule alone */
-    char *text;                 /* the names one after the other, then room for the longest name of a state tensor */
+    char *text;                 /* the names one after the other, then a buffer for the longest name of a state tensor */
     size_t text_bytes, label_bytes;
-    void *state[ABAR_RULE_STATES_MAX]; /* one block per family */
-    size_t state_bytes;                /* of each */
-    abar_map_info map_info;            /* what abar_optim_map returned last */
-    abar_phase_times times;            /* of abar_optim_times, without a method */
-    abar_step_note note;               /* of abar_optim_note */
-    int64_t performed;                 /* updates, without the skipped steps */
-    /* queued devices (queued.c) */
-    abar__program *program; /* NULL: this device runs steps as they are called */
-    double *to_mean;        /* (n_maps, 3) */
+    void *state[ABAR_PARAM_STATES]; /* one block of memory each */
+    size_t state_bytes[ABAR_PARAM_STATES];
+    abar_map_info map_info; /* what abar_optim_map returned last */
+    abar_phase_times times; /* of abar_optim_times */
+    abar_step_note note;    /* of abar_optim_note */
+    /* the device's step (step.c) */
+    abar__compiled_step *step;
+    abar__step_state step_state; /* as it was when it was last asked */
+    double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
     int64_t k;    /* steps given so far, skipped ones included */
-    bool reruled; /* the rule has new settings, which the program does not know */
-    bool stale;   /* the device has gone on since its counters were read */
+    bool reruled; /* the rule has new settings, which the step does not know */
+    bool stale;   /* the device has gone on since its state was read */
 };
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
-void abar__optim_lay_out(abar_optim *o); /* active and updates anew, after a parameter moved */
+void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
 
-/* queued.c: the program that carries out steps on a queued device. */
-abar_status abar__optim_make_program(abar_optim *o);
-void abar__optim_free_program(abar_optim *o);
-size_t abar__optim_program_bytes(const abar_optim *o); /* with the books kept for it */
-abar_status abar__optim_queued_step(abar_optim *o, const abar_step_config *c, abar_step_report *report);
-void abar__optim_queued_skip(abar_optim *o);
-abar_status abar__optim_pull(abar_optim *o); /* the device's counters, where they are stale */
+/* step.c */
+abar_status abar__optim_make_step(abar_optim *o);
+void abar__optim_free_step(abar_optim *o);
+size_t abar__optim_step_bytes(const abar_optim *o); /* with the books kept for it */
+abar_status abar__optim_pull(abar_optim *o);        /* the device's state, where it is stale */
 abar_status abar__optim_push(abar_optim *o);
 
 #endif

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-static const abar__rule_ops *const rules[] = {&abar__rule_sgd, &abar__rule_adamw};
-static const char *const names[] = {"sgd", "adamw", NULL};
+static const abar__rule_ops *const rules[] = {&abar__rule_sgd, &abar__rule_adamw, &abar__rule_muon};
+static const char *const names[] = {"sgd", "adamw", "muon", NULL};
 
 const char *const *abar_rule_names(void) { return names; }
 
@@ -35,4 +35,20 @@ abar_status abar__rule_configure(abar_context *ctx, const abar__rule_ops *ops, c
     else
         abar_options_default(ops->rule.options, out);
     return abar_rule_check(ctx, &ops->rule, out);
+}
+
+int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s)
+{
+    switch (chain->first) {
+    case ABAR_UPDATE_ADAMW: return 2;
+    case ABAR_UPDATE_SGD: return s->momentum > 0.0 ? 1 : 0;
+    case ABAR_UPDATE_MOMENTUM: return chain->row_moment ? 2 : s->momentum > 0.0 ? 1 : 0;
+    default: return 0;
+    }
+}
+
+const char *abar__chain_state_name(const abar__chain *chain, int state)
+{
+    if (chain->first == ABAR_UPDATE_ADAMW) return state == 0 ? "exp_avg" : "exp_avg_sq";
+    return state == 0 ? "momentum" : "row_moment";
 }

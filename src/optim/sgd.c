@@ -35,12 +35,6 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-static int states(const void *settings)
-{
-    const config *c = settings;
-    return c->momentum > 0.0 ? 1 : 0;
-}
-
 static abar_status check(abar_context *ctx, const void *settings)
 {
     const config *c = settings;
@@ -57,10 +51,10 @@ static void scalars(const void *settings, abar__update_scalars *s)
     s->decoupled = c->decay == DECAY_DECOUPLED;
 }
 
-static void update(abar_device *dev, const void *settings, const abar__update_item *items, int n, abar__update_scalars s)
+static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)
 {
-    scalars(settings, &s);
-    dev->ops->sgd(dev, items, n, &s);
+    (void)settings, (void)param;
+    chain->first = ABAR_UPDATE_SGD;
 }
 
 const abar__rule_ops abar__rule_sgd = {
@@ -69,10 +63,7 @@ const abar__rule_ops abar__rule_sgd = {
              .options = options,
              .config_size = sizeof(config),
              .states = 1},
-    .state_names = {"momentum"},
-    .states = states,
     .check = check,
-    .update = update,
-    .program = ABAR_PROGRAM_SGD,
+    .plan = plan,
     .scalars = scalars,
 };

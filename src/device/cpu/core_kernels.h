@@ -19,6 +19,11 @@ typedef struct abar__adamw_coefficients {
     float grad_scale, largest, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
 } abar__adamw_coefficients;
 
+/* g <- grad_scale g;  m <- momentum m + rest g;  g <- of_grad g + of_average m */
+typedef struct abar__momentum_coefficients {
+    float grad_scale, momentum, rest, of_grad, of_average;
+} abar__momentum_coefficients;
+
 /* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. */
 typedef struct abar__row {
     const float *right;
@@ -37,6 +42,9 @@ typedef struct abar__core_kernels {
                              const abar__sgd_coefficients *c);
     void (*adamw_row)(float *weight, const float *grad, float *first, float *second, const abar__row *row, int64_t n,
                       const abar__adamw_coefficients *c);
+
+    /* In place of the gradient. average NULL: there is none, of_grad alone. row NULL: the gradient as it is. */
+    void (*momentum)(float *grad, float *average, const abar__row *row, int64_t n, const abar__momentum_coefficients *c);
 
     void (*add)(float *acc, const float *x, int64_t n); /* acc[i] += x[i] */
     /* lanes (1, 8 or 16) sums over n pixels of lanes numbers each, of x or of x * x */

@@ -133,15 +133,15 @@ static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, do
 
 /* ---- update ------------------------------------------------------------------------------------------------------- */
 
-/* One step, and how a rule carries it out on n consecutive elements. row NULL: the gradient as it is; otherwise these are
- * (part of) one row of a preconditioned map. scale multiplies the gradient. */
 typedef struct update {
     const abar__core_kernels *kernels;
     const abar__update_scalars *scalars;
     double correction1, correction2; /* adamw: of the two moments' bias */
-    void (*run)(const struct update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                double scale);
 } update;
+
+/* An update of n consecutive elements. row NULL: the gradient as it is; otherwise these are (part of) one row of a
+ * preconditioned map. scale multiplies the gradient. */
+static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row, double scale);
 
 /* Row o of a map, then its element of the bias. */
 static void update_row(const update *u, const abar__update_item *item, int64_t o, int64_t columns)
@@ -152,8 +152,8 @@ static void update_row(const update *u, const abar__update_item *item, int64_t o
     const double scale =
         u->scalars->grad_scale * pre->scale * (pre->row_scale ? (double)((const float *)pre->row_scale)[o] : 1.0);
     if (!right) {
-        u->run(u, item, o * columns, columns, NULL, scale);
-        if (bias) u->run(u, bias, o, 1, NULL, scale);
+        run(u, item, o * columns, columns, NULL, scale);
+        if (bias) run(u, bias, o, 1, NULL, scale);
         return;
     }
     float c;
@@ -163,16 +163,17 @@ static void update_row(const update *u, const abar__update_item *item, int64_t o
         c = u->kernels->dot(grad, right, columns);
         if (bias) c += ((const float *)bias->grad)[o] * right[columns];
     }
-    u->run(u, item, o * columns, columns, &(abar__row){right, c}, scale);
-    if (bias) u->run(u, bias, o, 1, &(abar__row){right + columns, c}, scale);
+    run(u, item, o * columns, columns, &(abar__row){right, c}, scale);
+    if (bias) run(u, bias, o, 1, &(abar__row){right + columns, c}, scale);
 }
 
 /* A span of a map stands for the rows that begin in it. */
 static void update_span(const update *u, const span *s)
 {
     const abar__update_item *item = s->item;
+    if (item->block >= 0 && u->scalars->verdicts[item->block] == ABAR_NS_BROKEN) return;
     if (!item->pre) {
-        u->run(u, item, s->first, s->count, NULL, u->scalars->grad_scale);
+        run(u, item, s->first, s->count, NULL, item->kind == ABAR_UPDATE_PLAIN ? 1.0 : u->scalars->grad_scale);
         return;
     }
     const int64_t columns = item->count / item->rows;
@@ -219,11 +220,6 @@ static void sgd_run(const update *u, const abar__update_item *item, int64_t firs
         u->kernels->sgd(weight, grad, n, &c);
 }
 
-static void cpu_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    update_all(dev, items, n, &(update){.kernels = dev->impl, .scalars = s, .run = sgd_run});
-}
-
 /* The betas are rounded to float before anything is derived from them: a moment's weights and its bias correction must
  * agree, and 1 - 0.999 differs by 1e-5 from what the rounded 0.999 leaves. */
 static double rounded(double beta) { return (double)(float)beta; }
@@ -253,14 +249,47 @@ static void adamw_run(const update *u, const abar__update_item *item, int64_t fi
         u->kernels->adamw(weight, grad, m, v, n, &c);
 }
 
-static void cpu_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
+static void momentum_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
+                         double scale)
 {
+    const abar__update_scalars *k = u->scalars;
+    const double rest = 1.0 - rounded(k->momentum);
+    const abar__momentum_coefficients c = {.grad_scale = (float)scale,
+                                           .momentum = (float)k->momentum,
+                                           .rest = (float)rest,
+                                           .of_grad = k->nesterov ? (float)rest : 0.0f,
+                                           .of_average = k->nesterov ? (float)k->momentum : 1.0f};
+    float *average = item->state[0] ? (float *)item->state[0] + first : NULL;
+    u->kernels->momentum((float *)item->grad + first, average, row, n, &c);
+}
+
+/* SGD without momentum and with decoupled decay. */
+static void plain_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, double scale)
+{
+    const double lr = u->scalars->lr * item->lr_scale;
+    const abar__sgd_coefficients c = {
+        .grad_scale = (float)scale, .decoupled = (float)(lr * item->weight_decay), .lr_grad = (float)lr};
+    u->kernels->sgd((float *)item->weight + first, (const float *)item->grad + first, n, &c);
+}
+
+static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row, double scale)
+{
+    switch (item->kind) {
+    case ABAR_UPDATE_SGD: sgd_run(u, item, first, n, row, scale); break;
+    case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, row, scale); break;
+    case ABAR_UPDATE_MOMENTUM: momentum_run(u, item, first, n, row, scale); break;
+    default: plain_run(u, item, first, n, scale);
+    }
+}
+
+static void cpu_update(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
+{
+    const double t = (double)s->t;
     update_all(dev, items, n,
                &(update){.kernels = dev->impl,
                          .scalars = s,
-                         .correction1 = 1.0 - pow(rounded(s->beta1), (double)s->t),
-                         .correction2 = 1.0 - pow(rounded(s->beta2), (double)s->t),
-                         .run = adamw_run});
+                         .correction1 = 1.0 - pow(rounded(s->beta1), t),
+                         .correction2 = 1.0 - pow(rounded(s->beta2), t)});
 }
 
 static const abar_device_ops device = {
@@ -272,9 +301,9 @@ static const abar_device_ops device = {
     .release = cpu_release,
     .copy = cpu_copy,
     .norm = cpu_norm,
-    .sgd = cpu_sgd,
-    .adamw = cpu_adamw,
+    .update = cpu_update,
     .stats = &abar__cpu_stats,
+    .step = &abar__host_step,
 };
 
 const abar_device_ops *const abar__cpu_device = &device;

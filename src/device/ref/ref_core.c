@@ -93,8 +93,30 @@ static void adamw_element(const abar__update_item *item, const abar__update_scal
     weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
 }
 
+/* optimizers.md section 1.2, step 1: the gradient's memory becomes u. */
+static void momentum_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *average = item->state[0], *u = item->grad;
+    u[i] = g;
+    if (!average) return;
+    average[i] = s->momentum * average[i] + (1.0 - s->momentum) * g;
+    u[i] = s->nesterov ? (1.0 - s->momentum) * g + s->momentum * average[i] : average[i];
+}
+
+static void plain_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *weight = item->weight;
+    const double lr = s->lr * item->lr_scale;
+    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * g;
+}
+
+static rule *const rules[ABAR_UPDATE_KINDS] = {[ABAR_UPDATE_SGD] = sgd_element,
+                                               [ABAR_UPDATE_ADAMW] = adamw_element,
+                                               [ABAR_UPDATE_MOMENTUM] = momentum_element,
+                                               [ABAR_UPDATE_PLAIN] = plain_element};
+
 /* Row o of a map: scale * row_scale * (G_o - c right), its bias as the last element. */
-static void update_row(const abar__update_item *item, const abar__update_scalars *s, int64_t o, rule *update)
+static void update_row(const abar__update_item *item, const abar__update_scalars *s, int64_t o)
 {
     const abar__precondition *pre = item->pre;
     int64_t columns = item->count / item->rows;
@@ -107,32 +129,23 @@ static void update_row(const abar__update_item *item, const abar__update_scalars
         for (int64_t i = 0; i < columns; i++) c += g[i] * right[i];
         if (bias) c += bias[o] * right[columns];
     }
-    for (int64_t i = 0; i < columns; i++) update(item, s, o * columns + i, scale * (g[i] - (right ? c * right[i] : 0.0)));
-    if (bias) update(item->bias, s, o, scale * (bias[o] - (right ? c * right[columns] : 0.0)));
+    for (int64_t i = 0; i < columns; i++)
+        rules[item->kind](item, s, o * columns + i, scale * (g[i] - (right ? c * right[i] : 0.0)));
+    if (bias) rules[item->bias->kind](item->bias, s, o, scale * (bias[o] - (right ? c * right[columns] : 0.0)));
 }
 
-static void update_all(const abar__update_item *items, int n, const abar__update_scalars *s, rule *update)
+static void ref_update(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
 {
+    (void)dev;
     for (int k = 0; k < n; k++) {
         const abar__update_item *item = &items[k];
-        const double *grad = item->grad;
+        const double *grad = item->grad, scale = item->kind == ABAR_UPDATE_PLAIN ? 1.0 : s->grad_scale;
+        if (item->block >= 0 && s->verdicts[item->block] == ABAR_NS_BROKEN) continue;
         if (item->pre)
-            for (int64_t o = 0; o < item->rows; o++) update_row(item, s, o, update);
+            for (int64_t o = 0; o < item->rows; o++) update_row(item, s, o);
         else
-            for (int64_t i = 0; i < item->count; i++) update(item, s, i, s->grad_scale * grad[i]);
+            for (int64_t i = 0; i < item->count; i++) rules[item->kind](item, s, i, scale * grad[i]);
     }
-}
-
-static void ref_sgd(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    (void)dev;
-    update_all(items, n, s, sgd_element);
-}
-
-static void ref_adamw(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s)
-{
-    (void)dev;
-    update_all(items, n, s, adamw_element);
 }
 
 extern const abar__stats_ops abar__ref_stats;
@@ -146,9 +159,9 @@ static const abar_device_ops device = {
     .release = ref_release,
     .copy = ref_copy,
     .norm = ref_norm,
-    .sgd = ref_sgd,
-    .adamw = ref_adamw,
+    .update = ref_update,
     .stats = &abar__ref_stats,
+    .step = &abar__host_step,
 };
 
 const abar_device_ops *const abar__ref_device = &device;

@@ -60,6 +60,8 @@ static double input_square(abar_device *dev, const abar__rows *s)
     return sum;
 }
 
+static void input_square_add(abar_device *dev, const abar__rows *s, double *sum) { *sum += input_square(dev, s); }
+
 static void grad_sum(abar_device *dev, const abar__rows *s, void *out)
 {
     (void)dev;
@@ -451,6 +453,7 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
 const abar__stats_ops abar__ref_stats = {
     .input_sum = input_sum,
     .input_square = input_square,
+    .input_square_add = input_square_add,
     .value_sums = abar__ref_value_sums,
     .position_sums = abar__ref_position_sums,
     .position_product = abar__ref_position_product,

@@ -129,6 +129,28 @@ static void adamw_row(float *restrict weight, const float *restrict grad, float 
 
 /* ---- sums of statistics ------------------------------------------------------------------------------------------- */
 
+static void momentum(float *grad, float *average, const abar__row *row, int64_t n,
+                     const abar__momentum_coefficients *coefficients)
+{
+    const abar__momentum_coefficients c = *coefficients;
+    if (row) {
+        const float *right = row->right;
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) grad[i] -= row->c * right[i];
+    }
+    if (!average) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) grad[i] *= c.grad_scale;
+        return;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float g = c.grad_scale * grad[i], m = c.momentum * average[i] + c.rest * g;
+        average[i] = m;
+        grad[i] = c.of_grad * g + c.of_average * m;
+    }
+}
+
 static void add(float *restrict acc, const float *restrict x, int64_t n)
 {
 #pragma omp simd
@@ -165,6 +187,7 @@ const abar__core_kernels ABAR_ISA_NAME(abar__core) = {
     .sgd_row = sgd_row,
     .sgd_momentum_row = sgd_momentum_row,
     .adamw_row = adamw_row,
+    .momentum = momentum,
     .add = add,
     .lane_sums = lane_sums,
 };

@@ -1,0 +1,166 @@
+/* The derive stage on the host: scalars first, then matrices by the ladder of methods.md section 9, then vectors. */
+#include "device/host/derive.h"
+
+#include "device/step_rules.h"
+
+static size_t element(const abar_device *dev) { return abar_dtype_size(dev->ops->dtype); }
+
+static size_t vector_bytes(const abar_device *dev, int64_t n) { return abar__round_up((size_t)n * element(dev), ABAR_ALIGN); }
+
+static bool is_wanted(abar__derive_what what, bool calibrated) { return what == ABAR_DERIVE_ALL || !calibrated; }
+
+static bool is_matrix(const abar__plan_derived *d)
+{
+    return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS;
+}
+
+/* ---- scalars ------------------------------------------------------------------------------------------------------ */
+
+static double mean_of(abar_device *dev, const abar__plan_average *a)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    return (a->square ? stats->trace(dev, a->n, a->average) : stats->sum(dev, a->n, a->average)) / (double)a->n;
+}
+
+static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_state *state, double unbias,
+                         abar__derive_what what, double *v)
+{
+    for (int i = 0; i < p->n_scalars; i++) {
+        const abar__scalar_op *s = &p->scalar[i];
+        if (!is_wanted(what, s->calibrated)) continue;
+        const abar__plan_average *a = &p->average[s->a];
+        switch (s->kind) {
+        case ABAR_SCALAR_VALUE: v[i] = s->value; break;
+        case ABAR_SCALAR_MEAN: v[i] = unbias * mean_of(dev, a); break;
+        case ABAR_SCALAR_SQUARE: v[i] = unbias * unbias * dev->ops->stats->dot(dev, a->n, a->average, a->average); break;
+        case ABAR_SCALAR_NUMBER: v[i] = unbias * state->real[ABAR_REAL_NUMBER]; break;
+        default: v[i] = abar__scalar_combine(s, v);
+        }
+    }
+}
+
+/* ---- matrices ----------------------------------------------------------------------------------------------------- */
+
+/* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
+static bool climb(abar_device *dev, const abar__plan_average *a, abar__map_state *state, double unbias, double *shift,
+                  void *inverse, void *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const double least = 1e-8 * unbias * stats->trace(dev, a->n, a->average) / (double)a->n;
+    for (int raised = 0; raised < 5; raised++) {
+        if (stats->invert(dev, a->n, a->average, unbias, *shift, false, inverse, scratch)) return true;
+        state->count[ABAR_COUNT_RAISED]++;
+        *shift = fmax(10.0 * *shift, least);
+    }
+    if (stats->invert(dev, a->n, a->average, unbias, *shift, false, inverse, scratch)) return true;
+    state->count[ABAR_COUNT_DOUBLED]++;
+    return stats->invert(dev, a->n, a->average, unbias, *shift, true, inverse, scratch);
+}
+
+static bool invert(abar_device *dev, const abar__plan_average *a, abar__map_state *state, double unbias, double shift,
+                   void *inverse, void *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    if (!climb(dev, a, state, unbias, &shift, inverse, scratch)) return false;
+    /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
+    const double largest = unbias * stats->trace(dev, a->n, a->average) + shift * (double)a->n;
+    state->real[ABAR_REAL_CONDITION] = largest * sqrt(stats->dot(dev, a->n * a->n, inverse, inverse));
+    return true;
+}
+
+/* The memory of matrix d and its eigenvalues; at: where the result goes. */
+static size_t matrix_bytes(const abar_device *dev, const abar__plan *p, const abar__plan_derived *d)
+{
+    return vector_bytes(dev, d->n) + (d->values >= 0 ? vector_bytes(dev, p->derived[d->values].n) : 0);
+}
+
+static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__plan_derived *d, abar__map_state *state,
+                          double unbias, const double *v, void *matrix, void *values, void *scratch)
+{
+    const abar__plan_average *a = &p->average[d->average];
+    if (d->kind == ABAR_DERIVED_EIGENVECTORS)
+        return dev->ops->stats->eigen(dev, a->n, a->average, unbias, values, matrix, scratch);
+    return invert(dev, a, state, unbias, abar__scalar_or(v, d->shift, 0.0), matrix, scratch);
+}
+
+/* The first of a plan's matrices is derived last, in its place; the others before it, into scratch, so that all are renewed or
+ * none. */
+static int first_matrix(const abar__plan *p, abar__derive_what what)
+{
+    for (int i = 0; i < p->n_derived; i++)
+        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated)) return i;
+    return p->n_derived;
+}
+
+static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_what what)
+{
+    size_t most = 0;
+    for (int i = 0; i < p->n_derived; i++) {
+        const abar__plan_derived *d = &p->derived[i];
+        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        const int64_t n = p->average[d->average].n;
+        const size_t need = d->kind == ABAR_DERIVED_INVERSE ? dev->ops->stats->invert_scratch(dev, n)
+                                                            : dev->ops->stats->eigen_scratch(dev, n);
+        if (need > most) most = need;
+    }
+    return abar__round_up(most, ABAR_ALIGN);
+}
+
+size_t abar__derive_scratch(abar_device *dev, const abar__plan *p, abar__derive_what what)
+{
+    size_t bytes = call_scratch(dev, p, what);
+    for (int i = first_matrix(p, what) + 1; i < p->n_derived; i++)
+        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated)) bytes += matrix_bytes(dev, p, &p->derived[i]);
+    return bytes;
+}
+
+static bool derive_matrices(abar_device *dev, const abar__plan *p, abar__map_state *state, double unbias,
+                            abar__derive_what what, const double *v, char *scratch)
+{
+    const int first = first_matrix(p, what);
+    char *const held = scratch + call_scratch(dev, p, what);
+    char *at = held;
+    for (int i = p->n_derived - 1; i > first; i--) {
+        const abar__plan_derived *d = &p->derived[i];
+        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        if (!derive_matrix(dev, p, d, state, unbias, v, at, at + vector_bytes(dev, d->n), scratch)) return false;
+        at += matrix_bytes(dev, p, d);
+    }
+    if (first == p->n_derived) return true;
+    const abar__plan_derived *d = &p->derived[first];
+    if (!derive_matrix(dev, p, d, state, unbias, v, d->data, abar__plan_data(p, d->values), scratch)) return false;
+    at = held;
+    for (int i = p->n_derived - 1; i > first; i--) {
+        d = &p->derived[i];
+        if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
+        dev->ops->stats->affine(dev, d->n, at, 1.0, 0.0, d->data);
+        if (d->values >= 0)
+            dev->ops->stats->affine(dev, p->derived[d->values].n, at + vector_bytes(dev, d->n), 1.0, 0.0,
+                                    p->derived[d->values].data);
+        at += matrix_bytes(dev, p, d);
+    }
+    return true;
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------------------- */
+
+bool abar__derive(abar_device *dev, const abar__plan *p, abar__map_state *state, double unbias, abar__derive_what what,
+                  void *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    double v[ABAR_PLAN_SCALARS];
+    find_scalars(dev, p, state, unbias, what, v);
+    if (!derive_matrices(dev, p, state, unbias, what, v, scratch)) return false;
+    for (int i = 0; i < p->n_derived; i++) {
+        const abar__plan_derived *d = &p->derived[i];
+        if (!is_wanted(what, d->calibrated)) continue;
+        const double scale = unbias * abar__scalar_or(v, d->scale, 1.0);
+        const void *average = p->average[d->average].average;
+        if (d->kind == ABAR_DERIVED_VECTOR) stats->affine(dev, d->n, average, scale, 0.0, d->data);
+        if (d->kind == ABAR_DERIVED_RECIPROCAL)
+            stats->reciprocal(dev, d->n, average, scale, abar__scalar_or(v, d->shift, 0.0), d->data);
+    }
+    for (int i = 0; i < ABAR_REALS; i++)
+        if (p->report[i] >= 0 && is_wanted(what, p->scalar[p->report[i]].calibrated)) state->real[i] = v[p->report[i]];
+    return true;
+}

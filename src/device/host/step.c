@@ -1,0 +1,536 @@
+/* The step of ref and cpu: every stage runs when it is called, through the device's own tables (norm, update, statistics). Both
+ * have the control block in host memory, and one step in flight. */
+#include "device/host/derive.h"
+#include "device/step_rules.h"
+
+#include <string.h>
+#include <time.h>
+
+typedef struct control {
+    abar__step_state state;
+    double norm, scale; /* |G| as gradients are in memory; what the passes multiply them by */
+    double lr;
+    int64_t now; /* the step being made */
+    int32_t skip;
+    abar__step_outcome seen; /* losses of the step begun */
+    bool bad;                /* one was not finite */
+} control;
+
+/* A map with its gradients; NULL: none now. */
+typedef struct treated {
+    abar__precondition pre;
+    void *grad, *bias_grad;
+} treated;
+
+struct abar__compiled_step {
+    abar__step_desc desc;
+    control control;
+    /* one block of memory */
+    abar__plan *plans;
+    abar__map_state *states;
+    treated *maps;
+    double *products;
+    abar__update_item *updates; /* the description's, with their preconditioners */
+    int32_t *verdicts;
+    void *memory;
+    size_t memory_bytes;
+    /* of the device */
+    void *workspace;
+    size_t workspace_bytes;
+    double rate, *rates; /* of the next step; of those from first_rate on, where there is more than one */
+    int64_t first_rate, n_rates, rates_capacity;
+    abar__update_scalars scalars;
+    double refresh_seconds, apply_seconds;
+    abar__step_outcome outcomes[ABAR_STEP_RESULTS];
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static size_t vector_bytes(const abar_device *dev, int64_t n)
+{
+    return abar__round_up((size_t)n * abar_dtype_size(dev->ops->dtype), ABAR_ALIGN);
+}
+
+/* ---- compiling ---------------------------------------------------------------------------------------------------- */
+
+static size_t treat_scratch(const abar_device *dev, const abar__plan *p)
+{
+    const int64_t columns = p->d > 8 ? p->d : 8;
+    return abar__plan_is_dense(p) ? 3 * vector_bytes(dev, p->out * columns) : 0; /* G, its new form, and one more */
+}
+
+static void plan_workspace(abar_device *dev, abar__compiled_step *s)
+{
+    const abar__step_desc *desc = &s->desc;
+    size_t most = desc->workspace_bytes;
+    for (int i = 0; i < desc->n_maps; i++) {
+        const size_t derive = abar__derive_scratch(dev, &desc->plans[i], ABAR_DERIVE_RUNNING);
+        const size_t treat = treat_scratch(dev, &desc->plans[i]);
+        most = derive > most ? derive : most;
+        most = treat > most ? treat : most;
+    }
+    if (desc->n_blocks > 0) {
+        const size_t blocks = dev->ops->stats->orthogonalise_scratch(dev, desc->blocks, desc->n_blocks);
+        most = blocks > most ? blocks : most;
+    }
+    s->workspace_bytes = most;
+}
+
+/* Hands out host memory, or only counts it. */
+static size_t place(abar__compiled_step *s, char *base)
+{
+    const size_t maps = (size_t)s->desc.n_maps;
+    struct {
+        void **out;
+        size_t bytes;
+    } parts[] = {{(void **)&s->plans, maps * sizeof *s->plans},
+                 {(void **)&s->states, maps * sizeof *s->states},
+                 {(void **)&s->maps, maps * sizeof *s->maps},
+                 {(void **)&s->products, 3 * maps * sizeof *s->products},
+                 {(void **)&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
+                 {(void **)&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts}};
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (base) *parts[i].out = base + at;
+        at = abar__round_up(at + parts[i].bytes, ABAR_ALIGN);
+    }
+    return at;
+}
+
+static void bind(abar__compiled_step *s)
+{
+    for (int i = 0; i < s->desc.n_maps; i++) s->maps[i] = (treated){.pre = {.scale = 1.0}};
+    for (int i = 0; i < s->desc.n_updates; i++) {
+        abar__update_item *item = &s->updates[i];
+        *item = s->desc.updates[i];
+        if (item->map < 0) continue;
+        treated *map = &s->maps[item->map];
+        item->pre = &map->pre;
+        map->grad = item->grad;
+        map->bias_grad = item->bias ? item->bias->grad : NULL;
+    }
+}
+
+static void destroy(abar_device *dev, abar__compiled_step *s)
+{
+    if (!s) return;
+    abar_device_free(dev, s->workspace, s->workspace_bytes);
+    abar__free(dev->ctx, s->memory, s->memory_bytes);
+    abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
+    abar__free(dev->ctx, s, sizeof *s);
+}
+
+static abar_status make(abar_device *dev, abar__compiled_step *s)
+{
+    s->memory_bytes = place(s, NULL);
+    ABAR_TRY(abar__alloc(dev->ctx, s->memory_bytes, &s->memory));
+    place(s, s->memory);
+    if (s->desc.n_maps) memcpy(s->plans, s->desc.plans, (size_t)s->desc.n_maps * sizeof *s->plans);
+    plan_workspace(dev, s);
+    ABAR_TRY(abar_device_alloc(dev, s->workspace_bytes, &s->workspace));
+    s->scalars = *s->desc.scalars;
+    s->scalars.verdicts = s->verdicts;
+    s->control.state.kl_scale = 1.0;
+    bind(s);
+    return ABAR_OK;
+}
+
+static abar_status create(abar_device *dev, const abar__step_desc *desc, abar__compiled_step **out)
+{
+    *out = NULL;
+    abar__compiled_step *s;
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *s, (void **)&s));
+    s->desc = *desc;
+    abar_status status = make(dev, s);
+    if (status < 0) {
+        destroy(dev, s);
+        return status;
+    }
+    *out = s;
+    return ABAR_OK;
+}
+
+static size_t bytes(const abar__compiled_step *s) { return sizeof *s + s->memory_bytes + s->workspace_bytes; }
+static void *workspace(const abar__compiled_step *s) { return s->workspace; }
+
+static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
+{
+    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks)
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
+    const abar__plan *plans = s->desc.plans;
+    s->desc = *desc;
+    s->desc.plans = plans;
+    s->scalars = *desc->scalars;
+    s->scalars.verdicts = s->verdicts;
+    bind(s);
+    return ABAR_OK;
+}
+
+/* ---- the control block -------------------------------------------------------------------------------------------- */
+
+static abar_status rates(abar_device *dev, abar__compiled_step *s, int64_t first, const double *lr, int64_t n)
+{
+    s->first_rate = first;
+    s->n_rates = n;
+    s->rate = lr[0];
+    if (n == 1) return ABAR_OK;
+    if (n > s->rates_capacity) {
+        abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
+        s->rates_capacity = 0;
+        ABAR_TRY(abar__alloc(dev->ctx, (size_t)n * sizeof *s->rates, (void **)&s->rates));
+        s->rates_capacity = n;
+    }
+    memcpy(s->rates, lr, (size_t)n * sizeof *lr);
+    return ABAR_OK;
+}
+
+static double rate_of(const abar__compiled_step *s, int64_t k)
+{
+    if (s->n_rates <= 1) return s->rate;
+    const int64_t at = k - s->first_rate;
+    return s->rates[at < 0 ? 0 : at < s->n_rates ? at : s->n_rates - 1];
+}
+
+static abar_status begin(abar_device *dev, abar__compiled_step *s)
+{
+    (void)dev;
+    s->control.seen = (abar__step_outcome){0};
+    s->control.bad = false;
+    return ABAR_OK;
+}
+
+static abar_status add_loss(abar_device *dev, abar__compiled_step *s, const void *result)
+{
+    (void)dev;
+    const abar_loss *loss = result;
+    s->control.seen.loss += loss->loss * (double)loss->count;
+    s->control.seen.correct += loss->correct;
+    s->control.seen.count += loss->count;
+    if (!isfinite(loss->loss)) s->control.bad = true;
+    return ABAR_OK;
+}
+
+/* ---- check -------------------------------------------------------------------------------------------------------- */
+
+static abar_status check(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip)
+{
+    control *c = &s->control;
+    const int64_t k = c->state.k;
+    double own = NAN; /* the norm before grad_scale */
+    const bool finite = dev->ops->norm(dev, s->desc.items, s->desc.n_items, &own);
+    const double norm = grad_scale * own;
+    const double clipping = clip > 0.0 ? fmin(1.0, clip / (norm + 1e-6)) : 1.0;
+    c->skip = c->bad || !finite || !isfinite(norm);
+    c->now = k;
+    c->norm = own;
+    c->scale = grad_scale * clipping;
+    c->state.k = k + 1;
+    if (!c->skip) {
+        c->state.t++;
+        c->lr = rate_of(s, k);
+    }
+    c->seen.grad_norm = norm;
+    c->seen.k = k;
+    c->seen.skipped = c->skip;
+    s->outcomes[k % ABAR_STEP_RESULTS] = c->seen;
+    return ABAR_OK;
+}
+
+/* ---- commit ------------------------------------------------------------------------------------------------------- */
+
+static void forget(abar_device *dev, const abar__plan *p)
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__plan_average *a = &p->average[i];
+        if (a->name) dev->ops->stats->clear(dev, a->n, a->square, a->pending);
+    }
+    if (p->mean_number.name) *(double *)p->mean_number.pending = 0.0;
+}
+
+static double pending_number(const abar__plan *p) { return p->mean_number.name ? *(const double *)p->mean_number.pending : 0.0; }
+
+static bool pending_is_finite(abar_device *dev, const abar__plan *p, const double to_mean[3])
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__plan_average *a = &p->average[i];
+        if (a->name && !dev->ops->stats->all_finite(dev, a->n, a->square, a->pending, to_mean[i])) return false;
+    }
+    return isfinite(pending_number(p) * to_mean[ABAR_PLAN_AVERAGES]);
+}
+
+static void commit_map(abar_device *dev, const abar__plan *p, abar__map_state *state, double beta, const double to_mean[3])
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__plan_average *a = &p->average[i];
+        if (a->name && !a->calibrated)
+            dev->ops->stats->commit(dev, a->n, a->square, a->average, a->pending, beta, (1.0 - beta) * to_mean[i]);
+    }
+    if (p->mean_number.name && !p->mean_number.calibrated) {
+        double *number = &state->real[ABAR_REAL_NUMBER];
+        *number = beta * *number + (1.0 - beta) * to_mean[ABAR_PLAN_AVERAGES] * pending_number(p);
+        *(double *)p->mean_number.pending = 0.0;
+    }
+    state->count[ABAR_COUNT_COMMITS]++;
+}
+
+/* Linked maps, from the first on: all of them or none. Returns whether they were. */
+static bool commit(abar_device *dev, abar__compiled_step *s, int first, const double *to_mean)
+{
+    const int links = s->plans[first].links;
+    const double *factor = to_mean + 3 * first;
+    bool fine = true;
+    if (factor[0] == 0.0 && factor[1] == 0.0 && factor[2] == 0.0) return false;
+    for (int i = 0; i < links; i++) fine = pending_is_finite(dev, &s->plans[first + i], factor + 3 * i) && fine;
+    for (int i = 0; i < links; i++) {
+        if (fine) {
+            commit_map(dev, &s->plans[first + i], &s->states[first + i], s->desc.cadence.stat_decay, factor + 3 * i);
+        } else {
+            s->states[first + i].count[ABAR_COUNT_DROPPED]++;
+            forget(dev, &s->plans[first + i]);
+        }
+    }
+    return fine;
+}
+
+/* ---- derive ------------------------------------------------------------------------------------------------------- */
+
+static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool committed)
+{
+    const abar__plan *p = &s->plans[i];
+    abar__map_state *state = &s->states[i];
+    const abar__cadence *c = &s->desc.cadence;
+    if (!abar__refreshes(c, state, p->number, abar__plan_is_calibrated(p), s->control.now, committed)) return;
+    const double unbias = abar__unbias(c->stat_decay, state->count[ABAR_COUNT_COMMITS]);
+    if (abar__derive(dev, p, state, unbias, ABAR_DERIVE_RUNNING, s->workspace))
+        state->count[ABAR_COUNT_READY] = 1;
+    else
+        state->count[ABAR_COUNT_KEPT]++;
+}
+
+static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *to_mean)
+{
+    const double began = now();
+    bool committed = false;
+    for (int i = 0; i < s->desc.n_maps; i++) {
+        if (s->control.skip) {
+            forget(dev, &s->plans[i]);
+            if (abar__due_when_skipped(&s->desc.cadence, s->control.now, s->plans[i].number))
+                s->states[i].count[ABAR_COUNT_DUE] = 1;
+            continue;
+        }
+        if (s->plans[i].link == i) committed = to_mean && commit(dev, s, i, to_mean);
+        refresh(dev, s, i, committed);
+    }
+    s->refresh_seconds += now() - began;
+    return ABAR_OK;
+}
+
+/* ---- precondition ------------------------------------------------------------------------------------------------- */
+
+static const abar__precondition identity = {.scale = 1.0};
+
+/* Whether the step depends on <G^, G>, by the KL clip or by the map's own length. */
+static bool product_counts(const abar__compiled_step *s, const abar__plan *p) { return s->desc.cadence.kl_clip > 0.0 || p->apply.mu > 0.0; }
+
+/* G^ from G joined to one matrix: what devices do without a call for all of it. */
+static bool treat_joined(abar_device *dev, const abar__plan *p, abar__dense_gradient *g, void *scratch, double *products)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const abar__treatment *t = &p->apply;
+    const int64_t m = p->out, d = p->d, count = m * d;
+    char *joined = scratch, *result = joined + vector_bytes(dev, count), *spare = result + vector_bytes(dev, count);
+    void *bias = d > p->columns && !g->bias ? spare : g->bias;
+    if (bias == spare) stats->clear(dev, m, false, spare);
+    stats->gather(dev, m, p->columns, g->weight, bias, joined);
+    if (p->derived[t->right].kind == ABAR_DERIVED_EIGENVECTORS) { /* rows are eigenvectors: V_P G V_A^T is G in their basis */
+        const void *rows = p->derived[p->derived[t->left].values].data, *columns = p->derived[p->derived[t->right].values].data;
+        stats->sandwich(dev, m, d, g->left, false, joined, g->right, true, result, spare);
+        stats->divide_outer(dev, m, d, result, rows, columns, t->shift);
+        stats->sandwich(dev, m, d, g->left, true, result, g->right, false, result, spare);
+    } else {
+        stats->sandwich(dev, m, d, g->left, false, joined, g->right, false, result, spare);
+    }
+    if (g->row_scale) stats->scale_rows(dev, m, d, result, g->row_scale, 1.0);
+    if (!stats->all_finite(dev, count, false, result, g->largest)) return false;
+    if (products) {
+        products[0] = stats->dot(dev, count, joined, joined);
+        products[1] = stats->dot(dev, count, joined, result);
+        products[2] = stats->dot(dev, count, result, result);
+    }
+    stats->scatter(dev, m, p->columns, result, g->weight, bias);
+    return true;
+}
+
+/* Replaces the gradient of a dense map, all but its scale; returns <G^, G>, 0 where it stays as it is. */
+static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool measure)
+{
+    const abar__plan *p = &s->plans[i];
+    const abar__treatment *t = &p->apply;
+    treated *map = &s->maps[i];
+    const double outer = abar__outer_scale(t, &s->states[i]);
+    abar__dense_gradient g = {.out = p->out,
+                              .in = p->columns,
+                              .d = p->d,
+                              .weight = map->grad,
+                              .bias = map->bias_grad,
+                              .left = abar__plan_data(p, t->left),
+                              .right = abar__plan_data(p, t->right),
+                              .row_scale = abar__plan_data(p, t->row_scale),
+                              .largest = outer * (t->mu > 0.0 ? 0.5 / sqrt(t->mu) : 1.0)}; /* the largest length */
+    const bool plain = p->derived[t->right].kind == ABAR_DERIVED_INVERSE, counts = product_counts(s, p);
+    double sums[3] = {0.0}, *products = measure || counts ? sums : NULL;
+    const bool fine = plain && dev->ops->stats->precondition
+                          ? dev->ops->stats->precondition(dev, &g, s->workspace, products)
+                          : treat_joined(dev, p, &g, s->workspace, products);
+    if (!fine) {
+        s->states[i].count[ABAR_COUNT_KEPT]++;
+        return 0.0;
+    }
+    const double scale = outer * (t->mu > 0.0 ? abar__own_length(t->mu, sums[1], s->control.scale) : 1.0);
+    map->pre.scale = scale;
+    s->products[3 * i] = sums[0];
+    s->products[3 * i + 1] = scale * sums[1];
+    s->products[3 * i + 2] = scale * scale * sums[2];
+    return scale * sums[1];
+}
+
+/* How the passes shall treat a map whose preconditioner is made of vectors; <G^, G>, or 0, likewise. */
+static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool measure)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const abar__plan *p = &s->plans[i];
+    const abar__treatment *t = &p->apply;
+    treated *map = &s->maps[i];
+    abar__map_state *state = &s->states[i];
+    const double limit = dev->ops->dtype == ABAR_F64 ? 1e300 : 1e36, outer = abar__outer_scale(t, state);
+    if (abar__would_overflow(outer * t->bound, s->control.norm, s->control.scale, limit)) {
+        state->count[ABAR_COUNT_KEPT]++;
+        return 0.0;
+    }
+    const void *u = abar__plan_data(p, t->u), *w = abar__plan_data(p, t->w);
+    map->pre = (abar__precondition){.right = u, .row_scale = abar__plan_data(p, t->row_scale), .scale = outer};
+    if (w) {
+        double inner = stats->bilinear(dev, p->out, p->columns, w, map->grad, u);
+        const char *last = (const char *)u + (size_t)p->columns * abar_dtype_size(dev->ops->dtype);
+        if (map->bias_grad) inner += stats->bilinear(dev, p->out, 1, w, map->bias_grad, last);
+        void *coefficient = abar__plan_data(p, t->coefficient);
+        stats->affine(dev, p->out, w, state->real[ABAR_REAL_FACTOR] * inner, 0.0, coefficient);
+        map->pre.coefficient = coefficient;
+    }
+    if (!measure && !product_counts(s, p)) return 0.0;
+    double *products = &s->products[3 * i];
+    stats->compare(dev, p->out, p->columns, map->grad, map->bias_grad, &map->pre, products);
+    if (product_counts(s, p) && !isfinite(products[1])) {
+        state->count[ABAR_COUNT_KEPT]++;
+        map->pre = identity;
+        return 0.0;
+    }
+    return products[1];
+}
+
+static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool measure)
+{
+    if (s->control.skip) return ABAR_OK;
+    const double began = now();
+    double sum = 0.0;
+    for (int i = 0; i < s->desc.n_maps; i++) {
+        s->maps[i].pre = identity;
+        s->products[3 * i] = s->products[3 * i + 1] = s->products[3 * i + 2] = NAN;
+        if (!s->states[i].count[ABAR_COUNT_READY] || !s->maps[i].grad) continue;
+        sum += abar__plan_is_dense(&s->plans[i]) ? treat_dense(dev, s, i, measure) : treat_rows(dev, s, i, measure);
+    }
+    const double clip = s->control.state.kl_scale = abar__kl_scale(&s->desc.cadence, sum, s->control.scale);
+    for (int i = 0; clip != 1.0 && i < s->desc.n_maps; i++)
+        if (s->states[i].count[ABAR_COUNT_READY]) s->maps[i].pre.scale *= clip;
+    s->apply_seconds += now() - began;
+    return ABAR_OK;
+}
+
+/* ---- passes ------------------------------------------------------------------------------------------------------- */
+
+static void orthogonalise(abar_device *dev, abar__compiled_step *s, const abar__update_pass *pass)
+{
+    dev->ops->stats->orthogonalise(dev, s->desc.ns, s->desc.blocks + pass->first, pass->n, s->desc.row_decay,
+                                   s->verdicts + pass->first, s->workspace);
+    for (int i = pass->first; i < pass->first + pass->n; i++) {
+        s->control.state.dropped += s->verdicts[i] == ABAR_NS_BROKEN;
+        s->control.state.small += s->verdicts[i] == ABAR_NS_SMALL;
+    }
+}
+
+static abar_status pass(abar_device *dev, abar__compiled_step *s, int index)
+{
+    const abar__update_pass *p = &s->desc.passes[index];
+    if (s->control.skip || p->n == 0) return ABAR_OK;
+    if (p->kind == ABAR_PASS_ORTHOGONALISE) {
+        orthogonalise(dev, s, p);
+        return ABAR_OK;
+    }
+    s->scalars.lr = s->control.lr;
+    s->scalars.grad_scale = s->control.scale;
+    s->scalars.t = s->control.state.t;
+    dev->ops->update(dev, s->updates + p->first, p->n, &s->scalars);
+    return ABAR_OK;
+}
+
+/* ---- looking inside ----------------------------------------------------------------------------------------------- */
+
+static abar_status measured(abar_device *dev, abar__compiled_step *s, double *products)
+{
+    (void)dev;
+    memcpy(products, s->products, 3 * (size_t)s->desc.n_maps * sizeof *products);
+    return ABAR_OK;
+}
+
+static const int32_t *skipped(const abar__compiled_step *s) { return &s->control.skip; }
+static const int64_t *step_now(const abar__compiled_step *s) { return &s->control.state.k; }
+static const abar__step_outcome *outcome(const abar__compiled_step *s, int64_t k) { return &s->outcomes[k % ABAR_STEP_RESULTS]; }
+
+static abar_status pull(abar_device *dev, abar__compiled_step *s, abar__step_state *state, abar__map_state *maps)
+{
+    (void)dev;
+    *state = s->control.state;
+    if (s->desc.n_maps) memcpy(maps, s->states, (size_t)s->desc.n_maps * sizeof *maps);
+    return ABAR_OK;
+}
+
+static abar_status push(abar_device *dev, abar__compiled_step *s, const abar__step_state *state, const abar__map_state *maps)
+{
+    (void)dev;
+    s->control.state = *state;
+    if (s->desc.n_maps) memcpy(s->states, maps, (size_t)s->desc.n_maps * sizeof *maps);
+    return ABAR_OK;
+}
+
+static void times(const abar__compiled_step *s, double *refreshing, double *applying)
+{
+    *refreshing = s->refresh_seconds;
+    *applying = s->apply_seconds;
+}
+
+const abar__step_ops abar__host_step = {
+    .create = create,
+    .destroy = destroy,
+    .bytes = bytes,
+    .workspace = workspace,
+    .rebind = rebind,
+    .rates = rates,
+    .begin = begin,
+    .add_loss = add_loss,
+    .check = check,
+    .keep = keep,
+    .precondition = precondition,
+    .pass = pass,
+    .measured = measured,
+    .skipped = skipped,
+    .step_now = step_now,
+    .outcome = outcome,
+    .pull = pull,
+    .push = push,
+    .times = times,
+};

@@ -1,0 +1,90 @@
+/* What a step decides by arithmetic alone, written once for host and GPU: scalars of a plan, when to refresh, the KL clip. */
+#ifndef ABAR_STEP_RULES_H
+#define ABAR_STEP_RULES_H
+
+#include "device/step_impl.h"
+
+#include <math.h>
+
+#ifdef __CUDACC__
+#define ABAR_BOTH __host__ __device__ static inline
+#else
+#define ABAR_BOTH static inline
+#endif
+
+/* A scalar that rests on scalars before it, whose values are v. */
+ABAR_BOTH double abar__scalar_combine(const abar__scalar_op *s, const double *v)
+{
+    const double a = v[s->a], b = v[s->b];
+    switch (s->kind) {
+    case ABAR_SCALAR_ADD: return a + b;
+    case ABAR_SCALAR_SUBTRACT: return a - b;
+    case ABAR_SCALAR_MULTIPLY: return a * b;
+    case ABAR_SCALAR_DIVIDE: return a / b;
+    case ABAR_SCALAR_SQRT: return sqrt(a);
+    case ABAR_SCALAR_MAX: return fmax(a, b);
+    case ABAR_SCALAR_MIN: return fmin(a, b);
+    case ABAR_SCALAR_RATIO: return a > 0.0 && b > 0.0 ? a / b : 1.0;
+    case ABAR_SCALAR_RECIPROCAL: return a > 0.0 ? 1.0 / a : 0.0;
+    case ABAR_SCALAR_SHARE: return isfinite(a) ? a / (a + b) : 1.0;
+    default: return s->value;
+    }
+}
+
+ABAR_BOTH double abar__scalar_or(const double *v, int32_t index, double otherwise) { return index < 0 ? otherwise : v[index]; }
+
+/* What an average is multiplied by to be read (methods.md section 0). */
+ABAR_BOTH double abar__unbias(double decay, int64_t commits) { return 1.0 / (1.0 - pow(decay, (double)commits)); }
+
+ABAR_BOTH bool abar__on_schedule(const abar__cadence *c, int64_t k, int64_t number)
+{
+    const int64_t shift = c->spread ? number * c->tinv / c->numbers : 0;
+    return k == 0 || (k - shift) % c->tinv == 0;
+}
+
+/* Whether to refresh in step k; what cannot be derived yet stays due. calibrated: the plan wants to be. */
+ABAR_BOTH bool abar__refreshes(const abar__cadence *c, abar__map_state *s, int64_t number, bool calibrated, int64_t k,
+                               bool committed)
+{
+    const bool wanted = c->every_commit ? committed : abar__on_schedule(c, k, number) || s->count[ABAR_COUNT_DUE];
+    if (!wanted) return false;
+    const bool possible = s->count[ABAR_COUNT_COMMITS] > 0 && (!calibrated || s->count[ABAR_COUNT_CALIBRATED]);
+    s->count[ABAR_COUNT_DUE] = !possible;
+    return possible;
+}
+
+/* A step that is skipped: a refresh it would have made stays due. */
+ABAR_BOTH bool abar__due_when_skipped(const abar__cadence *c, int64_t k, int64_t number)
+{
+    return !c->every_commit && abar__on_schedule(c, k, number);
+}
+
+/* What a map's G^ is multiplied by, but for its own length and the KL clip. */
+ABAR_BOTH double abar__outer_scale(const abar__treatment *t, const abar__map_state *s)
+{
+    const double rho = s->real[ABAR_REAL_DAMPING];
+    return t->over_damping && rho > 0.0 ? t->scale / rho : t->scale;
+}
+
+/* Whether a number type with this limit could not hold what is at most bound times a gradient of this norm (methods.md
+ * section 9). */
+ABAR_BOTH bool abar__would_overflow(double bound, double norm, double grad_scale, double limit)
+{
+    return !(fmax(bound, 1.0) * norm * fmax(grad_scale, 1.0) < limit);
+}
+
+/* c of methods.md section 6, inner: <V, G> as gradients are in memory. */
+ABAR_BOTH double abar__own_length(double mu, double inner, double grad_scale)
+{
+    inner *= grad_scale * grad_scale;
+    return inner / (inner * inner + mu);
+}
+
+/* methods.md section 7, sum: of <G^, G> over all maps, as gradients are in memory. */
+ABAR_BOTH double abar__kl_scale(const abar__cadence *c, double sum, double grad_scale)
+{
+    sum *= grad_scale * grad_scale * c->base_lr * c->base_lr;
+    return c->kl_clip > 0.0 && sum > 0.0 ? fmin(1.0, sqrt(c->kl_clip / sum)) : 1.0;
+}
+
+#endif

@@ -1,0 +1,243 @@
+/* One optimizer step, for every device: the stages in their order. A device carries each of them out (device/step_impl.h), at
+ * once or later; what they pass on to each other never leaves it, so that a whole step can be captured and replayed. */
+#include "optim/optim_impl.h"
+
+#include <math.h>
+
+static const abar__step_ops *ops_of(const abar_optim *o) { return o->dev->ops->step; }
+
+/* ---- compiling ---------------------------------------------------------------------------------------------------- */
+
+static abar__step_desc describe(const abar_optim *o, const abar__plan *plans)
+{
+    const abar__curvature *cv = o->curvature;
+    abar__step_desc desc = {.items = o->active,
+                            .n_items = o->n_active,
+                            .updates = o->updates,
+                            .n_updates = o->n_updates,
+                            .passes = o->passes,
+                            .n_passes = o->n_passes,
+                            .blocks = o->blocks,
+                            .n_blocks = o->n_blocks,
+                            .ns = &o->ns,
+                            .row_decay = o->row_decay,
+                            .ns_exact = o->ns_exact,
+                            .plans = plans,
+                            .n_maps = o->n_maps,
+                            .scalars = &o->scalars,
+                            .cadence = {.tinv = 1}};
+    if (cv) {
+        desc.cadence = abar__curvature_cadence(cv);
+        desc.workspace_bytes = cv->scratch_bytes;
+    }
+    return desc;
+}
+
+static abar_status compile(abar_optim *o)
+{
+    abar_context *ctx = o->dev->ctx;
+    abar__plan *plans = NULL;
+    const size_t bytes = (size_t)o->n_maps * sizeof *plans;
+    ABAR_TRY(abar__alloc(ctx, bytes, (void **)&plans));
+    for (int i = 0; i < o->n_maps; i++) plans[i] = o->curvature->maps[i].plan;
+    const abar__step_desc desc = describe(o, plans);
+    abar_status status = ops_of(o)->create(o->dev, &desc, &o->step);
+    abar__free(ctx, plans, bytes);
+    if (status == ABAR_OK && o->curvature) o->curvature->scratch = ops_of(o)->workspace(o->step);
+    return status;
+}
+
+abar_status abar__optim_make_step(abar_optim *o)
+{
+    abar_context *ctx = o->dev->ctx;
+    ABAR_TRY(abar__alloc(ctx, (size_t)o->n_maps * 3 * sizeof *o->to_mean, (void **)&o->to_mean));
+    ABAR_TRY(abar__alloc(ctx, (size_t)o->n_maps * sizeof *o->map_states, (void **)&o->map_states));
+    o->step_state.kl_scale = 1.0;
+    ABAR_TRY(compile(o));
+    return abar__optim_push(o);
+}
+
+void abar__optim_free_step(abar_optim *o)
+{
+    if (o->step) ops_of(o)->destroy(o->dev, o->step);
+    abar__free(o->dev->ctx, o->to_mean, o->to_mean ? (size_t)o->n_maps * 3 * sizeof *o->to_mean : 0);
+    abar__free(o->dev->ctx, o->map_states, o->map_states ? (size_t)o->n_maps * sizeof *o->map_states : 0);
+}
+
+size_t abar__optim_step_bytes(const abar_optim *o)
+{
+    return ops_of(o)->bytes(o->step) + (size_t)o->n_maps * (3 * sizeof *o->to_mean + sizeof *o->map_states);
+}
+
+/* ---- state between host and device -------------------------------------------------------------------------------- */
+
+abar_status abar__optim_pull(abar_optim *o)
+{
+    if (!o->stale) return ABAR_OK;
+    ABAR_TRY(ops_of(o)->pull(o->dev, o->step, &o->step_state, o->map_states));
+    o->k = o->step_state.k;
+    if (o->curvature) {
+        o->curvature->k = o->k;
+        o->curvature->kl_scale = o->step_state.kl_scale;
+        for (int i = 0; i < o->n_maps; i++) o->curvature->maps[i].state = o->map_states[i];
+    }
+    o->stale = false;
+    return ABAR_OK;
+}
+
+abar_status abar__optim_push(abar_optim *o)
+{
+    if (o->curvature) {
+        o->k = o->curvature->k;
+        o->step_state.kl_scale = o->curvature->kl_scale;
+        for (int i = 0; i < o->n_maps; i++) o->map_states[i] = o->curvature->maps[i].state;
+    }
+    o->step_state.k = o->k;
+    return ops_of(o)->push(o->dev, o->step, &o->step_state, o->map_states);
+}
+
+/* Parameters or gradients have new places, or the rule new settings: the same step where it can be kept, else a new one. */
+static abar_status move(abar_optim *o)
+{
+    const int active = o->n_active, updates = o->n_updates, blocks = o->n_blocks;
+    abar__optim_lay_out(o);
+    if (!o->reruled && o->n_active == active && o->n_updates == updates && o->n_blocks == blocks) {
+        const abar__step_desc desc = describe(o, NULL);
+        abar_status status = ops_of(o)->rebind(o->dev, o->step, &desc);
+        if (status != ABAR_E_UNSUPPORTED) return status;
+    }
+    o->stale = true;
+    ABAR_TRY(abar__optim_pull(o));
+    o->reruled = false;
+    ops_of(o)->destroy(o->dev, o->step);
+    o->step = NULL;
+    ABAR_TRY(compile(o));
+    return abar__optim_push(o);
+}
+
+/* ---- the stages --------------------------------------------------------------------------------------------------- */
+
+static void advance(abar_optim *o)
+{
+    o->k++;
+    o->stale = true;
+    if (o->curvature) o->curvature->k = o->k;
+}
+
+static abar_status run_stages(abar_optim *o, const abar_step_config *c)
+{
+    const abar__step_ops *ops = ops_of(o);
+    abar__curvature *cv = o->curvature;
+    const bool observed = cv && abar__curvature_to_mean(cv, c->observed_scale, o->to_mean);
+    ABAR_TRY(ops->check(o->dev, o->step, c->grad_scale, c->clip));
+    if (cv) {
+        ABAR_TRY(ops->keep(o->dev, o->step, observed ? o->to_mean : NULL));
+        ABAR_TRY(ops->precondition(o->dev, o->step, cv->measure));
+    }
+    for (int i = 0; i < o->n_passes; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
+    return ABAR_OK;
+}
+
+/* Cosine and ratio of G and G^ from the products that a step measured; maps that it left alone keep theirs. */
+static abar_status read_measures(abar_optim *o)
+{
+    o->curvature->measure = false;
+    ABAR_TRY(ops_of(o)->measured(o->dev, o->step, o->to_mean));
+    for (int i = 0; i < o->n_maps; i++) {
+        const double gg = o->to_mean[3 * i], hg = o->to_mean[3 * i + 1], hh = o->to_mean[3 * i + 2];
+        if (isnan(gg)) continue;
+        o->curvature->maps[i].cosine = hg / sqrt(gg * hh);
+        o->curvature->maps[i].ratio = sqrt(hh / gg);
+    }
+    return ABAR_OK;
+}
+
+static abar_status enqueue(abar_optim *o, const abar_step_config *c)
+{
+    ABAR_TRY(run_stages(o, c));
+    advance(o);
+    return o->curvature && o->curvature->measure ? read_measures(o) : ABAR_OK;
+}
+
+static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
+{
+    abar_step_config c;
+    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
+    if (o->moved) ABAR_TRY(move(o));
+    ABAR_TRY(ops_of(o)->rates(o->dev, o->step, o->k, &c.lr, 1));
+    ABAR_TRY(ops_of(o)->begin(o->dev, o->step));
+    ABAR_TRY(enqueue(o, &c));
+    if (!report) return ABAR_OK;
+    ABAR_TRY(abar_device_wait(o->dev));
+    const abar__step_outcome *outcome = ops_of(o)->outcome(o->step, o->k - 1);
+    *report = (abar_step_report){.skipped = outcome->skipped, .grad_norm = outcome->grad_norm};
+    return ABAR_OK;
+}
+
+abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
+{
+    abar_step_report told;
+    if (!report) return take_step(o, step, NULL);
+    ABAR_TRY(abar__struct_check(o->dev->ctx, "abar_step_report", report, sizeof told));
+    ABAR_TRY(take_step(o, step, &told));
+    abar__struct_write(&told, sizeof told, report);
+    return ABAR_OK;
+}
+
+void abar_optim_skip(abar_optim *o)
+{
+    if (abar__optim_pull(o) < 0) return; /* the next wait tells */
+    abar__curvature *cv = o->curvature;
+    if (cv) {
+        abar__curvature_skip(cv);
+    } else {
+        o->k++;
+    }
+    (void)abar__optim_push(o);
+}
+
+/* ---- steps that are enqueued, or captured --------------------------------------------------------------------------- */
+
+bool abar_optim_is_queued(const abar_optim *o) { return o->dev->ops->queue != NULL; }
+int64_t abar_optim_steps(const abar_optim *o) { return o->k; }
+const int32_t *abar_optim_skip_flag(const abar_optim *o) { return ops_of(o)->skipped(o->step); }
+const int64_t *abar_optim_step_now(const abar_optim *o) { return ops_of(o)->step_now(o->step); }
+
+abar_status abar_optim_rates(abar_optim *o, int64_t first, const double *lr, int64_t n)
+{
+    if (n < 1 || n > ABAR_STEP_RATES)
+        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "rates: %lld of them, give 1 to %d", (long long)n, ABAR_STEP_RATES);
+    if (first != o->k) { /* a run that goes on: its rule alone remembers no k */
+        if (o->curvature)
+            return abar__fail(o->dev->ctx, ABAR_E_STATE, "rates: step %lld comes next, not %lld", (long long)o->k,
+                              (long long)first);
+        ABAR_TRY(abar__optim_pull(o));
+        o->k = first;
+        ABAR_TRY(abar__optim_push(o));
+    }
+    return ops_of(o)->rates(o->dev, o->step, first, lr, n);
+}
+
+abar_status abar_optim_begin(abar_optim *o) { return ops_of(o)->begin(o->dev, o->step); }
+
+abar_status abar_optim_add_loss(abar_optim *o, const abar_loss *loss) { return ops_of(o)->add_loss(o->dev, o->step, loss); }
+
+abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
+{
+    abar_step_config c;
+    ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
+    if (o->moved) ABAR_TRY(move(o));
+    return enqueue(o, &c);
+}
+
+void abar_optim_replayed(abar_optim *o) { advance(o); }
+
+const abar_step_note *abar_optim_note(abar_optim *o, int64_t k)
+{
+    const abar__step_outcome *n = ops_of(o)->outcome(o->step, k);
+    o->note = (abar_step_note){
+        .skipped = n->skipped != 0,
+        .grad_norm = n->grad_norm,
+        .loss = {.loss = n->count > 0 ? n->loss / (double)n->count : NAN, .correct = n->correct, .count = n->count}};
+    return &o->note;
+}

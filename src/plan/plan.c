@@ -1,0 +1,254 @@
+/* Building plans. Nothing here computes: see device/host/step.c and the step of cuda. */
+#include "plan/plan.h"
+
+#include "base/base_impl.h"
+
+static void fail(abar__plan *p, const char *what)
+{
+    if (!p->wrong) p->wrong = what;
+}
+
+abar__plan abar__plan_begin(int64_t out, int64_t columns, int64_t d)
+{
+    abar__plan p = {.d = d, .columns = columns, .out = out, .links = 1, .kernel = 1};
+    p.apply = (abar__treatment){
+        .u = -1, .w = -1, .coefficient = -1, .left = -1, .right = -1, .row_scale = -1, .scale = 1.0, .bound = 1.0};
+    for (int i = 0; i < ABAR_REALS; i++) p.report[i] = -1;
+    return p;
+}
+
+abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char *method)
+{
+    const abar__treatment *t = &p->apply;
+    const char *wrong = p->wrong;
+    if (!wrong && t->u < 0 && t->right < 0) wrong = "it never says what becomes of the gradient";
+    if (!wrong && t->u >= 0 && t->right >= 0) wrong = "it treats the gradient in two ways";
+    if (!wrong && t->mu > 0.0 && t->right < 0) wrong = "a length of its own needs a dense factor";
+    if (!wrong) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_STATE, "plan of %s: %s", method, wrong);
+}
+
+/* ---- averages ----------------------------------------------------------------------------------------------------- */
+
+/* How often p is a factor. */
+static int grad_power(abar__statistic source)
+{
+    switch (source) {
+    case ABAR_GRAD_MEAN: return 1;
+    case ABAR_GRAD_SQUARES:
+    case ABAR_GRAD_WEIGHED_SQUARES:
+    case ABAR_GRAD_PRODUCT:
+    case ABAR_GRAD_MEAN_PRODUCT:
+    case ABAR_INPUT_WEIGHED_PRODUCT:
+    case ABAR_NUMBER_WEIGHTS: return 2;
+    default: return 0;
+    }
+}
+
+static bool is_product(abar__statistic source)
+{
+    return source == ABAR_INPUT_PRODUCT || source == ABAR_INPUT_MEAN_PRODUCT || source == ABAR_INPUT_WEIGHED_PRODUCT ||
+           source == ABAR_GRAD_PRODUCT || source == ABAR_GRAD_MEAN_PRODUCT;
+}
+
+static bool is_of_inputs(abar__statistic source)
+{
+    return source == ABAR_INPUT_MEAN || source == ABAR_ATTENTION_MEAN || source == ABAR_INPUT_PRODUCT ||
+           source == ABAR_INPUT_MEAN_PRODUCT || source == ABAR_INPUT_WEIGHED_PRODUCT;
+}
+
+abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic source, abar__per per)
+{
+    const int32_t at = is_of_inputs(source) ? 0 : 1;
+    if (p->average[at].name) fail(p, "it averages two statistics of one side");
+    p->average[at] = (abar__plan_average){.name = name,
+                                          .source = source,
+                                          .n = at == 0 ? p->d : p->out,
+                                          .square = is_product(source),
+                                          .per = per,
+                                          .grad_power = grad_power(source)};
+    return (abar__stat){at};
+}
+
+static abar__scalar scalar(abar__plan *p, abar__scalar_kind kind, int32_t a, int32_t b, bool calibrated, double value)
+{
+    if (p->n_scalars == ABAR_PLAN_SCALARS) {
+        fail(p, "it has too many scalars, raise ABAR_PLAN_SCALARS");
+        return (abar__scalar){0};
+    }
+    p->scalar[p->n_scalars] = (abar__scalar_op){.kind = kind, .a = a, .b = b, .calibrated = calibrated, .value = value};
+    return (abar__scalar){p->n_scalars++};
+}
+
+abar__scalar abar__plan_mean_number(abar__plan *p, const char *name, abar__statistic source, abar__per per)
+{
+    if (p->mean_number.name) fail(p, "it averages two numbers");
+    p->mean_number =
+        (abar__plan_average){.name = name, .source = source, .n = 1, .per = per, .grad_power = grad_power(source)};
+    return scalar(p, ABAR_SCALAR_NUMBER, 0, 0, false, 0.0);
+}
+
+void abar__plan_calibrate(abar__plan *p)
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) p->average[i].calibrated = p->average[i].name != NULL;
+    p->mean_number.calibrated = p->mean_number.name != NULL;
+    for (int i = 0; i < p->n_scalars; i++)
+        if (p->scalar[i].kind == ABAR_SCALAR_NUMBER) p->scalar[i].calibrated = true;
+}
+
+void abar__plan_by_position(abar__plan *p, int64_t positions) { p->positions = positions; }
+
+/* ---- scalars ------------------------------------------------------------------------------------------------------ */
+
+static abar__scalar of_two(abar__plan *p, abar__scalar_kind kind, abar__scalar a, abar__scalar b)
+{
+    return scalar(p, kind, a.index, b.index, p->scalar[a.index].calibrated || p->scalar[b.index].calibrated, 0.0);
+}
+
+static abar__scalar of_average(abar__plan *p, abar__scalar_kind kind, abar__stat a)
+{
+    return scalar(p, kind, a.index, 0, p->average[a.index].calibrated, 0.0);
+}
+
+abar__scalar abar__plan_value(abar__plan *p, double value) { return scalar(p, ABAR_SCALAR_VALUE, 0, 0, false, value); }
+abar__scalar abar__plan_mean(abar__plan *p, abar__stat a) { return of_average(p, ABAR_SCALAR_MEAN, a); }
+abar__scalar abar__plan_square(abar__plan *p, abar__stat a)
+{
+    if (p->average[a.index].square) fail(p, "it squares a matrix");
+    return of_average(p, ABAR_SCALAR_SQUARE, a);
+}
+abar__scalar abar__plan_add(abar__plan *p, abar__scalar a, abar__scalar b) { return of_two(p, ABAR_SCALAR_ADD, a, b); }
+abar__scalar abar__plan_subtract(abar__plan *p, abar__scalar a, abar__scalar b)
+{
+    return of_two(p, ABAR_SCALAR_SUBTRACT, a, b);
+}
+abar__scalar abar__plan_multiply(abar__plan *p, abar__scalar a, abar__scalar b)
+{
+    return of_two(p, ABAR_SCALAR_MULTIPLY, a, b);
+}
+abar__scalar abar__plan_divide(abar__plan *p, abar__scalar a, abar__scalar b) { return of_two(p, ABAR_SCALAR_DIVIDE, a, b); }
+abar__scalar abar__plan_sqrt(abar__plan *p, abar__scalar a) { return of_two(p, ABAR_SCALAR_SQRT, a, a); }
+abar__scalar abar__plan_max(abar__plan *p, abar__scalar a, abar__scalar b) { return of_two(p, ABAR_SCALAR_MAX, a, b); }
+abar__scalar abar__plan_clamp(abar__plan *p, abar__scalar a, double least, double most)
+{
+    const abar__scalar raised = of_two(p, ABAR_SCALAR_MAX, a, abar__plan_value(p, least));
+    return of_two(p, ABAR_SCALAR_MIN, raised, abar__plan_value(p, most));
+}
+abar__scalar abar__plan_ratio(abar__plan *p, abar__scalar a, abar__scalar b) { return of_two(p, ABAR_SCALAR_RATIO, a, b); }
+abar__scalar abar__plan_reciprocal(abar__plan *p, abar__scalar a) { return of_two(p, ABAR_SCALAR_RECIPROCAL, a, a); }
+abar__scalar abar__plan_share(abar__plan *p, abar__scalar a, abar__scalar b) { return of_two(p, ABAR_SCALAR_SHARE, a, b); }
+
+void abar__plan_report(abar__plan *p, int real, abar__scalar a) { p->report[real] = a.index; }
+
+/* ---- derived tensors ---------------------------------------------------------------------------------------------- */
+
+static abar__factor derived(abar__plan *p, const char *name, abar__derived_kind kind, int32_t average, int64_t n)
+{
+    if (p->n_derived == ABAR_PLAN_DERIVED) {
+        fail(p, "it derives too many tensors, raise ABAR_PLAN_DERIVED");
+        return ABAR_IDENTITY;
+    }
+    p->derived[p->n_derived] = (abar__plan_derived){.name = name,
+                                                    .kind = kind,
+                                                    .n = n,
+                                                    .average = average,
+                                                    .scale = -1,
+                                                    .shift = -1,
+                                                    .values = -1,
+                                                    .calibrated = average >= 0 && p->average[average].calibrated};
+    return (abar__factor){p->n_derived++};
+}
+
+static void depend(abar__plan *p, abar__factor f, int32_t *slot, abar__scalar s)
+{
+    if (f.index < 0) return;
+    *slot = s.index;
+    if (p->scalar[s.index].calibrated) p->derived[f.index].calibrated = true;
+}
+
+abar__factor abar__plan_vector(abar__plan *p, const char *name, abar__stat a, abar__scalar scale)
+{
+    if (p->average[a.index].square) fail(p, "it makes a vector of a matrix");
+    const abar__factor f = derived(p, name, ABAR_DERIVED_VECTOR, a.index, p->average[a.index].n);
+    depend(p, f, &p->derived[f.index < 0 ? 0 : f.index].scale, scale);
+    return f;
+}
+
+abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat a, const abar__scalar *scale,
+                                    abar__scalar shift)
+{
+    const abar__factor f = derived(p, name, ABAR_DERIVED_RECIPROCAL, a.index, p->average[a.index].n);
+    abar__plan_derived *d = &p->derived[f.index < 0 ? 0 : f.index];
+    depend(p, f, &d->shift, shift);
+    if (scale) depend(p, f, &d->scale, *scale);
+    return f;
+}
+
+static int64_t matrix_count(abar__plan *p, abar__stat a)
+{
+    if (!p->average[a.index].square) fail(p, "it inverts a vector");
+    return p->average[a.index].n * p->average[a.index].n;
+}
+
+abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, abar__scalar shift)
+{
+    const abar__factor f = derived(p, name, ABAR_DERIVED_INVERSE, a.index, matrix_count(p, a));
+    depend(p, f, &p->derived[f.index < 0 ? 0 : f.index].shift, shift);
+    return f;
+}
+
+abar__factor abar__plan_eigenbasis(abar__plan *p, const char *vectors, const char *values, abar__stat a)
+{
+    const abar__factor f = derived(p, vectors, ABAR_DERIVED_EIGENVECTORS, a.index, matrix_count(p, a));
+    const abar__factor v = derived(p, values, ABAR_DERIVED_BUFFER, -1, p->average[a.index].n);
+    if (f.index >= 0) p->derived[f.index].values = v.index;
+    return f;
+}
+
+/* ---- treatment ---------------------------------------------------------------------------------------------------- */
+
+static void expect(abar__plan *p, abar__factor f, int64_t n)
+{
+    if (f.index < 0 || p->derived[f.index].n != n) fail(p, "a factor does not fit the gradient");
+}
+
+void abar__plan_subtract_rank1(abar__plan *p, abar__factor u)
+{
+    expect(p, u, p->d);
+    p->apply.u = u.index;
+}
+
+void abar__plan_subtract_outer(abar__plan *p, const char *name, abar__factor w, abar__factor u)
+{
+    expect(p, w, p->out);
+    expect(p, u, p->d);
+    p->apply.u = u.index;
+    p->apply.w = w.index;
+    p->apply.coefficient = derived(p, name, ABAR_DERIVED_BUFFER, -1, p->out).index;
+}
+
+void abar__plan_sandwich(abar__plan *p, abar__factor left, abar__factor right)
+{
+    if (left.index >= 0) expect(p, left, p->out * p->out);
+    expect(p, right, p->d * p->d);
+    p->apply.left = left.index;
+    p->apply.right = right.index;
+}
+
+void abar__plan_divide_in_basis(abar__plan *p, abar__factor left, abar__factor right, double shift)
+{
+    expect(p, left, p->out * p->out);
+    abar__plan_sandwich(p, left, right);
+    p->apply.shift = shift;
+}
+
+void abar__plan_scale_rows(abar__plan *p, abar__factor r, double least)
+{
+    expect(p, r, p->out);
+    p->apply.row_scale = r.index;
+    p->apply.bound /= least;
+}
+
+void abar__plan_scale(abar__plan *p, double scale) { p->apply.scale *= scale; }
+void abar__plan_over_damping(abar__plan *p) { p->apply.over_damping = true; }
+void abar__plan_own_length(abar__plan *p, double mu) { p->apply.mu = mu; }
