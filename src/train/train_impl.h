@@ -7,7 +7,8 @@
  *     feeder.c  pipeline.c                  batches and steps on a queued device
  *     trainer.c  place.c                    a whole run; its progress
  *     record.c  checkpoint.c  snapshot.c    its logs and report; the files of its folder
- *     weights.c  evaluate.c  sample.c  bench.c  memory_plan.c */
+ *     weights.c  evaluate.c  sample.c  memory_plan.c
+ *     bench/  compare/                      timing; comparisons of methods */
 #ifndef ABAR_TRAIN_IMPL_H
 #define ABAR_TRAIN_IMPL_H
 
