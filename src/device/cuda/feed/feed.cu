@@ -4,10 +4,7 @@
  *
  * Which epoch and step is to be filled is in device memory too: a recording of fill and advance goes through an epoch. */
 #include "device/cuda/core/core_impl.h"
-
-extern "C" {
-#include "base/rng.h"
-}
+#include "device/cuda/core/philox.h"
 
 #include <string.h>
 
@@ -54,21 +51,6 @@ struct abar__feed {
 
 /* ---- filling ------------------------------------------------------------------------------------------------------ */
 
-/* abar__random of rng.c */
-__device__ static uint4 draw(uint64_t seed, uint32_t purpose, uint32_t when, uint64_t index)
-{
-    uint4 c = make_uint4((uint32_t)index, (uint32_t)(index >> 32), when, purpose);
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        const uint32_t high0 = __umulhi(c.x, 0xD2511F53u), low0 = c.x * 0xD2511F53u;
-        const uint32_t high1 = __umulhi(c.z, 0xCD9E8D57u), low1 = c.z * 0xCD9E8D57u;
-        c = make_uint4(high1 ^ c.y ^ k0, low1, high0 ^ c.w ^ k1, low0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return c;
-}
-
 /* Where output pixel (0, 0) lies in the image, and whether columns run backwards (abar__augment_draw). */
 typedef struct crop {
     int32_t dx, dy;
@@ -78,7 +60,7 @@ typedef struct crop {
 __device__ static crop draw_crop(const source &s, int64_t epoch, int64_t sample)
 {
     if (s.pad == 0 && !s.flip) return {0, 0, false};
-    const uint4 u = draw(s.seed, ABAR_DRAW_AUGMENT, (uint32_t)epoch, (uint64_t)sample);
+    const uint4 u = abar__cuda_random(s.seed, ABAR_DRAW_AUGMENT, (uint32_t)epoch, (uint64_t)sample);
     const uint32_t places = 2 * (uint32_t)s.pad + 1;
     return {(int32_t)__umulhi(u.x, places) - s.pad, (int32_t)__umulhi(u.y, places) - s.pad, s.flip && u.z >> 31};
 }

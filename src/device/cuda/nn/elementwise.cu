@@ -1,5 +1,5 @@
 /* Operations on one element at a time, in the layout of their input: activation, sum, dropout. */
-#include "device/cuda/nn/random.h"
+#include "device/cuda/nn/dropout.h"
 
 /* A pack from element i on; past the end of n elements it reads zeros and stores nothing. Values begin on a multiple of 16
  * bytes. */
@@ -240,11 +240,11 @@ static __global__ void dropout_kernel(dropout_key key, uint64_t first, int chann
     for (int i = abar__unit_first(); i < units; i += abar__unit_step()) {
         const int c = i % channels, p0 = i / channels * 4;
         const uint64_t g0 = first + (uint64_t)(image + (int64_t)c * pixels + p0);
-        uint4 draw = philox(key.seed, when, g0 / 4);
+        uint4 draw = dropout_draw(key, when, g0 / 4);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const uint64_t g = g0 + k;
-            if (k > 0 && g % 4 == 0 && p0 + k < pixels) draw = philox(key.seed, when, g / 4);
+            if (k > 0 && g % 4 == 0 && p0 + k < pixels) draw = dropout_draw(key, when, g / 4);
             const int64_t at = image + (int64_t)(p0 + k) * channels + c;
             if (p0 + k < pixels) store(y, at, load(x, at) * (word_of(draw, (uint32_t)g) >= key.least ? key.scale : 0.0f));
         }
@@ -260,7 +260,7 @@ template <typename T> static __global__ void dropout_packs_kernel(dropout_key ke
     pack<T> v = load_pack(x + i);
 #pragma unroll
     for (int k = 0; k < pack<T>::n; k += 4) {
-        const uint4 draw = philox(key.seed, when, (first + (uint64_t)(i + k)) / 4);
+        const uint4 draw = dropout_draw(key, when, (first + (uint64_t)(i + k)) / 4);
 #pragma unroll
         for (int w = 0; w < 4; w++) v.v[k + w] *= word_of(draw, (uint32_t)w) >= key.least ? key.scale : 0.0f;
     }
@@ -273,7 +273,7 @@ template <typename T, int V>
 static __global__ void drop_samples_kernel(dropout_key key, uint64_t first, int units, const T *x, T *y)
 {
     const uint64_t g = first + blockIdx.x;
-    const uint4 draw = philox(key.seed, dropout_when(key), g / 4);
+    const uint4 draw = dropout_draw(key, dropout_when(key), g / 4);
     const float factor = word_of(draw, (uint32_t)g) >= key.least ? key.scale : 0.0f;
     const int64_t sample = (int64_t)blockIdx.x * units;
     for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {

@@ -11,7 +11,7 @@
 #ifndef ABAR_CUDA_ATTENTION_H
 #define ABAR_CUDA_ATTENTION_H
 
-#include "device/cuda/nn/random.h"
+#include "device/cuda/nn/dropout.h"
 
 #define LOG2_E 1.44269504f
 
@@ -119,7 +119,7 @@ __device__ static inline uint64_t query_number(const attention &a, int64_t sampl
 
 __device__ static inline uint4 draw_of(const attention &a, uint32_t when, uint64_t query, int key)
 {
-    return philox(a.key.seed, when, query * (uint64_t)((a.tokens + 3) / 4) + (uint64_t)(key / 4));
+    return dropout_draw(a.key, when, query * (uint64_t)((a.tokens + 3) / 4) + (uint64_t)(key / 4));
 }
 
 /* The factor of the probability, from the key's word of the draw. */
