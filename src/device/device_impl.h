@@ -66,7 +66,6 @@ typedef struct abar__queue_ops {
     void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
     abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
     const abar__program_ops *program;
-    const abar__feed_ops *feed;
     size_t (*memory_free)(abar_device *dev);
 } abar__queue_ops;
 

@@ -149,40 +149,4 @@ typedef struct abar__program_ops {
 #define ABAR_PROGRAM_RATES 65536
 #define ABAR_PROGRAM_NOTES 256
 
-/* Images, or a text, in device memory, made into batches there: order, crop, flip, normalise, cut windows exactly as on the
- * host. */
-typedef struct abar__feed abar__feed;
-
-typedef struct abar__feed_desc {
-    const uint8_t *images; /* (count, C, H, W), host; NULL: batches are streamed */
-    bool floats;           /* they are float32 and taken as they are */
-    const int32_t *labels; /* (count) */
-    int64_t count, channels, height, width;
-    int64_t context;        /* tokens of a window; 0: images, and the next two have no meaning */
-    const uint16_t *tokens; /* (count), host: a text in place of images and labels; NULL: batches are streamed */
-    int64_t windows;        /* that an order may have */
-    int64_t batch;          /* samples of one fill: the micro-batch */
-    int64_t step_batch;     /* samples of one step */
-    const float *table;     /* (channels, 256): normalised value of each byte; text and floats: NULL */
-    uint64_t seed;
-    int64_t crop_pad; /* 0: off */
-    bool flip;
-} abar__feed_desc;
-
-typedef struct abar__feed_ops {
-    abar_status (*create)(abar_device *dev, const abar__feed_desc *desc, abar__feed **out);
-    void (*destroy)(abar_device *dev, abar__feed *f);
-    size_t (*bytes)(const abar__feed_desc *desc); /* device memory that create would take */
-    /* The samples of an epoch from its step `first` on: order has the whole epoch's, (n) host; of a text, where its windows
-     * begin. */
-    abar_status (*epoch)(abar_device *dev, abar__feed *f, int64_t epoch, int64_t first, const int32_t *order, int64_t n);
-    /* Samples first .. first + batch of the current step into input (NHWC or dense, the device's activation dtype; tokens: I32
-     * (batch, context)) and target (I32). Recordable. */
-    abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target);
-    abar_status (*advance)(abar_device *dev, abar__feed *f); /* to the next step. Recordable. */
-    /* Streaming: one step's batch, bytes (tokens: I32) as the loader yields them, for the fills that follow (of a resident set
-     * too, until its next epoch). Copies before it returns. */
-    abar_status (*stage)(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels);
-} abar__feed_ops;
-
 #endif

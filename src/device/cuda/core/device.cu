@@ -544,7 +544,6 @@ static const abar__queue_ops queue = {
     .settle = settle,
     .copy_bytes = cuda_copy_bytes,
     .program = &abar__cuda_program,
-    .feed = &abar__cuda_feed,
     .memory_free = cuda_memory_free,
 };
 

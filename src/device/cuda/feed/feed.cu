@@ -1,4 +1,4 @@
-/* Batches made on the device (program_impl.h): order, crop, flip, normalisation and windows as augment.c and loader.c make
+/* Batches made on the device (feed_impl.h): order, crop, flip, normalisation and windows as augment.c and loader.c make
  * them, to the bit, from a set that lies in device memory; or from batches that the host sends step by step through pinned
  * slots.
  *
@@ -6,14 +6,18 @@
 #include "device/cuda/core/core_impl.h"
 #include "device/cuda/core/philox.h"
 
+extern "C" {
+#include "device/feed_impl.h"
+}
+
 #include <string.h>
 
 #define SLOTS 4 /* pinned: so many batches may be on their way */
 
-typedef struct place_in_epoch {
+typedef struct epoch_position {
     int64_t epoch, step, n; /* n: samples in the order */
     int32_t staged;         /* not 0: the batch that the host sent last, as it is */
-} place_in_epoch;
+} epoch_position;
 
 typedef struct slot {
     char *memory; /* pinned */
@@ -30,7 +34,7 @@ typedef struct source {
     const int32_t *staged_tokens; /* (step_batch, context), in their place */
     const int32_t *staged_labels; /* (step_batch), or (step_batch, context) */
     const float *table;           /* (C, 256) */
-    place_in_epoch *at;
+    epoch_position *at;
     int64_t channels, height, width, context, step_batch;
     uint64_t seed;
     int32_t pad, flip, floats;
@@ -74,7 +78,7 @@ typedef struct images_out {
 /* Block i: sample first + i of the step; thread: every 256th pixel, all channels. */
 static __global__ void fill_batch(const __grid_constant__ source s, int64_t first, images_out out, int32_t *target)
 {
-    const place_in_epoch at = *s.at;
+    const epoch_position at = *s.at;
     const int64_t i = first + blockIdx.x, area = s.height * s.width;
     int64_t sample = i;
     crop c = {0, 0, false};
@@ -102,7 +106,7 @@ static __global__ void fill_batch(const __grid_constant__ source s, int64_t firs
 /* Block i: window first + i of the step; input and target: (batch, context). */
 static __global__ void fill_windows(const __grid_constant__ source s, int64_t first, int32_t *input, int32_t *target)
 {
-    const place_in_epoch at = *s.at;
+    const epoch_position at = *s.at;
     const int64_t i = first + blockIdx.x, to = (int64_t)blockIdx.x * s.context;
     if (at.staged) {
         for (int64_t t = threadIdx.x; t < s.context; t += blockDim.x) {
@@ -118,8 +122,8 @@ static __global__ void fill_windows(const __grid_constant__ source s, int64_t fi
     }
 }
 
-static __global__ void set_place(place_in_epoch *at, place_in_epoch to) { *at = to; }
-static __global__ void next_step(place_in_epoch *at) { at->step++; }
+static __global__ void set_position(epoch_position *at, epoch_position to) { *at = to; }
+static __global__ void next_step(epoch_position *at) { at->step++; }
 
 static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target)
 {
@@ -177,8 +181,8 @@ static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, i
     CUDA_TRY(dev, cudaEventSynchronize(from->sent));
     memcpy(from->memory, order, (size_t)n * sizeof *order);
     ABAR_TRY(send(dev, from, f->memory + f->order_at, (size_t)n * sizeof *order));
-    const place_in_epoch at = {epoch, first, n, 0};
-    abar__cuda_launch(dev, set_place, dim3(1), dim3(1), 0, f->s.at, at);
+    const epoch_position at = {epoch, first, n, 0};
+    abar__cuda_launch(dev, set_position, dim3(1), dim3(1), 0, f->s.at, at);
     return abar__cuda_status(dev);
 }
 
@@ -224,7 +228,7 @@ static layout lay_out(const abar__feed_desc *d)
     const size_t element = d->floats ? sizeof(float) : 1;
     const size_t image = (size_t)(d->channels * d->height * d->width) * element, batch = (size_t)d->step_batch;
     const size_t sample = text ? (size_t)d->context * sizeof(int32_t) : image;
-    l.at = place(&l.total, sizeof(place_in_epoch));
+    l.at = place(&l.total, sizeof(epoch_position));
     l.table = place(&l.total, table_bytes(d));
     l.staged_labels = place(&l.total, batch * (text ? (size_t)d->context : 1) * sizeof(int32_t));
     l.staged_images = place(&l.total, batch * sample);
@@ -287,7 +291,7 @@ static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *
     ABAR_TRY(abar_device_alloc(dev, f->memory_bytes, (void **)&f->memory));
     for (int i = 0; i < SLOTS; i++) ABAR_TRY(make_slot(dev, &f->slots[i], f->staged_bytes));
     for (int i = 0; i < 2 && f->resident; i++) ABAR_TRY(make_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t)));
-    f->s.at = (place_in_epoch *)(f->memory + l.at);
+    f->s.at = (epoch_position *)(f->memory + l.at);
     f->s.table = (const float *)(f->memory + l.table);
     f->s.staged_labels = (const int32_t *)(f->memory + l.staged_labels);
     f->s.staged_images = (const uint8_t *)(f->memory + l.staged_images);
@@ -302,7 +306,7 @@ static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *
     f->s.flip = d->flip;
     f->s.floats = d->floats;
     if (d->table) ABAR_TRY(upload(dev, f->memory + l.table, d->table, table_bytes(d)));
-    const place_in_epoch start = {0, 0, 1, !f->resident};
+    const epoch_position start = {0, 0, 1, !f->resident};
     ABAR_TRY(upload(dev, f->s.at, &start, sizeof start));
     if (!f->resident) return ABAR_OK;
     f->s.order = (const int32_t *)(f->memory + l.order);
@@ -328,7 +332,7 @@ static abar_status create(abar_device *dev, const abar__feed_desc *desc, abar__f
     return ABAR_OK;
 }
 
-extern "C" const abar__feed_ops abar__cuda_feed = {
+static const abar__feed_ops feed_ops = {
     .create = create,
     .destroy = destroy,
     .bytes = bytes,
@@ -337,3 +341,5 @@ extern "C" const abar__feed_ops abar__cuda_feed = {
     .advance = advance,
     .stage = stage,
 };
+
+extern "C" const abar__feed_ops *const abar__cuda_feed = &feed_ops;

@@ -13,25 +13,24 @@ static void fill_table(const abar_dataset_info *info, float *table)
     }
 }
 
-static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__feeder *f)
+static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__data_feed *f)
 {
-    if (info->text || info->floats) return f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
+    if (info->text || info->floats) return f->ops->create(f->dev, desc, &f->batches);
     const size_t bytes = (size_t)info->channels * 256 * sizeof(float);
     void *table;
     ABAR_TRY(abar__alloc(ctx, bytes, &table));
     fill_table(info, table);
     desc->table = table;
-    abar_status status = f->dev->ops->queue->feed->create(f->dev, desc, &f->feed);
+    abar_status status = f->ops->create(f->dev, desc, &f->batches);
     abar__free(ctx, table, bytes);
     return status;
 }
 
-abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
-                                const abar_loader_config *wish, int64_t micro, bool stream, abar__feeder *out)
+abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
+                                   const abar_loader_config *wish, int64_t micro, bool stream, abar__data_feed *out)
 {
-    *out = (abar__feeder){.dev = dev};
-    const abar__queue_ops *queue = dev->ops->queue;
-    if (!queue) return ABAR_OK;
+    *out = (abar__data_feed){.dev = dev, .ops = abar__feed_of(dev)};
+    if (!out->ops) return ABAR_OK;
     const abar_dataset_info *info = abar_dataset_info_of(data);
     abar__feed_desc desc = {.images = data->part[wish->test].images,
                             .floats = info->floats,
@@ -48,7 +47,7 @@ abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_
                             .seed = wish->seed,
                             .crop_pad = wish->crop_pad,
                             .flip = wish->flip};
-    out->resident = !stream && queue->feed->bytes(&desc) <= queue->memory_free(dev) / 4;
+    out->resident = !stream && out->ops->bytes(&desc) <= dev->ops->queue->memory_free(dev) / 4;
     if (!out->resident) { /* the loader has cropped and mirrored already */
         desc.images = NULL;
         desc.tokens = NULL;
@@ -61,17 +60,17 @@ abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_
     return make_feed(ctx, info, &desc, out);
 }
 
-void abar__feeder_release(abar_context *ctx, abar__feeder *f)
+void abar__data_feed_release(abar_context *ctx, abar__data_feed *f)
 {
-    if (f->feed) f->dev->ops->queue->feed->destroy(f->dev, f->feed);
+    if (f->batches) f->ops->destroy(f->dev, f->batches);
     abar__free(ctx, f->order, f->order_bytes);
-    *f = (abar__feeder){0};
+    *f = (abar__data_feed){0};
 }
 
-abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step)
+abar_status abar__data_feed_seek(abar__data_feed *f, const abar_loader *loader, int64_t epoch, int64_t step)
 {
     if (!f->resident) return ABAR_OK;
     abar_loader_order(loader, epoch, f->order);
     const int64_t n = (int64_t)(f->order_bytes / sizeof *f->order);
-    return f->dev->ops->queue->feed->epoch(f->dev, f->feed, epoch, step, f->order, n);
+    return f->ops->epoch(f->dev, f->batches, epoch, step, f->order, n);
 }
