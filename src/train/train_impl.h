@@ -5,7 +5,7 @@
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
- *     trainer.c  place.c                    a whole run; its progress
+ *     trainer.c  run_state.c                a whole run; its progress
  *     record.c  checkpoint.c  snapshot.c    its logs and report; the files of its folder
  *     weights.c  evaluate.c  sample.c  memory_plan.c
  *     bench/  compare/                      timing; comparisons of methods */
@@ -204,14 +204,14 @@ typedef struct abar__epoch {
 } abar__epoch;
 
 /* The progress of a run: with the tensors, all that a checkpoint keeps. */
-typedef struct abar__place {
+typedef struct abar__run_state {
     int64_t epoch, step;    /* step of the epoch; at the last one the evaluation is due */
     double loss_sum;        /* over the samples of the epoch's steps so far ... */
     int64_t correct, count; /* ... without skipped ones */
     int64_t skipped, epoch_skipped, skipped_in_a_row;
     double seconds, epoch_seconds, step_seconds, test_seconds; /* step and test: of training and evaluation, summed */
     uint64_t log_bytes, events_bytes;
-} abar__place;
+} abar__run_state;
 
 /* The content of one part of the data set: its samples (tokens of a text) and their CRC-32. */
 typedef struct abar__digest {
@@ -232,7 +232,7 @@ struct abar_trainer {
     abar__pipeline pipeline;
     abar_schedule schedule;
     int64_t steps; /* per epoch */
-    abar__place at;
+    abar__run_state at;
     abar__digest digest[2]; /* of training and test data, where there is a folder */
     abar__epoch *history;   /* at.epoch entries; space for history_room */
     int64_t history_room;
@@ -252,9 +252,9 @@ struct abar_trainer {
 };
 
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
-abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out);
-abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
-                              abar__epoch **history);
+abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out);
+abar_status abar__run_state_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__run_state *at,
+                                  abar__epoch **history);
 /* text: with perplexity and bits per character, which are not read back. */
 abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out);
 abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out);

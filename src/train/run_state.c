@@ -8,24 +8,24 @@
 
 #define HISTORY_MAX 1000000
 
-#define PLACE(member) offsetof(abar__place, member)
+#define STATE(member) offsetof(abar__run_state, member)
 #define EPOCH(member) offsetof(abar__epoch, member)
 
-static const abar__field place_fields[] = {
-    {"epoch", ABAR_FIELD_WHOLE, PLACE(epoch)},
-    {"step", ABAR_FIELD_WHOLE, PLACE(step)},
-    {"loss_sum", ABAR_FIELD_REAL, PLACE(loss_sum)},
-    {"correct", ABAR_FIELD_WHOLE, PLACE(correct)},
-    {"count", ABAR_FIELD_WHOLE, PLACE(count)},
-    {"skipped_steps", ABAR_FIELD_WHOLE, PLACE(skipped)},
-    {"epoch_skipped", ABAR_FIELD_WHOLE, PLACE(epoch_skipped)},
-    {"skipped_in_a_row", ABAR_FIELD_WHOLE, PLACE(skipped_in_a_row)},
-    {"seconds", ABAR_FIELD_REAL, PLACE(seconds)},
-    {"epoch_seconds", ABAR_FIELD_REAL, PLACE(epoch_seconds)},
-    {"step_seconds", ABAR_FIELD_REAL, PLACE(step_seconds)},
-    {"test_seconds", ABAR_FIELD_REAL, PLACE(test_seconds)},
-    {"log_bytes", ABAR_FIELD_WHOLE, PLACE(log_bytes)},
-    {"events_bytes", ABAR_FIELD_WHOLE, PLACE(events_bytes)},
+static const abar__field state_fields[] = {
+    {"epoch", ABAR_FIELD_WHOLE, STATE(epoch)},
+    {"step", ABAR_FIELD_WHOLE, STATE(step)},
+    {"loss_sum", ABAR_FIELD_REAL, STATE(loss_sum)},
+    {"correct", ABAR_FIELD_WHOLE, STATE(correct)},
+    {"count", ABAR_FIELD_WHOLE, STATE(count)},
+    {"skipped_steps", ABAR_FIELD_WHOLE, STATE(skipped)},
+    {"epoch_skipped", ABAR_FIELD_WHOLE, STATE(epoch_skipped)},
+    {"skipped_in_a_row", ABAR_FIELD_WHOLE, STATE(skipped_in_a_row)},
+    {"seconds", ABAR_FIELD_REAL, STATE(seconds)},
+    {"epoch_seconds", ABAR_FIELD_REAL, STATE(epoch_seconds)},
+    {"step_seconds", ABAR_FIELD_REAL, STATE(step_seconds)},
+    {"test_seconds", ABAR_FIELD_REAL, STATE(test_seconds)},
+    {"log_bytes", ABAR_FIELD_WHOLE, STATE(log_bytes)},
+    {"events_bytes", ABAR_FIELD_WHOLE, STATE(events_bytes)},
     {0},
 };
 
@@ -89,10 +89,10 @@ abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, i
     return abar__text_append(ctx, out, "]", 1);
 }
 
-abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out)
+abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out)
 {
     ABAR_TRY(abar__text_append(ctx, out, "{", 1));
-    ABAR_TRY(abar__fields_write(ctx, place_fields, at, out));
+    ABAR_TRY(abar__fields_write(ctx, state_fields, at, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
     ABAR_TRY(abar__history_write(ctx, history, at->epoch, false, out));
     return abar__text_append(ctx, out, "}", 1);
@@ -155,9 +155,10 @@ abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON
     return ABAR_OK;
 }
 
-static abar_status read_place(abar_context *ctx, const char *label, const cJSON *root, abar__place *at, abar__epoch **history)
+static abar_status read_state(abar_context *ctx, const char *label, const cJSON *root, abar__run_state *at,
+                              abar__epoch **history)
 {
-    ABAR_TRY(abar__fields_read(ctx, label, root, place_fields, at));
+    ABAR_TRY(abar__fields_read(ctx, label, root, state_fields, at));
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(root, "history");
     if (!cJSON_IsArray(array) || at->epoch != cJSON_GetArraySize(array))
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: its history does not have %lld epochs, the checkpoint is damaged", label,
@@ -172,14 +173,14 @@ static abar_status read_place(abar_context *ctx, const char *label, const cJSON 
     return status;
 }
 
-abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
-                              abar__epoch **history)
+abar_status abar__run_state_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__run_state *at,
+                                  abar__epoch **history)
 {
     cJSON *root;
-    *at = (abar__place){0};
+    *at = (abar__run_state){0};
     *history = NULL;
     ABAR_TRY(abar__json_parse(ctx, label, json, n, &root));
-    abar_status status = read_place(ctx, label, root, at, history);
+    abar_status status = read_state(ctx, label, root, at, history);
     cJSON_Delete(root);
     return status;
 }
