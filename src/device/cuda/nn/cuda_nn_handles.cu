@@ -15,7 +15,7 @@ static void close_libraries(abar_device *dev)
     if (!s) return;
     if (s->convolutions) s->forget_convolutions(dev, s->convolutions);
     if (s->products) s->forget_products(dev, s->products);
-    abar__choices_close(s->choices);
+    abar__autotune_cache_close(s->autotune);
     if (s->side) s->dnn_api.cudnnDestroy(s->side);
     if (s->main) s->dnn_api.cudnnDestroy(s->main);
     if (s->blas) s->blas_api.cublasLtDestroy(s->blas);

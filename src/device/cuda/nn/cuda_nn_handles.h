@@ -6,7 +6,7 @@
 #include "device/cuda/nn/cuda_nn.h"
 
 extern "C" {
-#include "device/choices.h"
+#include "device/autotune_cache.h"
 }
 
 /* The libraries' state for one device. */
@@ -20,8 +20,8 @@ typedef struct abar__cuda_nn_state {
     void (*forget_convolutions)(abar_device *dev, void *convolutions);
     void *products; /* the same for linear.cu */
     void (*forget_products)(abar_device *dev, void *products);
-    bool asked;             /* choices has been opened, or there is none */
-    abar__choices *choices; /* measured by earlier processes and this one; NULL: there is no cache */
+    bool asked;                     /* autotune has been opened, or there is none */
+    abar__autotune_cache *autotune; /* measured by earlier processes and this one; NULL: there is no cache */
 } abar__cuda_nn_state;
 
 extern "C" {

@@ -1,5 +1,6 @@
-/* Chooses the cuDNN plan of a convolution: the fastest, measured once per shape and kept for later processes (choices.h); in
- * deterministic runs the first that works. In float32 only plans whose results were verified (dnn_trial.cu) are used. */
+/* Chooses the cuDNN plan of a convolution: the fastest, measured once per shape and kept for later processes
+ * (autotune_cache.h); in deterministic runs the first that works. In float32 only plans whose results were verified
+ * (dnn_trial.cu) are used. */
 #include "device/cuda/nn/conv/dnn_conv.h"
 
 #include <stdio.h>
@@ -106,7 +107,7 @@ static abar_status pick(abar_device *dev, cudnnHandle_t handle, const abar__dnn_
  * runs. */
 static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
 {
-    char title[ABAR_CHOICE_MAX];
+    char title[ABAR_AUTOTUNE_MAX];
     cudaDeviceProp gpu;
     int driver = 0;
     if (nn->asked || dev->config.deterministic) return ABAR_OK;
@@ -115,7 +116,7 @@ static abar_status open_cache(abar_device *dev, abar__cuda_nn_state *nn)
     snprintf(title, sizeof title, "%.100s, driver %d, cudnn %zu, abar %s", gpu.name, driver, nn->dnn_api.cudnnGetVersion(),
              abar_version());
     nn->asked = true;
-    return abar__choices_open(dev->ctx, title, &nn->choices);
+    return abar__autotune_cache_open(dev->ctx, title, &nn->autotune);
 }
 
 static void print4(char *text, size_t size, const char *name, const int64_t v[4])
@@ -124,7 +125,7 @@ static void print4(char *text, size_t size, const char *name, const int64_t v[4]
 }
 
 /* "conv forward bf16 in 128x64x32x32 out 128x128x32x32 kernel/stride 1x1x1x1 pad/dilation 0x0x1x1 groups 1" */
-static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int pass, char text[ABAR_CHOICE_MAX])
+static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int pass, char text[ABAR_AUTOTUNE_MAX])
 {
     static const char *const passes[ABAR_DNN_PASSES] = {"forward", "data", "weights"};
     const abar_window *w = &shape->window;
@@ -135,19 +136,19 @@ static void problem_of(const abar_device *dev, const abar__dnn_shape *shape, int
         const char *name;
         const int64_t *v;
     } part[4] = {{"in", shape->in}, {"out", shape->out}, {"kernel/stride", kernel}, {"pad/dilation", pad}};
-    size_t n = (size_t)snprintf(text, ABAR_CHOICE_MAX, "conv %s %s", passes[pass], precision);
-    for (int i = 0; i < 4 && n < ABAR_CHOICE_MAX; n = strlen(text), i++)
-        print4(text + n, ABAR_CHOICE_MAX - n, part[i].name, part[i].v);
-    snprintf(text + n, ABAR_CHOICE_MAX - n, " groups %lld", (long long)w->groups);
+    size_t n = (size_t)snprintf(text, ABAR_AUTOTUNE_MAX, "conv %s %s", passes[pass], precision);
+    for (int i = 0; i < 4 && n < ABAR_AUTOTUNE_MAX; n = strlen(text), i++)
+        print4(text + n, ABAR_AUTOTUNE_MAX - n, part[i].name, part[i].v);
+    snprintf(text + n, ABAR_AUTOTUNE_MAX - n, " groups %lld", (long long)w->groups);
 }
 
 /* "float ENGINE ..." or, for a rounded gradient of the weight, "bf16 ENGINE ..." */
-static abar_status remember(abar__choices *cache, const char *problem, const abar__dnn_choice *c)
+static abar_status remember(abar__autotune_cache *cache, const char *problem, const abar__dnn_choice *c)
 {
-    char text[ABAR_CHOICE_MAX];
+    char text[ABAR_AUTOTUNE_MAX];
     const int n = snprintf(text, sizeof text, c->graph.bf16_result ? "bf16 " : "float ");
     if (!abar__dnn_plan_write(&c->plan, text + n, sizeof text - (size_t)n)) return ABAR_OK;
-    return abar__choices_put(cache, problem, text);
+    return abar__autotune_cache_put(cache, problem, text);
 }
 
 /* False: nothing was kept, or the plan no longer exists. */
@@ -194,14 +195,14 @@ static abar_status measure_pass(abar_device *dev, cudnnHandle_t handle, const ab
 static abar_status choose_pass(abar_device *dev, abar__cuda_nn_state *nn, const abar__dnn_shape *shape, int pass,
                                abar__dnn_choice *c)
 {
-    char problem[ABAR_CHOICE_MAX];
+    char problem[ABAR_AUTOTUNE_MAX];
     bool measured = false;
     ABAR_TRY(open_cache(dev, nn));
     problem_of(dev, shape, pass, problem);
-    if (!recall(dev, nn->side, shape, pass, abar__choices_find(nn->choices, problem), c))
+    if (!recall(dev, nn->side, shape, pass, abar__autotune_cache_find(nn->autotune, problem), c))
         ABAR_TRY(measure_pass(dev, nn->side, shape, pass, c, &measured));
     c->tried = true;
-    return measured && c->found ? remember(nn->choices, problem, c) : ABAR_OK;
+    return measured && c->found ? remember(nn->autotune, problem, c) : ABAR_OK;
 }
 
 static void forget(abar_device *dev, void *convolutions)

@@ -1,6 +1,6 @@
 /* Any bytes as a cache of measured choices: as a whole file, and as the lines of a file whose head and sum are right. What is
  * accepted must survive being written and read again. */
-#include "device/choices.h"
+#include "device/autotune_cache.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,20 +19,20 @@ static void require(bool holds)
 
 static void read_file(abar_context *ctx, const char *text, size_t n)
 {
-    abar__choices *c, *again;
+    abar__autotune_cache *c, *again;
     abar__text first = {0}, second = {0};
-    abar_status status = abar__choices_parse(ctx, TITLE, text, n, &c);
+    abar_status status = abar__autotune_cache_parse(ctx, TITLE, text, n, &c);
     require(status == ABAR_OK ? c != NULL : status == ABAR_E_FORMAT && !c);
     if (!c) return;
-    (void)abar__choices_find(c, "conv forward 1");
-    require(abar__choices_write(c, &first) == ABAR_OK);
-    require(abar__choices_parse(ctx, TITLE, first.data, first.length, &again) == ABAR_OK && again);
-    require(abar__choices_write(again, &second) == ABAR_OK);
+    (void)abar__autotune_cache_find(c, "conv forward 1");
+    require(abar__autotune_cache_write(c, &first) == ABAR_OK);
+    require(abar__autotune_cache_parse(ctx, TITLE, first.data, first.length, &again) == ABAR_OK && again);
+    require(abar__autotune_cache_write(again, &second) == ABAR_OK);
     require(first.length == second.length && memcmp(first.data, second.data, first.length) == 0);
-    require(abar__choices_put(c, "a new problem", "its choice") == ABAR_OK);
-    require(strcmp(abar__choices_find(c, "a new problem"), "its choice") == 0);
-    abar__choices_close(c);
-    abar__choices_close(again);
+    require(abar__autotune_cache_put(c, "a new problem", "its choice") == ABAR_OK);
+    require(strcmp(abar__autotune_cache_find(c, "a new problem"), "its choice") == 0);
+    abar__autotune_cache_close(c);
+    abar__autotune_cache_close(again);
     abar__text_free(ctx, &first);
     abar__text_free(ctx, &second);
 }

@@ -1,7 +1,7 @@
 /* Choices made by measurement and kept in a file: across processes, with concurrent writers, and after damage. Needs no GPU. */
 #include "io/io_test.h"
 
-#include "device/choices.h"
+#include "device/autotune_cache.h"
 
 #include <sys/wait.h>
 
@@ -49,22 +49,22 @@ static int teardown(void **state)
     return status;
 }
 
-static abar__choices *reopen(rig *r)
+static abar__autotune_cache *reopen(rig *r)
 {
-    abar__choices *c;
-    assert_int_equal(abar__choices_open(r->ctx, TITLE, &c), ABAR_OK);
+    abar__autotune_cache *c;
+    assert_int_equal(abar__autotune_cache_open(r->ctx, TITLE, &c), ABAR_OK);
     assert_non_null(c);
     return c;
 }
 
-static void put(abar__choices *c, const char *problem, const char *choice)
+static void put(abar__autotune_cache *c, const char *problem, const char *choice)
 {
-    assert_int_equal(abar__choices_put(c, problem, choice), ABAR_OK);
+    assert_int_equal(abar__autotune_cache_put(c, problem, choice), ABAR_OK);
 }
 
-static void assert_choice(const abar__choices *c, const char *problem, const char *expected)
+static void assert_choice(const abar__autotune_cache *c, const char *problem, const char *expected)
 {
-    const char *got = abar__choices_find(c, problem);
+    const char *got = abar__autotune_cache_find(c, problem);
     if (expected)
         assert_string_equal(got ? got : "(none)", expected);
     else
@@ -74,18 +74,18 @@ static void assert_choice(const abar__choices *c, const char *problem, const cha
 static void choices_are_there_when_opened_again(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     assert_choice(c, "a", NULL);
     put(c, "a", "first");
     put(c, "b c:d", "34 4096 0:1");
     put(c, "a", "second");
     assert_choice(c, "a", "second");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     c = reopen(r);
     assert_choice(c, "a", "second");
     assert_choice(c, "b c:d", "34 4096 0:1");
     assert_choice(c, "b", NULL);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     assert_int_equal(r->warnings, 0);
     void *folder = r->folder;
     assert_int_equal(test_folder_files(folder, 0), 1); /* no temporary file stays */
@@ -94,55 +94,55 @@ static void choices_are_there_when_opened_again(void **state)
 static void more_choices_than_the_first_table_holds_are_kept(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     char key[32], value[32];
     for (int i = 0; i < 200; i++) {
         snprintf(key, sizeof key, "problem %d", i);
         snprintf(value, sizeof value, "%d", i * i);
         put(c, key, value);
     }
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     c = reopen(r);
     for (int i = 0; i < 200; i++) {
         snprintf(key, sizeof key, "problem %d", i);
         snprintf(value, sizeof value, "%d", i * i);
         assert_choice(c, key, value);
     }
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 static void other_titles_have_other_files(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r), *other;
+    abar__autotune_cache *c = reopen(r), *other;
     put(c, "a", "1");
-    assert_int_equal(abar__choices_open(r->ctx, "NVIDIA H200, driver 13010, cudnn 91400, abar 0.1.0", &other), ABAR_OK);
+    assert_int_equal(abar__autotune_cache_open(r->ctx, "NVIDIA H200, driver 13010, cudnn 91400, abar 0.1.0", &other), ABAR_OK);
     assert_choice(other, "a", NULL);
-    assert_string_not_equal(abar__choices_path(c), abar__choices_path(other));
+    assert_string_not_equal(abar__autotune_cache_path(c), abar__autotune_cache_path(other));
     char path[TEST_PATH];
     snprintf(path, sizeof path, "%s/%s", r->folder, FILE_NAME);
-    assert_string_equal(abar__choices_path(c), path);
-    abar__choices_close(other);
-    abar__choices_close(c);
+    assert_string_equal(abar__autotune_cache_path(c), path);
+    abar__autotune_cache_close(other);
+    abar__autotune_cache_close(c);
 }
 
 static void two_writers_keep_each_others_choices(void **state)
 {
     rig *r = *state;
-    abar__choices *one = reopen(r), *two = reopen(r);
+    abar__autotune_cache *one = reopen(r), *two = reopen(r);
     put(one, "a", "of one");
     put(two, "b", "of two");
     put(one, "c", "of one");
     put(two, "a", "of two");
     assert_choice(one, "b", "of two");
     assert_choice(one, "a", "of one"); /* the choices of a running process do not change */
-    abar__choices_close(one);
-    abar__choices_close(two);
-    abar__choices *c = reopen(r);
+    abar__autotune_cache_close(one);
+    abar__autotune_cache_close(two);
+    abar__autotune_cache *c = reopen(r);
     assert_choice(c, "a", "of two");
     assert_choice(c, "b", "of two");
     assert_choice(c, "c", "of one");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 /* Processes that write as fast as they can: the file is complete at every moment. */
@@ -154,12 +154,12 @@ static void processes_writing_at_once_leave_a_whole_file(void **state)
         child[i] = fork();
         assert_true(child[i] >= 0);
         if (child[i] > 0) continue;
-        abar__choices *c;
+        abar__autotune_cache *c;
         char key[32];
-        bool good = abar__choices_open(r->ctx, TITLE, &c) == ABAR_OK && c;
+        bool good = abar__autotune_cache_open(r->ctx, TITLE, &c) == ABAR_OK && c;
         for (int k = 0; k < 50 && good; k++) {
             snprintf(key, sizeof key, "%d of %d", k, i);
-            good = abar__choices_put(c, key, "x") == ABAR_OK;
+            good = abar__autotune_cache_put(c, key, "x") == ABAR_OK;
         }
         _exit(good && r->warnings == 0 ? 0 : 1);
     }
@@ -168,9 +168,9 @@ static void processes_writing_at_once_leave_a_whole_file(void **state)
         assert_int_equal(waitpid(child[i], &status, 0), child[i]);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     assert_int_equal(r->warnings, 0);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 static char *slurp(const char *path, size_t *n)
@@ -198,27 +198,27 @@ static void check_damage(rig *r, const char *text, size_t n)
     snprintf(path, sizeof path, "%s/%s", r->folder, FILE_NAME);
     spill(path, text, n);
     r->warnings = 0;
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     assert_int_equal(r->warnings, 1);
     assert_non_null(strstr(r->warning, FILE_NAME));
     assert_choice(c, "a", NULL);
     put(c, "b", "2");
     assert_int_equal(r->warnings, 1);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     c = reopen(r);
     assert_int_equal(r->warnings, 1);
     assert_choice(c, "b", "2");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 static void damaged_file_is_ignored_told_of_once_and_replaced(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     put(c, "a", "1");
     size_t n;
-    char *text = slurp(abar__choices_path(c), &n);
-    abar__choices_close(c);
+    char *text = slurp(abar__autotune_cache_path(c), &n);
+    abar__autotune_cache_close(c);
     for (size_t cut = 0; cut < n; cut++) check_damage(r, text, cut);
     for (size_t i = 0; i < n; i++) {
         char *bad = malloc(n);
@@ -239,25 +239,25 @@ static void folder_that_cannot_be_written_only_warns(void **state)
     spill(path, "x", 1);
     snprintf(path, sizeof path, "%s/file/folder", r->folder);
     setenv("ABAR_CACHE", path, 1);
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     put(c, "a", "1");
     put(c, "b", "2");
     assert_choice(c, "a", "1"); /* within this process */
     assert_int_equal(r->warnings, 1);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 static void environment_says_where(void **state)
 {
     rig *r = *state;
-    abar__choices *c;
+    abar__autotune_cache *c;
     char path[TEST_PATH];
     setenv("ABAR_CACHE", "off", 1);
-    assert_int_equal(abar__choices_open(r->ctx, TITLE, &c), ABAR_OK);
+    assert_int_equal(abar__autotune_cache_open(r->ctx, TITLE, &c), ABAR_OK);
     assert_null(c);
-    assert_null(abar__choices_find(c, "a"));
+    assert_null(abar__autotune_cache_find(c, "a"));
     put(c, "a", "1"); /* no cache: nothing happens */
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     unsetenv("ABAR_CACHE");
     const char *home = getenv("HOME"), *all = getenv("XDG_CACHE_HOME");
     char *home_was = home ? strdup(home) : NULL, *all_was = all ? strdup(all) : NULL;
@@ -267,15 +267,15 @@ static void environment_says_where(void **state)
     c = reopen(r);
     put(c, "a", "1"); /* makes home, .cache and abar */
     snprintf(path, sizeof path, "%s/home/.cache/abar/%s", r->folder, FILE_NAME);
-    assert_string_equal(abar__choices_path(c), path);
+    assert_string_equal(abar__autotune_cache_path(c), path);
     assert_int_equal(access(path, F_OK), 0);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     setenv("XDG_CACHE_HOME", r->folder, 1);
     c = reopen(r);
     snprintf(path, sizeof path, "%s/abar/%s", r->folder, FILE_NAME);
-    assert_string_equal(abar__choices_path(c), path);
+    assert_string_equal(abar__autotune_cache_path(c), path);
     assert_choice(c, "a", NULL);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     if (home_was) setenv("HOME", home_was, 1);
     unsetenv("XDG_CACHE_HOME");
     if (all_was) setenv("XDG_CACHE_HOME", all_was, 1);
@@ -286,52 +286,52 @@ static void environment_says_where(void **state)
 static void texts_that_are_no_line_are_not_remembered(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r);
-    char longest[ABAR_CHOICE_MAX + 1];
+    abar__autotune_cache *c = reopen(r);
+    char longest[ABAR_AUTOTUNE_MAX + 1];
     memset(longest, 'x', sizeof longest);
-    longest[ABAR_CHOICE_MAX] = '\0';
+    longest[ABAR_AUTOTUNE_MAX] = '\0';
     put(c, longest, "1");
     put(c, "a\tb", "1");
     put(c, "a", "1\n2");
     put(c, "", "1");
-    longest[ABAR_CHOICE_MAX - 1] = '\0';
+    longest[ABAR_AUTOTUNE_MAX - 1] = '\0';
     put(c, longest, "kept");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     c = reopen(r);
     assert_choice(c, longest, "kept");
     assert_choice(c, "a", NULL);
     assert_choice(c, "a\tb", NULL);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 static void any_allocation_may_fail(void **state)
 {
     rig *r = *state;
-    abar__choices *c = reopen(r);
+    abar__autotune_cache *c = reopen(r);
     put(c, "a", "1");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     for (long k = 1;; k++) {
         r->memory.calls = 0;
         r->memory.fail_at = k;
-        abar_status status = abar__choices_open(r->ctx, TITLE, &c);
-        if (status == ABAR_OK) status = abar__choices_put(c, "b", "2");
+        abar_status status = abar__autotune_cache_open(r->ctx, TITLE, &c);
+        if (status == ABAR_OK) status = abar__autotune_cache_put(c, "b", "2");
         const bool failed = r->memory.calls >= k;
         r->memory.fail_at = 0;
         assert_int_equal(status, failed ? ABAR_E_MEMORY : ABAR_OK);
-        abar__choices_close(c);
+        abar__autotune_cache_close(c);
         if (!failed) break;
     }
     assert_int_equal(r->warnings, 0);
     c = reopen(r);
     assert_choice(c, "a", "1");
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
 }
 
 /* Reading a file looks every line up in the table: without a bound one of millions of lines would keep us for hours. */
 static void full_table_takes_no_more(void **state)
 {
     rig *r = *state;
-    abar__choices *c;
+    abar__autotune_cache *c;
     abar__text text = {0};
     char line[32];
     uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a */
@@ -342,13 +342,13 @@ static void full_table_takes_no_more(void **state)
     }
     for (size_t i = 0; i < text.length; i++) sum = (sum ^ (unsigned char)text.data[i]) * 0x100000001b3u;
     assert_int_equal(abar__text_printf(r->ctx, &text, "sum %016llx\n", (unsigned long long)sum), ABAR_OK);
-    assert_int_equal(abar__choices_parse(r->ctx, TITLE, text.data, text.length, &c), ABAR_OK);
+    assert_int_equal(abar__autotune_cache_parse(r->ctx, TITLE, text.data, text.length, &c), ABAR_OK);
     assert_choice(c, "8191", "choice");
     assert_choice(c, "8192", NULL);
-    assert_int_equal(abar__choices_put(c, "new", "choice"), ABAR_OK);
+    assert_int_equal(abar__autotune_cache_put(c, "new", "choice"), ABAR_OK);
     assert_choice(c, "new", NULL);
     assert_int_equal(r->warnings, 0);
-    abar__choices_close(c);
+    abar__autotune_cache_close(c);
     abar__text_free(r->ctx, &text);
 }
 

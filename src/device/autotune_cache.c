@@ -1,5 +1,5 @@
 /* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
-#include "device/choices.h"
+#include "device/autotune_cache.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,12 +17,12 @@
 #define MOST 8192 /* choices of a table: looking one up reads them all */
 
 typedef struct pair {
-    char problem[ABAR_CHOICE_MAX], choice[ABAR_CHOICE_MAX];
+    char problem[ABAR_AUTOTUNE_MAX], choice[ABAR_AUTOTUNE_MAX];
 } pair;
 
-struct abar__choices {
+struct abar__autotune_cache {
     abar_context *ctx;
-    char title[ABAR_CHOICE_MAX], path[PATH_MAX]; /* path empty: no file */
+    char title[ABAR_AUTOTUNE_MAX], path[PATH_MAX]; /* path empty: no file */
     pair *pairs;
     int n, capacity;
     bool told; /* a damaged or unwritable file has been logged */
@@ -30,7 +30,7 @@ struct abar__choices {
 
 /* ---- the table ------------------------------------------------------------------------------------------------------ */
 
-static pair *find(const abar__choices *c, const char *problem)
+static pair *find(const abar__autotune_cache *c, const char *problem)
 {
     for (int i = 0; i < c->n; i++)
         if (strcmp(c->pairs[i].problem, problem) == 0) return &c->pairs[i];
@@ -38,7 +38,7 @@ static pair *find(const abar__choices *c, const char *problem)
 }
 
 /* keep: an existing entry is not replaced. A full table takes no more. */
-static abar_status put(abar__choices *c, const char *problem, const char *choice, bool keep)
+static abar_status put(abar__autotune_cache *c, const char *problem, const char *choice, bool keep)
 {
     pair *p = find(c, problem);
     if ((p && keep) || (!p && c->n == MOST)) return ABAR_OK;
@@ -60,7 +60,7 @@ static abar_status put(abar__choices *c, const char *problem, const char *choice
 static bool is_one_line(const char *text)
 {
     const size_t length = strlen(text);
-    return length > 0 && length < ABAR_CHOICE_MAX && !strpbrk(text, "\t\r\n");
+    return length > 0 && length < ABAR_AUTOTUNE_MAX && !strpbrk(text, "\t\r\n");
 }
 
 /* ---- the file's text -------------------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ static uint64_t sum_of(const char *text, size_t n)
     return h;
 }
 
-abar_status abar__choices_write(const abar__choices *c, abar__text *out)
+abar_status abar__autotune_cache_write(const abar__autotune_cache *c, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(c->ctx, out, HEAD "%s\n", c->title));
     for (int i = 0; i < c->n; i++)
@@ -81,7 +81,7 @@ abar_status abar__choices_write(const abar__choices *c, abar__text *out)
     return abar__text_printf(c->ctx, out, "sum %016" PRIx64 "\n", sum_of(out->data, out->length));
 }
 
-static bool is_whole(const abar__choices *c, const char *text, size_t n)
+static bool is_whole(const abar__autotune_cache *c, const char *text, size_t n)
 {
     char expected[SUM_LENGTH + 1];
     const size_t head = strlen(HEAD), title = strlen(c->title);
@@ -92,7 +92,7 @@ static bool is_whole(const abar__choices *c, const char *text, size_t n)
 }
 
 /* Adds the lines of a valid file to the table; existing entries are kept. Modifies text. */
-static abar_status take_lines(abar__choices *c, char *text, size_t n)
+static abar_status take_lines(abar__autotune_cache *c, char *text, size_t n)
 {
     char *end = text + n - SUM_LENGTH, *line = text + strlen(HEAD) + strlen(c->title) + 1;
     while (line < end) {
@@ -111,14 +111,14 @@ static abar_status take_lines(abar__choices *c, char *text, size_t n)
 
 /* ---- the file --------------------------------------------------------------------------------------------------------- */
 
-static void tell(abar__choices *c, const char *what)
+static void tell(abar__autotune_cache *c, const char *what)
 {
     if (!c->told) abar__log(c->ctx, ABAR_LOG_WARNING, "%s: %s", c->path, what);
     c->told = true;
 }
 
 /* Reads the whole file; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
-static abar_status slurp(const abar__choices *c, abar__text *text)
+static abar_status slurp(const abar__autotune_cache *c, abar__text *text)
 {
     char part[4096];
     abar_status status = ABAR_OK;
@@ -137,7 +137,7 @@ static abar_status slurp(const abar__choices *c, abar__text *text)
 }
 
 /* Adds the entries of the file to the table. */
-static abar_status join_file(abar__choices *c)
+static abar_status join_file(abar__autotune_cache *c)
 {
     abar__text text = {0};
     if (access(c->path, F_OK) != 0) return ABAR_OK;
@@ -165,7 +165,7 @@ static bool write_all(int fd, const char *text, size_t n)
 }
 
 /* No fsync: a file that a power cut leaves half written fails its checksum, and its choices are measured again. */
-static bool replace_file(const abar__choices *c, const abar__text *text)
+static bool replace_file(const abar__autotune_cache *c, const abar__text *text)
 {
     char temporary[PATH_MAX + 64]; /* unique to this process and this table */
     snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, c->path, (long)getpid(), (uintptr_t)c);
@@ -179,7 +179,7 @@ static bool replace_file(const abar__choices *c, const abar__text *text)
 }
 
 /* Creates the folder of the file and its parents. */
-static void make_folder(const abar__choices *c)
+static void make_folder(const abar__autotune_cache *c)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s", c->path);
@@ -190,12 +190,12 @@ static void make_folder(const abar__choices *c)
     }
 }
 
-static abar_status save(abar__choices *c)
+static abar_status save(abar__autotune_cache *c)
 {
     abar__text text = {0};
     if (!c->path[0]) return ABAR_OK;
     abar_status status = join_file(c);
-    if (status >= 0) status = abar__choices_write(c, &text);
+    if (status >= 0) status = abar__autotune_cache_write(c, &text);
     if (status >= 0) {
         make_folder(c);
         if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
@@ -234,20 +234,20 @@ static void name_of(const char *title, char *out)
     out[n] = '\0';
 }
 
-static abar_status make(abar_context *ctx, const char *title, abar__choices **out)
+static abar_status make(abar_context *ctx, const char *title, abar__autotune_cache **out)
 {
     void *memory;
-    ABAR_TRY(abar__alloc(ctx, sizeof(abar__choices), &memory));
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar__autotune_cache), &memory));
     *out = memory;
     (*out)->ctx = ctx;
     snprintf((*out)->title, sizeof(*out)->title, "%s", title);
     return ABAR_OK;
 }
 
-abar_status abar__choices_open(abar_context *ctx, const char *title, abar__choices **out)
+abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar__autotune_cache **out)
 {
-    char folder[PATH_MAX], name[ABAR_CHOICE_MAX];
-    abar__choices *c;
+    char folder[PATH_MAX], name[ABAR_AUTOTUNE_MAX];
+    abar__autotune_cache *c;
     *out = NULL;
     if (!is_one_line(title) || !find_folder(folder, sizeof folder)) return ABAR_OK;
     name_of(title, name);
@@ -258,11 +258,12 @@ abar_status abar__choices_open(abar_context *ctx, const char *title, abar__choic
     if (fits && status >= 0)
         *out = c;
     else
-        abar__choices_close(c);
+        abar__autotune_cache_close(c);
     return status;
 }
 
-abar_status abar__choices_parse(abar_context *ctx, const char *title, const char *text, size_t n, abar__choices **out)
+abar_status abar__autotune_cache_parse(abar_context *ctx, const char *title, const char *text, size_t n,
+                                       abar__autotune_cache **out)
 {
     abar__text copy = {0};
     *out = NULL;
@@ -272,27 +273,27 @@ abar_status abar__choices_parse(abar_context *ctx, const char *title, const char
     if (status >= 0) status = is_whole(*out, copy.data, n) ? take_lines(*out, copy.data, n) : ABAR_E_FORMAT;
     abar__text_free(ctx, &copy);
     if (status >= 0) return ABAR_OK;
-    abar__choices_close(*out);
+    abar__autotune_cache_close(*out);
     *out = NULL;
     return status;
 }
 
-void abar__choices_close(abar__choices *c)
+void abar__autotune_cache_close(abar__autotune_cache *c)
 {
     if (!c) return;
     abar__free(c->ctx, c->pairs, (size_t)c->capacity * sizeof *c->pairs);
     abar__free(c->ctx, c, sizeof *c);
 }
 
-const char *abar__choices_path(const abar__choices *c) { return c->path; }
+const char *abar__autotune_cache_path(const abar__autotune_cache *c) { return c->path; }
 
-const char *abar__choices_find(const abar__choices *c, const char *problem)
+const char *abar__autotune_cache_find(const abar__autotune_cache *c, const char *problem)
 {
     const pair *p = c ? find(c, problem) : NULL;
     return p ? p->choice : NULL;
 }
 
-abar_status abar__choices_put(abar__choices *c, const char *problem, const char *choice)
+abar_status abar__autotune_cache_put(abar__autotune_cache *c, const char *problem, const char *choice)
 {
     if (!c || !is_one_line(problem) || !is_one_line(choice)) return ABAR_OK;
     ABAR_TRY(put(c, problem, choice, false));
