@@ -4,7 +4,7 @@
  *
  *   bench_conv_cuda [batch]        (default 128) */
 #include "cuda_timing.h"
-#include "device/cuda/cuda_nn.h"
+#include "device/cuda/nn/cuda_nn.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  *
  * once: everything runs once without a graph, for a profiler, which does not see the rounds of an inversion inside a graph. */
 #include "cuda_timing.h"
-#include "device/cuda/core_dense.h"
+#include "device/cuda/factors/dense.h"
 
 #include <stdio.h>
 #include <stdlib.h>

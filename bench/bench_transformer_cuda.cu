@@ -5,7 +5,7 @@
  *
  *   bench_transformer_cuda [PART OF A NAME]... */
 #include "cuda_timing.h"
-#include "device/cuda/cuda_nn.h"
+#include "device/cuda/nn/cuda_nn.h"
 
 #include <stdio.h>
 #include <stdlib.h>

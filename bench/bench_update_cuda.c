@@ -84,7 +84,7 @@ static void bench(abar_context *ctx, const char *model, const char *optim, doubl
     need(ctx, abar_setup_set(ctx, setup, "precision", "bf16"));
     need(ctx, abar__device_open(ctx, setup, &dev));
     abar_dataset_info info = {0};
-    abar__model_shape(setup, &info);
+    need(ctx, abar__data_look(ctx, setup, &info));
     need(ctx, abar__net_build(ctx, setup, &info, dev, &(abar__net_wish){.batch = 8, .training = true}, &net));
     need(ctx, abar__optim_build(ctx, setup, dev, net, &o));
     double parameters = 0, shadows = 0, whole;

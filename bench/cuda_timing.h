@@ -3,7 +3,7 @@
 #ifndef ABAR_BENCH_CUDA_TIMING_H
 #define ABAR_BENCH_CUDA_TIMING_H
 
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/core/cuda_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -164,18 +164,18 @@ abar_status abar__analysis_tell(abar_analysis *a, const char *phase, int64_t don
 /* ---- a network ---------------------------------------------------------------------------------------------------------- */
 
 /* Where a run stood when it wrote a checkpoint; at the end where the file does not tell. */
-static abar__place checkpoint_place(const abar_analysis *a, const char *path)
+static abar__run_state checkpoint_state(const abar_analysis *a, const char *path)
 {
-    const abar__place end = {.epoch = a->setup->train.epochs};
-    abar__place place;
+    const abar__run_state end = {.epoch = a->setup->train.epochs};
+    abar__run_state state;
     abar__safetensors *file;
     abar__epoch *history;
     if (abar__safetensors_open(a->ctx, path, &file) < 0) return end;
     const char *progress = abar__safetensors_metadata(file, "progress");
-    const bool known = progress && abar__place_parse(a->ctx, path, progress, strlen(progress), &place, &history) >= 0;
-    if (known) abar__free(a->ctx, history, history ? (size_t)place.epoch * sizeof *history : 0);
+    const bool known = progress && abar__run_state_parse(a->ctx, path, progress, strlen(progress), &state, &history) >= 0;
+    if (known) abar__free(a->ctx, history, history ? (size_t)state.epoch * sizeof *history : 0);
     abar__safetensors_close(file);
-    return known ? place : end;
+    return known ? state : end;
 }
 
 static bool is_checkpoint(const char *path)
@@ -190,10 +190,10 @@ static void drop_repeated(abar_analysis *a)
 {
     char name[64];
     if (a->n_weights < 2 || !is_checkpoint(a->weights[a->n_weights - 1])) return;
-    const abar__place place = checkpoint_place(a, a->weights[a->n_weights - 1]);
+    const abar__run_state state = checkpoint_state(a, a->weights[a->n_weights - 1]);
     const char *before = strrchr(a->weights[a->n_weights - 2], '/');
-    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)place.epoch);
-    if (place.step == 0 && before && strcmp(before, name) == 0) a->n_weights--;
+    snprintf(name, sizeof name, "/epoch-%04lld.safetensors", (long long)state.epoch);
+    if (state.step == 0 && before && strcmp(before, name) == 0) a->n_weights--;
 }
 
 /* "snapshots/epoch-0012.safetensors" is epoch 12, "" the initial weights. */
@@ -209,7 +209,7 @@ static void name_snapshot(const abar_analysis *a, int i, abar__snapshot *s)
         s->epoch = (double)strtol(base + 6, NULL, 10);
         snprintf(s->name, sizeof s->name, s->epoch > 0.0 ? "epoch %.0f" : "initial", s->epoch);
     } else if (is_checkpoint(path)) {
-        s->epoch = (double)checkpoint_place(a, path).epoch;
+        s->epoch = (double)checkpoint_state(a, path).epoch;
         snprintf(s->name, sizeof s->name, a->n_weights > 1 ? "end" : "final weights");
     } else {
         snprintf(s->name, sizeof s->name, "%.48s", base);

@@ -20,6 +20,17 @@ typedef struct abar__draw {
     uint32_t u[4];
 } abar__draw;
 
+/* Round 0 to 9 of Philox4x32-10 on the counter c0 to c3; key0, key1: the key before the first round. */
+static inline void abar__philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t key0, uint32_t key1,
+                                      uint32_t round)
+{
+    const uint64_t p0 = (uint64_t)*c0 * 0xD2511F53u, p1 = (uint64_t)*c2 * 0xCD9E8D57u;
+    *c0 = (uint32_t)(p1 >> 32) ^ *c1 ^ (key0 + round * 0x9E3779B9u);
+    *c2 = (uint32_t)(p0 >> 32) ^ *c3 ^ (key1 + round * 0xBB67AE85u);
+    *c1 = (uint32_t)p1;
+    *c3 = (uint32_t)p0;
+}
+
 /* The bare generator: 10 rounds over counter with key. */
 abar__draw abar__philox(const uint32_t counter[4], const uint32_t key[2]);
 

@@ -6,7 +6,6 @@
 
 #include "abar/device.h"
 #include "base/base_impl.h"
-#include "device/feed_impl.h"
 #include "device/stats_impl.h"
 #include "device/step_impl.h"
 
@@ -69,7 +68,6 @@ typedef struct abar__queue_ops {
     /* dst = src for bytes of device memory unless *skipped, else src = dst: keeps or forgets provisional state. */
     void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
     abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
-    const abar__feed_ops *feed;
     size_t (*memory_free)(abar_device *dev);
 } abar__queue_ops;
 

@@ -1,8 +1,8 @@
-/* Samples made into batches by the device itself. */
+/* A feed: batches made in device memory. Internal to libabar: libabar_optim takes its gradients from the caller. */
 #ifndef ABAR_FEED_IMPL_H
 #define ABAR_FEED_IMPL_H
 
-#include "abar/tensor.h"
+#include "device/device_impl.h"
 
 /* Images, or a text, in device memory, made into batches there: order, crop, flip, normalise, cut windows exactly as on the
  * host. */
@@ -39,5 +39,9 @@ typedef struct abar__feed_ops {
      * too, until its next epoch). Copies before it returns. */
     abar_status (*stage)(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels);
 } abar__feed_ops;
+
+extern const abar__feed_ops *const abar__cuda_feed;
+
+const abar__feed_ops *abar__feed_of(const abar_device *dev); /* NULL: the device reads batches from host memory */
 
 #endif

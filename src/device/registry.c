@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* A build without CUDA contains cuda_absent.c, where abar__cuda_device is NULL. */
+/* A build without CUDA contains cuda/core/cuda_absent.c, where abar__cuda_device is NULL. */
 static const abar_device_ops *const *const devices[] = {&abar__cpu_device, &abar__ref_device, &abar__cuda_device};
 
 const char *const *abar_device_names(void)

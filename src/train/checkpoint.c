@@ -226,13 +226,13 @@ static abar_status load_place(abar_trainer *t, const carrier *c)
     const char *progress = abar__safetensors_metadata(c->file, "progress");
     abar__epoch *history;
     if (!progress) return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: not a checkpoint of abar, give the folder of a run", c->path);
-    ABAR_TRY(abar__place_parse(t->ctx, c->path, progress, strlen(progress), &t->at, &history));
+    ABAR_TRY(abar__run_state_parse(t->ctx, c->path, progress, strlen(progress), &t->at, &history));
     size_t bytes = (size_t)t->at.epoch * sizeof *history;
     bool fits = t->at.epoch <= t->history_room && t->at.step <= t->steps;
     if (fits && history) memcpy(t->history, history, bytes);
     abar__free(t->ctx, history, bytes);
     if (fits) return ABAR_OK;
-    t->at = (abar__place){0};
+    t->at = (abar__run_state){0};
     return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: is at a later epoch or step than this run has, raise --epochs", c->path);
 }
 
@@ -284,7 +284,7 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
     ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "data", t->text.data));
     t->text.length = 0;
-    ABAR_TRY(abar__place_write(t->ctx, &t->at, t->history, &t->text));
+    ABAR_TRY(abar__run_state_write(t->ctx, &t->at, t->history, &t->text));
     return abar__safetensors_writer_metadata(c->writer, "progress", t->text.data);
 }
 

@@ -11,13 +11,13 @@ typedef struct evaluator {
     abar_device *dev;
     abar_net *net;
     abar_loader *loader;
-    abar__feeder feeder;
+    abar__data_feed feed;
     abar__stepper stepper;
 } evaluator;
 
 static void release(abar_context *ctx, evaluator *e)
 {
-    abar__feeder_release(ctx, &e->feeder);
+    abar__data_feed_release(ctx, &e->feed);
     abar_loader_destroy(e->loader);
     abar_net_destroy(e->net);
     abar_device_close(e->dev);
@@ -47,9 +47,9 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
     ABAR_TRY(abar__net_build(ctx, setup, info, e->dev, &shape, &e->net));
     ABAR_TRY(abar__weights_read(ctx, weights, e->net));
     ABAR_TRY(abar_loader_create(ctx, e->data, &wish, &e->loader));
-    ABAR_TRY(abar__feeder_create(ctx, e->dev, e->data, e->loader, &wish, wish.batch, true, &e->feeder));
+    ABAR_TRY(abar__data_feed_create(ctx, e->dev, e->data, e->loader, &wish, wish.batch, true, &e->feed));
     e->stepper =
-        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1, .feeder = &e->feeder};
+        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1, .feed = &e->feed};
     return ABAR_OK;
 }
 
@@ -61,7 +61,7 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
     abar_loss loss = {0};
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
-    if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feeder, NULL, &loss);
+    if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feed, NULL, &loss);
     if (status == ABAR_OK)
         found = (abar_evaluation){.loss = loss.loss,
                                   .accuracy = 100.0 * (double)loss.correct / (double)loss.count,

@@ -35,7 +35,7 @@ abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule
     p->given = p->taken = epoch * p->steps + step;
     if (!p->queue) return ABAR_OK;
     for (int64_t i = 0; i < p->steps; i++) p->rates[i] = abar_schedule_lr(schedule, epoch * p->steps + i);
-    ABAR_TRY(abar__feeder_seek(p->stepper->feeder, p->loader, epoch, step));
+    ABAR_TRY(abar__data_feed_seek(p->stepper->feed, p->loader, epoch, step));
     return send_rates(p, step);
 }
 
@@ -49,11 +49,11 @@ static abar_status give_host(abar__pipeline *p, double lr)
 /* Data that is not resident: the batch is sent before its step is enqueued. */
 static abar_status send_batch(abar__pipeline *p)
 {
-    const abar__feeder *f = p->stepper->feeder;
+    const abar__data_feed *f = p->stepper->feed;
     abar_batch batch = {.size = sizeof batch};
     if (f->resident) return ABAR_OK;
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return p->queue->feed->stage(p->dev, f->feed, abar__batch_samples(&batch), batch.labels);
+    return f->ops->stage(p->dev, f->batches, abar__batch_samples(&batch), batch.labels);
 }
 
 static abar_status record(abar__pipeline *p, int kind)

@@ -13,13 +13,13 @@ double abar__seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static bool is_queued(const abar__stepper *s) { return s->feeder && s->feeder->feed; }
+static bool is_queued(const abar__stepper *s) { return s->feed && s->feed->batches; }
 
-/* A queued device reads the samples from its feeder: the batch that was staged, or the resident data set. */
-static abar_status fill_queued(const abar__stepper *s, const abar__feeder *f, int64_t first)
+/* A queued device reads the samples from its feed: the batch that was staged, or the resident data set. */
+static abar_status fill_queued(const abar__stepper *s, const abar__data_feed *f, int64_t first)
 {
     const abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
-    return f->dev->ops->queue->feed->fill(f->dev, f->feed, first, &input, &target);
+    return f->ops->fill(f->dev, f->batches, first, &input, &target);
 }
 
 /* The same for a text: input and target (micro, context) in I32. */
@@ -39,9 +39,9 @@ static abar_status fill_tokens(const abar__stepper *s, const abar_batch *batch, 
 static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t first)
 {
     if (is_queued(s)) {
-        const abar__feed_ops *feed = s->feeder->dev->ops->queue->feed;
-        if (first == 0) ABAR_TRY(feed->stage(s->feeder->dev, s->feeder->feed, abar__batch_samples(batch), batch->labels));
-        return fill_queued(s, s->feeder, first);
+        const abar__data_feed *f = s->feed;
+        if (first == 0) ABAR_TRY(f->ops->stage(f->dev, f->batches, abar__batch_samples(batch), batch->labels));
+        return fill_queued(s, f, first);
     }
     if (s->info->text) return fill_tokens(s, batch, first);
     int64_t image = s->info->channels * s->info->height * s->info->width;
@@ -129,7 +129,7 @@ abar_status abar__stepper_queue_update(const abar__stepper *s)
 abar_status abar__stepper_queue(const abar__stepper *s)
 {
     const bool observes = abar_optim_observes(s->optim);
-    const abar__feeder *f = s->feeder;
+    const abar__data_feed *f = s->feed;
     ABAR_TRY(abar_optim_begin(s->optim));
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (f) ABAR_TRY(fill_queued(s, f, i * s->micro));
@@ -137,7 +137,7 @@ abar_status abar__stepper_queue(const abar__stepper *s)
         ABAR_TRY(queue_backward(s, i, observes));
     }
     ABAR_TRY(abar__stepper_queue_update(s));
-    return f && f->resident ? f->dev->ops->queue->feed->advance(f->dev, f->feed) : ABAR_OK;
+    return f && f->resident ? f->ops->advance(f->dev, f->batches) : ABAR_OK;
 }
 
 static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out)
@@ -145,7 +145,7 @@ static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, i
     ABAR_TRY(abar_optim_rates(s->optim, k, &lr, 1));
     if (batch) ABAR_TRY(fill(s, batch, 0));
     abar__stepper filled = *s;
-    if (!batch) filled.feeder = NULL;
+    if (!batch) filled.feed = NULL;
     ABAR_TRY(abar__stepper_queue(&filled));
     ABAR_TRY(abar_device_wait(abar_net_input(s->net).dev));
     const abar_step_note note = *abar_optim_note(s->optim, k);
@@ -191,21 +191,21 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     bool wanted = false;
     for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
     if (!wanted) return ABAR_OK;
-    const bool resident = is_queued(s) && s->feeder->resident;
+    const bool resident = is_queued(s) && s->feed->resident;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
-    if (resident) ABAR_TRY(abar__feeder_seek(s->feeder, loader, 0, 0));
+    if (resident) ABAR_TRY(abar__data_feed_seek(s->feed, loader, 0, 0));
     for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
         abar_batch batch = {.size = sizeof batch};
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
         for (int64_t i = 0; i < s->accumulate; i++) {
-            ABAR_TRY(resident ? fill_queued(s, s->feeder, i * s->micro) : fill(s, &batch, i * s->micro));
+            ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, &batch, i * s->micro));
             for (int l = 0; l < abar_net_layer_count(s->net); l++) {
                 if (!abar_optim_wants_calibration(s->optim, l)) continue;
                 abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
                 ABAR_TRY(abar_optim_calibrate(s->optim, l, &input));
             }
         }
-        if (resident) ABAR_TRY(s->feeder->dev->ops->queue->feed->advance(s->feeder->dev, s->feeder->feed));
+        if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
     }
     return abar_optim_end_calibration(s->optim);
 }
@@ -217,32 +217,32 @@ abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch,
     return abar_net_forward(s->net, &run, out);
 }
 
-/* Batch i of the test part, from its feeder or its loader. */
-static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, int64_t i, abar_loss *out)
+/* Batch i of the test part, from its feed or its loader. */
+static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed, int64_t i, abar_loss *out)
 {
     abar_batch batch = {.size = sizeof batch};
-    if (!feeder || !feeder->resident) {
+    if (!feed || !feed->resident) {
         ABAR_TRY(abar_loader_next(loader, &batch));
         return abar__stepper_infer(s, &batch, out);
     }
     const int64_t left = abar_loader_samples(loader) - i * s->micro;
     abar_run_config run = {.size = sizeof run, .valid = left < s->micro ? left : s->micro};
-    ABAR_TRY(fill_queued(s, feeder, 0));
-    ABAR_TRY(feeder->dev->ops->queue->feed->advance(feeder->dev, feeder->feed));
+    ABAR_TRY(fill_queued(s, feed, 0));
+    ABAR_TRY(feed->ops->advance(feed->dev, feed->batches));
     return abar_net_forward(s->net, &run, out);
 }
 
-abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, const atomic_bool *stop,
+abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed, const atomic_bool *stop,
                                abar_loss *out)
 {
     *out = (abar_loss){0};
     double sum = 0.0;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
-    if (feeder) ABAR_TRY(abar__feeder_seek(feeder, loader, 0, 0));
+    if (feed) ABAR_TRY(abar__data_feed_seek(feed, loader, 0, 0));
     for (int64_t i = 0; i < abar_loader_batches(loader); i++) {
         if (stop && atomic_load(stop)) return ABAR_STOPPED;
         abar_loss loss;
-        ABAR_TRY(test_batch(s, loader, feeder, i, &loss));
+        ABAR_TRY(test_batch(s, loader, feed, i, &loss));
         sum += loss.loss * (double)loss.count;
         out->correct += loss.correct;
         out->count += loss.count;

@@ -4,17 +4,18 @@
  *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
- *     feeder.c  pipeline.c                  batches and steps on a queued device
- *     trainer.c  place.c                    a whole run; its progress
+ *     feed.c  pipeline.c                    batches in device memory; steps in flight
+ *     trainer.c  run_state.c                a whole run; its progress
  *     record.c  checkpoint.c  snapshot.c    its logs and report; the files of its folder
- *     weights.c  evaluate.c  sample.c  bench.c  memory_plan.c */
+ *     weights.c  evaluate.c  sample.c  memory_plan.c
+ *     bench/  compare/                      timing; comparisons of methods */
 #ifndef ABAR_TRAIN_IMPL_H
 #define ABAR_TRAIN_IMPL_H
 
 #include "abar/train.h"
 #include "base/base_impl.h"
 #include "curvature/curvature_impl.h"
-#include "device/device_impl.h"
+#include "device/feed_impl.h"
 #include "io/io.h"
 
 #include <stdatomic.h>
@@ -79,21 +80,22 @@ abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
 /* ---- batches on a queued device ---------------------------------------------------------------------------------- */
 
 /* A data set that is resident on the device and read in the loader's order, or batches that are sent step by step. */
-typedef struct abar__feeder {
+typedef struct abar__data_feed {
     abar_device *dev;
-    abar__feed *feed; /* NULL: the device is not queued */
-    bool resident;    /* the data set is on the device: steps need no batch from the host */
-    int32_t *order;   /* resident: of one epoch */
+    const abar__feed_ops *ops; /* NULL, and so is batches: the device reads batches from host memory */
+    abar__feed *batches;
+    bool resident;  /* the data set is on the device: steps need no batch from the host */
+    int32_t *order; /* resident: of one epoch */
     size_t order_bytes;
-} abar__feeder;
+} abar__data_feed;
 
 /* For the part of data that the loader yields; every fill takes micro samples. A set that needs more than a quarter of the
  * device's free memory is streamed, and so is any set when stream is true. */
-abar_status abar__feeder_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
-                                const abar_loader_config *wish, int64_t micro, bool stream, abar__feeder *out);
-void abar__feeder_release(abar_context *ctx, abar__feeder *f);
+abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
+                                   const abar_loader_config *wish, int64_t micro, bool stream, abar__data_feed *out);
+void abar__data_feed_release(abar_context *ctx, abar__data_feed *f);
 /* Resident: the next fills are those of this step of this epoch and of the following steps. */
-abar_status abar__feeder_seek(abar__feeder *f, const abar_loader *loader, int64_t epoch, int64_t step);
+abar_status abar__data_feed_seek(abar__data_feed *f, const abar_loader *loader, int64_t epoch, int64_t step);
 
 /* The samples of a batch, as a feed stages them. */
 static inline const void *abar__batch_samples(const abar_batch *batch)
@@ -113,7 +115,7 @@ typedef struct abar__stepper {
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
     double clip;                   /* of the gradient's norm, 0: off */
     uint64_t seed;                 /* of dropout */
-    abar__feeder *feeder;          /* of a queued device */
+    abar__data_feed *feed;         /* of a queued device */
 } abar__stepper;
 
 typedef struct abar__step_result {
@@ -124,7 +126,7 @@ typedef struct abar__step_result {
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
-/* Enqueues the same on a queued device, on the samples in its feeder and without waiting; this is what is captured. */
+/* Enqueues the same on a queued device, on the samples in its feed and without waiting; this is what is captured. */
 abar_status abar__stepper_queue(const abar__stepper *s);
 /* The phases of a step of one forward pass, for timing. */
 abar_status abar__stepper_queue_forward(const abar__stepper *s);
@@ -134,9 +136,9 @@ abar_status abar__stepper_queue_update(const abar__stepper *s);
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
-/* Loss and correct predictions over the whole test part; feeder: that of the test part, or NULL. ABAR_STOPPED when stop (may
+/* Loss and correct predictions over the whole test part; feed: that of the test part, or NULL. ABAR_STOPPED when stop (may
  * be NULL) becomes true. */
-abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__feeder *feeder, const atomic_bool *stop,
+abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed, const atomic_bool *stop,
                                abar_loss *out);
 
 /* Enqueued steps. On the host a step runs when it is enqueued; a queued device is up to ABAR_STEPS_AHEAD steps behind, and
@@ -202,14 +204,14 @@ typedef struct abar__epoch {
 } abar__epoch;
 
 /* The progress of a run: with the tensors, all that a checkpoint keeps. */
-typedef struct abar__place {
+typedef struct abar__run_state {
     int64_t epoch, step;    /* step of the epoch; at the last one the evaluation is due */
     double loss_sum;        /* over the samples of the epoch's steps so far ... */
     int64_t correct, count; /* ... without skipped ones */
     int64_t skipped, epoch_skipped, skipped_in_a_row;
     double seconds, epoch_seconds, step_seconds, test_seconds; /* step and test: of training and evaluation, summed */
     uint64_t log_bytes, events_bytes;
-} abar__place;
+} abar__run_state;
 
 /* The content of one part of the data set: its samples (tokens of a text) and their CRC-32. */
 typedef struct abar__digest {
@@ -225,12 +227,12 @@ struct abar_trainer {
     abar_net *net;
     abar_optim *optim;
     abar_loader *train, *test;
-    abar__feeder feeder, test_feeder;
+    abar__data_feed train_feed, test_feed;
     abar__stepper stepper;
     abar__pipeline pipeline;
     abar_schedule schedule;
     int64_t steps; /* per epoch */
-    abar__place at;
+    abar__run_state at;
     abar__digest digest[2]; /* of training and test data, where there is a folder */
     abar__epoch *history;   /* at.epoch entries; space for history_room */
     int64_t history_room;
@@ -250,9 +252,9 @@ struct abar_trainer {
 };
 
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
-abar_status abar__place_write(abar_context *ctx, const abar__place *at, const abar__epoch *history, abar__text *out);
-abar_status abar__place_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__place *at,
-                              abar__epoch **history);
+abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out);
+abar_status abar__run_state_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__run_state *at,
+                                  abar__epoch **history);
 /* text: with perplexity and bits per character, which are not read back. */
 abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out);
 abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out);

@@ -27,11 +27,11 @@ static abar_status open_data(abar_trainer *t)
     return ABAR_OK;
 }
 
-static abar_status make_feeders(abar_trainer *t, int64_t micro)
+static abar_status make_feeds(abar_trainer *t, int64_t micro)
 {
     const abar_loader_config wish = abar__loader_wish(t->setup, false), test = abar__loader_wish(t->setup, true);
-    ABAR_TRY(abar__feeder_create(t->ctx, t->dev, t->data, t->train, &wish, micro, false, &t->feeder));
-    return abar__feeder_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feeder);
+    ABAR_TRY(abar__data_feed_create(t->ctx, t->dev, t->data, t->train, &wish, micro, false, &t->train_feed));
+    return abar__data_feed_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feed);
 }
 
 static abar_status make_net(abar_trainer *t)
@@ -42,7 +42,7 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &wish, &t->net));
     ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
-    ABAR_TRY(make_feeders(t, wish.batch));
+    ABAR_TRY(make_feeds(t, wish.batch));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .optim = t->optim,
@@ -51,7 +51,7 @@ static abar_status make_net(abar_trainer *t)
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
-                                 .feeder = &t->feeder};
+                                 .feed = &t->train_feed};
     ABAR_TRY(abar__pipeline_create(&t->stepper, t->dev, t->train, &t->pipeline));
     t->schedule = (abar_schedule){.size = sizeof t->schedule,
                                   .kind = (abar_schedule_kind)train->schedule,
@@ -129,8 +129,8 @@ void abar_trainer_destroy(abar_trainer *t)
     abar_loader_destroy(t->train);
     abar_loader_destroy(t->test);
     abar__pipeline_release(t->ctx, &t->pipeline);
-    abar__feeder_release(t->ctx, &t->feeder);
-    abar__feeder_release(t->ctx, &t->test_feeder);
+    abar__data_feed_release(t->ctx, &t->train_feed);
+    abar__data_feed_release(t->ctx, &t->test_feed);
     abar_optim_destroy(t->optim);
     abar_net_destroy(t->net);
     abar_device_close(t->dev);
@@ -332,7 +332,7 @@ static abar_status run_epoch(abar_trainer *t)
     ABAR_TRY(take_all(t));
     if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
     abar_loss test;
-    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->test_feeder, &t->stop, &test);
+    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->test_feed, &t->stop, &test);
     t->at.test_seconds += tick(t);
     return status == ABAR_OK ? finish_epoch(t, &test) : status;
 }

@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "data/data_impl.h"
+#include "device/feed_impl.h"
 
 enum { SAMPLES = 50, TESTS = 13, BATCH = 8, STEPS = SAMPLES / BATCH, SIDE = 12, CHANNELS = 3, IMAGE = CHANNELS * SIDE * SIDE };
 
@@ -26,7 +27,7 @@ static void need(const bench *b, abar_status status, const char *what)
 }
 #define NEED(b, call) need(b, call, #call)
 
-static const abar__feed_ops *ops(const bench *b) { return b->dev->ops->queue->feed; }
+static const abar__feed_ops *ops(const bench *b) { return abar__feed_of(b->dev); }
 
 typedef struct bench_wish {
     abar_precision precision;

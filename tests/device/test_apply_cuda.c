@@ -1,7 +1,7 @@
 /* Gradients multiplied by dense inverses on the cuda device, many maps at once, against the same products in double: every
  * order of memory, with and without a bias, an inverse from the left, scales of rows and eigenvalues. */
 #include "cuda_testing.h"
-#include "device/cuda/core_dense.h"
+#include "device/cuda/factors/dense.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
-/* Inverses and eigenvectors that a step on the cuda device keeps (core_dense.h): many factors of many sizes at once against
- * inverses in double precision, the ladder of methods.md section 9, and recordings in which the device decides. */
+/* Inverses and eigenvectors that a step on the cuda device keeps (cuda/factors/dense.h): many factors of many sizes at once
+ * against inverses in double precision, the ladder of methods.md section 9, and recordings in which the device decides. */
 #include "cuda_testing.h"
-#include "device/cuda/core_dense.h"
+#include "device/cuda/factors/dense.h"
 
 #include <math.h>
 

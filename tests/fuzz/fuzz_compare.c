@@ -1,5 +1,5 @@
 /* Any bytes as a compare.json: refused with a text, or the methods it names survive being written and read again. */
-#include "train/compare_impl.h"
+#include "train/compare/compare_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -26,13 +26,13 @@ static void fuzz_setup(abar_context *ctx, const char *json, size_t n)
 
 static void fuzz_place(abar_context *ctx, const char *json, size_t n)
 {
-    abar__place at;
+    abar__run_state at;
     abar__epoch *history;
-    const abar_status status = abar__place_parse(ctx, "fuzz", json, n, &at, &history);
+    const abar_status status = abar__run_state_parse(ctx, "fuzz", json, n, &at, &history);
     if (status == ABAR_E_MEMORY) abort();
     if (status < 0) return;
     abar__text text = {0};
-    if (abar__place_write(ctx, &at, history, &text) < 0) abort();
+    if (abar__run_state_write(ctx, &at, history, &text) < 0) abort();
     abar__text_free(ctx, &text);
     abar__free(ctx, history, (size_t)at.epoch * sizeof *history);
 }

@@ -1,6 +1,6 @@
 /* Any bytes as the report.json of a comparison's runs: refused with a text, or written back as it was read, and shown in every
  * file of the comparison. */
-#include "train/compare_impl.h"
+#include "train/compare/compare_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

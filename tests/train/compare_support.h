@@ -3,7 +3,7 @@
 #define COMPARE_SUPPORT_H
 
 #include "train_support.h"
-#include "train/compare_impl.h"
+#include "train/compare/compare_impl.h"
 #include "train/train_json.h"
 
 #define METHODS_MAX 4

@@ -284,18 +284,18 @@ static void place_round_trip_is_exact(void **state)
     fixture *f = *state;
     abar__epoch history[2] = {{.train_loss = 1.0 / 3.0, .test_accuracy = 91.7, .lr = 1e-300, .skipped = 2},
                               {.train_loss = 0x1.fffffffffffffp-3, .seconds = 12.5}};
-    abar__place at = {.epoch = 2, .step = 7, .loss_sum = 0.1 + 0.2, .correct = 5, .count = 9, .log_bytes = 1u << 31}, back;
+    abar__run_state at = {.epoch = 2, .step = 7, .loss_sum = 0.1 + 0.2, .correct = 5, .count = 9, .log_bytes = 1u << 31}, back;
     abar__epoch *read;
     abar__text json = {0};
-    need(f, abar__place_write(f->ctx, &at, history, &json));
-    need(f, abar__place_parse(f->ctx, "test", json.data, json.length, &back, &read));
+    need(f, abar__run_state_write(f->ctx, &at, history, &json));
+    need(f, abar__run_state_parse(f->ctx, "test", json.data, json.length, &back, &read));
     assert_memory_equal(&at, &back, sizeof at);
     assert_memory_equal(history, read, sizeof history);
     abar__free(f->ctx, read, sizeof history);
     const char *cut = strstr(json.data, ", \"history\"");
     char *damaged = strdup(json.data);
     strcpy(damaged + (cut - json.data), "}");
-    assert_int_equal(abar__place_parse(f->ctx, "test", damaged, strlen(damaged), &back, &read), ABAR_E_FORMAT);
+    assert_int_equal(abar__run_state_parse(f->ctx, "test", damaged, strlen(damaged), &back, &read), ABAR_E_FORMAT);
     assert_error(f, "history");
     free(damaged);
     abar__text_free(f->ctx, &json);

@@ -83,7 +83,7 @@ static void every_precision_learns_and_writes(void **state)
         char weights[PATH_MAX_TEST], name[64];
         abar_setup *setup = text_setup(f, "adamw", "epochs=20");
         abar_evaluation e = {.size = sizeof e};
-        abar__place at;
+        abar__run_state at;
         made m = {.n = 0};
         set(f, setup, "device", "cuda");
         set(f, setup, "precision", precisions[i]);

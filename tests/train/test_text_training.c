@@ -167,7 +167,7 @@ static void evaluation_agrees_with_training(void **state)
     fixture *f = *state;
     char weights[PATH_MAX_TEST], logits[PATH_MAX_TEST];
     abar_setup *setup = trained(f, "");
-    abar__place at;
+    abar__run_state at;
     abar__epoch *history = history_of(f, "trained", &at);
     const abar__epoch last = history[at.epoch - 1];
     abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);

@@ -410,7 +410,7 @@ static void lost_device_is_told_and_the_checkpoint_stays(void **state)
     assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_BACKEND);
     assert_error(f, "device cuda: ");
     abar_trainer_destroy(v.trainer);
-    abar__place at;
+    abar__run_state at;
     abar__epoch *history = history_of(f, "lost", &at);
     assert_int_equal(at.epoch, 1);
     abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);

@@ -12,7 +12,7 @@ typedef struct engine {
     abar_loader *loader;
     abar_net *net;
     abar_optim *optim;
-    abar__feeder feeder;
+    abar__data_feed feed;
     abar__stepper stepper;
 } engine;
 
@@ -29,7 +29,7 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
     need(f, abar__device_open(f->ctx, setup, &e->dev));
     need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, &wish, &e->net));
     need(f, abar__optim_build(f->ctx, setup, e->dev, e->net, &e->optim));
-    need(f, abar__feeder_create(f->ctx, e->dev, e->data, e->loader, &loader, wish.batch, !resident, &e->feeder));
+    need(f, abar__data_feed_create(f->ctx, e->dev, e->data, e->loader, &loader, wish.batch, !resident, &e->feed));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,
                                  .optim = e->optim,
@@ -38,7 +38,7 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
-                                 .feeder = &e->feeder};
+                                 .feed = &e->feed};
     return e;
 }
 
@@ -46,7 +46,7 @@ static inline engine *make_engine(fixture *f, abar_setup *setup) { return make_e
 
 static inline void drop_engine(engine *e)
 {
-    abar__feeder_release(e->f->ctx, &e->feeder);
+    abar__data_feed_release(e->f->ctx, &e->feed);
     abar_optim_destroy(e->optim);
     abar_net_destroy(e->net);
     abar_device_close(e->dev);

@@ -71,19 +71,19 @@ static inline void assert_same_tensors(fixture *f, const char *a, const char *b,
     abar__safetensors_close(y);
 }
 
-static inline abar__epoch *history_of(fixture *f, const char *dir, abar__place *at)
+static inline abar__epoch *history_of(fixture *f, const char *dir, abar__run_state *at)
 {
     abar__safetensors *file = open_in(f, dir, "state.safetensors");
     const char *progress = abar__safetensors_metadata(file, "progress");
     abar__epoch *history;
-    need(f, abar__place_parse(f->ctx, dir, progress, strlen(progress), at, &history));
+    need(f, abar__run_state_parse(f->ctx, dir, progress, strlen(progress), at, &history));
     abar__safetensors_close(file);
     return history;
 }
 
 static inline void assert_same_runs(fixture *f, const char *a, const char *b)
 {
-    abar__place at, bt;
+    abar__run_state at, bt;
     assert_same_tensors(f, a, b, "state.safetensors");
     assert_same_tensors(f, a, b, "model.safetensors");
     abar__epoch *x = history_of(f, a, &at), *y = history_of(f, b, &bt);

@@ -1,0 +1,301 @@
+/* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
+#include "device/autotune_cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEAD "abar choices 1: "
+#define SUM_LENGTH 21 /* "sum 0123456789abcdef\n" */
+#define LARGEST ((size_t)4 << 20)
+#define MOST 8192 /* choices of a table: looking one up reads them all */
+
+typedef struct pair {
+    char problem[ABAR_AUTOTUNE_MAX], choice[ABAR_AUTOTUNE_MAX];
+} pair;
+
+struct abar__autotune_cache {
+    abar_context *ctx;
+    char title[ABAR_AUTOTUNE_MAX], path[PATH_MAX]; /* path empty: no file */
+    pair *pairs;
+    int n, capacity;
+    bool told; /* a damaged or unwritable file has been logged */
+};
+
+/* ---- the table ------------------------------------------------------------------------------------------------------ */
+
+static pair *find(const abar__autotune_cache *c, const char *problem)
+{
+    for (int i = 0; i < c->n; i++)
+        if (strcmp(c->pairs[i].problem, problem) == 0) return &c->pairs[i];
+    return NULL;
+}
+
+/* keep: an existing entry is not replaced. A full table takes no more. */
+static abar_status put(abar__autotune_cache *c, const char *problem, const char *choice, bool keep)
+{
+    pair *p = find(c, problem);
+    if ((p && keep) || (!p && c->n == MOST)) return ABAR_OK;
+    if (!p && c->n == c->capacity) {
+        const int more = c->capacity ? 2 * c->capacity : 64;
+        void *bigger;
+        ABAR_TRY(abar__alloc(c->ctx, (size_t)more * sizeof *c->pairs, &bigger));
+        if (c->n) memcpy(bigger, c->pairs, (size_t)c->n * sizeof *c->pairs);
+        abar__free(c->ctx, c->pairs, (size_t)c->capacity * sizeof *c->pairs);
+        c->pairs = bigger;
+        c->capacity = more;
+    }
+    if (!p) p = &c->pairs[c->n++];
+    snprintf(p->problem, sizeof p->problem, "%s", problem);
+    snprintf(p->choice, sizeof p->choice, "%s", choice);
+    return ABAR_OK;
+}
+
+static bool is_one_line(const char *text)
+{
+    const size_t length = strlen(text);
+    return length > 0 && length < ABAR_AUTOTUNE_MAX && !strpbrk(text, "\t\r\n");
+}
+
+/* ---- the file's text -------------------------------------------------------------------------------------------------- */
+
+/* FNV-1a. */
+static uint64_t sum_of(const char *text, size_t n)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
+    return h;
+}
+
+abar_status abar__autotune_cache_write(const abar__autotune_cache *c, abar__text *out)
+{
+    ABAR_TRY(abar__text_printf(c->ctx, out, HEAD "%s\n", c->title));
+    for (int i = 0; i < c->n; i++)
+        ABAR_TRY(abar__text_printf(c->ctx, out, "%s\t%s\n", c->pairs[i].problem, c->pairs[i].choice));
+    return abar__text_printf(c->ctx, out, "sum %016" PRIx64 "\n", sum_of(out->data, out->length));
+}
+
+static bool is_whole(const abar__autotune_cache *c, const char *text, size_t n)
+{
+    char expected[SUM_LENGTH + 1];
+    const size_t head = strlen(HEAD), title = strlen(c->title);
+    if (!text || n < head + title + 1 + SUM_LENGTH || memchr(text, '\0', n)) return false;
+    if (memcmp(text, HEAD, head) != 0 || memcmp(text + head, c->title, title) != 0 || text[head + title] != '\n') return false;
+    snprintf(expected, sizeof expected, "sum %016" PRIx64 "\n", sum_of(text, n - SUM_LENGTH));
+    return memcmp(text + n - SUM_LENGTH, expected, SUM_LENGTH) == 0;
+}
+
+/* Adds the lines of a valid file to the table; existing entries are kept. Modifies text. */
+static abar_status take_lines(abar__autotune_cache *c, char *text, size_t n)
+{
+    char *end = text + n - SUM_LENGTH, *line = text + strlen(HEAD) + strlen(c->title) + 1;
+    while (line < end) {
+        char *stop = memchr(line, '\n', (size_t)(end - line)), *tab;
+        if (!stop) break;
+        *stop = '\0';
+        tab = strchr(line, '\t');
+        if (tab) {
+            *tab = '\0';
+            if (is_one_line(line) && is_one_line(tab + 1)) ABAR_TRY(put(c, line, tab + 1, true));
+        }
+        line = stop + 1;
+    }
+    return ABAR_OK;
+}
+
+/* ---- the file --------------------------------------------------------------------------------------------------------- */
+
+static void tell(abar__autotune_cache *c, const char *what)
+{
+    if (!c->told) abar__log(c->ctx, ABAR_LOG_WARNING, "%s: %s", c->path, what);
+    c->told = true;
+}
+
+/* Reads the whole file; ABAR_E_IO: it cannot be read, or is too long to be one of ours. */
+static abar_status slurp(const abar__autotune_cache *c, abar__text *text)
+{
+    char part[4096];
+    abar_status status = ABAR_OK;
+    const int fd = open(c->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return ABAR_E_IO;
+    for (ssize_t got = 1; got != 0 && status >= 0;) {
+        got = read(fd, part, sizeof part);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 || text->length > LARGEST)
+            status = ABAR_E_IO;
+        else if (got > 0)
+            status = abar__text_append(c->ctx, text, part, (size_t)got);
+    }
+    close(fd);
+    return status;
+}
+
+/* Adds the entries of the file to the table. */
+static abar_status join_file(abar__autotune_cache *c)
+{
+    abar__text text = {0};
+    if (access(c->path, F_OK) != 0) return ABAR_OK;
+    abar_status status = slurp(c, &text);
+    if (status >= 0 && is_whole(c, text.data, text.length))
+        status = take_lines(c, text.data, text.length);
+    else if (status != ABAR_E_MEMORY) {
+        tell(c, "this cache of measured choices cannot be read or is damaged: they are measured again, and it is replaced");
+        status = ABAR_OK;
+    }
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+static bool write_all(int fd, const char *text, size_t n)
+{
+    while (n > 0) {
+        const ssize_t done = write(fd, text, n);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return false;
+        text += done;
+        n -= (size_t)done;
+    }
+    return true;
+}
+
+/* No fsync: a file that a power cut leaves half written fails its checksum, and its choices are measured again. */
+static bool replace_file(const abar__autotune_cache *c, const abar__text *text)
+{
+    char temporary[PATH_MAX + 64]; /* unique to this process and this table */
+    snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, c->path, (long)getpid(), (uintptr_t)c);
+    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return false;
+    bool good = write_all(fd, text->data, text->length);
+    good = close(fd) == 0 && good;
+    good = good && rename(temporary, c->path) == 0;
+    if (!good) unlink(temporary);
+    return good;
+}
+
+/* Creates the folder of the file and its parents. */
+static void make_folder(const abar__autotune_cache *c)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", c->path);
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(path, 0777); /* it exists already, or writing the file fails and logs that */
+        *slash = '/';
+    }
+}
+
+static abar_status save(abar__autotune_cache *c)
+{
+    abar__text text = {0};
+    if (!c->path[0]) return ABAR_OK;
+    abar_status status = join_file(c);
+    if (status >= 0) status = abar__autotune_cache_write(c, &text);
+    if (status >= 0) {
+        make_folder(c);
+        if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
+    }
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------------- */
+
+/* The user's cache folder for abar; false: there is none. */
+static bool find_folder(char *out, size_t size)
+{
+    const char *own = getenv("ABAR_CACHE"), *all = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length;
+    if (own && *own)
+        length = strcmp(own, "off") == 0 ? -1 : snprintf(out, size, "%s", own);
+    else if (all && *all == '/') /* the XDG standard says that relative paths are to be ignored */
+        length = snprintf(out, size, "%s/abar", all);
+    else
+        length = home && *home == '/' ? snprintf(out, size, "%s/.cache/abar", home) : -1;
+    return length > 0 && (size_t)length < size;
+}
+
+/* "NVIDIA H200, driver 13000" -> "nvidia-h200-driver-13000" */
+static void name_of(const char *title, char *out)
+{
+    size_t n = 0;
+    for (const char *p = title; *p; p++) {
+        const bool upper = *p >= 'A' && *p <= 'Z', digit = *p >= '0' && *p <= '9', lower = *p >= 'a' && *p <= 'z';
+        if (upper || lower || digit || *p == '.')
+            out[n++] = (char)(upper ? *p - 'A' + 'a' : *p);
+        else if (n > 0 && out[n - 1] != '-')
+            out[n++] = '-';
+    }
+    out[n] = '\0';
+}
+
+static abar_status make(abar_context *ctx, const char *title, abar__autotune_cache **out)
+{
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, sizeof(abar__autotune_cache), &memory));
+    *out = memory;
+    (*out)->ctx = ctx;
+    snprintf((*out)->title, sizeof(*out)->title, "%s", title);
+    return ABAR_OK;
+}
+
+abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar__autotune_cache **out)
+{
+    char folder[PATH_MAX], name[ABAR_AUTOTUNE_MAX];
+    abar__autotune_cache *c;
+    *out = NULL;
+    if (!is_one_line(title) || !find_folder(folder, sizeof folder)) return ABAR_OK;
+    name_of(title, name);
+    ABAR_TRY(make(ctx, title, &c));
+    const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);
+    const bool fits = length > 0 && (size_t)length < sizeof c->path;
+    const abar_status status = fits ? join_file(c) : ABAR_OK;
+    if (fits && status >= 0)
+        *out = c;
+    else
+        abar__autotune_cache_close(c);
+    return status;
+}
+
+abar_status abar__autotune_cache_parse(abar_context *ctx, const char *title, const char *text, size_t n,
+                                       abar__autotune_cache **out)
+{
+    abar__text copy = {0};
+    *out = NULL;
+    if (!is_one_line(title)) return ABAR_OK;
+    ABAR_TRY(make(ctx, title, out));
+    abar_status status = abar__text_append(ctx, &copy, text, n);
+    if (status >= 0) status = is_whole(*out, copy.data, n) ? take_lines(*out, copy.data, n) : ABAR_E_FORMAT;
+    abar__text_free(ctx, &copy);
+    if (status >= 0) return ABAR_OK;
+    abar__autotune_cache_close(*out);
+    *out = NULL;
+    return status;
+}
+
+void abar__autotune_cache_close(abar__autotune_cache *c)
+{
+    if (!c) return;
+    abar__free(c->ctx, c->pairs, (size_t)c->capacity * sizeof *c->pairs);
+    abar__free(c->ctx, c, sizeof *c);
+}
+
+const char *abar__autotune_cache_path(const abar__autotune_cache *c) { return c->path; }
+
+const char *abar__autotune_cache_find(const abar__autotune_cache *c, const char *problem)
+{
+    const pair *p = c ? find(c, problem) : NULL;
+    return p ? p->choice : NULL;
+}
+
+abar_status abar__autotune_cache_put(abar__autotune_cache *c, const char *problem, const char *choice)
+{
+    if (!c || !is_one_line(problem) || !is_one_line(choice)) return ABAR_OK;
+    ABAR_TRY(put(c, problem, choice, false));
+    return save(c);
+}

@@ -1,0 +1,231 @@
+/* Bias and ReLU after a product, and their gradients, one pass each: y = act(y + b); dz = dy [y > 0], db = sum of dz over
+ * rows. Rows are cut into slices, which are summed by blocks and then added in a fixed order: the sum is the same every
+ * time. */
+#include "device/cuda/nn/bias_relu.h"
+
+enum {
+    THREADS = 256,
+    AT_ONCE = 4,         /* rows that a thread loads before it uses them */
+    ROWS_PER_THREAD = 8, /* at least, where there are enough rows */
+    MAX_SLICES = 256,
+    SLICE_LANES = 16, /* threads that share the slices of an element */
+    MANY = 1 << 15,   /* elements: enough to fill the device with one thread each */
+};
+
+__device__ static inline float forward_value(float v, bool relu) { return relu && v < 0.0f ? 0.0f : v; }
+
+/* A thread owns every gridDim-th vector of V neighbours in the rows of y; per: vectors per row. */
+template <typename T, int V>
+static __global__ void bias_relu(T *y, const float *bias, bool relu, int64_t vectors, int64_t per, int64_t pitch)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += step) {
+        const int64_t row = i / per, column = i % per * V;
+        lanes<V> v = load_lanes<V>(y + row * pitch + column);
+#pragma unroll
+        for (int k = 0; k < V; k++) v.v[k] = forward_value(v.v[k] + (bias ? bias[column + k] : 0.0f), relu);
+        store_lanes<V>(y + row * pitch + column, v);
+    }
+}
+
+template <typename T>
+static void run_forward(abar_device *dev, T *y, const float *bias, bool relu, int64_t rows, int64_t width, int64_t pitch)
+{
+    const bool packs = width % pack<T>::n == 0 && pitch % pack<T>::n == 0;
+    const int64_t per = packs ? width / pack<T>::n : width;
+    int64_t blocks = abar__cuda_blocks(rows * per, THREADS);
+    if (blocks > 8 * abar__cuda_of(dev)->processors) blocks = 8 * abar__cuda_of(dev)->processors;
+    abar__cuda_launch(dev, packs ? bias_relu<T, pack<T>::n> : bias_relu<T, 1>, dim3((unsigned)blocks), THREADS, 0, y, bias,
+                      relu, rows * per, per, pitch);
+}
+
+void abar__cuda_bias_relu(abar_device *dev, void *y, const float *bias, bool relu, int64_t rows, int64_t width, int64_t pitch)
+{
+    if (!bias && !relu) return;
+    if (pitch == 0) pitch = width;
+    if (abar__cuda_is_bf16(dev))
+        run_forward(dev, (bf16 *)y, bias, relu, rows, width, pitch);
+    else
+        run_forward(dev, (float *)y, bias, relu, rows, width, pitch);
+}
+
+/* How the columns and rows of (rows, width) are divided: a block has `lanes` vectors of columns side by side, THREADS /
+ * lanes rows at a time, and one slice of the rows. */
+typedef struct cut {
+    int vector, lanes;
+    int64_t tiles, slices, slice_rows;
+} cut;
+
+static cut cut_rows(const abar_device *dev, int64_t rows, int64_t width, int64_t pitch)
+{
+    const int whole = abar__cuda_is_bf16(dev) ? pack<bf16>::n : pack<float>::n;
+    cut c = {width % whole == 0 && pitch % whole == 0 ? whole : 1, 1, 1, 1, rows};
+    const int64_t vectors = width / c.vector;
+    while (c.lanes < 32 && c.lanes < vectors) c.lanes *= 2;
+    c.tiles = abar__cuda_blocks(vectors, c.lanes);
+    int64_t most = abar__cuda_blocks(4 * abar__cuda_of(dev)->processors, c.tiles);
+    if (most > MAX_SLICES) most = MAX_SLICES;
+    c.slices = abar__cuda_blocks(rows, (int64_t)(THREADS / c.lanes) * ROWS_PER_THREAD);
+    if (c.slices > most) c.slices = most;
+    c.slice_rows = abar__cuda_blocks(rows, c.slices);
+    c.slices = abar__cuda_blocks(rows, c.slice_rows);
+    return c;
+}
+
+/* The vectors of V columns at `at` in rows r, r + step, ... before end, loaded together so that none waits for another;
+ * masked by y where MASK is set, and added to sum. */
+template <bool MASK, typename T, int V>
+__device__ static inline void mask_and_add(T *dy, const T *y, int64_t at, int64_t r, int64_t step, int64_t end, int64_t pitch,
+                                           lanes<V> &sum)
+{
+    lanes<V> dz[AT_ONCE] = {}, v[AT_ONCE] = {};
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+        if (r + u * step >= end) continue;
+        dz[u] = load_lanes<V>(dy + (r + u * step) * pitch + at);
+        if (MASK) v[u] = load_lanes<V>(y + (r + u * step) * pitch + at);
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            if (MASK) dz[u].v[k] = v[u].v[k] > 0.0f ? dz[u].v[k] : 0.0f;
+            sum.v[k] += dz[u].v[k];
+        }
+        if (MASK && r + u * step < end) store_lanes<V>(dy + (r + u * step) * pitch + at, dz[u]);
+    }
+}
+
+/* Block (tile, slice): masks its part of dy by y where MASK is set, and writes the part's column sums to sums (slices,
+ * width), or adds them where add is set and there is one slice. sums NULL: only masks. A thread owns V columns. */
+template <typename T, int V, bool MASK>
+static __global__ void __launch_bounds__(THREADS) mask_and_sum(T *dy, const T *y, float *sums, bool add, int64_t rows,
+                                                               int64_t width, int64_t pitch, int64_t slice_rows, int across)
+{
+    __shared__ float part[V][THREADS];
+    const int lane = (int)threadIdx.x % across, row_of_block = (int)threadIdx.x / across, at_once = THREADS / across;
+    const int64_t column = ((int64_t)blockIdx.x * across + lane) * V, first = (int64_t)blockIdx.y * slice_rows;
+    const int64_t end = first + slice_rows < rows ? first + slice_rows : rows;
+    lanes<V> sum = {};
+    if (column < width)
+        for (int64_t r = first + row_of_block; r < end; r += AT_ONCE * at_once)
+            mask_and_add<MASK>(dy, y, column, r, at_once, end, pitch, sum);
+    if (!sums) return;
+#pragma unroll
+    for (int k = 0; k < V; k++) part[k][threadIdx.x] = sum.v[k];
+    for (int half = at_once / 2; half; half /= 2) {
+        __syncthreads();
+        if (row_of_block < half) {
+#pragma unroll
+            for (int k = 0; k < V; k++) part[k][threadIdx.x] += part[k][threadIdx.x + half * across];
+        }
+    }
+    if (row_of_block || column >= width) return;
+    float *to = sums + blockIdx.y * width + column;
+#pragma unroll
+    for (int k = 0; k < V; k++) to[k] = add ? to[k] + part[k][lane] : part[k][lane];
+}
+
+/* ---- joining slices ----------------------------------------------------------------------------------------------- */
+
+/* A thread owns an element and adds its slices in order. For many elements. */
+static __global__ void join_slices(const float *sums, int64_t slices, int64_t count, float *to, bool add)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float sum = 0.0f;
+    for (int64_t s = 0; s < slices; s++) sum += sums[s * count + i];
+    to[i] = add ? to[i] + sum : sum;
+}
+
+/* For few elements. Threads (32, SLICE_LANES): blockIdx.x and threadIdx.x choose an element, threadIdx.y every
+ * SLICE_LANES-th slice; these sums are added in order. The first `split` elements go to `to`, the others to `rest`; either
+ * may be NULL. */
+static __global__ void __launch_bounds__(32 * SLICE_LANES)
+    join_columns(const float *sums, int slices, int64_t count, int64_t split, float *to, float *rest, bool add)
+{
+    __shared__ float part[SLICE_LANES][32];
+    const int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    float sum = 0.0f;
+    if (i < count) {
+#pragma unroll 8
+        for (int s = threadIdx.y; s < slices; s += SLICE_LANES) sum += sums[s * count + i];
+    }
+    part[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || i >= count) return;
+#pragma unroll
+    for (int l = 1; l < SLICE_LANES; l++) sum += part[l][threadIdx.x];
+    float *at = i < split ? to : rest;
+    if (!at) return;
+    at += i < split ? i : i - split;
+    *at = add ? *at + sum : sum;
+}
+
+static void join_few(abar_device *dev, const float *sums, int64_t slices, int64_t count, int64_t split, float *to, float *rest,
+                     bool add)
+{
+    abar__cuda_launch(dev, join_columns, dim3((unsigned)abar__cuda_blocks(count, 32)), dim3(32, SLICE_LANES), 0, sums, slices,
+                      count, split, to, rest, add);
+}
+
+void abar__cuda_join_slices(abar_device *dev, const float *sums, int64_t slices, int64_t count, float *to, bool add)
+{
+    if (count < MANY)
+        join_few(dev, sums, slices, count, count, to, NULL, add);
+    else
+        abar__cuda_launch(dev, join_slices, dim3((unsigned)abar__cuda_blocks(count, 64)), 64, 0, sums, slices, count, to, add);
+}
+
+void abar__cuda_join_pairs(abar_device *dev, const float *sums, int64_t slices, int64_t width, float *first, float *second,
+                           bool add)
+{
+    join_few(dev, sums, slices, 2 * width, width, first, second, add);
+}
+
+/* ---- the bias itself ---------------------------------------------------------------------------------------------- */
+
+/* A thread owns an element. */
+static __global__ void round_to_bf16(int64_t count, const float *from, bf16 *to)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) store(to, i, from[i]);
+}
+
+void abar__cuda_round_bias(abar_device *dev, int64_t count, const float *from, void *to)
+{
+    abar__cuda_launch(dev, round_to_bf16, dim3((unsigned)abar__cuda_blocks(count, THREADS)), THREADS, 0, count, from,
+                      (bf16 *)to);
+}
+
+size_t abar__cuda_bias_partials(const abar_device *dev, int64_t rows, int64_t width)
+{
+    /* the larger of both needs, as the pitch is not known yet */
+    const cut packs = cut_rows(dev, rows, width, 0), singles = cut_rows(dev, rows, width, 1);
+    const int64_t slices = packs.slices > singles.slices ? packs.slices : singles.slices;
+    return slices > 1 ? (size_t)(slices * width) * sizeof(float) : 0;
+}
+
+template <typename T>
+static void run_gradient(abar_device *dev, T *dy, const T *y, float *db, bool accumulate, int64_t rows, int64_t width,
+                         int64_t pitch, float *partials)
+{
+    const cut c = cut_rows(dev, rows, width, pitch);
+    const bool two = db && c.slices > 1;
+    const auto packs = y ? mask_and_sum<T, pack<T>::n, true> : mask_and_sum<T, pack<T>::n, false>;
+    const auto singles = y ? mask_and_sum<T, 1, true> : mask_and_sum<T, 1, false>;
+    abar__cuda_launch(dev, c.vector > 1 ? packs : singles, dim3((unsigned)c.tiles, (unsigned)c.slices), THREADS, 0, dy, y,
+                      two ? partials : db, accumulate && !two, rows, width, pitch, c.slice_rows, c.lanes);
+    if (two) abar__cuda_join_slices(dev, partials, c.slices, width, db, accumulate);
+}
+
+void abar__cuda_bias_relu_gradient(abar_device *dev, void *dy, const void *y, float *db, bool accumulate, int64_t rows,
+                                   int64_t width, float *partials, int64_t pitch)
+{
+    if (!y && !db) return;
+    if (pitch == 0) pitch = width;
+    if (abar__cuda_is_bf16(dev))
+        run_gradient(dev, (bf16 *)dy, (const bf16 *)y, db, accumulate, rows, width, pitch, partials);
+    else
+        run_gradient(dev, (float *)dy, (const float *)y, db, accumulate, rows, width, pitch, partials);
+}

@@ -1,0 +1,110 @@
+/* Convolutions in cuDNN: graphs of one operation, the engines that can run them, and the chosen one.
+ *
+ * A pass has three tensors, in this order: x (or dx) (N, C, H, W), w (or dw) (O, C / groups, kh, kw), y (or dy) (N, O, P,
+ * Q), all with their channels last in memory. */
+#ifndef ABAR_CUDA_CONV_DNN_CONV_H
+#define ABAR_CUDA_CONV_DNN_CONV_H
+
+#include "device/cuda/nn/cuda_nn_handles.h"
+
+enum { ABAR_DNN_FORWARD, ABAR_DNN_DATA, ABAR_DNN_WEIGHTS, ABAR_DNN_PASSES };
+
+typedef cudnnBackendDescriptor_t abar__dnn_node;
+
+/* The key of a convolution; compared byte by byte. */
+typedef struct abar__dnn_shape {
+    int64_t in[4], out[4]; /* (N, C, H, W), (N, O, P, Q) */
+    abar_window window;
+} abar__dnn_shape;
+
+/* ---- dnn_plan.cu: what cuDNN offers ------------------------------------------------------------------------------ */
+
+typedef struct abar__dnn_graph {
+    const abar__dnn_api *api;
+    abar__dnn_node tensor[3], window, operation, graph;
+    bool bf16_result; /* the gradient of the weight is rounded to bf16 and must be converted to float32 */
+} abar__dnn_graph;
+
+/* data: type of the activations and, except for the gradient of the weight, of the weight; result: type of that gradient. */
+cudnnStatus_t abar__dnn_graph_make(const abar__dnn_api *api, cudnnHandle_t handle, const abar__dnn_shape *shape, int pass,
+                                   cudnnDataType_t data, cudnnDataType_t result, abar__dnn_graph *out);
+void abar__dnn_graph_release(abar__dnn_graph *graph);
+
+typedef struct abar__dnn_plan {
+    const abar__dnn_api *api;
+    abar__dnn_node config, plan;
+    size_t workspace;
+} abar__dnn_plan;
+
+typedef struct abar__dnn_query {
+    cudnnBackendHeurMode_t mode;
+    bool exact;       /* float32 arithmetic: no tensor cores, no rounding of inputs */
+    bool compiled;    /* engines that are compiled when a plan is created are allowed */
+    size_t workspace; /* at most */
+} abar__dnn_query;
+
+/* Up to max plans for graph, the most promising first; returns how many. Excludes plans whose results may differ between
+ * runs. */
+int abar__dnn_plans(cudnnHandle_t handle, const abar__dnn_graph *graph, const abar__dnn_query *query, int max,
+                    abar__dnn_plan *out);
+void abar__dnn_plan_release(abar__dnn_plan *plan);
+
+/* A plan as text (its engine, workspace and the values of its knobs), and the plan for graph from its text; false: there is
+ * no such text, or no such plan any more. */
+bool abar__dnn_plan_write(const abar__dnn_plan *plan, char *text, size_t size);
+bool abar__dnn_plan_read(cudnnHandle_t handle, const abar__dnn_graph *graph, const char *text, abar__dnn_plan *out);
+
+/* Memory bound to a plan; kept from run to run, as a net's addresses do not change. */
+typedef struct abar__dnn_pack {
+    const abar__dnn_api *api;
+    abar__dnn_node pack;
+    void *address[4]; /* x, w, y, workspace */
+} abar__dnn_pack;
+
+cudnnStatus_t abar__dnn_run(cudnnHandle_t handle, const abar__dnn_plan *plan, void *const address[4], abar__dnn_pack *pack);
+void abar__dnn_pack_release(abar__dnn_pack *pack);
+
+/* ---- dnn_trial.cu: what a plan is worth -------------------------------------------------------------------------- */
+
+/* Whether plans have to compute in float32, and are verified. */
+static inline bool abar__dnn_exact(const abar_device *dev) { return dev->config.precision == ABAR_PRECISION_FP32; }
+
+/* Memory and events for trying the plans of one pass. */
+typedef struct abar__dnn_trial {
+    void *memory;
+    size_t bytes;
+    void *address[4];  /* x, w, y: pseudo-random numbers; workspace */
+    float *result;     /* which of x, w, y the pass writes: count elements; used where expected is set */
+    float *expected;   /* the correct result; NULL: any plan that works is accepted */
+    unsigned *largest; /* (2), of the differences and of the expected values */
+    int64_t count;
+    cudaEvent_t begin, end;
+} abar__dnn_trial;
+
+/* ABAR_E_MEMORY where there is not enough; ABAR_E_UNSUPPORTED where there is no reference result. */
+abar_status abar__dnn_trial_open(abar_device *dev, const abar__dnn_shape *shape, int pass, size_t workspace,
+                                 abar__dnn_trial *out);
+void abar__dnn_trial_close(abar_device *dev, abar__dnn_trial *t);
+
+/* Milliseconds of a run; negative: the plan does not work, or its result is wrong. */
+float abar__dnn_try(abar_device *dev, cudnnHandle_t handle, const abar__dnn_plan *plan, const abar__dnn_trial *t);
+
+/* ---- dnn_choice.cu: which of it is taken ------------------------------------------------------------------------- */
+
+typedef struct abar__dnn_choice {
+    bool tried, found;
+    abar__dnn_graph graph;
+    abar__dnn_plan plan;
+} abar__dnn_choice;
+
+/* One for every convolution that the device has met: nets repeat their shapes, and share the plans. */
+typedef struct abar__dnn_conv {
+    abar__dnn_shape shape;
+    abar__dnn_choice pass[ABAR_DNN_PASSES];
+    struct abar__dnn_conv *next;
+} abar__dnn_conv;
+
+/* ABAR_E_UNSUPPORTED where cuDNN has no plan for a pass that desc needs. */
+abar_status abar__dnn_choose(abar_device *dev, const abar__op_desc *desc, const abar__dnn_conv **out);
+
+#endif

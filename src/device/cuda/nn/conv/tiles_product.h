@@ -1,0 +1,267 @@
+/* y and dx of conv_tiles: positions of a tile (rows of a, from the band) times channels (columns of b, from the weights),
+ * summed over taps and channels of the source, 16 at a time.
+ *
+ *   y[p, q, o] = sum over i, j, c of x[p S - pad + i, q S - pad + j, c] w[o, i, j, c]
+ *   dx[h, w, c] = sum over i, j, o of dz[p, q, o] w[o, i, j, c] where h = p S - pad + i, w = q S - pad + j
+ *
+ * For stride 1 dx is a convolution of dz with the taps in reverse order. For stride 2 a tile's positions are pairs (r, q), each
+ * with the four pixels (2 r + odd, 2 q + odd) of dx, one set of sums per parity. Along one axis, K = 3, pad = 1: the even pixel
+ * 2 r gets tap 1 of dz[r]; the odd one gets tap 2 of dz[r] and tap 0 of dz[r + 1]. K = 1, pad = 0: the even one gets dz[r]. */
+#ifndef ABAR_CUDA_CONV_TILES_PRODUCT_H
+#define ABAR_CUDA_CONV_TILES_PRODUCT_H
+
+#include "device/cuda/nn/conv/tiles.h"
+
+/* The taps described above, for one axis. */
+template <int WAY, int K, int S> struct conv_axis {
+    static const bool split = WAY == CONV_DX && S == 2; /* by parity */
+    static const int stride = WAY == CONV_DX ? 1 : S;   /* of the window over the band */
+    static const int window = split ? (K + 1) / 2 : K;
+    static const int parities = split ? 2 : 1;
+    /* The place in the window that tap i reads, and the parity it belongs to. */
+    __device__ static constexpr int reads(int i) { return split ? (K == 3 && i == 0 ? 1 : 0) : WAY == CONV_DX ? K - 1 - i : i; }
+    __device__ static constexpr int parity(int i) { return split && K == 3 && i != 1 ? 1 : 0; }
+};
+
+/* The order of the taps: those that read the same place of the window are adjacent, and have the same lot. */
+template <int WAY, int K, int S> struct conv_order {
+    __device__ static constexpr int tap(int t)
+    {
+        constexpr int by_place[9] = {4, 5, 7, 8, 3, 6, 1, 2, 0};
+        return conv_axis<WAY, K, S>::split && K == 3 ? by_place[t] : t;
+    }
+    __device__ static constexpr int lot(int t)
+    {
+        constexpr int lots[9] = {0, 0, 0, 0, 1, 1, 2, 2, 3};
+        return conv_axis<WAY, K, S>::split && K == 3 ? lots[t] : t;
+    }
+};
+
+/* A warp's sums: for each parity, MT fragments of 16 positions by NT fragments of 8 channels. */
+template <int WAY, int K, int S, int NT> struct conv_sums {
+    static const int sets = conv_axis<WAY, K, S>::parities * conv_axis<WAY, K, S>::parities;
+    static const int MT = (sets == 4 ? 4 : 8) / NT;
+    static const int positions = 16 * MT;
+    float v[sets][MT][NT][4];
+};
+
+/* The weights of channels n0 .. n0 + 8 NT of the result: forward in rows (o) of K K C, dx in rows (o) of K K 8 NT (all o). */
+template <int WAY, int K, int NT> __device__ static inline void weights_load(const conv_product &p, uint32_t to, int n0)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const int rows = WAY == CONV_FORWARD ? 8 * NT : p.outputs, first = WAY == CONV_FORWARD ? n0 : 0;
+    const int chunks = WAY == CONV_FORWARD ? K * K * p.inputs / 8 : K * K * NT;
+    for (int row = warp; row < rows; row += warps) {
+        const bf16 *from = p.weight + (first + row) * K * K * p.inputs;
+        for (int k = lane; k < chunks; k += 32)
+            copy16_async(to + (uint32_t)(row * p.weight_pitch + k * 16),
+                         WAY == CONV_FORWARD ? from + k * 8 : from + k / NT * p.inputs + n0 + k % NT * 8, true);
+    }
+}
+
+/* The same for at most 8 input channels: forward, rows (o) of taps by 8, an even number of taps. */
+template <int K, int NT> __device__ static inline void weights_load_few(const conv_product &p, uint32_t to, int n0)
+{
+    const int taps = K * K, even = (taps + 1) / 2 * 2;
+    for (int k = (int)threadIdx.x; k < 8 * NT * even; k += (int)blockDim.x) {
+        const int row = k / even, tap = k % even;
+        const bf16 *from = p.weight + ((n0 + row) * taps + (tap < taps ? tap : 0)) * p.inputs;
+        store16(to + (uint32_t)(row * p.weight_pitch + tap * 16), gather8(from, tap < taps ? p.inputs : 0));
+    }
+}
+
+/* Fragments of b, 16 source channels by 8 NT result channels: b[n][0], b[n][1]. weights: the lane's own address, see below. */
+template <int WAY, int NT>
+__device__ static inline void weights_fragments(uint32_t (&b)[NT][2], uint32_t weights, int weight_pitch)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t r[4];
+        if (WAY == CONV_FORWARD)
+            load_matrices(r, weights + (uint32_t)(n * 8 * weight_pitch));
+        else
+            load_matrices_transposed(r, weights + (uint32_t)(n * 16));
+        b[n][0] = r[0], b[n][1] = r[1], b[n + 1][0] = r[2], b[n + 1][1] = r[3];
+    }
+}
+
+/* The lane's address for weights_fragments, at tap 0 and channel 0: four matrices in the order (channels of the result 0-7;
+ * of the source 0-7, 8-15), (result 8-15; source likewise). In forward, a matrix's rows are result channels; for dx they are
+ * source channels (o), and the load transposes it. */
+template <int WAY> __device__ static inline uint32_t weights_lane(uint32_t weights, int weight_pitch)
+{
+    const int lane = (int)threadIdx.x % 32;
+    if (WAY == CONV_FORWARD) return weights + (uint32_t)((lane / 16 * 8 + lane % 8) * weight_pitch + lane / 8 % 2 * 16);
+    return weights + (uint32_t)(lane % 16 * weight_pitch + lane / 16 * 16);
+}
+
+/* Fragments of a: 16 MT positions under one place of the window, by 16 source channels. at: the lane's address of each
+ * fragment: row lane % 16, source channels 0-7 for lanes 0 to 15, 8-15 for the others. */
+template <int MT> __device__ static inline void band_fragments(uint32_t (&a)[MT][4], const uint32_t (&at)[MT], int offset)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++) load_matrices(a[m], at[m] + (uint32_t)offset);
+}
+
+template <int MT, int NT>
+__device__ static inline void multiply_all(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4], const uint32_t (&b)[NT][2])
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) multiply_add(d[m][n], a[m], b[n][0], b[n][1]);
+}
+
+/* All taps, all channels of the source. While one tap is multiplied, the fragments of the next are loaded. */
+template <int WAY, int K, int S, int NT>
+__device__ static inline void conv_accumulate(const conv_product &p, uint32_t weights,
+                                              const uint32_t (&at)[conv_sums<WAY, K, S, NT>::MT],
+                                              conv_sums<WAY, K, S, NT> &sums)
+{
+    typedef conv_axis<WAY, K, S> axis;
+    typedef conv_order<WAY, K, S> order;
+    const int per_tap = WAY == CONV_FORWARD ? p.inputs * 2 : NT * 16;    /* bytes from tap to tap, */
+    const int per_step = WAY == CONV_FORWARD ? 32 : 16 * p.weight_pitch; /* and from 16 source channels to the next */
+    const int steps = (WAY == CONV_FORWARD ? p.inputs : p.outputs) / 16;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++, weights += (uint32_t)per_step) {
+        uint32_t a[2][conv_sums<WAY, K, S, NT>::MT][4], b[2][NT][2];
+#pragma unroll
+        for (int t = -1; t < K * K; t++) {
+            if (t + 1 < K * K) {
+                const int next = order::tap(t + 1), i = axis::reads(next / K), j = axis::reads(next % K);
+                if (t < 0 || order::lot(t + 1) != order::lot(t))
+                    band_fragments(a[order::lot(t + 1) % 2], at, band_tap<axis::stride>(p.band, i, j) + step * 32);
+                weights_fragments<WAY, NT>(b[(t + 1) % 2], weights + (uint32_t)(next * per_tap), p.weight_pitch);
+            }
+            if (t < 0) continue;
+            const int set = axis::parity(order::tap(t) / K) * axis::parities + axis::parity(order::tap(t) % K);
+            multiply_all(sums.v[set], a[order::lot(t) % 2], b[t % 2]);
+        }
+    }
+}
+
+/* The same for 8 input channels, two taps at a time: lanes 0 to 15 point under the even one, the others under the odd one.
+ * The last odd tap has zero weights, so any finite numbers of the band will do. */
+template <int K, int NT>
+__device__ static inline void conv_accumulate_few(const conv_product &p, uint32_t weights,
+                                                  const uint32_t (&at)[conv_sums<CONV_FORWARD, K, 1, NT>::MT],
+                                                  conv_sums<CONV_FORWARD, K, 1, NT> &sums)
+{
+    const bool odd = threadIdx.x % 32 >= 16;
+    const int pairs = (K * K + 1) / 2;
+    uint32_t a[2][conv_sums<CONV_FORWARD, K, 1, NT>::MT][4], b[2][NT][2];
+#pragma unroll
+    for (int t = -1; t < pairs; t++) {
+        if (t + 1 < pairs) {
+            const int even_tap = 2 * (t + 1), odd_tap = even_tap + 1 < K * K ? even_tap + 1 : even_tap;
+            const int even_place = band_tap<1>(p.band, even_tap / K, even_tap % K);
+            const int odd_place = band_tap<1>(p.band, odd_tap / K, odd_tap % K);
+            band_fragments(a[(t + 1) % 2], at, odd ? odd_place : even_place);
+            weights_fragments<CONV_FORWARD, NT>(b[(t + 1) % 2], weights + (uint32_t)(even_tap * 16), p.weight_pitch);
+        }
+        if (t >= 0) multiply_all(sums.v[0], a[t % 2], b[t % 2]);
+    }
+}
+
+/* Transposes among four neighbouring lanes: lane t gives word c of its v to lane c, and receives lane k's word t as v[k]. */
+__device__ static inline void transpose_quad(uint32_t (&v)[4])
+{
+#pragma unroll
+    for (int bit = 2; bit; bit /= 2) {
+        const bool high = threadIdx.x & (unsigned)bit;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if (c & bit) continue;
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[c] : v[c + bit], bit);
+            if (high)
+                v[c] = got;
+            else
+                v[c + bit] = got;
+        }
+    }
+}
+
+/* Writes fragments (16 positions, 16 channels: two of 8) of the result, 16 bytes a lane: after the transposition lane t of a
+ * quad has position group + 8 (t / 2), channels 8 (t % 2) + 0..7. to: that piece's address, NULL: outside. */
+__device__ static inline void conv_store(bf16 *to, const float (&lo)[4], const float (&hi)[4], const float (&bias)[4],
+                                         bool relu)
+{
+    uint32_t v[4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float z[4] = {lo[2 * half] + bias[0], lo[2 * half + 1] + bias[1], hi[2 * half] + bias[2], hi[2 * half + 1] + bias[3]};
+#pragma unroll
+        for (int k = 0; k < 4; k++) z[k] = relu && z[k] < 0.0f ? 0.0f : z[k];
+        v[2 * half] = pair_bits(z[0], z[1]);
+        v[2 * half + 1] = pair_bits(z[2], z[3]);
+    }
+    transpose_quad(v);
+    if (to) *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+/* Stores all sums of a warp whose first position in the tile is first; n0: the block's first channel. */
+template <int WAY, int K, int S, int NT>
+__device__ static inline void conv_finish(const conv_product &p, int first, int n0, const conv_sums<WAY, K, S, NT> &sums)
+{
+    typedef conv_axis<WAY, K, S> axis;
+    const int lane = (int)threadIdx.x % 32, pair = lane % 4, tile = (int)blockIdx.x;
+    const int count = band_positions(p.band);
+#pragma unroll
+    for (int m = 0; m < conv_sums<WAY, K, S, NT>::MT; m++) {
+        const int position = first + 16 * m + lane / 4 + pair / 2 * 8;
+        const conv_place at = band_place(p.band, position);
+        const int image = tile / p.band.bands * p.band.group + at.image, row = tile % p.band.bands * p.band.take + at.row;
+        const bool inside = position < count && image < p.band.images && row < p.band.rows;
+#pragma unroll
+        for (int set = 0; set < conv_sums<WAY, K, S, NT>::sets; set++) {
+            const int h = row * axis::parities + set / axis::parities, w = at.column * axis::parities + set % axis::parities;
+            const bool valid = inside && h < p.result_height && w < p.result_width;
+            bf16 *to = p.result + (int64_t)((image * p.result_height + h) * p.result_width + w) * p.result_channels + n0;
+#pragma unroll
+            for (int n = 0; n < NT; n += 2) {
+                const float *b = p.bias ? p.bias + n0 + n * 8 + pair * 2 : NULL;
+                const float bias[4] = {b ? b[0] : 0.0f, b ? b[1] : 0.0f, b ? b[8] : 0.0f, b ? b[9] : 0.0f};
+                conv_store(valid ? to + (n + pair % 2) * 8 : NULL, sums.v[set][m][n], sums.v[set][m][n + 1], bias, p.relu);
+            }
+        }
+    }
+}
+
+/* A block: tile blockIdx.x, channels 8 NT blockIdx.y ... of the result. A warp: every warps-th lot of positions of the tile. */
+template <int WAY, int K, int S, int NT, bool FEW>
+static __global__ void __launch_bounds__(256) conv_product_tiles(const __grid_constant__ conv_product p)
+{
+    extern __shared__ __align__(16) unsigned char conv_memory[];
+    typedef conv_sums<WAY, K, S, NT> warp_sums;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const int n0 = (int)blockIdx.y * 8 * NT, count = band_positions(p.band);
+    const uint32_t weights = shared_address(conv_memory), band = weights + (uint32_t)p.weight_bytes;
+    if constexpr (FEW) {
+        weights_load_few<K, NT>(p, weights, n0);
+        band_load_few(p.band, band, p.source, (int)blockIdx.x);
+    } else {
+        weights_load<WAY, K, NT>(p, weights, n0);
+        band_load<conv_axis<WAY, K, S>::stride>(p.band, band, p.source, (int)blockIdx.x, 0);
+        copies_commit();
+        copies_wait<0>();
+    }
+    __syncthreads();
+    for (int first = warp * warp_sums::positions; first < count; first += warps * warp_sums::positions) {
+        warp_sums sums = {};
+        uint32_t at[warp_sums::MT];
+#pragma unroll
+        for (int m = 0; m < warp_sums::MT; m++) { /* positions past the end repeat the last one and are not stored */
+            const int position = min(first + 16 * m + lane % 16, count - 1);
+            at[m] = band + (uint32_t)(band_window<conv_axis<WAY, K, S>::stride>(p.band, position) + (FEW ? 0 : lane / 16 * 16));
+        }
+        const uint32_t lane_weights = weights_lane<WAY>(weights, p.weight_pitch);
+        if constexpr (FEW)
+            conv_accumulate_few<K, NT>(p, lane_weights, at, sums);
+        else
+            conv_accumulate<WAY, K, S, NT>(p, lane_weights, at, sums);
+        conv_finish<WAY, K, S, NT>(p, first, n0, sums);
+    }
+}
+
+#endif

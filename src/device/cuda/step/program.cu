@@ -1,0 +1,301 @@
+/* An optimizer step that never asks the host (program_impl.h; methods.md sections 0, 8, 9): the norm of all gradients, whose
+ * last block decides whether to skip, how much to clip and at which rate; the maps, where there are any (core_maps.cu: one
+ * launch for means, core_factors.cu for dense factors); and the update. Everything they pass on lies in device memory, so that
+ * a recording of them can be replayed. What they decide is what curvature.c and optim.c decide for the other devices. */
+#include "device/cuda/step/tables.h"
+
+#include <math.h>
+#include <string.h>
+
+#define THREADS 256
+
+/* ---- losses and the norm ------------------------------------------------------------------------------------------ */
+
+static __global__ void add_one_loss(abar__cuda_losses *seen, const abar_loss *result)
+{
+    const abar_loss r = *result;
+    seen->loss += r.loss * (double)r.count;
+    seen->correct += r.correct;
+    seen->count += r.count;
+    if (!isfinite(r.loss)) seen->bad = 1;
+}
+
+/* What one thread adds up of a unit. */
+__device__ static double unit_squares(const abar__norm_item &item, int64_t first)
+{
+    const float *x = item.grad + first;
+    const int n = (int)(item.count - first < ABAR_NORM_SPAN ? item.count - first : ABAR_NORM_SPAN),
+              quads = item.vectors ? n / 4 : 0;
+    double sum = 0.0;
+#pragma unroll
+    for (int j = 0; j < ABAR_NORM_SPAN / 4 / THREADS; j++) {
+        const int q = (int)threadIdx.x + j * THREADS;
+        if (q >= quads) continue;
+        const pack<float> v = load_pack(x + 4 * q);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += (double)v.v[i] * (double)v.v[i];
+    }
+    for (int i = 4 * quads + (int)threadIdx.x; i < n; i += THREADS) sum += (double)x[i] * (double)x[i];
+    return sum;
+}
+
+/* The step's decisions, by one thread. total: sum of squares of all gradients. */
+__device__ static void decide(abar__cuda_live *l, double total, double grad_scale, double clip, const double *rates,
+                              abar__step_note *notes, const abar__cuda_rule &rule)
+{
+    const int64_t k = l->state.k;
+    const double norm = grad_scale * sqrt(total);
+    const bool skip = l->seen.bad || !isfinite(norm);
+    const double clipping = clip > 0.0 ? fmin(1.0, clip / (norm + 1e-6)) : 1.0;
+    l->now = k;
+    l->state.k = k + 1;
+    l->norm = sqrt(total);
+    l->scale = grad_scale * clipping;
+    l->numbers.skip = skip;
+    if (!skip) {
+        l->state.t++;
+        l->numbers.lr = rates[k % ABAR_PROGRAM_RATES];
+        l->numbers.grad_scale = (float)l->scale;
+        l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->state.t));
+        l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->state.t)));
+    }
+    abar__step_note note = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip};
+    notes[k % ABAR_PROGRAM_NOTES] = note;
+}
+
+/* Block b adds up units b, b + gridDim, ... into partial[b]; the last to finish adds those up, in their order, and decides. */
+static __global__ void __launch_bounds__(THREADS)
+    take_norm(const abar__norm_item *items, const abar__cuda_unit *units, int64_t n, double *partial, abar__cuda_live *l,
+              double grad_scale, double clip, const double *rates, abar__step_note *notes, abar__cuda_rule rule)
+{
+    __shared__ double shared[32];
+    double sum = 0.0;
+    for (int64_t i = blockIdx.x; i < n; i += gridDim.x)
+        sum += unit_squares(items[units[i].item], (int64_t)units[i].first * ABAR_NORM_SPAN);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    if (!last_block(&l->ticket, gridDim.x)) return;
+    sum = 0.0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += THREADS) sum += __ldcg(partial + i);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) decide(l, sum, grad_scale, clip, rates, notes, rule);
+}
+
+/* ---- binding ------------------------------------------------------------------------------------------------------ */
+
+static void fill_item(abar__program *p, int i, const abar__update_item *update)
+{
+    abar__cuda_item item = abar__cuda_item_of(update, is_map(update));
+    if (is_map(update)) {
+        abar__cuda_map *map = host_side(p, p->m.maps) + update->map;
+        map->grad = (float *)update->grad;
+        map->bias_grad = update->bias ? (float *)update->bias->grad : NULL;
+        item.u = map->ordered;
+        item.coefficient = (const float *)map->map.w;
+        item.row_scale = map->product ? NULL : (const float *)map->map.r; /* the product has it */
+        item.form = p->m.forms + update->map;
+        const bool last = map->wave == p->m.n_waves - 1;
+        item.dense = last ? map->product : map->grad;
+        item.dense_bias = last && map->product ? map->product + map->map.out * map->map.columns : map->bias_grad;
+    }
+    host_side(p, p->items)[i] = item;
+}
+
+static abar_status send_tables(abar_device *dev, abar__program *p)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaMemcpyAsync(p->memory, p->host, p->tables_bytes, cudaMemcpyHostToDevice, cuda->stream));
+
+    abar__cuda_order_maps(dev, &p->m);
+    CUDA_TRY(dev, cudaEventRecord(p->sent, cuda->stream));
+    return ABAR_OK;
+}
+
+/* The tables of units fit these alone. */
+static bool same_sizes(const abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+{
+    bool same = true;
+    for (int i = 0; i < p->n_items; i++) same = same && host_side(p, p->norm_items)[i].count == items[i].count;
+    for (int i = 0; i < p->n_updates; i++) {
+        const abar__cuda_item *item = host_side(p, p->items) + i;
+        same = same && item->count == updates[i].count && item->rows == (is_map(&updates[i]) ? updates[i].rows : 0);
+    }
+    return same;
+}
+
+static abar_status bind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+{
+    for (int i = 0; i < p->n_items; i++) {
+        abar__norm_item *to = host_side(p, p->norm_items) + i;
+        to->grad = (const float *)items[i].grad;
+        to->count = items[i].count;
+        to->vectors = (uintptr_t)items[i].grad % 16 == 0;
+    }
+    for (int i = 0; i < p->m.n; i++) {
+        abar__cuda_map *map = host_side(p, p->m.maps) + i;
+        map->grad = map->bias_grad = NULL;
+    }
+    for (int i = 0; i < p->n_updates; i++) fill_item(p, i, &updates[i]);
+    return send_tables(dev, p);
+}
+
+static abar_status rebind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+{
+    if (!same_sizes(p, items, updates))
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another program");
+    CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
+    ABAR_TRY(bind(dev, p, items, updates));
+    if (p->m.n_dense == 0) return ABAR_OK;
+    abar__cuda_fill_products(p);
+    return abar__cuda_multiplier_rebind(dev, p->m.multiplier, p->to_multiply);
+}
+
+static abar_status fetch(abar_device *dev, void *to, const void *from, size_t n)
+{
+    abar__cuda *cuda = abar__cuda_of(dev);
+    CUDA_TRY(dev, cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, cuda->stream));
+    CUDA_TRY(dev, cudaStreamSynchronize(cuda->stream));
+    return ABAR_OK;
+}
+
+/* ---- creating ----------------------------------------------------------------------------------------------------- */
+
+static void destroy(abar_device *dev, abar__program *p)
+{
+    if (!p) return;
+    cudaSetDevice(dev->ordinal);
+    cudaStreamSynchronize(abar__cuda_of(dev)->stream);
+    abar__cuda_multiplier_destroy(dev, p->m.multiplier);
+    abar__cuda_inverter_destroy(dev, p->m.inverter);
+    if (p->sent) cudaEventDestroy(p->sent);
+    abar__cuda_pinned_free(dev, p->host, p->host_bytes);
+    abar_device_free(dev, p->memory, p->memory_bytes);
+    abar__free(dev->ctx, p, sizeof *p);
+}
+
+static abar_status make(abar_device *dev, abar__program *p, const abar__program_desc *desc)
+{
+    p->adamw = desc->rule == ABAR_PROGRAM_ADAMW;
+    p->rule = abar__cuda_rule_of(desc->scalars);
+    p->m.schedule = {
+        desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers, desc->every_commit, desc->kl_clip,
+        desc->base_lr};
+    CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
+    ABAR_TRY(abar__cuda_make_tables(dev, p, desc));
+    ABAR_TRY(bind(dev, p, desc->items, desc->updates));
+    ABAR_TRY(abar__cuda_make_dense(dev, p));
+    const abar__program_state state = {0, 0, 1.0};
+    return fetch(dev, &p->m.now->state, &state, sizeof state);
+}
+
+static abar_status create(abar_device *dev, const abar__program_desc *desc, abar__program **out)
+{
+    *out = NULL;
+    abar__program *p;
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *p, (void **)&p));
+    abar_status status = make(dev, p, desc);
+    if (status < 0) {
+        destroy(dev, p);
+        return status;
+    }
+    *out = p;
+    return ABAR_OK;
+}
+
+static size_t bytes(const abar__program *p)
+{
+    return sizeof *p + p->memory_bytes + p->host_bytes + (p->m.inverter ? abar__cuda_inverter_bytes(p->m.inverter) : 0) +
+           (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0);
+}
+
+/* ---- stepping ----------------------------------------------------------------------------------------------------- */
+
+/* A ring on both sides: a place is used again only after as many steps as it has. */
+static abar_status set_rates(abar_device *dev, abar__program *p, int64_t first, const double *lr, int64_t n)
+{
+    if (n > ABAR_PROGRAM_RATES)
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: %lld learning rates at once, give at most %d", (long long)n,
+                          ABAR_PROGRAM_RATES);
+    for (int64_t done = 0; done < n;) {
+        const int64_t at = (first + done) % ABAR_PROGRAM_RATES, room = ABAR_PROGRAM_RATES - at, left = n - done;
+        const int64_t count = left < room ? left : room;
+        memcpy(p->host_rates + at, lr + done, (size_t)count * sizeof *lr);
+        CUDA_TRY(dev, cudaMemcpyAsync(p->rates + at, p->host_rates + at, (size_t)count * sizeof *lr, cudaMemcpyHostToDevice,
+                                      abar__cuda_of(dev)->stream));
+        done += count;
+    }
+    return ABAR_OK;
+}
+
+static abar_status begin(abar_device *dev, abar__program *p)
+{
+    CUDA_TRY(dev, cudaMemsetAsync(&p->m.now->seen, 0, sizeof p->m.now->seen, abar__cuda_of(dev)->stream));
+    return ABAR_OK;
+}
+
+static abar_status add_loss(abar_device *dev, abar__program *p, const void *result)
+{
+    abar__cuda_launch(dev, add_one_loss, dim3(1), dim3(1), 0, &p->m.now->seen, (const abar_loss *)result);
+    return abar__cuda_status(dev);
+}
+
+static abar_status step(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean)
+{
+    abar__cuda_launch(dev, take_norm, dim3((unsigned)p->norm_blocks), dim3(THREADS), 0, p->norm_items, p->norm_table,
+                      p->norm_units, p->partial, p->m.now, grad_scale, clip, p->rates, p->notes, p->rule);
+    if (p->m.n > 0) ABAR_TRY(abar__cuda_keep_maps(dev, &p->m, to_mean));
+    abar__cuda_update(dev, p->adamw, p->items, p->table, p->units, &p->m.now->numbers, p->rule);
+    return abar__cuda_status(dev);
+}
+
+/* ---- looking inside ----------------------------------------------------------------------------------------------- */
+
+static abar_status measure(abar_device *dev, abar__program *p, double *products)
+{
+    if (p->m.n == 0) return ABAR_OK;
+    ABAR_TRY(abar__cuda_compare_maps(dev, &p->m));
+    return fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products);
+}
+
+static void *room(const abar__program *p) { return p->room; }
+
+static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
+
+static const int64_t *step_now(const abar__program *p) { return &p->m.now->state.k; }
+
+static const abar__step_note *note(const abar__program *p, int64_t k) { return &p->notes[k % ABAR_PROGRAM_NOTES]; }
+
+static abar_status pull(abar_device *dev, abar__program *p, abar__program_state *state, abar__map_state *maps)
+{
+    ABAR_TRY(abar__cuda_status(dev));
+    ABAR_TRY(fetch(dev, state, &p->m.now->state, sizeof *state));
+    return p->m.n > 0 ? fetch(dev, maps, p->m.states, (size_t)p->m.n * sizeof *maps) : ABAR_OK;
+}
+
+static abar_status push(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps)
+{
+    ABAR_TRY(fetch(dev, &p->m.now->state, state, sizeof *state));
+
+    if (p->m.n == 0) return ABAR_OK;
+    abar__cuda_order_maps(dev, &p->m);
+    return fetch(dev, p->m.states, maps, (size_t)p->m.n * sizeof *maps);
+}
+
+extern "C" const abar__program_ops abar__cuda_program = {
+    .create = create,
+    .destroy = destroy,
+    .bytes = bytes,
+    .room = room,
+    .rebind = rebind,
+    .rates = set_rates,
+    .begin = begin,
+    .add_loss = add_loss,
+    .step = step,
+    .measure = measure,
+    .skipped = skipped,
+    .step_now = step_now,
+    .note = note,
+    .pull = pull,
+    .push = push,
+};

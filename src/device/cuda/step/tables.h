@@ -1,0 +1,61 @@
+/* A program's memory and tables (core_tables.cu), which core_program.cu binds and runs. */
+#ifndef ABAR_CUDA_CORE_TABLES_H
+#define ABAR_CUDA_CORE_TABLES_H
+
+#include "device/cuda/step/program.h"
+
+#define ABAR_NORM_SPAN 4096 /* elements of one unit of the norm */
+
+typedef struct abar__norm_item {
+    const float *grad;
+    int64_t count;
+    int64_t vectors; /* 1: aligned */
+} abar__norm_item;
+
+struct abar__program {
+    int n_items, n_updates;
+    int64_t norm_units, units, norm_blocks;
+    bool adamw;
+    abar__cuda_rule rule;
+    abar__cuda_maps m;
+    /* device memory: one block, of which the first tables_bytes are sent from p->host */
+    char *memory;
+    size_t memory_bytes, tables_bytes, vectors;
+    int64_t n_tiles;
+    void *room; /* results of a wave and what multiplying them needs; or the inverter's; between steps the caller's */
+    size_t room_bytes, results_bytes;
+    abar__norm_item *norm_items;
+    abar__cuda_unit *norm_table, *table;
+    abar__cuda_item *items;
+    double *partial; /* (norm_blocks) */
+    double *rates;   /* (ABAR_PROGRAM_RATES): step k at k modulo that */
+    /* pinned */
+    char *host;
+    size_t host_bytes;
+    double *host_rates;
+    abar__step_note *notes;          /* (ABAR_PROGRAM_NOTES) */
+    int64_t *first_tile;             /* (maps + 1) */
+    int32_t *first_dense;            /* (waves + 1), at most (n_dense + 1) */
+    abar__cuda_factor *factors;      /* (n_factors) */
+    abar__cuda_product *to_multiply; /* (n_dense) */
+    cudaEvent_t sent;                /* the tables */
+};
+
+/* Where the host fills in what the device has at this address. */
+template <typename T> static inline T *host_side(const abar__program *p, T *device)
+{
+    return (T *)(p->host + ((char *)device - p->memory));
+}
+
+static inline bool is_map(const abar__update_item *update) { return update->map >= 0; }
+
+extern "C" {
+/* All memory, and the tables that depend on sizes alone, on the host's side. p knows its schedule and is otherwise empty. */
+abar_status abar__cuda_make_tables(abar_device *dev, abar__program *p, const abar__program_desc *desc);
+/* What inverts and multiplies for dense maps; their gradients are bound. */
+abar_status abar__cuda_make_dense(abar_device *dev, abar__program *p);
+/* p->to_multiply anew, with the gradients of now. */
+void abar__cuda_fill_products(abar__program *p);
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* The update: one pass over all parameters (methods.md section 8) that preconditions the rows of rank-1 maps on the way
+ * (sections 1 and 3), so that MAC moves the bytes of plain SGD: gradient, weight and state in, weight, state and the weight's
+ * bf16 copy out. */
+#include "device/cuda/step/update.h"
+
+#include <math.h>
+
+/* ---- the rules ---------------------------------------------------------------------------------------------------- */
+
+/* One element: g is preconditioned and scaled, s0 and s1 its state. Returns the new weight. */
+struct sgd_rule {
+    static const int states = 1;
+    float coupled, decoupled, momentum, lr_grad, lr_velocity;
+    __device__ sgd_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+    {
+        const double lr = n.lr * part.lr_scale;
+        coupled = (float)((1.0 - (double)k.decoupled) * part.decay);
+        decoupled = (float)((double)k.decoupled * lr * part.decay);
+        momentum = k.momentum;
+        const bool velocity = part.state[0] != nullptr;
+        lr_grad = velocity ? (float)lr * k.nesterov : (float)lr;
+        lr_velocity = !velocity ? 0.0f : k.nesterov > 0.0f ? (float)(lr * (double)k.momentum) : (float)lr;
+    }
+    __device__ float operator()(float w, float g, float &s0, float &) const
+    {
+        g += coupled * w;
+        s0 = momentum * s0 + g;
+        return w - (decoupled * w + lr_grad * g + lr_velocity * s0);
+    }
+};
+
+struct adamw_rule {
+    static const int states = 2;
+    float decay, lr, beta1, rest1, beta2, rest2, root, eps;
+    __device__ adamw_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+        : beta1(k.beta1), rest1(k.rest1), beta2(k.beta2), rest2(k.rest2), root(n.second), eps(k.eps)
+    {
+        const double rate = n.lr * part.lr_scale;
+        decay = (float)(rate * part.decay);
+        lr = (float)(rate * (double)n.first);
+    }
+    __device__ float operator()(float w, float g, float &s0, float &s1) const
+    {
+        const float largest = (float)ABAR_ADAMW_LARGEST_F32;
+        g = fminf(fmaxf(g, -largest), largest);
+        s0 = beta1 * s0 + rest1 * g;
+        s1 = beta2 * s1 + rest2 * g * g;
+        return w - (decay * w + lr * s0 / (root * sqrtf(s1) + eps));
+    }
+};
+
+/* ---- one element, four elements ----------------------------------------------------------------------------------- */
+
+template <class Rule> __device__ static inline void update_one(const abar__cuda_part &p, const Rule &rule, int64_t i, float g)
+{
+    float s0 = p.state[0] ? p.state[0][i] : 0.0f, s1 = Rule::states > 1 ? p.state[1][i] : 0.0f;
+    const float w = rule(p.weight[i], g, s0, s1);
+    p.weight[i] = w;
+    if (p.state[0]) p.state[0][i] = s0;
+    if (Rule::states > 1) p.state[1][i] = s1;
+    if (p.shadow) p.shadow[i] = __float2bfloat16_rn(w);
+}
+
+/* Elements i .. i + 3; w and s0 were loaded before. */
+template <class Rule>
+__device__ static inline void update_four(const abar__cuda_part &p, const Rule &rule, int64_t i, const pack<float> &g,
+                                          pack<float> w, pack<float> s0)
+{
+    pack<float> s1 = {};
+    if (Rule::states > 1) s1 = load_pack(p.state[1] + i);
+#pragma unroll
+    for (int j = 0; j < 4; j++) w.v[j] = rule(w.v[j], g.v[j], s0.v[j], s1.v[j]);
+    store_pack(p.weight + i, w);
+    if (p.state[0]) store_pack(p.state[0] + i, s0);
+    if (Rule::states > 1) store_pack(p.state[1] + i, s1);
+    if (!p.shadow) return;
+    const __nv_bfloat162 low = __floats2bfloat162_rn(w.v[0], w.v[1]), high = __floats2bfloat162_rn(w.v[2], w.v[3]);
+    *reinterpret_cast<uint2 *>(p.shadow + i) =
+        make_uint2(*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high));
+}
+
+/* ---- a block's unit ----------------------------------------------------------------------------------------------- */
+
+/* The sum over a team of whole warps; every thread of the block must come. shared: one float per warp. */
+__device__ static inline float team_sum(float v, int team, float *shared)
+{
+    v = warp_sum(v);
+    if (team == 32) return v; /* the same for the whole block */
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    const int first = threadIdx.x / team * (team / 32);
+    float sum = 0.0f;
+    for (int i = 0; i < team / 32; i++) sum += shared[first + i];
+    return sum;
+}
+
+/* The elements of one row (or, without a map, of one span) that a team updates. */
+struct segment {
+    int64_t base; /* of its first element in the parameter */
+    int64_t n;    /* elements; 0: nothing to do, but take part in the sum */
+    int64_t row;
+    int lane, team;
+};
+
+/* c of the row where it is not given: its product with u, the bias's element included. */
+__device__ static float coefficient_of(const abar__cuda_item &it, const segment &s, float part, float *shared)
+{
+    if (s.lane == 0 && s.n > 0 && it.bias.weight) part += it.bias.grad[s.row] * it.u[s.n];
+    return team_sum(part, s.team, shared);
+}
+
+/* Element by element, reading the gradient twice: memory that is not aligned, and very long rows. */
+template <class Rule>
+__device__ static void update_slowly(const abar__cuda_item &it, const segment &s, const float *grad, bool rank1, float scale,
+                                     const Rule &rule, float *shared, float *c)
+{
+    if (rank1 && !it.coefficient) {
+        float part = 0.0f;
+        for (int64_t i = s.lane; i < s.n; i += s.team) part += grad[s.base + i] * it.u[i];
+        *c = coefficient_of(it, s, part, shared);
+    }
+    for (int64_t i = s.lane; i < s.n; i += s.team) {
+        const float g = grad[s.base + i];
+        update_one(it.body, rule, s.base + i, scale * (rank1 ? g - *c * it.u[i] : g));
+    }
+}
+
+/* Four by four; gradient, weight and first state wait in registers for c. */
+template <class Rule>
+__device__ static void update_quickly(const abar__cuda_item &it, const segment &s, const float *grad, bool rank1, float scale,
+                                      const Rule &rule, float *shared, float *c)
+{
+    const int quads = (int)(s.n / 4);
+    const bool has_state = it.body.state[0] != nullptr;
+    pack<float> g[ABAR_UPDATE_QUADS], w[ABAR_UPDATE_QUADS], s0[ABAR_UPDATE_QUADS];
+#pragma unroll
+    for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
+        const int q = s.lane + j * s.team;
+        if (q >= quads) continue;
+        g[j] = load_pack(grad + s.base + 4 * q);
+        w[j] = load_pack(it.body.weight + s.base + 4 * q);
+        s0[j] = has_state ? load_pack(it.body.state[0] + s.base + 4 * q) : pack<float>{};
+    }
+    if (rank1 && !it.coefficient) {
+        float part = 0.0f;
+#pragma unroll
+        for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
+            const int q = s.lane + j * s.team;
+            if (q >= quads) continue;
+            const pack<float> u = load_pack(it.u + 4 * q);
+#pragma unroll
+            for (int i = 0; i < 4; i++) part += g[j].v[i] * u.v[i];
+        }
+        *c = coefficient_of(it, s, part, shared);
+    }
+#pragma unroll
+    for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
+        const int q = s.lane + j * s.team;
+        if (q >= quads) continue;
+        pack<float> u = {};
+        if (rank1) u = load_pack(it.u + 4 * q);
+#pragma unroll
+        for (int i = 0; i < 4; i++) g[j].v[i] = scale * (rank1 ? g[j].v[i] - *c * u.v[i] : g[j].v[i]);
+        update_four(it.body, rule, s.base + 4 * q, g[j], w[j], s0[j]);
+    }
+    const int64_t tail = 4 * (int64_t)quads + s.lane; /* of a plain parameter: rows are whole */
+    if (tail < s.n) update_one(it.body, rule, s.base + tail, scale * grad[s.base + tail]);
+}
+
+template <class Rule>
+__device__ static void update_unit(const abar__cuda_item &it, int64_t first, const abar__cuda_numbers &n,
+                                   const abar__cuda_rule &k)
+{
+    __shared__ float shared[ABAR_UPDATE_THREADS / 32];
+    const abar__cuda_form form = it.form ? *it.form : it.given;
+    const bool rank1 = form.kind == ABAR_FORM_RANK1 && it.u, dense = form.kind == ABAR_FORM_DENSE;
+    const float *grad = dense ? it.dense : it.body.grad;
+    segment s = {0, 0, 0, (int)threadIdx.x % it.team, it.team};
+    if (it.rows) {
+        s.row = first * (ABAR_UPDATE_THREADS / it.team) + threadIdx.x / it.team;
+        s.base = s.row * it.columns;
+        s.n = s.row < it.rows ? it.columns : 0;
+    } else {
+        s.base = first * ABAR_UPDATE_SPAN;
+        s.n = it.count - s.base < ABAR_UPDATE_SPAN ? it.count - s.base : ABAR_UPDATE_SPAN;
+    }
+    float scale = n.grad_scale * form.scale, c = 0.0f; /* c: the coefficient, given or to be found */
+    if (rank1 && it.coefficient && s.n > 0) c = form.factor * it.coefficient[s.row];
+    if (form.kind != ABAR_FORM_PLAIN && it.row_scale && s.n > 0) scale *= it.row_scale[s.row];
+    if (it.vectors && s.n <= (int64_t)s.team * ABAR_UPDATE_QUADS * 4)
+        update_quickly(it, s, grad, rank1, scale, Rule(it.body, n, k), shared, &c);
+    else
+        update_slowly(it, s, grad, rank1, scale, Rule(it.body, n, k), shared, &c);
+    if (!it.bias.weight || s.lane != 0 || s.n == 0) return;
+    const float g = (dense ? it.dense_bias : it.bias.grad)[s.row];
+    update_one(it.bias, Rule(it.bias, n, k), s.row, scale * (rank1 ? g - c * it.u[s.n] : g));
+}
+
+/* Block b does unit b of the table. */
+template <class Rule>
+static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
+    update_table(const abar__cuda_item *items, const abar__cuda_unit *units, const abar__cuda_numbers *numbers,
+                 abar__cuda_rule k)
+{
+    const abar__cuda_numbers n = *numbers;
+    if (n.skip) return;
+    const abar__cuda_unit unit = units[blockIdx.x];
+    const abar__cuda_item item = items[unit.item]; /* a copy: stores to a weight cannot change it */
+    update_unit<Rule>(item, unit.first, n, k);
+}
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------- */
+
+extern "C" abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s)
+{
+    abar__cuda_rule k = {};
+    k.momentum = (float)s->momentum;
+    k.nesterov = s->nesterov ? 1.0f : 0.0f;
+    k.decoupled = s->decoupled ? 1.0f : 0.0f;
+    k.beta1 = (float)s->beta1;
+    k.rest1 = (float)(1.0 - (double)k.beta1);
+    k.beta2 = (float)s->beta2;
+    k.rest2 = (float)(1.0 - (double)k.beta2);
+    k.eps = (float)s->eps;
+    return k;
+}
+
+static abar__cuda_part part_of(const abar__update_item *item)
+{
+    abar__cuda_part p = {};
+    p.weight = (float *)item->weight;
+    p.grad = (const float *)item->grad;
+    p.state[0] = (float *)item->state[0];
+    p.state[1] = (float *)item->state[1];
+    p.shadow = (bf16 *)item->shadow;
+    p.lr_scale = item->lr_scale;
+    p.decay = item->weight_decay;
+    return p;
+}
+
+static bool aligned(const abar__cuda_part *p)
+{
+    const uintptr_t all = (uintptr_t)p->weight | (uintptr_t)p->grad | (uintptr_t)p->state[0] | (uintptr_t)p->state[1];
+    return all % 16 == 0 && (uintptr_t)p->shadow % 8 == 0;
+}
+
+extern "C" abar__cuda_item abar__cuda_item_of(const abar__update_item *item, bool is_map)
+{
+    abar__cuda_item it = {};
+    it.body = part_of(item);
+    it.count = item->count;
+    it.team = ABAR_UPDATE_THREADS;
+    it.vectors = aligned(&it.body);
+    it.given.scale = 1.0f;
+    if (!is_map) return it;
+    it.rows = item->rows;
+    it.columns = item->count / item->rows;
+    if (item->bias) it.bias = part_of(item->bias);
+    it.vectors = it.vectors && it.columns % 4 == 0;
+    it.team = 32;
+    while (it.team < ABAR_UPDATE_THREADS && it.columns > (int64_t)it.team * ABAR_UPDATE_QUADS * 4) it.team *= 2;
+    return it;
+}
+
+extern "C" int64_t abar__cuda_units_of(const abar__cuda_item *item)
+{
+    return item->rows ? abar__cuda_blocks(item->rows, ABAR_UPDATE_THREADS / item->team)
+                      : abar__cuda_blocks(item->count, ABAR_UPDATE_SPAN);
+}
+
+extern "C" void abar__cuda_update(abar_device *dev, bool adamw, const abar__cuda_item *items, const abar__cuda_unit *units,
+                                  int64_t n_units, const abar__cuda_numbers *numbers, abar__cuda_rule rule)
+{
+    if (n_units == 0) return;
+    abar__cuda_launch(dev, adamw ? update_table<adamw_rule> : update_table<sgd_rule>, dim3((unsigned)n_units),
+                      dim3(ABAR_UPDATE_THREADS), 0, items, units, numbers, rule);
+}

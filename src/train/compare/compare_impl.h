@@ -1,0 +1,156 @@
+/* Internals of a comparison.
+ *
+ *     compare.c   methods x seeds: creating, loading, reading
+ *     run.c       running, reporting, stopping: one worker per training that runs at the same time
+ *     jobs.c      how many run side by side, and the time of a step alone
+ *     md.c        compare.md
+ *     folder.c    compare.json and the runs' report.json: writing and reading
+ *     table.c     mean and spread per method; the table as JSON; compare.csv
+ *     curves.c    the curves: mean and band over the seeds, and their axes
+ *     svg.c       compare.svg */
+#ifndef ABAR_COMPARE_IMPL_H
+#define ABAR_COMPARE_IMPL_H
+
+#include "abar/compare.h"
+#include "io/plot.h"
+#include "train/train_impl.h"
+
+#include <pthread.h>
+
+typedef struct abar__compare_method {
+    char label[ABAR_COMPARE_LABEL_MAX];
+    abar_setup *setup;    /* its seed is the first one */
+    int64_t seeds;        /* number of runs */
+    double ms_alone;      /* per step, with the device to itself; NaN: not measured */
+    double seconds;       /* total of its successful runs ... */
+    int64_t ended;        /* ... and their number, for the time left */
+    abar_compare_row row; /* what abar_compare_row_of returned last */
+} abar__compare_method;
+
+typedef struct abar__compare_record {
+    abar_compare_run run; /* failure points into failure_text */
+    abar__epoch *history; /* run.epochs entries */
+    abar__text failure_text;
+    bool taken;       /* a worker has it, or it has ended */
+    abar_progress at; /* epochs > 0: the run is in progress, at this point */
+} abar__compare_record;
+
+/* Executes one run at a time. */
+typedef struct abar__compare_worker {
+    abar_compare *c;
+    pthread_t thread;
+    abar_trainer *_Atomic trainer; /* what abar_compare_stop stops */
+    bool left;                     /* no longer counted in working */
+} abar__compare_worker;
+
+struct abar_compare {
+    abar_context *ctx;
+    abar_compare_events events;
+    char dir[ABAR_OPTION_TEXT_MAX];
+    int folder; /* descriptor of its lock; -1: nothing is on disk yet */
+    abar__compare_method *method;
+    abar__compare_record *record; /* one per run, ordered by seed, then by method */
+    int methods, runs;
+    int64_t seeds; /* of methods without a number of their own */
+    abar__text text;
+    double wall_seconds; /* in abar_compare_run_all so far; a killed process counts up to its last finished run */
+    double since;        /* start of the time not yet in wall_seconds */
+    int jobs_wanted;     /* by abar_compare_jobs; 0: to be measured */
+    int64_t jobs;        /* the most that were used so far */
+    atomic_bool stop;
+    atomic_int handlers; /* calls of abar_compare_stop in progress: trainers must live until they return */
+    abar__compare_worker worker[ABAR_COMPARE_JOBS_MAX];
+    /* lock protects what follows and, while several workers run, everything above */
+    pthread_mutex_t lock;
+    pthread_cond_t built; /* signalled when building falls */
+    int building;         /* trainers being created: other trainings pause, since kernels are chosen by timing then */
+    int working, training;
+    char warning[512];   /* the last one of any run */
+    abar_status failure; /* of the comparison; its text is in ctx */
+    const char *failed;  /* label of the run that caused it, or NULL */
+};
+
+/* ---- on disk --------------------------------------------------------------------------------------------------- */
+
+/* The folder of run i. */
+abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX]);
+abar_status abar__compare_record_save(abar_compare *c, int i); /* report.json */
+/* Reads every report.json. */
+abar_status abar__compare_records_load(abar_compare *c);
+/* Appends a run's report.json. */
+abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text *out);
+/* Fills r from the text of a report.json; label names it in errors. */
+abar_status abar__compare_record_parse(const abar_compare *c, const char *label, const char *json, size_t n,
+                                       abar__compare_record *r);
+/* The content of compare.json. */
+abar_status abar__compare_write(const abar_compare *c, abar__text *out);
+/* Reads methods and seeds from compare.json, or from its text. */
+abar_status abar__compare_config_load(abar_compare *c);
+abar_status abar__compare_config_parse(abar_compare *c, const char *label, const char *json, size_t n);
+/* A comparison without a folder, from the text of a compare.json: for tests and fuzzing. */
+abar_status abar__compare_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_compare **out);
+abar_status abar__compare_save(abar_compare *c); /* compare.json, .csv, .svg, .md */
+
+/* ---- running --------------------------------------------------------------------------------------------------- */
+
+/* How many to run side by side. If more than one, ms_alone of every method is known afterwards. */
+int abar__compare_choose_jobs(abar_compare *c);
+/* The fastest number for runs of so many steps, by measurement, which is reported. */
+int abar__compare_measure_jobs(abar_compare *c, double steps);
+/* Reports news. */
+void abar__compare_news(const abar_compare *c, const char *format, ...) ABAR_PRINTF(2, 3);
+/* Factor from a run's seconds to those it would have taken alone; 1 if it was alone, or if that is unknown. */
+double abar__compare_time_scale(const abar_compare *c, const abar_compare_run *run);
+/* The most trainings that ran at a time. */
+int64_t abar__compare_side_by_side(const abar_compare *c);
+/* Fills the best numbers of a run from its history. */
+void abar__compare_best(abar__compare_record *r);
+int64_t abar__compare_seeds_most(const abar_compare *c);
+int abar__compare_ended(const abar_compare *c);      /* runs that have ended */
+int64_t abar__compare_epochs(const abar_compare *c); /* of a run that does not fail */
+
+/* ---- results ---------------------------------------------------------------------------------------------------- */
+
+abar_compare_spread abar__spread(const double *value, int64_t n);
+abar_status abar__compare_table_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_csv_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_svg_write(const abar_compare *c, abar__text *out);
+abar_status abar__compare_md_write(const abar_compare *c, abar__text *out);
+
+/* ---- curves ---------------------------------------------------------------------------------------------------- */
+
+/* The training loss; the test accuracy, of texts the test loss. */
+enum { ABAR_CURVE_LOSS, ABAR_CURVE_TEST, ABAR_CURVE_KINDS };
+
+typedef struct abar__curve_point {
+    double epoch, seconds; /* since the start of the run, mean over the seeds */
+    double mean[ABAR_CURVE_KINDS], low[ABAR_CURVE_KINDS], high[ABAR_CURVE_KINDS]; /* band: one std; of two runs, both */
+} abar__curve_point;
+
+/* One method's mean, or one run that failed. */
+typedef struct abar__curve {
+    int method;
+    bool failed;
+    int64_t runs, n;
+    abar__curve_point *point;
+} abar__curve;
+
+typedef struct abar__curves {
+    bool text;
+    abar__curve *curve;
+    int count;
+    size_t curve_bytes, point_bytes;
+    abar__curve_point *points;
+} abar__curves;
+
+abar_status abar__curves_make(const abar_compare *c, abar__curves *out);
+void abar__curves_free(abar_context *ctx, abar__curves *curves);
+
+abar__axis abar__axis_epochs(const abar__curves *curves);
+/* The unit for the longest curve: 1 seconds, 2 minutes, 3 hours. */
+int abar__axis_time_unit(const abar__curves *curves);
+abar__axis abar__axis_time(const abar__curves *curves, double unit); /* unit: its seconds */
+/* Covers the curves without outliers. scratch: one number per point. */
+abar__axis abar__axis_values(const abar__curves *curves, int kind, double *scratch);
+
+#endif

@@ -1,0 +1,76 @@
+/* Batches for a queued device: a set that fits is copied to the device once and cut into batches there, a larger one is sent
+ * batch by batch. */
+#include "data/data_impl.h"
+#include "train/train_impl.h"
+
+/* Bytes to normalised values, per channel. */
+static void fill_table(const abar_dataset_info *info, float *table)
+{
+    for (int64_t c = 0; c < info->channels; c++) {
+        double wide[256];
+        abar__normalise_table(info, (int)c, wide);
+        for (int v = 0; v < 256; v++) table[c * 256 + v] = (float)wide[v];
+    }
+}
+
+static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, abar__feed_desc *desc, abar__data_feed *f)
+{
+    if (info->text || info->floats) return f->ops->create(f->dev, desc, &f->batches);
+    const size_t bytes = (size_t)info->channels * 256 * sizeof(float);
+    void *table;
+    ABAR_TRY(abar__alloc(ctx, bytes, &table));
+    fill_table(info, table);
+    desc->table = table;
+    abar_status status = f->ops->create(f->dev, desc, &f->batches);
+    abar__free(ctx, table, bytes);
+    return status;
+}
+
+abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
+                                   const abar_loader_config *wish, int64_t micro, bool stream, abar__data_feed *out)
+{
+    *out = (abar__data_feed){.dev = dev, .ops = abar__feed_of(dev)};
+    if (!out->ops) return ABAR_OK;
+    const abar_dataset_info *info = abar_dataset_info_of(data);
+    abar__feed_desc desc = {.images = data->part[wish->test].images,
+                            .floats = info->floats,
+                            .labels = data->part[wish->test].labels,
+                            .tokens = abar_dataset_tokens(data, wish->test),
+                            .context = info->text ? wish->context : 0,
+                            .windows = abar_loader_order_count(loader),
+                            .count = wish->test ? info->test : info->train,
+                            .channels = info->channels,
+                            .height = info->height,
+                            .width = info->width,
+                            .batch = micro,
+                            .step_batch = wish->batch,
+                            .seed = wish->seed,
+                            .crop_pad = wish->crop_pad,
+                            .flip = wish->flip};
+    out->resident = !stream && out->ops->bytes(&desc) <= dev->ops->queue->memory_free(dev) / 4;
+    if (!out->resident) { /* the loader has cropped and mirrored already */
+        desc.images = NULL;
+        desc.tokens = NULL;
+        desc.crop_pad = 0;
+        desc.flip = false;
+    } else {
+        out->order_bytes = (size_t)abar_loader_order_count(loader) * sizeof *out->order;
+        ABAR_TRY(abar__alloc(ctx, out->order_bytes, (void **)&out->order));
+    }
+    return make_feed(ctx, info, &desc, out);
+}
+
+void abar__data_feed_release(abar_context *ctx, abar__data_feed *f)
+{
+    if (f->batches) f->ops->destroy(f->dev, f->batches);
+    abar__free(ctx, f->order, f->order_bytes);
+    *f = (abar__data_feed){0};
+}
+
+abar_status abar__data_feed_seek(abar__data_feed *f, const abar_loader *loader, int64_t epoch, int64_t step)
+{
+    if (!f->resident) return ABAR_OK;
+    abar_loader_order(loader, epoch, f->order);
+    const int64_t n = (int64_t)(f->order_bytes / sizeof *f->order);
+    return f->ops->epoch(f->dev, f->batches, epoch, step, f->order, n);
+}
