@@ -154,6 +154,12 @@ typedef struct abar__stats_ops {
     /* Between a map's rows in weight (out, in) and bias (out; NULL: none) and the joined matrix (out, d). */
     void (*gather)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias, void *joined);
     void (*scatter)(abar_device *dev, int64_t out, int64_t in, const void *joined, void *weight, void *bias);
+
+    /* Newton-Schulz of n blocks (orthogonalise.h); normuon_beta is that of v, verdict (n). scratch: orthogonalise_scratch
+     * bytes. NULL on cuda, whose step keeps an object for it (cuda/step/orthogonalise.h). */
+    void (*orthogonalise)(abar_device *dev, const abar__ns *ns, const abar__ns_block *blocks, int n, double normuon_beta,
+                          int32_t *verdict, void *scratch);
+    size_t (*orthogonalise_scratch)(const abar_device *dev, const abar__ns_block *blocks, int n);
 } abar__stats_ops;
 
 #endif

@@ -12,6 +12,7 @@ import golden_curvature
 import golden_ops
 import golden_optim
 import golden_train
+import muon
 import networks
 import networks_vit
 import philox
@@ -70,6 +71,7 @@ def main():
     golden_curvature.write(out)
     golden_attention.write(out)
     golden_analysis.write(out)
+    muon.write(out)
     convolutional = ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", "densenet121", *networks.BOTTLENECKS)
     for name in (*convolutional, *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))

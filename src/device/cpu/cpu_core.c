@@ -171,7 +171,7 @@ static void update_row(const update *u, const abar__update_item *item, int64_t o
 static void update_span(const update *u, const span *s)
 {
     const abar__update_item *item = s->item;
-    if (item->block >= 0 && u->scalars->verdicts[item->block] == ABAR_NS_BROKEN) return;
+    if (item->block >= 0 && u->scalars->verdicts[item->block] == ABAR_NS_NOT_FINITE) return;
     if (!item->pre) {
         run(u, item, s->first, s->count, NULL, item->kind == ABAR_UPDATE_PLAIN ? 1.0 : u->scalars->grad_scale);
         return;

@@ -180,4 +180,6 @@ const abar__stats_ops abar__cpu_stats = {
     .compare = compare,
     .gather = gather,
     .scatter = scatter,
+    .orthogonalise = abar__cpu_orthogonalise,
+    .orthogonalise_scratch = abar__cpu_orthogonalise_scratch,
 };

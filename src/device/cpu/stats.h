@@ -1,5 +1,5 @@
 /* The statistics of the cpu device. stats.c: the table and vectors; stats_sums.c: sums over rows; stats_values.c: those that
- * attention weighs; stats_dense.c: products and factorisations. */
+ * attention weighs; stats_dense.c: products and factorisations; stats_orthogonalise.c: Newton-Schulz. */
 #ifndef ABAR_CPU_STATS_H
 #define ABAR_CPU_STATS_H
 
@@ -15,5 +15,9 @@ void abar__cpu_value_sums(abar_device *dev, const abar__rows *r, const abar__val
 void abar__cpu_position_sums(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
 void abar__cpu_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,
                                 void *sum, double *square);
+
+void abar__cpu_orthogonalise(abar_device *dev, const abar__ns *ns, const abar__ns_block *blocks, int n, double normuon_beta,
+                             int32_t *verdict, void *scratch);
+size_t abar__cpu_orthogonalise_scratch(const abar_device *dev, const abar__ns_block *blocks, int n);
 
 #endif

@@ -458,8 +458,8 @@ static void orthogonalise(abar_device *dev, abar__compiled_step *s, const abar__
     dev->ops->stats->orthogonalise(dev, s->desc.ns, s->desc.blocks + pass->first, pass->n, s->desc.row_decay,
                                    s->verdicts + pass->first, s->workspace);
     for (int i = pass->first; i < pass->first + pass->n; i++) {
-        s->control.state.dropped += s->verdicts[i] == ABAR_NS_BROKEN;
-        s->control.state.small += s->verdicts[i] == ABAR_NS_SMALL;
+        s->control.state.dropped += s->verdicts[i] == ABAR_NS_NOT_FINITE;
+        s->control.state.small += s->verdicts[i] == ABAR_NS_BELOW_EPS;
     }
 }
 

@@ -140,7 +140,7 @@ static void ref_update(abar_device *dev, const abar__update_item *items, int n, 
     for (int k = 0; k < n; k++) {
         const abar__update_item *item = &items[k];
         const double *grad = item->grad, scale = item->kind == ABAR_UPDATE_PLAIN ? 1.0 : s->grad_scale;
-        if (item->block >= 0 && s->verdicts[item->block] == ABAR_NS_BROKEN) continue;
+        if (item->block >= 0 && s->verdicts[item->block] == ABAR_NS_NOT_FINITE) continue;
         if (item->pre)
             for (int64_t o = 0; o < item->rows; o++) update_row(item, s, o);
         else

@@ -484,4 +484,6 @@ const abar__stats_ops abar__ref_stats = {
     .divide_outer = divide_outer,
     .gather = gather,
     .scatter = scatter,
+    .orthogonalise = abar__ref_orthogonalise,
+    .orthogonalise_scratch = abar__ref_orthogonalise_scratch,
 };

@@ -1,4 +1,5 @@
-/* The reference device's sums over rows that attention weighs (ref_stats_values.c), for its table in ref_stats.c. */
+/* What the reference device's table in ref_stats.c takes from other files: sums over rows that attention weighs
+ * (ref_stats_values.c), Newton-Schulz (ref_stats_orthogonalise.c). */
 #ifndef ABAR_REF_STATS_H
 #define ABAR_REF_STATS_H
 
@@ -8,5 +9,9 @@ void abar__ref_value_sums(abar_device *dev, const abar__rows *r, const abar__val
 void abar__ref_position_sums(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
 void abar__ref_position_product(abar_device *dev, const abar__position_sums *p, int64_t in, bool bias, double sequences,
                                 void *sum, double *square);
+
+void abar__ref_orthogonalise(abar_device *dev, const abar__ns *ns, const abar__ns_block *blocks, int n, double normuon_beta,
+                             int32_t *verdict, void *scratch);
+size_t abar__ref_orthogonalise_scratch(const abar_device *dev, const abar__ns_block *blocks, int n);
 
 #endif
