@@ -174,7 +174,7 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
     size_t at = 0, element = abar__element(cv);
     abar__plan *p = &map->plan;
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        abar__plan_average *a = &p->average[i];
+        abar__running_average *a = &p->average[i];
         if (!a->name) continue;
         a->average = place_at(state, at);
         if (a->square) { /* pending interleaves one row further */
@@ -452,14 +452,14 @@ static abar_status visit_map(abar__curvature *cv, abar__map *map, abar_state_vis
     const abar_dtype dtype = cv->dev->ops->dtype;
     const abar__plan *p = &map->plan;
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__plan_average *a = &p->average[i];
+        const abar__running_average *a = &p->average[i];
         if (!a->name) continue;
         int64_t dim[2] = {a->square ? a->n + 1 : a->n, a->n}; /* a square with the triangle of its pending sum */
         abar_tensor t = abar_tensor_wrap(cv->dev, a->average, dtype, a->square ? 2 : 1, dim);
         ABAR_TRY(visit(user, label(cv, map, "average.", a->name), &t));
     }
     for (int i = 0; i < p->n_derived; i++) {
-        const abar__plan_derived *d = &p->derived[i];
+        const abar__derived_tensor *d = &p->derived[i];
         abar_tensor t = abar_tensor_wrap(cv->dev, d->data, dtype, 1, &d->n);
         ABAR_TRY(visit(user, label(cv, map, "", d->name), &t));
     }

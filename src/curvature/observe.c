@@ -132,7 +132,7 @@ static bool add_both(abar__curvature *cv, const abar__plan *p, const abar__rows 
     return false;
 }
 
-static void add_average(abar__curvature *cv, abar__map *map, const abar__plan_average *a, const abar__rows *rows)
+static void add_average(abar__curvature *cv, abar__map *map, const abar__running_average *a, const abar__rows *rows)
 {
     const abar__stats_ops *stats = cv->stats;
     switch (a->source) {
@@ -203,7 +203,7 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
 {
     const abar__plan *p = &map->plan;
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__plan_average *a = &p->average[i];
+        const abar__running_average *a = &p->average[i];
         if (a->name) cv->stats->clear(cv->dev, a->n, a->square, a->pending);
     }
     const int64_t per_double = (int64_t)(sizeof(double) / abar__element(cv));
@@ -249,7 +249,7 @@ static void join(abar__curvature *cv, abar__map *map)
                                 p->average[0].pending, p->mean_number.pending);
 }
 
-static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__plan_average *a, double observed_scale)
+static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__running_average *a, double observed_scale)
 {
     const double p = observed_scale * (cv->config.pgrad ? map->examples : 1.0);
     const double scale = a->grad_power ? pow(p, a->grad_power) : 1.0;
@@ -261,7 +261,7 @@ bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double 
     bool observed = false;
     for (int i = 0; i < cv->n_maps; i++, out += 3) {
         abar__map *map = &cv->maps[i];
-        const abar__plan_average *const sums[3] = {&map->plan.average[0], &map->plan.average[1], &map->plan.mean_number};
+        const abar__running_average *const sums[3] = {&map->plan.average[0], &map->plan.average[1], &map->plan.mean_number};
         const bool seen = map->examples > 0.0;
         for (int k = 0; k < 3; k++) out[k] = seen && sums[k]->name ? to_mean(cv, map, sums[k], observed_scale) : 0.0;
         if (seen) join(cv, map);
@@ -305,7 +305,7 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
 static bool end_calibration(abar__curvature *cv, abar__map *map)
 {
     const abar__plan *p = &map->plan;
-    const abar__plan_average *a = &p->average[0];
+    const abar__running_average *a = &p->average[0];
     const double over = 1.0 / map->rows;
     if (!cv->stats->all_finite(cv->dev, a->n, a->square, a->pending, over)) return false;
     cv->stats->commit(cv->dev, a->n, a->square, a->average, a->pending, 0.0, over);

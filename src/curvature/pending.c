@@ -5,7 +5,7 @@
 
 enum { NUMBERS = 3 };
 
-static int64_t average_count(const abar__plan_average *a)
+static int64_t average_count(const abar__running_average *a)
 {
     if (!a->name) return 0;
     return a->square ? a->n * (a->n + 1) / 2 : a->n;
@@ -37,7 +37,7 @@ static abar_status move(const abar__curvature *cv, void *device, double *host, i
     return way == READ ? abar_tensor_copy(cv->dev->ctx, &here, &there) : abar_tensor_copy(cv->dev->ctx, &there, &here);
 }
 
-static abar_status move_average(const abar__curvature *cv, const abar__plan_average *a, void *pending, double *host,
+static abar_status move_average(const abar__curvature *cv, const abar__running_average *a, void *pending, double *host,
                                 direction way)
 {
     if (!a->square) return move(cv, pending, host, a->n, way);
@@ -84,7 +84,7 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
         ABAR_TRY(move_numbers(cv, map, host, way));
         host += NUMBERS;
         for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-            const abar__plan_average *a = &map->plan.average[i];
+            const abar__running_average *a = &map->plan.average[i];
             if (!a->name) continue;
             ABAR_TRY(move_average(cv, a, a->pending, host, way));
             host += average_count(a);

@@ -71,7 +71,7 @@ typedef enum abar__statistic {
 typedef enum abar__per { ABAR_PER_ROW, ABAR_PER_EXAMPLE, ABAR_PER_SEQUENCE } abar__per;
 
 /* A running average. */
-typedef struct abar__plan_average {
+typedef struct abar__running_average {
     const char *name; /* NULL: not used */
     abar__statistic source;
     int64_t n;   /* elements, or the side of a square */
@@ -80,7 +80,7 @@ typedef struct abar__plan_average {
     int grad_power;          /* how often p is a factor: --pgrad per-example multiplies by B to this power */
     bool calibrated;         /* from one pass over the training set before step 0; never committed */
     void *average, *pending; /* of the device's dtype, in its memory */
-} abar__plan_average;
+} abar__running_average;
 
 /* Numbers that are computed at a refresh, from averages (read with their bias corrected) and from each other. */
 typedef enum abar__scalar_kind {
@@ -116,7 +116,7 @@ typedef enum abar__derived_kind {
     ABAR_DERIVED_EIGENVECTORS /* of average, one per row; their eigenvalues in derived tensor `values` */
 } abar__derived_kind;
 
-typedef struct abar__plan_derived {
+typedef struct abar__derived_tensor {
     const char *name; /* NULL: not used */
     abar__derived_kind kind;
     int64_t n;            /* elements */
@@ -125,7 +125,7 @@ typedef struct abar__plan_derived {
     int32_t values;       /* -1: none */
     bool calibrated;
     void *data;
-} abar__plan_derived;
+} abar__derived_tensor;
 
 /* How a map's gradient is treated; indices of derived tensors, -1: none. In one of three ways
  *     G - (G u) uT,   G - s (wT G u) w uT  (s: ABAR_REAL_FACTOR),   left G right
@@ -148,11 +148,11 @@ typedef struct abar__plan {
     int64_t kernel; /* kh * kw where the weight's memory is (O, kh, kw, I): column i of memory (k, c) is column c * kernel + k;
                        else 1 */
     int64_t positions; /* not 0: average[0] is pending as sums by position (abar__position_sums), multiplied at the commit */
-    abar__plan_average average[ABAR_PLAN_AVERAGES]; /* of activations, of output gradients */
-    abar__plan_average mean_number;                 /* one more average, a single number: pending in double */
+    abar__running_average average[ABAR_PLAN_AVERAGES]; /* of activations, of output gradients */
+    abar__running_average mean_number;                 /* one more average, a single number: pending in double */
     int32_t n_scalars, n_derived;
     abar__scalar_op scalar[ABAR_PLAN_SCALARS];
-    abar__plan_derived derived[ABAR_PLAN_DERIVED];
+    abar__derived_tensor derived[ABAR_PLAN_DERIVED];
     int32_t report[ABAR_REALS]; /* scalars that become reals of the map at a refresh; -1: none */
     abar__treatment apply;
     const char *wrong; /* NULL, or what the description got wrong */

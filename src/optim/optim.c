@@ -611,17 +611,17 @@ static size_t book_bytes(const abar_optim *o)
            blocks * sizeof(abar__ns_block);
 }
 
-static size_t rule_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
+size_t abar__optim_rule_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
 
 size_t abar_optim_bytes(const abar_optim *o)
 {
-    return book_bytes(o) + o->text_bytes + rule_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
+    return book_bytes(o) + o->text_bytes + abar__optim_rule_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
            abar__optim_step_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
-    return rule_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+    return abar__optim_rule_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
 }
 
 static bool same_shape(const abar_tensor *a, const abar_tensor *b)

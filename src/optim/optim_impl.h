@@ -10,7 +10,7 @@
 #include <stdalign.h>
 
 #define ABAR_PARAM_STATES 2
-#define ABAR_RULE_CONFIG_MAX 1024 /* bytes; every rule asserts that its own fits */
+#define ABAR_RULE_CONFIG_MAX 2048 /* bytes; every rule asserts that its own fits */
 
 /* What a rule may know of a parameter. */
 typedef struct abar__param_view {
@@ -102,6 +102,8 @@ struct abar_optim {
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
+
+size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state */
 
 /* step.c */
 abar_status abar__optim_make_step(abar_optim *o);

@@ -61,7 +61,7 @@ abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic s
 {
     const int32_t at = is_of_inputs(source) ? 0 : 1;
     if (p->average[at].name) fail(p, "it averages two statistics of one side");
-    p->average[at] = (abar__plan_average){.name = name,
+    p->average[at] = (abar__running_average){.name = name,
                                           .source = source,
                                           .n = at == 0 ? p->d : p->out,
                                           .square = is_product(source),
@@ -84,7 +84,7 @@ abar__scalar abar__plan_mean_number(abar__plan *p, const char *name, abar__stati
 {
     if (p->mean_number.name) fail(p, "it averages two numbers");
     p->mean_number =
-        (abar__plan_average){.name = name, .source = source, .n = 1, .per = per, .grad_power = grad_power(source)};
+        (abar__running_average){.name = name, .source = source, .n = 1, .per = per, .grad_power = grad_power(source)};
     return scalar(p, ABAR_SCALAR_NUMBER, 0, 0, false, 0.0);
 }
 
@@ -148,7 +148,7 @@ static abar__factor derived(abar__plan *p, const char *name, abar__derived_kind 
         fail(p, "it derives too many tensors, raise ABAR_PLAN_DERIVED");
         return ABAR_IDENTITY;
     }
-    p->derived[p->n_derived] = (abar__plan_derived){.name = name,
+    p->derived[p->n_derived] = (abar__derived_tensor){.name = name,
                                                     .kind = kind,
                                                     .n = n,
                                                     .average = average,
@@ -178,7 +178,7 @@ abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat 
                                     abar__scalar shift)
 {
     const abar__factor f = derived(p, name, ABAR_DERIVED_RECIPROCAL, a.index, p->average[a.index].n);
-    abar__plan_derived *d = &p->derived[f.index < 0 ? 0 : f.index];
+    abar__derived_tensor *d = &p->derived[f.index < 0 ? 0 : f.index];
     depend(p, f, &d->shift, shift);
     if (scale) depend(p, f, &d->scale, *scale);
     return f;

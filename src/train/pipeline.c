@@ -26,7 +26,7 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 /* Sends the learning rates of an epoch's steps from `step` on, as many as the device holds. */
 static abar_status send_rates(abar__pipeline *p, int64_t step)
 {
-    const int64_t left = p->steps - step, n = left < ABAR_PROGRAM_RATES ? left : ABAR_PROGRAM_RATES;
+    const int64_t left = p->steps - step, n = left < ABAR_STEP_RATES ? left : ABAR_STEP_RATES;
     return n > 0 ? abar_optim_rates(p->stepper->optim, p->given, p->rates + step, n) : ABAR_OK;
 }
 
@@ -85,7 +85,7 @@ static abar_status give_queued(abar__pipeline *p, bool alone)
 abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone)
 {
     const int64_t step = p->given % p->steps;
-    if (p->queue && step > 0 && step % ABAR_PROGRAM_RATES == 0) ABAR_TRY(send_rates(p, step));
+    if (p->queue && step > 0 && step % ABAR_STEP_RATES == 0) ABAR_TRY(send_rates(p, step));
     ABAR_TRY(p->queue ? give_queued(p, alone) : give_host(p, lr));
     p->given++;
     return ABAR_OK;

@@ -9,14 +9,14 @@ static size_t vector_bytes(const abar_device *dev, int64_t n) { return abar__rou
 
 static bool is_wanted(abar__derive_what what, bool calibrated) { return what == ABAR_DERIVE_ALL || !calibrated; }
 
-static bool is_matrix(const abar__plan_derived *d)
+static bool is_matrix(const abar__derived_tensor *d)
 {
     return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS;
 }
 
 /* ---- scalars ------------------------------------------------------------------------------------------------------ */
 
-static double mean_of(abar_device *dev, const abar__plan_average *a)
+static double mean_of(abar_device *dev, const abar__running_average *a)
 {
     const abar__stats_ops *stats = dev->ops->stats;
     return (a->square ? stats->trace(dev, a->n, a->average) : stats->sum(dev, a->n, a->average)) / (double)a->n;
@@ -28,7 +28,7 @@ static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_
     for (int i = 0; i < p->n_scalars; i++) {
         const abar__scalar_op *s = &p->scalar[i];
         if (!is_wanted(what, s->calibrated)) continue;
-        const abar__plan_average *a = &p->average[s->a];
+        const abar__running_average *a = &p->average[s->a];
         switch (s->kind) {
         case ABAR_SCALAR_VALUE: v[i] = s->value; break;
         case ABAR_SCALAR_MEAN: v[i] = unbias * mean_of(dev, a); break;
@@ -42,7 +42,7 @@ static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_
 /* ---- matrices ----------------------------------------------------------------------------------------------------- */
 
 /* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
-static bool climb(abar_device *dev, const abar__plan_average *a, abar__map_state *state, double unbias, double *shift,
+static bool climb(abar_device *dev, const abar__running_average *a, abar__map_state *state, double unbias, double *shift,
                   void *inverse, void *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
@@ -57,7 +57,7 @@ static bool climb(abar_device *dev, const abar__plan_average *a, abar__map_state
     return stats->invert(dev, a->n, a->average, unbias, *shift, true, inverse, scratch);
 }
 
-static bool invert(abar_device *dev, const abar__plan_average *a, abar__map_state *state, double unbias, double shift,
+static bool invert(abar_device *dev, const abar__running_average *a, abar__map_state *state, double unbias, double shift,
                    void *inverse, void *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
@@ -69,15 +69,15 @@ static bool invert(abar_device *dev, const abar__plan_average *a, abar__map_stat
 }
 
 /* The memory of matrix d and its eigenvalues; at: where the result goes. */
-static size_t matrix_bytes(const abar_device *dev, const abar__plan *p, const abar__plan_derived *d)
+static size_t matrix_bytes(const abar_device *dev, const abar__plan *p, const abar__derived_tensor *d)
 {
     return vector_bytes(dev, d->n) + (d->values >= 0 ? vector_bytes(dev, p->derived[d->values].n) : 0);
 }
 
-static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__plan_derived *d, abar__map_state *state,
+static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__derived_tensor *d, abar__map_state *state,
                           double unbias, const double *v, void *matrix, void *values, void *scratch)
 {
-    const abar__plan_average *a = &p->average[d->average];
+    const abar__running_average *a = &p->average[d->average];
     if (d->kind == ABAR_DERIVED_EIGENVECTORS)
         return dev->ops->stats->eigen(dev, a->n, a->average, unbias, values, matrix, scratch);
     return invert(dev, a, state, unbias, abar__scalar_or(v, d->shift, 0.0), matrix, scratch);
@@ -96,7 +96,7 @@ static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_w
 {
     size_t most = 0;
     for (int i = 0; i < p->n_derived; i++) {
-        const abar__plan_derived *d = &p->derived[i];
+        const abar__derived_tensor *d = &p->derived[i];
         if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         const int64_t n = p->average[d->average].n;
         const size_t need = d->kind == ABAR_DERIVED_INVERSE ? dev->ops->stats->invert_scratch(dev, n)
@@ -121,13 +121,13 @@ static bool derive_matrices(abar_device *dev, const abar__plan *p, abar__map_sta
     char *const held = scratch + call_scratch(dev, p, what);
     char *at = held;
     for (int i = p->n_derived - 1; i > first; i--) {
-        const abar__plan_derived *d = &p->derived[i];
+        const abar__derived_tensor *d = &p->derived[i];
         if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         if (!derive_matrix(dev, p, d, state, unbias, v, at, at + vector_bytes(dev, d->n), scratch)) return false;
         at += matrix_bytes(dev, p, d);
     }
     if (first == p->n_derived) return true;
-    const abar__plan_derived *d = &p->derived[first];
+    const abar__derived_tensor *d = &p->derived[first];
     if (!derive_matrix(dev, p, d, state, unbias, v, d->data, abar__plan_data(p, d->values), scratch)) return false;
     at = held;
     for (int i = p->n_derived - 1; i > first; i--) {
@@ -152,7 +152,7 @@ bool abar__derive(abar_device *dev, const abar__plan *p, abar__map_state *state,
     find_scalars(dev, p, state, unbias, what, v);
     if (!derive_matrices(dev, p, state, unbias, what, v, scratch)) return false;
     for (int i = 0; i < p->n_derived; i++) {
-        const abar__plan_derived *d = &p->derived[i];
+        const abar__derived_tensor *d = &p->derived[i];
         if (!is_wanted(what, d->calibrated)) continue;
         const double scale = unbias * abar__scalar_or(v, d->scale, 1.0);
         const void *average = p->average[d->average].average;

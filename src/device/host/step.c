@@ -246,7 +246,7 @@ static abar_status check(abar_device *dev, abar__compiled_step *s, double grad_s
 static void forget(abar_device *dev, const abar__plan *p)
 {
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__plan_average *a = &p->average[i];
+        const abar__running_average *a = &p->average[i];
         if (a->name) dev->ops->stats->clear(dev, a->n, a->square, a->pending);
     }
     if (p->mean_number.name) *(double *)p->mean_number.pending = 0.0;
@@ -257,7 +257,7 @@ static double pending_number(const abar__plan *p) { return p->mean_number.name ?
 static bool pending_is_finite(abar_device *dev, const abar__plan *p, const double to_mean[3])
 {
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__plan_average *a = &p->average[i];
+        const abar__running_average *a = &p->average[i];
         if (a->name && !dev->ops->stats->all_finite(dev, a->n, a->square, a->pending, to_mean[i])) return false;
     }
     return isfinite(pending_number(p) * to_mean[ABAR_PLAN_AVERAGES]);
@@ -266,7 +266,7 @@ static bool pending_is_finite(abar_device *dev, const abar__plan *p, const doubl
 static void commit_map(abar_device *dev, const abar__plan *p, abar__map_state *state, double beta, const double to_mean[3])
 {
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
-        const abar__plan_average *a = &p->average[i];
+        const abar__running_average *a = &p->average[i];
         if (a->name && !a->calibrated)
             dev->ops->stats->commit(dev, a->n, a->square, a->average, a->pending, beta, (1.0 - beta) * to_mean[i]);
     }

@@ -125,10 +125,10 @@ static abar_bench_cost cost(const abar__bench_profile *p, const abar_work *work,
 /* Gradients are read, weights and the rule's state read and written, bf16 copies written. */
 static abar_work update_work(const abar__stepper *s, const abar__bench_profile *p)
 {
-    abar_work w = {.seconds = p->update_seconds};
+    abar_work w = {.bytes = 2.0 * (double)abar__optim_rule_bytes(s->optim), .seconds = p->update_seconds};
     for (int i = 0; i < abar_net_param_count(s->net); i++) {
         const abar_param *param = abar_net_param(s->net, i);
-        w.bytes += (double)abar_tensor_bytes(&param->value) * (3 + 2 * s->optim->states);
+        w.bytes += 3.0 * (double)abar_tensor_bytes(&param->value);
         if (param->shadow.ndim) w.bytes += (double)abar_tensor_bytes(&param->shadow);
     }
     return w;
