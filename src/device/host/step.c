@@ -337,8 +337,9 @@ static const abar__precondition identity = {.scale = 1.0};
 /* Whether the step depends on <G^, G>, by the KL clip or by the map's own length. */
 static bool product_counts(const abar__compiled_step *s, const abar__plan *p) { return s->desc.cadence.kl_clip > 0.0 || p->apply.mu > 0.0; }
 
-/* G^ from G joined to one matrix: what devices do without a call for all of it. */
-static bool treat_joined(abar_device *dev, const abar__plan *p, abar__dense_gradient *g, void *scratch, double *products)
+/* G^ from G joined to one matrix: what devices do without a call for all of it. counts: the step depends on <G^, G>. */
+static bool treat_joined(abar_device *dev, const abar__plan *p, const abar__dense_gradient *g, bool counts, void *scratch,
+                         double *products)
 {
     const abar__stats_ops *stats = dev->ops->stats;
     const abar__treatment *t = &p->apply;
@@ -361,6 +362,7 @@ static bool treat_joined(abar_device *dev, const abar__plan *p, abar__dense_grad
         products[0] = stats->dot(dev, count, joined, joined);
         products[1] = stats->dot(dev, count, joined, result);
         products[2] = stats->dot(dev, count, result, result);
+        if (counts && !isfinite(products[1])) return false;
     }
     stats->scatter(dev, m, p->columns, result, g->weight, bias);
     return true;
@@ -386,7 +388,7 @@ static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool 
     double sums[3] = {0.0}, *products = measure || counts ? sums : NULL;
     const bool fine = plain && dev->ops->stats->precondition
                           ? dev->ops->stats->precondition(dev, &g, s->workspace, products)
-                          : treat_joined(dev, p, &g, s->workspace, products);
+                          : treat_joined(dev, p, &g, counts, s->workspace, products);
     if (!fine) {
         s->states[i].count[ABAR_COUNT_KEPT]++;
         return 0.0;
