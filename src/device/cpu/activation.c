@@ -1,7 +1,7 @@
 /* ReLU, tanh and GELU as separate operations, in the layout of their input: all of them map zero to zero, so padding stays
  * zero. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/activation_kernels.h"
+#include "device/cpu/isa/activation_kernels.h"
 
 typedef struct activation {
     abar__act_forward *forward;

@@ -6,9 +6,9 @@
  * The largest buffers are one tile per thread and a few copies of one head of one sequence. Each thread has its own
  * sequences and calls OpenBLAS on its tiles. Keys and values are transposed first, because OpenBLAS multiplies by a
  * transposed right operand at half the speed. */
-#include "device/cpu/attention_kernels.h"
+#include "device/cpu/isa/attention_kernels.h"
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/dropout_kernels.h"
+#include "device/cpu/isa/dropout_kernels.h"
 #include "device/cpu/reorder.h"
 
 #include <cblas.h>

@@ -6,7 +6,7 @@
  * end is still in cache. The residual's gradient is g itself: where it is wanted, the second pass reads g from there.
  * Without a residual the ReLU's mask is computed from x, and y is not read at all. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/batch_norm_kernels.h"
+#include "device/cpu/isa/batch_norm_kernels.h"
 
 #include <math.h>
 #include <string.h>

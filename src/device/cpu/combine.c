@@ -1,6 +1,6 @@
 /* Operations that only add and copy: add, concat, flatten, and the parameter-free shortcut of CIFAR ResNets. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/combine_kernels.h"
+#include "device/cpu/isa/combine_kernels.h"
 
 #include <string.h>
 

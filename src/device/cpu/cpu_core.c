@@ -2,7 +2,7 @@
  *
  * The pass sees the parameters as one line of elements, each padded to whole vectors, cut into pieces that do not depend on
  * the number of threads. So the threads share parameters of any sizes evenly, and every thread count gives the same bits. */
-#include "device/cpu/core_kernels.h"
+#include "device/cpu/isa/core_kernels.h"
 #include "device/cpu/stats.h"
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"

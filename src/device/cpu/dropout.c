@@ -2,7 +2,7 @@
  * global sample and the element's position in it. So backward draws it again instead of reading a copy, and it is equal in
  * every layout: element g of all samples, row-major, uses word g % 4 of draw g / 4. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/dropout_kernels.h"
+#include "device/cpu/isa/dropout_kernels.h"
 
 #include <math.h>
 #include <string.h>

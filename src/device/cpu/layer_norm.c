@@ -1,7 +1,7 @@
 /* Layer norm over the last dimension of a dense value, or of the sum of two. Rows are independent except for the gradients
  * of scale and shift, which each part sums separately. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/layer_norm_kernels.h"
+#include "device/cpu/isa/layer_norm_kernels.h"
 
 #include <string.h>
 

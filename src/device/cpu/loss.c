@@ -2,7 +2,7 @@
  * cross entropy has one row of K logits, or T rows.
  * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/loss_kernels.h"
+#include "device/cpu/isa/loss_kernels.h"
 
 #include <math.h>
 #include <string.h>

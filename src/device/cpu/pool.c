@@ -1,7 +1,7 @@
 /* Max and average pooling, plane by plane in the layout of the input. An output of one pixel per channel is strided: a
  * linear layer or a flatten follows. */
 #include "device/cpu/cpu_nn.h"
-#include "device/cpu/pool_kernels.h"
+#include "device/cpu/isa/pool_kernels.h"
 
 #include <string.h>
 

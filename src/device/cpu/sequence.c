@@ -1,7 +1,7 @@
 /* Sequences (N, T, D): made from texts (embedding), with a class token in front, merged by fours (Swin), and reduced to
  * their mean or first token. Sums over samples have one order for any number of threads: a thread has its own tokens or its
  * own columns of the result. */
-#include "device/cpu/combine_kernels.h"
+#include "device/cpu/isa/combine_kernels.h"
 #include "device/cpu/cpu_nn.h"
 
 #include <string.h>

@@ -2,8 +2,8 @@
 #ifndef ABAR_STATS_DENSE_IMPL_H
 #define ABAR_STATS_DENSE_IMPL_H
 
-#include "device/cpu/stats_matrix_kernels.h"
-#include "device/cpu/stats_product_kernels.h"
+#include "device/cpu/isa/stats_matrix_kernels.h"
+#include "device/cpu/isa/stats_product_kernels.h"
 #include "device/device_impl.h"
 
 /* Inputs are seen through the layer's window, output gradients one pixel at a time: through a unit window. Without a tensor

@@ -6,7 +6,7 @@
  * read once, in runs of kilobytes. */
 #include "device/cpu/stats.h"
 
-#include "device/cpu/core_kernels.h"
+#include "device/cpu/isa/core_kernels.h"
 #include "device/device_impl.h"
 #include "tensor/tensor_impl.h"
 

@@ -1,5 +1,5 @@
 /* ReLU, tanh and both forms of GELU. Each function and slope is written once, for one element. */
-#include "device/cpu/activation_kernels.h"
+#include "device/cpu/isa/activation_kernels.h"
 #include "device/cpu/isa/lane_math.h"
 #include "device/cpu/isa/lanes.h"
 

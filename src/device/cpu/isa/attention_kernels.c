@@ -1,6 +1,6 @@
 /* Rows of attention. Loops run over whole vectors: the remainder is filled up with -infinity, whose exponential is zero.
  * Causal rows have all lengths, and computing exponentials one at a time would cost more than the rest of the row. */
-#include "device/cpu/attention_kernels.h"
+#include "device/cpu/isa/attention_kernels.h"
 #include "device/cpu/isa/lane_math.h"
 #include "device/cpu/isa/lanes.h"
 

@@ -1,6 +1,6 @@
 /* The inner loops of batch norm. Sums are in float over short runs, which are added up in double; each kernel says why that
  * is enough. Each body is written once and specialised for full rows and the flags in use. */
-#include "device/cpu/batch_norm_kernels.h"
+#include "device/cpu/isa/batch_norm_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
 #include <stddef.h>

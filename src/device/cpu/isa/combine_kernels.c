@@ -1,5 +1,5 @@
 /* Sums and copies of floats. */
-#include "device/cpu/combine_kernels.h"
+#include "device/cpu/isa/combine_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
 static void add(const float *restrict a, const float *restrict b, float *restrict y, int64_t n)

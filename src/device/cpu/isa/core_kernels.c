@@ -1,6 +1,6 @@
 /* The update rules and the gradient norm over one span, written so that the compiler vectorises every loop.
  * Equations: core_kernels.h and methods.md section 8. */
-#include "device/cpu/core_kernels.h"
+#include "device/cpu/isa/core_kernels.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* Dropout's factors: abar__random of base/rng.h, one draw per vector lane. */
-#include "device/cpu/dropout_kernels.h"
+#include "device/cpu/isa/dropout_kernels.h"
 #include "base/rng.h"
 
 static void factors(const abar__dropout_key *key, uint64_t draw, float *restrict out)

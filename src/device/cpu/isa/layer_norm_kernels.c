@@ -1,6 +1,6 @@
 /* One row of layer norm: y = (x - mean) rstd scale + shift with the row's own moments, and its gradient dx = rstd (g -
  * mean(g) - xhat mean(g xhat)) with g = dy scale. A row fits into the first-level cache, so it is simply read several times. */
-#include "device/cpu/layer_norm_kernels.h"
+#include "device/cpu/isa/layer_norm_kernels.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* The sums of a loss over one row: in float over short runs, which are added up in double. */
-#include "device/cpu/loss_kernels.h"
+#include "device/cpu/isa/loss_kernels.h"
 #include "device/cpu/isa/lane_math.h"
 #include "device/cpu/isa/lanes.h"
 

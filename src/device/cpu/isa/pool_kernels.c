@@ -1,6 +1,6 @@
 /* Maximum and average over the windows of one plane. The bodies take the number of lanes, and for the common 2x2 windows
  * also their size, as constants. */
-#include "device/cpu/pool_kernels.h"
+#include "device/cpu/isa/pool_kernels.h"
 #include "device/cpu/isa/lanes.h"
 
 #include <math.h>

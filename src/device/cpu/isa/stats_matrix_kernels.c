@@ -1,7 +1,7 @@
 /* Products of matrices: a tile of results stays in registers over a whole sum. Columns of a tile come from vectors of b, its
  * rows from single numbers of x, so that neither has to be copied together first. Where the last columns are no whole
  * vector, one is read from further left and only they are kept of it. */
-#include "device/cpu/stats_matrix_kernels.h"
+#include "device/cpu/isa/stats_matrix_kernels.h"
 
 #include "device/cpu/isa/lanes.h"
 

@@ -1,6 +1,6 @@
 /* Sums of products of pixels with shifted pixels. A tile of results stays in registers over a whole lattice of pixels and is
  * added to memory once: so the loops run at the speed of multiplication, and long sums are made of short ones. */
-#include "device/cpu/stats_product_kernels.h"
+#include "device/cpu/isa/stats_product_kernels.h"
 
 #include "device/cpu/isa/lanes.h"
 

@@ -90,8 +90,8 @@ static attention describe(const abar__op_desc *d)
 
 static abar_status choose(abar_device *dev, attention_plan *plan)
 {
-    const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_heads, &abar__attention_mma,
-                                                     &abar__attention_bf16};
+    const attention_kernels *const bf16_kernels[] = {&abar__attention_windows, &abar__attention_heads,
+                                                     &abar__attention_any_length, &abar__attention_bf16};
     const attention_kernels *const float_kernels[] = {&abar__attention_float};
     const bool half = abar__cuda_is_bf16(dev);
     abar_status status = ABAR_E_UNSUPPORTED;

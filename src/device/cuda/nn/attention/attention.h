@@ -51,9 +51,9 @@ typedef struct attention_kernels {
                   const attention *a); /* number of blocks that share the strips, for kernels that loop over them; or NULL */
 } attention_kernels;
 
-extern const attention_kernels abar__attention_heads;   /* bf16 sequences of at most 208 tokens, heads of 32 or 64 columns */
-extern const attention_kernels abar__attention_mma;     /* bf16 sequences, heads of 32 or 64 columns */
-extern const attention_kernels abar__attention_windows; /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_heads;      /* bf16 sequences of at most 208 tokens, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_any_length; /* bf16 sequences, heads of 32 or 64 columns */
+extern const attention_kernels abar__attention_windows;    /* bf16 windows of at most 64 tokens, heads of 32 or 64 columns */
 extern const attention_kernels abar__attention_bf16, abar__attention_float; /* all cases, without tensor cores */
 
 /* f<D, DROPS>() for the width of the heads: tensor cores handle 32 or 64 columns. */

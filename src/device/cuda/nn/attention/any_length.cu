@@ -275,4 +275,4 @@ static void backward(abar_device *dev, const attention *a, const attention_memor
     by_width_and_dropout(a, [&]<int D, bool DROPS>() { backward_as<D, DROPS>(dev, a, m); });
 }
 
-const attention_kernels abar__attention_mma = {prepare, forward, backward, NULL};
+const attention_kernels abar__attention_any_length = {prepare, forward, backward, NULL};
