@@ -382,8 +382,9 @@ void ns_check_not_finite(const ns_rig *rig)
     }
     assert_int_equal(cases[0].verdict, ABAR_NS_FINE);
     assert_int_equal(cases[5].verdict, ABAR_NS_FINE);
-    assert_close(25, out[0], again[0], 1e-6, "the good small block beside bad ones");
-    assert_close((int64_t)LARGE * LARGE, out[5], again[1], 1e-6, "the good large block beside bad ones");
+    assert_close(25, out[0], again[0], fmin(rig->tolerance, 1e-6), "the good small block beside bad ones");
+    /* a library may choose other products for a larger batch, which round differently */
+    assert_close((int64_t)LARGE * LARGE, out[5], again[1], rig->tolerance, "the good large block beside bad ones");
 }
 
 /* Coefficients under which a finite u has no finite O. */

@@ -1,30 +1,10 @@
-/* cuBLASLt and cuDNN are loaded when an operation first needs them, not when the program starts: abar built with CUDA runs on
- * machines that have neither. The functions it calls are tables of pointers with the libraries' own names. */
+/* cuDNN, loaded when an operation first needs it, as cuBLASLt is (blas_library.h). */
 #ifndef ABAR_CUDA_LIBRARIES_H
 #define ABAR_CUDA_LIBRARIES_H
 
-extern "C" {
-#include "base/base_impl.h"
-}
+#include "device/cuda/core/blas_library.h"
 
-#include <cublasLt.h>
 #include <cudnn.h>
-
-typedef struct abar__blas_api {
-    decltype(&::cublasLtCreate) cublasLtCreate;
-    decltype(&::cublasLtDestroy) cublasLtDestroy;
-    decltype(&::cublasLtGetStatusString) cublasLtGetStatusString;
-    decltype(&::cublasLtMatmul) cublasLtMatmul;
-    decltype(&::cublasLtMatmulAlgoGetHeuristic) cublasLtMatmulAlgoGetHeuristic;
-    decltype(&::cublasLtMatmulDescCreate) cublasLtMatmulDescCreate;
-    decltype(&::cublasLtMatmulDescDestroy) cublasLtMatmulDescDestroy;
-    decltype(&::cublasLtMatmulDescSetAttribute) cublasLtMatmulDescSetAttribute;
-    decltype(&::cublasLtMatmulPreferenceCreate) cublasLtMatmulPreferenceCreate;
-    decltype(&::cublasLtMatmulPreferenceDestroy) cublasLtMatmulPreferenceDestroy;
-    decltype(&::cublasLtMatmulPreferenceSetAttribute) cublasLtMatmulPreferenceSetAttribute;
-    decltype(&::cublasLtMatrixLayoutCreate) cublasLtMatrixLayoutCreate;
-    decltype(&::cublasLtMatrixLayoutDestroy) cublasLtMatrixLayoutDestroy;
-} abar__blas_api;
 
 typedef struct abar__dnn_api {
     decltype(&::cudnnCreate) cudnnCreate;
@@ -41,9 +21,7 @@ typedef struct abar__dnn_api {
 } abar__dnn_api;
 
 extern "C" {
-/* ABAR_E_BACKEND names the library that is missing, too old, or broken. Loaded libraries stay until the process ends. */
-abar_status abar__blas_load(abar_context *ctx, abar__blas_api *out);
-abar_status abar__dnn_load(abar_context *ctx, abar__dnn_api *out);
+abar_status abar__dnn_load(abar_context *ctx, abar__dnn_api *out); /* fails as abar__blas_load does */
 }
 
 #endif
