@@ -12,6 +12,12 @@
 #include "abar/tensor.h"
 #include "device/orthogonalise.h"
 
+#ifdef __CUDACC__
+#define ABAR_BOTH __host__ __device__ static inline /* for the host and for kernels */
+#else
+#define ABAR_BOTH static inline
+#endif
+
 typedef struct abar__update_item abar__update_item;
 typedef struct abar__update_scalars abar__update_scalars;
 typedef struct abar__compiled_step abar__compiled_step; /* of the back end */
@@ -158,9 +164,9 @@ typedef struct abar__plan {
     const char *wrong; /* NULL, or what the description got wrong */
 } abar__plan;
 
-static inline bool abar__plan_is_calibrated(const abar__plan *p) { return p->average[0].calibrated; }
-static inline bool abar__plan_is_dense(const abar__plan *p) { return p->apply.right >= 0; }
-static inline void *abar__plan_data(const abar__plan *p, int32_t derived) { return derived < 0 ? NULL : p->derived[derived].data; }
+ABAR_BOTH bool abar__plan_is_calibrated(const abar__plan *p) { return p->average[0].calibrated; }
+ABAR_BOTH bool abar__plan_is_dense(const abar__plan *p) { return p->apply.right >= 0; }
+ABAR_BOTH void *abar__plan_data(const abar__plan *p, int32_t derived) { return derived < 0 ? NULL : p->derived[derived].data; }
 
 /* When to refresh, and what joins all maps. */
 typedef struct abar__cadence {

@@ -6,12 +6,6 @@
 
 #include <math.h>
 
-#ifdef __CUDACC__
-#define ABAR_BOTH __host__ __device__ static inline
-#else
-#define ABAR_BOTH static inline
-#endif
-
 /* A scalar that rests on scalars before it, whose values are v. */
 ABAR_BOTH double abar__scalar_combine(const abar__scalar_op *s, const double *v)
 {

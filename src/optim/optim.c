@@ -611,17 +611,24 @@ static size_t book_bytes(const abar_optim *o)
            blocks * sizeof(abar__ns_block);
 }
 
-size_t abar__optim_rule_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
+static size_t allocated_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
+
+size_t abar__optim_rule_bytes(const abar_optim *o)
+{
+    int64_t count = 0;
+    for (int i = 0; i < o->n; i++) count += state_count(o, i, 0) + state_count(o, i, 1);
+    return (size_t)count * abar_dtype_size(o->dev->ops->dtype);
+}
 
 size_t abar_optim_bytes(const abar_optim *o)
 {
-    return book_bytes(o) + o->text_bytes + abar__optim_rule_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
+    return book_bytes(o) + o->text_bytes + allocated_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
            abar__optim_step_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
-    return abar__optim_rule_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
+    return allocated_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
 }
 
 static bool same_shape(const abar_tensor *a, const abar_tensor *b)

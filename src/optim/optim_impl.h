@@ -103,7 +103,7 @@ struct abar_optim {
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
 
-size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state */
+size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, without padding */
 
 /* step.c */
 abar_status abar__optim_make_step(abar_optim *o);

@@ -8,8 +8,8 @@
 #include <cuda_fp16.h>
 
 extern "C" {
-extern const abar__stats_ops abar__cuda_stats;     /* stats/stats.cu */
-extern const abar__program_ops abar__cuda_program; /* step/program.cu */
+extern const abar__stats_ops abar__cuda_stats; /* stats/stats.cu */
+extern const abar__step_ops abar__cuda_step;   /* step/step.cu */
 
 /* Zeroed host memory that both sides address (device.cu). */
 abar_status abar__cuda_pinned(abar_device *dev, size_t bytes, void **out);

@@ -543,7 +543,6 @@ static const abar__queue_ops queue = {
     .mark_elapsed = mark_elapsed,
     .settle = settle,
     .copy_bytes = cuda_copy_bytes,
-    .program = &abar__cuda_program,
     .memory_free = cuda_memory_free,
 };
 
@@ -564,9 +563,9 @@ static const abar_device_ops device = {
     .release = cuda_release,
     .copy = cuda_copy,
     .norm = NULL,
-    .sgd = NULL,
-    .adamw = NULL,
+    .update = NULL,
     .stats = &abar__cuda_stats,
+    .step = &abar__cuda_step,
     .queue = &queue,
 };
 

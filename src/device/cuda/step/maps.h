@@ -1,9 +1,9 @@
-/* What the maps of a step have in common, whatever their kind: a block of ABAR_MAP_THREADS keeps one map, all its threads work
- * on one copy of its state, and thread 0 writes that back. As curvature.c does for the other devices. */
-#ifndef ABAR_CUDA_CORE_MAPS_H
-#define ABAR_CUDA_CORE_MAPS_H
+/* What the maps of a step have in common, whatever preconditions them: a block of ABAR_MAP_THREADS keeps one map, all its
+ * threads work on one copy of its state, and thread 0 writes that back. */
+#ifndef ABAR_CUDA_MAPS_H
+#define ABAR_CUDA_MAPS_H
 
-#include "device/cuda/step/program.h"
+#include "device/cuda/step/step.h"
 
 #include <math.h>
 #include <string.h>
@@ -31,35 +31,44 @@ static inline abar__cuda_means abar__cuda_means_of(const double *to_mean, int fi
 
 /* ---- vectors ------------------------------------------------------------------------------------------------------ */
 
-/* What one thread sees of a vector's pending sum; squares: core_factors.cu. */
-__device__ static inline bool vector_is_finite(const abar__kept_average &a, double scale)
+/* A vector that is committed; n is 0 where the plan has none. */
+__device__ static inline bool is_vector(const abar__running_average &a) { return !a.square && !a.calibrated; }
+
+/* Where the plan's number is pending; NULL: it has none, or one that is never committed. */
+__device__ static inline double *pending_number(const abar__plan &m)
+{
+    return m.mean_number.calibrated ? nullptr : (double *)m.mean_number.pending;
+}
+
+/* What one thread sees of a vector's pending sum; squares: matrices.cu. */
+__device__ static inline bool vector_is_finite(const abar__running_average &a, double scale)
 {
     const float *x = (const float *)a.pending;
     bool fine = true;
-    for (int64_t i = threadIdx.x; !a.square && i < a.n; i += ABAR_MAP_THREADS)
+    for (int64_t i = threadIdx.x; is_vector(a) && i < a.n; i += ABAR_MAP_THREADS)
         fine = fine && isfinite(x[i]) && isfinite((float)(scale * (double)x[i]));
     return fine;
 }
 
-__device__ static inline bool vectors_are_finite(const abar__kept_map &m, const double factor[3])
+__device__ static inline bool vectors_are_finite(const abar__plan &m, const double factor[3])
 {
-    const double number = m.pending_number ? *m.pending_number * factor[2] : 0.0;
+    const double *pending = pending_number(m), number = pending ? *pending * factor[2] : 0.0;
     return vector_is_finite(m.average[0], factor[0]) && vector_is_finite(m.average[1], factor[1]) && isfinite(number);
 }
 
-__device__ static inline void forget_vectors(const abar__kept_map &m)
+__device__ static inline void forget_vectors(const abar__plan &m)
 {
     for (int k = 0; k < 2; k++)
-        for (int64_t i = threadIdx.x; !m.average[k].square && i < m.average[k].n; i += ABAR_MAP_THREADS)
+        for (int64_t i = threadIdx.x; is_vector(m.average[k]) && i < m.average[k].n; i += ABAR_MAP_THREADS)
             ((float *)m.average[k].pending)[i] = 0.0f;
-    if (threadIdx.x == 0 && m.pending_number) *m.pending_number = 0.0;
+    if (threadIdx.x == 0 && pending_number(m)) *pending_number(m) = 0.0;
 }
 
 /* average = beta * average + add * pending; pending = 0 */
-__device__ static inline void commit_vector(const abar__kept_average &a, double beta, double add)
+__device__ static inline void commit_vector(const abar__running_average &a, double beta, double add)
 {
     float *average = (float *)a.average, *pending = (float *)a.pending;
-    for (int64_t i = threadIdx.x; !a.square && i < a.n; i += ABAR_MAP_THREADS) {
+    for (int64_t i = threadIdx.x; is_vector(a) && i < a.n; i += ABAR_MAP_THREADS) {
         average[i] = (float)(beta * (double)average[i] + add * (double)pending[i]);
         pending[i] = 0.0f;
     }
@@ -67,10 +76,11 @@ __device__ static inline void commit_vector(const abar__kept_average &a, double 
 
 /* Commits the vectors and the number where all of the map's sums are fine, or forgets them; squares go the same way before. All
  * threads of the block come here, having read nothing of the pending number since a barrier. Returns whether. */
-__device__ static inline bool commit_vectors(const abar__kept_map &m, abar__map_state &s, const double factor[3], double beta,
+__device__ static inline bool commit_vectors(const abar__plan &m, abar__map_state &s, const double factor[3], double beta,
                                              bool fine)
 {
-    const double number = m.pending_number ? *m.pending_number * factor[2] : 0.0;
+    double *pending = pending_number(m);
+    const double number = pending ? *pending * factor[2] : 0.0;
     if (!__syncthreads_and(fine)) { /* all threads have read the number */
         s.count[ABAR_COUNT_DROPPED]++;
         forget_vectors(m);
@@ -78,9 +88,9 @@ __device__ static inline bool commit_vectors(const abar__kept_map &m, abar__map_
     }
     commit_vector(m.average[0], beta, (1.0 - beta) * factor[0]);
     commit_vector(m.average[1], beta, (1.0 - beta) * factor[1]);
-    if (m.pending_number) {
+    if (pending) {
         s.real[ABAR_REAL_NUMBER] = beta * s.real[ABAR_REAL_NUMBER] + (1.0 - beta) * number;
-        if (threadIdx.x == 0) *m.pending_number = 0.0;
+        if (threadIdx.x == 0) *pending = 0.0;
     }
     s.count[ABAR_COUNT_COMMITS]++;
     return true;
@@ -93,62 +103,89 @@ __device__ static inline bool was_observed(const double factor[3])
 
 /* ---- when --------------------------------------------------------------------------------------------------------- */
 
-__device__ static inline bool on_schedule(const abar__cuda_schedule &c, int64_t k, int64_t number)
+__device__ static inline bool refreshes(const abar__cadence &c, const abar__plan &m, abar__map_state &s, int64_t k, bool committed)
 {
-    const int64_t shift = c.spread ? number * c.tinv / c.numbers : 0;
-    return k == 0 || (k - shift) % c.tinv == 0;
-}
-
-/* Whether to refresh now; what cannot be derived yet stays due. */
-__device__ static inline bool refreshes(const abar__cuda_schedule &c, const abar__kept_map &m, abar__map_state &s, int64_t k,
-                                        bool committed)
-{
-    const bool wanted = c.every_commit ? committed : on_schedule(c, k, m.number) || s.count[ABAR_COUNT_DUE];
-    if (!wanted) return false;
-    const bool possible = s.count[ABAR_COUNT_COMMITS] > 0 && (!m.fixed || s.count[ABAR_COUNT_CALIBRATED]);
-    s.count[ABAR_COUNT_DUE] = !possible;
-    return possible;
+    return abar__refreshes(&c, &s, m.number, abar__plan_is_calibrated(&m), k, committed);
 }
 
 /* In a step that is skipped. */
-__device__ static inline void skip_map(const abar__cuda_schedule &c, const abar__kept_map &m, abar__map_state *state, int64_t k)
+__device__ static inline void skip_map(const abar__cadence &c, const abar__plan &m, abar__map_state *state, int64_t k)
 {
     forget_vectors(m);
-    if (threadIdx.x == 0 && !c.every_commit && on_schedule(c, k, m.number)) state->count[ABAR_COUNT_DUE] = 1;
+    if (threadIdx.x == 0 && abar__due_when_skipped(&c, k, m.number)) state->count[ABAR_COUNT_DUE] = 1;
 }
 
-/* What the averages are multiplied by to be read. */
 __device__ static inline double unbias_of(const abar__map_state &s, double beta)
 {
-    return 1.0 / (1.0 - pow(beta, (double)s.count[ABAR_COUNT_COMMITS]));
+    return abar__unbias(beta, s.count[ABAR_COUNT_COMMITS]);
 }
 
-/* r = 1 / (scale * average[1] + shift). */
-__device__ static inline void derive_rows(const abar__kept_map &m, double scale, double shift)
+/* ---- deriving ------------------------------------------------------------------------------------------------------- */
+
+/* Mean of the diagonal of an average, or of a vector. */
+__device__ static inline double mean_of(const abar__running_average &a, double *shared)
 {
-    const float *p = (const float *)m.average[1].average;
-    for (int64_t i = threadIdx.x; m.r && i < m.out; i += ABAR_MAP_THREADS)
-        ((float *)m.r)[i] = (float)(1.0 / (scale * (double)p[i] + shift));
+    const float *x = (const float *)a.average;
+    const int64_t step = a.square ? a.n + 1 : 1;
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x; i < a.n; i += ABAR_MAP_THREADS) sum += (double)x[i * step];
+    return block_sum(sum, shared) / (double)a.n;
+}
+
+__device__ static inline double square_of(const abar__running_average &a, double *shared)
+{
+    const float *x = (const float *)a.average;
+    double sum = 0.0;
+    for (int64_t i = threadIdx.x; i < a.n; i += ABAR_MAP_THREADS) sum += (double)x[i] * (double)x[i];
+    return block_sum(sum, shared);
+}
+
+/* The plan's scalars, (ABAR_PLAN_SCALARS), but for what was calibrated before step 0: by all threads, the same for each. */
+__device__ static inline void find_scalars(const abar__plan &m, const abar__map_state &s, double unbias, double *v,
+                                           double *shared)
+{
+    for (int i = 0; i < m.n_scalars; i++) {
+        const abar__scalar_op op = m.scalar[i];
+        if (op.calibrated) continue;
+        switch (op.kind) {
+        case ABAR_SCALAR_VALUE: v[i] = op.value; break;
+        case ABAR_SCALAR_MEAN: v[i] = unbias * mean_of(m.average[op.a], shared); break;
+        case ABAR_SCALAR_SQUARE: v[i] = unbias * unbias * square_of(m.average[op.a], shared); break;
+        case ABAR_SCALAR_NUMBER: v[i] = unbias * s.real[ABAR_REAL_NUMBER]; break;
+        default: v[i] = abar__scalar_combine(&op, v);
+        }
+    }
+}
+
+/* The plan's vectors, and what the map reports, likewise. */
+__device__ static inline void derive_vectors(const abar__plan &m, abar__map_state &s, double unbias, const double *v)
+{
+    for (int j = 0; j < m.n_derived; j++) {
+        const abar__derived_tensor d = m.derived[j];
+        if (d.calibrated || (d.kind != ABAR_DERIVED_VECTOR && d.kind != ABAR_DERIVED_RECIPROCAL)) continue;
+        const float *x = (const float *)m.average[d.average].average;
+        const double scale = unbias * abar__scalar_or(v, d.scale, 1.0), shift = abar__scalar_or(v, d.shift, 0.0);
+        const bool reciprocal = d.kind == ABAR_DERIVED_RECIPROCAL;
+        for (int64_t i = threadIdx.x; i < d.n; i += ABAR_MAP_THREADS) {
+            const double y = scale * (double)x[i];
+            ((float *)d.data)[i] = (float)(reciprocal ? 1.0 / (y + shift) : y);
+        }
+    }
+    for (int i = 0; i < ABAR_REALS; i++)
+        if (m.report[i] >= 0 && !m.scalar[m.report[i]].calibrated) s.real[i] = v[m.report[i]];
 }
 
 /* Whether float32 could not hold what is at most bound times the gradient. */
 __device__ static inline bool would_overflow(const abar__cuda_live &l, double bound)
 {
-    return !(fmax(bound, 1.0) * l.norm * fmax(l.scale, 1.0) < 1e36);
-}
-
-/* methods.md section 7, from the sum of <G^, G> as gradients lie in memory. */
-__device__ static inline double kl_scale_of(const abar__cuda_schedule &c, const abar__cuda_live &l, double sum)
-{
-    sum *= l.scale * l.scale * c.base_lr * c.base_lr;
-    return c.kl_clip > 0.0 && sum > 0.0 ? fmin(1.0, sqrt(c.kl_clip / sum)) : 1.0;
+    return abar__would_overflow(bound, l.norm, l.scale, 1e36);
 }
 
 /* The KL clip of a step, by one block after the forms of all maps: sum is what this thread has of the sum of <G^, G>. Maps
  * without a valid refresh are left alone. */
 __device__ static inline void clip_forms(const abar__cuda_maps &m, const abar__cuda_live &l, double sum, double *shared)
 {
-    const double kl_scale = kl_scale_of(m.schedule, l, block_sum(sum, shared));
+    const double kl_scale = abar__kl_scale(&m.cadence, block_sum(sum, shared), l.scale);
     for (int at = (int)threadIdx.x; at < m.n; at += ABAR_MAP_THREADS)
         if (m.states[at].count[ABAR_COUNT_READY]) m.forms[at].scale = (float)(kl_scale * (double)m.forms[at].scale);
     if (threadIdx.x == 0) m.now->state.kl_scale = kl_scale;

@@ -4,7 +4,7 @@
  * X has r <= SIDE rows; it is padded with zeros to multiples of 16. In bfloat16 the products are tensor cores'. S and B
  * are kept as sums of two bfloat16 numbers: rounded to one, B alone would cause most of the error of the result, and here the
  * further products cost little. */
-#include "device/cuda/conv_tiles_mma.h"
+#include "device/cuda/core/mma.h"
 #include "device/cuda/step/orthogonalise_impl.h"
 
 enum { THREADS = 512, WARPS = THREADS / 32, SIDE = 64, SLABS = SIDE / 16 };

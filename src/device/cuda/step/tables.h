@@ -1,8 +1,9 @@
-/* A program's memory and tables (core_tables.cu), which core_program.cu binds and runs. */
-#ifndef ABAR_CUDA_CORE_TABLES_H
-#define ABAR_CUDA_CORE_TABLES_H
+/* A step's memory and tables (tables.cu), which step.cu binds and runs. */
+#ifndef ABAR_CUDA_TABLES_H
+#define ABAR_CUDA_TABLES_H
 
-#include "device/cuda/step/program.h"
+#include "device/cuda/step/orthogonalise.h"
+#include "device/cuda/step/step.h"
 
 #define ABAR_NORM_SPAN 4096 /* elements of one unit of the norm */
 
@@ -12,11 +13,16 @@ typedef struct abar__norm_item {
     int64_t vectors; /* 1: aligned */
 } abar__norm_item;
 
-struct abar__program {
+struct abar__compiled_step {
     int n_items, n_updates;
     int64_t norm_units, units, norm_blocks;
-    bool adamw;
+    int n_passes, n_blocks;
+    abar__update_pass passes[ABAR_PASSES_MAX];
+    int64_t first_unit[ABAR_PASSES_MAX + 1]; /* of the table, of each pass */
     abar__cuda_rule rule;
+    double row_decay;
+    abar__cuda_orthogonaliser *orthogonaliser; /* NULL: no blocks */
+    int32_t *verdicts;                         /* (n_blocks) */
     abar__cuda_maps m;
     /* device memory: one block, of which the first tables_bytes are sent from p->host */
     char *memory;
@@ -28,12 +34,12 @@ struct abar__program {
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;
     double *partial; /* (norm_blocks) */
-    double *rates;   /* (ABAR_PROGRAM_RATES): step k at k modulo that */
+    double *rates;   /* (ABAR_STEP_RATES): step k at k modulo that */
     /* pinned */
     char *host;
     size_t host_bytes;
     double *host_rates;
-    abar__step_note *notes;          /* (ABAR_PROGRAM_NOTES) */
+    abar__step_outcome *outcomes;    /* (ABAR_STEP_RESULTS) */
     int64_t *first_tile;             /* (maps + 1) */
     int32_t *first_dense;            /* (waves + 1), at most (n_dense + 1) */
     abar__cuda_factor *factors;      /* (n_factors) */
@@ -42,7 +48,7 @@ struct abar__program {
 };
 
 /* Where the host fills in what the device has at this address. */
-template <typename T> static inline T *host_side(const abar__program *p, T *device)
+template <typename T> static inline T *host_side(const abar__compiled_step *p, T *device)
 {
     return (T *)(p->host + ((char *)device - p->memory));
 }
@@ -51,11 +57,11 @@ static inline bool is_map(const abar__update_item *update) { return update->map 
 
 extern "C" {
 /* All memory, and the tables that depend on sizes alone, on the host's side. p knows its schedule and is otherwise empty. */
-abar_status abar__cuda_make_tables(abar_device *dev, abar__program *p, const abar__program_desc *desc);
+abar_status abar__cuda_make_tables(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc);
 /* What inverts and multiplies for dense maps; their gradients are bound. */
-abar_status abar__cuda_make_dense(abar_device *dev, abar__program *p);
+abar_status abar__cuda_make_dense(abar_device *dev, abar__compiled_step *p);
 /* p->to_multiply anew, with the gradients of now. */
-void abar__cuda_fill_products(abar__program *p);
+void abar__cuda_fill_products(abar__compiled_step *p);
 }
 
 #endif

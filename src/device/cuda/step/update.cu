@@ -10,6 +10,7 @@
 /* One element: g is preconditioned and scaled, s0 and s1 its state. Returns the new weight. */
 struct sgd_rule {
     static const int states = 1;
+    static const bool to_grad = false, scaled = true;
     float coupled, decoupled, momentum, lr_grad, lr_velocity;
     __device__ sgd_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
     {
@@ -31,6 +32,7 @@ struct sgd_rule {
 
 struct adamw_rule {
     static const int states = 2;
+    static const bool to_grad = false, scaled = true;
     float decay, lr, beta1, rest1, beta2, rest2, root, eps;
     __device__ adamw_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
         : beta1(k.beta1), rest1(k.rest1), beta2(k.beta2), rest2(k.rest2), root(n.second), eps(k.eps)
@@ -49,16 +51,50 @@ struct adamw_rule {
     }
 };
 
+/* Not the weight but the gradient's memory is written: with the average that is orthogonalised next (optimizers.md 1.2). */
+struct momentum_rule {
+    static const int states = 1;
+    static const bool to_grad = true, scaled = true;
+    float momentum, rest, of_grad, of_average;
+    __device__ momentum_rule(const abar__cuda_part &part, const abar__cuda_numbers &, const abar__cuda_rule &k)
+    {
+        const bool averages = part.state[0] != nullptr;
+        momentum = averages ? k.momentum : 0.0f;
+        rest = averages ? k.rest : 1.0f;
+        of_grad = averages ? k.nesterov * k.rest : 1.0f;
+        of_average = !averages ? 0.0f : k.nesterov > 0.0f ? k.momentum : 1.0f;
+    }
+    __device__ float operator()(float, float g, float &s0, float &) const
+    {
+        s0 = momentum * s0 + rest * g;
+        return of_grad * g + of_average * s0;
+    }
+};
+
+struct plain_rule {
+    static const int states = 0;
+    static const bool to_grad = false, scaled = false; /* the gradient is as it is in memory */
+    float decay, lr;
+    __device__ plain_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &)
+    {
+        const double rate = n.lr * part.lr_scale;
+        decay = (float)(rate * part.decay);
+        lr = (float)rate;
+    }
+    __device__ float operator()(float w, float g, float &, float &) const { return w - (decay * w + lr * g); }
+};
+
 /* ---- one element, four elements ----------------------------------------------------------------------------------- */
 
 template <class Rule> __device__ static inline void update_one(const abar__cuda_part &p, const Rule &rule, int64_t i, float g)
 {
-    float s0 = p.state[0] ? p.state[0][i] : 0.0f, s1 = Rule::states > 1 ? p.state[1][i] : 0.0f;
-    const float w = rule(p.weight[i], g, s0, s1);
-    p.weight[i] = w;
-    if (p.state[0]) p.state[0][i] = s0;
+    const bool has_state = Rule::states > 0 && p.state[0];
+    float s0 = has_state ? p.state[0][i] : 0.0f, s1 = Rule::states > 1 ? p.state[1][i] : 0.0f;
+    const float w = rule(Rule::to_grad ? 0.0f : p.weight[i], g, s0, s1);
+    (Rule::to_grad ? p.grad : p.weight)[i] = w;
+    if (has_state) p.state[0][i] = s0;
     if (Rule::states > 1) p.state[1][i] = s1;
-    if (p.shadow) p.shadow[i] = __float2bfloat16_rn(w);
+    if (!Rule::to_grad && p.shadow) p.shadow[i] = __float2bfloat16_rn(w);
 }
 
 /* Elements i .. i + 3; w and s0 were loaded before. */
@@ -70,10 +106,10 @@ __device__ static inline void update_four(const abar__cuda_part &p, const Rule &
     if (Rule::states > 1) s1 = load_pack(p.state[1] + i);
 #pragma unroll
     for (int j = 0; j < 4; j++) w.v[j] = rule(w.v[j], g.v[j], s0.v[j], s1.v[j]);
-    store_pack(p.weight + i, w);
-    if (p.state[0]) store_pack(p.state[0] + i, s0);
+    store_pack((Rule::to_grad ? p.grad : p.weight) + i, w);
+    if (Rule::states > 0 && p.state[0]) store_pack(p.state[0] + i, s0);
     if (Rule::states > 1) store_pack(p.state[1] + i, s1);
-    if (!p.shadow) return;
+    if (Rule::to_grad || !p.shadow) return;
     const __nv_bfloat162 low = __floats2bfloat162_rn(w.v[0], w.v[1]), high = __floats2bfloat162_rn(w.v[2], w.v[3]);
     *reinterpret_cast<uint2 *>(p.shadow + i) =
         make_uint2(*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high));
@@ -131,14 +167,14 @@ __device__ static void update_quickly(const abar__cuda_item &it, const segment &
                                       const Rule &rule, float *shared, float *c)
 {
     const int quads = (int)(s.n / 4);
-    const bool has_state = it.body.state[0] != nullptr;
+    const bool has_state = Rule::states > 0 && it.body.state[0] != nullptr;
     pack<float> g[ABAR_UPDATE_QUADS], w[ABAR_UPDATE_QUADS], s0[ABAR_UPDATE_QUADS];
 #pragma unroll
     for (int j = 0; j < ABAR_UPDATE_QUADS; j++) {
         const int q = s.lane + j * s.team;
         if (q >= quads) continue;
         g[j] = load_pack(grad + s.base + 4 * q);
-        w[j] = load_pack(it.body.weight + s.base + 4 * q);
+        w[j] = Rule::to_grad ? pack<float>{} : load_pack(it.body.weight + s.base + 4 * q);
         s0[j] = has_state ? load_pack(it.body.state[0] + s.base + 4 * q) : pack<float>{};
     }
     if (rank1 && !it.coefficient) {
@@ -167,6 +203,19 @@ __device__ static void update_quickly(const abar__cuda_item &it, const segment &
     if (tail < s.n) update_one(it.body, rule, s.base + tail, scale * grad[s.base + tail]);
 }
 
+/* An element of a map's bias, whose rule may be another than the weight's. */
+template <class Rule>
+__device__ static void update_bias(const abar__cuda_item &it, int64_t row, float g, const abar__cuda_numbers &n,
+                                   const abar__cuda_rule &k)
+{
+    if (!Rule::to_grad)
+        update_one(it.bias, Rule(it.bias, n, k), row, g);
+    else if (it.bias_kind == ABAR_UPDATE_ADAMW)
+        update_one(it.bias, adamw_rule(it.bias, n, k), row, g);
+    else
+        update_one(it.bias, sgd_rule(it.bias, n, k), row, g);
+}
+
 template <class Rule>
 __device__ static void update_unit(const abar__cuda_item &it, int64_t first, const abar__cuda_numbers &n,
                                    const abar__cuda_rule &k)
@@ -184,7 +233,7 @@ __device__ static void update_unit(const abar__cuda_item &it, int64_t first, con
         s.base = first * ABAR_UPDATE_SPAN;
         s.n = it.count - s.base < ABAR_UPDATE_SPAN ? it.count - s.base : ABAR_UPDATE_SPAN;
     }
-    float scale = n.grad_scale * form.scale, c = 0.0f; /* c: the coefficient, given or to be found */
+    float scale = Rule::scaled ? n.grad_scale * form.scale : 1.0f, c = 0.0f; /* c: the coefficient, given or to be found */
     if (rank1 && it.coefficient && s.n > 0) c = form.factor * it.coefficient[s.row];
     if (form.kind != ABAR_FORM_PLAIN && it.row_scale && s.n > 0) scale *= it.row_scale[s.row];
     if (it.vectors && s.n <= (int64_t)s.team * ABAR_UPDATE_QUADS * 4)
@@ -193,7 +242,7 @@ __device__ static void update_unit(const abar__cuda_item &it, int64_t first, con
         update_slowly(it, s, grad, rank1, scale, Rule(it.body, n, k), shared, &c);
     if (!it.bias.weight || s.lane != 0 || s.n == 0) return;
     const float g = (dense ? it.dense_bias : it.bias.grad)[s.row];
-    update_one(it.bias, Rule(it.bias, n, k), s.row, scale * (rank1 ? g - c * it.u[s.n] : g));
+    update_bias<Rule>(it, s.row, scale * (rank1 ? g - c * it.u[s.n] : g), n, k);
 }
 
 /* Block b does unit b of the table. */
@@ -206,6 +255,7 @@ static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
     if (n.skip) return;
     const abar__cuda_unit unit = units[blockIdx.x];
     const abar__cuda_item item = items[unit.item]; /* a copy: stores to a weight cannot change it */
+    if (!Rule::scaled && item.verdict && *item.verdict == ABAR_NS_NOT_FINITE) return;
     update_unit<Rule>(item, unit.first, n, k);
 }
 
@@ -215,6 +265,7 @@ extern "C" abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s)
 {
     abar__cuda_rule k = {};
     k.momentum = (float)s->momentum;
+    k.rest = (float)(1.0 - (double)k.momentum);
     k.nesterov = s->nesterov ? 1.0f : 0.0f;
     k.decoupled = s->decoupled ? 1.0f : 0.0f;
     k.beta1 = (float)s->beta1;
@@ -229,7 +280,7 @@ static abar__cuda_part part_of(const abar__update_item *item)
 {
     abar__cuda_part p = {};
     p.weight = (float *)item->weight;
-    p.grad = (const float *)item->grad;
+    p.grad = (float *)item->grad;
     p.state[0] = (float *)item->state[0];
     p.state[1] = (float *)item->state[1];
     p.shadow = (bf16 *)item->shadow;
@@ -255,7 +306,10 @@ extern "C" abar__cuda_item abar__cuda_item_of(const abar__update_item *item, boo
     if (!is_map) return it;
     it.rows = item->rows;
     it.columns = item->count / item->rows;
-    if (item->bias) it.bias = part_of(item->bias);
+    if (item->bias) {
+        it.bias = part_of(item->bias);
+        it.bias_kind = item->bias->kind;
+    }
     it.vectors = it.vectors && it.columns % 4 == 0;
     it.team = 32;
     while (it.team < ABAR_UPDATE_THREADS && it.columns > (int64_t)it.team * ABAR_UPDATE_QUADS * 4) it.team *= 2;
@@ -268,10 +322,22 @@ extern "C" int64_t abar__cuda_units_of(const abar__cuda_item *item)
                       : abar__cuda_blocks(item->count, ABAR_UPDATE_SPAN);
 }
 
-extern "C" void abar__cuda_update(abar_device *dev, bool adamw, const abar__cuda_item *items, const abar__cuda_unit *units,
-                                  int64_t n_units, const abar__cuda_numbers *numbers, abar__cuda_rule rule)
+typedef void (*update_kernel)(const abar__cuda_item *, const abar__cuda_unit *, const abar__cuda_numbers *, abar__cuda_rule);
+
+static update_kernel kernel_of(abar__update_kind kind)
+{
+    switch (kind) {
+    case ABAR_UPDATE_SGD: return update_table<sgd_rule>;
+    case ABAR_UPDATE_ADAMW: return update_table<adamw_rule>;
+    case ABAR_UPDATE_MOMENTUM: return update_table<momentum_rule>;
+    default: return update_table<plain_rule>;
+    }
+}
+
+extern "C" void abar__cuda_update(abar_device *dev, abar__update_kind kind, const abar__cuda_item *items,
+                                  const abar__cuda_unit *units, int64_t n_units, const abar__cuda_numbers *numbers,
+                                  abar__cuda_rule rule)
 {
     if (n_units == 0) return;
-    abar__cuda_launch(dev, adamw ? update_table<adamw_rule> : update_table<sgd_rule>, dim3((unsigned)n_units),
-                      dim3(ABAR_UPDATE_THREADS), 0, items, units, numbers, rule);
+    abar__cuda_launch(dev, kernel_of(kind), dim3((unsigned)n_units), dim3(ABAR_UPDATE_THREADS), 0, items, units, numbers, rule);
 }

@@ -13,7 +13,7 @@
 
 typedef struct abar__cuda_part {
     float *weight; /* NULL: none */
-    const float *grad;
+    float *grad;
     float *state[2];
     bf16 *shadow;
     double lr_scale, decay;
@@ -30,6 +30,8 @@ typedef struct abar__cuda_form {
 
 typedef struct abar__cuda_item {
     abar__cuda_part body, bias;   /* bias: (rows), for maps only */
+    int32_t bias_kind;            /* abar__update_kind */
+    const int32_t *verdict;       /* device memory: 1 leaves the weight as it is; NULL: none */
     int64_t count, rows, columns; /* rows 0: no map */
     int32_t team;
     int32_t vectors; /* 1: rows and memory allow 16-byte accesses */
@@ -56,7 +58,7 @@ typedef struct abar__cuda_numbers {
 
 /* What does not. */
 typedef struct abar__cuda_rule {
-    float momentum;
+    float momentum, rest;                  /* rest: 1 - momentum */
     float nesterov, decoupled;             /* 0 or 1 */
     float beta1, rest1, beta2, rest2, eps; /* rest: 1 - beta */
 } abar__cuda_rule;
@@ -67,7 +69,7 @@ abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s);
 abar__cuda_item abar__cuda_item_of(const abar__update_item *item, bool is_map);
 int64_t abar__cuda_units_of(const abar__cuda_item *item);
 /* All units in one launch; numbers in device memory. */
-void abar__cuda_update(abar_device *dev, bool adamw, const abar__cuda_item *items, const abar__cuda_unit *units,
+void abar__cuda_update(abar_device *dev, abar__update_kind kind, const abar__cuda_item *items, const abar__cuda_unit *units,
                        int64_t n_units, const abar__cuda_numbers *numbers, abar__cuda_rule rule);
 }
 

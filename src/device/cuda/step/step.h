@@ -1,10 +1,11 @@
-/* What an optimizer step on the device passes on from launch to launch (core_program.cu), and the maps it keeps: with means
- * (core_maps.cu) and with dense factors (core_factors.cu). */
-#ifndef ABAR_CUDA_CORE_PROGRAM_H
-#define ABAR_CUDA_CORE_PROGRAM_H
+/* What an optimizer step on the device passes on from launch to launch (step.cu), and the maps whose plans it carries out:
+ * those preconditioned by vectors (vectors.cu), and by matrices (matrices.cu). */
+#ifndef ABAR_CUDA_STEP_H
+#define ABAR_CUDA_STEP_H
 
 #include "device/cuda/factors/dense.h"
 #include "device/cuda/step/update.h"
+#include "device/step_rules.h"
 
 typedef struct abar__cuda_losses {
     double loss;
@@ -15,39 +16,33 @@ typedef struct abar__cuda_losses {
 /* What a step leaves for the launches after it, and for the next step. */
 typedef struct abar__cuda_live {
     abar__cuda_numbers numbers;
-    abar__program_state state;
+    abar__step_state state;
     int64_t now;        /* the step being made */
     double norm, scale; /* |G| as it lies in memory; what the update multiplies it by */
     abar__cuda_losses seen;
     unsigned ticket;
 } abar__cuda_live;
 
-/* A kept map with what the program adds to it. */
+/* The plan of a map with what the step adds to it. */
 typedef struct abar__cuda_map {
-    abar__kept_map map;
+    abar__plan plan;
     float *ordered;          /* (d): u in the order of the weight's memory */
     float *grad, *bias_grad; /* NULL: none now */
-    int32_t unit, units;     /* Eva: its units of m->span elements */
+    int32_t unit, units;     /* where an outer product is subtracted: its units of m->span elements */
     /* dense maps */
     int32_t dense;     /* which of them; -1: none */
     int32_t factor[2]; /* which of the inverter's; -1: none */
+    int32_t matrix[2]; /* the plan's derived tensors of these factors */
     int32_t wave;      /* of multiplications; all but the last leave G^ in the place of G */
     float *product;    /* (out, columns), then (out): G^ before any scale; shared by waves */
 } abar__cuda_map;
-
-typedef struct abar__cuda_schedule {
-    double beta;
-    int64_t tinv, spread, numbers; /* numbers: of maps, linked ones counting as one */
-    int32_t every_commit;
-    double kl_clip, base_lr;
-} abar__cuda_schedule;
 
 #define ABAR_CLIP_BLOCKS 32 /* that share the rows of a map */
 
 /* Device memory, (n) each unless said otherwise. */
 typedef struct abar__cuda_maps {
-    int n, n_linked, n_eva, n_dense, n_factors;
-    abar__cuda_schedule schedule;
+    int n, n_linked, n_outer, n_dense, n_factors;
+    abar__cadence cadence;
     abar__cuda_map *maps;
     abar__map_state *states;
     abar__cuda_form *forms;
@@ -55,7 +50,7 @@ typedef struct abar__cuda_maps {
     int32_t *spoiled; /* what is pending is not finite: of linked maps, and of those with squares */
     double *products; /* (n, 3) */
     abar__cuda_live *now;
-    /* Eva: units of all gradients, and what they add to <G, G> and wT G u */
+    /* outer products: units of all gradients, and what they add to <G, G> and wT G u */
     int64_t n_units, span;  /* span: elements of a unit */
     abar__cuda_unit *units; /* (n_units): map, which of its units */
     double *unit_sums;      /* (n_units, 2) */
@@ -77,7 +72,7 @@ typedef struct abar__cuda_maps {
 } abar__cuda_maps;
 
 /* Whether the KL clip needs <G^, G> of maps with means: they have clip_sums then. */
-static inline bool clips_means(const abar__cuda_maps *m) { return m->schedule.kl_clip > 0.0 && m->n_eva + m->n_dense < m->n; }
+static inline bool clips_means(const abar__cuda_maps *m) { return m->cadence.kl_clip > 0.0 && m->n_outer + m->n_dense < m->n; }
 
 /* Tile (down, left) of the lower triangle of a square. */
 #define ABAR_TILE 64
@@ -86,10 +81,12 @@ static inline bool clips_means(const abar__cuda_maps *m) { return m->schedule.kl
 extern "C" {
 /* Copies u of every map into the order of the weight's memory: call when u came from outside. */
 void abar__cuda_order_maps(abar_device *dev, const abar__cuda_maps *m);
-/* Commits where to_mean is given, refreshes what is due, decides how the update shall treat every map. */
-abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
-/* The dense ones of them. */
-abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+/* Commits where to_mean is given, refreshes what is due. */
+abar_status abar__cuda_keep_vectors(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean);
+/* Decides how the passes shall treat every map. */
+void abar__cuda_treat_vectors(abar_device *dev, const abar__cuda_maps *m);
+abar_status abar__cuda_treat_matrices(abar_device *dev, const abar__cuda_maps *m);
 /* <G,G>, <G^,G>, <G^,G^> of every map as it was treated, into m->products. */
 abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m);
 }

@@ -1,7 +1,6 @@
-/* The maps of an optimizer step on the device that have dense factors (methods.md sections 0, 1, 4 to 7, 9): what is pending is
- * judged and committed tile by tile, inverses that are due are asked for and taken over, gradients are multiplied by them, and
- * the sums decide how the update shall treat what came out. What curvature.c, foof.c, kfac.c and lngd.c do for the other
- * devices. The inverting is in core_inverse.cu, the multiplying in core_apply.cu. */
+/* Maps whose preconditioner is made of matrices (methods.md sections 0, 1, 4 to 7, 9): squares are judged and committed tile by
+ * tile, a block for each map asks for the inverses that are due and derives what goes with them. The inverting is in
+ * factors/inverse.cu, the multiplying in factors/apply.cu. */
 #include "device/cuda/step/maps.h"
 
 #define THREADS ABAR_MAP_THREADS
@@ -21,7 +20,7 @@ struct tile {
 __device__ static tile tile_of(const abar__cuda_map *maps, const abar__cuda_unit &unit)
 {
     const int at = unit.item / 2, which = unit.item % 2;
-    const abar__kept_average &a = maps[at].map.average[which];
+    const abar__running_average &a = maps[at].plan.average[which];
     return {at,
             which,
             a.n,
@@ -49,7 +48,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int i = 0; i < SHARE; i++) fine = fine && isfinite(x[i]) && isfinite((float)(scale * (double)x[i]));
-    if (t.which == 0 && t.down == 0) fine = vectors_are_finite(maps[t.at].map, factor) && fine;
+    if (t.which == 0 && t.down == 0) fine = vectors_are_finite(maps[t.at].plan, factor) && fine;
     if (!__syncthreads_and(fine) && threadIdx.x == 0) atomicOr(spoiled + t.at, 1);
 }
 
@@ -91,48 +90,13 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- what is due -------------------------------------------------------------------------------------------------- */
 
-__device__ static double diagonal_sum(const float *x, int64_t n, int64_t step, double *shared)
-{
-    double sum = 0.0;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) sum += (double)x[i * step];
-    return block_sum(sum, shared);
-}
-
-/* Mean of the diagonal of an average, or of a vector. */
-__device__ static double mean_of(const abar__kept_average &a, double *shared)
-{
-    return diagonal_sum((const float *)a.average, a.n, a.square ? a.n + 1 : 1, shared) / (double)a.n;
-}
-
-struct dampings {
-    double shift[2];   /* of the factors */
-    double scale, row; /* of r: its average is multiplied by the one, the other added */
-};
-
-__device__ static dampings dampings_of(const abar__kept_map &m, const abar__map_state &s, double unbias, double *shared)
-{
-    dampings k = {{m.rho, 0.0}, unbias, m.diagonal};
-    if (m.damping == ABAR_DAMPING_SHARED) {
-        const double a = unbias * mean_of(m.average[0], shared), p = unbias * mean_of(m.average[1], shared);
-        const double pi = a > 0.0 && p > 0.0 ? fmin(fmax(sqrt(a / p), 1e-10), 1e10) : 1.0;
-        k.shift[0] = pi * sqrt(m.rho);
-        k.shift[1] = sqrt(m.rho) / pi;
-    }
-    if (m.damping == ABAR_DAMPING_CLIPPED) {
-        const double number = s.real[ABAR_REAL_NUMBER];
-        k.scale = number > 0.0 ? 1.0 / number : 0.0; /* the averages' bias cancels */
-        k.shift[0] = fmin(fmax(unbias * mean_of(m.average[0], shared), m.least), m.most);
-        k.row = fmin(fmax(k.scale * mean_of(m.average[1], shared), m.least), m.most);
-    }
-    return k;
-}
-
-__device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *asked, double unbias, const dampings &k)
+/* All matrices of the plan that are renewed, by their dampings. */
+__device__ static void ask(const abar__cuda_map &map, abar__cuda_inversion *asked, double unbias, const double *v)
 {
     for (int i = 0; i < 2 && map.factor[i] >= 0; i++) {
         abar__cuda_inversion *a = asked + map.factor[i];
         a->scale = unbias;
-        a->shift = map.map.values[i] ? 0.0 : k.shift[i];
+        a->shift = abar__scalar_or(v, map.plan.derived[map.matrix[i]].shift, 0.0);
         a->wanted = 1;
     }
 }
@@ -144,32 +108,32 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ double shared[32];
     const int at = first + (int)blockIdx.x;
     const abar__cuda_map &map = k.maps[at];
-    const abar__kept_map &m = map.map;
-    if (m.kind != ABAR_KEPT_DENSE) return;
-    const bool skip = k.now->numbers.skip, squares = m.average[0].square, spoiled = k.spoiled[at];
+    const abar__plan &m = map.plan;
+    if (!abar__plan_is_dense(&m)) return;
+    const bool skip = k.now->numbers.skip, squares = map.factor[0] >= 0, spoiled = k.spoiled[at];
     const int64_t now = k.now->now;
     abar__map_state s = k.states[at];
     __syncthreads(); /* all have read what thread 0 will write */
     if (threadIdx.x == 0) k.spoiled[at] = k.tried[map.dense] = 0;
     if (skip) {
-        skip_map(k.schedule, m, &k.states[at], now);
+        skip_map(k.cadence, m, &k.states[at], now);
         return;
     }
     const double *factor = means.factor + 3 * blockIdx.x;
     bool committed = false;
     if (was_observed(factor))
-        committed = commit_vectors(m, s, factor, k.schedule.beta, squares ? !spoiled : vectors_are_finite(m, factor));
+        committed = commit_vectors(m, s, factor, k.cadence.stat_decay, squares ? !spoiled : vectors_are_finite(m, factor));
     __syncthreads(); /* averages are complete */
-    if (refreshes(k.schedule, m, s, now, committed)) {
-        const double unbias = unbias_of(s, k.schedule.beta);
-        const dampings damping = dampings_of(m, s, unbias, shared);
-        if (m.fixed) {
-            derive_rows(m, damping.scale, damping.row);
+    if (refreshes(k.cadence, m, s, now, committed)) {
+        double v[ABAR_PLAN_SCALARS];
+        const double unbias = unbias_of(s, k.cadence.stat_decay);
+        find_scalars(m, s, unbias, v, shared);
+        if (map.factor[0] < 0) { /* matrices that stay as they were calibrated */
+            derive_vectors(m, s, unbias, v);
             s.count[ABAR_COUNT_READY] = 1;
-        } else {
-            if (m.damping != ABAR_DAMPING_CLIPPED) s.real[ABAR_REAL_DAMPING] = m.rho;
-            if (threadIdx.x == 0) ask(map, k.asked, unbias, damping);
-            if (threadIdx.x == 0) k.tried[map.dense] = 1;
+        } else if (threadIdx.x == 0) {
+            ask(map, k.asked, unbias, v);
+            k.tried[map.dense] = 1;
         }
     }
     if (threadIdx.x == 0) k.states[at] = s;
@@ -185,20 +149,8 @@ __device__ static bool count_rungs(const abar__cuda_map &map, const abar__cuda_i
         s.count[ABAR_COUNT_DOUBLED] += asked[map.factor[i]].doubled;
     }
     const abar__cuda_inversion &a = asked[map.factor[0]];
-    if (a.valid && !map.map.values[0]) s.real[ABAR_REAL_CONDITION] = a.condition;
+    if (a.valid && map.plan.derived[map.matrix[0]].values < 0) s.real[ABAR_REAL_CONDITION] = a.condition;
     return a.valid != 0;
-}
-
-/* What goes with new inverses: r, and the damping that they have. */
-__device__ static void derive_others(const abar__kept_map &m, abar__map_state &s, double beta, double *shared)
-{
-    if (m.damping == ABAR_DAMPING_CLIPPED) {
-        const dampings k = dampings_of(m, s, unbias_of(s, beta), shared);
-        derive_rows(m, k.scale, k.row);
-        s.real[ABAR_REAL_DAMPING] = k.shift[0];
-    } else {
-        derive_rows(m, unbias_of(s, beta), m.diagonal);
-    }
 }
 
 /* Block j: dense map j. Afterwards it is known which gradients are to be multiplied. */
@@ -211,7 +163,10 @@ static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_const
     abar__map_state s = k.states[at];
     __syncthreads();                             /* all have read what thread 0 will write */
     if (tried && count_rungs(map, k.asked, s)) { /* the same for all threads */
-        derive_others(map.map, s, k.schedule.beta, shared);
+        double v[ABAR_PLAN_SCALARS];
+        const double unbias = unbias_of(s, k.cadence.stat_decay);
+        find_scalars(map.plan, s, unbias, v, shared);
+        derive_vectors(map.plan, s, unbias, v);
         s.count[ABAR_COUNT_READY] = 1;
     } else if (tried) {
         s.count[ABAR_COUNT_KEPT]++;
@@ -223,22 +178,18 @@ static __global__ void __launch_bounds__(THREADS) settle_maps(const __grid_const
 
 /* ---- forms -------------------------------------------------------------------------------------------------------- */
 
-/* |V| is at most this times |G| (LNGD): rows are divided by at least nu1, the rest by the factor's damping. */
-__device__ static double bound_of(const abar__kept_map &m, const abar__map_state &s)
-{
-    return 1.0 / (m.least * s.real[ABAR_REAL_DAMPING]);
-}
-
 /* Whether the product of dense map j, with *scale, is to be taken for its gradient. */
 __device__ static bool takes_product(const abar__cuda_maps &k, int j, const abar__cuda_live &l, double *scale)
 {
-    const abar__kept_map &m = k.maps[k.dense[j]].map;
-    *scale = m.scale;
+    const abar__treatment &t = k.maps[k.dense[j]].plan.apply;
+    const abar__map_state &s = k.states[k.dense[j]];
+    *scale = abar__outer_scale(&t, &s);
     if (!k.active[j] || k.broken[j]) return false;
-    if (!(m.mu > 0.0)) return true;
-    const double own = k.sums[3 * j + 1] * l.scale * l.scale;
-    *scale *= own / (own * own + m.mu);
-    return isfinite(*scale) && (fabs(*scale) <= 1.0 || !would_overflow(l, fabs(*scale) * bound_of(m, k.states[k.dense[j]])));
+    if (!(t.mu > 0.0)) return true;
+    *scale *= abar__own_length(t.mu, k.sums[3 * j + 1], l.scale);
+    /* the factor divides by its damping at least, the rows by theirs */
+    const double bound = t.bound / s.real[ABAR_REAL_DAMPING];
+    return isfinite(*scale) && (fabs(*scale) <= 1.0 || !would_overflow(l, fabs(*scale) * bound));
 }
 
 /* Block (b, y): its share of dense map first + y, whose product makes room for the next wave: into the gradient's place. */
@@ -248,11 +199,11 @@ static __global__ void __launch_bounds__(THREADS) take_back(const __grid_constan
     const abar__cuda_map &map = k.maps[k.dense[j]];
     double scale;
     if (!takes_product(k, j, *k.now, &scale)) return;
-    const int64_t n = map.map.out * map.map.columns, quads = (uintptr_t)map.grad % 16 == 0 ? n / 4 : 0;
+    const int64_t n = map.plan.out * map.plan.columns, quads = (uintptr_t)map.grad % 16 == 0 ? n / 4 : 0;
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, apart = (int64_t)gridDim.x * THREADS;
     for (int64_t i = at; i < quads; i += apart) store_pack(map.grad + 4 * i, load_pack(map.product + 4 * i));
     for (int64_t i = 4 * quads + at; i < n; i += apart) map.grad[i] = map.product[i];
-    for (int64_t i = at; map.bias_grad && i < map.map.out; i += apart) map.bias_grad[i] = map.product[n + i];
+    for (int64_t i = at; map.bias_grad && i < map.plan.out; i += apart) map.bias_grad[i] = map.product[n + i];
 }
 
 /* One block: the KL clip joins all maps, those with means too. clips: whether they have sums for it. */
@@ -286,7 +237,7 @@ static void commit_squares(abar_device *dev, const abar__cuda_maps *m, const dou
         abar__cuda_launch(dev, judge_tiles, dim3((unsigned)tiles), dim3(THREADS), 0, m->maps, m->tiles + from, first, m->now,
                           means, m->spoiled);
         abar__cuda_launch(dev, commit_tiles, dim3((unsigned)tiles), dim3(THREADS), 0, m->maps, m->tiles + from, first, m->now,
-                          means, m->spoiled, m->schedule.beta);
+                          means, m->spoiled, m->cadence.stat_decay);
     }
 }
 
@@ -300,7 +251,7 @@ static abar_status multiply(abar_device *dev, const abar__cuda_maps *m)
     return ABAR_OK;
 }
 
-extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
+extern "C" abar_status abar__cuda_keep_matrices(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
 {
     if (to_mean) commit_squares(dev, m, to_mean);
     for (int first = 0; first < m->n; first += ABAR_MEANS) {
@@ -310,7 +261,12 @@ extern "C" abar_status abar__cuda_keep_dense(abar_device *dev, const abar__cuda_
     }
     if (m->inverter) ABAR_TRY(abar__cuda_invert_wanted(dev, m->inverter));
     abar__cuda_launch(dev, settle_maps, dim3((unsigned)m->n_dense), dim3(THREADS), 0, *m);
+    return abar__cuda_status(dev);
+}
+
+extern "C" abar_status abar__cuda_treat_matrices(abar_device *dev, const abar__cuda_maps *m)
+{
     ABAR_TRY(multiply(dev, m));
     abar__cuda_launch(dev, conclude_dense, dim3(1), dim3(THREADS), 0, *m, clips_means(m));
-    return ABAR_OK;
+    return abar__cuda_status(dev);
 }

@@ -1,7 +1,6 @@
-/* An optimizer step that never asks the host (program_impl.h; methods.md sections 0, 8, 9): the norm of all gradients, whose
- * last block decides whether to skip, how much to clip and at which rate; the maps, where there are any (core_maps.cu: one
- * launch for means, core_factors.cu for dense factors); and the update. Everything they pass on lies in device memory, so that
- * a recording of them can be replayed. What they decide is what curvature.c and optim.c decide for the other devices. */
+/* The step of cuda (step_impl.h; methods.md sections 0, 8, 9), without host synchronisation: the norm of all gradients, whose last
+ * block decides whether to skip, how much to clip and at which rate; the maps (vectors.cu, matrices.cu); and the passes over the
+ * parameters. Everything they pass on is in device memory, so that a captured step can be replayed. */
 #include "device/cuda/step/tables.h"
 
 #include <math.h>
@@ -41,7 +40,7 @@ __device__ static double unit_squares(const abar__norm_item &item, int64_t first
 
 /* The step's decisions, by one thread. total: sum of squares of all gradients. */
 __device__ static void decide(abar__cuda_live *l, double total, double grad_scale, double clip, const double *rates,
-                              abar__step_note *notes, const abar__cuda_rule &rule)
+                              abar__step_outcome *outcomes, const abar__cuda_rule &rule)
 {
     const int64_t k = l->state.k;
     const double norm = grad_scale * sqrt(total);
@@ -54,19 +53,19 @@ __device__ static void decide(abar__cuda_live *l, double total, double grad_scal
     l->numbers.skip = skip;
     if (!skip) {
         l->state.t++;
-        l->numbers.lr = rates[k % ABAR_PROGRAM_RATES];
+        l->numbers.lr = rates[k % ABAR_STEP_RATES];
         l->numbers.grad_scale = (float)l->scale;
         l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->state.t));
         l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->state.t)));
     }
-    abar__step_note note = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip};
-    notes[k % ABAR_PROGRAM_NOTES] = note;
+    abar__step_outcome outcome = {l->seen.loss, l->seen.correct, l->seen.count, norm, k, skip};
+    outcomes[k % ABAR_STEP_RESULTS] = outcome;
 }
 
 /* Block b adds up units b, b + gridDim, ... into partial[b]; the last to finish adds those up, in their order, and decides. */
 static __global__ void __launch_bounds__(THREADS)
     take_norm(const abar__norm_item *items, const abar__cuda_unit *units, int64_t n, double *partial, abar__cuda_live *l,
-              double grad_scale, double clip, const double *rates, abar__step_note *notes, abar__cuda_rule rule)
+              double grad_scale, double clip, const double *rates, abar__step_outcome *outcomes, abar__cuda_rule rule)
 {
     __shared__ double shared[32];
     double sum = 0.0;
@@ -78,30 +77,32 @@ static __global__ void __launch_bounds__(THREADS)
     sum = 0.0;
     for (unsigned i = threadIdx.x; i < gridDim.x; i += THREADS) sum += __ldcg(partial + i);
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) decide(l, sum, grad_scale, clip, rates, notes, rule);
+    if (threadIdx.x == 0) decide(l, sum, grad_scale, clip, rates, outcomes, rule);
 }
 
 /* ---- binding ------------------------------------------------------------------------------------------------------ */
 
-static void fill_item(abar__program *p, int i, const abar__update_item *update)
+static void fill_item(abar__compiled_step *p, int i, const abar__update_item *update)
 {
     abar__cuda_item item = abar__cuda_item_of(update, is_map(update));
+    item.verdict = update->block >= 0 ? p->verdicts + update->block : NULL;
     if (is_map(update)) {
         abar__cuda_map *map = host_side(p, p->m.maps) + update->map;
+        const abar__plan *plan = &map->plan;
         map->grad = (float *)update->grad;
         map->bias_grad = update->bias ? (float *)update->bias->grad : NULL;
         item.u = map->ordered;
-        item.coefficient = (const float *)map->map.w;
-        item.row_scale = map->product ? NULL : (const float *)map->map.r; /* the product has it */
+        item.coefficient = (const float *)abar__plan_data(plan, plan->apply.w);
+        item.row_scale = map->product ? NULL : (const float *)abar__plan_data(plan, plan->apply.row_scale); /* the product has it */
         item.form = p->m.forms + update->map;
         const bool last = map->wave == p->m.n_waves - 1;
         item.dense = last ? map->product : map->grad;
-        item.dense_bias = last && map->product ? map->product + map->map.out * map->map.columns : map->bias_grad;
+        item.dense_bias = last && map->product ? map->product + plan->out * plan->columns : map->bias_grad;
     }
     host_side(p, p->items)[i] = item;
 }
 
-static abar_status send_tables(abar_device *dev, abar__program *p)
+static abar_status send_tables(abar_device *dev, abar__compiled_step *p)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     CUDA_TRY(dev, cudaMemcpyAsync(p->memory, p->host, p->tables_bytes, cudaMemcpyHostToDevice, cuda->stream));
@@ -112,7 +113,7 @@ static abar_status send_tables(abar_device *dev, abar__program *p)
 }
 
 /* The tables of units fit these alone. */
-static bool same_sizes(const abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+static bool same_sizes(const abar__compiled_step *p, const abar__update_item *items, const abar__update_item *updates)
 {
     bool same = true;
     for (int i = 0; i < p->n_items; i++) same = same && host_side(p, p->norm_items)[i].count == items[i].count;
@@ -123,7 +124,7 @@ static bool same_sizes(const abar__program *p, const abar__update_item *items, c
     return same;
 }
 
-static abar_status bind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+static abar_status bind(abar_device *dev, abar__compiled_step *p, const abar__update_item *items, const abar__update_item *updates)
 {
     for (int i = 0; i < p->n_items; i++) {
         abar__norm_item *to = host_side(p, p->norm_items) + i;
@@ -139,12 +140,14 @@ static abar_status bind(abar_device *dev, abar__program *p, const abar__update_i
     return send_tables(dev, p);
 }
 
-static abar_status rebind(abar_device *dev, abar__program *p, const abar__update_item *items, const abar__update_item *updates)
+static abar_status rebind(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
 {
-    if (!same_sizes(p, items, updates))
-        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another program");
+    if (desc->n_items != p->n_items || desc->n_updates != p->n_updates || desc->n_blocks != p->n_blocks ||
+        !same_sizes(p, desc->items, desc->updates))
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another step");
     CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
-    ABAR_TRY(bind(dev, p, items, updates));
+    ABAR_TRY(bind(dev, p, desc->items, desc->updates));
+    if (p->orthogonaliser) ABAR_TRY(abar__cuda_orthogonaliser_rebind(dev, p->orthogonaliser, desc->blocks));
     if (p->m.n_dense == 0) return ABAR_OK;
     abar__cuda_fill_products(p);
     return abar__cuda_multiplier_rebind(dev, p->m.multiplier, p->to_multiply);
@@ -160,39 +163,43 @@ static abar_status fetch(abar_device *dev, void *to, const void *from, size_t n)
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
-static void destroy(abar_device *dev, abar__program *p)
+static void destroy(abar_device *dev, abar__compiled_step *p)
 {
     if (!p) return;
     cudaSetDevice(dev->ordinal);
     cudaStreamSynchronize(abar__cuda_of(dev)->stream);
     abar__cuda_multiplier_destroy(dev, p->m.multiplier);
     abar__cuda_inverter_destroy(dev, p->m.inverter);
+    abar__cuda_orthogonaliser_destroy(dev, p->orthogonaliser);
     if (p->sent) cudaEventDestroy(p->sent);
     abar__cuda_pinned_free(dev, p->host, p->host_bytes);
     abar_device_free(dev, p->memory, p->memory_bytes);
     abar__free(dev->ctx, p, sizeof *p);
 }
 
-static abar_status make(abar_device *dev, abar__program *p, const abar__program_desc *desc)
+static abar_status make(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
 {
-    p->adamw = desc->rule == ABAR_PROGRAM_ADAMW;
     p->rule = abar__cuda_rule_of(desc->scalars);
-    p->m.schedule = {
-        desc->stat_decay, desc->tinv > 0 ? desc->tinv : 1, desc->refresh, desc->n_numbers, desc->every_commit, desc->kl_clip,
-        desc->base_lr};
+    p->row_decay = desc->row_decay;
+    p->m.cadence = desc->cadence;
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&p->sent, cudaEventDisableTiming));
     ABAR_TRY(abar__cuda_make_tables(dev, p, desc));
+    if (p->m.n_outer > 0 && p->m.n_outer < p->m.n)
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: outer products are subtracted of all maps, or of none");
+    const bool exact = desc->ns_exact || dev->config.precision == ABAR_PRECISION_FP32;
+    if (p->n_blocks > 0)
+        ABAR_TRY(abar__cuda_orthogonaliser_create(dev, desc->ns, desc->blocks, p->n_blocks, exact, &p->orthogonaliser));
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
     ABAR_TRY(abar__cuda_make_dense(dev, p));
-    const abar__program_state state = {0, 0, 1.0};
+    const abar__step_state state = {0, 0, 1.0, 0, 0};
     return fetch(dev, &p->m.now->state, &state, sizeof state);
 }
 
-static abar_status create(abar_device *dev, const abar__program_desc *desc, abar__program **out)
+static abar_status create(abar_device *dev, const abar__step_desc *desc, abar__compiled_step **out)
 {
     *out = NULL;
-    abar__program *p;
+    abar__compiled_step *p;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *p, (void **)&p));
     abar_status status = make(dev, p, desc);
     if (status < 0) {
@@ -203,22 +210,23 @@ static abar_status create(abar_device *dev, const abar__program_desc *desc, abar
     return ABAR_OK;
 }
 
-static size_t bytes(const abar__program *p)
+static size_t bytes(const abar__compiled_step *p)
 {
     return sizeof *p + p->memory_bytes + p->host_bytes + (p->m.inverter ? abar__cuda_inverter_bytes(p->m.inverter) : 0) +
-           (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0);
+           (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0) +
+           (p->orthogonaliser ? abar__cuda_orthogonaliser_bytes(p->orthogonaliser) : 0);
 }
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
 
 /* A ring on both sides: a place is used again only after as many steps as it has. */
-static abar_status set_rates(abar_device *dev, abar__program *p, int64_t first, const double *lr, int64_t n)
+static abar_status set_rates(abar_device *dev, abar__compiled_step *p, int64_t first, const double *lr, int64_t n)
 {
-    if (n > ABAR_PROGRAM_RATES)
+    if (n > ABAR_STEP_RATES)
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: %lld learning rates at once, give at most %d", (long long)n,
-                          ABAR_PROGRAM_RATES);
+                          ABAR_STEP_RATES);
     for (int64_t done = 0; done < n;) {
-        const int64_t at = (first + done) % ABAR_PROGRAM_RATES, room = ABAR_PROGRAM_RATES - at, left = n - done;
+        const int64_t at = (first + done) % ABAR_STEP_RATES, room = ABAR_STEP_RATES - at, left = n - done;
         const int64_t count = left < room ? left : room;
         memcpy(p->host_rates + at, lr + done, (size_t)count * sizeof *lr);
         CUDA_TRY(dev, cudaMemcpyAsync(p->rates + at, p->host_rates + at, (size_t)count * sizeof *lr, cudaMemcpyHostToDevice,
@@ -228,52 +236,104 @@ static abar_status set_rates(abar_device *dev, abar__program *p, int64_t first, 
     return ABAR_OK;
 }
 
-static abar_status begin(abar_device *dev, abar__program *p)
+static abar_status begin(abar_device *dev, abar__compiled_step *p)
 {
     CUDA_TRY(dev, cudaMemsetAsync(&p->m.now->seen, 0, sizeof p->m.now->seen, abar__cuda_of(dev)->stream));
     return ABAR_OK;
 }
 
-static abar_status add_loss(abar_device *dev, abar__program *p, const void *result)
+static abar_status add_loss(abar_device *dev, abar__compiled_step *p, const void *result)
 {
     abar__cuda_launch(dev, add_one_loss, dim3(1), dim3(1), 0, &p->m.now->seen, (const abar_loss *)result);
     return abar__cuda_status(dev);
 }
 
-static abar_status step(abar_device *dev, abar__program *p, double grad_scale, double clip, const double *to_mean)
+static abar_status check(abar_device *dev, abar__compiled_step *p, double grad_scale, double clip)
 {
     abar__cuda_launch(dev, take_norm, dim3((unsigned)p->norm_blocks), dim3(THREADS), 0, p->norm_items, p->norm_table,
-                      p->norm_units, p->partial, p->m.now, grad_scale, clip, p->rates, p->notes, p->rule);
-    if (p->m.n > 0) ABAR_TRY(abar__cuda_keep_maps(dev, &p->m, to_mean));
-    abar__cuda_update(dev, p->adamw, p->items, p->table, p->units, &p->m.now->numbers, p->rule);
+                      p->norm_units, p->partial, p->m.now, grad_scale, clip, p->rates, p->outcomes, p->rule);
+    return abar__cuda_status(dev);
+}
+
+static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *to_mean)
+{
+    if (p->m.n == 0) return ABAR_OK;
+    ABAR_TRY(abar__cuda_keep_vectors(dev, &p->m, to_mean));
+    return p->m.n_dense > 0 ? abar__cuda_keep_matrices(dev, &p->m, to_mean) : ABAR_OK;
+}
+
+static abar_status precondition(abar_device *dev, abar__compiled_step *p, bool measure)
+{
+    if (p->m.n == 0) return ABAR_OK;
+    abar__cuda_treat_vectors(dev, &p->m);
+    if (p->m.n_dense > 0) ABAR_TRY(abar__cuda_treat_matrices(dev, &p->m));
+    return measure ? abar__cuda_compare_maps(dev, &p->m) : abar__cuda_status(dev);
+}
+
+/* One block adds up what became of the blocks that were orthogonalised. */
+static __global__ void __launch_bounds__(THREADS) count_verdicts(abar__cuda_live *l, const int32_t *verdicts, int n)
+{
+    __shared__ double shared[32];
+    if (l->numbers.skip) return;
+    double dropped = 0.0, small = 0.0;
+    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+        dropped += verdicts[i] == ABAR_NS_NOT_FINITE;
+        small += verdicts[i] == ABAR_NS_BELOW_EPS;
+    }
+    dropped = block_sum(dropped, shared);
+    small = block_sum(small, shared);
+    if (threadIdx.x != 0) return;
+    l->state.dropped += (int64_t)dropped;
+    l->state.small += (int64_t)small;
+}
+
+static abar_status pass(abar_device *dev, abar__compiled_step *p, int index)
+{
+    const abar__update_pass *pass = &p->passes[index];
+    if (pass->kind == ABAR_PASS_ORTHOGONALISE) {
+        ABAR_TRY(abar__cuda_orthogonaliser_run(dev, p->orthogonaliser, p->row_decay, &p->m.now->numbers.skip, p->verdicts));
+        abar__cuda_launch(dev, count_verdicts, dim3(1), dim3(THREADS), 0, p->m.now, p->verdicts, p->n_blocks);
+        return abar__cuda_status(dev);
+    }
+    const int64_t first = p->first_unit[index];
+    abar__cuda_update(dev, pass->update, p->items, p->table + first, p->first_unit[index + 1] - first, &p->m.now->numbers,
+                      p->rule);
     return abar__cuda_status(dev);
 }
 
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
 
-static abar_status measure(abar_device *dev, abar__program *p, double *products)
+static abar_status measured(abar_device *dev, abar__compiled_step *p, double *products)
 {
-    if (p->m.n == 0) return ABAR_OK;
-    ABAR_TRY(abar__cuda_compare_maps(dev, &p->m));
-    return fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products);
+    return p->m.n > 0 ? fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products) : ABAR_OK;
 }
 
-static void *room(const abar__program *p) { return p->room; }
+static void *workspace(const abar__compiled_step *p) { return p->room; }
 
-static const int32_t *skipped(const abar__program *p) { return &p->m.now->numbers.skip; }
+/* A step in a graph has no clock of its own. */
+static void times(const abar__compiled_step *p, double *refresh, double *apply)
+{
+    (void)p;
+    *refresh = *apply = NAN;
+}
 
-static const int64_t *step_now(const abar__program *p) { return &p->m.now->state.k; }
+static const int32_t *skipped(const abar__compiled_step *p) { return &p->m.now->numbers.skip; }
 
-static const abar__step_note *note(const abar__program *p, int64_t k) { return &p->notes[k % ABAR_PROGRAM_NOTES]; }
+static const int64_t *step_now(const abar__compiled_step *p) { return &p->m.now->state.k; }
 
-static abar_status pull(abar_device *dev, abar__program *p, abar__program_state *state, abar__map_state *maps)
+static const abar__step_outcome *outcome(const abar__compiled_step *p, int64_t k)
+{
+    return &p->outcomes[k % ABAR_STEP_RESULTS];
+}
+
+static abar_status pull(abar_device *dev, abar__compiled_step *p, abar__step_state *state, abar__map_state *maps)
 {
     ABAR_TRY(abar__cuda_status(dev));
     ABAR_TRY(fetch(dev, state, &p->m.now->state, sizeof *state));
     return p->m.n > 0 ? fetch(dev, maps, p->m.states, (size_t)p->m.n * sizeof *maps) : ABAR_OK;
 }
 
-static abar_status push(abar_device *dev, abar__program *p, const abar__program_state *state, const abar__map_state *maps)
+static abar_status push(abar_device *dev, abar__compiled_step *p, const abar__step_state *state, const abar__map_state *maps)
 {
     ABAR_TRY(fetch(dev, &p->m.now->state, state, sizeof *state));
 
@@ -282,20 +342,24 @@ static abar_status push(abar_device *dev, abar__program *p, const abar__program_
     return fetch(dev, p->m.states, maps, (size_t)p->m.n * sizeof *maps);
 }
 
-extern "C" const abar__program_ops abar__cuda_program = {
+extern "C" const abar__step_ops abar__cuda_step = {
     .create = create,
     .destroy = destroy,
     .bytes = bytes,
-    .room = room,
+    .workspace = workspace,
     .rebind = rebind,
     .rates = set_rates,
     .begin = begin,
     .add_loss = add_loss,
-    .step = step,
-    .measure = measure,
+    .check = check,
+    .keep = keep,
+    .precondition = precondition,
+    .pass = pass,
+    .measured = measured,
     .skipped = skipped,
     .step_now = step_now,
-    .note = note,
+    .outcome = outcome,
     .pull = pull,
     .push = push,
+    .times = times,
 };

@@ -1,6 +1,5 @@
-/* The maps of an optimizer step on the device that rest on mean vectors, one block each (methods.md sections 0, 1, 3, 6, 7, 9):
- * what is pending is checked and committed, what is due is refreshed, and the update is told how to treat the gradient. What
- * curvature.c, mac.c and eva.c do for the other devices, in the same order and precision. */
+/* Maps whose preconditioner is made of vectors, one block each (methods.md sections 0, 1, 3, 6, 7, 9): what is pending is
+ * checked and committed, what is due is derived again, and the passes are told how to treat the gradient. */
 #include "device/cuda/step/maps.h"
 
 #define THREADS ABAR_MAP_THREADS
@@ -12,82 +11,36 @@ static __global__ void __launch_bounds__(THREADS)
     judge_maps(const abar__cuda_map *maps, int first, const __grid_constant__ abar__cuda_means means, int32_t *spoiled)
 {
     const int at = first + (int)blockIdx.x;
-    const bool fine = __syncthreads_and(vectors_are_finite(maps[at].map, means.factor + 3 * blockIdx.x));
+    const bool fine = __syncthreads_and(vectors_are_finite(maps[at].plan, means.factor + 3 * blockIdx.x));
     if (threadIdx.x == 0) spoiled[at] = !fine;
 }
 
-__device__ static bool link_is_spoiled(const abar__kept_map &m, const int32_t *spoiled)
+__device__ static bool link_is_spoiled(const abar__plan &m, const int32_t *spoiled)
 {
     bool bad = false;
     for (int i = 0; i < m.links; i++) bad = bad || spoiled[m.link + i];
     return bad;
 }
 
-__device__ static double square_of(const abar__kept_average &a, double *shared)
-{
-    const float *x = (const float *)a.average;
-    double sum = 0.0;
-    for (int64_t i = threadIdx.x; i < a.n; i += THREADS) sum += (double)x[i] * (double)x[i];
-    return block_sum(sum, shared);
-}
-
-__device__ static void write_scaled(const abar__kept_average &a, double scale, void *to)
-{
-    for (int64_t i = threadIdx.x; i < a.n; i += THREADS)
-        ((float *)to)[i] = (float)(scale * (double)((const float *)a.average)[i]);
-}
-
-/* u from the average (mac.c). */
-__device__ static void derive_mean(const abar__kept_map &m, abar__map_state &s, double unbias, double *shared)
-{
-    const double square = unbias * unbias * square_of(m.average[0], shared);
-    double rho = m.rho;
-    if (m.damping == ABAR_DAMPING_ADAPTIVE) {
-        const double t = unbias * s.real[ABAR_REAL_NUMBER];
-        rho = fmax((t - square) / (double)m.d, m.least * t / (double)m.d);
-    }
-    const double length = rho + square;
-    write_scaled(m.average[0], length > 0.0 ? unbias / sqrt(length) : 0.0, m.u);
-    s.real[ABAR_REAL_DAMPING] = rho;
-    s.real[ABAR_REAL_MEAN_SQUARE] = square;
-    s.real[ABAR_REAL_CONDITION] = length / rho;
-}
-
-/* u and w (eva.c). */
-__device__ static void derive_eva(const abar__kept_map &m, abar__map_state &s, double unbias, double *shared)
-{
-    const double a = unbias * sqrt(square_of(m.average[0], shared)), p = unbias * sqrt(square_of(m.average[1], shared));
-    const double q = a * a * p * p;
-    write_scaled(m.average[0], a > 0.0 ? unbias / a : 0.0, m.u);
-    write_scaled(m.average[1], p > 0.0 ? unbias / p : 0.0, m.w);
-    s.real[ABAR_REAL_DAMPING] = m.rho;
-    s.real[ABAR_REAL_MEAN_SQUARE] = a * a;
-    s.real[ABAR_REAL_CONDITION] = (m.rho + q) / m.rho;
-    s.real[ABAR_REAL_FACTOR] = isfinite(q) ? q / (m.rho + q) : 1.0;
-}
-
 /* Returns whether u is new. */
-__device__ static bool refresh_all(const abar__kept_map &m, abar__map_state &s, double beta, double *shared)
+__device__ static bool refresh_all(const abar__plan &m, abar__map_state &s, double beta, double *shared)
 {
-    s.count[ABAR_COUNT_READY] = 1;
+    double v[ABAR_PLAN_SCALARS];
     const double unbias = unbias_of(s, beta);
-    derive_rows(m, unbias, m.diagonal);
-    if (m.fixed) return false;
-    if (m.kind == ABAR_KEPT_EVA)
-        derive_eva(m, s, unbias, shared);
-    else
-        derive_mean(m, s, unbias, shared);
-    return true;
+    s.count[ABAR_COUNT_READY] = 1;
+    find_scalars(m, s, unbias, v, shared);
+    derive_vectors(m, s, unbias, v);
+    return !m.derived[m.apply.u].calibrated;
 }
 
-/* How the update shall treat a map of kind mean. */
+/* How the passes shall treat a map from which rank 1 is subtracted. */
 __device__ static abar__cuda_form form_of(const abar__cuda_map &map, abar__map_state &s, const abar__cuda_live &l)
 {
-    const abar__kept_map &m = map.map;
+    const abar__treatment &t = map.plan.apply;
     abar__cuda_form form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
     if (!s.count[ABAR_COUNT_READY] || !map.grad) return form;
-    const double rho = s.real[ABAR_REAL_DAMPING], outer = m.coupled && rho > 0.0 ? 1.0 / rho : 1.0;
-    if (would_overflow(l, outer * m.bound)) {
+    const double outer = abar__outer_scale(&t, &s);
+    if (would_overflow(l, outer * t.bound)) {
         s.count[ABAR_COUNT_KEPT]++;
         return form;
     }
@@ -98,8 +51,8 @@ __device__ static abar__cuda_form form_of(const abar__cuda_map &map, abar__map_s
 
 __device__ static void order_u(const abar__cuda_map &map)
 {
-    const abar__kept_map &m = map.map;
-    const float *u = (const float *)m.u;
+    const abar__plan &m = map.plan;
+    const float *u = (const float *)abar__plan_data(&m, m.apply.u);
     const int64_t channels = m.columns / m.kernel;
     for (int64_t i = threadIdx.x; u && map.ordered && i < m.d; i += THREADS)
         map.ordered[i] = i < m.columns ? u[i % channels * m.kernel + i / channels] : u[i];
@@ -112,13 +65,13 @@ static __global__ void __launch_bounds__(THREADS) order_maps(const abar__cuda_ma
 static __global__ void __launch_bounds__(THREADS)
     keep_maps(const abar__cuda_map *maps, int first, abar__map_state *states, abar__cuda_form *forms,
               const abar__cuda_live *now, const __grid_constant__ abar__cuda_means means, const int32_t *spoiled,
-              abar__cuda_schedule c)
+              abar__cadence c)
 {
     __shared__ double shared[32];
     const int at = first + (int)blockIdx.x;
-    const abar__cuda_map map = maps[at];
-    const abar__kept_map &m = map.map;
-    if (m.kind == ABAR_KEPT_DENSE) return;
+    const abar__cuda_map &map = maps[at];
+    const abar__plan &m = map.plan;
+    if (abar__plan_is_dense(&m)) return;
     const abar__cuda_live l = *now;
     abar__map_state s = states[at];
 
@@ -131,26 +84,36 @@ static __global__ void __launch_bounds__(THREADS)
     bool committed = false;
     if (was_observed(factor)) {
         const bool fine = m.links > 1 ? !link_is_spoiled(m, spoiled) : vectors_are_finite(m, factor);
-        committed = commit_vectors(m, s, factor, c.beta, fine);
+        committed = commit_vectors(m, s, factor, c.stat_decay, fine);
     }
     __syncthreads(); /* averages are complete */
-    const bool fresh = refreshes(c, m, s, l.now, committed) && refresh_all(m, s, c.beta, shared);
+    const bool fresh = refreshes(c, m, s, l.now, committed) && refresh_all(m, s, c.stat_decay, shared);
     __syncthreads(); /* and u */
 
     if (fresh) order_u(map);
     if (threadIdx.x != 0) return;
-    if (m.kind == ABAR_KEPT_MEAN) forms[at] = form_of(map, s, l);
+    if (m.apply.w < 0) forms[at] = form_of(map, s, l);
 
     states[at] = s;
 }
 
-/* ---- Eva: what the gradients have to do with u and w, and the KL clip ---------------------------------------------- */
+/* ---- outer products: what the gradients have to do with u and w, and the KL clip ---------------------------------------------- */
+
+__device__ static const float *left_of(const abar__cuda_map &map)
+{
+    return (const float *)abar__plan_data(&map.plan, map.plan.apply.w);
+}
+
+__device__ static const float *row_scale_of(const abar__cuda_map &map)
+{
+    return (const float *)abar__plan_data(&map.plan, map.plan.apply.row_scale);
+}
 
 /* Elements first .. last of a map's gradient: what one thread adds to <G, G> and to wT G u. */
 __device__ static void add_elements(const abar__cuda_map &map, int64_t first, int64_t last, double *gg, double *inner)
 {
-    const int64_t columns = map.map.columns;
-    const float *w = (const float *)map.map.w;
+    const int64_t columns = map.plan.columns;
+    const float *w = left_of(map);
     const bool vectors = columns % 4 == 0 && (uintptr_t)map.grad % 16 == 0 && last <= UINT32_MAX; /* first is a multiple of 4 */
 #pragma unroll 4
     for (int64_t i = first + 4 * threadIdx.x; vectors && i < last; i += 4 * THREADS) {
@@ -174,11 +137,11 @@ __device__ static void add_elements(const abar__cuda_map &map, int64_t first, in
 
 __device__ static void add_bias(const abar__cuda_map &map, double *gg, double *inner)
 {
-    const double u = map.ordered[map.map.columns];
-    for (int64_t o = threadIdx.x; o < map.map.out; o += THREADS) {
+    const double u = map.ordered[map.plan.columns];
+    for (int64_t o = threadIdx.x; o < map.plan.out; o += THREADS) {
         const double g = map.bias_grad[o];
         *gg += g * g;
-        *inner += (double)((const float *)map.map.w)[o] * (g * u);
+        *inner += (double)left_of(map)[o] * (g * u);
     }
 }
 
@@ -194,34 +157,36 @@ __device__ static void join_units(const abar__cuda_map &map, const double *unit_
 }
 
 /* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
-__device__ static double form_of_eva(const abar__cuda_map &map, abar__map_state *s, const abar__cuda_live &l,
+__device__ static double form_of_outer(const abar__cuda_map &map, abar__map_state *s, const abar__cuda_live &l,
                                      const double *map_sums, abar__cuda_form *form)
 {
     const double sums[2] = {__ldcg(map_sums), __ldcg(map_sums + 1)};
     *form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
     if (!s->count[ABAR_COUNT_READY] || !map.grad) return 0.0;
-    if (would_overflow(l, map.map.bound)) {
+    const abar__treatment &t = map.plan.apply;
+    const double outer = abar__outer_scale(&t, s);
+    if (would_overflow(l, outer * t.bound)) {
         s->count[ABAR_COUNT_KEPT]++;
         return 0.0;
     }
     const double factor = s->real[ABAR_REAL_FACTOR];
-    *form = {ABAR_FORM_RANK1, (float)map.map.scale, (float)(factor * sums[1])};
-    return map.map.scale * (sums[0] - factor * sums[1] * sums[1]);
+    *form = {ABAR_FORM_RANK1, (float)outer, (float)(factor * sums[1])};
+    return outer * (sums[0] - factor * sums[1] * sums[1]);
 }
 
 /* One block, after all sums are there. */
-__device__ static void conclude_eva(const abar__cuda_maps &m, double *shared)
+__device__ static void conclude_outer(const abar__cuda_maps &m, double *shared)
 {
     const abar__cuda_live l = *m.now;
 
     double sum = 0.0;
     for (int at = (int)threadIdx.x; at < m.n; at += THREADS)
-        sum += form_of_eva(m.maps[at], &m.states[at], l, m.map_sums + 2 * at, &m.forms[at]);
+        sum += form_of_outer(m.maps[at], &m.states[at], l, m.map_sums + 2 * at, &m.forms[at]);
     clip_forms(m, l, sum, shared);
 }
 
 /* Block b: unit b of the gradients. The last of a map adds up its sums, the last of all turns them into forms. */
-static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constant__ abar__cuda_maps m)
+static __global__ void __launch_bounds__(THREADS) treat_outer(const __grid_constant__ abar__cuda_maps m)
 {
     __shared__ double shared[32];
     if (m.now->numbers.skip) return;
@@ -229,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constan
     const abar__cuda_map &map = m.maps[unit.item];
     double gg = 0.0, inner = 0.0;
     if (map.grad && m.states[unit.item].count[ABAR_COUNT_READY]) {
-        const int64_t first = unit.first * m.span, n = map.map.out * map.map.columns;
+        const int64_t first = unit.first * m.span, n = map.plan.out * map.plan.columns;
         add_elements(map, first, first + m.span < n ? first + m.span : n, &gg, &inner);
         if (first == 0 && map.bias_grad) add_bias(map, &gg, &inner);
     }
@@ -239,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constan
     if (threadIdx.x == 0) m.unit_sums[2 * blockIdx.x + 1] = inner;
     if (!last_block(&m.tickets[unit.item], (unsigned)map.units)) return;
     join_units(map, m.unit_sums, m.map_sums + 2 * unit.item, shared);
-    if (last_block(&m.now->ticket, (unsigned)m.n_eva)) conclude_eva(m, shared);
+    if (last_block(&m.now->ticket, (unsigned)m.n_outer)) conclude_outer(m, shared);
 }
 
 /* ---- the KL clip of maps with means ---------------------------------------------------------------------------------- */
@@ -247,14 +212,14 @@ static __global__ void __launch_bounds__(THREADS) treat_eva(const __grid_constan
 /* Element i of row o of the gradient; the bias lies behind the columns. */
 __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i)
 {
-    if (i < map.map.columns) return map.grad[o * map.map.columns + i];
+    if (i < map.plan.columns) return map.grad[o * map.plan.columns + i];
     return map.bias_grad ? map.bias_grad[o] : 0.0;
 }
 
 /* What it is compared with: u. A bias without gradient has none. */
 __device__ static double other_at(const abar__cuda_map &map, int kind, int64_t o, int64_t i)
 {
-    return kind == ABAR_FORM_RANK1 && (i < map.map.columns || map.bias_grad) ? map.ordered[i] : 0.0;
+    return kind == ABAR_FORM_RANK1 && (i < map.plan.columns || map.bias_grad) ? map.ordered[i] : 0.0;
 }
 
 /* Block (b, y): the sum of r_o (|G_o|^2 - <G_o, u>^2), times the map's scale, over every gridDim.x-th bundle of rows of map y.
@@ -264,15 +229,15 @@ static __global__ void __launch_bounds__(THREADS) sum_means(const __grid_constan
     __shared__ double shared[32];
     const int at = (int)blockIdx.y;
     const abar__cuda_map &map = m.maps[at];
-    if (m.now->numbers.skip || map.map.kind != ABAR_KEPT_MEAN) return;
+    if (m.now->numbers.skip || abar__plan_is_dense(&map.plan) || map.plan.apply.w >= 0) return;
     const abar__cuda_form form = m.forms[at];
-    const float *r = (const float *)map.map.r;
+    const float *r = row_scale_of(map);
     const int lane = threadIdx.x % 32, warps = THREADS / 32;
-    const int64_t rows = form.kind == ABAR_FORM_RANK1 ? map.map.out : 0; /* others stay as they are, and do not count */
+    const int64_t rows = form.kind == ABAR_FORM_RANK1 ? map.plan.out : 0; /* others stay as they are, and do not count */
     double sum = 0.0;
     for (int64_t o = (int64_t)blockIdx.x * warps + threadIdx.x / 32; o < rows; o += (int64_t)gridDim.x * warps) {
         double gg = 0.0, gu = 0.0;
-        for (int64_t i = lane; i < map.map.d; i += 32) {
+        for (int64_t i = lane; i < map.plan.d; i += 32) {
             const double g = grad_at(map, o, i);
             gg += g * g;
             gu += g * other_at(map, form.kind, o, i);
@@ -304,9 +269,10 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__map_
                                     const abar__cuda_live *now, const double *dense, double *out)
 {
     __shared__ double shared[32];
-    const abar__cuda_map map = maps[blockIdx.x];
-    const abar__kept_map &m = map.map;
+    const abar__cuda_map &map = maps[blockIdx.x];
+    const abar__plan &m = map.plan;
     const abar__cuda_form form = forms[blockIdx.x];
+    const float *r = row_scale_of(map), *w = left_of(map);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const double clip = states[blockIdx.x].count[ABAR_COUNT_READY] ? now->state.kl_scale : 1.0;
     if (form.kind == ABAR_FORM_DENSE) {
@@ -326,9 +292,9 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__map_
         gg = warp_sum(gg);
         gh = warp_sum(gh);
         hh = warp_sum(hh);
-        const bool rows = form.kind == ABAR_FORM_RANK1 && m.r;
-        const double scale = (double)form.scale / clip * (rows ? (double)((const float *)m.r)[o] : 1.0);
-        const double c = m.w ? (double)form.factor * (double)((const float *)m.w)[o] : gh;
+        const bool rows = form.kind == ABAR_FORM_RANK1 && r;
+        const double scale = (double)form.scale / clip * (rows ? (double)r[o] : 1.0);
+        const double c = w ? (double)form.factor * (double)w[o] : gh;
         if (lane != 0) continue;
         sums[0] += gg;
         sums[1] += scale * (gg - c * gh);
@@ -347,26 +313,28 @@ extern "C" void abar__cuda_order_maps(abar_device *dev, const abar__cuda_maps *m
     if (m->n > 0) abar__cuda_launch(dev, order_maps, dim3((unsigned)m->n), dim3(THREADS), 0, m->maps);
 }
 
-extern "C" abar_status abar__cuda_keep_maps(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
+extern "C" abar_status abar__cuda_keep_vectors(abar_device *dev, const abar__cuda_maps *m, const double *to_mean)
 {
     for (int first = 0; first < m->n && to_mean && m->n_linked > 0; first += ABAR_MEANS) {
         const int n = abar__cuda_maps_from(m, first);
         abar__cuda_launch(dev, judge_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first,
                           abar__cuda_means_of(to_mean, first, n), m->spoiled);
     }
-
-    const bool idle = !to_mean && m->n_eva == m->n; /* they are refreshed by commits alone, and their forms come later */
+    /* maps that commits alone refresh, and whose forms come later */
+    const bool idle = !to_mean && m->n_outer == m->n && m->cadence.every_commit;
     for (int first = 0; first < m->n && m->n_dense < m->n && !idle; first += ABAR_MEANS) {
         const int n = abar__cuda_maps_from(m, first);
         abar__cuda_launch(dev, keep_maps, dim3((unsigned)n), dim3(THREADS), 0, m->maps, first, m->states, m->forms, m->now,
-                          abar__cuda_means_of(to_mean, first, n), m->spoiled, m->schedule);
+                          abar__cuda_means_of(to_mean, first, n), m->spoiled, m->cadence);
     }
+    return abar__cuda_status(dev);
+}
 
-    if (m->n_eva > 0) abar__cuda_launch(dev, treat_eva, dim3((unsigned)m->n_units), dim3(THREADS), 0, *m);
+extern "C" void abar__cuda_treat_vectors(abar_device *dev, const abar__cuda_maps *m)
+{
+    if (m->n_outer > 0) abar__cuda_launch(dev, treat_outer, dim3((unsigned)m->n_units), dim3(THREADS), 0, *m);
     if (clips_means(m)) abar__cuda_launch(dev, sum_means, dim3(ABAR_CLIP_BLOCKS, (unsigned)m->n), dim3(THREADS), 0, *m);
-    if (m->n_dense > 0) return abar__cuda_keep_dense(dev, m, to_mean);
-    if (clips_means(m)) abar__cuda_launch(dev, conclude_means, dim3(1), dim3(THREADS), 0, *m);
-    return ABAR_OK;
+    if (clips_means(m) && m->n_dense == 0) abar__cuda_launch(dev, conclude_means, dim3(1), dim3(THREADS), 0, *m);
 }
 
 extern "C" abar_status abar__cuda_compare_maps(abar_device *dev, const abar__cuda_maps *m)
