@@ -396,15 +396,17 @@ const abar__step_outcome *rig_outcome(const rig *r, int64_t k)
 void rig_check_weights(rig *r, double tolerance, bool of_change)
 {
     for (int i = 0; i < r->n_params; i++) {
-        const rig_param *p = &r->param[i];
+        rig_param *p = &r->param[i];
         double *got = host_numbers(2 * p->count), *expected = got + p->count, off = 0.0, size = 0.0;
         rig_get(r, got, &r->side.value[i]);
         rig_get(r, expected, &r->ref.value[i]);
         for (int64_t e = 0; e < p->count; e++) {
             if (!isfinite(got[e])) fail_msg("step %d: %s is not finite", (int)r->k, p->name);
             off = fmax(off, fabs(got[e] - expected[e]));
-            size = fmax(size, fabs(expected[e] - (of_change ? p->start[e] : 0.0)));
+            size = fmax(size, fabs(expected[e]));
+            p->change = fmax(p->change, fabs(expected[e] - p->start[e]));
         }
+        if (of_change) size = p->change;
         if (!(off <= tolerance * size)) fail_msg("step %d: %s is off by %.2e of %.2e", (int)r->k, p->name, off, size);
         free(got);
     }

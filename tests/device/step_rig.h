@@ -35,6 +35,7 @@ typedef struct rig_param {
     int64_t dim[4], count;
     double lr_scale;
     double *start, *grad; /* host, row-major: the first weights, the gradient of the step */
+    double change;        /* of ref's weights, from the first ones: the largest in any step checked */
 } rig_param;
 
 typedef struct rig_layer {
@@ -91,7 +92,7 @@ void rig_get(const rig *r, double *to, const abar_tensor *from);
 void rig_read(const rig *r, void *to, abar_device *dev, const void *from, size_t bytes);
 
 /* Fails unless every weight is near ref's: the largest deviation within tolerance times the largest weight; of_change: times
- * the largest change since the first step. */
+ * the largest change so far. */
 void rig_check_weights(rig *r, double tolerance, bool of_change);
 /* Fails unless counts and numbers of the maps are ref's, and so many updates were made. */
 void rig_check_maps(rig *r, int64_t updates);
