@@ -1,0 +1,9 @@
+/* The optimizer step (device/step_impl.h) of a device against that of ref, both driven by abar_optim: every rule and method,
+ * bad numbers, clipping, micro-batches, restarts, moved parameters. */
+#ifndef STEP_CASES_H
+#define STEP_CASES_H
+
+/* Returns how many cases failed. A device with a queue has cases of its own: replaying, bf16 copies. */
+int step_cases_run(const char *device);
+
+#endif
