@@ -211,7 +211,7 @@ static void zeros_give_zeros(void **unused)
     in_each(ns_check_zeros);
 }
 
-static void inputs_below_eps_are_told(void **unused)
+static void inputs_below_eps_are_reported(void **unused)
 {
     (void)unused;
     in_each(ns_check_below_eps);
@@ -398,7 +398,7 @@ int main(void)
         cmocka_unit_test(rank_one_is_divided_by_its_norm),
         cmocka_unit_test(magnitude_of_the_input_does_not_matter),
         cmocka_unit_test(zeros_give_zeros),
-        cmocka_unit_test(inputs_below_eps_are_told),
+        cmocka_unit_test(inputs_below_eps_are_reported),
         cmocka_unit_test(inputs_that_are_not_finite_drop_their_block_alone),
         cmocka_unit_test(results_that_are_not_finite_drop_their_block),
         cmocka_unit_test(blocks_of_many_sizes_equal_ref),
