@@ -122,7 +122,7 @@ static void zeros_give_zeros(void **unused)
     on_each(ns_check_zeros);
 }
 
-static void inputs_below_eps_are_told(void **unused)
+static void inputs_below_eps_are_reported(void **unused)
 {
     (void)unused;
     on_each(ns_check_below_eps);
@@ -244,7 +244,7 @@ int main(void)
         cmocka_unit_test(rank_one_is_divided_by_its_norm),
         cmocka_unit_test(magnitude_of_the_input_does_not_matter),
         cmocka_unit_test(zeros_give_zeros),
-        cmocka_unit_test(inputs_below_eps_are_told),
+        cmocka_unit_test(inputs_below_eps_are_reported),
         cmocka_unit_test(inputs_that_are_not_finite_drop_their_block_alone),
         cmocka_unit_test(results_that_are_not_finite_drop_their_block),
         cmocka_unit_test(large_blocks_equal_ref_and_repeat_bit_for_bit),

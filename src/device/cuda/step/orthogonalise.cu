@@ -248,7 +248,7 @@ template <typename T> __global__ __launch_bounds__(THREADS) static void unpack_b
         good = good && isfinite(v);
         item.out[(int64_t)row * item.columns + column] = state.bad ? 0.0f : f * v;
     });
-    if (!good) s.states[t.block].bad = 1; /* whoever writes it, it is the same */
+    if (!good) s.states[t.block].bad = 1; /* several threads may write the same value */
     if (!last_block(&s.tickets[t.block], (unsigned)t.tiles) || !__ldcg(&s.states[t.block].bad)) return;
     for (int64_t i = threadIdx.x; i < (int64_t)item.rows * item.columns; i += THREADS) item.out[i] = 0.0f;
     if (threadIdx.x == 0) s.verdict[item.index] = ABAR_NS_NOT_FINITE;
@@ -320,7 +320,7 @@ static abar_status send(abar_device *dev, abar__cuda_orthogonaliser *o)
     return ABAR_OK;
 }
 
-/* Sums of one block of a group: of its tiles, or of its rows by column tiles, whichever way it lies. */
+/* Sums of one block of a group: of its tiles, or of its rows by column tiles, transposed or not. */
 static int64_t sums_of_block(const abar__cuda_orthogonaliser *o, const abar__ns_group *g)
 {
     const int64_t tiles = (int64_t)g->tiles_r * g->tiles_c, upright = (int64_t)g->r * g->tiles_c,
@@ -329,15 +329,15 @@ static int64_t sums_of_block(const abar__cuda_orthogonaliser *o, const abar__ns_
     return upright > turned ? upright : turned;
 }
 
-static void *take(char *memory, size_t *at, size_t bytes)
+static void *carve(char *memory, size_t *at, size_t bytes)
 {
     void *here = memory ? memory + *at : NULL;
     *at += abar__round_up(bytes, 256); /* as cuBLASLt wants its matrices */
     return here;
 }
 
-/* Lays everything out from memory on, and returns the bytes; memory NULL: bytes only. */
-static size_t lay_out(abar__cuda_orthogonaliser *o, char *memory)
+/* Sets all pointers into memory and returns how many bytes are needed; memory NULL: bytes only. */
+static size_t set_layout(abar__cuda_orthogonaliser *o, char *memory)
 {
     const size_t n = (size_t)o->n, element = o->exact ? sizeof(float) : sizeof(bf16);
     size_t at = 0, sums = 0, x = 0, s = 0;
@@ -349,14 +349,14 @@ static size_t lay_out(abar__cuda_orthogonaliser *o, char *memory)
         x = of_x > x ? of_x : x;
         s = of_s > s ? of_s : s;
     }
-    o->items = (abar__ns_item *)take(memory, &at, n * sizeof *o->items);
-    o->states = (block_state *)take(memory, &at, n * sizeof *o->states);
-    o->tickets = (unsigned *)take(memory, &at, n * sizeof *o->tickets);
-    o->sums = (double *)take(memory, &at, sums * sizeof *o->sums);
-    for (int i = 0; i < 2; i++) o->blas.x[i] = take(memory, &at, x * element);
-    o->blas.s = take(memory, &at, s * element);
-    o->blas.b = take(memory, &at, s * element);
-    o->blas.workspace = take(memory, &at, o->n_groups > 0 ? ABAR_NS_WORKSPACE : 0);
+    o->items = (abar__ns_item *)carve(memory, &at, n * sizeof *o->items);
+    o->states = (block_state *)carve(memory, &at, n * sizeof *o->states);
+    o->tickets = (unsigned *)carve(memory, &at, n * sizeof *o->tickets);
+    o->sums = (double *)carve(memory, &at, sums * sizeof *o->sums);
+    for (int i = 0; i < 2; i++) o->blas.x[i] = carve(memory, &at, x * element);
+    o->blas.s = carve(memory, &at, s * element);
+    o->blas.b = carve(memory, &at, s * element);
+    o->blas.workspace = carve(memory, &at, o->n_groups > 0 ? ABAR_NS_WORKSPACE : 0);
     return at;
 }
 
@@ -397,9 +397,9 @@ static abar_status make(abar_device *dev, abar__cuda_orthogonaliser *o, const ab
     if (o->n_groups > 0) ABAR_TRY(abar__ns_blas_open(dev, &o->blas));
     if (o->n_small > 0) ABAR_TRY(abar__ns_small_prepare(dev));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&o->sent, cudaEventDisableTiming));
-    o->memory_bytes = lay_out(o, NULL);
+    o->memory_bytes = set_layout(o, NULL);
     ABAR_TRY(abar_device_alloc(dev, o->memory_bytes, (void **)&o->memory)); /* zeroed: tickets start at 0 */
-    lay_out(o, o->memory);
+    set_layout(o, o->memory);
     for (int i = 0; i < o->n_groups; i++)
         ABAR_TRY(abar__ns_products_create(dev, &o->blas, &o->groups[i], !dev->config.deterministic, &o->products[i]));
     fill_items(o, blocks);
