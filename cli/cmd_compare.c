@@ -178,7 +178,7 @@ static void print_run(watcher *w, const abar_compare_progress *p)
         return;
     }
     line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
-    line_part_set(&part[TEST], 0, "test ");
+    line_part_set(&part[TEST], 0, comparison_validates(w->compare) ? "validation " : "test ");
     if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
     if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
     part[RESULT].strong = true;
