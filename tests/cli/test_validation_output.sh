@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --validation on the command line: names in the output and in the files, eval on either part, what is refused.
+# --validation on the command line: names in the output and in the files, eval on either part, what is refused; bench/search-rate.
 # shellcheck source=lib.sh
 source "$(dirname "$0")/lib.sh"
 held=(--model lenet5 --data synthetic --limit-train 500 --batch 32 --epochs 2 --threads 1 --validation 0.1)
@@ -70,6 +70,27 @@ run analyze spectra --checkpoint run --samples 451 --out analysis
 check "analyze has the training part" grep -q 'training part of synthetic has 450' stderr
 run analyze spectra --checkpoint run --samples 1025 --split test --out analysis
 check "analyze has the test set" grep -q 'test part of synthetic has 1024' stderr
+
+# --- bench/search-rate ---
+search() {
+    ran="search-rate $*"
+    MODEL=lenet5 DATA=synthetic EPOCHS=${EPOCHS-1} OPTIONS="--limit-train 500 --batch 32 --threads 1" "$root/bench/search-rate" "$abar" rates "$@" >stdout 2>stderr
+    rc=$?
+}
+search "sgd: 0.1 0.01" "high=mac --damping 10: 0.1"
+check "search-rate trains every rate" test $rc = 0 -a "$(grep -cE '^(sgd|high), lr [0-9.]+: validation accuracy' stdout)" = 3
+check "search-rate prints a table" test "$(grep -cE '^(sgd|high) +0\.0?1 +[0-9.]+[ *] +[0-9.]+ +[0-9.]+$' stdout)" = 3
+check "search-rate finds the best" test "$(grep -cE '^(sgd|high): best lr 0\.0?1' stdout)" = 2
+check "search-rate keeps reports" test "$(find rates -name report.json | wc -l)" = 3
+rm rates/sgd-lr0.1/report.json
+search "sgd: 0.1 0.01 0.3" "high=mac --damping 10: 0.1"
+check "search-rate goes on" test $rc = 0 -a "$(grep -cE '^sgd, lr 0\.[13]: validation accuracy' stdout)" = 2 -a "$(grep -c 'lr 0.01: val' stdout)" = 0
+EPOCHS=2 search "sgd: 0.1"
+check "search-rate does not mix settings" test $rc = 2 -a "$(grep -c 'made with other settings' stderr)" = 1
+search "wild=sgd ${explode[*]:2}: 1e6 0.1"
+check "search-rate tells a divergence" test $rc = 0 -a "$(grep -cE '^wild +1e6 +diverged$' stdout)" = 1
+search "sgd --nonsense 1: 0.2"
+check "search-rate ends on a mistake" test $rc = 2 -a "$(grep -c 'no such flag' stderr)" = 1
 
 # --- refusals ---
 for value in 0.5 1 -1 nan; do
