@@ -3,9 +3,10 @@
  * A comparison lives in a folder:
  *     compare.json    its configuration, every run that has ended, the table
  *     compare.csv     one row per run and epoch
- *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time; validation in place of
- * test here and in the other files, if the setups have a validation part compare.md      the table, to be pasted into a page
+ *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time
+ *     compare.md      the table, to be pasted into a page
  *     LABEL-sSEED/    every run: the files of an abar_trainer, and report.json once the run has ended
+ * If the setups have a validation part, all files say "validation" in place of "test".
  * Runs are ordered by seed, then by method, so that a machine whose speed changes affects all methods alike; on a GPU several
  * may train side by side. A comparison may be stopped or killed at any moment and continued later, with the same results. */
 #ifndef ABAR_COMPARE_H

@@ -50,7 +50,7 @@ static abar_status view_own_data(abar_context *ctx, const abar_setup *setup, int
     *out = NULL;
     ABAR_TRY(abar__dataset_view(ctx, setup->dataset, limit_train, train->limit_test, &data));
     abar_status status =
-        validation > 0.0 ? abar__dataset_hold_out(data, validation, (uint64_t)train->validation_seed) : ABAR_OK;
+        validation != 0.0 ? abar__dataset_hold_out(data, validation, (uint64_t)train->validation_seed) : ABAR_OK;
     if (status == ABAR_OK)
         *out = data;
     else

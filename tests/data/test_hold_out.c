@@ -171,6 +171,27 @@ static void hold_out_of_a_set_that_owns_its_images(void **state)
     check_every_allocation_failing("synthetic", &part);
 }
 
+/* A program's images are copied: a copy that fails is reported and leaks nothing. */
+static void hold_out_of_borrowed_images_without_memory_fails(void **state)
+{
+    (void)state;
+    failing f;
+    abar_context *ctx = failing_context(&f);
+    numbered *set = numbered_make();
+    f.fail_at = 0;
+    for (long k = 1; k <= 3; k++) {
+        abar_dataset *data = wrap(ctx, set, 50);
+        f.calls = 0;
+        f.fail_at = k;
+        assert_int_equal(abar__dataset_hold_out(data, 0.2, 0), k < 3 ? ABAR_E_MEMORY : ABAR_OK); /* images, labels */
+        f.fail_at = 0;
+        abar_dataset_close(data);
+        assert_int_equal(abar_context_memory(ctx).now, 0);
+    }
+    abar_context_destroy(ctx);
+    free(set);
+}
+
 /* ---- loaders ---------------------------------------------------------------------------------------------------- */
 
 /* How often each sample came in three epochs of a part. */
@@ -317,6 +338,7 @@ int main(void)
         cmocka_unit_test(hold_out_draws_by_counter),
         cmocka_unit_test(hold_out_is_uniform),
         cmocka_unit_test(hold_out_of_a_set_that_owns_its_images),
+        cmocka_unit_test(hold_out_of_borrowed_images_without_memory_fails),
         cmocka_unit_test(hold_out_is_never_in_a_training_batch),
         cmocka_unit_test(hold_out_of_a_text_is_its_end_and_no_window_crosses_it),
         cmocka_unit_test(hold_out_of_no_sample_is_refused),
