@@ -185,6 +185,7 @@ void print_profile_json(json_writer *j, const abar_bench *bench, const abar_benc
 void print_comparison(const abar_compare *compare, const struct progress *out);
 int comparison_seeds(const abar_compare *compare); /* of the method that has most */
 bool comparison_is_text(const abar_compare *compare);
+bool comparison_validates(const abar_compare *compare); /* its results are of a validation part */
 
 /* ---- print.c -------------------------------------------------------------------------------------------------- */
 

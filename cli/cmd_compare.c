@@ -140,6 +140,10 @@ static void announce(watcher *w)
         snprintf(trainings, sizeof trainings, ", %d runs", runs);
     snprintf(line, sizeof line, "%s on %s, %s: %d optimizer%s%s, %" PRId64 " epoch%s each, batch %" PRId64, t->model, t->data,
              t->device, methods, methods > 1 ? "s" : "", trainings, t->epochs, t->epochs > 1 ? "s" : "", t->batch);
+    if (t->validation > 0.0) {
+        const size_t used = strlen(line);
+        snprintf(line + used, sizeof line - used, ", validation %g (the test set is not used)", t->validation);
+    }
     print_wrapped(out, 0, print_width(out), line);
     for (int m = 0; m < methods; m++) {
         describe(w->c, abar_compare_setup(compare, m), line, sizeof line);
@@ -178,7 +182,7 @@ static void print_run(watcher *w, const abar_compare_progress *p)
         return;
     }
     line_part_set(&part[LOSS], 1, "loss %s  ", print_fixed(number, r->train_loss, 4));
-    line_part_set(&part[TEST], 0, "test ");
+    line_part_set(&part[TEST], 0, comparison_validates(w->compare) ? "validation " : "test ");
     if (text) line_part_set(&part[RESULT], 0, "%s", print_fixed(number, r->test_loss, 4));
     if (!text) line_part_set(&part[RESULT], 0, "%5.2f %%", r->test_accuracy);
     part[RESULT].strong = true;

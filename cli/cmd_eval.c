@@ -1,4 +1,4 @@
-/* abar eval: test loss and accuracy of weights on disk, abar's or PyTorch's; optionally their logits. */
+/* abar eval: test (or validation) loss and accuracy of weights on disk, abar's or PyTorch's; optionally their logits. */
 #include "cli.h"
 
 #include <inttypes.h>
@@ -7,16 +7,21 @@
 
 typedef struct eval_flags {
     char checkpoint[ABAR_OPTION_TEXT_MAX], logits[ABAR_OPTION_TEXT_MAX];
+    int64_t split;
     bool json;
 } eval_flags;
+
+enum { SPLIT_TEST, SPLIT_VALIDATION };
 
 #define AT(member) offsetof(eval_flags, member)
 
 static const abar_option own[] = {
     {"checkpoint", ABAR_OPTION_TEXT, AT(checkpoint), "", 0, 0, NULL,
      "the folder of a run, or a safetensors file: a checkpoint, an export, or PyTorch's (with --model and --data)"},
+    {"split", ABAR_OPTION_CHOICE, AT(split), "test", 0, 0, "test|validation",
+     "part of the data set; validation: what the run held out by --validation"},
     {"logits", ABAR_OPTION_TEXT, AT(logits), "", 0, 0, NULL,
-     "write the first N test images (or windows of a text) with their labels and logits to FILE, a safetensors file"},
+     "write the first N of these images (or windows of a text) with labels and logits to FILE, a safetensors file"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
@@ -51,26 +56,28 @@ static int check_logits(const cli *c, const char *path)
     return EXIT_SUCCESS;
 }
 
+static const char *part_of(const abar_setup *setup) { return setup->train.validation > 0.0 ? "validation" : "test"; }
+
 static void print_words(const abar_setup *setup, const abar_evaluation *e)
 {
     char line[4 * ABAR_OPTION_TEXT_MAX], count[NUMBER_MAX], seconds[NUMBER_MAX];
     char loss[NUMBER_MAX], perplexity[NUMBER_MAX], bits[NUMBER_MAX];
     const char *model = setup->train.model, *data = setup->train.data, *plural = e->samples == 1 ? "" : "s";
+    const char *part = part_of(setup);
     print_count(count, e->samples);
     print_significant(seconds, e->seconds);
     print_fixed(loss, e->loss, 4);
     if (setup->model->text)
-        snprintf(line, sizeof line,
-                 "%s on %s: test loss %s, perplexity %s, %s bits per %s, accuracy %.2f %%, %s token%s in %s s", model, data,
-                 loss, print_fixed(perplexity, e->perplexity, 3), print_fixed(bits, e->bits, 3),
+        snprintf(line, sizeof line, "%s on %s: %s loss %s, perplexity %s, %s bits per %s, accuracy %.2f %%, %s token%s in %s s",
+                 model, data, part, loss, print_fixed(perplexity, e->perplexity, 3), print_fixed(bits, e->bits, 3),
                  setup->train.text == ABAR_TEXT_BYTES ? "byte" : "character", e->accuracy, count, plural, seconds);
     else
-        snprintf(line, sizeof line, "%s on %s: test accuracy %.2f %%, loss %s, %s image%s in %s s", model, data, e->accuracy,
-                 loss, count, plural, seconds);
+        snprintf(line, sizeof line, "%s on %s: %s accuracy %.2f %%, loss %s, %s image%s in %s s", model, data, part,
+                 e->accuracy, loss, count, plural, seconds);
     print_wrapped(stdout, 0, print_width(stdout), line);
 }
 
-/* There may be fewer test samples than requested. */
+/* There may be fewer samples than requested. */
 static void print_logits(const abar_setup *setup, const abar_evaluation *e, int64_t count, const char *path)
 {
     int64_t input[3], classes, each = 1;
@@ -78,8 +85,8 @@ static void print_logits(const abar_setup *setup, const abar_evaluation *e, int6
     if (setup->model->text) each = input[0];
     if (count > e->samples / each) count = e->samples / each;
     char label[64];
-    snprintf(label, sizeof label, "logits of the first %" PRId64 " test %s%s", count, setup->model->text ? "window" : "image",
-             count == 1 ? "" : "s");
+    snprintf(label, sizeof label, "logits of the first %" PRId64 " %s %s%s", count, part_of(setup),
+             setup->model->text ? "window" : "image", count == 1 ? "" : "s");
     print_path(stdout, label, path);
 }
 
@@ -94,11 +101,12 @@ static void print_evaluation(const abar_setup *setup, const char *weights, const
     json_text(&j, "model", setup->train.model);
     json_text(&j, "data", setup->train.data);
     json_text(&j, "checkpoint", weights);
-    json_real(&j, "test_acc", e->accuracy);
-    json_real(&j, "test_loss", e->loss);
+    const bool validation = setup->train.validation > 0.0;
+    json_real(&j, validation ? "validation_acc" : "test_acc", e->accuracy);
+    json_real(&j, validation ? "validation_loss" : "test_loss", e->loss);
     if (setup->model->text) {
-        json_real(&j, "test_ppl", e->perplexity);
-        json_real(&j, "test_bpc", e->bits);
+        json_real(&j, validation ? "validation_ppl" : "test_ppl", e->perplexity);
+        json_real(&j, validation ? "validation_bpc" : "test_bpc", e->bits);
     }
     json_int(&j, "samples", e->samples);
     json_real(&j, "seconds", e->seconds);
@@ -123,6 +131,21 @@ static int evaluate(cli *c, const abar_setup *setup, const eval_flags *flags)
     return EXIT_SUCCESS;
 }
 
+/* The validation part is that of the run. */
+static int choose_split(const cli *c, abar_setup *setup, const eval_flags *flags)
+{
+    if (flags->split == SPLIT_VALIDATION && setup->train.validation == 0.0)
+        return cli_fail(c, EXIT_USAGE, "--split validation: %s does not belong to a run with --validation, leave it out",
+                        flags->checkpoint);
+    if (flags->split == SPLIT_VALIDATION && flags_peek(c, "limit-train"))
+        return cli_fail(c, EXIT_USAGE, "--limit-train: would change what the run held out, leave it out");
+    if (flags->split == SPLIT_TEST) {
+        setup->train.validation = 0.0;
+        setup->train.validation_seed = 0;
+    }
+    return EXIT_SUCCESS;
+}
+
 static int run(cli *c)
 {
     eval_flags flags;
@@ -131,6 +154,7 @@ static int run(cli *c)
     int code = checkpoint_setup(c, checkpoint ? checkpoint : "", &flags, &setup);
     if (!code && !flags.checkpoint[0])
         code = cli_fail(c, EXIT_USAGE, "--checkpoint: needed, the folder of a run or a safetensors file");
+    if (!code) code = choose_split(c, setup, &flags);
     if (!code) code = flags_check(c, setup);
     if (!code) code = evaluate(c, setup, &flags);
     abar_setup_destroy(c->ctx, setup);
@@ -143,7 +167,7 @@ const command command_eval = {
     .usage = "--checkpoint PATH [--model NAME --data NAME] [--flag value ...]",
     .about =
         "Tests weights from disk. For the folder of a run, or a file in it, the settings are those of the run; for other files "
-        "give --model and --data.",
+        "give --model and --data. A run with --validation is measured on the test set, too, unless --split says otherwise.",
     .own = own,
     .settings = settings,
     .model_options = true,

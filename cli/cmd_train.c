@@ -86,6 +86,18 @@ static size_t append_setting(cli *c, const abar_option *table, const void *confi
     return at + (size_t)n;
 }
 
+static void announce_validation(const abar_dataset_info *info, FILE *out, int width)
+{
+    char line[160], held[NUMBER_MAX], all[NUMBER_MAX];
+    print_count(held, info->test);
+    print_count(all, info->train + info->test);
+    snprintf(line, sizeof line,
+             info->text ? "validation: the last %s of %s training tokens; the test set is not used"
+                        : "validation: %s of %s training images; the test set is not used",
+             held, all);
+    print_wrapped(out, 0, width, line);
+}
+
 static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
 {
     static const char *const said[] = {"epochs", "batch", "lr", "schedule", "weight-decay", "seed", NULL};
@@ -103,6 +115,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
         for (const abar_option *row = tables[i].options; row->name; row++)
             at = append_setting(c, tables[i].options, tables[i].config, row->name, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
+    if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);
     fflush(out);
 }
 
@@ -113,7 +126,8 @@ static void say_next(const cli *c, const abar_setup *setup, const progress *p, b
     print_shell_word(folder, setup->train.out);
     fprintf(p->out, "\nNext:\n");
     if (setup->model->text) fprintf(p->out, "  %s sample --checkpoint %s\n", c->program, folder);
-    fprintf(p->out, "  %s eval --checkpoint %s\n  %s train --resume %s", c->program, folder, c->program, folder);
+    fprintf(p->out, "  %s eval --checkpoint %s%s\n  %s train --resume %s", c->program, folder,
+            setup->train.validation > 0.0 ? "    # on the test set" : "", c->program, folder);
     if (finished) fprintf(p->out, " --epochs %" PRId64, 2 * setup->train.epochs);
     fprintf(p->out, "\n  %s train --help\n", c->program);
 }
@@ -134,8 +148,9 @@ static void say_result(const progress *p)
     else
         snprintf(line, sizeof line, "(best %.2f %% in epoch %" PRId64 ") after %" PRId64 " epoch%s, %s.", last->best_accuracy,
                  last->best_accuracy_epoch + 1, last->epoch + 1, plural, time);
-    const int n = last->text ? fprintf(p->out, "\nTest loss %s%s%s ", bold, loss, plain)
-                             : fprintf(p->out, "\nTest accuracy %s%.2f %%%s ", bold, last->test_accuracy, plain);
+    const char *part = last->validation ? "Validation" : "Test";
+    const int n = last->text ? fprintf(p->out, "\n%s loss %s%s%s ", part, bold, loss, plain)
+                             : fprintf(p->out, "\n%s accuracy %s%.2f %%%s ", part, bold, last->test_accuracy, plain);
     print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 

@@ -88,7 +88,7 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
     line_part_set(&part[RATE], 5, "  %s", print_rate(rate, sizeof rate, now));
     line_part_set(&part[LEFT], 4, "  %s left", print_duration(number, now->seconds_left));
     if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[LEFT].text[0] = '\0';
-    if (now->step == now->steps) line_part_set(&part[LEFT], 4, "  testing");
+    if (now->step == now->steps) line_part_set(&part[LEFT], 4, now->validation ? "  validating" : "  testing");
 
     const int room = width - print_fit(part, LIVE_PARTS, width) - 2, bar = room > BAR_MAX ? BAR_MAX : room;
     fprintf(p->out, "\r%.*s", width > 0 ? width : 0, part[0].text);
@@ -149,14 +149,14 @@ enum {
     EPOCH_PARTS
 };
 
-/* The main result is always shown: the test loss of a text, the test accuracy of images. */
+/* The main result is always shown: the test (or validation) loss of a text, the accuracy of images. */
 static void print_epoch_line(progress *p, const abar_progress *now)
 {
     line_part part[EPOCH_PARTS] = {0};
     char number[NUMBER_MAX], rate[NUMBER_MAX + 8];
     print_epoch(part[EPOCH].text, sizeof part[EPOCH].text, now);
     line_part_set(&part[EPOCH_LOSS], 3, "  loss %s", print_fixed(number, now->loss, 4));
-    line_part_set(&part[TEST], 0, "  test ");
+    line_part_set(&part[TEST], 0, now->validation ? "  validation " : "  test ");
     if (now->text) {
         line_part_set(&part[RESULT], 0, "%s", print_fixed(number, now->test_loss, 4));
         line_part_set(&part[PERPLEXITY], 7, "  ppl %s", print_fixed(number, now->test_perplexity, 3));

@@ -18,8 +18,9 @@ int comparison_seeds(const abar_compare *compare)
 }
 
 bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }
+bool comparison_validates(const abar_compare *compare) { return abar_compare_setup(compare, 0)->train.validation > 0.0; }
 
-/* RESULT: the test accuracy, of texts the test loss; BEST: its best over the epochs; OTHER: the other of the two. */
+/* RESULT: the test (or validation) accuracy, of texts the loss; BEST: its best over the epochs; OTHER: the other of the two. */
 enum { OPTIMIZER, RESULT, BEST, OTHER, TRAIN_LOSS, STEP, STEP_RATIO, MEMORY, MEMORY_RATIO, FAILED, COLUMNS };
 
 /* What the table is made from. */
@@ -133,12 +134,15 @@ void print_comparison(const abar_compare *compare, const progress *p)
 {
     source s = {.compare = compare, .utf8 = p->utf8, .text = comparison_is_text(compare), .shared = side_by_side(compare) > 1};
     const char *baseline = abar_compare_row_of(compare, abar_compare_baseline(compare))->label;
-    char ratio[16];
+    char ratio[16], accuracy[32], loss[32];
+    const char *part = comparison_validates(compare) ? "validation" : "test";
+    snprintf(accuracy, sizeof accuracy, "%s acc %%", part);
+    snprintf(loss, sizeof loss, "%s loss", part);
     snprintf(ratio, sizeof ratio, strlen(baseline) <= 8 ? "vs %.8s" : "ratio", baseline);
     const grid_column column[COLUMNS] = {[OPTIMIZER] = {"optimizer", true, 0},
-                                         [RESULT] = {s.text ? "test loss" : "test acc %", false, 0},
+                                         [RESULT] = {s.text ? loss : accuracy, false, 0},
                                          [BEST] = {"best", false, 4},
-                                         [OTHER] = {s.text ? "test acc %" : "test loss", false, 7},
+                                         [OTHER] = {s.text ? accuracy : loss, false, 7},
                                          [TRAIN_LOSS] = {"train loss", false, 1},
                                          [STEP] = {s.shared ? "ms alone" : "ms/step", false, 2},
                                          [STEP_RATIO] = {ratio, false, 3}, /* left out before the number it is a ratio of */

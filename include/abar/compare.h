@@ -6,6 +6,7 @@
  *     compare.svg     training loss and test accuracy (of texts: test loss) over epochs and over time
  *     compare.md      the table, to be pasted into a page
  *     LABEL-sSEED/    every run: the files of an abar_trainer, and report.json once the run has ended
+ * If the setups have a validation part, all files say "validation" in place of "test".
  * Runs are ordered by seed, then by method, so that a machine whose speed changes affects all methods alike; on a GPU several
  * may train side by side. A comparison may be stopped or killed at any moment and continued later, with the same results. */
 #ifndef ABAR_COMPARE_H
@@ -33,7 +34,8 @@ typedef struct abar_compare_config {
     const int64_t *method_seeds; /* runs of each method, 0: as seeds says; NULL: all as seeds says */
 } abar_compare_config;
 
-/* The result of one run. Accuracies in percent; NaN if no epoch was finished. */
+/* The result of one run. Accuracies in percent; NaN if no epoch was finished. With a validation part (the setup's
+ * train.validation) test_* and best_* are of it. */
 typedef struct abar_compare_run {
     const char *label;
     int method;

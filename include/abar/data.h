@@ -22,6 +22,7 @@ typedef struct abar_dataset_info {
     int64_t train, test;    /* numbers of samples; text: of tokens */
     double mean[3], std[3]; /* of value/255, for normalisation, per channel; channels after the third use the third's */
     bool floats;            /* images are float32, and used without normalisation */
+    bool validation;        /* the test part is a validation part: see abar_dataset_config */
 } abar_dataset_info;
 
 typedef struct abar_dataset_config {
@@ -33,6 +34,11 @@ typedef struct abar_dataset_config {
     /* text only */
     bool bytes;             /* tokens are bytes; otherwise characters */
     const char *vocabulary; /* of characters, as abar_dataset_vocabulary returns it; NULL: the characters of the file */
+    /* A validation part, in place of the test part, which is not kept: this fraction of the training samples (after
+     * limit_train), below 0.5; 0: none. It is held out of the training part. Images are drawn at random; a draw depends on
+     * validation_seed and the number of samples alone. Of a text it is the end. */
+    double validation;
+    uint64_t validation_seed;
 } abar_dataset_config;
 
 /* Reads a data set into memory. spec is NAME, NAME:DIR or text:FILE, as on the command line; config may be NULL. Files are

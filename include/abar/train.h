@@ -35,6 +35,10 @@ typedef struct abar_train_config {
     char out[ABAR_OPTION_TEXT_MAX];      /* the run's folder; "": nothing is written */
     char snapshot[ABAR_OPTION_TEXT_MAX]; /* epochs, "0,12,25", after which the weights are kept in out/snapshots; 0: the initial
                                             ones */
+    /* Above 0: this fraction of the training samples is held out, never trained on, and measured wherever the test part would
+     * be; the test part is not used. As in abar_dataset_config: validation_seed is independent of seed. */
+    double validation;
+    int64_t validation_seed;
 } abar_train_config;
 
 typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;
@@ -101,12 +105,14 @@ typedef struct abar_progress {
     double loss, accuracy; /* of training, mean over the epoch's steps so far without skipped ones (NaN: all were); percent */
     double lr, samples_per_second, seconds, seconds_left; /* samples: images, or tokens of a text */
     bool text;                                            /* losses and accuracies are per token, losses in nats */
-    bool epoch_done;                                      /* the epoch has been tested; only then set: */
+    bool epoch_done;                                      /* the epoch has been tested; only then set (of the validation part,
+                                                             if the setup has one): */
     double test_loss, test_accuracy;
     double best_accuracy, best_loss;              /* of the test part, over the epochs so far, ... */
     int64_t best_accuracy_epoch, best_loss_epoch; /* ... and in which, counted from 0 */
     double test_perplexity, test_bits;            /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
+    bool validation; /* the setup has a validation part: test_loss and so on are its numbers */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
@@ -119,8 +125,8 @@ typedef struct abar_trainer_events {
 
 /* Opens data and device, makes net, optimizer and loaders, and locks the folder setup->train.out. events may be NULL.
  * A folder with a checkpoint is refused unless resume is set. With resume the run continues from the checkpoint; setup is that
- * of abar_setup_load, in which model, data set, optimizer, batch, limit-train and seed must not be changed. Other changes take
- * effect and are logged. The data set's content must be that of the checkpoint, unless accept_data is set. */
+ * of abar_setup_load, in which model, data set, optimizer, batch, limit-train, validation and seed must not be changed. Other
+ * changes take effect and are logged. The data set's content must be that of the checkpoint, unless accept_data is set. */
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out);
 /* The setup of the run in a folder. Its out is dir. */
@@ -137,6 +143,8 @@ abar_status abar_trainer_run(abar_trainer *trainer);
 void abar_trainer_stop(abar_trainer *trainer);
 /* Whether resume found no checkpoint, so that the run begins again. */
 bool abar_trainer_started_over(const abar_trainer *trainer);
+/* The data set: train samples are trained on, test samples are measured after each epoch. */
+const abar_dataset_info *abar_trainer_data(const abar_trainer *trainer);
 
 /* The memory that a run will take, in bytes, found without training and without reading the data. */
 typedef struct abar_memory_plan {
@@ -151,13 +159,16 @@ abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map
 /* The final report as one JSON object: epochs, test_acc, test_loss, train_acc, train_loss (of the last epoch; accuracies in
  * percent; null before the first epoch has ended, and for training where all its steps were skipped), best_acc and best_loss
  * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
- * (perplexity, bits per character), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps,
- * stopped, dir (null without out), history (one object per epoch, counted from 1) and config. The text is valid until the next
+ * (perplexity, bits per character), train_samples and test_samples (tokens of a text), seconds, ms_per_step,
+ * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per
+ * epoch, counted from 1) and config. With a validation part the names test_* are validation_*. The text is valid until the next
  * report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
-/* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. */
+/* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. With
+ * setup->train.validation above 0 those of the validation part; a program that wants the test part of such a run sets it to 0.
+ */
 typedef struct abar_evaluation {
     size_t size;           /* sizeof(abar_evaluation) */
     double loss, accuracy; /* percent */

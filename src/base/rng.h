@@ -14,6 +14,7 @@ typedef enum abar__purpose {                          /* the numbers are part of
                              ABAR_DRAW_WINDOW = 6,    /* when: epoch,     index: place in the epoch */
                              ABAR_DRAW_SAMPLE = 7,    /* when: 0, index: token that is generated */
                              ABAR_DRAW_ANALYSIS = 8,  /* when: see analysis, index: element */
+                             ABAR_DRAW_HOLD_OUT = 9,  /* when: 0, index: position */
 } abar__purpose;
 
 typedef struct abar__draw {

@@ -11,7 +11,7 @@
 typedef struct abar__part {
     uint8_t *images;  /* (count, C, H, W); float where info.floats */
     int32_t *labels;  /* (count) */
-    uint16_t *tokens; /* (count), instead of images and labels; both parts of a text share one block, which the first owns */
+    uint16_t *tokens; /* (count), instead of images and labels */
     int64_t count;
 } abar__part;
 
@@ -48,7 +48,7 @@ struct abar_dataset {
     abar_context *ctx;
     const abar__data_kind *kind;
     abar_dataset_info info;      /* a reader sets the shape before it allocates a part; open sets the counts */
-    abar__part part[2];          /* training, test */
+    abar__part part[2];          /* training, test; of a text, or with info.validation, in one block that the first owns */
     abar__vocabulary vocabulary; /* text */
     int64_t tokens;              /* text: of the whole file */
     bool borrowed;               /* the parts are the caller's, or another data set's */
@@ -76,6 +76,13 @@ static inline int64_t abar__image_bytes(const abar_dataset_info *info)
 /* The same samples, or the first of them (limits as in abar_dataset_config), without a copy: from must outlive it. */
 abar_status abar__dataset_view(abar_context *ctx, const abar_dataset *from, int64_t limit_train, int64_t limit_test,
                                abar_dataset **out);
+
+/* ---- validation.c --------------------------------------------------------------------------------------------- */
+
+/* How many of the training samples a fraction is. */
+int64_t abar__validation_count(int64_t train, double fraction);
+/* Replaces the test part by a validation part, as abar_dataset_config says. Images that are borrowed are copied. */
+abar_status abar__dataset_hold_out(abar_dataset *data, double fraction, uint64_t seed);
 
 /* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all. */
 uint32_t abar__data_crc(const abar_dataset *data, bool test);

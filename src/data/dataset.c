@@ -218,6 +218,7 @@ static abar_status check_config(abar_context *ctx, const abar_dataset_config *co
     ABAR_TRY(abar__struct_read(ctx, "abar_dataset_config", config, out, sizeof *out));
     if (out->limit_train < 0 || out->limit_test < 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "data set: a limit is negative, give 0 for all samples");
+    if (out->validation != 0.0) out->limit_test = 1; /* the test part is not kept */
     return ABAR_OK;
 }
 
@@ -240,31 +241,38 @@ abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_da
     data->info = published_info(kind);
     memcpy(data->info.where, where, sizeof where);
     abar_status status = kind->read(data, &c);
+    data->info.train = data->part[0].count;
+    data->info.test = data->part[1].count;
+    if (status == ABAR_OK && c.validation != 0.0) status = abar__dataset_hold_out(data, c.validation, c.validation_seed);
     if (status != ABAR_OK) {
         abar_dataset_close(data);
         return status;
     }
-    data->info.train = data->part[0].count;
-    data->info.test = data->part[1].count;
     *out = data;
     return ABAR_OK;
 }
 
-static size_t part_image_bytes(const abar_dataset *data, const abar__part *part)
+/* Samples in the block of memory that a part owns. */
+static int64_t owned_count(const abar_dataset *data, int i)
 {
-    return (size_t)(part->count * abar__image_bytes(&data->info));
+    if (data->borrowed) return 0;
+    if (!data->info.validation) return data->part[i].count;
+    return i == 0 ? data->part[0].count + data->part[1].count : 0;
 }
 
-static size_t part_label_bytes(const abar__part *part) { return (size_t)part->count * sizeof *part->labels; }
+static size_t images_bytes(const abar_dataset *data, int64_t n) { return (size_t)(n * abar__image_bytes(&data->info)); }
+static size_t labels_bytes(int64_t n) { return (size_t)n * sizeof(int32_t); }
 
 static size_t token_bytes(const abar_dataset *data) { return (size_t)data->tokens * sizeof(uint16_t); }
 
 void abar_dataset_close(abar_dataset *data)
 {
     if (!data) return;
-    for (int i = 0; i < 2 && !data->kind->text && !data->borrowed; i++) {
-        abar__free(data->ctx, data->part[i].images, part_image_bytes(data, &data->part[i]));
-        abar__free(data->ctx, data->part[i].labels, part_label_bytes(&data->part[i]));
+    for (int i = 0; i < 2 && !data->kind->text; i++) {
+        const int64_t n = owned_count(data, i);
+        if (n == 0) continue;
+        abar__free(data->ctx, data->part[i].images, images_bytes(data, n));
+        abar__free(data->ctx, data->part[i].labels, labels_bytes(n));
     }
     abar__free(data->ctx, data->part[0].tokens, data->part[0].tokens ? token_bytes(data) : 0);
     abar__vocabulary_free(data->ctx, &data->vocabulary);
@@ -281,8 +289,7 @@ size_t abar_dataset_bytes(const abar_dataset *data)
     const abar__vocabulary *v = &data->vocabulary;
     if (data->kind->text)
         return bytes + token_bytes(data) + v->text_bytes + (v->codes ? (size_t)v->count * sizeof *v->codes : 0);
-    for (int i = 0; i < 2 && !data->borrowed; i++)
-        bytes += part_image_bytes(data, &data->part[i]) + part_label_bytes(&data->part[i]);
+    for (int i = 0; i < 2; i++) bytes += images_bytes(data, owned_count(data, i)) + labels_bytes(owned_count(data, i));
     return bytes;
 }
 
@@ -313,8 +320,8 @@ uint32_t abar__data_crc(const abar_dataset *data, bool test)
 {
     const abar__part *part = &data->part[test];
     if (data->kind->text) return (uint32_t)crc32_z(0, (const Bytef *)part->tokens, (size_t)part->count * sizeof *part->tokens);
-    const uLong images = crc32_z(0, part->images, part_image_bytes(data, part));
-    return (uint32_t)crc32_z(images, (const Bytef *)part->labels, part_label_bytes(part));
+    const uLong images = crc32_z(0, part->images, images_bytes(data, part->count));
+    return (uint32_t)crc32_z(images, (const Bytef *)part->labels, labels_bytes(part->count));
 }
 
 /* The number of tokens is known once the text is read; it is at most the number of bytes. */

@@ -279,15 +279,16 @@ static void *work(void *argument)
 static abar_status check_windows(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c)
 {
     const int64_t tokens = part_count(info, c);
+    const char *part = !c->test ? "training" : info->validation ? "validation" : "test";
+    const char *flag = !c->test ? "limit-train" : info->validation ? "validation" : "limit-test";
     if (c->context < 1 || c->steps < 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: windows of %lld tokens, %lld steps an epoch, choose at least 1 and 0",
                           (long long)c->context, (long long)c->steps);
     if (tokens > c->context) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_ARGUMENT,
                       "%s: its %s part has %lld characters, a window and what follows it %lld, give a longer text, a smaller "
-                      "--context or a larger --limit-%s",
-                      info->where, c->test ? "test" : "training", (long long)tokens, (long long)c->context + 1,
-                      c->test ? "test" : "train");
+                      "--context or a larger --%s",
+                      info->where, part, (long long)tokens, (long long)c->context + 1, flag);
 }
 
 static abar_status check(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c, layout *out)

@@ -42,18 +42,36 @@ int64_t abar__context_of(const abar_setup *setup)
     return setup->model->text ? input[0] : 1;
 }
 
+static abar_status view_own_data(abar_context *ctx, const abar_setup *setup, int64_t limit_train, double validation,
+                                 abar_dataset **out)
+{
+    const abar_train_config *train = &setup->train;
+    abar_dataset *data;
+    *out = NULL;
+    ABAR_TRY(abar__dataset_view(ctx, setup->dataset, limit_train, train->limit_test, &data));
+    abar_status status =
+        validation != 0.0 ? abar__dataset_hold_out(data, validation, (uint64_t)train->validation_seed) : ABAR_OK;
+    if (status == ABAR_OK)
+        *out = data;
+    else
+        abar_dataset_close(data);
+    return status;
+}
+
 abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
                             abar_dataset **out)
 {
     const abar_train_config *train = &setup->train;
-    if (abar__is_own_data(setup))
-        return abar__dataset_view(ctx, setup->dataset, test_only ? 1 : train->limit_train, train->limit_test, out);
+    const double validation = test_only ? 0.0 : train->validation;
+    if (abar__is_own_data(setup)) return view_own_data(ctx, setup, test_only ? 1 : train->limit_train, validation, out);
     abar_dataset_config config = {.size = sizeof config,
                                   .limit_train = test_only ? 1 : train->limit_train,
                                   .limit_test = train->limit_test,
                                   .seed = (uint64_t)train->seed,
                                   .bytes = train->text == ABAR_TEXT_BYTES,
-                                  .vocabulary = vocabulary};
+                                  .vocabulary = vocabulary,
+                                  .validation = validation,
+                                  .validation_seed = (uint64_t)train->validation_seed};
     if (is_synthetic(setup)) {
         abar_dataset_info shape = {0};
         take_model_shape(setup, &shape);

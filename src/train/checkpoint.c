@@ -180,7 +180,7 @@ static abar_status check_vocabulary(abar_trainer *t, const carrier *c)
                       t->setup->train.data);
 }
 
-/* Of two digests in a row: training, test. */
+/* Of two digests in a row: training, test (or validation). */
 static const abar__field digest_fields[] = {
     {"train", ABAR_FIELD_WHOLE, offsetof(abar__digest, count)},
     {"train_crc32", ABAR_FIELD_WHOLE, offsetof(abar__digest, crc)},
@@ -214,10 +214,10 @@ static abar_status check_data(abar_trainer *t, const carrier *c, bool same_limit
     cJSON *root;
     if (!json) return ABAR_OK;
     ABAR_TRY(abar__json_parse(t->ctx, c->path, json, strlen(json), &root));
-    abar_status status = abar__fields_read(t->ctx, c->path, root, digest_fields, was);
+    abar_status status = abar__fields_read(t->ctx, c->path, root, digest_fields, "test", was);
     cJSON_Delete(root);
     if (status == ABAR_OK) status = compare_part(t, "training", &was[0], &t->digest[0]);
-    if (status == ABAR_OK && same_limit) status = compare_part(t, "test", &was[1], &t->digest[1]);
+    if (status == ABAR_OK && same_limit) status = compare_part(t, abar__tested_part(&t->setup->train), &was[1], &t->digest[1]);
     return status;
 }
 
@@ -280,7 +280,7 @@ static abar_status save_metadata(abar_trainer *t, carrier *c)
         ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_VOCABULARY, abar_dataset_vocabulary(t->data)));
     t->text.length = 0;
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "{", 1));
-    ABAR_TRY(abar__fields_write(t->ctx, digest_fields, t->digest, &t->text));
+    ABAR_TRY(abar__fields_write(t->ctx, digest_fields, t->digest, "test", &t->text));
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
     ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "data", t->text.data));
     t->text.length = 0;

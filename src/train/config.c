@@ -44,6 +44,10 @@ static const abar_option train_options[] = {
      "use only the first N training images, or characters of a text; 0: all"},
     {"limit-test", ABAR_OPTION_INT, AT(limit_test), "0", 0, 1e12, NULL,
      "use only the first N test images, or characters of a text; 0: all"},
+    {"validation", ABAR_OPTION_REAL, AT(validation), "0", 0, 0.499, NULL,
+     "fraction of the training set that is held out and measured in place of the test set; 0: none"},
+    {"validation-seed", ABAR_OPTION_INT, AT(validation_seed), "0", 0, SEED_MAX, NULL,
+     "seed of the draw of validation images; independent of --seed, so that all runs share it"},
     {"stop-after", ABAR_OPTION_INT, AT(stop_after), "0", 0, 1e6, NULL,
      "stop after N epochs without changing the schedule; 0: off"},
     {"checkpoint-every", ABAR_OPTION_INT, AT(checkpoint_every), "0", 0, 1e12, NULL, "steps between checkpoints, 0: each epoch"},
@@ -287,6 +291,20 @@ static abar_status check_text_model(abar_context *ctx, const abar_setup *setup)
                       setup->train.data, setup->train.model);
 }
 
+static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
+{
+    const abar_train_config *train = &setup->train;
+    if (train->validation > 0.0 && train->limit_test > 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-test: the test set is not used with --validation, leave it out");
+    if (train->validation_seed == 0) return ABAR_OK;
+    if (setup->model->text)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--validation-seed: the end of a text is held out, not a draw, leave it out");
+    if (train->validation == 0.0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--validation-seed: there is no validation part, give --validation or leave it out");
+    return ABAR_OK;
+}
+
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
@@ -306,6 +324,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     if (train->limit_train > 0 && train->limit_train < train->batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
                           (long long)train->limit_train, (long long)train->batch);
+    ABAR_TRY(check_validation(ctx, setup));
     ABAR_TRY(abar__snapshot_check(ctx, train));
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
@@ -319,8 +338,9 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {"batch", "limit-train", "seed",         "stat-decay", "skip-layers", "first-layer",
-                                        "pgrad", "kfac",        "kfac-inverse", "text",       "epoch-steps", NULL};
+    static const char *const fixed[] = {
+        "batch", "limit-train",  "seed", "stat-decay",  "skip-layers", "first-layer",     "pgrad",
+        "kfac",  "kfac-inverse", "text", "epoch-steps", "validation",  "validation-seed", NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -1,4 +1,4 @@
-/* Test loss, accuracy and logits of weights from a file, without an optimizer or gradients. */
+/* Test (or validation) loss, accuracy and logits of weights from a file, without an optimizer or gradients. */
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 
@@ -28,10 +28,11 @@ static void release(abar_context *ctx, evaluator *e)
 static abar_status open_data(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     abar__safetensors *file;
-    if (!setup->model->text) return abar__data_open(ctx, setup, true, NULL, &e->data);
+    const bool test_only = setup->train.validation == 0.0;
+    if (!setup->model->text) return abar__data_open(ctx, setup, test_only, NULL, &e->data);
     ABAR_TRY(abar__safetensors_open(ctx, weights, &file));
     const char *vocabulary = abar__safetensors_metadata(file, ABAR_NOTE_VOCABULARY);
-    abar_status status = abar__data_open(ctx, setup, true, vocabulary, &e->data);
+    abar_status status = abar__data_open(ctx, setup, test_only, vocabulary, &e->data);
     abar__safetensors_close(file);
     return status;
 }

@@ -1,4 +1,5 @@
 /* The memory of a run before anything is allocated: the sum of what every part would hold. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 /* While a checkpoint is written: buffers for logs and texts, and the header's entry of each tensor. */
@@ -13,8 +14,14 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
     ABAR_TRY(abar__data_look(ctx, setup, info));
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
-    size_t sample = info->text ? sizeof(uint16_t) : (size_t)(info->channels * info->height * info->width) + sizeof(int32_t);
-    plan->data = abar__is_own_data(setup) ? 0 : (size_t)(info->train + info->test) * sample; /* else the program's */
+    const bool own = abar__is_own_data(setup), validation = train->validation > 0.0;
+    size_t sample = info->text ? sizeof(uint16_t) : (size_t)abar__image_bytes(info) + sizeof(int32_t);
+    plan->data = own ? 0 : (size_t)(info->train + info->test) * sample;       /* else the program's */
+    if (validation && !info->text) plan->data = (size_t)info->train * sample; /* a copy of the program's images, too */
+    if (validation) {
+        info->test = abar__validation_count(info->train, train->validation);
+        info->train -= info->test;
+    }
     abar_loader_config wish = abar__loader_wish(setup, false);
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &plan->loader));
     wish = abar__loader_wish(setup, true);

@@ -55,34 +55,35 @@ abar_status abar__record_step(abar_trainer *t, double loss, double lr)
     return abar__tfevents_scalar(t->scalars, "lr", global_step(t), wall_time(), lr);
 }
 
+static abar_status record_scalar(abar_trainer *t, const char *part, const char *what, double value)
+{
+    char tag[64];
+    if (isnan(value)) return ABAR_OK; /* training numbers of an epoch whose steps were all skipped */
+    snprintf(tag, sizeof tag, "%s%s", part, what);
+    return abar__tfevents_scalar(t->scalars, tag, global_step(t), wall_time(), value);
+}
+
 abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
 {
     if (!t->log) return ABAR_OK;
     t->text.length = 0;
-    ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, t->setup->model->text, &t->text));
+    const char *part = abar__tested_part(&t->setup->train);
+    ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, part, t->setup->model->text, &t->text));
     ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
-    const struct {
-        const char *tag;
-        double value;
-    } scalars[] = {{"train/loss", e->train_loss},
-                   {"train/accuracy", e->train_accuracy},
-                   {"test/loss", e->test_loss},
-                   {"test/accuracy", e->test_accuracy},
-                   {"lr", e->lr}};
-    for (size_t i = 0; i < sizeof scalars / sizeof *scalars; i++)
-        if (!isnan(scalars[i].value)) /* training numbers of an epoch whose steps were all skipped */
-            ABAR_TRY(abar__tfevents_scalar(t->scalars, scalars[i].tag, global_step(t), wall_time(), scalars[i].value));
-    if (t->setup->model->text)
-        ABAR_TRY(abar__tfevents_scalar(t->scalars, "test/bits_per_character", global_step(t), wall_time(),
-                                       abar__bits(e->test_loss)));
+    ABAR_TRY(record_scalar(t, "train", "/loss", e->train_loss));
+    ABAR_TRY(record_scalar(t, "train", "/accuracy", e->train_accuracy));
+    ABAR_TRY(record_scalar(t, part, "/loss", e->test_loss));
+    ABAR_TRY(record_scalar(t, part, "/accuracy", e->test_accuracy));
+    ABAR_TRY(record_scalar(t, "lr", "", e->lr));
+    if (t->setup->model->text) ABAR_TRY(record_scalar(t, part, "/bits_per_character", abar__bits(e->test_loss)));
     return abar__tfevents_flush(t->scalars);
 }
 
 /* ---- the report ----------------------------------------------------------------------------------------------- */
 
-static abar_status report_real(abar_trainer *t, const char *name, double value)
+static abar_status report_real(abar_trainer *t, const char *part, const char *name, double value)
 {
-    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"%s\": ", name));
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"%s%s\": ", part, name));
     return abar__json_number(t->ctx, &t->report, value);
 }
 
@@ -91,28 +92,33 @@ static abar_status report_numbers(abar_trainer *t)
     const abar__epoch none = {.test_accuracy = NAN, .test_loss = NAN, .train_accuracy = NAN, .train_loss = NAN};
     const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : &none;
     double steps = (double)global_step(t), train = t->at.step_seconds;
+    const char *part = abar__tested_part(&t->setup->train);
     const struct {
-        const char *name;
+        const char *part, *name;
         double value;
-    } reals[] = {{"test_acc", last->test_accuracy},
-                 {"best_acc", abar__best_accuracy(t->history, t->at.epoch)},
-                 {"test_loss", last->test_loss},
-                 {"best_loss", abar__best_loss(t->history, t->at.epoch)},
-                 {"train_acc", last->train_accuracy},
-                 {"train_loss", last->train_loss},
-                 {"seconds", t->at.seconds},
-                 {"ms_per_step", steps > 0 ? 1e3 * train / steps : 0.0},
-                 {"samples_per_second", train > 0 ? steps * (double)abar__samples_each(t) / train : 0.0}};
+    } reals[] = {{part, "_acc", last->test_accuracy},
+                 {"best", "_acc", abar__best_accuracy(t->history, t->at.epoch)},
+                 {part, "_loss", last->test_loss},
+                 {"best", "_loss", abar__best_loss(t->history, t->at.epoch)},
+                 {"train", "_acc", last->train_accuracy},
+                 {"train", "_loss", last->train_loss},
+                 {"", "seconds", t->at.seconds},
+                 {"", "ms_per_step", steps > 0 ? 1e3 * train / steps : 0.0},
+                 {"", "samples_per_second", train > 0 ? steps * (double)abar__samples_each(t) / train : 0.0}};
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, "{\"epochs\": %lld", (long long)t->at.epoch));
-    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ABAR_TRY(report_real(t, reals[i].name, reals[i].value));
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)
+        ABAR_TRY(report_real(t, reals[i].part, reals[i].name, reals[i].value));
     const bool any = t->at.epoch > 0;
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"best_acc_epoch\": %lld, \"best_loss_epoch\": %lld",
                                any ? (long long)abar__best_accuracy_epoch(t->history, t->at.epoch) + 1 : 0LL,
                                any ? (long long)abar__best_loss_epoch(t->history, t->at.epoch) + 1 : 0LL));
     if (t->setup->model->text) {
-        ABAR_TRY(report_real(t, "test_ppl", abar__perplexity(last->test_loss)));
-        ABAR_TRY(report_real(t, "test_bpc", abar__bits(last->test_loss)));
+        ABAR_TRY(report_real(t, part, "_ppl", abar__perplexity(last->test_loss)));
+        ABAR_TRY(report_real(t, part, "_bpc", abar__bits(last->test_loss)));
     }
+    const abar_dataset_info *info = abar_dataset_info_of(t->data);
+    ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"train_samples\": %lld, \"%s_samples\": %lld", (long long)info->train,
+                               part, (long long)info->test));
     return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
                              abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
@@ -130,7 +136,8 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
         ABAR_TRY(abar__text_append(ctx, out, "null", 4));
     if (t->setup->method) ABAR_TRY(abar__report_curvature(t));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(ctx, t->history, t->at.epoch, t->setup->model->text, out));
+    ABAR_TRY(
+        abar__history_write(ctx, t->history, t->at.epoch, abar__tested_part(&t->setup->train), t->setup->model->text, out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"config\": ", 12));
     ABAR_TRY(abar__setup_write(ctx, t->setup, out));
     ABAR_TRY(abar__text_append(ctx, out, "}", 1));

@@ -4,6 +4,7 @@
 #include "train/train_json.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define HISTORY_MAX 1000000
@@ -40,15 +41,27 @@ static const abar__field epoch_fields[] = {
     {0},
 };
 
+#define NAME_MAX_LENGTH 40
+
+/* The name of a field in a file. */
+static const char *field_name(const abar__field *f, const char *part, char name[NAME_MAX_LENGTH])
+{
+    const char *rest = strncmp(f->name, "test_", 5) == 0 ? f->name + 4 : NULL;
+    snprintf(name, NAME_MAX_LENGTH, "%s%s", rest ? part : f->name, rest ? rest : "");
+    return name;
+}
+
 /* ---- writing -------------------------------------------------------------------------------------------------- */
 
-abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, const void *from, abar__text *out)
+abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, const void *from, const char *part,
+                               abar__text *out)
 {
     for (const abar__field *f = fields; f->name; f++) {
         const char *at = (const char *)from + f->offset;
+        char name[NAME_MAX_LENGTH];
         int64_t whole;
         double real;
-        ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", f == fields ? "" : ", ", f->name));
+        ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", f == fields ? "" : ", ", field_name(f, part, name)));
         if (f->type == ABAR_FIELD_WHOLE) {
             memcpy(&whole, at, sizeof whole);
             ABAR_TRY(abar__text_printf(ctx, out, "%lld", (long long)whole));
@@ -63,28 +76,30 @@ abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, con
 double abar__perplexity(double loss) { return exp(loss); }
 double abar__bits(double loss) { return loss / 0.69314718055994530942; } /* ln 2 */
 
-static abar_status write_text_numbers(abar_context *ctx, const abar__epoch *e, abar__text *out)
+static abar_status write_text_numbers(abar_context *ctx, const abar__epoch *e, const char *part, abar__text *out)
 {
-    ABAR_TRY(abar__text_printf(ctx, out, ", \"test_ppl\": "));
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"%s_ppl\": ", part));
     ABAR_TRY(abar__json_number(ctx, out, abar__perplexity(e->test_loss)));
-    ABAR_TRY(abar__text_printf(ctx, out, ", \"test_bpc\": "));
+    ABAR_TRY(abar__text_printf(ctx, out, ", \"%s_bpc\": ", part));
     return abar__json_number(ctx, out, abar__bits(e->test_loss));
 }
 
-abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out)
+abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, const char *part, bool text,
+                              abar__text *out)
 {
     ABAR_TRY(abar__text_printf(ctx, out, "{\"epoch\": %lld, ", (long long)index + 1));
-    ABAR_TRY(abar__fields_write(ctx, epoch_fields, e, out));
-    if (text) ABAR_TRY(write_text_numbers(ctx, e, out));
+    ABAR_TRY(abar__fields_write(ctx, epoch_fields, e, part, out));
+    if (text) ABAR_TRY(write_text_numbers(ctx, e, part, out));
     return abar__text_append(ctx, out, "}", 1);
 }
 
-abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out)
+abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, const char *part, bool text,
+                                abar__text *out)
 {
     ABAR_TRY(abar__text_append(ctx, out, "[", 1));
     for (int64_t i = 0; i < n; i++) {
         if (i > 0) ABAR_TRY(abar__text_append(ctx, out, ", ", 2));
-        ABAR_TRY(abar__epoch_write(ctx, i, &history[i], text, out));
+        ABAR_TRY(abar__epoch_write(ctx, i, &history[i], part, text, out));
     }
     return abar__text_append(ctx, out, "]", 1);
 }
@@ -92,9 +107,9 @@ abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, i
 abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out)
 {
     ABAR_TRY(abar__text_append(ctx, out, "{", 1));
-    ABAR_TRY(abar__fields_write(ctx, state_fields, at, out));
+    ABAR_TRY(abar__fields_write(ctx, state_fields, at, "test", out));
     ABAR_TRY(abar__text_append(ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(ctx, history, at->epoch, false, out));
+    ABAR_TRY(abar__history_write(ctx, history, at->epoch, "test", false, out));
     return abar__text_append(ctx, out, "}", 1);
 }
 
@@ -128,29 +143,32 @@ int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON *object, const abar__field *fields, void *to)
+abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON *object, const abar__field *fields,
+                              const char *part, void *to)
 {
     for (const abar__field *f = fields; f->name; f++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, f->name);
+        char name[NAME_MAX_LENGTH];
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, field_name(f, part, name));
         double real = cJSON_IsNumber(item) ? item->valuedouble : NAN;
         bool whole = real >= 0.0 && real < 0x1p53 && floor(real) == real;
         bool number = cJSON_IsNumber(item) && !isinf(real); /* 1e999 */
         if (!item || (f->type == ABAR_FIELD_WHOLE ? !whole : !number && !cJSON_IsNull(item)))
-            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" is missing or no number, the file is damaged", label, f->name);
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" is missing or no number, the file is damaged", label, name);
         int64_t integer = whole ? (int64_t)real : 0;
         memcpy((char *)to + f->offset, f->type == ABAR_FIELD_WHOLE ? (const void *)&integer : (const void *)&real, 8);
     }
     return ABAR_OK;
 }
 
-abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON *array, int64_t n, abar__epoch *history)
+abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON *array, int64_t n, const char *part,
+                               abar__epoch *history)
 {
     const cJSON *item = array ? array->child : NULL;
     for (int64_t i = 0; i < n; i++, item = item->next) {
         if (!cJSON_IsObject(item))
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: the history ends before epoch %lld, the file is damaged", label,
                               (long long)i + 1);
-        ABAR_TRY(abar__fields_read(ctx, label, item, epoch_fields, &history[i]));
+        ABAR_TRY(abar__fields_read(ctx, label, item, epoch_fields, part, &history[i]));
     }
     return ABAR_OK;
 }
@@ -158,14 +176,14 @@ abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON
 static abar_status read_state(abar_context *ctx, const char *label, const cJSON *root, abar__run_state *at,
                               abar__epoch **history)
 {
-    ABAR_TRY(abar__fields_read(ctx, label, root, state_fields, at));
+    ABAR_TRY(abar__fields_read(ctx, label, root, state_fields, "test", at));
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(root, "history");
     if (!cJSON_IsArray(array) || at->epoch != cJSON_GetArraySize(array))
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: its history does not have %lld epochs, the checkpoint is damaged", label,
                           (long long)at->epoch);
     void *memory;
     ABAR_TRY(abar__alloc(ctx, (size_t)at->epoch * sizeof **history, &memory));
-    abar_status status = abar__history_read(ctx, label, array, at->epoch, memory);
+    abar_status status = abar__history_read(ctx, label, array, at->epoch, "test", memory);
     if (status < 0)
         abar__free(ctx, memory, (size_t)at->epoch * sizeof **history);
     else

@@ -29,6 +29,11 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
+/* The part that is measured after an epoch, as files and tables name it. */
+static inline const char *abar__tested_part(const abar_train_config *train)
+{
+    return train->validation > 0.0 ? "validation" : "test";
+}
 
 /* Typed: what abar_curvature_options describe. */
 static inline abar__curvature_config *abar__curvature_config_of(const abar_setup *setup) { return setup->curvature_config; }
@@ -55,7 +60,7 @@ abar_status abar__own_check(abar_context *ctx, const abar_setup *setup);
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out);
 /* The context of a text model in tokens. Image models: 1. */
 int64_t abar__context_of(const abar_setup *setup);
-/* vocabulary: that of existing weights; NULL: the text's own. */
+/* test_only: the test set alone, and no validation part. vocabulary: that of existing weights; NULL: the text's own. */
 abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool test_only, const char *vocabulary,
                             abar_dataset **out);
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
@@ -254,10 +259,12 @@ struct abar_trainer {
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
 abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out);
 abar_status abar__run_state_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__run_state *at,
-                                  abar__epoch **history);
-/* text: with perplexity and bits per character, which are not read back. */
-abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, bool text, abar__text *out);
-abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, bool text, abar__text *out);
+                              abar__epoch **history);
+/* part: of abar__tested_part, or "test". text: with perplexity and bits per character, which are not read back. */
+abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, const char *part, bool text,
+                              abar__text *out);
+abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, int64_t n, const char *part, bool text,
+                                abar__text *out);
 double abar__perplexity(double loss); /* of nats per token */
 double abar__bits(double loss);
 double abar__best_accuracy(const abar__epoch *history, int64_t n); /* 0 before the first epoch */

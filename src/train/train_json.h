@@ -12,7 +12,8 @@ abar_status abar__json_parse(abar_context *ctx, const char *label, const char *j
 /* What abar__setup_parse reads, already parsed. */
 abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out);
 
-/* The numbers of a struct: one table writes and reads them. */
+/* The numbers of a struct: one table writes and reads them. A name that begins with "test_" is written with the name of the
+ * part that was measured: "validation_loss" for "test_loss". */
 typedef enum abar__field_type { ABAR_FIELD_WHOLE /* int64_t, not negative */, ABAR_FIELD_REAL /* double */ } abar__field_type;
 
 typedef struct abar__field {
@@ -22,10 +23,13 @@ typedef struct abar__field {
 } abar__field;
 
 /* "name": number, ... without braces. */
-abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, const void *from, abar__text *out);
+abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, const void *from, const char *part,
+                               abar__text *out);
 /* All of them must be there; null is NaN. */
-abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON *object, const abar__field *fields, void *to);
+abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON *object, const abar__field *fields,
+                              const char *part, void *to);
 /* The first n entries of what abar__history_write wrote. */
-abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON *array, int64_t n, abar__epoch *history);
+abar_status abar__history_read(abar_context *ctx, const char *label, const cJSON *array, int64_t n, const char *part,
+                               abar__epoch *history);
 
 #endif

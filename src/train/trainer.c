@@ -17,8 +17,8 @@ static abar_status open_data(abar_trainer *t)
     ABAR_TRY(abar__data_open(t->ctx, t->setup, false, NULL, &t->data));
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
     if (!info->text && info->train < train->batch)
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples, choose less",
-                          (long long)train->batch, (long long)info->train);
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
+                          (long long)train->batch, (long long)info->train, info->validation ? " that --validation leaves" : "");
     abar_loader_config wish = abar__loader_wish(t->setup, false);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &wish, &t->train));
     wish = abar__loader_wish(t->setup, true);
@@ -147,6 +147,7 @@ void abar_trainer_destroy(abar_trainer *t)
 void abar_trainer_stop(abar_trainer *t) { atomic_store(&t->stop, true); }
 bool abar_trainer_started_over(const abar_trainer *t) { return t->started_over; }
 abar_net *abar_trainer_net(abar_trainer *t) { return t->net; }
+const abar_dataset_info *abar_trainer_data(const abar_trainer *t) { return abar_dataset_info_of(t->data); }
 
 /* ---- watching ------------------------------------------------------------------------------------------------- */
 
@@ -190,7 +191,8 @@ static abar_progress progress_of(const abar_trainer *t, double lr)
                            .seconds_left = seconds_left(t),
                            .text = t->setup->model->text,
                            .best_accuracy = abar__best_accuracy(t->history, t->at.epoch),
-                           .skipped_steps = t->at.skipped};
+                           .skipped_steps = t->at.skipped,
+                           .validation = t->setup->train.validation > 0.0};
 }
 
 static void tell(const abar_trainer *t, const abar_progress *p)

@@ -36,6 +36,8 @@ static const abar__field best_fields[] = {
     {"side_by_side", ABAR_FIELD_WHOLE, RUN(side_by_side)}, {0},
 };
 
+static const char *part_of(const abar_compare *c) { return abar__tested_part(&c->method[0].setup->train); }
+
 abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
 {
     char name[ABAR_COMPARE_LABEL_MAX + 32];
@@ -63,11 +65,11 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
     else
         ABAR_TRY(abar__text_append(c->ctx, out, "null", 4));
     ABAR_TRY(abar__text_printf(c->ctx, out, ", \"retry\": %s, ", r->run.retry ? "true" : "false"));
-    ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, out));
+    ABAR_TRY(abar__fields_write(c->ctx, run_fields, &r->run, part_of(c), out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
-    ABAR_TRY(abar__fields_write(c->ctx, best_fields, &r->run, out));
+    ABAR_TRY(abar__fields_write(c->ctx, best_fields, &r->run, part_of(c), out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"history\": ", 13));
-    ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, false, out));
+    ABAR_TRY(abar__history_write(c->ctx, r->history, r->run.epochs, part_of(c), false, out));
     return abar__text_append(c->ctx, out, "}", 1);
 }
 
@@ -165,14 +167,14 @@ static abar_status read_record(const abar_compare *c, const char *path, const cJ
     abar_compare_run run = r->run; /* r->run.epochs must match r->history at any time */
     const cJSON *failure = cJSON_GetObjectItemCaseSensitive(root, "failure");
     const cJSON *history = cJSON_GetObjectItemCaseSensitive(root, "history");
-    ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, &run));
+    ABAR_TRY(abar__fields_read(c->ctx, path, root, run_fields, part_of(c), &run));
     if (!cJSON_IsArray(history) || cJSON_GetArraySize(history) != run.epochs)
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"history\" must have %lld epochs", path, (long long)run.epochs);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)run.epochs * sizeof *r->history, &memory));
     r->history = memory;
     r->run = run;
-    ABAR_TRY(abar__history_read(c->ctx, path, history, run.epochs, r->history));
+    ABAR_TRY(abar__history_read(c->ctx, path, history, run.epochs, part_of(c), r->history));
     abar__compare_best(r);
     r->run.side_by_side = (int64_t)fmax(1.0, number_or(root, "side_by_side", 1.0));
     if (cJSON_IsString(failure)) {
@@ -237,7 +239,7 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
     if (n < 1 || n > ABAR_COMPARE_METHODS_MAX)
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it from another program?", path,
                           ABAR_COMPARE_METHODS_MAX);
-    ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, c));
+    ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, "test", c));
     c->jobs = (int64_t)fmax(0.0, number_or(root, "jobs", 0.0));
     c->wall_seconds = number_or(root, "wall_seconds", 0.0);
     void *memory;

@@ -1,6 +1,7 @@
 /* How many trainings run side by side. A small net leaves most of a GPU idle. Steps of the pending methods are timed alone, in
  * turns, then two, four, ... at a time; the number with the highest throughput is used if it is clearly better than one.
  * The times alone are kept as the step times of the methods: times measured on a shared device cannot be compared. */
+#include "data/data_impl.h"
 #include "train/bench/bench_impl.h"
 #include "train/compare/compare_impl.h"
 
@@ -198,6 +199,7 @@ static double steps_of(const abar_compare *c)
     if (abar_dataset_probe_name(c->ctx, train->data, &probe) < 0 || !probe.found) return 0.0;
     int64_t samples = probe.info.train;
     if (train->limit_train > 0 && train->limit_train < samples) samples = train->limit_train;
+    samples -= abar__validation_count(samples, train->validation);
     if (probe.info.text && train->epoch_steps > 0) return (double)(epochs * train->epoch_steps);
     return (double)epochs * fmax(1.0, (double)samples / (double)(train->batch * abar__context_of(c->method[0].setup)));
 }

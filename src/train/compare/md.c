@@ -61,14 +61,15 @@ static void put_head(page *p)
     const abar_train_config *t = &p->c->method[0].setup->train;
     static const char *const precisions[] = {"", ", fp32", ", tf32", ", bf16"};
     const char *baseline = p->c->method[abar_compare_baseline(p->c)].label;
+    const char *part = abar__tested_part(t);
     const int64_t epochs = abar__compare_epochs(p->c);
     put(p, "%s on %.*s, %lld epoch%s%s, batch %lld, %s%s:\n\n", t->model, (int)strcspn(t->data, ":"), t->data,
         (long long)epochs, epochs == 1 ? "" : "s", epochs < t->epochs ? " (of a longer schedule)" : "", (long long)t->batch,
         t->device, precisions[t->precision]);
     if (is_text(p->c))
-        put(p, "| optimizer | runs | test loss | best test loss |");
+        put(p, "| optimizer | runs | %s loss | best %s loss |", part, part);
     else
-        put(p, "| optimizer | runs | test accuracy, %% | best, %% |");
+        put(p, "| optimizer | runs | %s accuracy, %% | best, %% |", part);
     put(p, " training loss | ms/step | step / %s | memory, MiB | memory / %s | s/epoch | failed |\n", baseline, baseline);
     put(p, "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n");
 }
@@ -109,11 +110,15 @@ static void put_failures(page *p)
 static void put_foot(page *p)
 {
     const abar_compare *c = p->c;
+    const abar_train_config *t = &c->method[0].setup->train;
     const int64_t shared = abar__compare_side_by_side(c);
     put(p, "\n%d of %d runs, ", abar__compare_ended(c), c->runs);
     put_number(p, c->wall_seconds, 0);
     put(p, " s in all. Mean ± sample standard deviation over the seeds; training loss: mean over the last epoch's steps;\n"
            "memory: held while training; s/epoch: training and testing.");
+    if (t->validation > 0.0)
+        put(p, " Validation: the fraction %g of the training set,\nheld out of training; the test set was not used.",
+            t->validation);
     if (shared > 1)
         put(p,
             " Up to %lld trainings shared the device: ms/step was\nmeasured before them, with the device to itself, on "

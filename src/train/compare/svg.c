@@ -1,4 +1,5 @@
-/* compare.svg: training loss and test accuracy (of texts: test loss), over epochs and over time, one colour per method. */
+/* compare.svg: training loss and test (or validation) accuracy (of texts: loss), over epochs and over time, one colour per
+ * method. */
 #include "train/compare/compare_impl.h"
 
 #include <math.h>
@@ -137,10 +138,12 @@ static abar_status draw(drawing *d, double *scratch, abar__text *out)
     const abar__axis across[] = {abar__axis_epochs(&d->curves), abar__axis_time(&d->curves, unit[time])};
     const abar__axis up[] = {abar__axis_values(&d->curves, ABAR_CURVE_LOSS, scratch),
                              abar__axis_values(&d->curves, ABAR_CURVE_TEST, scratch)};
-    const char *titles[] = {up[0].logarithmic ? "Training loss (logarithmic)" : "Training loss",
-                            !d->curves.text     ? "Test accuracy, %"
-                            : up[1].logarithmic ? "Test loss (logarithmic)"
-                                                : "Test loss"};
+    char result[64];
+    snprintf(result, sizeof result, "%s %s", t->validation > 0.0 ? "Validation" : "Test",
+             !d->curves.text     ? "accuracy, %"
+             : up[1].logarithmic ? "loss (logarithmic)"
+                                 : "loss");
+    const char *titles[] = {up[0].logarithmic ? "Training loss (logarithmic)" : "Training loss", result};
     abar__panel panels[4];
     snprintf(d->below, sizeof d->below, "%s of training and testing%s", units[time], time_note(d->c));
     snprintf(title, sizeof title, "%s on %.*s", t->model, (int)strcspn(t->data, ":"), t->data);

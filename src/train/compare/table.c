@@ -92,32 +92,35 @@ const abar_compare_row *abar_compare_row_of(const abar_compare *c, int method)
 
 /* ---- as JSON ---------------------------------------------------------------------------------------------------- */
 
-static abar_status write_number(const abar_compare *c, abar__text *out, const char *name, const char *tail, double value)
+static abar_status write_number(const abar_compare *c, abar__text *out, const char *part, const char *name, const char *tail,
+                                double value)
 {
-    ABAR_TRY(abar__text_printf(c->ctx, out, ", \"%s%s\": ", name, tail));
+    ABAR_TRY(abar__text_printf(c->ctx, out, ", \"%s%s%s\": ", part, name, tail));
     return abar__json_number(c->ctx, out, value);
 }
 
 static abar_status write_row(const abar_compare *c, int m, abar__text *out)
 {
     abar_compare_row row = *abar_compare_row_of(c, m);
+    const char *part = abar__tested_part(&c->method[m].setup->train);
     const struct {
-        const char *name;
+        const char *part, *name;
         abar_compare_spread spread;
-    } spreads[] = {{"test_acc", row.test_accuracy}, {"best_acc", row.best_accuracy},     {"test_loss", row.test_loss},
-                   {"best_loss", row.best_loss},    {"train_loss", row.train_loss},      {"ms_per_step", row.ms_per_step},
-                   {"seconds", row.seconds},        {"epoch_seconds", row.epoch_seconds}};
+    } spreads[] = {{part, "_acc", row.test_accuracy},  {"best", "_acc", row.best_accuracy},
+                   {part, "_loss", row.test_loss},     {"best", "_loss", row.best_loss},
+                   {"train", "_loss", row.train_loss}, {"", "ms_per_step", row.ms_per_step},
+                   {"", "seconds", row.seconds},       {"", "epoch_seconds", row.epoch_seconds}};
     ABAR_TRY(abar__text_printf(c->ctx, out, "{\"label\": \"%s\", \"optim\": \"%s\", \"runs\": %lld, \"failures\": %lld",
                                row.label, c->method[m].setup->train.optim, (long long)row.runs, (long long)row.failures));
     for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++) {
-        ABAR_TRY(write_number(c, out, spreads[i].name, "", spreads[i].spread.mean));
-        ABAR_TRY(write_number(c, out, spreads[i].name, "_std", spreads[i].spread.std));
+        ABAR_TRY(write_number(c, out, spreads[i].part, spreads[i].name, "", spreads[i].spread.mean));
+        ABAR_TRY(write_number(c, out, spreads[i].part, spreads[i].name, "_std", spreads[i].spread.std));
     }
-    ABAR_TRY(write_number(c, out, "ms_alone", "", row.ms_alone));
-    ABAR_TRY(write_number(c, out, "side_by_side", "", (double)row.side_by_side));
-    ABAR_TRY(write_number(c, out, "memory_bytes", "", row.memory_bytes));
-    ABAR_TRY(write_number(c, out, "time_ratio", "", row.time_ratio));
-    ABAR_TRY(write_number(c, out, "memory_ratio", "", row.memory_ratio));
+    ABAR_TRY(write_number(c, out, "", "ms_alone", "", row.ms_alone));
+    ABAR_TRY(write_number(c, out, "", "side_by_side", "", (double)row.side_by_side));
+    ABAR_TRY(write_number(c, out, "", "memory_bytes", "", row.memory_bytes));
+    ABAR_TRY(write_number(c, out, "", "time_ratio", "", row.time_ratio));
+    ABAR_TRY(write_number(c, out, "", "memory_ratio", "", row.memory_ratio));
     return abar__text_append(c->ctx, out, "}", 1);
 }
 
@@ -153,9 +156,11 @@ static abar_status write_epoch(const abar_compare *c, const abar_compare_run *ru
  * most trainings on the device at a time, this one included. */
 abar_status abar__compare_csv_write(const abar_compare *c, abar__text *out)
 {
+    const char *part = abar__tested_part(&c->method[0].setup->train);
     ABAR_TRY(abar__text_printf(c->ctx, out,
-                               "optim,seed,epoch,train_loss,train_acc,test_loss,test_acc,lr,seconds,elapsed,skipped_steps,"
-                               "failed,side_by_side\n"));
+                               "optim,seed,epoch,train_loss,train_acc,%s_loss,%s_acc,lr,seconds,elapsed,skipped_steps,"
+                               "failed,side_by_side\n",
+                               part, part));
     for (int i = 0; i < c->runs; i++) {
         const abar__compare_record *r = &c->record[i];
         double elapsed = 0.0;
