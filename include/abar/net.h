@@ -184,6 +184,8 @@ void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor 
 /* The linear maps, in forward order. */
 int abar_net_layer_count(const abar_net *net);
 const abar_layer *abar_net_layer(const abar_net *net, int i);
+/* The layer whose output is the loss's argument, flattened or not; -1: none, as with a tied head. Of a compiled net. */
+int abar_net_output_layer(const abar_net *net);
 
 typedef struct abar_net_memory {
     size_t parameters, gradients, buffers, arena, other; /* bytes */

@@ -43,12 +43,14 @@ typedef struct abar_optim_config {
     const void *curvature;     /* what abar_curvature_options describe; NULL: the defaults */
     const abar_optim_param *params;
     int n_params;
-    const abar_layer *layers; /* with a method: the linear maps. Their weights and biases are matched with params by address */
+    const abar_layer
+        *layers; /* the linear maps, for methods and for muon. Weights and biases are matched with params by address */
     int n_layers;
-    double base_lr; /* eta_0 of the KL clip (methods.md section 7) */
+    double base_lr; /* peak of the learning rate: eta_0 of the KL clip (methods.md section 7); muon's other rates refer to it */
     void *const
         *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
-    const bool *yields_output; /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none */
+    const bool
+        *yields_output; /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none */
 } abar_optim_config;
 
 /* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */
@@ -110,6 +112,31 @@ abar_status abar_optim_end_calibration(abar_optim *optim);
 
 /* Visits the maps that abar_optim_create would make, with the bytes of their state. Tensors need shapes but no memory. */
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user);
+
+/* Which rule updates a parameter, and why. */
+typedef struct abar_param_info {
+    const char *name;
+    abar_tensor value;
+    const char *rule;                          /* "muon"; "adamw" for what muon leaves to it */
+    const char *why;                           /* in words; "": the rule takes every parameter */
+    double lr_scale, weight_decay;             /* in effect */
+    int64_t blocks, block_rows, block_columns; /* that are orthogonalised one by one; 0: it is updated element by element */
+} abar_param_info;
+
+typedef void (*abar_param_visitor)(void *user, const abar_param_info *param);
+
+/* Visits every parameter of the optimizer that abar_optim_create would make. Tensors need shapes but no memory. */
+abar_status abar_optim_plan_params(abar_device *dev, const abar_optim_config *config, abar_param_visitor visit, void *user);
+const abar_param_info *abar_optim_param_info(abar_optim *optim, int i); /* of params[i]; valid until the next call */
+
+/* Blocks that are orthogonalised, and what happened to them (methods.md section 11), summed over all steps so far. */
+typedef struct abar_block_counts {
+    int64_t blocks;
+    int64_t dropped; /* updates dropped because a block was not finite */
+    int64_t small;   /* blocks whose norm was below --muon-eps, and whose update is therefore small */
+} abar_block_counts;
+
+const abar_block_counts *abar_optim_blocks(abar_optim *optim); /* valid until the next call; waits for a queued device */
 
 int abar_optim_map_count(const abar_optim *optim);
 /* Valid until the next call. Waits for a queued device. */

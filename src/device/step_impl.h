@@ -182,7 +182,7 @@ typedef struct abar__cadence {
 typedef enum abar__update_kind {
     ABAR_UPDATE_SGD,
     ABAR_UPDATE_ADAMW,
-    ABAR_UPDATE_MOMENTUM, /* the gradient's memory becomes the average that optimizers.md 1.2 orthogonalises */
+    ABAR_UPDATE_MOMENTUM, /* the gradient's memory becomes the average that methods.md section 11 orthogonalises */
     ABAR_UPDATE_PLAIN,    /* W <- (1 - eta lambda) W - eta G, G as it is in memory */
     ABAR_UPDATE_KINDS
 } abar__update_kind;

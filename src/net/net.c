@@ -271,6 +271,18 @@ abar_status abar_net_weights_changed(abar_net *net)
 int abar_net_layer_count(const abar_net *net) { return net->n_layers; }
 const abar_layer *abar_net_layer(const abar_net *net, int i) { return &net->layers[i]; }
 
+int abar_net_output_layer(const abar_net *net)
+{
+    for (int producer = net->values[net->output].producer; producer >= 0;) {
+        const abar__step *step = &net->steps[producer];
+        const abar__op_kind kind = step->op->desc.kind;
+        if (step->layer >= 0) return step->layer;
+        if (kind != ABAR_OP_REORDER && kind != ABAR_OP_FLATTEN) return -1;
+        producer = net->values[step->in[0]].producer;
+    }
+    return -1;
+}
+
 static const char *operation_name(const abar__op_desc *d)
 {
     bool relu = d->activation == ABAR_ACT_RELU;

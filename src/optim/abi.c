@@ -17,6 +17,8 @@ size_t abar_struct_size(const char *name)
                  {"abar_method", sizeof(abar_method)},
                  {"abar_rule", sizeof(abar_rule)},
                  {"abar_map_info", sizeof(abar_map_info)},
+                 {"abar_param_info", sizeof(abar_param_info)},
+                 {"abar_block_counts", sizeof(abar_block_counts)},
                  {"abar_optim_param", sizeof(abar_optim_param)},
                  {"abar_optim_config", sizeof(abar_optim_config)},
                  {"abar_step_config", sizeof(abar_step_config)},

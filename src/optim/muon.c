@@ -1,4 +1,4 @@
-/* Muon (optimizers.md section 1): the momentum of a hidden matrix with all its singular values driven to about 1.
+/* Muon (methods.md section 11): the momentum of a hidden matrix with all its singular values driven to about 1.
  *
  *     M ← μM + (1−μ)G;   u = (1−μ)G + μM with Nesterov, else M;   O = Newton-Schulz(u), block by block
  *     W ← (1 − ηλ)W − η·adj·O
@@ -30,19 +30,19 @@ enum { NS_AUTO, NS_FP32 };
 #define NS_NAMES "original|quintic|polar-express|exact|cubic"
 static const char *const ns_names[] = {"original", "quintic", "polar-express", "exact", "cubic"};
 
-#define REAL(option, field, standard, least, most, text)                                                                     \
-    {                                                                                                                        \
-        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least,     \
-        .max = most, .help = text                                                                                            \
+#define REAL(option, field, standard, least, most, text)                                                                 \
+    {                                                                                                                    \
+        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least, \
+        .max = most, .help = text                                                                                        \
     }
-#define TEXT(option, field, standard, text)                                                                                  \
-    {                                                                                                                        \
-        .name = option, .type = ABAR_OPTION_TEXT, .offset = offsetof(config, field), .fallback = standard, .help = text      \
+#define TEXT(option, field, standard, text)                                                                             \
+    {                                                                                                                   \
+        .name = option, .type = ABAR_OPTION_TEXT, .offset = offsetof(config, field), .fallback = standard, .help = text \
     }
-#define CHOICE(option, field, standard, words, text)                                                                         \
-    {                                                                                                                        \
-        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard,                 \
-        .choices = words, .help = text                                                                                       \
+#define CHOICE(option, field, standard, words, text)                                                                           \
+    {                                                                                                                          \
+        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard, .choices = words, \
+        .help = text                                                                                                           \
     }
 
 static const abar_option options[] = {
@@ -60,7 +60,8 @@ static const abar_option options[] = {
      .min = 0,
      .max = ABAR_NS_STEPS_MAX,
      .help = "iterations; 0: those of the coefficients"},
-    CHOICE("ns-precision", ns_precision, "auto", "auto|fp32", "products of the iteration: as the device computes, or in float32"),
+    CHOICE("ns-precision", ns_precision, "auto", "auto|fp32",
+           "products of the iteration: as the device computes, or in float32"),
     CHOICE("muon-adjust", adjust, "original", "original|match-rms|unclamped|none",
            "step length from the block's shape (r, c): sqrt(max(1, r/c)), 0.2 sqrt(max(r, c)), sqrt(r/c), 1"),
     REAL("muon-eps", eps, "1e-7", 1e-30, 1.0, "the least norm that is divided by"),
@@ -71,8 +72,8 @@ static const abar_option options[] = {
      .help = "NorMuon: rows of the step are normalised by their second moment"},
     REAL("normuon-beta2", row_decay, "0.95", 0.0, 0.999999, "decay of NorMuon's second moment"),
     TEXT("split", split, "qkv", "blocks of a fused projection: qkv, heads:N, or none"),
-    TEXT("muon-take", take, "", "parameters for Muon all the same: names with * and ?, joined by commas"),
-    TEXT("muon-skip", skip, "", "parameters left to AdamW, likewise"),
+    TEXT("muon-take", take, "", "parameters that Muon takes all the same: names with * and ?, joined by commas"),
+    TEXT("muon-skip", skip, "", "parameters that are left to AdamW: names with * and ?, joined by commas"),
     REAL("aux-lr", aux_lr, "3e-4", 0.0, 1e6, "learning rate of the parameters that AdamW updates"),
     REAL("embed-lr", embed_lr, "0", 0.0, 1e6, "that of embeddings; 0: aux-lr"),
     REAL("head-lr", head_lr, "0", 0.0, 1e6, "that of the head; 0: aux-lr"),
@@ -89,15 +90,14 @@ static const abar_option options[] = {
 static int64_t heads_of(const char *split)
 {
     double n;
-    if (strncmp(split, "heads:", 6) != 0 || !abar__real_parse(split + 6, &n) || !(n >= 1.0 && n <= 1e6) || n != floor(n)) return 0;
+    if (strncmp(split, "heads:", 6) != 0 || !abar__real_parse(split + 6, &n) || !(n >= 1.0 && n <= 1e6) || n != floor(n))
+        return 0;
     return (int64_t)n;
 }
 
 static abar_status check(abar_context *ctx, const void *settings)
 {
     const config *c = settings;
-    if (c->nesterov && c->momentum == 0.0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--nesterov: there is no momentum, set --momentum above 0, or --no-nesterov");
     if (strcmp(c->split, "qkv") != 0 && strcmp(c->split, "none") != 0 && heads_of(c->split) == 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--split %s: give qkv, none, or heads:N", c->split);
     return ABAR_OK;
@@ -106,15 +106,10 @@ static abar_status check(abar_context *ctx, const void *settings)
 /* Rows of each block of a weight: q, k and v apart, or some heads of them; groups of a convolution. */
 static int64_t block_rows(const config *c, const abar__param_view *param)
 {
-    const abar_layer *l = param->layer;
-    const int64_t rows = param->rows;
-    if (!l || strcmp(c->split, "none") == 0) return rows;
-    if (l->weight.ndim == 4) return rows / l->window.groups;
-    const abar_attention *a = &l->attention;
-    if (a->heads == 0 || a->value_rows == 0 || a->value_row != 2 * a->value_rows) return rows; /* no fused q, k and v */
-    const int64_t heads = heads_of(c->split), each = a->value_rows / a->heads;
-    if (heads == 0 || a->heads % heads) return a->value_rows;
-    return heads * each;
+    if (param->layers != 1 || strcmp(c->split, "none") == 0) return param->rows;
+    if (param->heads == 0) return param->rows / param->groups;
+    const int64_t heads = heads_of(c->split);
+    return (heads > 0 && param->heads % heads == 0 ? heads : param->heads) * param->head_rows;
 }
 
 /* ---- which parameters ------------------------------------------------------------------------------------------------ */
@@ -122,17 +117,17 @@ static int64_t block_rows(const config *c, const abar__param_view *param)
 /* Why Muon leaves a parameter to AdamW; NULL: it takes it. */
 static const char *refusal(const config *c, const abar__param_view *param)
 {
-    if (abar__name_fits(c->skip, param->name)) return "--muon-skip names it";
     if (param->columns <= 1 || param->rows <= 1) return "not a matrix";
+    if (abar__name_fits(c->skip, param->name)) return "named by --muon-skip";
     if (abar__name_fits(c->take, param->name)) return NULL;
-    if (!param->layer) return "no linear layer or convolution";
-    if (param->layer->reads_network_input) return "reads the network's input";
+    if (param->layers == 0) return "not the weight of a linear layer or convolution";
+    if (param->layers > 1) return "shared by several layers";
     if (param->yields_output) return "makes the network's output";
-    if (param->layer->weight.ndim == 4 && param->layer->window.groups > 1 && param->layer->weight.dim[1] == 1)
-        return "one input channel a group";
+    if (param->reads_input) return "reads the network's input";
+    if (param->groups > 1 && param->group_inputs == 1) return "one input channel per group";
     const int64_t r = block_rows(c, param), k = param->columns, small = r < k ? r : k, large = r < k ? k : r;
-    if (small < 4) return "a side below 4";
-    if (large > 128 * small) return "one side above 128 times the other";
+    if (small < 4) return "blocks with a side below 4";
+    if (large > 128 * small) return "blocks with one side above 128 times the other";
     return NULL;
 }
 
@@ -149,7 +144,7 @@ static double adjusted(const config *c, int64_t rows, int64_t columns)
 
 static double aux_rate(const config *c, const abar__param_view *param)
 {
-    const bool embeds = !param->layer && param->rows > 1 && param->columns > 1;
+    const bool embeds = param->layers == 0 && param->rows > 1 && param->columns > 1;
     if (embeds && c->embed_lr > 0.0) return c->embed_lr;
     return param->yields_output && c->head_lr > 0.0 ? c->head_lr : c->aux_lr;
 }
@@ -164,7 +159,7 @@ static void plan(const void *settings, const abar__param_view *param, abar__chai
         chain->decay = c->aux_weight_decay;
         return;
     }
-    chain->why = "a hidden matrix";
+    chain->why = abar__name_fits(c->take, param->name) ? "named by --muon-take" : "hidden layer";
     chain->first = ABAR_UPDATE_MOMENTUM;
     chain->orthogonalise = true;
     chain->block_rows = block_rows(c, param);

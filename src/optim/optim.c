@@ -77,13 +77,19 @@ static abar_status find_rule(abar_context *ctx, const char *name, const abar__ru
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
-/* The parameter's own factors, with what its chain makes of them. */
-static void set_factors(abar_optim *o, int i)
+abar__update_item abar__optim_factors(const abar_optim *o, int i)
 {
     const abar__chain *chain = &o->chains[i];
-    o->items[i].lr_scale = o->params[i].lr_scale * chain->lr_scale;
-    const bool decays = o->params[i].weight_decay > 0.0; /* a parameter without decay stays so */
-    o->items[i].weight_decay = chain->decay < 0.0 || !decays ? o->params[i].weight_decay : chain->decay;
+    const double decay = o->params[i].weight_decay;
+    return (abar__update_item){.lr_scale = o->params[i].lr_scale * chain->lr_scale,
+                               .weight_decay = chain->decay < 0.0 || decay == 0.0 ? decay : chain->decay};
+}
+
+static void set_factors(abar_optim *o, int i)
+{
+    const abar__update_item factors = abar__optim_factors(o, i);
+    o->items[i].lr_scale = factors.lr_scale;
+    o->items[i].weight_decay = factors.weight_decay;
 }
 
 /* What one parameter takes in each block of state: whole cache lines, so that vectors never straddle two. */
@@ -292,7 +298,7 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
     return ABAR_OK;
 }
 
-static abar_status read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out)
+abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out)
 {
     return abar__struct_read(dev->ctx, "abar_optim_config", config, out, sizeof *out);
 }
@@ -308,56 +314,7 @@ static abar__curvature_request curvature_request(const abar_optim_config *c, con
                                      .base_lr = c->base_lr};
 }
 
-/* ---- chains --------------------------------------------------------------------------------------------------------- */
-
-/* The layer whose weight lies at this address; -1: none, or more than one. */
-static int find_layer(const abar_optim_config *c, const void *data)
-{
-    int found = -1;
-    for (int i = 0; i < c->n_layers; i++) {
-        if (c->layers[i].weight.data != data) continue;
-        if (found >= 0) return -1;
-        found = i;
-    }
-    return found;
-}
-
-static abar__chain chain_of(const abar_optim *o, const abar_optim_config *c, int i)
-{
-    const abar_tensor *value = &c->params[i].value;
-    const int layer = find_layer(c, value->data);
-    const int64_t rows = value->ndim > 0 ? value->dim[0] : 1;
-    const abar__param_view view = {.name = c->params[i].name,
-                                   .rows = rows,
-                                   .columns = rows > 0 ? abar_tensor_count(value) / rows : 0,
-                                   .layer = layer < 0 ? NULL : &c->layers[layer],
-                                   .yields_output = layer >= 0 && c->yields_output && c->yields_output[layer],
-                                   .base_lr = c->base_lr};
-    abar__chain chain = {.scale = 1.0, .lr_scale = 1.0, .decay = -1.0};
-    o->rule->plan(o->config, &view, &chain);
-    return chain;
-}
-
-static abar_status make_chains(abar_optim *o, const abar_optim_config *c)
-{
-    bool any = false, splits = false;
-    ABAR_TRY(abar__alloc(o->dev->ctx, (size_t)o->n * sizeof *o->chains, (void **)&o->chains));
-    for (int i = 0; i < o->n; i++) {
-        o->chains[i] = chain_of(o, c, i);
-        any = any || o->chains[i].orthogonalise;
-        splits = splits || o->chains[i].why;
-    }
-    if (splits && !any)
-        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
-                          "optimizer %s: takes none of the parameters, its matrices are the weights of hidden layers: give it "
-                          "layers, or name some in --%s-take",
-                          o->rule->rule.name, o->rule->rule.name);
-    if (splits && !(c->base_lr > 0.0))
-        return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
-                          "optimizer %s: base_lr is %g, give the peak of the learning rate: the others' rates are relative to it",
-                          o->rule->rule.name, c->base_lr);
-    return ABAR_OK;
-}
+/* ---- the method in front ------------------------------------------------------------------------------------------- */
 
 /* A method acts on the maps whose weight the rule's own chain takes. */
 static void skip_layers(const abar_optim *o, const abar_optim_config *c, bool *skip)
@@ -366,6 +323,18 @@ static void skip_layers(const abar_optim *o, const abar_optim_config *c, bool *s
         const int weight = find_param(o, c->layers[l].weight.data);
         skip[l] = weight >= 0 && o->chains[weight].why && !o->chains[weight].orthogonalise;
     }
+}
+
+abar_status abar__optim_list_maps(const abar_optim *o, const abar_optim_config *c, abar_map_visitor visit, void *user)
+{
+    bool *skip;
+    const size_t bytes = (size_t)c->n_layers * sizeof *skip;
+    ABAR_TRY(abar__alloc(o->dev->ctx, bytes, (void **)&skip));
+    skip_layers(o, c, skip);
+    const abar__curvature_request request = curvature_request(c, skip);
+    const abar_status status = abar__curvature_plan_maps(o->dev, &request, visit, user);
+    abar__free(o->dev->ctx, skip, bytes);
+    return status;
 }
 
 static abar_status make_curvature(abar_optim *o, const abar_optim_config *c)
@@ -381,16 +350,6 @@ static abar_status make_curvature(abar_optim *o, const abar_optim_config *c)
     return status;
 }
 
-static abar_status make(abar_optim *o, const abar_optim_config *config)
-{
-    ABAR_TRY(copy_params(o, config->params));
-    ABAR_TRY(make_chains(o, config));
-    ABAR_TRY(make_state(o, config->shadows));
-    ABAR_TRY(make_curvature(o, config));
-    ABAR_TRY(make_updates(o, config->layers));
-    return abar__optim_make_step(o);
-}
-
 /* The rule's settings, as the passes want them. */
 static void read_rule(abar_optim *o)
 {
@@ -399,20 +358,42 @@ static void read_rule(abar_optim *o)
     if (o->rule->orthogonalise) o->rule->orthogonalise(o->config, &o->ns, &o->row_decay, &o->ns_exact);
 }
 
+abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar_optim **out)
+{
+    abar_optim o = {.dev = dev, .n = c->n_params}, *made;
+    *out = NULL;
+    ABAR_TRY(find_rule(dev->ctx, c->rule, &o.rule));
+    ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c->rule_config, o.config));
+    read_rule(&o);
+    ABAR_TRY(check_params(dev, c->params, c->n_params));
+    ABAR_TRY(abar__alloc(dev->ctx, sizeof *made, (void **)&made));
+    *made = o;
+    abar_status status = copy_params(made, c->params);
+    if (status == ABAR_OK) status = abar__optim_make_chains(made, c);
+    if (status < 0) {
+        abar_optim_destroy(made);
+        return status;
+    }
+    *out = made;
+    return ABAR_OK;
+}
+
+static abar_status make(abar_optim *o, const abar_optim_config *config)
+{
+    ABAR_TRY(make_state(o, config->shadows));
+    ABAR_TRY(make_curvature(o, config));
+    ABAR_TRY(make_updates(o, config->layers));
+    return abar__optim_make_step(o);
+}
+
 abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
 {
     if (!dev || !out) return ABAR_E_ARGUMENT;
     *out = NULL;
     abar_optim_config c;
-    ABAR_TRY(read_config(dev, config, &c));
-    abar_optim o = {.dev = dev, .n = c.n_params};
-    ABAR_TRY(find_rule(dev->ctx, c.rule, &o.rule));
-    ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c.rule_config, o.config));
-    read_rule(&o);
-    ABAR_TRY(check_params(dev, c.params, c.n_params));
     abar_optim *made;
-    ABAR_TRY(abar__alloc(dev->ctx, sizeof *made, (void **)&made));
-    *made = o;
+    ABAR_TRY(abar__optim_read_config(dev, config, &c));
+    ABAR_TRY(abar__optim_begin(dev, &c, &made));
     abar_status status = make(made, &c);
     if (status < 0) {
         abar_optim_destroy(made);
@@ -428,6 +409,7 @@ void abar_optim_destroy(abar_optim *o)
     abar_context *ctx = o->dev->ctx;
     abar__optim_free_step(o);
     for (int k = 0; k < ABAR_PARAM_STATES; k++) abar_device_free(o->dev, o->state[k], o->state_bytes[k]);
+    abar__free(ctx, o->views, (size_t)o->n * sizeof *o->views);
     abar__free(ctx, o->chains, (size_t)o->n * sizeof *o->chains);
     abar__free(ctx, o->blocks, (size_t)o->blocks_capacity * sizeof *o->blocks);
     abar__free(ctx, o->active, (size_t)o->n * sizeof *o->active);
@@ -478,25 +460,19 @@ abar_status abar_optim_set_param(abar_optim *o, int index, void *value, void *gr
     return ABAR_OK;
 }
 
-/* Whether a chain under other settings needs the same state. */
-static bool keeps_state(const abar_optim *o, const abar__update_scalars *scalars)
-{
-    for (int i = 0; i < o->n; i++)
-        if (abar__chain_states(&o->chains[i], scalars) != abar__chain_states(&o->chains[i], &o->scalars)) return false;
-    return true;
-}
-
 abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
 {
     alignas(max_align_t) unsigned char config[ABAR_RULE_CONFIG_MAX];
     abar__update_scalars scalars = {0};
     ABAR_TRY(abar__rule_configure(o->dev->ctx, o->rule, rule_config, config));
     o->rule->scalars(config, &scalars);
-    if (!keeps_state(o, &scalars))
+    if (!abar__optim_keeps_state(o, config, &scalars))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
                           "set_rule: %s with these settings keeps other state, create a new optimizer", o->rule->rule.name);
     memcpy(o->config, config, sizeof config);
     read_rule(o);
+    abar__optim_renew_chains(o);
+    for (int i = 0; i < o->n; i++) set_factors(o, i);
     o->moved = o->reruled = true;
     return ABAR_OK;
 }
@@ -599,14 +575,35 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
     }
     const abar_tensor updates = abar_tensor_wrap(NULL, &o->step_state.t, ABAR_I64, 0, NULL);
     ABAR_TRY(visit(user, "updates", &updates));
+    if (o->blocks_capacity > 0) { /* of chains that orthogonalise only */
+        const abar_tensor dropped = abar_tensor_wrap(NULL, &o->step_state.dropped, ABAR_I64, 0, NULL);
+        const abar_tensor small = abar_tensor_wrap(NULL, &o->step_state.small, ABAR_I64, 0, NULL);
+        ABAR_TRY(visit(user, "blocks_dropped", &dropped));
+        ABAR_TRY(visit(user, "blocks_small", &small));
+    }
     if (o->curvature) ABAR_TRY(abar__curvature_visit(o->curvature, visit, user));
     return abar__optim_push(o); /* the visitor may have come to write */
+}
+
+const abar_param_info *abar_optim_param_info(abar_optim *o, int i)
+{
+    o->param_info = abar__optim_param_info(o, i);
+    return &o->param_info;
+}
+
+const abar_block_counts *abar_optim_blocks(abar_optim *o)
+{
+    (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
+    o->block_counts =
+        (abar_block_counts){.blocks = o->n_blocks, .dropped = o->step_state.dropped, .small = o->step_state.small};
+    return &o->block_counts;
 }
 
 static size_t book_bytes(const abar_optim *o)
 {
     const size_t n = (size_t)o->n, maps = (size_t)o->n_maps, blocks = (size_t)o->blocks_capacity;
-    return sizeof *o + n * (sizeof *o->params + sizeof *o->chains + 2 * sizeof(abar__update_item) + sizeof(bool)) +
+    return sizeof *o +
+           n * (sizeof *o->params + sizeof *o->views + sizeof *o->chains + 2 * sizeof(abar__update_item) + sizeof(bool)) +
            (n + maps + blocks) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
            blocks * sizeof(abar__ns_block);
 }
@@ -629,66 +626,4 @@ size_t abar_optim_bytes(const abar_optim *o)
 size_t abar_optim_state_bytes(const abar_optim *o)
 {
     return allocated_bytes(o) + (o->curvature ? abar__curvature_state_bytes(o->curvature) : 0);
-}
-
-static bool same_shape(const abar_tensor *a, const abar_tensor *b)
-{
-    return a->ndim == b->ndim && memcmp(a->dim, b->dim, (size_t)a->ndim * sizeof *a->dim) == 0;
-}
-
-/* Tensors without memory get addresses nobody looks at, the same for a layer and the next parameter of its shape. */
-static void *imagine(const abar_tensor *t, abar_optim_param *params, bool *used, int n)
-{
-    for (int i = 0; i < n; i++) {
-        if (used[i] || !same_shape(&params[i].value, t)) continue;
-        used[i] = true;
-        return params[i].value.data;
-    }
-    return NULL;
-}
-
-static void imagine_memory(abar_optim_param *params, int n, abar_layer *layers, int n_layers, bool *used)
-{
-    for (int i = 0; i < n; i++) params[i].value.data = params[i].grad.data = (void *)((uintptr_t)(i + 1) * ABAR_ALIGN);
-    for (int i = 0; i < n_layers; i++) {
-        abar_layer *l = &layers[i];
-        l->weight.data = l->weight_grad.data = imagine(&l->weight, params, used, n);
-        if (l->bias.ndim) l->bias.data = l->bias_grad.data = imagine(&l->bias, params, used, n);
-    }
-}
-
-/* Planned by making it, without the parameters' memory: what a step needs depends on every size. */
-abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out)
-{
-    abar_context *ctx = dev->ctx;
-    abar_optim_config c;
-    *out = 0;
-    ABAR_TRY(read_config(dev, config, &c));
-    const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
-    const size_t flags = (size_t)c.n_params * sizeof(bool);
-    char *memory;
-    abar_optim *made;
-    ABAR_TRY(abar__alloc(ctx, params + layers + flags, (void **)&memory));
-    abar_optim_param *p = (abar_optim_param *)(void *)memory;
-    abar_layer *l = (abar_layer *)(void *)(memory + params);
-    memcpy(p, c.params, params);
-    if (layers) memcpy(l, c.layers, layers);
-    imagine_memory(p, c.n_params, l, c.n_layers, (bool *)(memory + params + layers));
-    c.params = p;
-    c.layers = l;
-    abar_status status = abar_optim_create(dev, &c, &made);
-    if (status == ABAR_OK) {
-        *out = abar_optim_bytes(made) - made->text_bytes;
-        abar_optim_destroy(made);
-    }
-    abar__free(ctx, memory, params + layers + flags);
-    return status;
-}
-
-abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
-{
-    abar_optim_config c;
-    ABAR_TRY(read_config(dev, config, &c));
-    const abar__curvature_request request = curvature_request(&c, NULL);
-    return c.method ? abar__curvature_plan_maps(dev, &request, visit, user) : ABAR_OK;
 }

@@ -15,9 +15,13 @@
 /* What a rule may know of a parameter. */
 typedef struct abar__param_view {
     const char *name;
-    int64_t rows, columns;  /* of its matrix view: outputs, and the rest flattened */
-    const abar_layer *layer; /* whose weight it is; NULL: of none, or of two */
-    bool yields_output;      /* that layer makes the network's output */
+    int64_t rows, columns;    /* of its matrix view: outputs, and the rest flattened */
+    int layers;               /* linear maps whose weight it is; 0: an embedding, a norm, a bias, ... */
+    bool reads_input;         /* the first of them reads the network's input */
+    bool yields_output;       /* one of them makes the network's output */
+    int64_t groups;           /* of a convolution; else 1 */
+    int64_t group_inputs;     /* channels that a group of a convolution reads; 0: no convolution */
+    int64_t heads, head_rows; /* its rows are those of q, k and v, so many heads each; heads 0: they are not */
     double base_lr;
 } abar__param_view;
 
@@ -69,15 +73,16 @@ struct abar_optim {
     double row_decay;
     bool ns_exact;
     int n;
-    abar_optim_param *params;    /* their names point into text */
-    abar__chain *chains;         /* of the parameters */
-    abar__update_item *items;    /* one per parameter */
-    abar__update_item *active;   /* those with a gradient: what the norm is taken of */
-    abar__update_item *updates;  /* what the passes are given: maps row by row with their biases, other parameters whole */
-    abar__update_item *biases;   /* of the maps */
-    abar__ns_block *blocks;      /* of all chains that orthogonalise */
-    abar__owner *owners;         /* of the maps */
-    bool *mapped;                /* parameters that belong to a map */
+    abar_optim_param *params;   /* their names point into text */
+    abar__param_view *views;    /* of the parameters, without names */
+    abar__chain *chains;        /* likewise */
+    abar__update_item *items;   /* one per parameter */
+    abar__update_item *active;  /* those with a gradient: what the norm is taken of */
+    abar__update_item *updates; /* what the passes are given: maps row by row with their biases, other parameters whole */
+    abar__update_item *biases;  /* of the maps */
+    abar__ns_block *blocks;     /* of all chains that orthogonalise */
+    abar__owner *owners;        /* of the maps */
+    bool *mapped;               /* parameters that belong to a map */
     abar__update_pass passes[ABAR_PASSES_MAX];
     int n_active, n_updates, n_maps, n_blocks, n_passes;
     int blocks_capacity;
@@ -87,9 +92,11 @@ struct abar_optim {
     size_t text_bytes, label_bytes;
     void *state[ABAR_PARAM_STATES]; /* one block of memory each */
     size_t state_bytes[ABAR_PARAM_STATES];
-    abar_map_info map_info; /* what abar_optim_map returned last */
-    abar_phase_times times; /* of abar_optim_times */
-    abar_step_note note;    /* of abar_optim_note */
+    abar_map_info map_info;         /* what abar_optim_map returned last, */
+    abar_param_info param_info;     /* abar_optim_param_info, */
+    abar_block_counts block_counts; /* abar_optim_blocks */
+    abar_phase_times times;         /* of abar_optim_times */
+    abar_step_note note;            /* of abar_optim_note */
     /* the device's step (step.c) */
     abar__compiled_step *step;
     abar__step_state step_state; /* as it was when it was last asked */
@@ -99,6 +106,21 @@ struct abar_optim {
     bool reruled; /* the rule has new settings, which the step does not know */
     bool stale;   /* the device has gone on since its state was read */
 };
+
+abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out);
+/* Parameters, rule and chains: what abar_optim_create does before it allocates state. Destroy it as any other. */
+abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *config, abar_optim **out);
+/* The maps that config's method would get behind this optimizer's chains. */
+abar_status abar__optim_list_maps(const abar_optim *o, const abar_optim_config *config, abar_map_visitor visit, void *user);
+/* lr_scale and weight_decay: the parameter's own, with what its chain makes of them. One without decay stays so. */
+abar__update_item abar__optim_factors(const abar_optim *o, int i);
+
+/* chains.c */
+abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *config);
+/* Whether the rule's new settings need the same state and the same blocks. */
+bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const abar__update_scalars *scalars);
+void abar__optim_renew_chains(abar_optim *o);
+abar_param_info abar__optim_param_info(const abar_optim *o, int i);
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */

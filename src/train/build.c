@@ -136,14 +136,16 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
 static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup, const abar_net *net, abar_optim_config *out,
                                       void **memory, size_t *bytes)
 {
-    const int n = abar_net_param_count(net), layers = setup->method ? abar_net_layer_count(net) : 0;
+    const int n = abar_net_param_count(net), layers = abar_net_layer_count(net), output = abar_net_output_layer(net);
     const size_t params_bytes = abar__round_up((size_t)n * sizeof(abar_optim_param), ABAR_ALIGN);
     const size_t shadows_bytes = abar__round_up((size_t)n * sizeof(void *), ABAR_ALIGN);
-    *bytes = params_bytes + shadows_bytes + (size_t)layers * sizeof(abar_layer);
+    const size_t layers_bytes = (size_t)layers * sizeof(abar_layer);
+    *bytes = params_bytes + shadows_bytes + layers_bytes + (size_t)layers * sizeof(bool);
     ABAR_TRY(abar__alloc(ctx, *bytes, memory));
     abar_optim_param *params = *memory;
     void **shadows = (void **)((char *)*memory + params_bytes);
     abar_layer *layer = (abar_layer *)((char *)*memory + params_bytes + shadows_bytes);
+    bool *yields_output = (bool *)layer + layers_bytes;
     for (int i = 0; i < n; i++) {
         const abar_param *p = abar_net_param(net, i);
         bool decays = setup->train.decay_all || p->kind == ABAR_PARAM_WEIGHT;
@@ -154,7 +156,10 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                        .weight_decay = decays ? setup->train.weight_decay : 0.0};
         shadows[i] = p->shadow.ndim ? p->shadow.data : NULL;
     }
-    for (int i = 0; i < layers; i++) layer[i] = *abar_net_layer(net, i);
+    for (int i = 0; i < layers; i++) {
+        layer[i] = *abar_net_layer(net, i);
+        yields_output[i] = i == output;
+    }
     *out = (abar_optim_config){.size = sizeof *out,
                                .rule = setup->rule->name,
                                .rule_config = setup->rule_config,
@@ -166,7 +171,8 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                .layers = layer,
                                .n_layers = layers,
                                .base_lr = setup->train.lr,
-                               .shadows = shadows};
+                               .shadows = shadows,
+                               .yields_output = yields_output};
     return ABAR_OK;
 }
 

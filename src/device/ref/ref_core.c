@@ -93,7 +93,7 @@ static void adamw_element(const abar__update_item *item, const abar__update_scal
     weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
 }
 
-/* optimizers.md section 1.2, step 1: the gradient's memory becomes u. */
+/* methods.md section 11, step 1: the gradient's memory becomes u. */
 static void momentum_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
 {
     double *average = item->state[0], *u = item->grad;

@@ -51,7 +51,7 @@ struct adamw_rule {
     }
 };
 
-/* Not the weight but the gradient's memory is written: with the average that is orthogonalised next (optimizers.md 1.2). */
+/* Not the weight but the gradient's memory is written: with the average that is orthogonalised next (methods.md section 11). */
 struct momentum_rule {
     static const int states = 1;
     static const bool to_grad = true, scaled = true;

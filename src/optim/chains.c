@@ -1,0 +1,122 @@
+/* Which chain every parameter gets: the rule decides by what the parameter is (optim_impl.h). */
+#include "optim/optim_impl.h"
+
+#include <string.h>
+
+/* ---- what a rule may know of a parameter --------------------------------------------------------------------------- */
+
+/* How q, k and v share the rows of a layer that makes all three. */
+static void view_attention(const abar_attention *a, abar__param_view *view)
+{
+    const bool fused = a->heads > 0 && a->value_rows > 0 && a->value_row == 2 * a->value_rows && a->value_rows % a->heads == 0;
+    if (!fused || view->rows != 3 * a->value_rows) return;
+    view->heads = a->heads;
+    view->head_rows = a->value_rows / a->heads;
+}
+
+static void view_layer(const abar_layer *l, abar__param_view *view)
+{
+    view->reads_input = l->reads_network_input;
+    view->groups = 1;
+    if (l->weight.ndim == 4) {
+        view->groups = l->window.groups > 0 && view->rows % l->window.groups == 0 ? l->window.groups : 1;
+        view->group_inputs = l->weight.dim[1];
+    } else {
+        view_attention(&l->attention, view);
+    }
+}
+
+static abar__param_view view_of(const abar_optim_config *c, int i)
+{
+    const abar_tensor *value = &c->params[i].value;
+    const int64_t rows = value->ndim > 0 ? value->dim[0] : 1;
+    abar__param_view view = {.rows = rows, .columns = rows > 0 ? abar_tensor_count(value) / rows : 0, .base_lr = c->base_lr};
+    for (int l = 0; l < c->n_layers; l++) {
+        if (c->layers[l].weight.data != value->data) continue;
+        if (view.layers++ == 0) view_layer(&c->layers[l], &view);
+        view.yields_output = view.yields_output || (c->yields_output && c->yields_output[l]);
+    }
+    return view;
+}
+
+/* ---- chains --------------------------------------------------------------------------------------------------------- */
+
+static abar__chain chain_of(const abar_optim *o, const void *settings, int i)
+{
+    abar__chain chain = {.scale = 1.0, .lr_scale = 1.0, .decay = -1.0};
+    abar__param_view view = o->views[i];
+    view.name = o->params[i].name;
+    o->rule->plan(settings, &view, &chain);
+    return chain;
+}
+
+abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
+{
+    abar_context *ctx = o->dev->ctx;
+    bool any = false, splits = false;
+    ABAR_TRY(abar__alloc(ctx, (size_t)o->n * sizeof *o->views, (void **)&o->views));
+    ABAR_TRY(abar__alloc(ctx, (size_t)o->n * sizeof *o->chains, (void **)&o->chains));
+    for (int i = 0; i < o->n; i++) {
+        o->views[i] = view_of(c, i);
+        o->chains[i] = chain_of(o, o->config, i);
+        any = any || o->chains[i].orthogonalise;
+        splits = splits || o->chains[i].why;
+    }
+    const char *rule = o->rule->rule.name;
+    if (splits && !any)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "optimizer %s: takes none of the parameters: its matrices are the weights of hidden layers; give it "
+                          "layers, name some in --%s-take, or use another optimizer",
+                          rule, rule);
+    if (splits && !(c->base_lr > 0.0))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "optimizer %s: the peak of the learning rate is %g, give one above 0: the rates of the parameters it "
+                          "leaves to AdamW are relative to it",
+                          rule, c->base_lr);
+    return ABAR_OK;
+}
+
+static bool same_blocks(const abar__chain *a, const abar__chain *b)
+{
+    return a->first == b->first && a->orthogonalise == b->orthogonalise && a->block_rows == b->block_rows &&
+           a->row_moment == b->row_moment;
+}
+
+bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const abar__update_scalars *scalars)
+{
+    for (int i = 0; i < o->n; i++) {
+        const abar__chain now = chain_of(o, settings, i), *was = &o->chains[i];
+        if (!same_blocks(&now, was)) return false;
+        if (abar__chain_states(&now, scalars) != abar__chain_states(was, &o->scalars)) return false;
+    }
+    return true;
+}
+
+void abar__optim_renew_chains(abar_optim *o)
+{
+    for (int i = 0; i < o->n; i++) o->chains[i] = chain_of(o, o->config, i);
+}
+
+/* ---- looking at them -------------------------------------------------------------------------------------------------- */
+
+static const char *rule_of(const abar_optim *o, const abar__chain *chain)
+{
+    if (!chain->why || chain->orthogonalise) return o->rule->rule.name;
+    return chain->first == ABAR_UPDATE_SGD ? abar__rule_sgd.rule.name : abar__rule_adamw.rule.name;
+}
+
+abar_param_info abar__optim_param_info(const abar_optim *o, int i)
+{
+    const abar__chain *chain = &o->chains[i];
+    const abar__update_item factors = abar__optim_factors(o, i);
+    const int64_t rows = chain->orthogonalise ? chain->block_rows : 0;
+    return (abar_param_info){.name = o->params[i].name,
+                             .value = o->params[i].value,
+                             .rule = rule_of(o, chain),
+                             .why = chain->why ? chain->why : "",
+                             .lr_scale = factors.lr_scale,
+                             .weight_decay = factors.weight_decay,
+                             .blocks = rows > 0 ? o->views[i].rows / rows : 0,
+                             .block_rows = rows,
+                             .block_columns = rows > 0 ? o->views[i].columns : 0};
+}
