@@ -104,7 +104,7 @@ static abar_setup *own_setup(fixture *f, const images *m, const char *device, co
 
 static double last_test_loss(fixture *f, const char *run)
 {
-    abar__place at;
+    abar__run_state at;
     abar__epoch *history = history_of(f, run, &at);
     const double loss = history[at.epoch - 1].test_loss;
     abar__free(f->ctx, history, (size_t)at.epoch * sizeof *history);
