@@ -3,7 +3,8 @@
 #ifndef STEP_CASES_H
 #define STEP_CASES_H
 
-/* Returns how many cases failed. A device with a queue has cases of its own: replaying, bf16 copies. */
+/* Both return how many cases failed. A device with a queue has cases of its own: bf16 copies, replaying. */
 int step_cases_run(const char *device);
+int step_cases_bits_run(const char *device);
 
 #endif
