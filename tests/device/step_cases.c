@@ -118,6 +118,27 @@ static void parameters_without_gradient_stay_as_on_ref(void **state)
         }
 }
 
+/* Matrices of different sizes have gradients in turn: as many as before, but larger ones. */
+static void matrices_with_gradients_in_turn_equal_ref(void **state)
+{
+    enum { FC = 0, CONV = 2, WIDE = 5 };
+    rig r;
+    rig_open(&r, *state, &rig_configs[RIG_NORMUON]);
+    rig_side *const sides[] = {&r.ref, &r.side};
+    for (; r.k < RIG_STEPS; r.k++) {
+        for (int i = 0; i < 2 && r.k % 4 == 0; i++) {
+            rig_set_param(&r, sides[i], FC, r.k == 0);
+            rig_set_param(&r, sides[i], CONV, r.k == 4);
+            rig_set_param(&r, sides[i], WIDE, r.k == 8);
+        }
+        rig_draw(&r);
+        (void)rig_step(&r, &r.ref);
+        (void)rig_step(&r, &r.side);
+        rig_check_weights(&r, MUON_TOLERANCE, true);
+    }
+    rig_close(&r);
+}
+
 /* ---- losses, copies, measurements ------------------------------------------------------------------------------------------
  */
 
@@ -246,6 +267,28 @@ static void measured_products_are_those_of_what_the_step_takes_off(void **state)
     }
 }
 
+static void measurements_stay_where_a_measured_step_was_skipped(void **state)
+{
+    static const int cases[] = {RIG_MAC, RIG_FOOF};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        rig_config config = rig_configs[cases[i]];
+        config.bad_step = 6;
+        rig_open(&r, *state, &config);
+        while (r.k < 4) rig_one_step(&r);
+        abar_optim_measure(r.side.optim);
+        rig_one_step(&r);
+        const double cosine = abar_optim_map(r.side.optim, 0)->cosine;
+        assert_in_range((int)(1000.0 * cosine), 1, 1000);
+        while (r.k < 6) rig_one_step(&r);
+        abar_optim_measure(r.side.optim);
+        rig_one_step(&r);
+        assert_true(abar_optim_note(r.side.optim, 6)->skipped);
+        assert_true(abar_optim_map(r.side.optim, 0)->cosine == cosine);
+        rig_close(&r);
+    }
+}
+
 #define CASE(f) cmocka_unit_test_prestate(f, (void *)(uintptr_t)device)
 
 static int cases_beside_ref(const char *device, struct CMUnitTest *out)
@@ -257,8 +300,10 @@ static int cases_beside_ref(const char *device, struct CMUnitTest *out)
         CASE(steps_with_bad_gradients_are_skipped_as_on_ref),
         CASE(statistics_with_bad_numbers_are_dropped_as_on_ref),
         CASE(parameters_without_gradient_stay_as_on_ref),
+        CASE(matrices_with_gradients_in_turn_equal_ref),
         CASE(losses_of_micro_batches_are_summed_in_the_result),
         CASE(measured_products_are_those_of_what_the_step_takes_off),
+        CASE(measurements_stay_where_a_measured_step_was_skipped),
         CASE(shadows_are_the_rounded_weights), /* of a device with a queue */
     };
     memcpy(out, cases, sizeof cases);
