@@ -89,6 +89,42 @@ static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
     }
 }
 
+static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
+{
+    static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        size_t bytes;
+        unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);
+        rig_open(&r, *state, &rig_configs[cases[i]]);
+        while (r.k < 5) rig_one_step(&r);
+        rig_draw(&r);
+        (void)rig_step(&r, &r.side);
+        r.k++;
+        while (r.k < RIG_STEPS) rig_one_step(&r);
+        assert_snapshot(&r, expected, bytes, "one step called");
+        free(expected);
+        rig_close(&r);
+    }
+}
+
+static void calibration_that_ends_late_changes_no_bit(void **state)
+{
+    static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        size_t bytes;
+        unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);
+        rig_open(&r, *state, &rig_configs[cases[i]]);
+        while (r.k < 5) rig_one_step(&r);
+        NEED(&r, abar_optim_end_calibration(r.side.optim)); /* nothing wanted one */
+        while (r.k < RIG_STEPS) rig_one_step(&r);
+        assert_snapshot(&r, expected, bytes, "calibration");
+        free(expected);
+        rig_close(&r);
+    }
+}
+
 /* A step that observes and one that does not are each recorded once, when they first come, and replayed from then on. */
 static void replayed_steps_equal_eager_ones_bit_for_bit(void **state)
 {
@@ -274,6 +310,8 @@ int step_cases_bits(const char *device, struct CMUnitTest *out)
         CASE(skipped_step_changes_no_bit),
         CASE(steps_called_one_by_one_equal_enqueued_ones_bit_for_bit),
         CASE(rates_given_in_two_parts_equal_one_list_bit_for_bit),
+        CASE(step_called_between_enqueued_ones_leaves_their_rates),
+        CASE(calibration_that_ends_late_changes_no_bit),
         CASE(optimizer_restored_from_its_state_goes_on_bit_for_bit),
         CASE(parameters_that_moved_are_updated_where_they_are),
         CASE(replayed_steps_equal_eager_ones_bit_for_bit), /* of a device with a queue */
