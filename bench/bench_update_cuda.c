@@ -1,5 +1,6 @@
 /* Compares the bandwidth of the fused update with that of a copy: all parameters of a model in one launch, bf16 copies
- * included. A step is norm, maps and update. The update's time is the difference of a step and a step with nothing to update.
+ * included. A step is norm, maps and passes over the parameters. The update's time is the difference of a step and a step
+ * without the passes.
  *
  *   bench_update_cuda [MODEL]        (default wrn28-10) */
 #include "optim/optim_impl.h"
@@ -13,7 +14,8 @@
 
 typedef struct timed {
     abar_device *dev;
-    abar__program *program; /* NULL: copy */
+    const abar_optim *optim; /* NULL: copy */
+    bool passes;
     void *from, *to;
 } timed;
 
@@ -30,12 +32,24 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static abar_status give(const timed *t)
+/* A step without statistics, stage by stage as in src/optim/step.c. */
+static abar_status enqueue_step(abar_device *dev, const abar_optim *o, bool passes)
 {
-    const abar__queue_ops *queue = t->dev->ops->queue;
-    if (!t->program) return queue->copy_bytes(t->dev, t->to, t->from, COPY_BYTES);
-    ABAR_TRY(queue->program->begin(t->dev, t->program));
-    return queue->program->step(t->dev, t->program, 1.0, 0.0, NULL);
+    const abar__step_ops *ops = dev->ops->step;
+    ABAR_TRY(ops->begin(dev, o->step));
+    ABAR_TRY(ops->check(dev, o->step, 1.0, 0.0));
+    if (o->curvature) {
+        ABAR_TRY(ops->keep(dev, o->step, NULL));
+        ABAR_TRY(ops->precondition(dev, o->step, false));
+    }
+    for (int i = 0; passes && i < o->n_passes; i++) ABAR_TRY(ops->pass(dev, o->step, i));
+    return ABAR_OK;
+}
+
+static abar_status enqueue(const timed *t)
+{
+    if (t->optim) return enqueue_step(t->dev, t->optim, t->passes);
+    return t->dev->ops->queue->copy_bytes(t->dev, t->to, t->from, COPY_BYTES);
 }
 
 /* Median milliseconds of one run. */
@@ -47,7 +61,7 @@ static double measure(abar_context *ctx, const timed *t)
     for (int i = 0; i < 2; i++) need(ctx, queue->mark_create(t->dev, &mark[i]));
     for (int i = -5; i < REPLAYS; i++) {
         need(ctx, queue->mark_set(t->dev, mark[0]));
-        need(ctx, give(t));
+        need(ctx, enqueue(t));
         need(ctx, queue->mark_set(t->dev, mark[1]));
         need(ctx, queue->wait(t->dev));
         if (i >= 0) ms[i] = queue->mark_elapsed(t->dev, mark[0], mark[1]);
@@ -57,20 +71,12 @@ static double measure(abar_context *ctx, const timed *t)
     return ms[REPLAYS / 2];
 }
 
-/* The optimizer's program with and without something to update: the difference in milliseconds. */
+/* Milliseconds of the passes over the parameters; whole: of the step. */
 static double update_ms(abar_context *ctx, abar_device *dev, const abar_optim *o, double *whole)
 {
-    abar__update_scalars scalars = {0};
-    abar__program *idle;
-    o->rule->scalars(o->config, &scalars);
-    const abar__program_desc desc = {
-        .items = o->active, .n_items = o->n_active, .rule = o->rule->program, .scalars = &scalars, .tinv = 1};
-    need(ctx, dev->ops->queue->program->create(dev, &desc, &idle));
-    const timed step = {.dev = dev, .program = o->program}, nothing = {.dev = dev, .program = idle};
+    const timed step = {.dev = dev, .optim = o, .passes = true}, rest = {.dev = dev, .optim = o};
     *whole = measure(ctx, &step);
-    const double rest = measure(ctx, &nothing);
-    dev->ops->queue->program->destroy(dev, idle);
-    return *whole - rest;
+    return *whole - measure(ctx, &rest);
 }
 
 static void bench(abar_context *ctx, const char *model, const char *optim, double copy_rate)
@@ -92,7 +98,8 @@ static void bench(abar_context *ctx, const char *model, const char *optim, doubl
         parameters += (double)o->active[i].count;
         if (o->active[i].shadow) shadows += (double)o->active[i].count;
     }
-    const double bytes = parameters * 4.0 * (3 + 2 * o->states) + 2.0 * shadows, ms = update_ms(ctx, dev, o, &whole);
+    const double bytes = parameters * 4.0 * 3.0 + 2.0 * (double)abar__optim_rule_bytes(o) + 2.0 * shadows;
+    const double ms = update_ms(ctx, dev, o, &whole);
     printf("%-10s %-6s %8.1f MB %9.4f ms %8.2f TB/s %6.1f %% of copy   (norm and maps %.4f ms)\n", model, optim, bytes * 1e-6,
            ms, bytes * 1e-9 / ms, 100.0 * bytes * 1e-9 / ms / copy_rate, whole - ms);
     abar_optim_destroy(o);

@@ -518,7 +518,9 @@ abar_status abar_optim_calibrate(abar_optim *o, int index, const abar_tensor *in
 
 abar_status abar_optim_end_calibration(abar_optim *o)
 {
-    if (o->curvature) ABAR_TRY(abar__curvature_end_calibration(o->curvature));
+    if (!o->curvature) return ABAR_OK;
+    ABAR_TRY(abar__optim_pull(o));
+    ABAR_TRY(abar__curvature_end_calibration(o->curvature));
     return abar__optim_push(o);
 }
 

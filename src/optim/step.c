@@ -96,23 +96,34 @@ abar_status abar__optim_push(abar_optim *o)
     return ops_of(o)->push(o->dev, o->step, &o->step_state, o->map_states);
 }
 
+/* The step is replaced once the new one is there: without memory for it the optimizer stays whole. */
+static abar_status compile_again(abar_optim *o)
+{
+    o->stale = true;
+    ABAR_TRY(abar__optim_pull(o));
+    abar__compiled_step *const old = o->step;
+    const abar_status status = compile(o);
+    if (status < 0) {
+        o->step = old;
+        return status;
+    }
+    ops_of(o)->destroy(o->dev, old);
+    return abar__optim_push(o);
+}
+
 /* Parameters or gradients have new places, or the rule new settings: the same step where it can be kept, else a new one. */
 static abar_status move(abar_optim *o)
 {
     const int active = o->n_active, updates = o->n_updates, blocks = o->n_blocks;
+    abar_status status = ABAR_E_UNSUPPORTED;
     abar__optim_lay_out(o);
     if (!o->reruled && o->n_active == active && o->n_updates == updates && o->n_blocks == blocks) {
         const abar__step_desc desc = describe(o, NULL);
-        abar_status status = ops_of(o)->rebind(o->dev, o->step, &desc);
-        if (status != ABAR_E_UNSUPPORTED) return status;
+        status = ops_of(o)->rebind(o->dev, o->step, &desc);
     }
-    o->stale = true;
-    ABAR_TRY(abar__optim_pull(o));
-    o->reruled = false;
-    ops_of(o)->destroy(o->dev, o->step);
-    o->step = NULL;
-    ABAR_TRY(compile(o));
-    return abar__optim_push(o);
+    if (status == ABAR_E_UNSUPPORTED) status = compile_again(o);
+    o->moved = o->reruled = status < 0; /* then the next step tries again */
+    return status;
 }
 
 /* ---- the stages --------------------------------------------------------------------------------------------------- */

@@ -3,7 +3,13 @@
 #ifndef STEP_CASES_H
 #define STEP_CASES_H
 
-/* Returns how many cases failed. A device with a queue has cases of its own: replaying, bf16 copies. */
+struct CMUnitTest;
+
+enum { STEP_CASES_MAX = 24 };
+
+/* Returns how many cases failed. A device with a queue has cases of its own: bf16 copies, replaying. */
 int step_cases_run(const char *device);
+/* Writes those that compare bit for bit, and returns how many they are. */
+int step_cases_bits(const char *device, struct CMUnitTest *out);
 
 #endif

@@ -264,6 +264,12 @@ void rig_make_optim(rig *r, rig_side *s)
     free(set.method);
 }
 
+void rig_set_param(const rig *r, rig_side *s, int i, bool with_grad)
+{
+    NEED(r, abar_optim_set_param(s->optim, i, s->value[i].data, with_grad ? s->grad[i].data : NULL, r->param[i].lr_scale,
+                                 r->config.weight_decay));
+}
+
 /* ---- opening, drawing, closing ---------------------------------------------------------------------------------------- */
 
 void rig_open(rig *r, const char *device, const rig_config *config)

@@ -28,6 +28,27 @@ typedef struct rig_config {
     int bad_input_step, bad_layer; /* an activation is */
 } rig_config;
 
+/* Every rule and method. */
+enum {
+    RIG_CONFIGS = 35,
+    RIG_SGD = 0,
+    RIG_ADAMW = 4,
+    RIG_MAC = 5,
+    RIG_MAC_ADAPTIVE = 7,
+    RIG_SMAC = 12,
+    RIG_SMAC_ADAPTIVE = 13,
+    RIG_EVA = 15,
+    RIG_FOOF = 17,
+    RIG_KFAC = 19,
+    RIG_EIGEN = 21,
+    RIG_LNGD = 23,
+    RIG_NORMUON = 31,
+    RIG_MUON_MAC = 32
+};
+extern const rig_config rig_configs[RIG_CONFIGS];
+int rig_stride(void); /* 1; under compute-sanitizer some of them will do */
+bool rig_is_muon(const rig_config *config);
+
 typedef struct rig_param {
     char name[32];
     int ndim;
@@ -72,6 +93,9 @@ void rig_make_optim(rig *r, rig_side *s);
 /* Fails with the context's text. */
 void rig_need(const rig *r, abar_status status, const char *what);
 #define NEED(r, call) rig_need(r, call, #call)
+
+/* Tells the optimizer where parameter i and its gradient are now; without: that it has none. */
+void rig_set_param(const rig *r, rig_side *s, int i, bool with_grad);
 
 double rig_rate(const rig *r, int64_t k);
 /* Rates of the steps first .. end - 1, for rig_enqueue. */

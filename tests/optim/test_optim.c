@@ -435,6 +435,44 @@ static void optim_create_survives_every_failing_allocation(void **state)
     abar_context_destroy(ctx);
 }
 
+/* Without one of its gradients it is compiled anew. Where memory is short that fails; later it succeeds. */
+static void optim_step_survives_every_failing_allocation(void **state)
+{
+    (void)state;
+    miser m = {.left = -1};
+    const abar_context_config config = {.size = sizeof config, .allocator = {grudging_alloc, plain_release, &m}};
+    const abar_step_config step = {.size = sizeof step, .lr = 0.1};
+    const double rates[] = {0.1, 0.2, 0.3};
+    abar_context *ctx;
+    abar_device *dev;
+    assert_int_equal(abar_context_create(&config, &ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(ctx, "cpu", NULL, &dev), ABAR_OK);
+    float value[2][8] = {{0}}, grad[2][8] = {{1.0f}, {1.0f}};
+    const int64_t count = 8;
+    abar_optim_param params[2] = {{.name = "p", .lr_scale = 1.0}, {.name = "q", .lr_scale = 1.0}};
+    for (int i = 0; i < 2; i++) {
+        params[i].value = abar_tensor_wrap(dev, value[i], ABAR_F32, 1, &count);
+        params[i].grad = abar_tensor_wrap(dev, grad[i], ABAR_F32, 1, &count);
+    }
+    const size_t before = abar_context_memory(ctx).now;
+    abar_optim *optim;
+    assert_int_equal(create_optim(dev, "adamw", NULL, params, 2, &optim), ABAR_OK);
+    assert_int_equal(abar_optim_set_param(optim, 1, value[1], NULL, 1.0, 0.0), ABAR_OK);
+    int failures = 0;
+    for (m.left = 0; abar_optim_step(optim, &step, NULL) != ABAR_OK; m.left = ++failures) assert_in_range(failures, 0, 100);
+    assert_true(failures >= 2);
+    m.left = 0;
+    assert_int_equal(abar_optim_rates(optim, 1, rates, 3), ABAR_E_MEMORY);
+    assert_int_equal(abar_optim_begin(optim), ABAR_OK);
+    assert_int_equal(abar_optim_queue(optim, &step), ABAR_OK);
+    m.left = -1;
+    assert_true(value[0][0] < 0.0f && value[1][0] == 0.0f);
+    abar_optim_destroy(optim);
+    assert_int_equal(abar_context_memory(ctx).now, before);
+    abar_device_close(dev);
+    abar_context_destroy(ctx);
+}
+
 /* ---- arguments ------------------------------------------------------------------------------------------------------ */
 
 static void assert_refused(fixture *f, const abar_optim_param *params, int n, const char *word)
@@ -543,6 +581,7 @@ int main(void)
         cmocka_unit_test(optim_plan_equals_what_create_allocates),
         cmocka_unit_test(optim_plan_of_an_unknown_rule_fails),
         cmocka_unit_test(optim_create_survives_every_failing_allocation),
+        cmocka_unit_test(optim_step_survives_every_failing_allocation),
         cmocka_unit_test(optim_impossible_parameters_are_refused_with_a_reason),
         cmocka_unit_test(optim_unknown_rule_is_refused_with_a_suggestion),
         cmocka_unit_test(optim_impossible_steps_are_refused_and_change_nothing),

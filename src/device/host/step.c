@@ -64,6 +64,11 @@ static size_t treat_scratch(const abar_device *dev, const abar__plan *p)
     return abar__plan_is_dense(p) ? 3 * vector_bytes(dev, p->out * columns) : 0; /* G, its new form, and one more */
 }
 
+static size_t blocks_scratch(abar_device *dev, const abar__step_desc *desc)
+{
+    return desc->n_blocks > 0 ? dev->ops->stats->orthogonalise_scratch(dev, desc->blocks, desc->n_blocks) : 0;
+}
+
 static void plan_workspace(abar_device *dev, abar__compiled_step *s)
 {
     const abar__step_desc *desc = &s->desc;
@@ -74,11 +79,8 @@ static void plan_workspace(abar_device *dev, abar__compiled_step *s)
         most = derive > most ? derive : most;
         most = treat > most ? treat : most;
     }
-    if (desc->n_blocks > 0) {
-        const size_t blocks = dev->ops->stats->orthogonalise_scratch(dev, desc->blocks, desc->n_blocks);
-        most = blocks > most ? blocks : most;
-    }
-    s->workspace_bytes = most;
+    const size_t blocks = blocks_scratch(dev, desc);
+    s->workspace_bytes = blocks > most ? blocks : most;
 }
 
 /* Hands out host memory, or only counts it. */
@@ -160,7 +162,8 @@ static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
 {
-    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks)
+    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks ||
+        blocks_scratch(dev, desc) > s->workspace_bytes) /* the blocks may be other ones */
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
     const abar__plan *plans = s->desc.plans;
     s->desc = *desc;
@@ -173,19 +176,25 @@ static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__
 
 /* ---- the control block -------------------------------------------------------------------------------------------- */
 
+/* Rates for steps that have some replace those; others replace all. */
 static abar_status rates(abar_device *dev, abar__compiled_step *s, int64_t first, const double *lr, int64_t n)
 {
+    const int64_t at = first - s->first_rate;
+    if (s->n_rates > 1 && at >= 0 && at + n <= s->n_rates) {
+        memcpy(s->rates + at, lr, (size_t)n * sizeof *lr);
+        return ABAR_OK;
+    }
+    if (n > 1 && n > s->rates_capacity) {
+        double *more;
+        ABAR_TRY(abar__alloc(dev->ctx, (size_t)n * sizeof *more, (void **)&more));
+        abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
+        s->rates = more;
+        s->rates_capacity = n;
+    }
+    if (n > 1) memcpy(s->rates, lr, (size_t)n * sizeof *lr);
     s->first_rate = first;
     s->n_rates = n;
     s->rate = lr[0];
-    if (n == 1) return ABAR_OK;
-    if (n > s->rates_capacity) {
-        abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
-        s->rates_capacity = 0;
-        ABAR_TRY(abar__alloc(dev->ctx, (size_t)n * sizeof *s->rates, (void **)&s->rates));
-        s->rates_capacity = n;
-    }
-    memcpy(s->rates, lr, (size_t)n * sizeof *lr);
     return ABAR_OK;
 }
 
@@ -437,12 +446,12 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
 
 static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool measure)
 {
+    for (int i = 0; i < 3 * s->desc.n_maps; i++) s->products[i] = NAN;
     if (s->control.skip) return ABAR_OK;
     const double began = now();
     double sum = 0.0;
     for (int i = 0; i < s->desc.n_maps; i++) {
         s->maps[i].pre = identity;
-        s->products[3 * i] = s->products[3 * i + 1] = s->products[3 * i + 2] = NAN;
         if (!s->states[i].count[ABAR_COUNT_READY] || !s->maps[i].grad) continue;
         sum += abar__plan_is_dense(&s->plans[i]) ? treat_dense(dev, s, i, measure) : treat_rows(dev, s, i, measure);
     }
