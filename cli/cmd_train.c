@@ -139,6 +139,26 @@ static void say_result(const progress *p)
     print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
+/* What muon met, where it was not as it should be. */
+static void say_blocks(const progress *p)
+{
+    char text[256];
+    const abar_progress *last = &p->last;
+    if (last->blocks_dropped > 0) {
+        snprintf(text, sizeof text,
+                 "Muon dropped %" PRId64 " updates of blocks that were not finite: lower --lr, or set --warmup or --clip.",
+                 last->blocks_dropped);
+        print_wrapped(p->out, 0, print_width(p->out), text);
+    }
+    if (last->blocks_small > 0) {
+        snprintf(text, sizeof text,
+                 "Muon met %" PRId64 " blocks whose norm was below --muon-eps, and moved them less than it should: lower "
+                 "--muon-eps.",
+                 last->blocks_small);
+        print_wrapped(p->out, 0, print_width(p->out), text);
+    }
+}
+
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
 {
     const abar_train_config *t = &setup->train;
@@ -150,6 +170,7 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
         say_result(p);
     else
         print_wrapped(p->out, 0, print_width(p->out), text);
+    if (p->any) say_blocks(p);
     if (!t->out[0]) return;
     snprintf(path, sizeof path, "%s/state.safetensors", t->out);
     print_path(p->out, "Checkpoint", path);

@@ -107,6 +107,7 @@ typedef struct abar_progress {
     int64_t best_accuracy_epoch, best_loss_epoch; /* ... and in which, counted from 0 */
     double test_perplexity, test_bits;            /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
+    int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
@@ -148,11 +149,14 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
 /* Visits every map that the setup's curvature method preconditions, with the bytes of its state. */
 abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
+/* Visits every parameter of the setup's model with the rule that updates it, and why. */
+abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_param_visitor visit, void *user);
+
 /* The final report as one JSON object: epochs, test_acc, test_loss, train_acc, train_loss (of the last epoch; accuracies in
  * percent; null before the first epoch has ended, and for training where all its steps were skipped), best_acc and best_loss
  * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
  * (perplexity, bits per character), seconds, ms_per_step, samples_per_second, peak_bytes, optimizer_bytes, skipped_steps,
- * stopped, dir (null without out), history (one object per epoch, counted from 1) and config. The text is valid until the next
+ * blocks (muon: how many there are, dropped and small as in abar_block_counts), stopped, dir (null without out), history (one object per epoch, counted from 1) and config. The text is valid until the next
  * report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
