@@ -77,7 +77,7 @@ static const abar_option options[] = {
     REAL("aux-lr", aux_lr, "3e-4", 0.0, 1e6, "learning rate of the parameters that AdamW updates"),
     REAL("embed-lr", embed_lr, "0", 0.0, 1e6, "that of embeddings; 0: aux-lr"),
     REAL("head-lr", head_lr, "0", 0.0, 1e6, "that of the head; 0: aux-lr"),
-    REAL("aux-weight-decay", aux_weight_decay, "0.01", 0.0, 1e6, "weight decay of the parameters that AdamW updates"),
+    REAL("aux-weight-decay", aux_weight_decay, "0.01", 0.0, 1e6, "their weight decay, where --weight-decay is not 0"),
     REAL("aux-beta1", aux_beta1, "0.9", 0.0, 0.999999, "AdamW's decay of the gradient's running mean"),
     REAL("aux-beta2", aux_beta2, "0.999", 0.0, 0.999999, "AdamW's decay of the squared gradient's running mean"),
     REAL("aux-eps", aux_eps, "1e-8", 1e-30, 1.0, "added to the root of AdamW's second moment"),
