@@ -1,5 +1,5 @@
 /* Muon through an optimizer: against the float64 oracle (tests/oracle/muon.py), and the identities of methods.md section 11.
- * Its state: test_muon_state.c; which parameter gets which rule: tests/train/test_muon_params.c. */
+ * Its state: test_muon_state.c; which parameter gets which rule: tests/train/test_muon_runs.c. */
 #include "optim/muon_rig.h"
 
 #include "io/io.h"

@@ -259,6 +259,24 @@ static void muon_leaves_its_biases_to_adamw(void **state)
     rig_close(&r);
 }
 
+static void muon_leaves_blocks_of_odd_shapes(void **state)
+{
+    (void)state;
+    static const shape odd[] = {{2, {12, 20}}, {4, {16, 1, 3, 3}}, {4, {8, 4, 3, 3}},
+                                {2, {3, 40}},  {2, {4, 516}},      {2, {4, 512}}};
+    static const char *const why[] = {"hidden layer",   "one input channel per group", "a side below 4",
+                                      "a side below 4", "longer than 128 to 1",        "hidden layer"};
+    rig r;
+    rig_open(&r, "ref", odd, 6);
+    for (int i = 0; i < 6; i++) rig_layer(&r, i, -1);
+    r.layers[1].window.groups = 16;
+    r.layers[2].window.groups = 4; /* blocks of 2 x 36 */
+    rig_optim(&r, NULL);
+    for (int i = 0; i < 6; i++) assert_string_equal(abar_optim_param_info(r.optim, i)->why, why[i]);
+    fixture_step(r.optim, 0.02, 0.0, 0.0);
+    rig_close(&r);
+}
+
 static void muon_with_nothing_to_take_is_an_error(void **state)
 {
     (void)state;
@@ -285,6 +303,7 @@ int main(void)
         cmocka_unit_test(muon_drops_the_update_of_a_block_that_is_not_finite),
         cmocka_unit_test(muon_counts_blocks_too_small_to_be_normalised),
         cmocka_unit_test(muon_leaves_its_biases_to_adamw),
+        cmocka_unit_test(muon_leaves_blocks_of_odd_shapes),
         cmocka_unit_test(muon_with_nothing_to_take_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
