@@ -245,6 +245,88 @@ static void print_maps(const abar_setup *setup, const map_list *maps)
     grid_print(&g, stdout);
 }
 
+/* The parameters with the rule of each, collected from the visitor. */
+typedef struct param_row {
+    char name[128], shape[48], why[48];
+    const char *rule;
+    double lr, weight_decay;
+    int64_t blocks, block_rows, block_columns;
+} param_row;
+
+typedef struct param_list {
+    param_row *row;
+    int n, capacity; /* n counts those that do not fit, too */
+    bool splits;     /* the rule leaves some to another one */
+    double lr;       /* of the run */
+} param_list;
+
+static void keep_param(void *user, const abar_param_info *param)
+{
+    param_list *list = user;
+    list->splits = list->splits || param->why[0];
+    if (list->n < list->capacity) {
+        param_row *r = &list->row[list->n];
+        size_t at = 0;
+        *r = (param_row){.rule = param->rule,
+                         .lr = list->lr * param->lr_scale,
+                         .weight_decay = param->weight_decay,
+                         .blocks = param->blocks,
+                         .block_rows = param->block_rows,
+                         .block_columns = param->block_columns};
+        snprintf(r->name, sizeof r->name, "%s", param->name);
+        snprintf(r->why, sizeof r->why, "%s", param->why);
+        for (int i = 0; i < param->value.ndim && at < sizeof r->shape; i++)
+            at += (size_t)snprintf(r->shape + at, sizeof r->shape - at, "%s%" PRId64, i ? " x " : "", param->value.dim[i]);
+    }
+    list->n++;
+}
+
+/* Empty for a rule that takes every parameter. */
+static abar_status list_params(cli *c, const abar_setup *setup, param_list *out)
+{
+    *out = (param_list){.lr = setup->train.lr};
+    abar_status status = abar_setup_params(c->ctx, setup, keep_param, out); /* to count them */
+    if (status < 0 || !out->splits) return status;
+    out->capacity = out->n;
+    out->n = 0;
+    out->row = calloc((size_t)out->capacity + 1, sizeof *out->row);
+    return out->row ? abar_setup_params(c->ctx, setup, keep_param, out) : ABAR_E_MEMORY;
+}
+
+enum { PARAMETER, SHAPE, RULE, WHY, BLOCKS, LR, DECAY, PARAM_COLUMNS };
+
+static void fill_param(const void *user, int row, grid_cell *cells)
+{
+    const param_row *r = &((const param_list *)user)->row[row];
+    snprintf(cells[PARAMETER].text, sizeof cells->text, "%s", r->name);
+    snprintf(cells[SHAPE].text, sizeof cells->text, "%s", r->shape);
+    snprintf(cells[RULE].text, sizeof cells->text, "%s", r->rule);
+    snprintf(cells[WHY].text, sizeof cells->text, "%s", r->why);
+    snprintf(cells[LR].text, sizeof cells->text, "%g", r->lr);
+    snprintf(cells[DECAY].text, sizeof cells->text, "%g", r->weight_decay);
+    if (r->blocks > 0)
+        snprintf(cells[BLOCKS].text, sizeof cells->text, "%" PRId64 " of %" PRId64 " x %" PRId64, r->blocks, r->block_rows,
+                 r->block_columns);
+}
+
+/* Which rule each parameter gets, and why. */
+static void print_params(const abar_setup *setup, const param_list *params)
+{
+    static const grid_column column[PARAM_COLUMNS] = {
+        [PARAMETER] = {"parameter", true, 0}, [SHAPE] = {"shape", true, 2},
+        [RULE] = {"rule", true, 0},           [WHY] = {"why", true, 1},
+        [BLOCKS] = {"blocks", true, 3},       [LR] = {"lr", false, 4},
+        [DECAY] = {"weight-decay", false, 5},
+    };
+    char text[256];
+    snprintf(text, sizeof text, "Updated by %s (%s):", setup->rule->name, setup->rule->summary);
+    putchar('\n');
+    print_wrapped(stdout, 0, print_width(stdout), text);
+    grid g = {.column = column, .columns = PARAM_COLUMNS, .rows = params->n, .fill = fill_param, .user = params, .indent = 2};
+    grid_measure(&g, print_window(stdout));
+    grid_print(&g, stdout);
+}
+
 typedef struct memory_row {
     const char *what;
     size_t bytes;
@@ -312,7 +394,32 @@ static void print_maps_json(json_writer *j, const abar_setup *setup, const map_l
     json_end(j);
 }
 
-static void print_one_json(const abar_setup *setup, const abar_net *net, const map_list *maps, const abar_memory_plan *plan)
+static void print_params_json(json_writer *j, const abar_setup *setup, const param_list *params)
+{
+    json_begin(j, "rule", '{');
+    json_text(j, "name", setup->rule->name);
+    json_text(j, "summary", setup->rule->summary);
+    json_begin(j, "parameters", '[');
+    for (int i = 0; i < params->n; i++) {
+        const param_row *r = &params->row[i];
+        json_begin(j, NULL, '{');
+        json_text(j, "name", r->name);
+        json_text(j, "shape", r->shape);
+        json_text(j, "rule", r->rule);
+        json_text(j, "why", r->why);
+        json_real(j, "lr", r->lr);
+        json_real(j, "weight_decay", r->weight_decay);
+        json_int(j, "blocks", r->blocks);
+        json_int(j, "block_rows", r->block_rows);
+        json_int(j, "block_columns", r->block_columns);
+        json_end(j);
+    }
+    json_end(j);
+    json_end(j);
+}
+
+static void print_one_json(const abar_setup *setup, const abar_net *net, const map_list *maps, const param_list *params,
+                           const abar_memory_plan *plan)
 {
     json_writer j = {0};
     memory_row row[MEMORY_ROWS];
@@ -334,6 +441,7 @@ static void print_one_json(const abar_setup *setup, const abar_net *net, const m
         print_node_json(&j, &node);
     }
     json_end(&j);
+    if (params->splits) print_params_json(&j, setup, params);
     if (setup->method) print_maps_json(&j, setup, maps);
     json_finish(&j);
 }
@@ -355,12 +463,14 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
     return ABAR_OK;
 }
 
-static void print_one(const abar_setup *setup, const abar_net *net, const map_list *maps, const abar_memory_plan *plan)
+static void print_one(const abar_setup *setup, const abar_net *net, const map_list *maps, const param_list *params,
+                      const abar_memory_plan *plan)
 {
     const int lead = printf("%s: ", setup->train.model);
     print_wrapped_from(stdout, lead, 2, print_width(stdout), setup->model->summary);
     putchar('\n');
     print_nodes(net);
+    if (params->splits) print_params(setup, params);
     if (setup->method) print_maps(setup, maps);
     print_memory(setup, plan);
 }
@@ -372,16 +482,19 @@ static int show_model(cli *c, const abar_setup *setup, bool json)
     abar_net *net = NULL;
     abar_memory_plan plan = {.size = sizeof plan};
     map_list maps = {0};
+    param_list params = {0};
     abar_status status = find_shape(c, setup, input, &classes);
     if (status >= 0) status = open_device(c, setup->train.device, setup->train.threads, &dev);
     if (status >= 0) status = plan_net(c, setup, dev, input, classes, &net);
     if (status >= 0) status = abar_setup_memory_plan(c->ctx, setup, &plan);
     if (status >= 0) status = list_maps(c, setup, &maps);
+    if (status >= 0) status = list_params(c, setup, &params);
     if (status >= 0 && json)
-        print_one_json(setup, net, &maps, &plan);
+        print_one_json(setup, net, &maps, &params, &plan);
     else if (status >= 0)
-        print_one(setup, net, &maps, &plan);
+        print_one(setup, net, &maps, &params, &plan);
     free(maps.row);
+    free(params.row);
     abar_net_destroy(net);
     abar_device_close(dev);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
@@ -412,12 +525,14 @@ const command command_models = {
     .summary = "list the networks; --model NAME shows layers and memory",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
     .about = "Lists the networks. With --model, shows one: its operations after fusion with their shapes, parameters and "
-             "multiply-adds, the implementation of each, and how much memory training it takes.",
+             "multiply-adds, the implementation of each, and how much memory training it takes. With --optim, also what the "
+             "optimizer does with each layer and parameter.",
     .own = own,
     .settings = settings,
     .model_options = true,
     .rule_options = true,
     .examples = "  abar models\n"
-                "  abar models --model resnet20 --batch 256 --optim adamw\n",
+                "  abar models --model resnet20 --batch 256 --optim adamw\n"
+                "  abar models --model gpt-char --optim mac+muon\n",
     .run = run,
 };

@@ -74,14 +74,15 @@ static int64_t parameters_of(const abar_net *net)
     return sum;
 }
 
-static size_t append_setting(cli *c, const abar_option *table, const void *config, const char *name, char *line, size_t at,
-                             size_t size)
+static size_t append_setting(cli *c, const abar_option *table, const void *config, const char *name, bool of_rule, char *line,
+                             size_t at, size_t size)
 {
     char value[ABAR_OPTION_TEXT_MAX];
     const abar_option *row = abar_options_find(table, name);
     if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0 || !value[0]) return at;
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
     if (usual && (plain || (table != abar_train_options() && row->type == ABAR_OPTION_CHOICE))) return at;
+    if (usual && of_rule && strcmp(value, "0") == 0) return at; /* it means what another option says */
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
     return at + (size_t)n;
 }
@@ -108,12 +109,13 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
              print_count(number, parameters_of(net)), setup->train.data, setup->train.optim,
              abar_device_describe(abar_net_param(net, 0)->value.dev));
     print_wrapped(out, 0, width, line);
-    for (int i = 0; said[i]; i++) at = append_setting(c, abar_train_options(), &setup->train, said[i], line, at, sizeof line);
+    for (int i = 0; said[i]; i++)
+        at = append_setting(c, abar_train_options(), &setup->train, said[i], false, line, at, sizeof line);
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
         for (const abar_option *row = tables[i].options; row->name; row++)
-            at = append_setting(c, tables[i].options, tables[i].config, row->name, line, at, sizeof line);
+            at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
     if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);
     fflush(out);
@@ -154,6 +156,26 @@ static void say_result(const progress *p)
     print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
+/* What muon met, where it was not as it should be. */
+static void say_blocks(const progress *p)
+{
+    char text[256];
+    const abar_progress *last = &p->last;
+    if (last->blocks_dropped > 0) {
+        snprintf(text, sizeof text,
+                 "Muon dropped %" PRId64 " updates of blocks that were not finite: lower --lr, or set --warmup or --clip.",
+                 last->blocks_dropped);
+        print_wrapped(p->out, 0, print_width(p->out), text);
+    }
+    if (last->blocks_small > 0) {
+        snprintf(text, sizeof text,
+                 "Muon met %" PRId64 " blocks whose norm was below --muon-eps, and moved them less than it should: lower "
+                 "--muon-eps.",
+                 last->blocks_small);
+        print_wrapped(p->out, 0, print_width(p->out), text);
+    }
+}
+
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
 {
     const abar_train_config *t = &setup->train;
@@ -165,6 +187,7 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
         say_result(p);
     else
         print_wrapped(p->out, 0, print_width(p->out), text);
+    if (p->any) say_blocks(p);
     if (!t->out[0]) return;
     snprintf(path, sizeof path, "%s/state.safetensors", t->out);
     print_path(p->out, "Checkpoint", path);

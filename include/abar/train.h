@@ -113,6 +113,7 @@ typedef struct abar_progress {
     double test_perplexity, test_bits;            /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
     bool validation; /* the setup has a validation part: test_loss and so on are its numbers */
+    int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
@@ -156,12 +157,16 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
 /* Visits every map that the setup's curvature method preconditions, with the bytes of its state. */
 abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user);
 
+/* Visits every parameter of the setup's model with the rule that updates it, and why. */
+abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_param_visitor visit, void *user);
+
 /* The final report as one JSON object: epochs, test_acc, test_loss, train_acc, train_loss (of the last epoch; accuracies in
  * percent; null before the first epoch has ended, and for training where all its steps were skipped), best_acc and best_loss
  * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
  * (perplexity, bits per character), train_samples and test_samples (tokens of a text), seconds, ms_per_step,
- * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, stopped, dir (null without out), history (one object per
- * epoch, counted from 1) and config. With a validation part the names test_* are validation_*. The text is valid until the next
+ * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, blocks (muon: how many there are, dropped and small as in
+ * abar_block_counts), stopped, dir (null without out), history (one object per epoch, counted from 1) and config. With a
+ * validation part the names test_* are validation_*. The text is valid until the next
  * report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);

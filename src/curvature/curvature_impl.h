@@ -100,6 +100,7 @@ bool abar__name_fits(const char *patterns, const char *name);
 typedef struct abar__curvature_request {
     const char *method;
     const bool *skip;                     /* (n_layers): leave these out, beside --skip-layers; NULL: none */
+    bool unclipped;                       /* the defaults are without a KL clip, behind which momentum is orthogonalised */
     const void *method_config;            /* NULL: the defaults */
     const abar__curvature_config *common; /* likewise */
     const abar_layer *layers;

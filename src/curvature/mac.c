@@ -11,11 +11,6 @@
  * has the words for it. Every device runs plans, so that is all. Then a line in registry.c. */
 #include "curvature/mac.h"
 
-#include "base/number.h"
-
-#include <math.h>
-#include <string.h>
-
 enum { FIRST_RUNNING, FIRST_DATASET_MEAN, FIRST_DATASET_COV };
 enum { VALUE_EXPECTATION, VALUE_FACTORED, VALUE_PER_HEAD, VALUE_PLAIN };
 enum { FORM_DECOUPLED, FORM_COUPLED };
@@ -24,24 +19,24 @@ static const abar_option options[] = {ABAR_MAC_OPTIONS, {.name = NULL}};
 
 /* ---- settings ----------------------------------------------------------------------------------------------------- */
 
-double abar__mac_damping(const abar__mac_config *c, bool *adaptive)
+static abar__damping damping_of(const abar__mac_config *c)
 {
-    double rho = 0.0;
-    *adaptive = !abar__real_parse(c->damping, &rho); /* abar__mac_check refuses everything else */
-    return rho;
+    abar__damping damping;
+    (void)abar__damping_read(c->damping, &damping); /* abar__mac_check refuses what it cannot read */
+    return damping;
 }
 
 abar_status abar__mac_check(abar_context *ctx, const char *method, const void *config)
 {
     const abar__mac_config *c = config;
-    const bool adaptive = strcmp(c->damping, "adaptive") == 0;
-    double rho;
-    if (!adaptive && !(abar__real_parse(c->damping, &rho) && rho >= 1e-30 && rho <= 1e30))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: %s takes a number from 1e-30 to 1e30, or adaptive", c->damping,
-                          method);
-    if (adaptive && c->first_layer == FIRST_DATASET_COV)
+    abar__damping damping;
+    if (!abar__damping_read(c->damping, &damping))
         return abar__fail(ctx, ABAR_E_ARGUMENT,
-                          "--damping adaptive: --first-layer dataset-cov needs a number, give both or neither");
+                          "--damping %s: %s takes a number from 1e-30 to 1e30, trace:G with such a G, or adaptive", c->damping,
+                          method);
+    if (damping.kind != ABAR_DAMPING_NUMBER && c->first_layer == FIRST_DATASET_COV)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--damping %s: --first-layer dataset-cov needs a number, give both or neither",
+                          c->damping);
     return ABAR_OK;
 }
 
@@ -102,14 +97,25 @@ int64_t abar__mac_value_parts(const abar__curvature *cv, const abar_layer *layer
 /* The first layer with dataset-cov: Ĝ = ρ G (E[aaᵀ] + ρI)⁻¹, coupled without the factor ρ. */
 static void plan_covariance(const abar__mac_config *c, abar__plan *p)
 {
-    bool adaptive;
-    const double damping = abar__mac_damping(c, &adaptive);
+    const double damping = damping_of(c).value;
     const abar__stat aa = abar__plan_average(p, "aa", ABAR_INPUT_PRODUCT, ABAR_PER_ROW);
     abar__plan_calibrate(p);
     const abar__scalar rho = abar__plan_value(p, damping);
     abar__plan_sandwich(p, ABAR_IDENTITY, abar__plan_inverse(p, "inverse", aa, rho));
     abar__plan_report(p, ABAR_REAL_DAMPING, rho);
     if (c->form == FORM_DECOUPLED) abar__plan_scale(p, damping);
+}
+
+/* adaptive: ρ matches the trace, d ρ = t − |â|²; below the least share that is rounding. */
+static abar__scalar plan_damping(const abar__curvature *cv, const abar__map *map, abar__plan *p, abar__damping damping,
+                                 abar__scalar t, abar__scalar square)
+{
+    if (damping.kind == ABAR_DAMPING_NUMBER) return abar__plan_value(p, damping.value);
+    const abar__scalar d = abar__plan_value(p, (double)map->d);
+    if (damping.kind == ABAR_DAMPING_TRACE) return abar__damping_by_trace(p, damping.value, abar__plan_divide(p, t, d));
+    const abar__scalar least = abar__plan_value(p, least_share(cv));
+    return abar__plan_max(p, abar__plan_divide(p, abar__plan_subtract(p, t, square), d),
+                          abar__plan_divide(p, abar__plan_multiply(p, least, t), d));
 }
 
 void abar__mac_plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
@@ -121,22 +127,15 @@ void abar__mac_plan(const abar__curvature *cv, const abar__map *map, abar__plan 
     }
     const bool values = map->part >= 0; /* rows of v */
     const abar__per per = values ? ABAR_PER_SEQUENCE : ABAR_PER_ROW;
-    const abar__stat a =
-        abar__plan_average(p, ABAR_MEAN_ACTIVATION, values ? ABAR_ATTENTION_MEAN : ABAR_INPUT_MEAN, per);
+    const abar__stat a = abar__plan_average(p, ABAR_MEAN_ACTIVATION, values ? ABAR_ATTENTION_MEAN : ABAR_INPUT_MEAN, per);
     if (is_factored(cv, map)) abar__plan_by_position(p, map->by_position.positions);
-    bool adaptive;
-    const double damping = abar__mac_damping(c, &adaptive);
-    abar__scalar t = {0};
-    if (adaptive) t = abar__plan_mean_number(p, "t", ABAR_NUMBER_SQUARE, per); /* the mean of |a|² */
+    const abar__damping damping = damping_of(c);
+    abar__scalar t = {0}; /* the mean of |a|² */
+    if (damping.kind != ABAR_DAMPING_NUMBER) t = abar__plan_mean_number(p, "t", ABAR_NUMBER_SQUARE, per);
     if (is_calibrated(cv, map)) abar__plan_calibrate(p);
 
     const abar__scalar square = abar__plan_square(p, a); /* |â|² */
-    abar__scalar rho = abar__plan_value(p, damping);
-    if (adaptive) { /* ρ matches the trace, d ρ = t − |â|²; below the least share that is rounding */
-        const abar__scalar d = abar__plan_value(p, (double)map->d), least = abar__plan_value(p, least_share(cv));
-        rho = abar__plan_max(p, abar__plan_divide(p, abar__plan_subtract(p, t, square), d),
-                             abar__plan_divide(p, abar__plan_multiply(p, least, t), d));
-    }
+    const abar__scalar rho = plan_damping(cv, map, p, damping, t, square);
     const abar__scalar length = abar__plan_add(p, rho, square);
     const abar__factor u = abar__plan_vector(p, "u", a, abar__plan_reciprocal(p, abar__plan_sqrt(p, length)));
     abar__plan_subtract_rank1(p, u); /* G (I − u uᵀ) */

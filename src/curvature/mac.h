@@ -2,10 +2,10 @@
 #ifndef ABAR_MAC_H
 #define ABAR_MAC_H
 
-#include "curvature/curvature_impl.h"
+#include "curvature/damping.h"
 
 typedef struct abar__mac_config {
-    char damping[ABAR_OPTION_TEXT_MAX]; /* a number, or adaptive */
+    char damping[ABAR_OPTION_TEXT_MAX]; /* damping.h; or adaptive */
     int64_t first_layer, value_stat, form;
     double kl_clip;
 } abar__mac_config;
@@ -16,7 +16,7 @@ typedef struct abar__mac_config {
      .type = ABAR_OPTION_TEXT,                                                                                       \
      .offset = offsetof(abar__mac_config, damping),                                                                  \
      .fallback = "1",                                                                                                \
-     .help = "rho: a number, or adaptive (from the trace, per layer)"},                                              \
+     .help = "rho: a number, trace:G (G times the mean of E[a aT]'s diagonal), or adaptive"},                        \
         {.name = "first-layer",                                                                                      \
          .type = ABAR_OPTION_CHOICE,                                                                                 \
          .offset = offsetof(abar__mac_config, first_layer),                                                          \
@@ -37,8 +37,6 @@ typedef struct abar__mac_config {
          .help = "coupled: divided by rho, the exact inverse of the damped rank-1 matrix"},                          \
         ABAR_KL_CLIP_OPTION(abar__mac_config, "0")
 
-/* rho where it is a number; adaptive: 0. */
-double abar__mac_damping(const abar__mac_config *c, bool *adaptive);
 /* MAC's own functions, as abar__curvature_ops describes them. */
 abar_status abar__mac_check(abar_context *ctx, const char *method, const void *config);
 abar_status abar__mac_check_maps(const abar__curvature *cv);

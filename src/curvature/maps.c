@@ -268,7 +268,9 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_request 
         memcpy(cv->method_config, request->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
-    cv->kl_clip = *(const double *)(const void *)((const char *)cv->method_config + cv->ops->kl_clip);
+    double *kl_clip = (double *)(void *)((char *)cv->method_config + cv->ops->kl_clip);
+    if (!request->method_config && request->unclipped) *kl_clip = 0.0;
+    cv->kl_clip = *kl_clip;
     return abar_method_check(ctx, method, cv->method_config);
 }
 

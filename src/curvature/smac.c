@@ -2,8 +2,8 @@
  *
  *     p̂ = average of E[p ⊙ p];   Ĝ = diag(p̂ + ρ)⁻¹ G (I − â âᵀ / (ρ + |â|²)),   coupled damping: Ĝ / ρ as in MAC
  *
- * The diagonal keeps the fixed ρ (1 by default) where the activation side is adaptive. Of a map that was calibrated on the data
- * set, p̂ is 0 until the first commit. */
+ * The diagonal keeps the fixed ρ (1 by default) where the activation side is adaptive or follows the trace. Of a map that was
+ * calibrated on the data set, p̂ is 0 until the first commit. */
 #include "curvature/mac.h"
 
 typedef struct smac_config {
@@ -19,16 +19,15 @@ static const abar_option options[] = {
      .fallback = "1",
      .min = 1e-30,
      .max = 1e30,
-     .help = "rho of the diagonal where --damping is adaptive"},
+     .help = "rho of the diagonal where --damping is not a number"},
     {.name = NULL},
 };
 
 static double diagonal_damping(const abar__curvature *cv)
 {
     const smac_config *c = cv->method_config;
-    bool adaptive;
-    const double rho = abar__mac_damping(&c->mac, &adaptive);
-    return adaptive ? c->diagonal : rho;
+    abar__damping damping;
+    return abar__damping_read(c->mac.damping, &damping) && damping.kind == ABAR_DAMPING_NUMBER ? damping.value : c->diagonal;
 }
 
 static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)

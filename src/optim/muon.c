@@ -77,7 +77,7 @@ static const abar_option options[] = {
     REAL("aux-lr", aux_lr, "3e-4", 0.0, 1e6, "learning rate of the parameters that AdamW updates"),
     REAL("embed-lr", embed_lr, "0", 0.0, 1e6, "that of embeddings; 0: aux-lr"),
     REAL("head-lr", head_lr, "0", 0.0, 1e6, "that of the head; 0: aux-lr"),
-    REAL("aux-weight-decay", aux_weight_decay, "0.01", 0.0, 1e6, "weight decay of the parameters that AdamW updates"),
+    REAL("aux-weight-decay", aux_weight_decay, "0.01", 0.0, 1e6, "their weight decay, where --weight-decay is not 0"),
     REAL("aux-beta1", aux_beta1, "0.9", 0.0, 0.999999, "AdamW's decay of the gradient's running mean"),
     REAL("aux-beta2", aux_beta2, "0.999", 0.0, 0.999999, "AdamW's decay of the squared gradient's running mean"),
     REAL("aux-eps", aux_eps, "1e-8", 1e-30, 1.0, "added to the root of AdamW's second moment"),
@@ -118,16 +118,16 @@ static int64_t block_rows(const config *c, const abar__param_view *param)
 static const char *refusal(const config *c, const abar__param_view *param)
 {
     if (param->columns <= 1 || param->rows <= 1) return "not a matrix";
-    if (abar__name_fits(c->skip, param->name)) return "named by --muon-skip";
+    if (abar__name_fits(c->skip, param->name)) return "--muon-skip names it";
     if (abar__name_fits(c->take, param->name)) return NULL;
-    if (param->layers == 0) return "not the weight of a linear layer or convolution";
+    if (param->layers == 0) return "not a layer's weight";
     if (param->layers > 1) return "shared by several layers";
-    if (param->yields_output) return "makes the network's output";
-    if (param->reads_input) return "reads the network's input";
+    if (param->yields_output) return "makes the output";
+    if (param->reads_input) return "reads the input";
     if (param->groups > 1 && param->group_inputs == 1) return "one input channel per group";
     const int64_t r = block_rows(c, param), k = param->columns, small = r < k ? r : k, large = r < k ? k : r;
-    if (small < 4) return "blocks with a side below 4";
-    if (large > 128 * small) return "blocks with one side above 128 times the other";
+    if (small < 4) return "a side below 4";
+    if (large > 128 * small) return "longer than 128 to 1";
     return NULL;
 }
 
@@ -159,7 +159,7 @@ static void plan(const void *settings, const abar__param_view *param, abar__chai
         chain->decay = c->aux_weight_decay;
         return;
     }
-    chain->why = abar__name_fits(c->take, param->name) ? "named by --muon-take" : "hidden layer";
+    chain->why = abar__name_fits(c->take, param->name) ? "--muon-take names it" : "hidden layer";
     chain->first = ABAR_UPDATE_MOMENTUM;
     chain->orthogonalise = true;
     chain->block_rows = block_rows(c, param);

@@ -303,10 +303,11 @@ abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *c
     return abar__struct_read(dev->ctx, "abar_optim_config", config, out, sizeof *out);
 }
 
-static abar__curvature_request curvature_request(const abar_optim_config *c, const bool *skip)
+static abar__curvature_request curvature_request(const abar_optim *o, const abar_optim_config *c, const bool *skip)
 {
     return (abar__curvature_request){.method = c->method,
                                      .skip = skip,
+                                     .unclipped = o->rule->orthogonalise != NULL,
                                      .method_config = c->method_config,
                                      .common = c->curvature,
                                      .layers = c->layers,
@@ -331,7 +332,7 @@ abar_status abar__optim_list_maps(const abar_optim *o, const abar_optim_config *
     const size_t bytes = (size_t)c->n_layers * sizeof *skip;
     ABAR_TRY(abar__alloc(o->dev->ctx, bytes, (void **)&skip));
     skip_layers(o, c, skip);
-    const abar__curvature_request request = curvature_request(c, skip);
+    const abar__curvature_request request = curvature_request(o, c, skip);
     const abar_status status = abar__curvature_plan_maps(o->dev, &request, visit, user);
     abar__free(o->dev->ctx, skip, bytes);
     return status;
@@ -344,7 +345,7 @@ static abar_status make_curvature(abar_optim *o, const abar_optim_config *c)
     const size_t bytes = (size_t)c->n_layers * sizeof *skip;
     ABAR_TRY(abar__alloc(o->dev->ctx, bytes, (void **)&skip));
     skip_layers(o, c, skip);
-    const abar__curvature_request request = curvature_request(c, skip);
+    const abar__curvature_request request = curvature_request(o, c, skip);
     const abar_status status = abar__curvature_create(o->dev, &request, &o->curvature);
     abar__free(o->dev->ctx, skip, bytes);
     return status;

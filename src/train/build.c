@@ -188,6 +188,18 @@ abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, ab
     return status;
 }
 
+abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                    abar_param_visitor visit, void *user)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    abar_status status = abar_optim_plan_params(dev, &config, visit, user);
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
 static void count_map(void *user, const abar_map_info *map)
 {
     (void)map;
@@ -219,9 +231,32 @@ static abar_status check_skips(abar_context *ctx, abar_setup *setup, abar_device
     return ABAR_OK;
 }
 
+static bool any_param_fits(const abar_net *net, const char *pattern)
+{
+    for (int i = 0; i < abar_net_param_count(net); i++)
+        if (abar__name_fits(pattern, abar_net_param(net, i)->name)) return true;
+    return false;
+}
+
+/* Every pattern of an option of the rule that names parameters must fit one: another is a misspelt name. */
+static abar_status check_param_names(abar_context *ctx, const abar_setup *setup, const abar_net *net, const char *option)
+{
+    char patterns[ABAR_OPTION_TEXT_MAX], *rest = patterns;
+    if (!abar_options_find(setup->rule->options, option)) return ABAR_OK;
+    ABAR_TRY(abar_options_get(ctx, setup->rule->options, setup->rule_config, option, patterns, sizeof patterns));
+    for (char *one = strtok_r(patterns, ",", &rest); one; one = strtok_r(NULL, ",", &rest))
+        if (!any_param_fits(net, one))
+            return abar__fail(ctx, ABAR_E_ARGUMENT,
+                              "--%s %.80s: fits no parameter, abar models --model %s --optim %s lists them", option, one,
+                              setup->train.model, setup->train.optim);
+    return ABAR_OK;
+}
+
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net)
 {
     const char *patterns = abar__curvature_config_of(setup)->skip_layers;
+    ABAR_TRY(check_param_names(ctx, setup, net, "muon-take"));
+    ABAR_TRY(check_param_names(ctx, setup, net, "muon-skip"));
     if (!setup->method || !patterns[0]) return ABAR_OK;
     abar_setup *scratch;
     ABAR_TRY(abar__setup_copy(ctx, setup, &scratch));

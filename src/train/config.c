@@ -338,9 +338,10 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {
-        "batch", "limit-train",  "seed", "stat-decay",  "skip-layers", "first-layer",     "pgrad",
-        "kfac",  "kfac-inverse", "text", "epoch-steps", "validation",  "validation-seed", NULL};
+    static const char *const fixed[] = {"batch",       "limit-train", "seed",      "stat-decay",   "skip-layers",
+                                        "first-layer", "pgrad",       "kfac",      "kfac-inverse", "text",
+                                        "epoch-steps", "validation",  "validation-seed", "normuon", "muon-take",
+                                        "muon-skip",   NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -356,10 +357,16 @@ static bool is_harmless(const char *name)
     return false;
 }
 
-/* --damping between a number and adaptive, --momentum between none and some: other state is kept. */
+/* Whether --damping needs the mean of |a|^2. */
+static bool follows_trace(const char *damping)
+{
+    return strcmp(damping, "adaptive") == 0 || strncmp(damping, "trace:", 6) == 0;
+}
+
+/* --damping between a number and what follows the trace, --momentum between none and some: other state is kept. */
 static bool changes_kind(const char *name, const char *before, const char *after)
 {
-    if (strcmp(name, "damping") == 0) return strcmp(before, "adaptive") == 0 || strcmp(after, "adaptive") == 0;
+    if (strcmp(name, "damping") == 0) return follows_trace(before) != follows_trace(after);
     return strcmp(name, "momentum") == 0 && (strcmp(before, "0") == 0 || strcmp(after, "0") == 0);
 }
 

@@ -2,6 +2,7 @@
  *
  *     {"abar": "0.1.0", "train": {"model": "lenet5", ...}, "model": {...}, "optimizer": {"momentum": 0.9, ...}} */
 #include "base/json.h"
+#include "base/number.h"
 #include "train/train_impl.h"
 #include "train/train_json.h"
 
@@ -43,7 +44,12 @@ abar_status abar__setup_write(abar_context *ctx, const abar_setup *setup, abar__
 static const char *value_text(const abar_option *option, const cJSON *item, char number[64])
 {
     switch (option->type) {
-    case ABAR_OPTION_TEXT:
+    case ABAR_OPTION_TEXT: /* --damping, which was a number in older runs of foof */
+        if (cJSON_IsNumber(item) && abar__real_parse(option->fallback, &(double){0})) {
+            abar__real_format(item->valuedouble, number);
+            return number;
+        }
+        return cJSON_IsString(item) ? item->valuestring : NULL;
     case ABAR_OPTION_CHOICE: return cJSON_IsString(item) ? item->valuestring : NULL;
     case ABAR_OPTION_BOOL: return cJSON_IsTrue(item) ? "true" : cJSON_IsFalse(item) ? "false" : NULL;
     case ABAR_OPTION_INT:

@@ -81,18 +81,37 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     return ABAR_OK;
 }
 
-abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user)
+/* A net without memory, of batch 1. */
+static abar_status open_net(abar_context *ctx, const abar_setup *setup, abar_device **dev, abar_net **net)
 {
     abar_memory_plan ignored = {0};
     abar_dataset_info info;
-    abar_device *dev;
-    abar_net *net = NULL;
+    *net = NULL;
+    *dev = NULL;
     ABAR_TRY(plan_data(ctx, setup, &info, &ignored));
-    ABAR_TRY(abar__device_open(ctx, setup, &dev));
-    abar__net_wish wish = {.batch = 1, .training = true, .plan_only = true};
-    abar_status status = abar__net_build(ctx, setup, &info, dev, &wish, &net);
-    if (status == ABAR_OK) status = abar__optim_check(ctx, setup, dev, net);
+    ABAR_TRY(abar__device_open(ctx, setup, dev));
+    const abar__net_wish wish = {.batch = 1, .training = true, .plan_only = true};
+    ABAR_TRY(abar__net_build(ctx, setup, &info, *dev, &wish, net));
+    return abar__optim_check(ctx, setup, *dev, *net);
+}
+
+abar_status abar_setup_maps(abar_context *ctx, const abar_setup *setup, abar_map_visitor visit, void *user)
+{
+    abar_device *dev;
+    abar_net *net;
+    abar_status status = open_net(ctx, setup, &dev, &net);
     if (status == ABAR_OK) status = abar__optim_plan_maps(ctx, setup, dev, net, visit, user);
+    abar_net_destroy(net);
+    abar_device_close(dev);
+    return status;
+}
+
+abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_param_visitor visit, void *user)
+{
+    abar_device *dev;
+    abar_net *net;
+    abar_status status = open_net(ctx, setup, &dev, &net);
+    if (status == ABAR_OK) status = abar__optim_plan_params(ctx, setup, dev, net, visit, user);
     abar_net_destroy(net);
     abar_device_close(dev);
     return status;

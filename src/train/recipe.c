@@ -74,6 +74,14 @@ static const addition additions[] = {
     {"gpt-char", "", "", "", "drop=0.2 attention-drop=0.2"},
     {"gpt-char", "", "adamw", "", "final-lr=1e-4 beta2=0.99"},
     {"gpt2", "", "adamw", "", "final-lr=6e-5 beta2=0.95"},
+    /* Muon's rate hardly depends on the model; what it leaves to AdamW learns as in the model's AdamW recipe. No KL clip: one
+     * that varies reweights the momentum (methods.md section 11). */
+    {"", "", "muon", "", "lr=0.02 weight-decay=0.01 aux-lr=1e-3"},
+    {"gpt", "", "muon", "", "final-lr=0.002"},
+    {"gpt-char", "", "muon", "", "aux-beta2=0.99"},
+    {"gpt2", "", "muon", "", "aux-lr=6e-4 aux-beta2=0.95"},
+    {"", "", "muon", "kfac", "kl-clip=0"},
+    {"", "", "muon", "eva", "kl-clip=0"},
 };
 
 static bool begins(const char *name, const char *with)

@@ -123,12 +123,21 @@ static abar_status report_numbers(abar_trainer *t)
                              abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
 
+static abar_status report_blocks(abar_trainer *t)
+{
+    const abar_block_counts blocks = *abar_optim_blocks(t->optim);
+    if (blocks.blocks == 0) return ABAR_OK;
+    return abar__text_printf(t->ctx, &t->report, ", \"blocks\": {\"count\": %lld, \"dropped\": %lld, \"small\": %lld}",
+                             (long long)blocks.blocks, (long long)blocks.dropped, (long long)blocks.small);
+}
+
 abar_status abar_trainer_report(abar_trainer *t, const char **json)
 {
     abar_context *ctx = t->ctx;
     abar__text *out = &t->report;
     out->length = 0;
     ABAR_TRY(report_numbers(t));
+    ABAR_TRY(report_blocks(t));
     ABAR_TRY(abar__text_printf(ctx, out, ", \"stopped\": %s, \"dir\": ", t->stopped ? "true" : "false"));
     if (t->setup->train.out[0])
         ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));

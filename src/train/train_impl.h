@@ -72,12 +72,14 @@ typedef struct abar__net_wish {
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             const abar__net_wish *wish, abar_net **out);
-/* Whether the options of the method fit the net. */
+/* Whether the names in the options of method and rule fit the net. */
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                   abar_map_visitor visit, void *user);
+abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                    abar_param_visitor visit, void *user);
 /* Bytes the optimizer would hold. */
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
 abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);

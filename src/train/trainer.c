@@ -302,6 +302,9 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     ABAR_TRY(abar__snapshot_save(t)); /* before the checkpoint: a run that dies between them makes it again */
     ABAR_TRY(abar__export_save(t));
     ABAR_TRY(save_checkpoint(t));
+    const abar_block_counts blocks = *abar_optim_blocks(t->optim);
+    p.blocks_dropped = blocks.dropped;
+    p.blocks_small = blocks.small;
     p.epoch_done = true;
     p.test_loss = e->test_loss;
     p.test_accuracy = e->test_accuracy;

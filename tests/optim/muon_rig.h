@@ -1,0 +1,78 @@
+/* Parameters with shapes and layers over them, and a muon that updates them. */
+#ifndef MUON_RIG_H
+#define MUON_RIG_H
+
+#include "optim/optim_fixture.h"
+
+#define LAYERS_MAX 8
+
+typedef struct shape {
+    int ndim;
+    int64_t dim[4];
+} shape;
+
+typedef struct rig {
+    fixture f;
+    abar_layer layers[LAYERS_MAX];
+    int n_layers;
+    abar_optim *optim;
+} rig;
+
+static inline void rig_open(rig *r, const char *device, const shape *shapes, int n)
+{
+    int64_t counts[FIXTURE_MAX];
+    for (int i = 0; i < n; i++) {
+        counts[i] = 1;
+        for (int k = 0; k < shapes[i].ndim; k++) counts[i] *= shapes[i].dim[k];
+    }
+    *r = (rig){0};
+    fixture_open(&r->f, device, 2, counts, n);
+    for (int i = 0; i < n; i++) {
+        abar_optim_param *p = &r->f.params[i];
+        p->lr_scale = 1.0;
+        p->weight_decay = 0.1;
+        p->value = abar_tensor_wrap(r->f.dev, p->value.data, p->value.dtype, shapes[i].ndim, shapes[i].dim);
+        p->grad = abar_tensor_wrap(r->f.dev, p->grad.data, p->grad.dtype, shapes[i].ndim, shapes[i].dim);
+    }
+}
+
+static inline void rig_close(rig *r)
+{
+    abar_optim_destroy(r->optim);
+    fixture_close(&r->f);
+}
+
+/* A layer whose weight is params[weight]; a convolution where that has four dimensions. bias: another one, -1: none. */
+static inline abar_layer *rig_layer(rig *r, int weight, int bias)
+{
+    abar_layer *l = &r->layers[r->n_layers++];
+    const abar_optim_param *w = &r->f.params[weight];
+    *l = (abar_layer){.name = w->name, .weight = w->value, .weight_grad = w->grad, .window = abar_window_unit()};
+    if (bias >= 0) {
+        l->bias = r->f.params[bias].value;
+        l->bias_grad = r->f.params[bias].grad;
+    }
+    if (w->value.ndim == 4) {
+        l->window.kernel[0] = w->value.dim[2];
+        l->window.kernel[1] = w->value.dim[3];
+    }
+    return l;
+}
+
+static inline abar_status rig_try(rig *r, const char *const *settings)
+{
+    void *config = fixture_config(&r->f, "muon", settings);
+    const abar_status status =
+        abar_optim_create(r->f.dev,
+                          &ABAR_CONFIG(abar_optim_config, .rule = "muon", .rule_config = config, .params = r->f.params,
+                                       .n_params = r->f.n, .layers = r->layers, .n_layers = r->n_layers, .base_lr = 0.02),
+                          &r->optim);
+    free(config);
+    return status;
+}
+
+static inline void rig_optim(rig *r, const char *const *settings) { assert_int_equal(rig_try(r, settings), ABAR_OK); }
+
+#define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+#endif
