@@ -1,15 +1,17 @@
 /* Collects sums over rows, output gradients and attention probabilities of every map while batches run. */
 #include "analysis/collect.h"
 
-#include <cblas.h>
+#include "analysis/gram.h"
+
 #include <fnmatch.h>
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { ROWS_AT_ONCE = 256 };
-#define FISHER_MOST 0x1p31 /* bytes of per-example gradients at a time, or a quarter of the machine's memory */
+enum { NUMBERS_AT_ONCE = 1 << 20 }; /* of rows: enough for all threads, and little beside the caches */
+#define FISHER_MOST 0x1p31          /* bytes of per-example gradients at a time, or a quarter of the machine's memory */
 
 /* ---- which maps ------------------------------------------------------------------------------------------------------- */
 
@@ -70,11 +72,16 @@ static void describe(abar__collection *c, int layer_index, int64_t group, abar__
     c->out_max = greater(c->out_max, m->shape.out);
 }
 
+int64_t abar__gradient_size(const abar__map_stats *m)
+{
+    return abar__gram_side(m->shape.out) * abar__gram_side(abar__map_side(m));
+}
+
 /* ---- memory ----------------------------------------------------------------------------------------------------------- */
 
 static size_t fisher_bytes(const abar__collection *c, const abar__map_stats *m)
 {
-    return (size_t)(c->config.fisher_samples * m->shape.out * abar__map_side(m)) * sizeof(double);
+    return (size_t)(c->config.fisher_samples * abar__gradient_size(m)) * sizeof(double);
 }
 
 static bool wants_fisher(const abar__collection *c, const abar__map_stats *m)
@@ -207,15 +214,28 @@ static size_t largest_tensor(const abar__collection *c)
     return most * sizeof(float);
 }
 
-/* Examples whose rows are added at a time: a matrix product of many rows is faster than many of one. */
-static int64_t chunk_of(const abar__map_stats *m) { return m->shape.rows < ROWS_AT_ONCE ? ROWS_AT_ONCE / m->shape.rows : 1; }
+/* Examples whose rows are made at a time. */
+static int64_t chunk_of(const abar__collection *c, const abar__map_stats *m)
+{
+    const int64_t fit = NUMBERS_AT_ONCE / (m->shape.rows * greater(abar__map_side(m), m->shape.out));
+    return fit < 1 ? 1 : fit < c->pass->config.batch ? fit : c->pass->config.batch;
+}
+
+/* Numbers that one thread needs for the gradient of an example: its rows, and the same in panels. */
+static int64_t gradient_work(const abar__map_stats *m)
+{
+    return m->shape.rows *
+           (abar__map_side(m) + m->shape.out + abar__gram_side(abar__map_side(m)) + abar__gram_side(m->shape.out));
+}
 
 static size_t largest_rows(const abar__collection *c)
 {
+    const bool fisher = c->config.wanted & ABAR_COLLECT_FISHER;
     int64_t most = 0;
     for (int i = 0; i < c->n; i++) {
         const abar__map_stats *m = &c->maps[i];
-        most = greater(most, chunk_of(m) * m->shape.rows * (abar__map_side(m) + m->shape.out));
+        most = greater(most, chunk_of(c, m) * m->shape.rows * greater(abar__map_side(m), m->shape.out));
+        if (fisher) most = greater(most, omp_get_max_threads() * gradient_work(m));
     }
     return (size_t)most * sizeof(double);
 }
@@ -294,12 +314,12 @@ static abar_status add_rows(abar_moments *m, double *rows, int64_t n)
 
 static abar_status add_inputs(abar__collection *c, abar__map_stats *m, const float *input)
 {
-    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m), side = abar__map_side(m);
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(c, m), size = m->shape.rows * abar__map_side(m);
     for (int64_t first = 0; first < batch; first += chunk) {
         const int64_t n = batch - first < chunk ? batch - first : chunk;
+#pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++)
-            abar__input_rows(&m->shape, input + (first + i) * m->shape.in_size, m->homogeneous,
-                             c->rows + i * m->shape.rows * side);
+            abar__input_rows(&m->shape, input + (first + i) * m->shape.in_size, m->homogeneous, c->rows + i * size);
         ABAR_TRY(add_rows(m->inputs, c->rows, n * m->shape.rows));
     }
     return ABAR_OK;
@@ -351,43 +371,51 @@ static abar_status observe_inputs(void *user, int layer_index, const abar_layer 
 
 /* ---- output gradients ------------------------------------------------------------------------------------------------- */
 
-/* g = sum over rows of p a^T, (out, side). */
-static void keep_gradient(abar__map_stats *m, const double *a, const double *p)
-{
-    const int out = (int)m->shape.out, side = (int)abar__map_side(m);
-    double *g = m->gradients + m->fisher_done++ * out * side;
-    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, side, (int)m->shape.rows, 1.0, p, out, a, side, 0.0, g, side);
-}
-
-static abar_status add_gradients(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+/* g (out, side, in whole panels) = sum over rows of p a^T of one example. */
+static void make_gradient(const abar__map_stats *m, const float *input, const float *grad, double scale, double *work,
+                          double *g)
 {
     const abar__row_shape *s = &m->shape;
-    double *a = c->rows, *p = a + s->rows * abar__map_side(m);
-    for (int64_t n = 0; n < c->pass->config.batch && m->fisher_done < c->config.fisher_samples; n++) {
-        abar__output_rows(s, grad + n * s->out_size, scale, p);
-        abar__input_rows(s, input + n * s->in_size, m->homogeneous, a);
-        keep_gradient(m, a, p);
-    }
-    return ABAR_OK;
+    const int64_t side = abar__map_side(m), a_side = abar__gram_side(side), p_side = abar__gram_side(s->out);
+    double *a = work, *p = a + s->rows * side, *a_panels = p + s->rows * s->out, *p_panels = a_panels + s->rows * a_side;
+    abar__input_rows(s, input, m->homogeneous, a);
+    abar__output_rows(s, grad, scale, p);
+    abar__gram_pack(a, s->rows, side, side, 1, a_panels);
+    abar__gram_pack(p, s->rows, s->out, s->out, 1, p_panels);
+    abar__gram_multiply(s->rows, p_side, p_panels, a_side, a_panels, g);
+}
+
+static void add_gradients(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+{
+    const abar__row_shape *s = &m->shape;
+    const int64_t left = c->config.fisher_samples - m->fisher_done, batch = c->pass->config.batch;
+    const int64_t n = left < batch ? left : batch, size = abar__gradient_size(m);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i++)
+        make_gradient(m, input + i * s->in_size, grad + i * s->out_size, scale,
+                      c->rows + omp_get_thread_num() * gradient_work(m), m->gradients + (m->fisher_done + i) * size);
+    m->fisher_done += n;
 }
 
 /* Means over the rows of each of n examples, in place: (n, rows, out) -> (n, out). */
 static void average_rows(const abar__row_shape *s, int64_t n, double *p)
 {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < s->out; k++) {
-            double sum = 0.0;
-            for (int64_t r = 0; r < s->rows; r++) sum += p[(i * s->rows + r) * s->out + k];
-            p[i * s->out + k] = sum / (double)s->rows;
-        }
+    for (int64_t i = 0; i < n; i++) {
+        const double *rows = p + i * s->rows * s->out;
+        double *mean = p + i * s->out;
+        for (int64_t k = 0; k < s->out; k++) mean[k] = rows[k] / (double)s->rows;
+        for (int64_t r = 1; r < s->rows; r++)
+            for (int64_t k = 0; k < s->out; k++) mean[k] += rows[r * s->out + k] / (double)s->rows;
+    }
 }
 
 static abar_status add_grads(abar__collection *c, abar__map_stats *m, const float *grad, double scale)
 {
     const abar__row_shape *s = &m->shape;
-    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m);
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(c, m);
     for (int64_t first = 0; first < batch; first += chunk) {
         const int64_t n = batch - first < chunk ? batch - first : chunk;
+#pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++)
             abar__output_rows(s, grad + (first + i) * s->out_size, scale, c->rows + i * s->rows * s->out);
         ABAR_TRY(add_rows(m->grads, c->rows, n * s->rows));
@@ -416,7 +444,7 @@ static abar_status observe_layer(abar__collection *c, int layer_index, const aba
         fetched_grad = true;
         if (gradients && !fetched_input) ABAR_TRY(fetch(c, &layer->input, c->host));
         fetched_input = fetched_input || gradients;
-        if (gradients) ABAR_TRY(add_gradients(c, m, c->host, second_half(c), scale));
+        if (gradients) add_gradients(c, m, c->host, second_half(c), scale);
         if (moments && m->grads) ABAR_TRY(add_grads(c, m, second_half(c), scale));
     }
     return ABAR_OK;

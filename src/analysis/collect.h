@@ -17,7 +17,7 @@ typedef struct abar__map_stats {
     abar_moments *inputs;     /* rows a */
     abar_moments *grads;      /* rows p at the scale of single examples; NULL: not wanted */
     abar_moments *grad_means; /* their means over the rows of an example */
-    double *gradients;        /* (fisher_samples, out * side): per-example gradients; NULL: not in this turn */
+    double *gradients;        /* (fisher_samples, abar__gradient_size): per-example gradients; NULL: not in this turn */
     int64_t fisher_done;
     abar__attention_sums attention; /* sum NULL: feeds none */
     abar_attention layout;          /* of that attention: heads, windows */
@@ -52,6 +52,9 @@ typedef struct abar__collection {
 
 /* Numbers of a row of the map, the homogeneous 1 included. */
 static inline int64_t abar__map_side(const abar__map_stats *m) { return m->shape.d + m->homogeneous; }
+
+/* Numbers of a kept gradient: out times side, each in whole panels of gram.h, zeros behind. */
+int64_t abar__gradient_size(const abar__map_stats *m);
 
 /* Bytes that create takes, beyond the network's own, are announced first, and refused where the machine has less memory. */
 abar_status abar__collection_create(abar__pass *pass, const abar__collect_config *config, abar__collection *out);

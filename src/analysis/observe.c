@@ -209,20 +209,31 @@ abar__row_shape abar__row_shape_of(const abar_layer *layer, const abar_tensor *i
     return s;
 }
 
-/* The patch of output position (y, x): channels of the group, then kernel positions; zeros in the padding. */
+/* The part of a patch in one row of a plane (NULL: in the padding) from a column on; zeros in the padding. */
+static double *put_patch_row(const abar__row_shape *s, const float *row, int64_t first, double *out)
+{
+    const int64_t n = s->window.kernel[1], step = s->window.dilation[1];
+    const bool inside = row && first >= 0 && first + (n - 1) * step < s->width;
+    for (int64_t j = 0; inside && j < n; j++) out[j] = (double)row[first + j * step];
+    for (int64_t j = 0; !inside && j < n; j++) {
+        const int64_t column = first + j * step;
+        out[j] = row && column >= 0 && column < s->width ? (double)row[column] : 0.0;
+    }
+    return out + n;
+}
+
+/* The patch of output position (y, x): channels of the group, then kernel positions. */
 static double *put_patch(const abar__row_shape *s, const float *input, int64_t y, int64_t x, double *out)
 {
     const abar_window *w = &s->window;
     const int64_t channels = s->channels / (w->groups > 0 ? w->groups : 1);
     for (int64_t c = 0; c < channels; c++) {
         const float *plane = input + (s->group * channels + c) * s->height * s->width;
-        for (int64_t i = 0; i < w->kernel[0]; i++)
-            for (int64_t j = 0; j < w->kernel[1]; j++) {
-                const int64_t row = y * w->stride[0] - w->pad[0] + i * w->dilation[0];
-                const int64_t column = x * w->stride[1] - w->pad[1] + j * w->dilation[1];
-                const bool inside = row >= 0 && row < s->height && column >= 0 && column < s->width;
-                *out++ = inside ? (double)plane[row * s->width + column] : 0.0;
-            }
+        for (int64_t i = 0; i < w->kernel[0]; i++) {
+            const int64_t row = y * w->stride[0] - w->pad[0] + i * w->dilation[0];
+            out = put_patch_row(s, row >= 0 && row < s->height ? plane + row * s->width : NULL, x * w->stride[1] - w->pad[1],
+                                out);
+        }
     }
     return out;
 }

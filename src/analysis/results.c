@@ -94,17 +94,17 @@ abar_status abar__result_add_fisher(const abar__collection *c, int map, const ab
 {
     abar_context *ctx = c->pass->ctx;
     const abar__map_stats *m = &c->maps[map];
-    const int64_t n = m->fisher_done, side = m->shape.out * abar__map_side(m);
+    const int64_t n = m->fisher_done, numbers = m->shape.out * abar__map_side(m);
     const double batch = (double)c->pass->config.batch, scale = (config->batch_mean ? 1.0 / (batch * batch) : 1.0) / (double)n;
     const size_t bytes = (size_t)(n * n + n) * sizeof(double);
     void *memory;
     if (!m->gradients || n < 1) return ABAR_OK;
     ABAR_TRY(abar__alloc(ctx, bytes, &memory));
     double *gram = memory, *values = gram + n * n;
-    abar_status status = abar__fisher_gram(ctx, n, 1, side, 1, m->gradients, NULL, gram);
+    abar_status status = abar__fisher_gram(ctx, n, 1, abar__gradient_size(m), 1, m->gradients, NULL, gram);
     if (status >= 0) status = abar__eigen_symmetric(ctx, n, gram, false, values);
     if (status >= 0) {
-        r->fisher.n = least(ABAR_TOP, least(n, side));
+        r->fisher.n = least(ABAR_TOP, least(n, numbers));
         for (int64_t i = 0; i < r->fisher.n; i++) r->fisher.value[i] = scale * values[i];
         r->exact = abar__compare_spectra(r->kfac.value, r->fisher.value, least(r->kfac.n, r->fisher.n));
     }

@@ -2,6 +2,7 @@
 #include "analysis/collect.h"
 #include "analysis/dense.h"
 #include "analysis/factors.h"
+#include "analysis/gram.h"
 #include "analysis/results.h"
 #include "observe_testing.h"
 
@@ -234,12 +235,12 @@ static void gradients_of_examples_average_to_the_gradient(void **state)
         const abar__map_stats *map = &w.collection.maps[m];
         const abar_layer *layer = abar_net_layer(w.pass.net, map->layer);
         float *weight = fetch(*state, &layer->weight_grad), *bias = fetch(*state, &layer->bias_grad);
-        const int64_t side = abar__map_side(map), size = map->shape.out * side;
+        const int64_t side = abar__map_side(map), pitch = abar__gram_side(side), size = abar__gradient_size(map);
         assert_int_equal(map->fisher_done, B);
-        for (int64_t i = 0; i < size; i++) {
+        for (int64_t i = 0; i < map->shape.out * side; i++) {
             const int64_t k = i / side, j = i % side;
             double mean = 0.0;
-            for (int64_t n = 0; n < B; n++) mean += map->gradients[n * size + i] / B;
+            for (int64_t n = 0; n < B; n++) mean += map->gradients[n * size + k * pitch + j] / B;
             assert_near(mean, (double)(j < map->shape.d ? weight[k * map->shape.d + j] : bias[k]), 1e-6);
         }
         free(weight);
@@ -277,7 +278,8 @@ static void fisher_in_turns_equals_all_at_once(void **state)
     assert_int_equal(c->n, 5);
     assert_int_equal(abar__fisher_batches(c), 2);
     assert_int_equal(largest_of_all(*state, c, whole_largest), 1);
-    c->fisher_budget = (size_t)(6 * 120 * 401 * 8); /* fc1 alone; the convolutions before it and the others after it fit, too */
+    /* fc1 alone; the convolutions before it and the others after it fit, too */
+    c->fisher_budget = (size_t)(6 * abar__gradient_size(&c->maps[2])) * sizeof(double);
     assert_fine(*state, abar__collection_reset(c));
     for (int64_t b = 0; b < 2; b++) assert_fine(*state, abar__collection_add(c, b));
     assert_int_equal(largest_of_all(*state, c, largest), 3);
