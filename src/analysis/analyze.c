@@ -7,6 +7,7 @@
 #include "base/number.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,8 +83,8 @@ static const abar_option network_table[] = {
     {"pgrad", ABAR_OPTION_CHOICE, AT(pgrad), "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"},
     {"fisher", ABAR_OPTION_CHOICE, AT(fisher), "empirical", 0, 0, "empirical|exact",
      "labels of the data, or drawn from the softmax"},
-    {"fisher-samples", ABAR_OPTION_INT, AT(fisher_samples), "256", 1, 4096, NULL,
-     "samples whose gradients make the layer's Fisher matrix"},
+    {"fisher-samples", ABAR_OPTION_INT, AT(fisher_samples), "0", 0, 4096, NULL,
+     "samples whose gradients make the layer's Fisher matrix, at most --batch; 0: 256, or a batch where it is less"},
     {"homogeneous", ABAR_OPTION_BOOL, AT(homogeneous), "true", 0, 0, NULL,
      "rows end in 1 where a layer has a bias, as the optimizers see them"},
     {"damping", ABAR_OPTION_REAL, AT(damping), "0", 0, 1e30, NULL, "rho of the condition numbers; 0: the run's own, or 1"},
@@ -243,26 +244,6 @@ static abar_status add_dumped(abar_analysis *a, abar__collection *c, int index, 
     return status;
 }
 
-/* Fisher matrices, of as many layers at a time as memory allows; those of the first turn were collected with the rest. */
-static abar_status measure_fisher(abar_analysis *a, abar__collection *c, const abar__results_config *config, abar__snapshot *s)
-{
-    const int64_t batches = abar__fisher_batches(c);
-    for (bool any = true; any;) {
-        for (int m = c->fisher_first; m < c->fisher_end; m++) {
-            const abar_status status = abar__analysis_tell(a, "Fisher matrices", m, c->n);
-            if (status != ABAR_OK) return status;
-            ABAR_TRY(abar__result_add_fisher(c, m, config, &s->map[m]));
-        }
-        ABAR_TRY(abar__collection_next_fisher(c, &any));
-        for (int64_t b = 0; any && b < batches; b++) {
-            const abar_status status = abar__analysis_tell(a, "gradients", b, batches);
-            if (status != ABAR_OK) return status;
-            ABAR_TRY(abar__collection_add_fisher(c, b));
-        }
-    }
-    return ABAR_OK;
-}
-
 static bool is_drawn(const abar__collection *c, int map)
 {
     int chosen[ABAR_FIGURE_LAYERS];
@@ -286,7 +267,7 @@ static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const
         if (status != ABAR_OK) return status;
         ABAR_TRY(abar__result_make(c, m, config, index == a->n_weights - 1 && is_drawn(c, m), &s->map[m]));
     }
-    return measure_fisher(a, c, config, s);
+    return ABAR_OK;
 }
 
 static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, const abar__results_config *config,
@@ -411,8 +392,12 @@ abar_status abar_analysis_run(abar_analysis *a)
     const kind *k = find_kind(a->name);
     a->started = abar__seconds();
     if (k->wanted) {
+        const int threads = omp_get_max_threads();
         drop_repeated(a);
-        return analyze_network(a, k);
+        if (a->setup->train.threads > 0) omp_set_num_threads((int)a->setup->train.threads);
+        const abar_status status = analyze_network(a, k);
+        omp_set_num_threads(threads);
+        return status;
     }
     return strcmp(a->name, "theory") == 0 ? abar__analyze_theory(a) : abar__analyze_complexity(a);
 }

@@ -2,7 +2,6 @@
 #include "analysis/factors.h"
 
 #include "analysis/dense.h"
-#include "analysis/gram.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -98,35 +97,9 @@ static void fill_gradients(int64_t examples, int64_t rows, int64_t d, int64_t ou
                     a + n * rows * d, (int)d, 0.0, g + n * out * d, (int)d);
 }
 
-/* <g_n, g_m> for gradients g (examples, numbers), a block of their numbers at a time. */
-static abar_status gram_of_gradients(abar_context *ctx, int64_t examples, int64_t numbers, const double *g, double *gram)
-{
-    enum { AT_ONCE = 512 };
-    const int64_t side = abar__gram_side(examples), panels = side / ABAR_GRAM_WIDTH;
-    const size_t bytes = (size_t)(side * (side + AT_ONCE)) * sizeof(double);
-    void *memory;
-    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
-    double *sums = memory, *packed = sums + side * side;
-    for (int64_t first = 0; first < numbers; first += AT_ONCE) {
-        const int64_t n = numbers - first < AT_ONCE ? numbers - first : AT_ONCE;
-#pragma omp parallel for schedule(static)
-        for (int64_t p = 0; p < panels; p++) {
-            const int64_t example = p * ABAR_GRAM_WIDTH, left = examples - example;
-            abar__gram_pack(g + example * numbers + first, n, left < ABAR_GRAM_WIDTH ? left : ABAR_GRAM_WIDTH, 1, numbers,
-                            packed + example * n);
-        }
-        abar__gram_add(n, side, packed, sums);
-    }
-    for (int64_t i = 0; i < examples; i++)
-        for (int64_t j = 0; j <= i; j++) gram[i * examples + j] = gram[j * examples + i] = sums[i * side + j];
-    abar__free(ctx, memory, bytes);
-    return ABAR_OK;
-}
-
 abar_status abar__fisher_gram(abar_context *ctx, int64_t examples, int64_t rows, int64_t d, int64_t out, const double *a,
                               const double *p, double *gram)
 {
-    if (rows == 1 && !p) return gram_of_gradients(ctx, examples, d, a, gram);
     /* whichever needs less memory: products of rows, or whole gradients */
     const bool by_gradients = rows > 1 && out * d <= 4 * rows * (out + d);
     const size_t bytes = (size_t)(by_gradients ? examples * out * d : 2 * rows * rows) * sizeof(double);

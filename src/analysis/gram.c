@@ -50,6 +50,19 @@ void abar__gram_add(int64_t rows, int64_t side, const double *panels, double *su
     }
 }
 
+void abar__gram_add_rows(int64_t examples, int64_t numbers, const double *g, double *panels, double *sums)
+{
+    const int64_t side = abar__gram_side(examples);
+    for (int64_t first = 0; first < numbers; first += ABAR_GRAM_BLOCK) {
+        const int64_t n = numbers - first < ABAR_GRAM_BLOCK ? numbers - first : ABAR_GRAM_BLOCK;
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < side; i += WIDTH)
+            abar__gram_pack(g + i * numbers + first, n, examples - i < WIDTH ? examples - i : WIDTH, 1, numbers,
+                            panels + i * n);
+        abar__gram_add(n, side, panels, sums);
+    }
+}
+
 void abar__gram_multiply(int64_t rows, int64_t a_side, const double *a, int64_t b_side, const double *b, double *sums)
 {
     const abar__gram_kernels *k = kernels();

@@ -19,6 +19,11 @@ void abar__gram_pack(const double *x, int64_t rows, int64_t columns, int64_t row
 /* sums (side, side) += xT x: the lower triangle, in whole blocks of 8 x 8. panels: x (rows, side). */
 void abar__gram_add(int64_t rows, int64_t side, const double *panels, double *sums);
 
+/* sums (side, side) += g gT for g (examples, numbers), side: examples in whole panels. panels: workspace (side,
+ * ABAR_GRAM_BLOCK). */
+enum { ABAR_GRAM_BLOCK = 512 };
+void abar__gram_add_rows(int64_t examples, int64_t numbers, const double *g, double *panels, double *sums);
+
 /* sums (a_side, b_side) += aT b, by the calling thread alone. */
 void abar__gram_multiply(int64_t rows, int64_t a_side, const double *a, int64_t b_side, const double *b, double *sums);
 

@@ -166,11 +166,14 @@ static abar_status draw_labels(abar__pass *p, int64_t b)
     return abar_tensor_copy(p->ctx, &target, &labels);
 }
 
-abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_observer *observer)
+abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_forward_observer *forward,
+                                const abar_observer *observer)
 {
-    const abar_run_config run = {.size = sizeof run, .training = true, .seed = (uint64_t)p->setup->train.seed, .step = b};
+    abar_run_config run = {
+        .size = sizeof run, .training = true, .seed = (uint64_t)p->setup->train.seed, .step = b, .observer = forward};
     abar_loss loss;
     ABAR_TRY(abar_net_forward(p->net, &run, &loss));
+    run.observer = NULL;
     if (drawn) {
         ABAR_TRY(draw_labels(p, b));
         abar_net_rollback(p->net);

@@ -35,8 +35,10 @@ abar_status abar__pass_load(abar__pass *p, const char *weights);
 abar_status abar__pass_fill(abar__pass *p, int64_t b);
 /* Runs forward on it. */
 abar_status abar__pass_forward(abar__pass *p, int64_t b, bool training, const abar_forward_observer *observer, abar_loss *loss);
-/* Runs forward in training mode and backward, and forgets what that changed. drawn: with labels drawn from the softmax. */
-abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_observer *observer);
+/* Runs forward in training mode and backward, and forgets what that changed. drawn: with labels drawn from the softmax.
+ * forward sees the forward pass, observer the backward pass; NULL: nobody. */
+abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_forward_observer *forward,
+                                const abar_observer *observer);
 
 /* ---- rows of a map ---------------------------------------------------------------------------------------------------- */
 

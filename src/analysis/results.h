@@ -43,12 +43,9 @@ typedef struct abar__results_config {
     bool batch_mean; /* p at the scale of the batch mean: divided by the batch */
 } abar__results_config;
 
-/* From what was collected, but for the Fisher matrix. keep_p: keep P for a heat map. */
+/* From what was collected. keep_p: keep P for a heat map. */
 abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, bool keep_p,
                               abar__map_result *out);
-/* The Fisher matrix, from the gradients of the map if they are kept in this turn. */
-abar_status abar__result_add_fisher(const abar__collection *c, int map, const abar__results_config *config,
-                                    abar__map_result *r);
 void abar__result_free(abar_context *ctx, abar__map_result *r);
 
 #endif
