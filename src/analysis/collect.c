@@ -100,7 +100,7 @@ static size_t map_bytes(const abar__collection *c, const abar__map_stats *m)
     if (wanted & ABAR_COLLECT_GRADS) bytes += 2 * abar_moments_bytes(m->shape.out);
     if (wants_fisher(c)) bytes += gram_bytes(c);
     if (feeds_attention(c, m))
-        bytes += (size_t)(2 * sequence_of(&m->layout, input) * sequence_of(&m->layout, input)) * sizeof(double);
+        bytes += (size_t)((1 + c->threads) * sequence_of(&m->layout, input) * sequence_of(&m->layout, input)) * sizeof(double);
     return bytes;
 }
 

@@ -22,15 +22,45 @@ static abar_status make_inputs(const abar__map_stats *m, const abar__results_con
 
 /* ---- output gradients --------------------------------------------------------------------------------------------------- */
 
+/* All eigenvalues of E[x x^T], descending, its first ones into out; square (side, side) and values (side) are workspace. */
+static abar_status top_by_lapack(abar_context *ctx, const abar_moments *m, double *square, double *values, abar__top *out,
+                                 double *trace)
+{
+    const int64_t side = abar_moments_side(m);
+    ABAR_TRY(abar_moments_read(m, NULL, square));
+    for (int64_t i = 0; i < side; i++) *trace += square[i * side + i];
+    ABAR_TRY(abar__eigen_symmetric(ctx, side, square, false, values));
+    memcpy(out->value, values, (size_t)out->n * sizeof *values);
+    return ABAR_OK;
+}
+
+/* The first ones by Lanczos, which abar_moments_summarise knows. */
+static abar_status top_by_lanczos(const abar_moments *m, abar__top *out, double *trace)
+{
+    abar_moments_summary s = {.size = sizeof s};
+    ABAR_TRY(abar_moments_summarise(m, 0.0, &s, out->value, out->n));
+    *trace = s.trace;
+    return ABAR_OK;
+}
+
 /* The top of the spectrum of scale * E[x x^T]. */
 static abar_status top_of(abar_context *ctx, const abar_moments *m, double scale, abar__top *out, double *trace)
 {
-    abar_moments_summary s = {.size = sizeof s};
-    (void)ctx;
-    out->n = least(ABAR_TOP, abar_moments_side(m));
-    ABAR_TRY(abar_moments_summarise(m, 0.0, &s, out->value, out->n));
+    const int64_t side = abar_moments_side(m);
+    const size_t bytes = (size_t)(side * side + side) * sizeof(double);
+    double sum = 0.0;
+    out->n = least(ABAR_TOP, side);
+    if (side > ABAR_EIGEN_DENSE_MAX) {
+        ABAR_TRY(top_by_lanczos(m, out, &sum));
+    } else {
+        void *memory;
+        ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+        const abar_status status = top_by_lapack(ctx, m, memory, (double *)memory + side * side, out, &sum);
+        abar__free(ctx, memory, bytes);
+        ABAR_TRY(status);
+    }
     for (int64_t i = 0; i < out->n; i++) out->value[i] *= scale;
-    if (trace) *trace = scale * s.trace;
+    if (trace) *trace = scale * sum;
     return ABAR_OK;
 }
 
