@@ -36,6 +36,8 @@ static const kind kinds[] = {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
+enum { MODE_AUTO, MODE_EVAL, MODE_TRAIN }; /* as --mode lists them */
+
 static const kind *find_kind(const char *name)
 {
     for (int i = 0; i < KINDS; i++)
@@ -79,7 +81,8 @@ static const abar_option network_table[] = {
      "samples to look at, the first so many; 0: 2048, or all where there are fewer"},
     {"batch", ABAR_OPTION_INT, AT(batch), "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"},
     {"split", ABAR_OPTION_CHOICE, AT(split), "train", 0, 0, "train|test", "part of the data set"},
-    {"mode", ABAR_OPTION_CHOICE, AT(mode), "eval", 0, 0, "eval|train", "of the pass that looks at inputs"},
+    {"mode", ABAR_OPTION_CHOICE, AT(mode), "auto", 0, 0, "auto|eval|train",
+     "of the pass that looks at inputs; auto: eval, but train where batch norm's running statistics are at their start"},
     {"pgrad", ABAR_OPTION_CHOICE, AT(pgrad), "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"},
     {"fisher", ABAR_OPTION_CHOICE, AT(fisher), "empirical", 0, 0, "empirical|exact",
      "labels of the data, or drawn from the softmax"},
@@ -257,6 +260,9 @@ static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const
                                     abar__snapshot *s)
 {
     const network_options *o = a->options;
+    if (o->mode == MODE_AUTO && (c->config.wanted & (ABAR_COLLECT_INPUTS | ABAR_COLLECT_ATTENTION)))
+        ABAR_TRY(abar__pass_statistics_at_start(c->pass, &s->at_start));
+    s->training = c->config.training = o->mode == MODE_TRAIN || s->at_start;
     for (int64_t b = 0; b < c->pass->batches; b++) {
         const abar_status status = abar__analysis_tell(a, s->name, b, c->pass->batches);
         if (status != ABAR_OK) return status;
@@ -365,7 +371,6 @@ static abar_status analyze_network(abar_analysis *a, const kind *k)
     const abar__collect_config config = {.wanted = wanted,
                                          .layers = o->layers,
                                          .homogeneous = o->homogeneous,
-                                         .training = o->mode == 1,
                                          .drawn = o->fisher == 1,
                                          .fisher_samples = o->fisher_samples,
                                          .announce = a->events.announce,

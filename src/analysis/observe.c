@@ -92,6 +92,42 @@ void abar__pass_close(abar__pass *p)
 
 abar_status abar__pass_load(abar__pass *p, const char *weights) { return abar__weights_read(p->ctx, weights, p->net); }
 
+static bool ends_in(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Whether all numbers of a vector are this one. */
+static abar_status is_all(abar_context *ctx, const abar_tensor *t, float value, bool *all)
+{
+    const size_t bytes = (size_t)abar_tensor_count(t) * sizeof(float);
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+    const abar_tensor host = abar_tensor_wrap(NULL, memory, ABAR_F32, t->ndim, t->dim);
+    const abar_status status = abar_tensor_copy(ctx, &host, t);
+    *all = true;
+    for (int64_t i = 0; status >= 0 && i < abar_tensor_count(t); i++)
+        if (((const float *)memory)[i] != value) *all = false;
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+abar_status abar__pass_statistics_at_start(const abar__pass *p, bool *at_start)
+{
+    *at_start = false;
+    for (int i = 0; i < abar_net_tensor_count(p->net); i++) {
+        const char *name;
+        abar_tensor t;
+        abar_net_tensor(p->net, i, &name, &t);
+        const bool mean = ends_in(name, ".running_mean");
+        if (!mean && !ends_in(name, ".running_var")) continue;
+        ABAR_TRY(is_all(p->ctx, &t, mean ? 0.0f : 1.0f, at_start));
+        if (!*at_start) return ABAR_OK;
+    }
+    return ABAR_OK;
+}
+
 /* ---- running ---------------------------------------------------------------------------------------------------------- */
 
 static abar_status fill_images(abar__pass *p, int64_t b)

@@ -35,6 +35,8 @@ typedef struct abar__map_result {
 typedef struct abar__snapshot {
     char name[64];         /* "epoch 12", "initial", "final", or the file's name */
     double epoch;          /* NaN: unknown */
+    bool training;         /* inputs were observed in training mode ... */
+    bool at_start;         /* ... because batch norm's running statistics were at their start */
     abar__map_result *map; /* one per map of the collection */
 } abar__snapshot;
 

@@ -78,6 +78,33 @@ static void passes_in_training_mode_change_nothing(void **state)
     abar_setup_destroy(ctx, setup);
 }
 
+/* True for a drawn network with batch norm, false once a training step was committed, and without batch norm. */
+static void statistics_are_at_their_start_until_a_step(void **state)
+{
+    static const char *const models[2] = {"resnet20", "lenet5"};
+    abar_context *ctx = *state;
+    for (int m = 0; m < 2; m++) {
+        abar_setup *setup = make_setup(ctx, models[m], "threads=1");
+        abar__pass pass;
+        abar_loss loss;
+        bool at_start;
+        assert_fine(ctx, abar__pass_open(ctx, setup, "", &(abar__pass_config){.samples = 4, .batch = 4}, &pass));
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_int_equal(at_start, m == 0);
+        assert_fine(ctx, abar__pass_fill(&pass, 0));
+        assert_fine(ctx, abar__pass_forward(&pass, 0, true, NULL, &loss)); /* forgets what it changed */
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_int_equal(at_start, m == 0);
+        assert_fine(ctx,
+                    abar_net_forward(pass.net, &(abar_run_config){.size = sizeof(abar_run_config), .training = true}, &loss));
+        abar_net_commit(pass.net);
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_false(at_start);
+        abar__pass_close(&pass);
+        abar_setup_destroy(ctx, setup);
+    }
+}
+
 /* Counts and probabilities of drawn labels agree, per class and along the probabilities themselves. */
 static void drawn_labels_follow_the_softmax(void **state)
 {
@@ -377,6 +404,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(passes_in_training_mode_change_nothing),
+        TEST(statistics_are_at_their_start_until_a_step),
         TEST(drawn_labels_follow_the_softmax),
         TEST(output_layer_gradients_sum_to_zero),
         TEST(scales_differ_by_the_square_of_the_batch),
