@@ -7,6 +7,7 @@
 #include "base/number.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,8 @@ static const kind kinds[] = {
     {"all", "all of the above for a checkpoint, and what they mean", EVERYTHING, NULL},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
+
+enum { MODE_AUTO, MODE_EVAL, MODE_TRAIN }; /* as --mode lists them */
 
 static const kind *find_kind(const char *name)
 {
@@ -78,12 +81,13 @@ static const abar_option network_table[] = {
      "samples to look at, the first so many; 0: 2048, or all where there are fewer"},
     {"batch", ABAR_OPTION_INT, AT(batch), "256", 1, 1e6, NULL, "samples per pass; a partial last one is left out"},
     {"split", ABAR_OPTION_CHOICE, AT(split), "train", 0, 0, "train|test", "part of the data set"},
-    {"mode", ABAR_OPTION_CHOICE, AT(mode), "eval", 0, 0, "eval|train", "of the pass that looks at inputs"},
+    {"mode", ABAR_OPTION_CHOICE, AT(mode), "auto", 0, 0, "auto|eval|train",
+     "of the pass that looks at inputs; auto: eval, but train where batch norm's running statistics are at their start"},
     {"pgrad", ABAR_OPTION_CHOICE, AT(pgrad), "per-example", 0, 0, "per-example|batch-mean", "scale of the output gradients"},
     {"fisher", ABAR_OPTION_CHOICE, AT(fisher), "empirical", 0, 0, "empirical|exact",
      "labels of the data, or drawn from the softmax"},
-    {"fisher-samples", ABAR_OPTION_INT, AT(fisher_samples), "256", 1, 4096, NULL,
-     "samples whose gradients make the layer's Fisher matrix"},
+    {"fisher-samples", ABAR_OPTION_INT, AT(fisher_samples), "0", 0, 4096, NULL,
+     "samples whose gradients make the layer's Fisher matrix, at most --batch; 0: 256, or a batch where it is less"},
     {"homogeneous", ABAR_OPTION_BOOL, AT(homogeneous), "true", 0, 0, NULL,
      "rows end in 1 where a layer has a bias, as the optimizers see them"},
     {"damping", ABAR_OPTION_REAL, AT(damping), "0", 0, 1e30, NULL, "rho of the condition numbers; 0: the run's own, or 1"},
@@ -243,26 +247,6 @@ static abar_status add_dumped(abar_analysis *a, abar__collection *c, int index, 
     return status;
 }
 
-/* Fisher matrices, of as many layers at a time as memory allows; those of the first turn were collected with the rest. */
-static abar_status measure_fisher(abar_analysis *a, abar__collection *c, const abar__results_config *config, abar__snapshot *s)
-{
-    const int64_t batches = abar__fisher_batches(c);
-    for (bool any = true; any;) {
-        for (int m = c->fisher_first; m < c->fisher_end; m++) {
-            const abar_status status = abar__analysis_tell(a, "Fisher matrices", m, c->n);
-            if (status != ABAR_OK) return status;
-            ABAR_TRY(abar__result_add_fisher(c, m, config, &s->map[m]));
-        }
-        ABAR_TRY(abar__collection_next_fisher(c, &any));
-        for (int64_t b = 0; any && b < batches; b++) {
-            const abar_status status = abar__analysis_tell(a, "gradients", b, batches);
-            if (status != ABAR_OK) return status;
-            ABAR_TRY(abar__collection_add_fisher(c, b));
-        }
-    }
-    return ABAR_OK;
-}
-
 static bool is_drawn(const abar__collection *c, int map)
 {
     int chosen[ABAR_FIGURE_LAYERS];
@@ -276,6 +260,9 @@ static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const
                                     abar__snapshot *s)
 {
     const network_options *o = a->options;
+    if (o->mode == MODE_AUTO && (c->config.wanted & (ABAR_COLLECT_INPUTS | ABAR_COLLECT_ATTENTION)))
+        ABAR_TRY(abar__pass_statistics_at_start(c->pass, &s->at_start));
+    s->training = c->config.training = o->mode == MODE_TRAIN || s->at_start;
     for (int64_t b = 0; b < c->pass->batches; b++) {
         const abar_status status = abar__analysis_tell(a, s->name, b, c->pass->batches);
         if (status != ABAR_OK) return status;
@@ -286,7 +273,7 @@ static abar_status measure_snapshot(abar_analysis *a, abar__collection *c, const
         if (status != ABAR_OK) return status;
         ABAR_TRY(abar__result_make(c, m, config, index == a->n_weights - 1 && is_drawn(c, m), &s->map[m]));
     }
-    return measure_fisher(a, c, config, s);
+    return ABAR_OK;
 }
 
 static abar_status measure_snapshots(abar_analysis *a, abar__collection *c, const abar__results_config *config,
@@ -384,7 +371,6 @@ static abar_status analyze_network(abar_analysis *a, const kind *k)
     const abar__collect_config config = {.wanted = wanted,
                                          .layers = o->layers,
                                          .homogeneous = o->homogeneous,
-                                         .training = o->mode == 1,
                                          .drawn = o->fisher == 1,
                                          .fisher_samples = o->fisher_samples,
                                          .announce = a->events.announce,
@@ -411,8 +397,12 @@ abar_status abar_analysis_run(abar_analysis *a)
     const kind *k = find_kind(a->name);
     a->started = abar__seconds();
     if (k->wanted) {
+        const int threads = omp_get_max_threads();
         drop_repeated(a);
-        return analyze_network(a, k);
+        if (a->setup->train.threads > 0) omp_set_num_threads((int)a->setup->train.threads);
+        const abar_status status = analyze_network(a, k);
+        omp_set_num_threads(threads);
+        return status;
     }
     return strcmp(a->name, "theory") == 0 ? abar__analyze_theory(a) : abar__analyze_complexity(a);
 }

@@ -2,14 +2,16 @@
 #include "analysis/attention.h"
 
 #include "analysis/dense.h"
+#include "analysis/gram.h"
 
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 abar_status abar__attention_create(abar_context *ctx, int64_t n, abar__attention_sums *out)
 {
     void *memory;
-    *out = (abar__attention_sums){.ctx = ctx, .n = n, .bytes = (size_t)(2 * n * n + 3 * n) * sizeof(double)};
+    *out = (abar__attention_sums){.ctx = ctx, .n = n, .bytes = (size_t)(n * n + 3 * n) * sizeof(double)};
     ABAR_TRY(abar__alloc(ctx, out->bytes, &memory));
     out->sum = memory;
     out->work = out->sum + n * n;
@@ -49,27 +51,44 @@ static double largest_singular(int64_t n, const double *t, const double *start, 
     return value;
 }
 
-abar_status abar__attention_add(abar__attention_sums *s, const double *t)
+/* Of one matrix: share of the top singular value, errors of the rank-1 forms. NaN: a number is not finite. */
+typedef struct measures {
+    double share, rank1, printed;
+} measures;
+
+/* work: (3, n). */
+static measures measure(int64_t n, const double *t, double *work)
 {
-    const int64_t n = s->n;
-    double *columns = s->work + n * n, rank1 = 0.0, printed = 0.0, all = 0.0;
+    double *columns = work, rank1 = 0.0, printed = 0.0, all = 0.0;
     column_means(n, t, columns);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
             const double v = t[i * n + j];
-            s->sum[i * n + j] += v;
             all += v * v;
             rank1 += (v - columns[j]) * (v - columns[j]);
             printed += (v - columns[i] * columns[j]) * (v - columns[i] * columns[j]);
         }
-    if (!isfinite(all))
-        return abar__fail(s->ctx, ABAR_E_NUMERIC, "attention: a probability is not finite, take an earlier checkpoint");
+    if (!isfinite(all)) return (measures){NAN, NAN, NAN};
     const double top = largest_singular(n, t, columns, columns + n, columns + 2 * n);
-    s->share += top * top / all;
-    s->rank1 += sqrt(rank1 / all);
-    s->printed += sqrt(printed / all);
+    return (measures){top * top / all, sqrt(rank1 / all), sqrt(printed / all)};
+}
+
+static abar_status add_measures(abar__attention_sums *s, const measures *m)
+{
+    if (isnan(m->share))
+        return abar__fail(s->ctx, ABAR_E_NUMERIC, "attention: a probability is not finite, take an earlier checkpoint");
+    s->share += m->share;
+    s->rank1 += m->rank1;
+    s->printed += m->printed;
     s->count += 1.0;
     return ABAR_OK;
+}
+
+abar_status abar__attention_add(abar__attention_sums *s, const double *t)
+{
+    const measures m = measure(s->n, t, s->work);
+    for (int64_t i = 0; i < s->n * s->n; i++) s->sum[i] += t[i];
+    return add_measures(s, &m);
 }
 
 /* ---- probabilities from queries and keys ------------------------------------------------------------------------------ */
@@ -105,37 +124,95 @@ static void softmax(int64_t n, double *row)
     for (int64_t j = 0; j < n; j++) row[j] /= sum;
 }
 
+/* What one thread works with: n tokens, side of them in whole panels of gram.h. */
+typedef struct place {
+    double *t, *scores, *q, *k, *vectors; /* (n, n), (side, side), (side / 8, width, 8) twice, (3, n) */
+    measures found;
+} place;
+
+static int64_t place_numbers(int64_t n, int64_t width)
+{
+    const int64_t side = abar__gram_side(n);
+    return n * n + side * side + 2 * side * width + 3 * n;
+}
+
+static place place_at(double *memory, int64_t n, int64_t width)
+{
+    const int64_t side = abar__gram_side(n);
+    place p = {.t = memory, .scores = memory + n * n};
+    p.q = p.scores + side * side;
+    p.k = p.q + side * width;
+    p.vectors = p.k + side * width;
+    return p;
+}
+
+/* Column i of a matrix in panels (side / 8, width, 8). */
+static void put_column(int64_t width, const float *x, int64_t i, double *panels)
+{
+    double *at = panels + i / ABAR_GRAM_WIDTH * width * ABAR_GRAM_WIDTH + i % ABAR_GRAM_WIDTH;
+    for (int64_t c = 0; c < width; c++) at[c * ABAR_GRAM_WIDTH] = (double)x[c];
+}
+
 /* T (n, n) of one sample, window and head. */
 static void fill_probabilities(const abar__attention_view *v, int64_t n, int64_t sample, int64_t window, int64_t head,
-                               double *t)
+                               const place *p)
 {
-    const int64_t width = v->width / v->heads, stride = 3 * v->width;
+    const int64_t width = v->width / v->heads, stride = 3 * v->width, side = abar__gram_side(n);
     const float *first = v->qkv + sample * v->tokens * stride + head * width;
+    int64_t part_i, part_j;
     for (int64_t i = 0; i < n; i++) {
-        int64_t part_i, part_j;
         const float *q = first + window_token(v, window, i, &part_i) * stride;
-        for (int64_t j = 0; j < n; j++) {
-            const float *k = first + window_token(v, window, j, &part_j) * stride + v->width;
-            double sum = 0.0;
-            t[i * n + j] = -INFINITY;
-            if (part_i != part_j || (v->causal && j > i)) continue;
-            for (int64_t c = 0; c < width; c++) sum += (double)q[c] * (double)k[c];
-            t[i * n + j] = sum / sqrt((double)width) + (v->bias ? (double)v->bias[bias_row(v, i, j) * v->heads + head] : 0.0);
-        }
-        softmax(n, t + i * n);
+        put_column(width, q, i, p->q);
+        put_column(width, q + v->width, i, p->k);
     }
+    memset(p->scores, 0, (size_t)(side * side) * sizeof *p->scores);
+    abar__gram_multiply(width, side, p->q, side, p->k, p->scores);
+    for (int64_t i = 0; i < n; i++) {
+        double *row = p->t + i * n;
+        window_token(v, window, i, &part_i);
+        for (int64_t j = 0; j < n; j++) {
+            if (v->side > 0) window_token(v, window, j, &part_j);
+            const bool hidden = (v->side > 0 && part_i != part_j) || (v->causal && j > i);
+            const double bias = v->bias ? (double)v->bias[bias_row(v, i, j) * v->heads + head] : 0.0;
+            row[j] = hidden ? -INFINITY : p->scores[i * side + j] / sqrt((double)width) + bias;
+        }
+        softmax(n, row);
+    }
+}
+
+/* Matrices first ... first + n - 1 of the view, one per thread; sums are made in their order, whatever the threads. */
+static abar_status add_some(abar__attention_sums *s, const abar__attention_view *v, int64_t windows, int64_t first, int n,
+                            place *places)
+{
+#pragma omp parallel for schedule(static) num_threads(n)
+    for (int m = 0; m < n; m++) {
+        const int64_t index = first + m, head = index % v->heads, window = index / v->heads % windows;
+        fill_probabilities(v, s->n, index / v->heads / windows, window, head, &places[m]);
+        places[m].found = measure(s->n, places[m].t, places[m].vectors);
+    }
+    for (int m = 0; m < n; m++) {
+        ABAR_TRY(add_measures(s, &places[m].found));
+        for (int64_t i = 0; i < s->n * s->n; i++) s->sum[i] += places[m].t[i];
+    }
+    return ABAR_OK;
 }
 
 abar_status abar__attention_add_view(abar__attention_sums *s, const abar__attention_view *v)
 {
-    const int64_t windows = v->side ? v->grid[0] / v->side * (v->grid[1] / v->side) : 1;
-    for (int64_t sample = 0; sample < v->samples; sample++)
-        for (int64_t w = 0; w < windows; w++)
-            for (int64_t h = 0; h < v->heads; h++) {
-                fill_probabilities(v, s->n, sample, w, h, s->work);
-                ABAR_TRY(abar__attention_add(s, s->work));
-            }
-    return ABAR_OK;
+    enum { PLACES = 64 };
+    const int64_t windows = v->side ? v->grid[0] / v->side * (v->grid[1] / v->side) : 1, all = v->samples * windows * v->heads;
+    const int threads = omp_get_max_threads() < PLACES ? omp_get_max_threads() : PLACES;
+    const int64_t width = v->width / v->heads, numbers = place_numbers(s->n, width);
+    const size_t bytes = (size_t)(threads * numbers) * sizeof(double);
+    place places[PLACES];
+    void *memory;
+    ABAR_TRY(abar__alloc(s->ctx, bytes, &memory));
+    for (int i = 0; i < threads; i++) places[i] = place_at((double *)memory + i * numbers, s->n, width);
+    abar_status status = ABAR_OK;
+    for (int64_t first = 0; first < all && status >= 0; first += threads)
+        status = add_some(s, v, windows, first, all - first < threads ? (int)(all - first) : threads, places);
+    abar__free(s->ctx, memory, bytes);
+    return status;
 }
 
 /* ---- the summary ------------------------------------------------------------------------------------------------------ */

@@ -12,7 +12,7 @@ typedef struct abar__attention_sums {
     double count;
     double *sum;                  /* (n, n) */
     double share, rank1, printed; /* sums of sigma_1^2 / |T|_F^2, |T - 1 t^T|_F / |T|_F, |T - t t^T|_F / |T|_F */
-    double *work;                 /* (n, n), then 3 n */
+    double *work;                 /* (3, n) */
     size_t bytes;
 } abar__attention_sums;
 

@@ -1,14 +1,20 @@
 /* Collects sums over rows, output gradients and attention probabilities of every map while batches run. */
 #include "analysis/collect.h"
 
-#include <cblas.h>
+#include "analysis/gram.h"
+
 #include <fnmatch.h>
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { ROWS_AT_ONCE = 256 };
+enum {
+    USUAL_FISHER = 256,
+    NUMBERS_AT_ONCE = 1 << 20,  /* of rows: enough for all threads, and little beside the caches */
+    GRADIENTS_AT_ONCE = 1 << 23 /* numbers of per-example gradients */
+};
 #define FISHER_MOST 0x1p31 /* bytes of per-example gradients at a time, or a quarter of the machine's memory */
 
 /* ---- which maps ------------------------------------------------------------------------------------------------------- */
@@ -72,19 +78,17 @@ static void describe(abar__collection *c, int layer_index, int64_t group, abar__
 
 /* ---- memory ----------------------------------------------------------------------------------------------------------- */
 
-static size_t fisher_bytes(const abar__collection *c, const abar__map_stats *m)
-{
-    return (size_t)(c->config.fisher_samples * m->shape.out * abar__map_side(m)) * sizeof(double);
-}
-
-static bool wants_fisher(const abar__collection *c, const abar__map_stats *m)
-{
-    return (c->config.wanted & ABAR_COLLECT_FISHER) && fisher_bytes(c, m) <= c->fisher_budget;
-}
+static bool wants_fisher(const abar__collection *c) { return c->config.wanted & ABAR_COLLECT_FISHER; }
 
 static bool feeds_attention(const abar__collection *c, const abar__map_stats *m)
 {
     return (c->config.wanted & ABAR_COLLECT_ATTENTION) && m->layout.heads > 0;
+}
+
+static size_t gram_bytes(const abar__collection *c)
+{
+    const int64_t side = abar__gram_side(c->config.fisher_samples);
+    return (size_t)(side * side) * sizeof(double);
 }
 
 static size_t map_bytes(const abar__collection *c, const abar__map_stats *m)
@@ -94,8 +98,9 @@ static size_t map_bytes(const abar__collection *c, const abar__map_stats *m)
     size_t bytes = 0;
     if (wanted & ABAR_COLLECT_INPUTS) bytes += abar_moments_bytes(abar__map_side(m));
     if (wanted & ABAR_COLLECT_GRADS) bytes += 2 * abar_moments_bytes(m->shape.out);
+    if (wants_fisher(c)) bytes += gram_bytes(c);
     if (feeds_attention(c, m))
-        bytes += (size_t)(2 * sequence_of(&m->layout, input) * sequence_of(&m->layout, input)) * sizeof(double);
+        bytes += (size_t)((1 + c->threads) * sequence_of(&m->layout, input) * sequence_of(&m->layout, input)) * sizeof(double);
     return bytes;
 }
 
@@ -105,20 +110,11 @@ static double machine_bytes(void)
     return pages > 0 && page > 0 ? (double)pages * (double)page : INFINITY;
 }
 
-/* The gradients of one turn: as many as fit into the budget, and no more than there are. */
-static double fisher_total(const abar__collection *c)
-{
-    double bytes = 0.0;
-    for (int i = 0; i < c->n; i++)
-        if (wants_fisher(c, &c->maps[i])) bytes += (double)fisher_bytes(c, &c->maps[i]);
-    return fmin(bytes, (double)c->fisher_budget);
-}
-
 /* The eigenproblem of the largest side comes on top: two squares and LAPACK's workspace. */
 static abar_status announce(abar__collection *c)
 {
     const double machine = machine_bytes(), side = (double)greater(c->d_max, c->out_max);
-    double bytes = 5.0 * side * side * (double)sizeof(double) + (double)(c->host_bytes + c->rows_bytes) + fisher_total(c);
+    double bytes = 5.0 * side * side * (double)sizeof(double) + (double)(c->host_bytes + c->rows_bytes);
     for (int i = 0; i < c->n; i++) bytes += (double)map_bytes(c, &c->maps[i]);
     if (bytes > 0.8 * machine)
         return abar__fail(
@@ -129,11 +125,6 @@ static abar_status announce(abar__collection *c)
     snprintf(text, sizeof text, "%d maps, rows of up to %lld numbers: %.0f MiB beside the network", c->n,
              (long long)(c->d_max - 1), bytes / 0x1p20);
     if (c->config.announce) c->config.announce(c->config.user, text);
-    int left_out = 0;
-    for (int i = 0; i < c->n; i++) left_out += (c->config.wanted & ABAR_COLLECT_FISHER) && !wants_fisher(c, &c->maps[i]);
-    if (left_out > 0)
-        abar__log(c->pass->ctx, ABAR_LOG_WARNING,
-                  "%d of %d layers are too large for their Fisher matrix, lower --fisher-samples to have it", left_out, c->n);
     return ABAR_OK;
 }
 
@@ -146,53 +137,25 @@ static abar_status make_map(abar__collection *c, abar__map_stats *m)
         ABAR_TRY(abar_moments_create(ctx, m->shape.out, &m->grads));
         ABAR_TRY(abar_moments_create(ctx, m->shape.out, &m->grad_means));
     }
+    if (wants_fisher(c)) {
+        void *memory;
+        ABAR_TRY(abar__alloc(ctx, gram_bytes(c), &memory));
+        m->gram = memory;
+    }
     if (!feeds_attention(c, m)) return ABAR_OK;
     const int64_t tokens = sequence_of(&m->layout, &abar_net_layer(c->pass->net, m->layer)->input);
     return abar__attention_create(ctx, tokens, &m->attention);
 }
 
-static void free_gradients(abar__collection *c)
-{
-    for (int i = 0; i < c->n; i++) {
-        abar__map_stats *m = &c->maps[i];
-        abar__free(c->pass->ctx, m->gradients, m->gradients ? fisher_bytes(c, m) : 0);
-        m->gradients = NULL;
-        m->fisher_done = 0;
-    }
-}
-
-static void free_map(abar__map_stats *m)
+static void free_map(const abar__collection *c, abar__map_stats *m)
 {
     abar_moments_destroy(m->inputs);
     abar_moments_destroy(m->grads);
     abar_moments_destroy(m->grad_means);
+    abar__free(c->pass->ctx, m->gram, m->gram ? gram_bytes(c) : 0);
     if (m->attention.sum) abar__attention_free(&m->attention);
     m->inputs = m->grads = m->grad_means = NULL;
-}
-
-abar_status abar__collection_next_fisher(abar__collection *c, bool *any)
-{
-    size_t used = 0;
-    free_gradients(c);
-    *any = false;
-    c->fisher_first = c->fisher_end;
-    for (; c->fisher_end < c->n; c->fisher_end++) {
-        abar__map_stats *m = &c->maps[c->fisher_end];
-        void *memory;
-        if (!wants_fisher(c, m)) continue;
-        if (used + fisher_bytes(c, m) > c->fisher_budget) break;
-        used += fisher_bytes(c, m);
-        ABAR_TRY(abar__alloc(c->pass->ctx, fisher_bytes(c, m), &memory));
-        m->gradients = memory;
-        *any = true;
-    }
-    return ABAR_OK;
-}
-
-int64_t abar__fisher_batches(const abar__collection *c)
-{
-    const int64_t batch = c->pass->config.batch, needed = (c->config.fisher_samples + batch - 1) / batch;
-    return needed < c->pass->batches ? needed : c->pass->batches;
+    m->gram = NULL;
 }
 
 static size_t largest_tensor(const abar__collection *c)
@@ -207,15 +170,42 @@ static size_t largest_tensor(const abar__collection *c)
     return most * sizeof(float);
 }
 
-/* Examples whose rows are added at a time: a matrix product of many rows is faster than many of one. */
-static int64_t chunk_of(const abar__map_stats *m) { return m->shape.rows < ROWS_AT_ONCE ? ROWS_AT_ONCE / m->shape.rows : 1; }
+/* Examples whose rows are made at a time. */
+static int64_t chunk_of(const abar__collection *c, const abar__map_stats *m)
+{
+    const int64_t fit = NUMBERS_AT_ONCE / (m->shape.rows * greater(abar__map_side(m), m->shape.out));
+    return fit < 1 ? 1 : fit < c->pass->config.batch ? fit : c->pass->config.batch;
+}
+
+/* Outputs whose gradients are made at a time, in whole panels. */
+static int64_t outputs_of(const abar__collection *c, const abar__map_stats *m)
+{
+    const int64_t panel = c->config.fisher_samples * abar__gram_side(abar__map_side(m)) * ABAR_GRAM_WIDTH;
+    const int64_t fit = GRADIENTS_AT_ONCE / panel * ABAR_GRAM_WIDTH, all = abar__gram_side(m->shape.out);
+    return fit < ABAR_GRAM_WIDTH ? ABAR_GRAM_WIDTH : fit < all ? fit : all;
+}
+
+/* Numbers that one thread needs for the gradient of an example: its rows, and the same in panels. */
+static int64_t gradient_work(const abar__map_stats *m)
+{
+    return m->shape.rows *
+           (abar__map_side(m) + m->shape.out + abar__gram_side(abar__map_side(m)) + abar__gram_side(m->shape.out));
+}
+
+/* Numbers for all gradients of some outputs, and a block of them in panels. */
+static int64_t fisher_work(const abar__collection *c, const abar__map_stats *m)
+{
+    return c->config.fisher_samples * outputs_of(c, m) * abar__gram_side(abar__map_side(m)) +
+           abar__gram_side(c->config.fisher_samples) * ABAR_GRAM_BLOCK;
+}
 
 static size_t largest_rows(const abar__collection *c)
 {
     int64_t most = 0;
     for (int i = 0; i < c->n; i++) {
         const abar__map_stats *m = &c->maps[i];
-        most = greater(most, chunk_of(m) * m->shape.rows * (abar__map_side(m) + m->shape.out));
+        most = greater(most, chunk_of(c, m) * m->shape.rows * greater(abar__map_side(m), m->shape.out));
+        if (wants_fisher(c)) most = greater(most, c->threads * gradient_work(m) + fisher_work(c, m));
     }
     return (size_t)most * sizeof(double);
 }
@@ -234,7 +224,6 @@ static abar_status create(abar__collection *c)
     }
     c->host_bytes = 2 * largest_tensor(c);
     c->rows_bytes = largest_rows(c);
-    c->fisher_budget = (size_t)fmin(FISHER_MOST, 0.25 * machine_bytes());
     ABAR_TRY(announce(c));
     ABAR_TRY(abar__alloc(ctx, c->host_bytes, &memory));
     c->host = memory;
@@ -243,10 +232,22 @@ static abar_status create(abar__collection *c)
     return abar__collection_reset(c);
 }
 
+static abar_status choose_fisher_samples(abar__collection *c)
+{
+    const int64_t batch = c->pass->config.batch, asked = c->config.fisher_samples;
+    if (wants_fisher(c) && asked > batch)
+        return abar__fail(c->pass->ctx, ABAR_E_ARGUMENT,
+                          "--fisher-samples %lld: more than a batch of %lld, raise --batch (and --samples) or lower it",
+                          (long long)asked, (long long)batch);
+    if (asked == 0) c->config.fisher_samples = batch < USUAL_FISHER ? batch : USUAL_FISHER;
+    return ABAR_OK;
+}
+
 abar_status abar__collection_create(abar__pass *pass, const abar__collect_config *config, abar__collection *out)
 {
-    *out = (abar__collection){.pass = pass, .config = *config};
-    const abar_status status = create(out);
+    *out = (abar__collection){.pass = pass, .config = *config, .threads = omp_get_max_threads()};
+    abar_status status = choose_fisher_samples(out);
+    if (status >= 0) status = create(out);
     if (status < 0) abar__collection_free(out);
     return status;
 }
@@ -254,8 +255,7 @@ abar_status abar__collection_create(abar__pass *pass, const abar__collect_config
 void abar__collection_free(abar__collection *c)
 {
     abar_context *ctx = c->pass->ctx;
-    free_gradients(c);
-    for (int i = 0; i < c->n; i++) free_map(&c->maps[i]);
+    for (int i = 0; i < c->n; i++) free_map(c, &c->maps[i]);
     abar__free(ctx, c->maps, c->maps ? (size_t)c->capacity * sizeof *c->maps : 0);
     abar__free(ctx, c->host, c->host ? c->host_bytes : 0);
     abar__free(ctx, c->rows, c->rows ? c->rows_bytes : 0);
@@ -267,13 +267,11 @@ void abar__collection_free(abar__collection *c)
 
 abar_status abar__collection_reset(abar__collection *c)
 {
-    bool any;
     for (int i = 0; i < c->n; i++) {
-        free_map(&c->maps[i]);
+        free_map(c, &c->maps[i]);
         ABAR_TRY(make_map(c, &c->maps[i]));
     }
-    c->fisher_end = 0;
-    return abar__collection_next_fisher(c, &any);
+    return ABAR_OK;
 }
 
 /* ---- inputs ----------------------------------------------------------------------------------------------------------- */
@@ -294,12 +292,12 @@ static abar_status add_rows(abar_moments *m, double *rows, int64_t n)
 
 static abar_status add_inputs(abar__collection *c, abar__map_stats *m, const float *input)
 {
-    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m), side = abar__map_side(m);
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(c, m), size = m->shape.rows * abar__map_side(m);
     for (int64_t first = 0; first < batch; first += chunk) {
         const int64_t n = batch - first < chunk ? batch - first : chunk;
+#pragma omp parallel for schedule(static) num_threads(c->threads)
         for (int64_t i = 0; i < n; i++)
-            abar__input_rows(&m->shape, input + (first + i) * m->shape.in_size, m->homogeneous,
-                             c->rows + i * m->shape.rows * side);
+            abar__input_rows(&m->shape, input + (first + i) * m->shape.in_size, m->homogeneous, c->rows + i * size);
         ABAR_TRY(add_rows(m->inputs, c->rows, n * m->shape.rows));
     }
     return ABAR_OK;
@@ -351,43 +349,58 @@ static abar_status observe_inputs(void *user, int layer_index, const abar_layer 
 
 /* ---- output gradients ------------------------------------------------------------------------------------------------- */
 
-/* g = sum over rows of p a^T, (out, side). */
-static void keep_gradient(abar__map_stats *m, const double *a, const double *p)
-{
-    const int out = (int)m->shape.out, side = (int)abar__map_side(m);
-    double *g = m->gradients + m->fisher_done++ * out * side;
-    cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, side, (int)m->shape.rows, 1.0, p, out, a, side, 0.0, g, side);
-}
-
-static abar_status add_gradients(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+/* g (outputs, side; in whole panels) = sum over rows of p a^T of one example, for some of the outputs. */
+static void make_gradient(const abar__map_stats *m, const float *input, const float *grad, double scale, int64_t first,
+                          int64_t outputs, double *work, double *g)
 {
     const abar__row_shape *s = &m->shape;
-    double *a = c->rows, *p = a + s->rows * abar__map_side(m);
-    for (int64_t n = 0; n < c->pass->config.batch && m->fisher_done < c->config.fisher_samples; n++) {
-        abar__output_rows(s, grad + n * s->out_size, scale, p);
-        abar__input_rows(s, input + n * s->in_size, m->homogeneous, a);
-        keep_gradient(m, a, p);
+    const int64_t side = abar__map_side(m), a_side = abar__gram_side(side);
+    double *a = work, *p = a + s->rows * side, *a_panels = p + s->rows * s->out, *p_panels = a_panels + s->rows * a_side;
+    abar__input_rows(s, input, m->homogeneous, a);
+    abar__output_rows(s, grad, scale, p);
+    abar__gram_pack(a, s->rows, side, side, 1, a_panels);
+    abar__gram_pack(p + first, s->rows, s->out - first < outputs ? s->out - first : outputs, s->out, 1, p_panels);
+    memset(g, 0, (size_t)(outputs * a_side) * sizeof *g);
+    abar__gram_multiply(s->rows, outputs, p_panels, a_side, a_panels, g);
+}
+
+/* K_nm = <g_n, g_m>, g = sum over rows of p a^T, of the first examples of a batch: a few outputs at a time, because all
+ * gradients of a layer may take gigabytes. */
+static void add_fisher(abar__collection *c, abar__map_stats *m, const float *input, const float *grad, double scale)
+{
+    const abar__row_shape *s = &m->shape;
+    const int64_t examples = c->config.fisher_samples, most = outputs_of(c, m), all = abar__gram_side(s->out);
+    const int64_t work = gradient_work(m), side = abar__gram_side(abar__map_side(m));
+    double *g = c->rows + c->threads * work, *panels = g + examples * most * side;
+    for (int64_t first = 0; first < all; first += most) {
+        const int64_t outputs = all - first < most ? all - first : most, size = outputs * side;
+#pragma omp parallel for schedule(static) num_threads(c->threads)
+        for (int64_t i = 0; i < examples; i++)
+            make_gradient(m, input + i * s->in_size, grad + i * s->out_size, scale, first, outputs,
+                          c->rows + omp_get_thread_num() * work, g + i * size);
+        abar__gram_add_rows(examples, size, g, panels, m->gram);
     }
-    return ABAR_OK;
 }
 
 /* Means over the rows of each of n examples, in place: (n, rows, out) -> (n, out). */
 static void average_rows(const abar__row_shape *s, int64_t n, double *p)
 {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < s->out; k++) {
-            double sum = 0.0;
-            for (int64_t r = 0; r < s->rows; r++) sum += p[(i * s->rows + r) * s->out + k];
-            p[i * s->out + k] = sum / (double)s->rows;
-        }
+    for (int64_t i = 0; i < n; i++) {
+        const double *rows = p + i * s->rows * s->out;
+        double *mean = p + i * s->out;
+        for (int64_t k = 0; k < s->out; k++) mean[k] = rows[k] / (double)s->rows;
+        for (int64_t r = 1; r < s->rows; r++)
+            for (int64_t k = 0; k < s->out; k++) mean[k] += rows[r * s->out + k] / (double)s->rows;
+    }
 }
 
 static abar_status add_grads(abar__collection *c, abar__map_stats *m, const float *grad, double scale)
 {
     const abar__row_shape *s = &m->shape;
-    const int64_t batch = c->pass->config.batch, chunk = chunk_of(m);
+    const int64_t batch = c->pass->config.batch, chunk = chunk_of(c, m);
     for (int64_t first = 0; first < batch; first += chunk) {
         const int64_t n = batch - first < chunk ? batch - first : chunk;
+#pragma omp parallel for schedule(static) num_threads(c->threads)
         for (int64_t i = 0; i < n; i++)
             abar__output_rows(s, grad + (first + i) * s->out_size, scale, c->rows + i * s->rows * s->out);
         ABAR_TRY(add_rows(m->grads, c->rows, n * s->rows));
@@ -403,33 +416,23 @@ static abar_status dump_backward(abar__dump *d, const abar_layer *layer)
     return abar__dump_tensor(d, layer->name, "output_grad", &layer->output_grad);
 }
 
-static abar_status observe_layer(abar__collection *c, int layer_index, const abar_layer *layer, bool moments)
-{
-    const double scale = layer->output_grad_scale * (double)c->pass->config.batch;
-    bool fetched_grad = false, fetched_input = false;
-    for (int i = 0; i < c->n; i++) {
-        abar__map_stats *m = &c->maps[i];
-        const bool gradients = m->gradients && m->fisher_done < c->config.fisher_samples;
-        if (m->layer != layer_index || !(gradients || (moments && m->grads))) continue;
-        if (moments && c->dump && m->shape.group == 0) ABAR_TRY(dump_backward(c->dump, layer));
-        if (!fetched_grad) ABAR_TRY(fetch(c, &layer->output_grad, second_half(c)));
-        fetched_grad = true;
-        if (gradients && !fetched_input) ABAR_TRY(fetch(c, &layer->input, c->host));
-        fetched_input = fetched_input || gradients;
-        if (gradients) ABAR_TRY(add_gradients(c, m, c->host, second_half(c), scale));
-        if (moments && m->grads) ABAR_TRY(add_grads(c, m, second_half(c), scale));
-    }
-    return ABAR_OK;
-}
-
 static abar_status observe_grads(void *user, int layer_index, const abar_layer *layer)
 {
-    return observe_layer(user, layer_index, layer, true);
-}
-
-static abar_status observe_fisher(void *user, int layer_index, const abar_layer *layer)
-{
-    return observe_layer(user, layer_index, layer, false);
+    abar__collection *c = user;
+    const double scale = layer->output_grad_scale * (double)c->pass->config.batch;
+    bool fetched = false;
+    for (int i = 0; i < c->n; i++) {
+        abar__map_stats *m = &c->maps[i];
+        const bool fisher = m->gram && c->batch == 0;
+        if (m->layer != layer_index || !(fisher || m->grads)) continue;
+        if (c->dump && m->shape.group == 0) ABAR_TRY(dump_backward(c->dump, layer));
+        if (!fetched) ABAR_TRY(fetch(c, &layer->output_grad, second_half(c)));
+        if (!fetched && fisher) ABAR_TRY(fetch(c, &layer->input, c->host));
+        fetched = true;
+        if (fisher) add_fisher(c, m, c->host, second_half(c), scale);
+        if (m->grads) ABAR_TRY(add_grads(c, m, second_half(c), scale));
+    }
+    return ABAR_OK;
 }
 
 /* ---- batches ------------------------------------------------------------------------------------------------------------ */
@@ -438,18 +441,12 @@ abar_status abar__collection_add(abar__collection *c, int64_t b)
 {
     const abar_forward_observer inputs = {.size = sizeof inputs, .observe = observe_inputs, .user = c};
     const abar_observer grads = {.size = sizeof grads, .observe = observe_grads, .user = c};
+    const bool forward = c->config.wanted & (ABAR_COLLECT_INPUTS | ABAR_COLLECT_ATTENTION);
+    const bool backward = c->config.wanted & (ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER);
+    const bool together = forward && backward && c->config.training; /* one forward pass serves both */
     abar_loss loss;
+    c->batch = b;
     ABAR_TRY(abar__pass_fill(c->pass, b));
-    if (c->config.wanted & (ABAR_COLLECT_INPUTS | ABAR_COLLECT_ATTENTION))
-        ABAR_TRY(abar__pass_forward(c->pass, b, c->config.training, &inputs, &loss));
-    if (c->config.wanted & (ABAR_COLLECT_GRADS | ABAR_COLLECT_FISHER))
-        ABAR_TRY(abar__pass_backward(c->pass, b, c->config.drawn, &grads));
-    return ABAR_OK;
-}
-
-abar_status abar__collection_add_fisher(abar__collection *c, int64_t b)
-{
-    const abar_observer fisher = {.size = sizeof fisher, .observe = observe_fisher, .user = c};
-    ABAR_TRY(abar__pass_fill(c->pass, b));
-    return abar__pass_backward(c->pass, b, c->config.drawn, &fisher);
+    if (forward && !together) ABAR_TRY(abar__pass_forward(c->pass, b, c->config.training, &inputs, &loss));
+    return backward ? abar__pass_backward(c->pass, b, c->config.drawn, together ? &inputs : NULL, &grads) : ABAR_OK;
 }

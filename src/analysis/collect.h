@@ -13,12 +13,11 @@ typedef struct abar__map_stats {
     char name[ABAR_MAP_NAME_MAX]; /* of the layer; with groups LAYER#GROUP */
     int layer;
     abar__row_shape shape;
-    bool homogeneous;         /* rows end in 1 */
-    abar_moments *inputs;     /* rows a */
-    abar_moments *grads;      /* rows p at the scale of single examples; NULL: not wanted */
-    abar_moments *grad_means; /* their means over the rows of an example */
-    double *gradients;        /* (fisher_samples, out * side): per-example gradients; NULL: not in this turn */
-    int64_t fisher_done;
+    bool homogeneous;               /* rows end in 1 */
+    abar_moments *inputs;           /* rows a */
+    abar_moments *grads;            /* rows p at the scale of single examples; NULL: not wanted */
+    abar_moments *grad_means;       /* their means over the rows of an example */
+    double *gram;                   /* of the gradients of the first fisher_samples examples, in whole panels of gram.h */
     abar__attention_sums attention; /* sum NULL: feeds none */
     abar_attention layout;          /* of that attention: heads, windows */
 } abar__map_stats;
@@ -31,7 +30,7 @@ typedef struct abar__collect_config {
     bool homogeneous;                               /* append the 1 where a layer has a bias */
     bool training;                                  /* inputs in training mode, not in evaluation */
     bool drawn;                                     /* output gradients for labels drawn from the softmax */
-    int64_t fisher_samples;                         /* examples whose gradients are kept */
+    int64_t fisher_samples;                         /* examples of the Fisher matrices, at most a batch; 0: 256, or a batch */
     void (*announce)(void *user, const char *text); /* how much memory will be taken; NULL: nobody is told */
     void *user;
 } abar__collect_config;
@@ -40,14 +39,13 @@ typedef struct abar__collection {
     abar__pass *pass;
     abar__collect_config config;
     abar__map_stats *maps;
-    int n, capacity;
+    int n, capacity, threads;
     int64_t d_max, out_max;
     float *host;  /* two tensors of one batch: a layer's input, output or gradient */
     double *rows; /* rows of a few examples, inputs then gradients */
     size_t host_bytes, rows_bytes;
-    size_t fisher_budget;         /* bytes of all per-example gradients at a time */
-    int fisher_first, fisher_end; /* the maps whose gradients are kept in this turn */
-    abar__dump *dump;             /* what is observed is copied into it, too; NULL: no */
+    int64_t batch;    /* that is being added */
+    abar__dump *dump; /* what is observed is copied into it, too; NULL: no */
 } abar__collection;
 
 /* Numbers of a row of the map, the homogeneous 1 included. */
@@ -58,13 +56,7 @@ abar_status abar__collection_create(abar__pass *pass, const abar__collect_config
 void abar__collection_free(abar__collection *c);
 /* Forgets all sums, for other weights. */
 abar_status abar__collection_reset(abar__collection *c);
-/* Adds batch b. */
+/* Adds batch b. Fisher matrices are made from batch 0 alone. */
 abar_status abar__collection_add(abar__collection *c, int64_t b);
-/* Per-example gradients of all maps at once may not fit: those of maps fisher_first ... fisher_end - 1 are kept in the pass
- * over all batches; this frees them and makes room for the next maps. False: there are none. Add batches up to
- * abar__fisher_batches again, which sums nothing else. */
-abar_status abar__collection_next_fisher(abar__collection *c, bool *any);
-int64_t abar__fisher_batches(const abar__collection *c);
-abar_status abar__collection_add_fisher(abar__collection *c, int64_t b);
 
 #endif

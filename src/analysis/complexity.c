@@ -45,6 +45,7 @@ typedef struct lab {
     void *memory; /* weight, gradient (d, d); input, output gradient (batch, d) */
     size_t bytes;
     int64_t d;
+    bool queued; /* the device */
 } lab;
 
 /* ---- one layer ----------------------------------------------------------------------------------------------------- */
@@ -120,22 +121,33 @@ static void insert(double *sorted, int n, double v)
     sorted[n] = v;
 }
 
-/* Steps that each take statistics and refresh: the times of their phases, medians. Learning rate 0. */
-static abar_status time_steps(const lab *l, abar_optim *optim, const abar_layer *layer, cost *c)
+/* One step, which waits for the device; observe: with statistics. Learning rate 0. */
+static abar_status run_step(const lab *l, abar_optim *optim, const abar_layer *layer, bool observe, double *observed,
+                            double *stepped)
 {
-    double observe[REPEAT_MAX], refresh[REPEAT_MAX], apply[REPEAT_MAX];
     const abar_step_config step = {.size = sizeof step};
+    abar_step_report report = {.size = sizeof report};
+    double began = abar__seconds();
+    if (observe) ABAR_TRY(abar_optim_observe(optim, 0, layer));
+    ABAR_TRY(abar_device_wait(l->dev));
+    *observed = abar__seconds() - began;
+    began = abar__seconds();
+    ABAR_TRY(abar_optim_step(optim, &step, &report));
+    ABAR_TRY(abar_device_wait(l->dev));
+    *stepped = abar__seconds() - began;
+    if (report.skipped) return abar__fail(l->a->ctx, ABAR_E_NUMERIC, "analyze complexity: a step was skipped");
+    return ABAR_OK;
+}
+
+/* Steps that each take statistics and refresh: the times of their phases, medians. */
+static abar_status time_phases(const lab *l, abar_optim *optim, const abar_layer *layer, cost *c)
+{
+    double observe[REPEAT_MAX], refresh[REPEAT_MAX], apply[REPEAT_MAX], observed, stepped;
     const int repeat = (int)l->o->repeat;
     abar_phase_times before = *abar_optim_times(optim);
     for (int i = -1; i < repeat; i++) { /* the first warms up */
-        abar_step_report report = {.size = sizeof report};
-        const double began = abar__seconds();
-        ABAR_TRY(abar_optim_observe(optim, 0, layer));
-        ABAR_TRY(abar_device_wait(l->dev));
-        const double observed = abar__seconds() - began;
-        ABAR_TRY(abar_optim_step(optim, &step, &report));
+        ABAR_TRY(run_step(l, optim, layer, true, &observed, &stepped));
         const abar_phase_times now = *abar_optim_times(optim);
-        if (report.skipped) return abar__fail(l->a->ctx, ABAR_E_NUMERIC, "analyze complexity: a step was skipped");
         if (i >= 0) {
             insert(observe, i, observed);
             insert(refresh, i, now.refresh - before.refresh);
@@ -146,6 +158,46 @@ static abar_status time_steps(const lab *l, abar_optim *optim, const abar_layer 
     c->observe = observe[repeat / 2];
     c->refresh = refresh[repeat / 2];
     c->apply = apply[repeat / 2];
+    return ABAR_OK;
+}
+
+/* The median time of a step of plain SGD. */
+static abar_status time_plain(const lab *l, double *median)
+{
+    double step[REPEAT_MAX] = {0.0}, observed, stepped;
+    abar_layer layer;
+    abar_optim *optim;
+    ABAR_TRY(make_optim(l, NULL, NULL, &layer, &optim));
+    abar_status status = ABAR_OK;
+    for (int i = -1; i < (int)l->o->repeat && status >= 0; i++) {
+        status = run_step(l, optim, &layer, false, &observed, &stepped);
+        if (i >= 0) insert(step, i, stepped);
+    }
+    abar_optim_destroy(optim);
+    *median = step[l->o->repeat / 2];
+    return status;
+}
+
+/* What is left of a time that noise may exceed. NaN: nothing. */
+static double positive(double seconds) { return seconds > 0.0 ? seconds : NAN; }
+
+/* A queued device has no times of phases: whole steps are timed, every other one with statistics and a refresh, and steps of
+ * plain SGD. The differences are refresh and apply. */
+static abar_status time_differences(const lab *l, abar_optim *optim, const abar_layer *layer, cost *c)
+{
+    double observe[REPEAT_MAX], step[2][REPEAT_MAX], plain, observed, stepped;
+    const int repeat = (int)l->o->repeat;
+    for (int i = -2; i < 2 * repeat; i++) {
+        const bool refreshes = abar_optim_observes(optim);
+        ABAR_TRY(run_step(l, optim, layer, refreshes, &observed, &stepped));
+        if (i < 0) continue;
+        insert(step[refreshes], i / 2, stepped);
+        if (refreshes) insert(observe, i / 2, observed);
+    }
+    ABAR_TRY(time_plain(l, &plain));
+    c->observe = observe[repeat / 2];
+    c->refresh = positive(step[1][repeat / 2] - step[0][repeat / 2]);
+    c->apply = positive(step[0][repeat / 2] - plain);
     return ABAR_OK;
 }
 
@@ -162,12 +214,12 @@ static abar_status measure(lab *l, const char *method, const void *curvature, co
     c->state = (double)state;
     c->workspace = (double)(abar_optim_state_bytes(optim) - state) -
                    (double)(l->d * l->d) * (double)abar_dtype_size(abar_device_dtype(l->dev));
-    const abar_status status = time_steps(l, optim, &layer, c);
+    const abar_status status = l->queued ? time_differences(l, optim, &layer, c) : time_phases(l, optim, &layer, c);
     abar_optim_destroy(optim);
     return status;
 }
 
-/* Least squares of log y over log x. */
+/* Least squares of log y over log x; NaN where a number is missing. */
 static double slope(const cost *c, int n, size_t offset)
 {
     double sx = 0.0, sy = 0.0, sxx = 0.0, sxy = 0.0;
@@ -194,7 +246,7 @@ static const claim claims[] = {{"mac", "2", "1", "a refresh is O(d)"},
                                {"eva", "2", "1", "a refresh is O(d)"},
                                {"foof", "3", "2", ""},
                                {"kfac", "3", "2", ""},
-                               {"lngd", "3", "2", "O(d^2) memory, not O(B d^2)"}};
+                               {"lngd", "3", "2", "memory is O(d^2)"}};
 
 static const claim *find_claim(const char *method)
 {
@@ -234,6 +286,7 @@ static abar_status draw(const lab *l, const subject *s, int n)
             for (int k = 0; k < s[i].n; k++) {
                 x[i][k] = s[i].at[k].width;
                 y[p][i][k] = p == 0 ? s[i].at[k].refresh : s[i].at[k].state;
+                if (!(y[p][i][k] > 0.0)) continue;
                 low = fmin(low, y[p][i][k]);
                 high = fmax(high, y[p][i][k]);
             }
@@ -242,7 +295,7 @@ static abar_status draw(const lab *l, const subject *s, int n)
         panels[p] = (abar__panel){.title = titles[p],
                                   .x_label = "width",
                                   .x = abar__axis_make(x[0][0], x[0][s[0].n - 1], true),
-                                  .y = abar__axis_make(low, high, true),
+                                  .y = high > 0.0 ? abar__axis_make(low, high, true) : abar__axis_make(1e-9, 1.0, true),
                                   .series = series[p],
                                   .n_series = n,
                                   .names = true};
@@ -251,6 +304,23 @@ static abar_status draw(const lab *l, const subject *s, int n)
         l->a->ctx, l->o->out, "complexity.svg",
         &(abar__picture){
             .title = "Cost of a curvature method over the width of a layer", .panels = panels, .n_panels = 2, .columns = 2});
+}
+
+static abar_status put_slope(abar_context *ctx, abar__text *text, int column, double slope)
+{
+    static const int width[4] = {11, 9, 7, 7};
+    if (isnan(slope)) return abar__text_printf(ctx, text, "%*s", width[column], "-");
+    return abar__text_printf(ctx, text, "%*.2f", width[column], slope);
+}
+
+static abar_status describe_times(const lab *l, abar__text *text)
+{
+    if (!l->queued) return ABAR_OK;
+    return abar__text_printf(
+        l->a->ctx, text,
+        "\nTimes of refresh and apply on %s are differences of whole steps: with and without a refresh, and "
+        "without a refresh and of plain SGD. A dash: too small to be measured so.\n",
+        l->o->device);
 }
 
 static abar_status describe(lab *l, const subject *s, int n)
@@ -264,8 +334,8 @@ static abar_status describe(lab *l, const subject *s, int n)
     ABAR_TRY(abar__text_printf(ctx, json, ", \"slopes\": ["));
     for (int i = 0; i < n; i++) {
         const claim *c = find_claim(s[i].method);
-        ABAR_TRY(abar__text_printf(ctx, text, "%-7s %10.2f %8.2f %6.2f %6.2f", s[i].method, s[i].slope[0], s[i].slope[1],
-                                   s[i].slope[2], s[i].slope[3]));
+        ABAR_TRY(abar__text_printf(ctx, text, "%-7s", s[i].method));
+        for (int k = 0; k < 4; k++) ABAR_TRY(put_slope(ctx, text, k, s[i].slope[k]));
         if (c) ABAR_TRY(abar__text_printf(ctx, text, "  %s, %s%s%s", c->time, c->memory, c->here[0] ? "; here " : "", c->here));
         ABAR_TRY(abar__text_printf(ctx, text, "\n"));
         ABAR_TRY(abar__text_printf(ctx, json, "%s{\"method\": \"%s\"", i ? ", " : "", s[i].method));
@@ -276,6 +346,7 @@ static abar_status describe(lab *l, const subject *s, int n)
         }
         ABAR_TRY(abar__text_printf(ctx, json, "}"));
     }
+    ABAR_TRY(describe_times(l, text));
     return abar__text_printf(ctx, json, "]}");
 }
 
@@ -331,8 +402,9 @@ static abar_status run(lab *l)
     ABAR_TRY(abar__folder_make(l->a->ctx, l->o->out));
     ABAR_TRY(abar__alloc(l->a->ctx, bytes, &curvature));
     abar_options_default(abar_curvature_options(), curvature);
-    abar_status status = abar_options_set(l->a->ctx, abar_curvature_options(), curvature, "tcov", "1");
-    if (status >= 0) status = abar_options_set(l->a->ctx, abar_curvature_options(), curvature, "tinv", "1");
+    const char *period = l->queued ? "2" : "1";
+    abar_status status = abar_options_set(l->a->ctx, abar_curvature_options(), curvature, "tcov", period);
+    if (status >= 0) status = abar_options_set(l->a->ctx, abar_curvature_options(), curvature, "tinv", period);
     if (status >= 0) status = measure_all(l, curvature, s, n);
     abar__free(l->a->ctx, curvature, bytes);
     if (status == ABAR_OK) status = save_table(l, s, n);
@@ -345,6 +417,7 @@ abar_status abar__analyze_complexity(abar_analysis *a)
     lab l = {.a = a, .o = a->options};
     const abar_device_config config = {.size = sizeof config, .threads = (int)l.o->threads};
     ABAR_TRY(abar_device_open(a->ctx, l.o->device, &config, &l.dev));
+    l.queued = l.dev->ops->queue != NULL;
     const abar_status status = run(&l);
     abar_device_close(l.dev);
     return status;

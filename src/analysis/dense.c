@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 
+#include <cblas.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -21,19 +22,37 @@ void dgesvd_(const char *jobu, const char *jobvt, const int *m, const int *n, do
 
 #define SERIAL_SIDE 512 /* LAPACK gains nothing from threads below this */
 
-/* OpenBLAS takes as many threads as OpenMP would give the caller. Returns the number to restore. */
-static int limit_threads(int64_t side)
+typedef struct thread_counts {
+    int openmp, blas;
+} thread_counts;
+
+/* OpenBLAS's OpenMP build takes as many threads as OpenMP would give the caller. Its other build has threads of its own, which
+ * would compete with OpenMP's for the cores: one is left there. Returns what to restore. */
+static thread_counts limit_threads(int64_t side)
 {
-    const int before = omp_get_max_threads();
-    if (side < SERIAL_SIDE) omp_set_num_threads(1);
+    const thread_counts before = {omp_get_max_threads(), openblas_get_num_threads()};
+    if (openblas_get_parallel() == OPENBLAS_THREAD)
+        openblas_set_num_threads(1);
+    else if (side < SERIAL_SIDE)
+        omp_set_num_threads(1);
     return before;
 }
 
+static void restore_threads(thread_counts before)
+{
+    if (openblas_get_parallel() == OPENBLAS_THREAD) openblas_set_num_threads(before.blas);
+    omp_set_num_threads(before.openmp);
+}
+
+/* Four sums: one would wait for every addition. */
 double abar__dot(int64_t n, const double *x, const double *y)
 {
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
-    return sum;
+    double sum[4] = {0.0};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int k = 0; k < 4; k++) sum[k] += x[i + k] * y[i + k];
+    for (; i < n; i++) sum[0] += x[i] * y[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 static abar_status check_finite(abar_context *ctx, int64_t n, const double *a)
@@ -80,10 +99,10 @@ abar_status abar__eigen_symmetric(abar_context *ctx, int64_t d, double *a, bool 
     void *memory;
     int info = 0;
     ABAR_TRY(abar__alloc(ctx, bytes, &memory));
-    const int threads = limit_threads(d);
+    const thread_counts threads = limit_threads(d);
     dsyevd_(vectors ? "V" : "N", "U", &n, a, &n, values, memory, &reals, (int *)((char *)memory + real_bytes), &integers, &info,
             1, 1);
-    omp_set_num_threads(threads);
+    restore_threads(threads);
     abar__free(ctx, memory, bytes);
     ABAR_TRY(check_info(ctx, info));
     reverse(d, values);
@@ -114,9 +133,9 @@ static abar_status general(abar_context *ctx, int64_t n, double *a, double *re, 
     const int size = (int)n, one = 1, numbers = (int)(8 * n);
     int info = 0;
     double *vectors = work, unused = 0.0;
-    const int threads = limit_threads(n);
+    const thread_counts threads = limit_threads(n);
     dgeev_("N", left ? "V" : "N", &size, a, &size, re, im, &unused, &one, vectors, &size, work + n * n, &numbers, &info, 1, 1);
-    omp_set_num_threads(threads);
+    restore_threads(threads);
     ABAR_TRY(check_info(ctx, info));
     for (int64_t i = 0; i < n; i++) order[i] = (complex_value){re[i], im[i], i};
     qsort(order, (size_t)n, sizeof *order, by_size);
@@ -160,9 +179,9 @@ abar_status abar__singular_values(abar_context *ctx, int64_t m, int64_t n, doubl
     void *work;
     int info = 0;
     ABAR_TRY(abar__alloc(ctx, bytes, &work));
-    const int threads = limit_threads(most);
+    const thread_counts threads = limit_threads(most);
     dgesvd_("O", "N", &rows, &columns, a, &rows, values, &unused, &one, &unused, &one, work, &numbers, &info, 1, 1);
-    omp_set_num_threads(threads);
+    restore_threads(threads);
     abar__free(ctx, work, bytes);
     ABAR_TRY(check_info(ctx, info));
     if (right) memcpy(right, a, (size_t)n * sizeof *right);

@@ -95,6 +95,18 @@ static abar_status describe_attention(const abar__figures *f, const abar__snapsh
         rank1 / n, n, printed / n);
 }
 
+/* Why a snapshot was looked at in training mode. */
+static abar_status describe_mode(const abar__figures *f, abar__text *out)
+{
+    for (int i = 0; i < f->n_snapshots; i++)
+        if (f->snapshots[i].at_start)
+            ABAR_TRY(abar__text_printf(f->ctx, out,
+                                       "- %s: inputs are those of training mode. Batch norm's running statistics are at their "
+                                       "start, so evaluation mode would not normalise (`--mode eval` for it nevertheless).\n",
+                                       f->snapshots[i].name));
+    return ABAR_OK;
+}
+
 abar_status abar__describe_network(const abar__figures *f, abar__text *out)
 {
     const abar__snapshot *last = &f->snapshots[f->n_snapshots - 1];
@@ -102,6 +114,7 @@ abar_status abar__describe_network(const abar__figures *f, abar__text *out)
     ABAR_TRY(abar__text_printf(f->ctx, out, "%s on %s, %s: %d layers, %lld %s samples.\n\n", f->setup->train.model,
                                f->setup->train.data, last->name, f->collection->n, (long long)(p->batches * p->config.batch),
                                p->config.test ? "test" : "training"));
+    ABAR_TRY(describe_mode(f, out));
     if (last->map[0].inputs.rows > 0.0) ABAR_TRY(describe_inputs(f, last, out));
     ABAR_TRY(describe_grads(f, last, out));
     return describe_attention(f, last, out);

@@ -100,11 +100,6 @@ static void fill_gradients(int64_t examples, int64_t rows, int64_t d, int64_t ou
 abar_status abar__fisher_gram(abar_context *ctx, int64_t examples, int64_t rows, int64_t d, int64_t out, const double *a,
                               const double *p, double *gram)
 {
-    if (rows == 1 && !p) {
-        cblas_dsyrk(CblasRowMajor, CblasLower, CblasNoTrans, (int)examples, (int)d, 1.0, a, (int)d, 0.0, gram, (int)examples);
-        mirror(examples, gram);
-        return ABAR_OK;
-    }
     /* whichever needs less memory: products of rows, or whole gradients */
     const bool by_gradients = rows > 1 && out * d <= 4 * rows * (out + d);
     const size_t bytes = (size_t)(by_gradients ? examples * out * d : 2 * rows * rows) * sizeof(double);

@@ -10,8 +10,7 @@ abar_status abar__top_products(abar_context *ctx, const double *a, int64_t n, co
                                double *out, int64_t *found);
 
 /* The Gram matrix of per-example gradients of one map, K_nm = sum_rs (p_nr p_ms) (a_nr a_ms), from inputs (examples, R, d) and
- * output gradients (examples, R, out); p NULL and R = 1: a holds whole gradients. The nonzero eigenvalues of K / examples are
- * those of the layer's Fisher matrix. */
+ * output gradients (examples, R, out). The nonzero eigenvalues of K / examples are those of the layer's Fisher matrix. */
 abar_status abar__fisher_gram(abar_context *ctx, int64_t examples, int64_t rows, int64_t d, int64_t out, const double *a,
                               const double *p, double *gram);
 

@@ -32,12 +32,19 @@ const char *abar__figure_subtitle(const abar__figures *f, const char *snapshot, 
     return text;
 }
 
-/* Of inputs: they depend on the mode. */
+/* Of inputs: they depend on the mode, and that of an untrained network may differ. */
 static const char *subtitle(const abar__figures *f, char text[256])
 {
+    const abar__snapshot *last = &f->snapshots[f->n_snapshots - 1];
     abar__figure_subtitle(f, NULL, text);
-    const size_t used = strlen(text);
-    snprintf(text + used, 256 - used, ", %s mode", f->collection->config.training ? "training" : "evaluation");
+    size_t used = strlen(text);
+    snprintf(text + used, 256 - used, ", %s mode", last->training ? "training" : "evaluation");
+    for (int i = 0; i < f->n_snapshots; i++) {
+        used = strlen(text);
+        if (f->snapshots[i].training != last->training)
+            snprintf(text + used, 256 - used, " (%.32s: %s mode)", f->snapshots[i].name,
+                     f->snapshots[i].training ? "training" : "evaluation");
+    }
     return text;
 }
 

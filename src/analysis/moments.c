@@ -2,26 +2,28 @@
  * of the first block, so that the covariance does not drown in the rounding of the mean's square. */
 #include "abar/analysis.h"
 #include "analysis/dense.h"
+#include "analysis/gram.h"
 
 #include <cblas.h>
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK_ROWS = 256 };
+enum { WIDTH = ABAR_GRAM_WIDTH, BLOCK_ROWS = 512, SERIAL_NUMBERS = 1 << 15 };
 
 struct abar_moments {
     abar_context *ctx;
-    int64_t d;
+    int64_t d, side; /* side: d in whole panels of gram.h */
     double rows;
-    double *shift;          /* (d): subtracted from every row */
-    double *sum, *products; /* (d), (d, d) lower triangle: sums of shifted rows and their products */
-    double *block;          /* (BLOCK_ROWS, d) */
+    double *shift, *sum; /* (side) each: subtracted from every row; sums of shifted rows */
+    double *products;    /* (side, side) lower triangle: sums of products of shifted rows */
+    double *block;       /* up to BLOCK_ROWS shifted rows in panels */
     size_t bytes;
 };
 
 size_t abar_moments_bytes(int64_t d)
 {
-    return sizeof(abar_moments) + (size_t)(2 * d + d * d + BLOCK_ROWS * d) * sizeof(double);
+    const int64_t side = abar__gram_side(d);
+    return sizeof(abar_moments) + (size_t)(2 * side + side * side + BLOCK_ROWS * side) * sizeof(double);
 }
 
 abar_status abar_moments_create(abar_context *ctx, int64_t d, abar_moments **out)
@@ -39,10 +41,10 @@ abar_status abar_moments_create(abar_context *ctx, int64_t d, abar_moments **out
         abar__free(ctx, m, sizeof *m);
         return status;
     }
-    *m = (abar_moments){.ctx = ctx, .d = d, .shift = memory, .bytes = numbers};
-    m->sum = m->shift + d;
-    m->products = m->sum + d;
-    m->block = m->products + d * d;
+    *m = (abar_moments){.ctx = ctx, .d = d, .side = abar__gram_side(d), .shift = memory, .bytes = numbers};
+    m->sum = m->shift + m->side;
+    m->products = m->sum + m->side;
+    m->block = m->products + m->side * m->side;
     *out = m;
     return ABAR_OK;
 }
@@ -60,33 +62,43 @@ double abar_moments_rows(const abar_moments *m) { return m->rows; }
 
 /* ---- adding --------------------------------------------------------------------------------------------------------- */
 
-static void fetch(const abar_tensor *rows, int64_t first, int64_t n, double *out)
+static double number_at(const abar_tensor *t, int64_t at)
 {
-    const int64_t d = rows->dim[1];
-    if (rows->dtype == ABAR_F64 && rows->stride[1] == 1) {
-        for (int64_t i = 0; i < n; i++)
-            memcpy(out + i * d, (const double *)rows->data + (first + i) * rows->stride[0], (size_t)d * sizeof *out);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < d; j++) {
-            const int64_t at = (first + i) * rows->stride[0] + j * rows->stride[1];
-            *out++ = rows->dtype == ABAR_F64 ? ((const double *)rows->data)[at] : (double)((const float *)rows->data)[at];
-        }
+    return t->dtype == ABAR_F64 ? ((const double *)t->data)[at] : (double)((const float *)t->data)[at];
 }
 
-static void add_block(abar_moments *m, int64_t n)
+/* Columns from `first` on of n rows, into a panel (n, WIDTH). */
+static void fetch_panel(const abar_tensor *rows, int64_t from, int64_t n, int64_t first, double *out)
 {
-    const int64_t d = m->d;
-    if (m->rows == 0.0)
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j < d; j++) m->shift[j] += m->block[i * d + j] / (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        double *restrict row = m->block + i * d, *restrict sum = m->sum;
-        const double *restrict shift = m->shift;
-        for (int64_t j = 0; j < d; j++) sum[j] += row[j] -= shift[j];
+    const int64_t left = rows->dim[1] - first, columns = left < WIDTH ? left : WIDTH;
+    const bool plain = rows->dtype == ABAR_F64 && rows->stride[1] == 1 && columns == WIDTH;
+    for (int64_t i = 0; i < n; i++, out += WIDTH) {
+        const int64_t at = (from + i) * rows->stride[0] + first * rows->stride[1];
+        if (plain)
+            for (int64_t j = 0; j < WIDTH; j++) out[j] = ((const double *)rows->data)[at + j];
+        else
+            for (int64_t j = 0; j < WIDTH; j++) out[j] = j < columns ? number_at(rows, at + j * rows->stride[1]) : 0.0;
     }
-    cblas_dsyrk(CblasRowMajor, CblasLower, CblasTrans, (int)d, (int)n, 1.0, m->block, (int)d, 1.0, m->products, (int)d);
+}
+
+static void shift_panel(int64_t n, bool first, double *restrict panel, double *restrict shift, double *restrict sum)
+{
+    for (int64_t i = 0; first && i < n; i++)
+        for (int64_t j = 0; j < WIDTH; j++) shift[j] += panel[i * WIDTH + j] / (double)n;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < WIDTH; j++) sum[j] += panel[i * WIDTH + j] -= shift[j];
+}
+
+static void add_block(abar_moments *m, const abar_tensor *rows, int64_t from, int64_t n)
+{
+    const int64_t panels = m->side / WIDTH;
+#pragma omp parallel for schedule(static) if (n * m->side > SERIAL_NUMBERS)
+    for (int64_t p = 0; p < panels; p++) {
+        double *panel = m->block + p * n * WIDTH;
+        fetch_panel(rows, from, n, p * WIDTH, panel);
+        shift_panel(n, m->rows == 0.0, panel, m->shift + p * WIDTH, m->sum + p * WIDTH);
+    }
+    abar__gram_add(n, m->side, m->block, m->products);
     m->rows += (double)n;
 }
 
@@ -98,8 +110,7 @@ abar_status abar_moments_add(abar_moments *m, const abar_tensor *rows)
                           (long long)m->d);
     for (int64_t first = 0; first < rows->dim[0]; first += BLOCK_ROWS) {
         const int64_t left = rows->dim[0] - first, n = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-        fetch(rows, first, n, m->block);
-        add_block(m, n);
+        add_block(m, rows, first, n);
     }
     return ABAR_OK;
 }
@@ -119,7 +130,8 @@ static void fill_covariance(const abar_moments *m, double *out)
     const int64_t d = m->d;
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++)
-            out[i * d + j] = out[j * d + i] = m->products[i * d + j] / m->rows - m->sum[i] / m->rows * (m->sum[j] / m->rows);
+            out[i * d + j] = out[j * d + i] =
+                m->products[i * m->side + j] / m->rows - m->sum[i] / m->rows * (m->sum[j] / m->rows);
 }
 
 abar_status abar_moments_read(const abar_moments *m, double *mean, double *second)

@@ -92,6 +92,42 @@ void abar__pass_close(abar__pass *p)
 
 abar_status abar__pass_load(abar__pass *p, const char *weights) { return abar__weights_read(p->ctx, weights, p->net); }
 
+static bool ends_in(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Whether all numbers of a vector are this one. */
+static abar_status is_all(abar_context *ctx, const abar_tensor *t, float value, bool *all)
+{
+    const size_t bytes = (size_t)abar_tensor_count(t) * sizeof(float);
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+    const abar_tensor host = abar_tensor_wrap(NULL, memory, ABAR_F32, t->ndim, t->dim);
+    const abar_status status = abar_tensor_copy(ctx, &host, t);
+    *all = true;
+    for (int64_t i = 0; status >= 0 && i < abar_tensor_count(t); i++)
+        if (((const float *)memory)[i] != value) *all = false;
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+abar_status abar__pass_statistics_at_start(const abar__pass *p, bool *at_start)
+{
+    *at_start = false;
+    for (int i = 0; i < abar_net_tensor_count(p->net); i++) {
+        const char *name;
+        abar_tensor t;
+        abar_net_tensor(p->net, i, &name, &t);
+        const bool mean = ends_in(name, ".running_mean");
+        if (!mean && !ends_in(name, ".running_var")) continue;
+        ABAR_TRY(is_all(p->ctx, &t, mean ? 0.0f : 1.0f, at_start));
+        if (!*at_start) return ABAR_OK;
+    }
+    return ABAR_OK;
+}
+
 /* ---- running ---------------------------------------------------------------------------------------------------------- */
 
 static abar_status fill_images(abar__pass *p, int64_t b)
@@ -166,11 +202,14 @@ static abar_status draw_labels(abar__pass *p, int64_t b)
     return abar_tensor_copy(p->ctx, &target, &labels);
 }
 
-abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_observer *observer)
+abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_forward_observer *forward,
+                                const abar_observer *observer)
 {
-    const abar_run_config run = {.size = sizeof run, .training = true, .seed = (uint64_t)p->setup->train.seed, .step = b};
+    abar_run_config run = {
+        .size = sizeof run, .training = true, .seed = (uint64_t)p->setup->train.seed, .step = b, .observer = forward};
     abar_loss loss;
     ABAR_TRY(abar_net_forward(p->net, &run, &loss));
+    run.observer = NULL;
     if (drawn) {
         ABAR_TRY(draw_labels(p, b));
         abar_net_rollback(p->net);
@@ -209,20 +248,31 @@ abar__row_shape abar__row_shape_of(const abar_layer *layer, const abar_tensor *i
     return s;
 }
 
-/* The patch of output position (y, x): channels of the group, then kernel positions; zeros in the padding. */
+/* The part of a patch in one row of a plane (NULL: in the padding) from a column on; zeros in the padding. */
+static double *put_patch_row(const abar__row_shape *s, const float *row, int64_t first, double *out)
+{
+    const int64_t n = s->window.kernel[1], step = s->window.dilation[1];
+    const bool inside = row && first >= 0 && first + (n - 1) * step < s->width;
+    for (int64_t j = 0; inside && j < n; j++) out[j] = (double)row[first + j * step];
+    for (int64_t j = 0; !inside && j < n; j++) {
+        const int64_t column = first + j * step;
+        out[j] = row && column >= 0 && column < s->width ? (double)row[column] : 0.0;
+    }
+    return out + n;
+}
+
+/* The patch of output position (y, x): channels of the group, then kernel positions. */
 static double *put_patch(const abar__row_shape *s, const float *input, int64_t y, int64_t x, double *out)
 {
     const abar_window *w = &s->window;
     const int64_t channels = s->channels / (w->groups > 0 ? w->groups : 1);
     for (int64_t c = 0; c < channels; c++) {
         const float *plane = input + (s->group * channels + c) * s->height * s->width;
-        for (int64_t i = 0; i < w->kernel[0]; i++)
-            for (int64_t j = 0; j < w->kernel[1]; j++) {
-                const int64_t row = y * w->stride[0] - w->pad[0] + i * w->dilation[0];
-                const int64_t column = x * w->stride[1] - w->pad[1] + j * w->dilation[1];
-                const bool inside = row >= 0 && row < s->height && column >= 0 && column < s->width;
-                *out++ = inside ? (double)plane[row * s->width + column] : 0.0;
-            }
+        for (int64_t i = 0; i < w->kernel[0]; i++) {
+            const int64_t row = y * w->stride[0] - w->pad[0] + i * w->dilation[0];
+            out = put_patch_row(s, row >= 0 && row < s->height ? plane + row * s->width : NULL, x * w->stride[1] - w->pad[1],
+                                out);
+        }
     }
     return out;
 }

@@ -31,12 +31,18 @@ void abar__pass_close(abar__pass *p);
 /* Other weights of the same network; "": the initial ones of the setup's seed. */
 abar_status abar__pass_load(abar__pass *p, const char *weights);
 
+/* Whether batch norm's running statistics are those of a network that was never trained: means 0, variances 1. Evaluation mode
+ * then normalises nothing. False for a network without batch norm. */
+abar_status abar__pass_statistics_at_start(const abar__pass *p, bool *at_start);
+
 /* Batch b into the net's input and target. */
 abar_status abar__pass_fill(abar__pass *p, int64_t b);
 /* Runs forward on it. */
 abar_status abar__pass_forward(abar__pass *p, int64_t b, bool training, const abar_forward_observer *observer, abar_loss *loss);
-/* Runs forward in training mode and backward, and forgets what that changed. drawn: with labels drawn from the softmax. */
-abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_observer *observer);
+/* Runs forward in training mode and backward, and forgets what that changed. drawn: with labels drawn from the softmax.
+ * forward sees the forward pass, observer the backward pass; NULL: nobody. */
+abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_forward_observer *forward,
+                                const abar_observer *observer);
 
 /* ---- rows of a map ---------------------------------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
 #include "analysis/results.h"
 
 #include "analysis/dense.h"
+#include "analysis/gram.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,15 +22,45 @@ static abar_status make_inputs(const abar__map_stats *m, const abar__results_con
 
 /* ---- output gradients --------------------------------------------------------------------------------------------------- */
 
+/* All eigenvalues of E[x x^T], descending, its first ones into out; square (side, side) and values (side) are workspace. */
+static abar_status top_by_lapack(abar_context *ctx, const abar_moments *m, double *square, double *values, abar__top *out,
+                                 double *trace)
+{
+    const int64_t side = abar_moments_side(m);
+    ABAR_TRY(abar_moments_read(m, NULL, square));
+    for (int64_t i = 0; i < side; i++) *trace += square[i * side + i];
+    ABAR_TRY(abar__eigen_symmetric(ctx, side, square, false, values));
+    memcpy(out->value, values, (size_t)out->n * sizeof *values);
+    return ABAR_OK;
+}
+
+/* The first ones by Lanczos, which abar_moments_summarise knows. */
+static abar_status top_by_lanczos(const abar_moments *m, abar__top *out, double *trace)
+{
+    abar_moments_summary s = {.size = sizeof s};
+    ABAR_TRY(abar_moments_summarise(m, 0.0, &s, out->value, out->n));
+    *trace = s.trace;
+    return ABAR_OK;
+}
+
 /* The top of the spectrum of scale * E[x x^T]. */
 static abar_status top_of(abar_context *ctx, const abar_moments *m, double scale, abar__top *out, double *trace)
 {
-    abar_moments_summary s = {.size = sizeof s};
-    (void)ctx;
-    out->n = least(ABAR_TOP, abar_moments_side(m));
-    ABAR_TRY(abar_moments_summarise(m, 0.0, &s, out->value, out->n));
+    const int64_t side = abar_moments_side(m);
+    const size_t bytes = (size_t)(side * side + side) * sizeof(double);
+    double sum = 0.0;
+    out->n = least(ABAR_TOP, side);
+    if (side > ABAR_EIGEN_DENSE_MAX) {
+        ABAR_TRY(top_by_lanczos(m, out, &sum));
+    } else {
+        void *memory;
+        ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+        const abar_status status = top_by_lapack(ctx, m, memory, (double *)memory + side * side, out, &sum);
+        abar__free(ctx, memory, bytes);
+        ABAR_TRY(status);
+    }
     for (int64_t i = 0; i < out->n; i++) out->value[i] *= scale;
-    if (trace) *trace = scale * s.trace;
+    if (trace) *trace = scale * sum;
     return ABAR_OK;
 }
 
@@ -89,22 +120,22 @@ static abar_status make_grads(const abar__collection *c, const abar__map_stats *
     return make_p(ctx, m, expand, keep_p, r);
 }
 
-/* Eigenvalues of G G^T / N, G the per-example gradients: those of the Fisher matrix. */
-abar_status abar__result_add_fisher(const abar__collection *c, int map, const abar__results_config *config, abar__map_result *r)
+/* Eigenvalues of K / N, K the Gram matrix of per-example gradients: those of the Fisher matrix. */
+static abar_status make_fisher(const abar__collection *c, const abar__map_stats *m, const abar__results_config *config,
+                               abar__map_result *r)
 {
     abar_context *ctx = c->pass->ctx;
-    const abar__map_stats *m = &c->maps[map];
-    const int64_t n = m->fisher_done, side = m->shape.out * abar__map_side(m);
+    const int64_t n = c->config.fisher_samples, side = abar__gram_side(n), numbers = m->shape.out * abar__map_side(m);
     const double batch = (double)c->pass->config.batch, scale = (config->batch_mean ? 1.0 / (batch * batch) : 1.0) / (double)n;
     const size_t bytes = (size_t)(n * n + n) * sizeof(double);
     void *memory;
-    if (!m->gradients || n < 1) return ABAR_OK;
     ABAR_TRY(abar__alloc(ctx, bytes, &memory));
     double *gram = memory, *values = gram + n * n;
-    abar_status status = abar__fisher_gram(ctx, n, 1, side, 1, m->gradients, NULL, gram);
-    if (status >= 0) status = abar__eigen_symmetric(ctx, n, gram, false, values);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= i; j++) gram[i * n + j] = m->gram[i * side + j];
+    const abar_status status = abar__eigen_symmetric(ctx, n, gram, false, values);
     if (status >= 0) {
-        r->fisher.n = least(ABAR_TOP, least(n, side));
+        r->fisher.n = least(ABAR_TOP, least(n, numbers));
         for (int64_t i = 0; i < r->fisher.n; i++) r->fisher.value[i] = scale * values[i];
         r->exact = abar__compare_spectra(r->kfac.value, r->fisher.value, least(r->kfac.n, r->fisher.n));
     }
@@ -132,6 +163,7 @@ abar_status abar__result_make(const abar__collection *c, int map, const abar__re
     *out = (abar__map_result){.p_trace = NAN, .p_effective_rank = NAN, .a_over_p = NAN};
     if (m->inputs) ABAR_TRY(make_inputs(m, config, out));
     if (m->grads) ABAR_TRY(make_grads(c, m, config, keep_p, out));
+    if (m->gram) ABAR_TRY(make_fisher(c, m, config, out));
     return m->attention.sum ? make_attention(c->pass->ctx, m, out) : ABAR_OK;
 }
 

@@ -35,6 +35,8 @@ typedef struct abar__map_result {
 typedef struct abar__snapshot {
     char name[64];         /* "epoch 12", "initial", "final", or the file's name */
     double epoch;          /* NaN: unknown */
+    bool training;         /* inputs were observed in training mode ... */
+    bool at_start;         /* ... because batch norm's running statistics were at their start */
     abar__map_result *map; /* one per map of the collection */
 } abar__snapshot;
 
@@ -43,12 +45,9 @@ typedef struct abar__results_config {
     bool batch_mean; /* p at the scale of the batch mean: divided by the batch */
 } abar__results_config;
 
-/* From what was collected, but for the Fisher matrix. keep_p: keep P for a heat map. */
+/* From what was collected. keep_p: keep P for a heat map. */
 abar_status abar__result_make(const abar__collection *c, int map, const abar__results_config *config, bool keep_p,
                               abar__map_result *out);
-/* The Fisher matrix, from the gradients of the map if they are kept in this turn. */
-abar_status abar__result_add_fisher(const abar__collection *c, int map, const abar__results_config *config,
-                                    abar__map_result *r);
 void abar__result_free(abar_context *ctx, abar__map_result *r);
 
 #endif

@@ -211,23 +211,71 @@ void abar__tensor_store(const abar_tensor *t, int64_t offset, double value)
     }
 }
 
+/* Elements along the last dimension, which are equally far apart in every layout: step elements, from offset on. */
+typedef struct line {
+    const abar_tensor *t;
+    int64_t offset, step;
+} line;
+
+static line line_at(const abar_tensor *t, int64_t *index)
+{
+    line l = {.t = t, .offset = abar__tensor_offset(t, index)};
+    if (t->ndim == 0 || t->dim[t->ndim - 1] < 2) return l;
+    index[t->ndim - 1] = 1;
+    l.step = abar__tensor_offset(t, index) - l.offset;
+    index[t->ndim - 1] = 0;
+    return l;
+}
+
+/* Elements of one dtype of four bytes, whatever they are. */
+static void copy_words(const line *to, const line *from, int64_t n)
+{
+    char *y = (char *)to->t->data + to->offset * 4;
+    const char *x = (const char *)from->t->data + from->offset * 4;
+    for (int64_t i = 0; i < n; i++) memcpy(y + i * to->step * 4, x + i * from->step * 4, 4);
+}
+
+static void widen(const line *to, const line *from, int64_t n)
+{
+    float *y = (float *)to->t->data + to->offset;
+    const uint16_t *x = (const uint16_t *)from->t->data + from->offset;
+    for (int64_t i = 0; i < n; i++) y[i * to->step] = abar__bf16_load(x[i * from->step]);
+}
+
+static void copy_line(const line *to, const line *from, int64_t n)
+{
+    const abar_tensor *dst = to->t, *src = from->t;
+    const size_t element = abar_dtype_size(src->dtype);
+    if (dst->dtype == src->dtype && element == 4) {
+        copy_words(to, from, n);
+        return;
+    }
+    if (dst->dtype == ABAR_F32 && src->dtype == ABAR_BF16) {
+        widen(to, from, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = to->offset + i * to->step, of = from->offset + i * from->step;
+        if (dst->dtype == src->dtype)
+            memcpy((char *)dst->data + (size_t)at * element, (const char *)src->data + (size_t)of * element, element);
+        else
+            abar__tensor_store(dst, at, abar__tensor_load(src, of));
+    }
+}
+
 void abar__tensor_copy_host(const abar_tensor *dst, const abar_tensor *src)
 {
-    int64_t count = abar_tensor_count(src);
+    const int64_t count = abar_tensor_count(src), n = src->ndim > 0 ? src->dim[src->ndim - 1] : 1;
     if (count == 0) return;
-    size_t element = abar_dtype_size(src->dtype);
     if (dst->dtype == src->dtype && abar_tensor_is_dense(dst) && abar_tensor_is_dense(src)) {
-        memcpy(dst->data, src->data, (size_t)count * element);
+        memcpy(dst->data, src->data, (size_t)count * abar_dtype_size(src->dtype));
         return;
     }
     if (dst->layout != ABAR_LAYOUT_STRIDED) memset(dst->data, 0, abar_tensor_bytes(dst)); /* the padding */
     int64_t index[ABAR_MAX_DIM] = {0};
-    for (int64_t n = 0; n < count; n++) {
-        int64_t to = abar__tensor_offset(dst, index), from = abar__tensor_offset(src, index);
-        if (dst->dtype == src->dtype)
-            memcpy((char *)dst->data + (size_t)to * element, (const char *)src->data + (size_t)from * element, element);
-        else
-            abar__tensor_store(dst, to, abar__tensor_load(src, from));
-        for (int i = src->ndim - 1; i >= 0 && ++index[i] == src->dim[i]; i--) index[i] = 0;
+    for (int64_t done = 0; done < count; done += n) {
+        const line to = line_at(dst, index), from = line_at(src, index);
+        copy_line(&to, &from, n);
+        for (int i = src->ndim - 2; i >= 0 && ++index[i] == src->dim[i]; i--) index[i] = 0;
     }
 }

@@ -2,6 +2,7 @@
 #include "analysis/collect.h"
 #include "analysis/dense.h"
 #include "analysis/factors.h"
+#include "analysis/gram.h"
 #include "analysis/results.h"
 #include "observe_testing.h"
 
@@ -63,7 +64,7 @@ static void passes_in_training_mode_change_nothing(void **state)
         for (int64_t b = 0; b < 2; b++) {
             assert_fine(ctx, abar__pass_fill(&pass, b));
             assert_fine(ctx, abar__pass_forward(&pass, b, true, NULL, &last));
-            assert_fine(ctx, abar__pass_backward(&pass, b, drawn, NULL));
+            assert_fine(ctx, abar__pass_backward(&pass, b, drawn, NULL, NULL));
         }
     char *after = save_state(ctx, pass.net, &after_bytes);
     assert_int_equal(bytes, after_bytes);
@@ -75,6 +76,33 @@ static void passes_in_training_mode_change_nothing(void **state)
     free(after);
     abar__pass_close(&pass);
     abar_setup_destroy(ctx, setup);
+}
+
+/* True for a drawn network with batch norm, false once a training step was committed, and without batch norm. */
+static void statistics_are_at_their_start_until_a_step(void **state)
+{
+    static const char *const models[2] = {"resnet20", "lenet5"};
+    abar_context *ctx = *state;
+    for (int m = 0; m < 2; m++) {
+        abar_setup *setup = make_setup(ctx, models[m], "threads=1");
+        abar__pass pass;
+        abar_loss loss;
+        bool at_start;
+        assert_fine(ctx, abar__pass_open(ctx, setup, "", &(abar__pass_config){.samples = 4, .batch = 4}, &pass));
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_int_equal(at_start, m == 0);
+        assert_fine(ctx, abar__pass_fill(&pass, 0));
+        assert_fine(ctx, abar__pass_forward(&pass, 0, true, NULL, &loss)); /* forgets what it changed */
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_int_equal(at_start, m == 0);
+        assert_fine(ctx,
+                    abar_net_forward(pass.net, &(abar_run_config){.size = sizeof(abar_run_config), .training = true}, &loss));
+        abar_net_commit(pass.net);
+        assert_fine(ctx, abar__pass_statistics_at_start(&pass, &at_start));
+        assert_false(at_start);
+        abar__pass_close(&pass);
+        abar_setup_destroy(ctx, setup);
+    }
 }
 
 /* Counts and probabilities of drawn labels agree, per class and along the probabilities themselves. */
@@ -100,7 +128,7 @@ static void drawn_labels_follow_the_softmax(void **state)
     assert_fine(ctx, abar_net_weights_changed(pass.net));
     for (int64_t b = 0; b < BATCHES; b++) {
         assert_fine(ctx, abar__pass_fill(&pass, b));
-        assert_fine(ctx, abar__pass_backward(&pass, b, true, NULL));
+        assert_fine(ctx, abar__pass_backward(&pass, b, true, NULL, NULL));
         if (b == 0) memcpy(first, pass.labels, sizeof first);
         for (int64_t r = 0; r < ROWS; r++) {
             double p[CLASSES], sum = 0.0, square = 0.0, cube = 0.0;
@@ -121,7 +149,7 @@ static void drawn_labels_follow_the_softmax(void **state)
     for (int c = 0; c < CLASSES; c++) assert_near(count[c], expected[c], 5.0 * sqrt(variance[c]) + 1.0);
     assert_near(own, 0.0, 5.0 * sqrt(own_variance));
     assert_fine(ctx, abar__pass_fill(&pass, 0));
-    assert_fine(ctx, abar__pass_backward(&pass, 0, true, NULL));
+    assert_fine(ctx, abar__pass_backward(&pass, 0, true, NULL, NULL));
     assert_memory_equal(first, pass.labels, sizeof first); /* the same draw every time */
     abar__pass_close(&pass);
     abar_setup_destroy(ctx, setup);
@@ -175,14 +203,12 @@ static void scales_differ_by_the_square_of_the_batch(void **state)
     enum { B = 12 };
     whole w;
     abar__map_result example, mean;
-    const abar__collect_config config = {.wanted = EVERYTHING, .layers = "", .homogeneous = true, .fisher_samples = 16};
+    const abar__collect_config config = {.wanted = EVERYTHING, .layers = "", .homogeneous = true, .fisher_samples = B};
     collect(*state, "lenet5", "threads=1", B, 2, &config, &w);
     for (int m = 0; m < w.collection.n; m++) {
         const abar__results_config per_example = {.damping = 1.0}, batch_mean = {.damping = 1.0, .batch_mean = true};
         assert_fine(*state, abar__result_make(&w.collection, m, &per_example, false, &example));
         assert_fine(*state, abar__result_make(&w.collection, m, &batch_mean, false, &mean));
-        assert_fine(*state, abar__result_add_fisher(&w.collection, m, &per_example, &example));
-        assert_fine(*state, abar__result_add_fisher(&w.collection, m, &batch_mean, &mean));
         const abar__top *pairs[][2] = {{&example.p, &mean.p},
                                        {&example.p_reduce, &mean.p_reduce},
                                        {&example.kfac, &mean.kfac},
@@ -213,7 +239,6 @@ static void fisher_has_the_homogeneous_one_that_inputs_have(void **state)
         const int last = w.collection.n - 1;
         abar__map_result r;
         assert_fine(*state, abar__result_make(&w.collection, last, &(abar__results_config){.damping = 1.0}, false, &r));
-        assert_fine(*state, abar__result_add_fisher(&w.collection, last, &(abar__results_config){.damping = 1.0}, &r));
         assert_int_equal(abar__map_side(&w.collection.maps[last]), 8 + homogeneous);
         trace[homogeneous] = 0.0;
         for (int64_t k = 0; k < r.fisher.n; k++) trace[homogeneous] += r.fisher.value[k];
@@ -223,7 +248,8 @@ static void fisher_has_the_homogeneous_one_that_inputs_have(void **state)
     }
 }
 
-/* The mean over the batch of per-example gradients is the gradient of the mean loss, bias included. */
+/* The sum of a batch's per-example gradients is B times the gradient of the mean loss, bias included: so the sum of all entries
+ * of the Gram matrix is its square. */
 static void gradients_of_examples_average_to_the_gradient(void **state)
 {
     enum { B = 6 };
@@ -234,55 +260,94 @@ static void gradients_of_examples_average_to_the_gradient(void **state)
         const abar__map_stats *map = &w.collection.maps[m];
         const abar_layer *layer = abar_net_layer(w.pass.net, map->layer);
         float *weight = fetch(*state, &layer->weight_grad), *bias = fetch(*state, &layer->bias_grad);
-        const int64_t side = abar__map_side(map), size = map->shape.out * side;
-        assert_int_equal(map->fisher_done, B);
-        for (int64_t i = 0; i < size; i++) {
-            const int64_t k = i / side, j = i % side;
-            double mean = 0.0;
-            for (int64_t n = 0; n < B; n++) mean += map->gradients[n * size + i] / B;
-            assert_near(mean, (double)(j < map->shape.d ? weight[k * map->shape.d + j] : bias[k]), 1e-6);
-        }
+        const int64_t side = abar__gram_side(B);
+        double square = 0.0, sum = 0.0;
+        for (int64_t i = 0; i < map->shape.out * map->shape.d; i++) square += (double)weight[i] * (double)weight[i];
+        for (int64_t i = 0; i < map->shape.out; i++) square += (double)bias[i] * (double)bias[i];
+        for (int64_t i = 0; i < B; i++)
+            for (int64_t j = 0; j <= i; j++) sum += (i == j ? 1.0 : 2.0) * map->gram[i * side + j];
+        assert_near(sum / (B * B), square, 1e-5 * square);
         free(weight);
         free(bias);
     }
     release(*state, &w);
 }
 
-/* The largest eigenvalue of every map's Fisher matrix; returns in how many turns they were made. */
-static int largest_of_all(abar_context *ctx, abar__collection *c, double *largest)
+/* The rows of one batch, as the backward pass shows them. */
+typedef struct seen_rows {
+    abar__collection *collection;
+    abar_context *ctx;
+    int checked;
+} seen_rows;
+
+/* K_nm from all rows, by the other way of making it. */
+static abar_status check_gram(void *user, int layer_index, const abar_layer *layer)
 {
-    const abar__results_config results = {.damping = 1.0};
-    int turns = 0;
-    for (bool any = true; any; turns++) {
-        for (int m = c->fisher_first; m < c->fisher_end; m++) {
-            abar__map_result r = {0};
-            assert_fine(ctx, abar__result_add_fisher(c, m, &results, &r));
-            assert_int_equal(r.fisher.n, 6);
-            largest[m] = r.fisher.value[0];
+    seen_rows *seen = user;
+    const abar__collection *c = seen->collection;
+    float *input = fetch(seen->ctx, &layer->input), *grad = fetch(seen->ctx, &layer->output_grad);
+    for (int i = 0; i < c->n; i++) {
+        const abar__map_stats *m = &c->maps[i];
+        if (m->layer != layer_index) continue;
+        const int64_t n = c->config.fisher_samples, d = abar__map_side(m), pitch = abar__gram_side(n);
+        const double scale = layer->output_grad_scale * (double)c->pass->config.batch;
+        double *a = take(n * m->shape.rows * d, sizeof *a), *p = take(n * m->shape.rows * m->shape.out, sizeof *p),
+               *gram = take(n * n, sizeof *gram);
+        for (int64_t k = 0; k < n; k++) {
+            abar__input_rows(&m->shape, input + k * m->shape.in_size, m->homogeneous, a + k * m->shape.rows * d);
+            abar__output_rows(&m->shape, grad + k * m->shape.out_size, scale, p + k * m->shape.rows * m->shape.out);
         }
-        assert_fine(ctx, abar__collection_next_fisher(c, &any));
-        for (int64_t b = 0; any && b < 2; b++) assert_fine(ctx, abar__collection_add_fisher(c, b));
+        assert_fine(seen->ctx, abar__fisher_gram(seen->ctx, n, m->shape.rows, d, m->shape.out, a, p, gram));
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t l = 0; l <= k; l++)
+                assert_near(m->gram[k * pitch + l], gram[k * n + l], 1e-11 * sqrt(gram[k * n + k] * gram[l * n + l]));
+        free(a);
+        free(p);
+        free(gram);
+        seen->checked++;
     }
-    return turns;
+    free(input);
+    free(grad);
+    return ABAR_OK;
 }
 
-/* Gradients that do not fit at once are collected in turns, with the same Fisher matrices. */
-static void fisher_in_turns_equals_all_at_once(void **state)
+/* The last has more gradients than are made at a time. */
+static void gram_matrices_are_those_of_the_rows(void **state)
 {
-    whole w;
-    double whole_largest[5], largest[5];
-    const abar__collect_config config = {.wanted = EVERYTHING, .layers = "", .homogeneous = true, .fisher_samples = 6};
-    collect(*state, "lenet5", "threads=1", 4, 2, &config, &w);
-    abar__collection *c = &w.collection;
-    assert_int_equal(c->n, 5);
-    assert_int_equal(abar__fisher_batches(c), 2);
-    assert_int_equal(largest_of_all(*state, c, whole_largest), 1);
-    c->fisher_budget = (size_t)(6 * 120 * 401 * 8); /* fc1 alone; the convolutions before it and the others after it fit, too */
-    assert_fine(*state, abar__collection_reset(c));
-    for (int64_t b = 0; b < 2; b++) assert_fine(*state, abar__collection_add(c, b));
-    assert_int_equal(largest_of_all(*state, c, largest), 3);
-    for (int m = 0; m < 5; m++) assert_near(largest[m], whole_largest[m], 1e-12 * whole_largest[m]);
-    release(*state, &w);
+    static const struct {
+        const char *model, *options;
+        int64_t batch, examples;
+    } nets[] = {{"lenet5", "threads=1", 4, 3}, {"resnet20", "threads=2", 4, 3}, {"mlp", "widths=784-400-10 threads=2", 64, 63}};
+    for (size_t i = 0; i < sizeof nets / sizeof *nets; i++) {
+        whole w;
+        const abar__collect_config config = {
+            .wanted = ABAR_COLLECT_FISHER, .layers = "", .homogeneous = true, .fisher_samples = nets[i].examples};
+        collect(*state, nets[i].model, nets[i].options, nets[i].batch, 2, &config, &w);
+        seen_rows seen = {.collection = &w.collection, .ctx = *state};
+        const abar_observer observer = {.size = sizeof observer, .observe = check_gram, .user = &seen};
+        assert_fine(*state, abar__pass_fill(&w.pass, 0));
+        assert_fine(*state, abar__pass_backward(&w.pass, 0, false, NULL, &observer));
+        assert_int_equal(seen.checked, w.collection.n);
+        release(*state, &w);
+    }
+}
+
+static void fisher_of_more_than_a_batch_is_refused(void **state)
+{
+    abar_context *ctx = *state;
+    abar_setup *setup = make_setup(ctx, "lenet5", "threads=1");
+    abar__pass pass;
+    abar__collection c;
+    abar__collect_config config = {.wanted = ABAR_COLLECT_FISHER, .layers = "", .fisher_samples = 5};
+    assert_fine(ctx, abar__pass_open(ctx, setup, "", &(abar__pass_config){.samples = 8, .batch = 4, .gradients = true}, &pass));
+    assert_int_equal(abar__collection_create(&pass, &config, &c), ABAR_E_ARGUMENT);
+    assert_non_null(strstr(abar_context_error(ctx), "raise --batch"));
+    config.fisher_samples = 0;
+    assert_fine(ctx, abar__collection_create(&pass, &config, &c));
+    assert_int_equal(c.config.fisher_samples, 4);
+    abar__collection_free(&c);
+    abar__pass_close(&pass);
+    abar_setup_destroy(ctx, setup);
 }
 
 static void layers_that_fit_nothing_are_told_with_the_nearest(void **state)
@@ -339,12 +404,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(passes_in_training_mode_change_nothing),
+        TEST(statistics_are_at_their_start_until_a_step),
         TEST(drawn_labels_follow_the_softmax),
         TEST(output_layer_gradients_sum_to_zero),
         TEST(scales_differ_by_the_square_of_the_batch),
         TEST(fisher_has_the_homogeneous_one_that_inputs_have),
         TEST(gradients_of_examples_average_to_the_gradient),
-        TEST(fisher_in_turns_equals_all_at_once),
+        TEST(gram_matrices_are_those_of_the_rows),
+        TEST(fisher_of_more_than_a_batch_is_refused),
         TEST(layers_that_fit_nothing_are_told_with_the_nearest),
         TEST(fisher_of_a_linear_net_is_the_kronecker_product),
     };

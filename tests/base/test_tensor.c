@@ -199,6 +199,27 @@ static void copy_through_every_layout_returns_the_same(void **state)
     }
 }
 
+/* What a pass on a GPU fetches: bfloat16, channels last. */
+static void copy_of_bf16_in_every_layout_widens(void **state)
+{
+    (void)state;
+    static uint16_t from[ROOM], blocked[ROOM];
+    static float to[ROOM];
+    for (size_t s = 0; s < SHAPES; s++) {
+        for (size_t l = 0; l < LAYOUTS; l++) {
+            abar_tensor a = abar_tensor_wrap(NULL, from, ABAR_BF16, 4, shapes[s]), b = a,
+                        c = abar_tensor_wrap(NULL, to, ABAR_F32, 4, shapes[s]);
+            int64_t count = abar_tensor_count(&a);
+            for (int64_t i = 0; i < count; i++) from[i] = abar__bf16_round((float)(i % 256 - 128));
+            b.data = blocked;
+            b.layout = layouts[l];
+            abar__tensor_copy_host(&b, &a);
+            abar__tensor_copy_host(&c, &b);
+            for (int64_t i = 0; i < count; i++) assert_true(to[i] == (float)(i % 256 - 128));
+        }
+    }
+}
+
 static void copy_between_dtypes_rounds(void **state)
 {
     (void)state;
@@ -257,6 +278,7 @@ int main(void)
         cmocka_unit_test(window_out_counts_positions),
         cmocka_unit_test(layout_offsets_are_distinct_and_inside),
         cmocka_unit_test(copy_through_every_layout_returns_the_same),
+        cmocka_unit_test(copy_of_bf16_in_every_layout_widens),
         cmocka_unit_test(copy_between_dtypes_rounds),
         cmocka_unit_test(copy_from_strides_transposes),
         cmocka_unit_test(load_and_store_every_dtype_unaligned),

@@ -55,6 +55,20 @@ check "a file: both are there" test "$(lines file/covariance.csv)" = 11
 check "the initial weights are the first snapshot" cmp <(grep conv2,initial file/covariance.csv) <(grep conv2,initial covariance/covariance.csv)
 succeeds "drawn labels, the test part, other scale" analyze spectra --checkpoint run "${look[@]}" --fisher exact --split test --pgrad batch-mean --mode train --no-homogeneous --layers 'fc*' --out options
 check "only the layers that fit" test "$(cut -d, -f1 options/ranks.csv | sort -u | xargs)" = "fc1 fc2 fc3 layer"
+# --- evaluation mode means nothing before batch norm has seen a batch ---
+norm=(--samples 32 --batch 16 --layers 'layer1.0.*' --threads 1)
+succeeds "a network with batch norm" train --model resnet20 --data synthetic --optim sgd --limit-train 64 --limit-test 16 --batch 16 --epochs 1 --snapshot 0 --threads 1 --out norm --quiet
+succeeds "its inputs" analyze covariance --checkpoint norm "${norm[@]}" --out norm-auto
+check "it says that the first snapshot is in training mode" says '^- initial: inputs are those of training mode'
+check "and no other" bash -c '! grep -q "^- end: inputs" stdout'
+check "the figure says so, too" grep -q 'evaluation mode (initial: training mode)' norm-auto/covariance.svg
+succeeds "in training mode" analyze covariance --checkpoint norm "${norm[@]}" --mode train --out norm-train
+check "nothing to explain then" bash -c '! grep -q "^- initial" stdout'
+succeeds "in evaluation mode" analyze covariance --checkpoint norm "${norm[@]}" --mode eval --out norm-eval
+check "the first snapshot is that of training mode" cmp <(grep ,initial, norm-auto/covariance.csv) <(grep ,initial, norm-train/covariance.csv)
+check "the last is that of evaluation mode" cmp <(grep ,end, norm-auto/covariance.csv) <(grep ,end, norm-eval/covariance.csv)
+check "the modes differ" bash -c '! cmp -s norm-train/covariance.csv norm-eval/covariance.csv'
+
 succeeds "a transformer" analyze all --checkpoint initial "${vit[@]}" --samples 16 --batch 16 --fisher-samples 8 --threads 1 --out vit
 check "a transformer: attention" test -s vit/attention.svg -a -s vit/attention.csv -a -s vit/attention-spectrum.csv
 check "a transformer: they are whole" valid vit
