@@ -14,6 +14,11 @@ static bool is_matrix(const abar__derived_tensor *d)
     return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS;
 }
 
+static bool is_vector(const abar__derived_tensor *d)
+{
+    return d->kind == ABAR_DERIVED_VECTOR || d->kind == ABAR_DERIVED_RECIPROCAL;
+}
+
 /* ---- scalars ------------------------------------------------------------------------------------------------------ */
 
 static double mean_of(abar_device *dev, const abar__running_average *a)
@@ -22,17 +27,21 @@ static double mean_of(abar_device *dev, const abar__running_average *a)
     return (a->square ? stats->trace(dev, a->n, a->average) : stats->sum(dev, a->n, a->average)) / (double)a->n;
 }
 
+static double square_of(abar_device *dev, const abar__running_average *a)
+{
+    return dev->ops->stats->dot(dev, a->n, a->average, a->average);
+}
+
 static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_state *state, double unbias,
                          abar__derive_what what, double *v)
 {
     for (int i = 0; i < p->n_scalars; i++) {
         const abar__scalar_op *s = &p->scalar[i];
         if (!is_wanted(what, s->calibrated)) continue;
-        const abar__running_average *a = &p->average[s->a];
-        switch (s->kind) {
+        switch (s->kind) { /* a is an average, or a scalar */
         case ABAR_SCALAR_VALUE: v[i] = s->value; break;
-        case ABAR_SCALAR_MEAN: v[i] = unbias * mean_of(dev, a); break;
-        case ABAR_SCALAR_SQUARE: v[i] = unbias * unbias * dev->ops->stats->dot(dev, a->n, a->average, a->average); break;
+        case ABAR_SCALAR_MEAN: v[i] = unbias * mean_of(dev, &p->average[s->a]); break;
+        case ABAR_SCALAR_SQUARE: v[i] = unbias * unbias * square_of(dev, &p->average[s->a]); break;
         case ABAR_SCALAR_NUMBER: v[i] = unbias * state->real[ABAR_REAL_NUMBER]; break;
         default: v[i] = abar__scalar_combine(s, v);
         }
@@ -153,7 +162,7 @@ bool abar__derive(abar_device *dev, const abar__plan *p, abar__map_state *state,
     if (!derive_matrices(dev, p, state, unbias, what, v, scratch)) return false;
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
-        if (!is_wanted(what, d->calibrated)) continue;
+        if (!is_wanted(what, d->calibrated) || !is_vector(d)) continue;
         const double scale = unbias * abar__scalar_or(v, d->scale, 1.0);
         const void *average = p->average[d->average].average;
         if (d->kind == ABAR_DERIVED_VECTOR) stats->affine(dev, d->n, average, scale, 0.0, d->data);
