@@ -146,6 +146,18 @@ static void recipes_of_transformers_are_those_of_the_list(void **state)
 
 /* ---- names and options ---------------------------------------------------------------------------------------- */
 
+static void recipe_of_muon_leaves_the_rest_to_adamw(void **state)
+{
+    fixture *f = *state;
+    assert_recipe(f, "resnet20", "cifar10:/data", "muon",
+                  "epochs=50 batch=128 lr=0.02 weight-decay=0.01 aux-lr=1e-3 aux-weight-decay=0.01 augment=1");
+    assert_recipe(f, "resnet20", "cifar10:/data", "mac+muon", "lr=0.02 weight-decay=0.01 damping=1 kl-clip=0");
+    assert_recipe(f, "lenet5", "fashion-mnist", "kfac+muon", "lr=0.02 kl-clip=0 damping=0.03");
+    assert_recipe(f, "lenet5", "fashion-mnist", "eva+muon", "kl-clip=0");
+    assert_recipe(f, "lenet5", "fashion-mnist", "kfac", "kl-clip=0.001");
+    assert_recipe(f, "gpt2", "text:/data", "muon", "batch=8 lr=0.02 final-lr=0.002 aux-lr=6e-4 aux-beta2=0.95 decay-all=0");
+}
+
 static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
 {
     fixture *f = *state;
@@ -331,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(recipe_of_muon_leaves_the_rest_to_adamw),
         with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),
