@@ -228,7 +228,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
 
-        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``.
+        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes.
 
         Args:
             closure: reevaluates the model and returns the loss.
