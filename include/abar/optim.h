@@ -73,7 +73,7 @@ typedef struct abar_step_report {
 } abar_step_report;
 
 /* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) overwrite grad by the
- * preconditioned gradient. */
+ * preconditioned gradient, muon by the step of what it takes. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
 /* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.

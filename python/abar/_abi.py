@@ -125,6 +125,24 @@ class MapInfo(ctypes.Structure):
     ]
 
 
+class ParamInfo(ctypes.Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("value", Tensor),
+        ("rule", c_char_p),
+        ("why", c_char_p),
+        ("lr_scale", c_double),
+        ("weight_decay", c_double),
+        ("blocks", c_int64),
+        ("block_rows", c_int64),
+        ("block_columns", c_int64),
+    ]
+
+
+class BlockCounts(ctypes.Structure):
+    _fields_ = [("blocks", c_int64), ("dropped", c_int64), ("small", c_int64)]
+
+
 class Param(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p),
@@ -149,6 +167,7 @@ class OptimConfig(ctypes.Structure):
         ("n_layers", c_int),
         ("base_lr", c_double),
         ("shadows", c_void_p),
+        ("yields_output", POINTER(c_bool)),
     ]
 
 
@@ -201,6 +220,8 @@ GROWING = {
     "abar_method": Method,
     "abar_rule": Rule,
     "abar_map_info": MapInfo,
+    "abar_param_info": ParamInfo,
+    "abar_block_counts": BlockCounts,
     "abar_optim_config": OptimConfig,
     "abar_step_config": StepConfig,
 }
@@ -244,6 +265,9 @@ FUNCTIONS = {
     "abar_optim_pending_write": (c_int, [c_void_p, c_void_p]),
     "abar_optim_map_count": (c_int, [c_void_p]),
     "abar_optim_map": (POINTER(MapInfo), [c_void_p, c_int]),
+    "abar_optim_param_info": (POINTER(ParamInfo), [c_void_p, c_int]),
+    "abar_optim_blocks": (POINTER(BlockCounts), [c_void_p]),
+    "abar_optim_steps": (c_int64, [c_void_p]),
     "abar_optim_measure": (None, [c_void_p]),
     "abar_optim_visit": (c_int, [c_void_p, StateVisitor, c_void_p]),
     "abar_optim_state_bytes": (c_size_t, [c_void_p]),

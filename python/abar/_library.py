@@ -135,7 +135,20 @@ def _rows(table: Any) -> Iterator[_abi.Option]:
         index += 1
 
 
+class NoOptions(Options):
+    """Those of a method that is not there."""
+
+    def __init__(self) -> None:
+        self.types = {}
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p()
+
+
 def method_options(context: Context, method: str) -> Options:
+    if not method:
+        return NoOptions()
     found = context.library.abar_method_find(method.encode()).contents
     return Options(context, found.options, found.config_size)
 

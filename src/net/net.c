@@ -276,7 +276,7 @@ int abar_net_output_layer(const abar_net *net)
     for (int producer = net->values[net->output].producer; producer >= 0;) {
         const abar__step *step = &net->steps[producer];
         const abar__op_kind kind = step->op->desc.kind;
-        if (step->layer >= 0) return step->layer;
+        if (step->layer >= 0) return step->op->desc.activation == ABAR_ACT_NONE ? step->layer : -1;
         if (kind != ABAR_OP_REORDER && kind != ABAR_OP_FLATTEN) return -1;
         producer = net->values[step->in[0]].producer;
     }

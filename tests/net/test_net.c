@@ -1,6 +1,8 @@
 /* Building and compiling: mistakes are reported, chains are fused, nothing allocates afterwards, steps can be rolled back. */
 #include "net_testing.h"
 
+#include <stdio.h>
+
 static const abar_conv2d_config conv3 = {.size = sizeof conv3, .out = 4, .kernel = 3, .pad = 1};
 
 static void expect_mistake(void (*build)(abar_net *net), const char *part)
@@ -82,6 +84,51 @@ static void net_resnet_is_fused_to_conv_and_norm(void **state)
     assert_true(abar_net_layer(f.net, 0)->reads_network_input);
     assert_false(abar_net_layer(f.net, 1)->reads_network_input);
     fixture_close(&f);
+}
+
+static const char *output_layer(void (*build)(abar_net *net, abar_value x))
+{
+    static char name[32];
+    fixture f = fixture_open("cpu", 1); /* reorders */
+    build(f.net, image(f.net));
+    OK(f.ctx, compile(&f, 2, true));
+    const int layer = abar_net_output_layer(f.net);
+    snprintf(name, sizeof name, "%s", layer < 0 ? "none" : abar_net_layer(f.net, layer)->name);
+    fixture_close(&f);
+    return name;
+}
+
+static void ends_in_linear(abar_net *net, abar_value x)
+{
+    x = abar_relu(net, abar_conv2d(net, x, "c", &conv3));
+    x = abar_linear(net, abar_flatten(net, x), "head", &ABAR_CONFIG(abar_linear_config, .out = 5));
+    abar_softmax_cross_entropy(net, x, 0.0);
+}
+
+static void ends_in_convolution(abar_net *net, abar_value x)
+{
+    x = abar_conv2d(net, abar_conv2d(net, x, "c", &conv3), "d", &conv3);
+    abar_softmax_cross_entropy(net, abar_flatten(net, x), 0.0);
+}
+
+static void ends_in_relu(abar_net *net, abar_value x)
+{
+    abar_softmax_cross_entropy(net, abar_flatten(net, abar_relu(net, abar_conv2d(net, x, "c", &conv3))), 0.0);
+}
+
+static void ends_in_sum(abar_net *net, abar_value x)
+{
+    x = abar_conv2d(net, x, "c", &conv3);
+    abar_softmax_cross_entropy(net, abar_flatten(net, abar_add(net, x, abar_conv2d(net, x, "d", &conv3))), 0.0);
+}
+
+static void net_knows_the_layer_that_makes_its_output(void **state)
+{
+    (void)state;
+    assert_string_equal(output_layer(ends_in_linear), "head");
+    assert_string_equal(output_layer(ends_in_convolution), "d");
+    assert_string_equal(output_layer(ends_in_relu), "none");
+    assert_string_equal(output_layer(ends_in_sum), "none");
 }
 
 /* relu(bn(x)) + x must keep its relu, and a norm with two readers must not be fused. */
@@ -273,6 +320,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(net_mistakes_are_told_by_compile),
         cmocka_unit_test(net_resnet_is_fused_to_conv_and_norm),
+        cmocka_unit_test(net_knows_the_layer_that_makes_its_output),
         cmocka_unit_test(net_fusion_stops_where_a_value_is_read_twice),
         cmocka_unit_test(net_transformer_is_fused_to_sums_and_norms),
         cmocka_unit_test(net_step_after_compile_allocates_nothing),

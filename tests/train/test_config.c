@@ -146,6 +146,26 @@ static void recipes_of_transformers_are_those_of_the_list(void **state)
 
 /* ---- names and options ---------------------------------------------------------------------------------------- */
 
+static void recipe_of_muon_leaves_the_rest_to_adamw(void **state)
+{
+    static const struct {
+        const char *model, *data, *optim, *settings;
+    } row[] = {{"resnet20", "cifar10:/data", "muon",
+                "epochs=50 batch=128 lr=0.02 weight-decay=0.01 aux-lr=1e-3 aux-weight-decay=0.01 augment=1"},
+               {"resnet20", "cifar10:/data", "mac+muon", "lr=0.02 weight-decay=0.01 damping=1 kl-clip=0"},
+               {"lenet5", "fashion-mnist", "kfac+muon", "lr=0.02 kl-clip=0 damping=0.03"},
+               {"lenet5", "fashion-mnist", "eva+muon", "lr=0.02 kl-clip=0"},
+               {"lenet5", "fashion-mnist", "kfac", "kl-clip=0.001"},
+               {"gpt2", "text:/data", "muon", "batch=8 lr=0.02 final-lr=0.002 aux-lr=6e-4 aux-beta2=0.95 decay-all=0"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, row[i].model, row[i].data, row[i].optim, &s));
+        assert_settings(f, s, row[i].settings);
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
 static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
 {
     fixture *f = *state;
@@ -331,6 +351,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
+        with_fixture(recipe_of_muon_leaves_the_rest_to_adamw),
         with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),

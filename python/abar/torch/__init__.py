@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
-from ._report import LayerReport
-from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva
+from ._report import LayerReport, ParamReport
+from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva, Muon
 
 __all__ = [
     "FOOF",
@@ -19,5 +19,7 @@ __all__ = [
     "Eva",
     "LayerAnalysis",
     "LayerReport",
+    "Muon",
+    "ParamReport",
     "analyze",
 ]

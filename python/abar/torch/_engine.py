@@ -112,18 +112,21 @@ class Engine:
         context: _library.Context,
         params: Sequence[nn.Parameter],
         names: Sequence[str],
+        factors: Sequence[tuple[float, float]],
         layers: Sequence[Layer],
         settings: Settings,
     ) -> None:
+        """names, and factors (learning rate and weight decay), are the parameters'."""
         self.context, self.library = context, context.library
-        self.params, self.layers = list(params), list(layers)
+        self.params, self.names, self.layers = list(params), list(names), list(layers)
         name, self.torch_device = _pick_device(context, self.params)
         self.dtype = self.params[0].dtype
         self.device = self._open_device(name)
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
-        self.optim = self._create(names, settings)
+        self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
+        self.optim = self._create(factors, settings)
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
         self.state_tensors = self._list_state()
@@ -149,13 +152,14 @@ class Engine:
         if self.torch_device.type == "cuda":
             self.context.check(self.library.abar_device_set_stream(self.device, self._stream()))
 
-    def _create(self, names: Sequence[str], settings: Settings) -> ctypes.c_void_p:
-        params, layers = self._describe_params(names), self._describe_layers()
+    def _create(self, factors: Sequence[tuple[float, float]], settings: Settings) -> ctypes.c_void_p:
+        params, layers = self._describe_params(factors), self._describe_layers()
+        outputs = (ctypes.c_bool * len(self.layers))(*(layer.makes_output for layer in self.layers))
         config = _abi.OptimConfig(
             size=ctypes.sizeof(_abi.OptimConfig),
             rule=settings.rule.encode(),
             rule_config=settings.rule_options.pointer,
-            method=settings.method.encode(),
+            method=settings.method.encode() or None,
             method_config=settings.method_options.pointer,
             curvature=settings.curvature_options.pointer,
             params=params,
@@ -163,6 +167,7 @@ class Engine:
             layers=layers,
             n_layers=len(layers),
             base_lr=settings.base_lr,
+            yields_output=outputs,
         )
         optim = ctypes.c_void_p()
         status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
@@ -171,13 +176,13 @@ class Engine:
             self.context.check(status)
         return optim
 
-    def _describe_params(self, names: Sequence[str]) -> Any:
+    def _describe_params(self, factors: Sequence[tuple[float, float]]) -> Any:
         array = (_abi.Param * len(self.params))()
         self.places: list[Place | None] = [None] * len(self.params)
-        for i, (name, p) in enumerate(zip(names, self.params)):
+        for i, (name, p) in enumerate(zip(self.names, self.params)):
             array[i].name = name.encode()
             array[i].value = describe(self._dense(i, p), self.device)
-            array[i].lr_scale = 1.0
+            array[i].lr_scale, array[i].weight_decay = factors[i]
         return array
 
     def _dense(self, index: int, p: Tensor) -> Tensor:
@@ -201,6 +206,7 @@ class Engine:
             if layer.bias is not None:
                 c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
             c.window = layer.window
+            c.reads_network_input = layer.reads_input
         return array
 
     # ---- statistics ------------------------------------------------------------------------------------------------
@@ -289,6 +295,14 @@ class Engine:
 
     # ---- looking inside --------------------------------------------------------------------------------------------
 
+    def param_infos(self) -> list[_abi.ParamInfo]:
+        """Learning rates and decays are those of the last step."""
+        find = self.library.abar_optim_param_info
+        return [_abi.ParamInfo.from_buffer_copy(find(self.optim, i).contents) for i in range(len(self.params))]
+
+    def block_counts(self) -> _abi.BlockCounts:
+        return _abi.BlockCounts.from_buffer_copy(self.library.abar_optim_blocks(self.optim).contents)
+
     def maps(self) -> list[_abi.MapInfo]:
         count = self.library.abar_optim_map_count(self.optim)
         return [_abi.MapInfo.from_buffer_copy(self.library.abar_optim_map(self.optim, i).contents) for i in range(count)]
@@ -302,6 +316,7 @@ class Engine:
                 found[self.state_tensors[index].key] = ctypes.c_int64.from_address(view.data).value
 
         self._visit(see)
+        found.setdefault("steps", self.steps_before + int(self.library.abar_optim_steps(self.optim)))
         return found
 
     def measure(self) -> None:
@@ -335,27 +350,33 @@ class Engine:
 
     def _list_state(self) -> list[StateTensor]:
         """The library names state by layer and group; here it belongs to parameters, in the order of the visit: the
-        rule's per parameter, "updates", then map by map, each ending in "numbers", and the count of steps."""
+        rule's by parameter, counters, then map by map, each ending in "numbers", and the count of steps."""
         shapes: list[tuple[int, ...]] = []
         names = self._visit(lambda _index, view: shapes.append(tuple(view.dim[: view.ndim])))
-        rule = names.index("updates")
-        owners: list[tuple[int | None, str]] = [
-            (i % len(self.params), name.split(".", 1)[0]) for i, name in enumerate(names[:rule])
-        ]
-        owners.append((None, "updates"))
-        index = {id(p): i for i, p in enumerate(self.params)}
-        maps = ((layer, group) for layer in self.layers for group in range(layer.groups))
-        at: tuple[Layer, int] | None = None
-        for name in names[rule + 1 : -1]:
-            at = at or next(maps)
-            layer, group = at
-            mark = f"#{group}" if layer.groups > 1 else ""
-            part = name[len(f"curvature.{layer.name}{mark}.") :]
-            owners.append((index[id(layer.weight)], part + mark))
-            if part == "numbers":
-                at = None
-        owners.append((None, "steps"))
+        index = {name: i for i, name in enumerate(self.names)}
+        weights = {layer.name: index_of for layer, index_of in zip(self.layers, self._weight_indices())}
+        maps = iter(self.maps())
+        owners: list[tuple[int | None, str]] = []
+        at: _abi.MapInfo | None = None
+        for name in names:
+            kind, _, rest = name.partition(".")
+            if name == "curvature.steps":
+                owners.append((None, "steps"))
+            elif kind != "curvature":  # "momentum.PARAMETER", or a counter
+                owners.append((index[rest], kind) if rest else (None, kind))
+            else:
+                at = at or next(maps)
+                layer = at.layer.decode()
+                mark = f"#{at.group}" if name.startswith(f"curvature.{layer}#") else ""
+                part = name[len(f"curvature.{layer}{mark}.") :]
+                owners.append((weights[layer], part + mark))
+                if part == "numbers":
+                    at = None
         return [StateTensor(param, key, shape) for (param, key), shape in zip(owners, shapes, strict=True)]
+
+    def _weight_indices(self) -> list[int]:
+        index = {id(p): i for i, p in enumerate(self.params)}
+        return [index[id(layer.weight)] for layer in self.layers]
 
     def _beside(self, view: _abi.Tensor) -> torch.device:
         """Where torch would keep this tensor: with the parameter, counters on the host."""

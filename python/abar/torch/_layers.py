@@ -37,6 +37,8 @@ class Layer:
     index: int = 0  # among the layers that the library knows
     pads: tuple[int, ...] | None = None  # what F.pad does to the input before the window sees it
     pad_mode: str = "constant"
+    reads_input: bool = False  # of the network
+    makes_output: bool = False
     window: _abi.Window = field(default_factory=_abi.Window)
 
     @property
@@ -194,6 +196,40 @@ def find_layers(
         layer.index = index
         _set_geometry(layer)
     return layers, left
+
+
+def _is_map(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Conv2d))
+
+
+def _mark(layers: Sequence[Layer], patterns: Sequence[str], keyword: str) -> list[Layer]:
+    for pattern in patterns:
+        if not any(_matches(pattern, layer.name, layer.module) for layer in layers):
+            names = ", ".join(layer.name for layer in layers)
+            raise ValueError(f"abar: {keyword}={pattern!r} fits none of the layers {names}")
+    return [layer for layer in layers if any(_matches(p, layer.name, layer.module) for p in patterns)]
+
+
+def mark_ends(
+    model: nn.Module, layers: Sequence[Layer], first: Sequence[str] | None, head: Sequence[str] | None
+) -> None:
+    """Which layers read the network's input and make its output. None: the first map of the model, unless an embedding
+    comes before it; its last Linear."""
+    modules = list(model.modules())
+    if first is None:
+        start = next((m for m in modules if _is_map(m) or isinstance(m, nn.Embedding)), None)
+        begins = [layer for layer in layers if layer.module is start]
+    else:
+        begins = _mark(layers, first, "first")
+    if head is None:
+        end = next((m for m in reversed(modules) if isinstance(m, nn.Linear)), None)
+        ends = [layer for layer in layers if layer.module is end]
+    else:
+        ends = _mark(layers, head, "head")
+    for layer in begins:
+        layer.reads_input = True
+    for layer in ends:
+        layer.makes_output = True
 
 
 def check_model(model: Any) -> tuple[nn.Module, Any]:

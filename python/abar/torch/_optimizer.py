@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from .. import _library
 from ._engine import Closed, Engine, Settings, make_settings
 from ._hooks import Observer
-from ._layers import Layer, check_model, find_layers
-from ._report import LayerReport, format_report, report_layers
+from ._layers import Layer, check_model, find_layers, mark_ends
+from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
-from ._state import SHARED, check_state, load_state, read_shared, save_state
+from ._state import BLOCKS, SHARED, check_state, load_state, read_shared, save_state
 
 
 class CurvatureOptimizer(torch.optim.Optimizer):
@@ -27,9 +27,11 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         model: the module whose layers are preconditioned; DistributedDataParallel is seen through.
         lr: learning rate.
         momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD) or "decoupled".
-        betas, eps: of rule "adamw".
+        betas, eps: of rule "adamw", and of the parameters that "muon" leaves to AdamW.
         weight_decay: of the rule.
-        rule: "sgd" or "adamw".
+        rule: "sgd", "adamw" or "muon".
+        first, head: of rule "muon": patterns of the layers that read the network's input and make its output, which go
+            to AdamW. Default: the first Linear or Conv2d, unless an embedding comes before it; the last Linear.
         stat_decay: weight of the old value in the averages of statistics (0.95).
         tcov, tinv: steps between statistics (5), between refreshes of what is derived from them (50).
         skip: patterns (``*``, ``?``) of layers that go to the rule as they are: names of modules or parameters.
@@ -59,14 +61,16 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         tcov: int | None = None,
         tinv: int | None = None,
         skip: str | Sequence[str] = (),
+        first: str | Sequence[str] | None = None,
+        head: str | Sequence[str] | None = None,
         params: Iterable[Any] | None = None,
         grad_scaler: Any = None,
         process_group: Any = None,
         clip: float = 0.0,
         **options: Any,
     ) -> None:
-        if not self.method:
-            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva or LNGD")
+        if type(self) is CurvatureOptimizer:
+            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva, LNGD or Muon")
         self._ready = False
         if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
             raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
@@ -75,21 +79,31 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._warn_if_alone()
         self._grad_scaler, self._clip = grad_scaler, float(clip)
         self._warned = False
-        named = dict(momentum=momentum, nesterov=nesterov, decay=decay, eps=eps)
+        adamw = "aux_" if rule == "muon" else ""
+        named = {"momentum": momentum, "nesterov": nesterov, "decay": decay, f"{adamw}eps": eps}
         named.update(stat_decay=stat_decay, tcov=tcov, tinv=tinv)
         if betas is not None:
-            named.update(beta1=betas[0], beta2=betas[1])
+            named.update({f"{adamw}beta1": betas[0], f"{adamw}beta2": betas[1]})
         settings = {k: v for k, v in {**named, **options}.items() if v is not None}
-        self._skip = ([skip] if isinstance(skip, str) else list(skip)) + _split(settings.pop("skip_layers", ""))
+        self._skip = _patterns(skip) + _split(settings.pop("skip_layers", ""))
         self._context = _library.Context()
         self._settings = self._configure(rule, float(lr), settings)
         defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
         super().__init__(self._model.parameters() if params is None else params, defaults)
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
         self._require_layers()
+        if rule == "muon":
+            mark_ends(
+                self._model,
+                self._layers,
+                None if first is None else _patterns(first),
+                None if head is None else _patterns(head),
+            )
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
-        self._observer = Observer(self._model, self._layers, self._observe, self._engine.reads_output_grad)
+        seen = {m.layer.decode() for m in self._engine.maps()}
+        observed = [layer for layer in self._layers if layer.name in seen]
+        self._observer = Observer(self._model, observed, self._observe, self._engine.reads_output_grad)
         self._watch()
         self._ready = True
 
@@ -97,6 +111,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _configure(self, rule: str, base_lr: float, keywords: dict[str, Any]) -> Settings:
         settings = make_settings(self._context, self.method, rule, base_lr)
+        if rule == "muon" and "kl_clip" in settings.method_options:
+            settings.method_options.set("kl_clip", 0.0)  # as in the library: methods.md section 11
         for name, value in keywords.items():
             table = next((t for t in settings.tables() if name in t), None)
             if table is None:
@@ -123,7 +139,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         params = self._all_params()
         known = {id(p): name for name, p in self._model.named_parameters()}
         names = [known.get(id(p), f"params.{i}") for i, p in enumerate(params)]
-        return Engine(self._context, params, names, self._layers, settings)
+        factors = [(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups for _ in g["params"]]
+        return Engine(self._context, params, names, factors, self._layers, settings)
 
     def _watch(self) -> None:
         self._observer.set_active(self._engine.observes())
@@ -211,7 +228,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
 
-        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``.
+        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -260,7 +277,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _drop_shared(self) -> None:
         for group in self.param_groups:
-            for key in SHARED:
+            for key in (*SHARED, *BLOCKS):
                 group.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,6 +315,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         return report_layers(self._layers, self._left, self._engine.maps())
 
     @property
+    def params(self) -> list[ParamReport]:
+        """All parameters: the rule that updates each, and why."""
+        shapes = [tuple(p.shape) for p in self._engine.params]
+        return report_params(self._engine.names, shapes, self._engine.param_infos())
+
+    @property
     def skipped_steps(self) -> int:
         """Steps that changed nothing because a gradient was not finite."""
         counters = self._engine.counters()
@@ -308,13 +331,21 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._engine.measure()
 
     def report(self) -> str:
-        """The layers as a table."""
+        """The layers as a table; where the rule treats parameters apart, those too."""
         device = self._context.library.abar_device_describe(self._engine.device).decode()
         title = (
-            f"{type(self).__name__} on {self._settings.rule}, {device}, state {self._engine.state_bytes()} bytes, "
-            f"{self.skipped_steps} skipped steps"
+            f"{self._title()}, {device}, state {self._engine.state_bytes()} bytes, {self.skipped_steps} skipped steps"
         )
-        return format_report(title, self.layers)
+        params, counts = self.params, self._engine.block_counts()
+        if not any(p.why for p in params):
+            return format_report(title, self.layers)
+        title += f", {counts.dropped} dropped and {counts.small} small blocks"
+        tables = [format_report(title, self.layers)] if self.method else [title]
+        return "\n".join([*tables, format_params(params)])
+
+    def _title(self) -> str:
+        name = type(self).__name__
+        return f"{name} on {self._settings.rule}" if self.method else name
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the model for good: steps go on with the averages there are."""
@@ -329,6 +360,10 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
+
+
+def _patterns(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _split(patterns: str) -> list[str]:
@@ -349,4 +384,4 @@ def _set_group_settings(options: _library.Options, settings: dict[str, Any]) -> 
             options.set("beta1", float(value[0]))
             options.set("beta2", float(value[1]))
         else:
-            options.set(name, value if isinstance(value, (bool, str)) else float(value))
+            options.set(name, value if isinstance(value, (bool, int, str)) else float(value))

@@ -34,6 +34,20 @@ class LayerReport:
     ratio: float = math.nan  # of their lengths
 
 
+@dataclass(frozen=True)
+class ParamReport:
+    """One parameter: the rule that updates it, and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: str
+    why: str  # "": the rule takes every parameter
+    lr: float
+    weight_decay: float
+    blocks: int = 0  # that are orthogonalised one by one
+    block_shape: tuple[int, ...] = ()
+
+
 def _mean(values: Iterable[float]) -> float:
     numbers = list(values)
     return sum(numbers) / len(numbers)
@@ -61,11 +75,32 @@ def _of_left(left: Left) -> LayerReport:
 
 def report_layers(layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[_abi.MapInfo]) -> list[LayerReport]:
     """Preconditioned layers first, in the model's order; then the others."""
-    rows, at = [], 0
+    rows, others = [], []
     for layer in layers:
-        rows.append(_of_layer(layer, maps[at : at + layer.groups]))
-        at += layer.groups
-    return rows + [_of_left(module) for module in left]
+        mine = [m for m in maps if m.layer.decode() == layer.name]
+        if mine:
+            rows.append(_of_layer(layer, mine))
+        else:
+            others.append(_of_left(Left(layer.name, layer.module, "left to the rule")))
+    return rows + others + [_of_left(module) for module in left]
+
+
+def report_params(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], infos: Sequence[_abi.ParamInfo]
+) -> list[ParamReport]:
+    return [
+        ParamReport(
+            name,
+            shape,
+            info.rule.decode(),
+            info.why.decode(),
+            info.lr_scale,
+            info.weight_decay,
+            info.blocks,
+            (info.block_rows, info.block_columns) if info.blocks else (),
+        )
+        for name, shape, info in zip(names, shapes, infos)
+    ]
 
 
 def _number(x: float) -> str:
@@ -85,12 +120,27 @@ def _cells(row: LayerReport) -> list[str]:
 HEADER = "layer kind weight groups gradient bytes statistics damping |a|^2 cosine ratio events".split()
 
 
-def format_report(title: str, rows: Sequence[LayerReport]) -> str:
-    table = [HEADER] + [_cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in table) for i in range(len(HEADER))]
-    right = {3, 5, 6, 7, 8, 9, 10}
-    lines = [title]
+def _format(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    lines = []
     for line in table:
         cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return lines
+
+
+def format_report(title: str, rows: Sequence[LayerReport]) -> str:
+    return "\n".join([title, *_format([HEADER] + [_cells(row) for row in rows], {3, 5, 6, 7, 8, 9, 10})])
+
+
+PARAM_HEADER = "parameter shape rule why lr decay blocks".split()
+
+
+def _param_cells(row: ParamReport) -> list[str]:
+    blocks = f"{row.blocks} of {'x'.join(map(str, row.block_shape))}" if row.blocks else ""
+    shape = "x".join(map(str, row.shape)) or "-"
+    return [row.name, shape, row.rule, row.why, f"{row.lr:.3g}", f"{row.weight_decay:.3g}", blocks]
+
+
+def format_params(rows: Sequence[ParamReport]) -> str:
+    return "\n".join(_format([PARAM_HEADER] + [_param_cells(row) for row in rows], {4, 5}))

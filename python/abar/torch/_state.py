@@ -10,6 +10,8 @@ from ._engine import Engine
 
 #: What the groups of a state dict say about the optimizer as a whole; the same in all of them.
 SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
+#: ... of muon too.
+BLOCKS = ("blocks_dropped", "blocks_small")
 
 
 def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, int]:
@@ -20,6 +22,7 @@ def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, in
             counters[tensor.key] = int(value)
         else:
             state[engine.params[tensor.param]][tensor.key] = value
+    counters.setdefault("steps", engine.counters()["steps"])
     return counters
 
 
@@ -28,6 +31,7 @@ def read_shared(state_dict: dict[str, Any], groups: list[dict[str, Any]], method
     try:
         saved = state_dict["param_groups"]
         shared = {key: saved[0][key] for key in SHARED}
+        shared.update({key: saved[0].get(key, 0) for key in BLOCKS})
     except (KeyError, IndexError, TypeError):
         raise ValueError("abar: this is not the state dict of an abar optimizer") from None
     for what, ours in (("method", method), ("rule", rule)):
@@ -71,3 +75,5 @@ def load_state(engine: Engine, state_dict: dict[str, Any], counters: dict[str, A
             for tensor in engine.state_tensors
         ]
     )
+    if not any(tensor.key == "steps" for tensor in engine.state_tensors):
+        engine.steps_before = int(counters["steps"])

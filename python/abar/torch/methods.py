@@ -1,7 +1,8 @@
-"""One class per curvature method; methods.md says what each computes."""
+"""One class per curvature method, and Muon; methods.md says what each computes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ class MAC(CurvatureOptimizer):
     """Mean activation: damps each gradient along the mean input of its layer. Costs about as much as SGD.
 
     Args:
-        damping: rho, or "adaptive" (1).
+        damping: rho, "trace:G" (G times the mean of the diagonal of E[a aT]), or "adaptive" (1).
         damping_form: "decoupled" or "coupled", which divides by rho.
         settings: those of :class:`CurvatureOptimizer`.
     """
@@ -36,8 +37,8 @@ class SMAC(CurvatureOptimizer):
     """MAC, and the diagonal second moment of the output gradients on the other side.
 
     Args:
-        damping: rho, or "adaptive" (1).
-        diagonal_damping: rho of the diagonal where damping is adaptive (1).
+        damping: rho, "trace:G" (G times the mean of the diagonal of E[a aT]), or "adaptive" (1).
+        diagonal_damping: rho of the diagonal where damping is not a number (1).
         settings: those of :class:`CurvatureOptimizer`.
     """
 
@@ -59,13 +60,13 @@ class FOOF(CurvatureOptimizer):
     """The full second moment of the inputs, inverted.
 
     Args:
-        damping: rho (1).
+        damping: rho, or "trace:G" (G times the mean of the diagonal) (1).
         settings: those of :class:`CurvatureOptimizer`.
     """
 
     method = "foof"
 
-    def __init__(self, model: nn.Module, lr: float = 0.1, *, damping: float | None = None, **settings: Any) -> None:
+    def __init__(self, model: nn.Module, lr: float = 0.1, *, damping: float | str | None = None, **settings: Any) -> None:
         super().__init__(model, lr, damping=damping, **settings)
 
 
@@ -141,3 +142,74 @@ class LNGD(CurvatureOptimizer):
         **settings: Any,
     ) -> None:
         super().__init__(model, lr, nu1=nu1, nu2=nu2, mu=mu, **settings)
+
+
+#: torch.optim.Muon's names for what the step length takes from a block's shape
+ADJUSTMENTS = {
+    None: "original",
+    "original": "original",
+    "match_rms_adamw": "match-rms",
+    "spectral_unclamped": "unclamped",
+    "none": "none",
+}
+
+
+class Muon(CurvatureOptimizer):
+    """Orthogonalised momentum for the weights of hidden layers, AdamW for everything else. No curvature method; for one
+    in front, ``MAC(model, lr=0.02, rule="muon")``.
+
+    The arguments up to adjust_lr_fn are those of torch.optim.Muon, which is given parameters; this one is given the
+    model and says in ``report()`` which parameter it takes, and why.
+
+    Args:
+        ns: coefficients of the Newton-Schulz iteration: "original", "quintic", "polar-express", "exact" or "cubic".
+        adjust_lr_fn: "original", "match_rms_adamw", "spectral_unclamped" or "none".
+        aux_lr, aux_weight_decay, betas: of AdamW (3e-4, 0.01 where weight_decay is not 0, (0.9, 0.999)).
+        normuon: NorMuon's normalisation of rows.
+        muon_take, muon_skip: patterns of parameters that Muon takes, or leaves to AdamW, whatever they are.
+        settings: those of :class:`CurvatureOptimizer`, such as head, first, params and clip.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns: str = "original",
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        aux_lr: float | None = None,
+        aux_weight_decay: float | None = None,
+        normuon: bool = False,
+        muon_take: str | Sequence[str] = (),
+        muon_skip: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        if adjust_lr_fn not in ADJUSTMENTS:
+            raise ValueError(f"abar: adjust_lr_fn {adjust_lr_fn!r} is unknown, take one of {list(ADJUSTMENTS)[1:]}")
+        super().__init__(
+            model,
+            lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            rule="muon",
+            ns=ns,
+            muon_eps=eps,
+            ns_steps=ns_steps,
+            muon_adjust=ADJUSTMENTS[adjust_lr_fn],
+            aux_lr=aux_lr,
+            aux_weight_decay=aux_weight_decay,
+            normuon=normuon,
+            muon_take=_join(muon_take),
+            muon_skip=_join(muon_skip),
+            **settings,
+        )
+
+
+def _join(patterns: str | Sequence[str]) -> str:
+    return patterns if isinstance(patterns, str) else ",".join(patterns)
