@@ -327,7 +327,7 @@ static abar_status draw_alignment(const abar__figures *f, numbers *x)
     }
     static const abar__pick_number pick[3] = {distance_of, bound_of, sharp_of};
     static const char *const bound_names[3] = {"distance of mean and top eigenvector", "Davis-Kahan bound",
-                                               "with the spectral norm"};
+                                               "bound with the spectral norm"};
     for (int i = 0; i < 3; i++) {
         double *y = numbers_row(x);
         fill(f, last, pick[i], y);
@@ -342,12 +342,14 @@ static abar_status draw_alignment(const abar__figures *f, numbers *x)
     }
     const abar__panel panels[] = {{.title = "|cos| of mean and top eigenvector",
                                    .x_label = "layer",
+                                   .y_label = "|cos|",
                                    .x = abar__whole_axis(1.0, n),
                                    .y = abar__axis_make(fmin(lowest, 0.95), 1.0, false),
                                    .series = cosines,
                                    .n_series = snaps},
-                                  {.title = "Distance and its bound at the end",
+                                  {.title = "Distance and its bounds at the end",
                                    .x_label = "layer",
+                                   .y_label = "distance of unit vectors",
                                    .x = abar__whole_axis(1.0, n),
                                    .y = log_axis(range_of(bounds, 3)),
                                    .series = bounds,

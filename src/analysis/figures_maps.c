@@ -209,6 +209,9 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     abar__panel panels[ABAR_FIGURE_LAYERS];
     heat heats[ABAR_FIGURE_LAYERS] = {0};
     char text[256];
+    abar__figure_subtitle(f, last->name, text);
+    const size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "; rows and columns are a layer's outputs");
     abar_status status = heatmap_table(f);
     for (int i = 0; i < n && status >= 0; i++) {
         status = make_heat(f, chosen[i], last->map[chosen[i]].p_matrix, &heats[i]);
@@ -221,7 +224,7 @@ abar_status abar__figure_heatmap(const abar__figures *f)
     if (status >= 0)
         status = abar__save_picture(f->ctx, f->dir, "heatmap.svg",
                                     &(abar__picture){.title = "|P|, second moment of the output gradients",
-                                                     .subtitle = abar__figure_subtitle(f, last->name, text),
+                                                     .subtitle = text,
                                                      .panels = panels,
                                                      .n_panels = n,
                                                      .columns = n < 3 ? n : 3});
@@ -285,32 +288,31 @@ abar_status abar__figure_theory(const abar__theory *t, const char *dir)
                 low = fmin(low, y[m][i]);
             }
     }
+    /* MAC is the same in both panels. Methods may coincide, so SGD is dashed and FOOF (a second round of colours) dotted. */
+    static const int colors[3 + ABAR_THEORY_METHODS] = {0, 1, 2, 0, 5, 6 + ABAR_PALETTE, 7};
+    static const bool dashed[3 + ABAR_THEORY_METHODS] = {false, true, true, false, true, true, false};
     for (int m = 0; m < 3 + ABAR_THEORY_METHODS; m++)
-        series[m] = (abar__series){.name = names[m],
-                                   .x = x,
-                                   .y = y[m],
-                                   .n = n,
-                                   .color = m == 0   ? 0
-                                            : m < 3  ? m
-                                            : m == 3 ? 0
-                                                     : m + 1,
-                                   .dashed = m == 1 || m == 2};
+        series[m] = (abar__series){.name = names[m], .x = x, .y = y[m], .n = n, .color = colors[m], .dashed = dashed[m]};
     const abar__axis up = abar__axis_make(fmax(low, 1e-28 * high), high, true),
                      across = abar__axis_make(0.0, (double)t->config.steps, false);
-    const abar__panel panels[] = {
-        {.title = "Residual and bounds", .x_label = "step", .x = across, .y = up, .series = series, .n_series = 3},
-        {.title = "Methods, each at the same part of its limit",
-         .x_label = "step",
-         .x = across,
-         .y = up,
-         .series = series + 3,
-         .n_series = ABAR_THEORY_METHODS}};
-    const int used =
-        snprintf(text, sizeof text, "%lld points in %lld dimensions, ", (long long)t->config.n, (long long)t->config.d);
-    if (t->config.m > 0)
-        snprintf(text + used, sizeof text - (size_t)used, "width %lld", (long long)t->config.m);
-    else
-        snprintf(text + used, sizeof text - (size_t)used, "infinite width");
+    const abar__panel panels[] = {{.title = "Residual and bounds",
+                                   .x_label = "step",
+                                   .y_label = "squared residual",
+                                   .x = across,
+                                   .y = up,
+                                   .series = series,
+                                   .n_series = 3},
+                                  {.title = "Residual of all methods",
+                                   .x_label = "step",
+                                   .y_label = "squared residual",
+                                   .x = across,
+                                   .y = up,
+                                   .series = series + 3,
+                                   .n_series = ABAR_THEORY_METHODS}};
+    char width[32] = "infinite width";
+    if (t->config.m > 0) snprintf(width, sizeof width, "width %lld", (long long)t->config.m);
+    snprintf(text, sizeof text, "%lld points in %lld dimensions, %s; the rate of each method is the same part of 1/λ_max(G)",
+             (long long)t->config.n, (long long)t->config.d, width);
     ABAR_TRY(theory_table(t, dir));
     return abar__save_picture(
         t->ctx, dir, "theory.svg",

@@ -25,8 +25,9 @@ enum {
 };
 
 /* Told apart by most colour-blind people, too (after Okabe and Ito, and Tol); past the last colour they start again, dashed. */
-static const char *const palette[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#aa4466", "#999933"};
-enum { COLORS = sizeof palette / sizeof *palette };
+static const char *const palette[ABAR_PALETTE] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                  "#e69f00", "#56b4e9", "#aa4466", "#999933"};
+enum { COLORS = ABAR_PALETTE };
 
 /* ---- text ----------------------------------------------------------------------------------------------------------- */
 
@@ -93,15 +94,22 @@ static int collect_entries(const abar__picture *p, const abar__series *entries[S
 
 static int width_of(const abar__picture *p) { return 2 * MARGIN + p->columns * PANEL_WIDTH + (p->columns - 1) * GAP; }
 
+static int entry_width(const abar__series *s)
+{
+    const int letters = (int)(strlen(s->name) + (s->note ? 2 + strlen(s->note) : 0));
+    return 600 + letters * PLOT_LETTER;
+}
+
+/* Columns of equal width; 0: all entries fit into one row, each as wide as it is. */
 static int legend_columns(const abar__picture *p, const abar__series *const *entries, int n)
 {
-    int letters = 0;
+    const int width = width_of(p) - 2 * MARGIN;
+    int widest = 1, sum = 0;
     for (int e = 0; e < n; e++) {
-        const int length = (int)(strlen(entries[e]->name) + (entries[e]->note ? 2 + strlen(entries[e]->note) : 0));
-        if (length > letters) letters = length;
+        sum += entry_width(entries[e]);
+        widest = entry_width(entries[e]) > widest ? entry_width(entries[e]) : widest;
     }
-    const int columns = (width_of(p) - 2 * MARGIN) / (600 + letters * PLOT_LETTER);
-    return columns < 1 ? 1 : columns;
+    return sum <= width ? 0 : widest > width ? 1 : width / widest;
 }
 
 static void draw_entry(abar__canvas *c, const abar__series *s, int x, int y)
@@ -142,10 +150,12 @@ static int draw_head(abar__canvas *c, const abar__picture *p)
         abar__put_text(c, p->subtitle);
         abar__put(c, "</text>\n");
     }
-    for (int e = 0; e < n; e++)
+    if (n == 0) return top - 200;
+    for (int e = 0, x = MARGIN; e < n && columns == 0; x += entry_width(entries[e++])) draw_entry(c, entries[e], x, top);
+    for (int e = 0; e < n && columns > 0; e++)
         draw_entry(c, entries[e], MARGIN + e % columns * ((width_of(p) - 2 * MARGIN) / columns),
                    top + e / columns * LEGEND_ROW);
-    return n > 0 ? top + (n - 1) / columns * LEGEND_ROW + 80 : top - 200;
+    return top + (columns > 0 ? (n - 1) / columns * LEGEND_ROW : 0) + 80;
 }
 
 /* ---- a panel -------------------------------------------------------------------------------------------------------- */

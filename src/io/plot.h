@@ -38,6 +38,7 @@ typedef struct abar__series {
 } abar__series;
 
 #define ABAR_GREY (-1)
+enum { ABAR_PALETTE = 8 }; /* colours; beyond them they start again, with other dashes */
 
 typedef struct abar__panel {
     const char *title, *x_label, *y_label; /* NULL: none */

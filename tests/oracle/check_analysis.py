@@ -260,15 +260,15 @@ def main():
     for dump in dumps:
         notes, tensors = read_dump(dump)
         snapshot = notes.pop("snapshot")
-        for base, text in notes.items():
-            layer = json.loads(text)
+        layers = {base: json.loads(text) for base, text in notes.items() if base + ".input" in tensors}
+        for base, layer in layers.items():
             groups = layer.get("groups", 1) if layer["convolution"] else 1
             for group in range(max(1, groups)):
                 check_map(check, tables, layer, base if groups < 2 else f"{base}#{group}", group, tensors, base, snapshot,
                           arguments.fisher_samples)
             if base + ".qkv" in tensors:
                 check_attention(check, tables, layer, base, tensors, snapshot)
-        print(f"{dump.name}: {snapshot}, {len(notes)} layers")
+        print(f"{dump.name}: {snapshot}, {len(layers)} layers")
     return check.finish()
 
 
