@@ -103,6 +103,7 @@ struct abar_optim {
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
     int64_t k;    /* steps given so far, skipped ones included */
+    int64_t rates_first, rates_end; /* steps whose rate the device knows */
     bool reruled; /* the rule has new settings, which the step does not know */
     bool stale;   /* the device has gone on since its state was read */
 };

@@ -44,6 +44,7 @@ static abar_status compile(abar_optim *o)
     abar_status status = ops_of(o)->create(o->dev, &desc, &o->step);
     abar__free(ctx, plans, bytes);
     if (status == ABAR_OK && o->curvature) o->curvature->scratch = ops_of(o)->workspace(o->step);
+    if (status == ABAR_OK) o->rates_first = o->rates_end = o->k; /* a new step knows none */
     return status;
 }
 
@@ -214,10 +215,20 @@ int64_t abar_optim_steps(const abar_optim *o) { return o->k; }
 const int32_t *abar_optim_skip_flag(const abar_optim *o) { return ops_of(o)->skipped(o->step); }
 const int64_t *abar_optim_step_now(const abar_optim *o) { return ops_of(o)->step_now(o->step); }
 
+/* The device knows the rates of these steps, too. */
+static void know_rates(abar_optim *o, int64_t first, int64_t n)
+{
+    const bool joins = first >= o->rates_first && first <= o->rates_end;
+    if (!joins) o->rates_first = o->rates_end = first;
+    if (first + n > o->rates_end) o->rates_end = first + n;
+    if (o->rates_end - o->rates_first > ABAR_STEP_RATES) o->rates_first = o->rates_end - ABAR_STEP_RATES;
+}
+
 abar_status abar_optim_rates(abar_optim *o, int64_t first, const double *lr, int64_t n)
 {
     if (n < 1 || n > ABAR_STEP_RATES)
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "rates: %lld of them, give 1 to %d", (long long)n, ABAR_STEP_RATES);
+    if (o->moved) ABAR_TRY(move(o));
     if (first != o->k) { /* a run that goes on: its rule alone remembers no k */
         if (o->curvature)
             return abar__fail(o->dev->ctx, ABAR_E_STATE, "rates: step %lld comes next, not %lld", (long long)o->k,
@@ -226,7 +237,9 @@ abar_status abar_optim_rates(abar_optim *o, int64_t first, const double *lr, int
         o->k = first;
         ABAR_TRY(abar__optim_push(o));
     }
-    return ops_of(o)->rates(o->dev, o->step, first, lr, n);
+    ABAR_TRY(ops_of(o)->rates(o->dev, o->step, first, lr, n));
+    know_rates(o, first, n);
+    return ABAR_OK;
 }
 
 abar_status abar_optim_begin(abar_optim *o) { return ops_of(o)->begin(o->dev, o->step); }
@@ -238,6 +251,9 @@ abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
     abar_step_config c;
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->moved) ABAR_TRY(move(o));
+    if (o->k < o->rates_first || o->k >= o->rates_end)
+        return abar__fail(o->dev->ctx, ABAR_E_STATE, "enqueue: step %lld has no learning rate, give it one with abar_optim_rates",
+                          (long long)o->k);
     return enqueue(o, &c);
 }
 

@@ -289,4 +289,6 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .compare = compare,
     .gather = gather,
     .scatter = scatter,
+    .orthogonalise = NULL, /* its step keeps an object for it (step/orthogonalise.h) */
+    .orthogonalise_scratch = NULL,
 };

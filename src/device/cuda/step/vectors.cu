@@ -263,8 +263,8 @@ static __global__ void __launch_bounds__(THREADS) conclude_means(const __grid_co
 
 /* ---- comparing G with its preconditioned form --------------------------------------------------------------------- */
 
-/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip. A warp owns every (blockDim / 32)-th row. The sums of dense
- * maps are there already: G may be no more. */
+/* Block b: <G,G>, <G^,G>, <G^,G^> of map b, without the KL clip; NaN where its gradient is left as it is. A warp owns every
+ * (blockDim / 32)-th row. The sums of dense maps are there already: G may be no more. */
 static __global__ void compare_maps(const abar__cuda_map *maps, const abar__map_state *states, const abar__cuda_form *forms,
                                     const abar__cuda_live *now, const double *dense, double *out)
 {
@@ -275,13 +275,17 @@ static __global__ void compare_maps(const abar__cuda_map *maps, const abar__map_
     const float *r = row_scale_of(map), *w = left_of(map);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const double clip = states[blockIdx.x].count[ABAR_COUNT_READY] ? now->state.kl_scale : 1.0;
+    if (now->numbers.skip || form.kind == ABAR_FORM_PLAIN) {
+        if (threadIdx.x < 3) out[3 * blockIdx.x + threadIdx.x] = NAN;
+        return;
+    }
     if (form.kind == ABAR_FORM_DENSE) {
         const double scale = (double)form.scale / clip, power[3] = {1.0, scale, scale * scale};
         if (threadIdx.x < 3) out[3 * blockIdx.x + threadIdx.x] = power[threadIdx.x] * dense[3 * map.dense + threadIdx.x];
         return;
     }
     double sums[3] = {0.0, 0.0, 0.0};
-    for (int64_t o = warp; map.grad && o < m.out; o += warps) {
+    for (int64_t o = warp; o < m.out; o += warps) {
         double gg = 0.0, gh = 0.0, hh = 0.0; /* h: u */
         for (int64_t i = lane; i < m.d; i += 32) {
             const double g = grad_at(map, o, i), h = other_at(map, form.kind, o, i);
