@@ -7,7 +7,7 @@ tests=$(realpath "$2")
 root=$(dirname "$tests")
 [[ -x $abar ]] || { echo "$abar: cannot be run"; exit 1; }
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'if [[ $BASHPID == $$ ]]; then rm -rf "$work"; fi' EXIT # not in a subshell that a signal hits before it has reset its traps
 cd "$work" || exit 1
 export OMP_WAIT_POLICY=passive
 unset NO_COLOR COLUMNS
