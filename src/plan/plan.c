@@ -21,7 +21,7 @@ abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char 
 {
     const abar__treatment *t = &p->apply;
     const char *wrong = p->wrong;
-    if (!wrong && t->u < 0 && t->right < 0) wrong = "it never says what becomes of the gradient";
+    if (!wrong && t->u < 0 && t->right < 0 && t->row_scale < 0) wrong = "it never says what becomes of the gradient";
     if (!wrong && t->u >= 0 && t->right >= 0) wrong = "it treats the gradient in two ways";
     if (!wrong && t->mu > 0.0 && t->right < 0) wrong = "a length of its own needs a dense factor";
     if (!wrong) return ABAR_OK;

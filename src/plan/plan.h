@@ -66,7 +66,7 @@ abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat 
 abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, abar__scalar shift); /* (Â + shift I)⁻¹ */
 abar__factor abar__plan_eigenbasis(abar__plan *p, const char *vectors, const char *values, abar__stat a);
 
-/* ---- apply: Ĝ from G, one of the first four, then any of the others -------------------------------------------------- */
+/* ---- apply: Ĝ from G, one of the first four or none, then any of the others -------------------------------------------------- */
 
 void abar__plan_subtract_rank1(abar__plan *p, abar__factor u); /* G (I - u uT) */
 /* G - s (wT G u) w uT, s the real ABAR_REAL_FACTOR; name: of the buffer it needs. */

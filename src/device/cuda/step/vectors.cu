@@ -30,7 +30,7 @@ __device__ static bool refresh_all(const abar__plan &m, abar__map_state &s, doub
     s.count[ABAR_COUNT_READY] = 1;
     find_scalars(m, s, unbias, v, shared);
     derive_vectors(m, s, unbias, v);
-    return !m.derived[m.apply.u].calibrated;
+    return m.apply.u >= 0 && !m.derived[m.apply.u].calibrated;
 }
 
 /* How the passes shall treat a map from which rank 1 is subtracted. */
