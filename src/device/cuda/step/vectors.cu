@@ -219,7 +219,7 @@ __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i
 /* What it is compared with: u. A bias without gradient has none. */
 __device__ static double other_at(const abar__cuda_map &map, int kind, int64_t o, int64_t i)
 {
-    return kind == ABAR_FORM_RANK1 && (i < map.plan.columns || map.bias_grad) ? map.ordered[i] : 0.0;
+    return kind == ABAR_FORM_RANK1 && map.ordered && (i < map.plan.columns || map.bias_grad) ? map.ordered[i] : 0.0;
 }
 
 /* Block (b, y): the sum of r_o (|G_o|^2 - <G_o, u>^2), times the map's scale, over every gridDim.x-th bundle of rows of map y.
