@@ -351,10 +351,11 @@ static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS
 static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
 {
     memory_row row[MEMORY_ROWS];
-    char bytes[NUMBER_MAX];
+    char bytes[NUMBER_MAX], text[ABAR_OPTION_TEXT_MAX + 64];
     list_memory(plan, row);
-    printf("\nMultiply-adds: of one %s, forward.\nMemory to train with batch %" PRId64 " and %s:\n",
-           setup->model->text ? "window" : "image", setup->train.batch, setup->train.optim);
+    snprintf(text, sizeof text, "Memory to train with batch %" PRId64 " and %s:", setup->train.batch, setup->train.optim);
+    printf("\nMultiply-adds: of one %s, forward.\n", setup->model->text ? "window" : "image");
+    print_wrapped(stdout, 0, print_width(stdout), text);
     for (int i = 0; i < MEMORY_ROWS; i++)
         if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
 }

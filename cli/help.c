@@ -26,6 +26,25 @@ const char *help_placeholder(const abar_option *option)
 
 static bool is_on(const char *value) { return strcmp(value, "true") == 0 || strcmp(value, "1") == 0; }
 
+/* Appends what a flag takes: beside it, or below it in lines that end after a | where it is too long. */
+static void append_takes(char *left, size_t size, const char *takes)
+{
+    const int width = print_width(stdout), indent = 4;
+    size_t at = strlen(left);
+    if ((int)(at + 1 + strlen(takes)) <= width) {
+        snprintf(left + at, size - at, "%s%s", takes[0] ? " " : "", takes);
+        return;
+    }
+    int column = width; /* of the line so far: none */
+    for (const char *word = takes; *word && at + 1 < size;) {
+        const size_t n = strcspn(word, "|"), end = n + (word[n] == '|');
+        const bool breaks = column + (int)end > width;
+        at += (size_t)snprintf(left + at, size - at, "%s%.*s", breaks ? "\n    " : "", (int)end, word);
+        column = (breaks ? indent : column) + (int)end;
+        word += end;
+    }
+}
+
 static void print_option(const cli *c, const abar_option *table, const abar_option *row, const void *config)
 {
     char left[128], value[ABAR_OPTION_TEXT_MAX], text[2 * ABAR_OPTION_TEXT_MAX];
@@ -35,9 +54,8 @@ static void print_option(const cli *c, const abar_option *table, const abar_opti
     if (row->type == ABAR_OPTION_BOOL) snprintf(value, sizeof value, "%s", config ? is_on(value) ? "on" : "off" : "");
 
     bool negatable = row->type == ABAR_OPTION_BOOL && config;
-    const int n = snprintf(left, sizeof left, "  --%s%s", negatable ? "[no-]" : "", row->name);
-    const bool fits = n + 1 + (int)strlen(takes) <= print_width(stdout);
-    snprintf(left + n, sizeof left - (size_t)n, "%s%s", !takes[0] ? "" : fits ? " " : "\n    ", takes);
+    snprintf(left, sizeof left, "  --%s%s", negatable ? "[no-]" : "", row->name);
+    append_takes(left, sizeof left, takes);
     snprintf(text, sizeof text, "%s%s%s%s", row->help, value[0] ? " [" : "", value, value[0] ? "]" : "");
     print_entry(stdout, FLAG_COLUMN, left, text);
 }

@@ -124,6 +124,7 @@ void abar__optim_renew_chains(abar_optim *o);
 abar_param_info abar__optim_param_info(const abar_optim *o, int i);
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
+/* layout.c */
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
 
 size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, without padding */

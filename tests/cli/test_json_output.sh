@@ -30,6 +30,8 @@ fails() { # NAME CODE PATTERN ARGUMENTS...
 # --- what there is ---
 tells "models" "any(m['model'] == 'lenet5' and m['parameters'] == 61706 and m['input'] == [1, 28, 28] for m in o['models'])" models
 tells "a model" "o['parameters'] == sum(n['parameters'] for n in o['operations']) == 269722 and 'method' not in o" models --model resnet20
+tells "the rules of a model's parameters" "[p['rule'] for p in o['rule']['parameters'] if p['name'] in ('conv1.weight', 'fc1.weight')] == ['adamw', 'muon'] and 'rule' not in o['method']" \
+    models --model lenet5 --optim mac+muon
 tells "a model's memory" "2 * o['memory_bytes']['total'] == sum(o['memory_bytes'].values()) and o['memory_bytes']['activations'] > 0" models --model lenet5 --batch 16
 tells "a model's maps" "[m['columns'] for m in o['method']['maps']] == [26, 151, 401, 121, 85] and o['method']['name'] == 'mac'" \
     models --model lenet5 --optim mac

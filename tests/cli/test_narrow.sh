@@ -30,6 +30,8 @@ fits "models" models
 check "a summary is below its model" says '^  LeNet-5, two'
 fits "one model" models --model lenet5 --optim mac
 check "parameters are shown" says '^total +61,706$'
+fits "the rules of parameters" models --model lenet5 --optim mac+muon
+check "every parameter has its rule" says "^  conv2.weight +muon"
 columns=28 narrow models --model gpt2 --layers 1 --width 16 --heads 2 --context 8 --device ref
 check "of names that are too long the end is shown" says '^\.\.[a-z.0]*\.mlp\.c_fc +1,088$'
 fits "optimizers" optimizers

@@ -19,6 +19,10 @@ check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 for key in test_acc best_acc best_acc_epoch test_loss best_loss best_loss_epoch train_loss seconds ms_per_step peak_bytes optimizer_bytes skipped_steps; do
     check "--json has $key" says "\"$key\": ?[0-9]"
 done
+succeeds "a training with muon" train --model mlp --widths 784-8-8-10 --data synthetic --optim muon --limit-train 64 --limit-test 32 --batch 16 --epochs 1 --muon-eps 1 --no-out
+check "it says both learning rates" says 'lr 0\.02,.*'
+check "it says AdamW's" test "$(tr '\n' ' ' <stdout | grep -c 'aux-lr 0\.001')" = 1
+check "it says that blocks were too small" says '^Muon met [0-9]+ blocks whose norm was below'
 run eval --checkpoint json --json
 check "eval --json prints one object" one_json_object
 run bench --model lenet5 --batch 8 --steps 3 --threads 1 --json

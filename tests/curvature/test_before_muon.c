@@ -9,6 +9,8 @@ static const lab_shape biased = {.name = "fc", .in = 12, .out = 8, .bias = true}
 static const lab_shape tokens = {.name = "fc", .in = 7, .out = 9, .tokens = 5};
 static const lab_shape convolution = {
     .name = "conv", .in = 4, .out = 8, .image = {6, 5}, .window = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}};
+static const lab_shape attention = {
+    .name = "qkv", .in = 12, .out = 24, .tokens = 5, .attention = {.heads = 2, .value_row = 16, .value_rows = 8}};
 static const lab_shape *const hidden[] = {&linear, &tokens, &convolution};
 
 /* Two labs with the same batches, one behind a method, one without. */
@@ -117,6 +119,9 @@ static void methods_act_on_the_gradient_that_muon_averages(void **state)
                                           {"kfac", "kl-clip=0"}};
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         for (int s = 0; s < 3; s++) check_composed(*state, with[i][0], with[i][1], hidden[s]);
+    check_composed(*state, "mac", "", &attention); /* maps of q and k, and of v; blocks of q, of k and of v */
+    check_composed(*state, "mac", "value-stat=per-head", &attention);
+    check_composed(*state, "foof", "", &attention);
 }
 
 /* AdamW's first step from zero takes g / (|g| + eps) off: the bias has the preconditioned gradient. */

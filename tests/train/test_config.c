@@ -249,6 +249,18 @@ static void json_round_trip_keeps_every_setting(void **state)
     abar_setup_destroy(f->ctx, back);
 }
 
+/* foof's damping was a number before it could be trace:G. */
+static void json_of_older_runs_of_foof_is_read(void **state)
+{
+    fixture *f = *state;
+    const char *json = "{\"train\": {\"model\": \"mlp\", \"data\": \"synthetic\", \"optim\": \"foof\"}, "
+                       "\"method\": {\"damping\": 0.1}}";
+    abar_setup *s;
+    need(f, abar__setup_parse(f->ctx, "test", json, strlen(json), &s));
+    assert_true(real_of(f, s, "damping") == 0.1);
+    abar_setup_destroy(f->ctx, s);
+}
+
 static void json_that_leaves_settings_out_gets_their_defaults(void **state)
 {
     fixture *f = *state;
@@ -359,6 +371,7 @@ int main(void)
         with_fixture(set_reaches_all_three_tables),
         with_fixture(check_refuses_settings_that_do_not_go_together),
         with_fixture(json_round_trip_keeps_every_setting),
+        with_fixture(json_of_older_runs_of_foof_is_read),
         with_fixture(json_that_leaves_settings_out_gets_their_defaults),
         with_fixture(json_that_is_wrong_is_refused_by_name),
         with_fixture(place_round_trip_is_exact),

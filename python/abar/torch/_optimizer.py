@@ -34,7 +34,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             to AdamW. Default: the first Linear or Conv2d, unless an embedding comes before it; the last Linear.
         stat_decay: weight of the old value in the averages of statistics (0.95).
         tcov, tinv: steps between statistics (5), between refreshes of what is derived from them (50).
-        skip: patterns (``*``, ``?``) of layers that go to the rule as they are: names of modules or parameters.
+        skip: patterns (``*``, ``?``) of layers that go to the rule as they are (of rule "muon": to AdamW): names of
+            modules or parameters.
         params: parameters, or groups as for torch.optim with their own lr and weight_decay; default all of the model.
         grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
         process_group: over which statistics are joined; default that of DistributedDataParallel.

@@ -66,7 +66,9 @@ class FOOF(CurvatureOptimizer):
 
     method = "foof"
 
-    def __init__(self, model: nn.Module, lr: float = 0.1, *, damping: float | str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: nn.Module, lr: float = 0.1, *, damping: float | str | None = None, **settings: Any
+    ) -> None:
         super().__init__(model, lr, damping=damping, **settings)
 
 
