@@ -259,6 +259,46 @@ static void muon_leaves_its_biases_to_adamw(void **state)
     rig_close(&r);
 }
 
+static void keep_rule(void *user, const abar_param_info *param)
+{
+    const char ***next = user;
+    *(*next)++ = param->rule;
+}
+
+/* Without memory a layer's weight is known by its name, not by its shape alone. */
+static void muon_planned_without_memory_takes_the_same(void **state)
+{
+    (void)state;
+    static const shape equal[] = {{2, {20, 12}}, {2, {20, 12}}, {2, {20, 12}}};
+    const char *rules[3], **next = rules;
+    rig r;
+    rig_open(&r, "ref", equal, 3);
+    r.f.params[0].name = "embedding.weight";
+    r.f.params[1].name = "hidden.weight";
+    r.f.params[2].name = "head.weight";
+    rig_layer(&r, 1, -1)->name = "hidden";
+    rig_layer(&r, 2, -1)->name = "head";
+    abar_optim_param params[3];
+    for (int i = 0; i < 3; i++) {
+        params[i] = r.f.params[i];
+        params[i].value.data = params[i].grad.data = NULL;
+    }
+    for (int i = 0; i < 2; i++) r.layers[i].weight.data = r.layers[i].weight_grad.data = NULL;
+    const abar_optim_config c = {.size = sizeof c,
+                                 .rule = "muon",
+                                 .params = params,
+                                 .n_params = 3,
+                                 .layers = r.layers,
+                                 .n_layers = 2,
+                                 .base_lr = 0.02,
+                                 .yields_output = (const bool[]){false, true}};
+    assert_int_equal(abar_optim_plan_params(r.f.dev, &c, keep_rule, &next), ABAR_OK);
+    assert_string_equal(rules[0], "adamw");
+    assert_string_equal(rules[1], "muon");
+    assert_string_equal(rules[2], "adamw");
+    rig_close(&r);
+}
+
 static void muon_leaves_blocks_of_odd_shapes(void **state)
 {
     (void)state;
@@ -303,6 +343,7 @@ int main(void)
         cmocka_unit_test(muon_drops_the_update_of_a_block_that_is_not_finite),
         cmocka_unit_test(muon_counts_blocks_too_small_to_be_normalised),
         cmocka_unit_test(muon_leaves_its_biases_to_adamw),
+        cmocka_unit_test(muon_planned_without_memory_takes_the_same),
         cmocka_unit_test(muon_leaves_blocks_of_odd_shapes),
         cmocka_unit_test(muon_with_nothing_to_take_is_an_error),
     };

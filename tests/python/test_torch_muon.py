@@ -1,7 +1,7 @@
 """Muon: against torch.optim.Muon with its iteration in float32 or float64, which parameters it takes, and its state."""
 
 import support
-from support import TORCH, abar, torch
+from support import abar, torch
 
 from torch import nn
 
