@@ -162,18 +162,19 @@ abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *con
 /* sizeof a struct of this header or those it includes, by name; 0: unknown. For bindings in other languages (docs/abi.md). */
 size_t abar_struct_size(const char *name);
 
-/* ---- queued devices ---------------------------------------------------------------------------------------------
+/* ---- a step in parts ----------------------------------------------------------------------------------------------
  *
- * On cuda work is enqueued and runs asynchronously. abar_optim_step works there as elsewhere (with a report, it waits). A loop
- * that captures a whole training step as a graph and replays it uses these functions instead. Once: abar_optim_rates. Per step:
- * abar_optim_begin; for each micro-batch forward, abar_optim_add_loss, backward; abar_optim_queue. A step's result can be read
- * with abar_optim_note when the step has finished on the device. */
+ * The same calls on every device. ref and cpu run them as they are made; on cuda work is enqueued and runs asynchronously, and a
+ * loop can capture a whole training step as a graph and replay it. abar_optim_step works everywhere, too (on cuda, with a
+ * report, it waits). Once: abar_optim_rates. Per step: abar_optim_begin; for each micro-batch forward, abar_optim_add_loss,
+ * backward; abar_optim_queue. A step's result can be read with abar_optim_note when the step has finished on the device. */
 
+/* Whether the device is asynchronous (cuda). */
 bool abar_optim_is_queued(const abar_optim *optim);
 /* The learning rates lr[0], lr[1], ... of steps first, first + 1, ...; n is at most 65536. */
 abar_status abar_optim_rates(abar_optim *optim, int64_t first, const double *lr, int64_t n);
 abar_status abar_optim_begin(abar_optim *optim);
-/* loss: the result of a forward pass, in device memory (abar_net_loss). If it is not finite the step is skipped. */
+/* loss: the result of a forward pass, in memory the device reads (abar_net_loss). If it is not finite the step is skipped. */
 abar_status abar_optim_add_loss(abar_optim *optim, const abar_loss *loss);
 /* Enqueues the update. step->lr is ignored: the rate comes from abar_optim_rates. */
 abar_status abar_optim_queue(abar_optim *optim, const abar_step_config *step);
