@@ -155,7 +155,7 @@ const abar_phase_times *abar_optim_times(abar_optim *optim); /* waits for a queu
  * the host. The visitor may write to the tensors: that restores a checkpoint. */
 abar_status abar_optim_visit(abar_optim *optim, abar_state_visitor visit, void *user);
 size_t abar_optim_bytes(const abar_optim *optim);       /* all memory it holds */
-size_t abar_optim_state_bytes(const abar_optim *optim); /* of that its tensors: moments, averages, factors, scratch */
+size_t abar_optim_state_bytes(const abar_optim *optim); /* of that its tensors: moments, averages, factors */
 /* The bytes that abar_optim_create would hold, without those of the parameters' names. Tensors need shapes but no memory. */
 abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *config, size_t *out);
 
