@@ -202,7 +202,7 @@ static void bench_products(abar_device *dev, const network *n, bool left, bool o
     check(dev, abar_device_alloc(dev, sizeof ones, (void **)&active));
     check(dev, abar_device_alloc(dev, 3 * MAX_MAPS * sizeof(double), (void **)&t.sums));
     check(dev, abar_device_alloc(dev, MAX_MAPS * sizeof(int32_t), (void **)&t.broken));
-    check(dev, dev->ops->queue->copy_bytes(dev, active, ones, sizeof ones));
+    check(dev, dev->ops->stream->copy_bytes(dev, active, ones, sizeof ones));
     t.active = active;
     check(dev, abar__cuda_multiplier_create(dev, products, n->n, NULL, &t.multiplier));
     print_line(n->name, left ? "multiply, both sides" : "multiply, right", measure(&t), operations, bytes);

@@ -81,22 +81,22 @@ static void give(const bench *b, call c)
 /* Median microseconds of a call. */
 static double measure(const bench *b, call c)
 {
-    const abar__queue_ops *queue = b->dev->ops->queue;
+    const abar__stream_ops *stream = b->dev->ops->stream;
     void *mark[2], *graph;
     double ms[REPLAYS];
-    need(b->ctx, queue->record_begin(b->dev));
+    need(b->ctx, stream->capture_begin(b->dev));
     for (int i = 0; i < CALLS; i++) give(b, c);
-    need(b->ctx, queue->record_end(b->dev, &graph));
-    for (int i = 0; i < 2; i++) need(b->ctx, queue->mark_create(b->dev, &mark[i]));
+    need(b->ctx, stream->capture_end(b->dev, &graph));
+    for (int i = 0; i < 2; i++) need(b->ctx, stream->event_create(b->dev, &mark[i]));
     for (int i = -3; i < REPLAYS; i++) {
-        need(b->ctx, queue->mark_set(b->dev, mark[0]));
-        need(b->ctx, queue->replay(b->dev, graph));
-        need(b->ctx, queue->mark_set(b->dev, mark[1]));
-        need(b->ctx, queue->wait(b->dev));
-        if (i >= 0) ms[i] = queue->mark_elapsed(b->dev, mark[0], mark[1]);
+        need(b->ctx, stream->event_record(b->dev, mark[0]));
+        need(b->ctx, stream->replay(b->dev, graph));
+        need(b->ctx, stream->event_record(b->dev, mark[1]));
+        need(b->ctx, stream->wait(b->dev));
+        if (i >= 0) ms[i] = stream->event_elapsed(b->dev, mark[0], mark[1]);
     }
-    for (int i = 0; i < 2; i++) queue->mark_destroy(b->dev, mark[i]);
-    queue->forget(b->dev, graph);
+    for (int i = 0; i < 2; i++) stream->event_destroy(b->dev, mark[i]);
+    stream->forget(b->dev, graph);
     qsort(ms, REPLAYS, sizeof *ms, ascending);
     return 1e3 * ms[REPLAYS / 2] / CALLS;
 }

@@ -49,24 +49,24 @@ static abar_status enqueue_step(abar_device *dev, const abar_optim *o, bool pass
 static abar_status enqueue(const timed *t)
 {
     if (t->optim) return enqueue_step(t->dev, t->optim, t->passes);
-    return t->dev->ops->queue->copy_bytes(t->dev, t->to, t->from, COPY_BYTES);
+    return t->dev->ops->stream->copy_bytes(t->dev, t->to, t->from, COPY_BYTES);
 }
 
 /* Median milliseconds of one run. */
 static double measure(abar_context *ctx, const timed *t)
 {
-    const abar__queue_ops *queue = t->dev->ops->queue;
+    const abar__stream_ops *stream = t->dev->ops->stream;
     void *mark[2];
     double ms[REPLAYS];
-    for (int i = 0; i < 2; i++) need(ctx, queue->mark_create(t->dev, &mark[i]));
+    for (int i = 0; i < 2; i++) need(ctx, stream->event_create(t->dev, &mark[i]));
     for (int i = -5; i < REPLAYS; i++) {
-        need(ctx, queue->mark_set(t->dev, mark[0]));
+        need(ctx, stream->event_record(t->dev, mark[0]));
         need(ctx, enqueue(t));
-        need(ctx, queue->mark_set(t->dev, mark[1]));
-        need(ctx, queue->wait(t->dev));
-        if (i >= 0) ms[i] = queue->mark_elapsed(t->dev, mark[0], mark[1]);
+        need(ctx, stream->event_record(t->dev, mark[1]));
+        need(ctx, stream->wait(t->dev));
+        if (i >= 0) ms[i] = stream->event_elapsed(t->dev, mark[0], mark[1]);
     }
-    for (int i = 0; i < 2; i++) queue->mark_destroy(t->dev, mark[i]);
+    for (int i = 0; i < 2; i++) stream->event_destroy(t->dev, mark[i]);
     qsort(ms, REPLAYS, sizeof *ms, ascending);
     return ms[REPLAYS / 2];
 }
@@ -91,7 +91,7 @@ static void bench(abar_context *ctx, const char *model, const char *optim, doubl
     need(ctx, abar__device_open(ctx, setup, &dev));
     abar_dataset_info info = {0};
     need(ctx, abar__data_look(ctx, setup, &info));
-    need(ctx, abar__net_build(ctx, setup, &info, dev, &(abar__net_wish){.batch = 8, .training = true}, &net));
+    need(ctx, abar__net_build(ctx, setup, &info, dev, &(abar__net_request){.batch = 8, .training = true}, &net));
     need(ctx, abar__optim_build(ctx, setup, dev, net, &o));
     double parameters = 0, shadows = 0, whole;
     for (int i = 0; i < o->n_active; i++) {

@@ -31,7 +31,7 @@ static int by_size(const void *a, const void *b)
 template <class Call, class Before>
 static double time_recorded(abar_device *dev, int calls, int replays, Call call, Before before)
 {
-    const abar__queue_ops *queue = dev->ops->queue;
+    const abar__stream_ops *stream = dev->ops->stream;
     const cudaStream_t stream = abar__cuda_of(dev)->stream;
     void *recording;
     cudaEvent_t from, to;
@@ -39,19 +39,19 @@ static double time_recorded(abar_device *dev, int calls, int replays, Call call,
     stop_unless(replays <= REPLAYS_MAX, "too many replays");
     check(cudaEventCreate(&from));
     check(cudaEventCreate(&to));
-    check(dev, queue->record_begin(dev));
+    check(dev, stream->capture_begin(dev));
     for (int i = 0; i < calls; i++) check(dev, call());
-    check(dev, queue->record_end(dev, &recording));
+    check(dev, stream->capture_end(dev, &recording));
     for (int i = -3; i < replays; i++) {
         before();
         check(cudaEventRecord(from, stream));
-        check(dev, queue->replay(dev, recording));
+        check(dev, stream->replay(dev, recording));
         check(cudaEventRecord(to, stream));
         check(dev, abar_device_wait(dev));
         if (i >= 0) check(cudaEventElapsedTime(&ms[i], from, to));
     }
     qsort(ms, (size_t)replays, sizeof ms[0], by_size);
-    queue->forget(dev, recording);
+    stream->forget(dev, recording);
     cudaEventDestroy(from), cudaEventDestroy(to);
     return ms[replays / 2] * 1000.0 / calls;
 }

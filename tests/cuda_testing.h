@@ -63,7 +63,7 @@ static inline void cuda_wait(abar_device *dev, const char *what)
 
 static inline void cuda_move(abar_device *dev, void *to, const void *from, size_t bytes)
 {
-    if (dev->ops->queue->copy_bytes(dev, to, from, bytes) != ABAR_OK) fail_msg("copy: %s", abar_context_error(dev->ctx));
+    if (dev->ops->stream->copy_bytes(dev, to, from, bytes) != ABAR_OK) fail_msg("copy: %s", abar_context_error(dev->ctx));
     cuda_wait(dev, "copy");
 }
 

@@ -417,7 +417,7 @@ abar_status abar__analyze_complexity(abar_analysis *a)
     lab l = {.a = a, .o = a->options};
     const abar_device_config config = {.size = sizeof config, .threads = (int)l.o->threads};
     ABAR_TRY(abar_device_open(a->ctx, l.o->device, &config, &l.dev));
-    l.queued = l.dev->ops->queue != NULL;
+    l.queued = l.dev->ops->stream != NULL;
     const abar_status status = run(&l);
     abar_device_close(l.dev);
     return status;

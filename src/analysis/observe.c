@@ -63,7 +63,7 @@ static abar_status open_pass(abar__pass *p, const char *weights)
 {
     ABAR_TRY(open_data(p, weights));
     ABAR_TRY(count_batches(p));
-    const abar__net_wish shape = {.batch = p->config.batch, .training = p->config.gradients};
+    const abar__net_request shape = {.batch = p->config.batch, .training = p->config.gradients};
     ABAR_TRY(abar__device_open(p->ctx, p->setup, &p->dev));
     ABAR_TRY(abar__net_build(p->ctx, p->setup, abar_dataset_info_of(p->data), p->dev, &shape, &p->net));
     ABAR_TRY(make_buffers(p));

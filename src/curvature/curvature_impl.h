@@ -82,7 +82,7 @@ struct abar__curvature {
     int64_t k;               /* optimizer steps so far, skipped ones included */
     double base_lr, kl_clip; /* eta_0 and kappa of methods.md section 7 */
     void *state;             /* all averages, pending sums and derived tensors */
-    void *scratch;           /* scratch_bytes that accumulating and calibrating need: the step's workspace, lent between steps */
+    void *scratch; /* scratch_bytes that accumulating and calibrating need: the step's workspace, lent between steps */
     size_t state_bytes, scratch_bytes;
     char *names; /* of the layers, one after the other, then a buffer for the longest name of a state tensor */
     size_t names_bytes, label_bytes;
@@ -117,7 +117,8 @@ abar__cadence abar__curvature_cadence(const abar__curvature *cv);
 /* What create would hold, and how many maps. */
 abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_request *request, int *maps, size_t *bytes);
 
-abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_request *request, abar_map_visitor visit, void *user);
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_request *request, abar_map_visitor visit,
+                                      void *user);
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
@@ -142,7 +143,7 @@ abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, do
 /* Bytes of scratch that summing products of this map's rows needs. */
 size_t abar__accumulate_scratch(const abar__curvature *cv, const abar__map *map);
 /* Examples whose weights are held at a time (methods.md section 6). */
-static inline int64_t abar__weights_chunk(const abar__curvature *cv) { return cv->dev->ops->queue ? 1024 : 256; }
+static inline int64_t abar__weights_chunk(const abar__curvature *cv) { return cv->dev->ops->stream ? 1024 : 256; }
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
 

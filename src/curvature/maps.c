@@ -112,7 +112,7 @@ static int64_t value_parts(const abar__curvature *cv, const abar_layer *l)
     return cv->ops->value_parts ? cv->ops->value_parts(cv, l) : 0;
 }
 
-/* Parts of v lie behind one map of the other rows, where there are any. */
+/* Parts of v are behind one map of the other rows, where there are any. */
 static int64_t maps_of(const abar__curvature *cv, const abar_layer *l)
 {
     const int64_t parts = value_parts(cv, l);
@@ -416,10 +416,7 @@ abar__cadence abar__curvature_cadence(const abar__curvature *cv)
                            .base_lr = cv->base_lr};
 }
 
-size_t abar__curvature_state_bytes(const abar__curvature *cv)
-{
-    return cv->state_bytes;
-}
+size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state_bytes; }
 
 size_t abar__curvature_bytes(const abar__curvature *cv)
 {
@@ -515,12 +512,14 @@ abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, do
     const abar_tensor average = abar_tensor_wrap(cv->dev, map->plan.average[0].average, cv->dev->ops->dtype, 1, &map->d);
     const abar_tensor host = abar_tensor_wrap(NULL, out, ABAR_F64, 1, &map->d);
     ABAR_TRY(abar_tensor_copy(cv->dev->ctx, &host, &average));
-    const double unbias = abar__plan_is_calibrated(&map->plan) ? 1.0 : 1.0 / (1.0 - pow(cv->config.stat_decay, (double)commits));
+    const double unbias =
+        abar__plan_is_calibrated(&map->plan) ? 1.0 : 1.0 / (1.0 - pow(cv->config.stat_decay, (double)commits));
     for (int64_t k = 0; k < map->d; k++) out[k] *= unbias;
     return ABAR_OK;
 }
 
-abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_request *request, abar_map_visitor visit, void *user)
+abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_request *request, abar_map_visitor visit,
+                                      void *user)
 {
     abar__curvature *cv;
     ABAR_TRY(prepare(dev, request, &cv));

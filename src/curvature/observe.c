@@ -153,8 +153,8 @@ static void add_average(abar__curvature *cv, abar__map *map, const abar__running
     }
 }
 
-/* Sums of P are divided by N at the commit. Products of all rows then are R E[p pᵀ], as they should be; of examples' means under
- * per-example gradients R² times E_n[p̄_n p̄_nᵀ] is wanted: p is scaled by R beforehand. */
+/* Sums of P are divided by N at the commit. Products of all rows then are R E[p pᵀ], as they should be; of examples' means
+ * under per-example gradients R² times E_n[p̄_n p̄_nᵀ] is wanted: p is scaled by R beforehand. */
 static void accumulate(abar__curvature *cv, abar__map *map, const abar__rows *given)
 {
     const abar__plan *p = &map->plan;
@@ -294,8 +294,7 @@ abar_status abar__curvature_calibrate(abar__curvature *cv, int layer, const abar
         abar__rows rows;
         ABAR_TRY(make_rows(cv, map, input, &none, 1.0, &rows));
         add_average(cv, map, &map->plan.average[0], &rows);
-        if (map->plan.mean_number.calibrated)
-            cv->stats->input_square_add(cv->dev, &rows, map->plan.mean_number.pending);
+        if (map->plan.mean_number.calibrated) cv->stats->input_square_add(cv->dev, &rows, map->plan.mean_number.pending);
         map->rows += (double)(rows.examples * rows.per_example);
     }
     return ABAR_OK;
@@ -311,8 +310,8 @@ static bool end_calibration(abar__curvature *cv, abar__map *map)
     cv->stats->commit(cv->dev, a->n, a->square, a->average, a->pending, 0.0, over);
     if (p->mean_number.calibrated) {
         double number = 0.0;
-        if (cv->dev->ops->queue)
-            (void)cv->dev->ops->queue->copy_bytes(cv->dev, &number, p->mean_number.pending, sizeof number);
+        if (cv->dev->ops->stream)
+            (void)cv->dev->ops->stream->copy_bytes(cv->dev, &number, p->mean_number.pending, sizeof number);
         else
             number = *(const double *)p->mean_number.pending;
         if (!isfinite(number * over)) return false;

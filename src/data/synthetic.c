@@ -68,7 +68,7 @@ static void draw_sample(const recipe *r, int64_t label, uint64_t key, uint8_t *o
     }
 }
 
-static int64_t chosen(int64_t wish, int64_t fallback) { return wish == 0 ? fallback : wish; }
+static int64_t chosen(int64_t request, int64_t fallback) { return request == 0 ? fallback : request; }
 
 static abar_status make_part(abar_dataset *data, const recipe *r, bool test, int64_t count)
 {

@@ -40,7 +40,8 @@ typedef struct marks {
     uint32_t *block[CODES / BLOCK];
 } marks;
 
-static abar_status mark_all(abar_context *ctx, const char *label, const char *bytes, size_t n, marks *seen, int64_t *characters)
+static abar_status record_events(abar_context *ctx, const char *label, const char *bytes, size_t n, marks *seen,
+                                 int64_t *characters)
 {
     *characters = 0;
     for (size_t at = 0, length; at < n; at += length, ++*characters) {
@@ -95,7 +96,7 @@ abar_status abar__vocabulary_find(abar_context *ctx, const char *label, const ch
 {
     marks seen = {{NULL}};
     *out = (abar__vocabulary){0};
-    abar_status status = mark_all(ctx, label, bytes, n, &seen, characters);
+    abar_status status = record_events(ctx, label, bytes, n, &seen, characters);
     if (status == ABAR_OK) status = gather(ctx, label, &seen, out);
     for (size_t i = 0; i < CODES / BLOCK; i++) abar__free(ctx, seen.block[i], BLOCK / 8);
     if (status < 0) abar__vocabulary_free(ctx, out);

@@ -18,7 +18,7 @@ static const abar_device_ops *find(const char *name, int *ordinal)
     backend[colon - name] = 0;
     *ordinal = (int)n;
     const abar_device_ops *ops = abar__device_find(backend);
-    return ops && ops->queue ? ops : NULL; /* only GPUs are numbered */
+    return ops && ops->stream ? ops : NULL; /* only GPUs are numbered */
 }
 
 abar_status abar_device_open(abar_context *ctx, const char *name, const abar_device_config *config, abar_device **out)
@@ -35,7 +35,7 @@ abar_status abar_device_open(abar_context *ctx, const char *name, const abar_dev
     }
     abar_device_config c = {.size = sizeof c};
     if (config) ABAR_TRY(abar__struct_read(ctx, "abar_device_config", config, &c, sizeof c));
-    if (!ops->queue && (c.precision != ABAR_PRECISION_FP32 || c.stream))
+    if (!ops->stream && (c.precision != ABAR_PRECISION_FP32 || c.stream))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: computes in one precision and has no streams, use fp32", name);
     if (c.threads < 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "device %s: %d threads are too few, give at least 1, or 0 for all", name,
@@ -71,11 +71,11 @@ const char *abar_device_describe(const abar_device *dev) { return dev->descripti
 abar_dtype abar_device_dtype(const abar_device *dev) { return dev->ops->dtype; }
 int abar_device_threads(const abar_device *dev) { return dev->threads; }
 
-abar_status abar_device_wait(abar_device *dev) { return dev->ops->queue ? dev->ops->queue->wait(dev) : ABAR_OK; }
+abar_status abar_device_wait(abar_device *dev) { return dev->ops->stream ? dev->ops->stream->wait(dev) : ABAR_OK; }
 
 abar_status abar_device_set_stream(abar_device *dev, void *stream)
 {
-    if (dev->ops->queue) return dev->ops->queue->set_stream(dev, stream);
+    if (dev->ops->stream) return dev->ops->stream->set_stream(dev, stream);
     return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device %s: has no streams, use cuda", dev->ops->name);
 }
 

@@ -33,43 +33,43 @@ struct abar__update_item {
 /* The scalars of one step, for all kinds of updates. */
 struct abar__update_scalars {
     double lr;
-    double grad_scale; /* multiplies every gradient first: clipping, mean over micro-batches */
-    double momentum;   /* sgd, momentum */
-    bool nesterov;     /* likewise */
-    bool decoupled;    /* sgd */
-    double beta1, beta2, eps;  /* adamw */
-    int64_t t;                 /* adamw: this is its t-th update, from 1 */
-    const int32_t *verdicts;   /* plain: of the blocks, 1: leave the weight as it is */
+    double grad_scale;        /* multiplies every gradient first: clipping, mean over micro-batches */
+    double momentum;          /* sgd, momentum */
+    bool nesterov;            /* likewise */
+    bool decoupled;           /* sgd */
+    double beta1, beta2, eps; /* adamw */
+    int64_t t;                /* adamw: this is its t-th update, from 1 */
+    const int32_t *verdicts;  /* plain: of the blocks, 1: leave the weight as it is */
 };
 
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
-typedef struct abar__queue_ops {
+typedef struct abar__stream_ops {
     abar_status (*wait)(abar_device *dev); /* for all that was given; its failures are told here */
     abar_status (*set_stream)(abar_device *dev, void *stream);
     /* Zeroed memory that host and device both address, for what comes back (losses, reports) and goes in (batches). */
     abar_status (*shared_alloc)(abar_device *dev, size_t bytes, void **out);
     void (*shared_free)(abar_device *dev, void *memory, size_t bytes);
     /* Between begin and end work is written down instead of run. Nothing in between may wait or allocate. */
-    abar_status (*record_begin)(abar_device *dev);
-    abar_status (*record_end)(abar_device *dev, void **graph);
+    abar_status (*capture_begin)(abar_device *dev);
+    abar_status (*capture_end)(abar_device *dev, void **graph);
     abar_status (*replay)(abar_device *dev, void *graph);
     void (*forget)(abar_device *dev, void *graph); /* NULL: nothing */
     /* What is given between begin and end runs beside what follows, until join: for work that only reads. */
-    abar_status (*aside_begin)(abar_device *dev);
-    abar_status (*aside_end)(abar_device *dev);
-    abar_status (*aside_join)(abar_device *dev);
+    abar_status (*side_begin)(abar_device *dev);
+    abar_status (*side_end)(abar_device *dev);
+    abar_status (*side_join)(abar_device *dev);
     /* Marks in the queue: created, set, waited for, and the milliseconds between two that have passed. */
-    abar_status (*mark_create)(abar_device *dev, void **mark);
-    void (*mark_destroy)(abar_device *dev, void *mark);
-    abar_status (*mark_set)(abar_device *dev, void *mark);
-    abar_status (*mark_wait)(abar_device *dev, void *mark);
-    bool (*mark_passed)(abar_device *dev, void *mark);
-    double (*mark_elapsed)(abar_device *dev, void *from, void *to);
+    abar_status (*event_create)(abar_device *dev, void **mark);
+    void (*event_destroy)(abar_device *dev, void *mark);
+    abar_status (*event_record)(abar_device *dev, void *mark);
+    abar_status (*event_wait)(abar_device *dev, void *mark);
+    bool (*event_done)(abar_device *dev, void *mark);
+    double (*event_elapsed)(abar_device *dev, void *from, void *to);
     /* dst = src for bytes of device memory unless *skipped, else src = dst: keeps or forgets provisional state. */
     void (*settle)(abar_device *dev, void *dst, void *src, size_t bytes, const int32_t *skipped);
     abar_status (*copy_bytes)(abar_device *dev, void *dst, const void *src, size_t bytes); /* any two sides, in order */
     size_t (*memory_free)(abar_device *dev);
-} abar__queue_ops;
+} abar__stream_ops;
 
 typedef struct abar_device_ops {
     const char *name;
@@ -90,7 +90,7 @@ typedef struct abar_device_ops {
     void (*update)(abar_device *dev, const abar__update_item *items, int n, const abar__update_scalars *s);
     const abar__stats_ops *stats;
     const abar__step_ops *step;
-    const abar__queue_ops *queue; /* NULL: work is done when a call returns */
+    const abar__stream_ops *stream; /* NULL: work is done when a call returns */
 } abar_device_ops;
 
 struct abar_device {

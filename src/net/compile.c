@@ -66,9 +66,9 @@ static void lay_out_parameters(abar_net *net)
 static abar_status take_result(abar_net *net)
 {
     void *memory;
-    const abar__queue_ops *queue = net->dev->ops->queue;
-    ABAR_TRY(queue ? queue->shared_alloc(net->dev, sizeof *net->result, &memory)
-                   : abar__alloc(net->ctx, sizeof *net->result, &memory));
+    const abar__stream_ops *stream = net->dev->ops->stream;
+    ABAR_TRY(stream ? stream->shared_alloc(net->dev, sizeof *net->result, &memory)
+                    : abar__alloc(net->ctx, sizeof *net->result, &memory));
     net->result = memory;
     return ABAR_OK;
 }

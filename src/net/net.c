@@ -18,9 +18,9 @@ abar_status abar_net_create(abar_context *ctx, abar_net **out)
 
 static void free_result(abar_net *net)
 {
-    const abar__queue_ops *queue = net->dev->ops->queue;
-    if (queue && net->result) queue->shared_free(net->dev, net->result, sizeof *net->result);
-    if (!queue) abar__free(net->ctx, net->result, sizeof *net->result);
+    const abar__stream_ops *stream = net->dev->ops->stream;
+    if (stream && net->result) stream->shared_free(net->dev, net->result, sizeof *net->result);
+    if (!stream) abar__free(net->ctx, net->result, sizeof *net->result);
 }
 
 void abar_net_destroy(abar_net *net)

@@ -16,7 +16,7 @@ static int backward_tick(const abar_net *net, int s) { return net->n_steps + 2 +
 static abar_status tick(abar_net *net, int at)
 {
     if (!net->profile) return ABAR_OK;
-    if (net->events) return net->dev->ops->queue->mark_set(net->dev, net->events[at]);
+    if (net->events) return net->dev->ops->stream->event_record(net->dev, net->events[at]);
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     net->clock[at] = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -33,7 +33,7 @@ abar_status abar__profile_backward(abar_net *net, int s, bool observed)
 /* Seconds between the previous tick and this one. */
 static double lap(const abar_net *net, int at)
 {
-    if (net->events) return 1e-3 * net->dev->ops->queue->mark_elapsed(net->dev, net->events[at - 1], net->events[at]);
+    if (net->events) return 1e-3 * net->dev->ops->stream->event_elapsed(net->dev, net->events[at - 1], net->events[at]);
     return net->clock[at] - net->clock[at - 1];
 }
 
@@ -54,7 +54,7 @@ abar_status abar_net_profile_take(abar_net *net)
 void abar__profile_release(abar_net *net)
 {
     for (int i = 0; net->events && i < ticks(net); i++)
-        if (net->events[i]) net->dev->ops->queue->mark_destroy(net->dev, net->events[i]);
+        if (net->events[i]) net->dev->ops->stream->event_destroy(net->dev, net->events[i]);
     abar__free(net->ctx, net->events, net->events ? (size_t)ticks(net) * sizeof *net->events : 0);
     abar__free(net->ctx, net->clock, net->clock ? (size_t)ticks(net) * sizeof *net->clock : 0);
     net->events = NULL;
@@ -65,7 +65,7 @@ void abar__profile_release(abar_net *net)
 static abar_status make_events(abar_net *net)
 {
     ABAR_TRY(abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->events, (void **)&net->events));
-    for (int i = 0; i < ticks(net); i++) ABAR_TRY(net->dev->ops->queue->mark_create(net->dev, &net->events[i]));
+    for (int i = 0; i < ticks(net); i++) ABAR_TRY(net->dev->ops->stream->event_create(net->dev, &net->events[i]));
     return ABAR_OK;
 }
 
@@ -75,7 +75,7 @@ abar_status abar_net_profile(abar_net *net, bool on)
         return abar__fail(net->ctx, ABAR_E_STATE, "net: a profile needs a compiled net, call abar_net_compile first");
     abar__profile_release(net);
     if (!on) return ABAR_OK;
-    abar_status status = net->dev->ops->queue
+    abar_status status = net->dev->ops->stream
                              ? make_events(net)
                              : abar__alloc(net->ctx, (size_t)ticks(net) * sizeof *net->clock, (void **)&net->clock);
     if (status < 0) {

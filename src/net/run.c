@@ -86,19 +86,19 @@ static bool changes_dy(const abar__step *step) { return step->op->desc.activatio
 static abar_status backward_step(abar_net *net, int s, bool accumulate, const abar_observer *observer)
 {
     abar__step *step = &net->steps[s];
-    const abar__queue_ops *queue = net->dev->ops->queue;
+    const abar__stream_ops *stream = net->dev->ops->stream;
     const bool observes = step->layer >= 0 && observer;
-    const bool beside = observes && queue && !changes_dy(step) && !net->profile;
+    const bool beside = observes && stream && !changes_dy(step) && !net->profile;
     step->args.scratch = step->backward_scratch < 0 ? NULL : (char *)net->arena + net->buffers[step->backward_scratch].offset;
     step->args.accumulate = accumulate;
     if (beside) {
-        ABAR_TRY(queue->aside_begin(net->dev));
+        ABAR_TRY(stream->side_begin(net->dev));
         abar_status status = observer->observe(observer->user, step->layer, &net->layers[step->layer]);
-        ABAR_TRY(queue->aside_end(net->dev));
+        ABAR_TRY(stream->side_end(net->dev));
         ABAR_TRY(status);
     }
     if (!step->op->y_is_x && !step->passes_dy) ABAR_TRY(abar__op_backward(step->op, &step->args));
-    if (beside) ABAR_TRY(queue->aside_join(net->dev));
+    if (beside) ABAR_TRY(stream->side_join(net->dev));
     for (int i = 0; i < step->op->desc.n_in; i++)
         if (step->sum[i][2] >= 0) ABAR_TRY(join(net, step, i));
     ABAR_TRY(abar__profile_backward(net, s, false));
@@ -148,10 +148,10 @@ void abar_net_count_batches(abar_net *net, int64_t batches)
 
 abar_status abar_net_settle(abar_net *net, const int32_t *skipped)
 {
-    const abar__queue_ops *queue = net->dev->ops->queue;
-    if (!queue)
+    const abar__stream_ops *stream = net->dev->ops->stream;
+    if (!stream)
         return abar__fail(net->ctx, ABAR_E_STATE, "net: device %s is not queued, commit or roll back", net->dev->ops->name);
-    if (net->running_bytes) queue->settle(net->dev, net->running, net->pending, net->running_bytes, skipped);
+    if (net->running_bytes) stream->settle(net->dev, net->running, net->pending, net->running_bytes, skipped);
     net->pending_batches = 0;
     return ABAR_OK;
 }

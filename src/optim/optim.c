@@ -48,7 +48,7 @@ static abar_status check_param(abar_device *dev, const abar_optim_param *p)
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s has %lld elements, but its gradient %lld", p->name,
                           (long long)count, (long long)grads);
     if (p->grad.data && abar_tensor_is_channels_last(&p->value) != abar_tensor_is_channels_last(&p->grad))
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s and its gradient lie in different orders", p->name);
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optim: %s and its gradient are in different orders", p->name);
     return check_factors(dev, p);
 }
 
@@ -157,7 +157,7 @@ static abar_status make_state(abar_optim *o, void *const *shadows)
     return ABAR_OK;
 }
 
-/* The parameter whose values lie at this address. */
+/* The parameter whose values are at this address. */
 static int find_param(const abar_optim *o, const void *data)
 {
     for (int i = 0; i < o->n; i++)

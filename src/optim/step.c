@@ -210,7 +210,7 @@ void abar_optim_skip(abar_optim *o)
 
 /* ---- steps that are enqueued, or captured --------------------------------------------------------------------------- */
 
-bool abar_optim_is_queued(const abar_optim *o) { return o->dev->ops->queue != NULL; }
+bool abar_optim_is_queued(const abar_optim *o) { return o->dev->ops->stream != NULL; }
 int64_t abar_optim_steps(const abar_optim *o) { return o->k; }
 const int32_t *abar_optim_skip_flag(const abar_optim *o) { return ops_of(o)->skipped(o->step); }
 const int64_t *abar_optim_step_now(const abar_optim *o) { return ops_of(o)->step_now(o->step); }
@@ -252,8 +252,8 @@ abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->moved) ABAR_TRY(move(o));
     if (o->k < o->rates_first || o->k >= o->rates_end)
-        return abar__fail(o->dev->ctx, ABAR_E_STATE, "enqueue: step %lld has no learning rate, give it one with abar_optim_rates",
-                          (long long)o->k);
+        return abar__fail(o->dev->ctx, ABAR_E_STATE,
+                          "enqueue: step %lld has no learning rate, give it one with abar_optim_rates", (long long)o->k);
     return enqueue(o, &c);
 }
 

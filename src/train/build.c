@@ -109,7 +109,7 @@ static abar_status check_output(abar_context *ctx, const abar_net *net, const ab
 }
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
-                            const abar__net_wish *wish, abar_net **out)
+                            const abar__net_request *request, abar_net **out)
 {
     abar_net *net;
     ABAR_TRY(abar_net_create(ctx, &net));
@@ -118,9 +118,9 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
     x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
     abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
     abar_compile_config config = {.size = sizeof config,
-                                  .batch = wish->batch,
-                                  .training = wish->training,
-                                  .plan_only = wish->plan_only,
+                                  .batch = request->batch,
+                                  .training = request->training,
+                                  .plan_only = request->plan_only,
                                   .seed = (uint64_t)setup->train.seed};
     abar_status status = abar_net_compile(net, dev, &config);
     if (status == ABAR_OK && setup->model == &abar__own_model) status = check_output(ctx, net, info);
@@ -289,7 +289,7 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
     return status;
 }
 
-abar_loader_config abar__loader_wish(const abar_setup *setup, bool test)
+abar_loader_config abar__loader_request(const abar_setup *setup, bool test)
 {
     const abar_train_config *train = &setup->train;
     return (abar_loader_config){.size = sizeof(abar_loader_config),

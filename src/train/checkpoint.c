@@ -228,7 +228,7 @@ static abar_status load_place(abar_trainer *t, const carrier *c)
     if (!progress) return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: not a checkpoint of abar, give the folder of a run", c->path);
     ABAR_TRY(abar__run_state_parse(t->ctx, c->path, progress, strlen(progress), &t->at, &history));
     size_t bytes = (size_t)t->at.epoch * sizeof *history;
-    bool fits = t->at.epoch <= t->history_room && t->at.step <= t->steps;
+    bool fits = t->at.epoch <= t->history_capacity && t->at.step <= t->steps;
     if (fits && history) memcpy(t->history, history, bytes);
     abar__free(t->ctx, history, bytes);
     if (fits) return ABAR_OK;

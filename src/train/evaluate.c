@@ -42,15 +42,15 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
     ABAR_TRY(abar_setup_check(ctx, setup));
     ABAR_TRY(open_data(ctx, setup, weights, e));
     const abar_dataset_info *info = abar_dataset_info_of(e->data);
-    abar_loader_config wish = abar__loader_wish(setup, true);
-    abar__net_wish shape = {.batch = wish.batch};
+    abar_loader_config request = abar__loader_request(setup, true);
+    abar__net_request shape = {.batch = request.batch};
     ABAR_TRY(abar__device_open(ctx, setup, &e->dev));
     ABAR_TRY(abar__net_build(ctx, setup, info, e->dev, &shape, &e->net));
     ABAR_TRY(abar__weights_read(ctx, weights, e->net));
-    ABAR_TRY(abar_loader_create(ctx, e->data, &wish, &e->loader));
-    ABAR_TRY(abar__data_feed_create(ctx, e->dev, e->data, e->loader, &wish, wish.batch, true, &e->feed));
+    ABAR_TRY(abar_loader_create(ctx, e->data, &request, &e->loader));
+    ABAR_TRY(abar__data_feed_create(ctx, e->dev, e->data, e->loader, &request, request.batch, true, &e->feed));
     e->stepper =
-        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = wish.batch, .accumulate = 1, .feed = &e->feed};
+        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = request.batch, .accumulate = 1, .feed = &e->feed};
     return ABAR_OK;
 }
 

@@ -27,27 +27,27 @@ static abar_status make_feed(abar_context *ctx, const abar_dataset_info *info, a
 }
 
 abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
-                                   const abar_loader_config *wish, int64_t micro, bool stream, abar__data_feed *out)
+                                   const abar_loader_config *request, int64_t micro, bool stream, abar__data_feed *out)
 {
     *out = (abar__data_feed){.dev = dev, .ops = abar__feed_of(dev)};
     if (!out->ops) return ABAR_OK;
     const abar_dataset_info *info = abar_dataset_info_of(data);
-    abar__feed_desc desc = {.images = data->part[wish->test].images,
+    abar__feed_desc desc = {.images = data->part[request->test].images,
                             .floats = info->floats,
-                            .labels = data->part[wish->test].labels,
-                            .tokens = abar_dataset_tokens(data, wish->test),
-                            .context = info->text ? wish->context : 0,
+                            .labels = data->part[request->test].labels,
+                            .tokens = abar_dataset_tokens(data, request->test),
+                            .context = info->text ? request->context : 0,
                             .windows = abar_loader_order_count(loader),
-                            .count = wish->test ? info->test : info->train,
+                            .count = request->test ? info->test : info->train,
                             .channels = info->channels,
                             .height = info->height,
                             .width = info->width,
                             .batch = micro,
-                            .step_batch = wish->batch,
-                            .seed = wish->seed,
-                            .crop_pad = wish->crop_pad,
-                            .flip = wish->flip};
-    out->resident = !stream && out->ops->bytes(&desc) <= dev->ops->queue->memory_free(dev) / 4;
+                            .step_batch = request->batch,
+                            .seed = request->seed,
+                            .crop_pad = request->crop_pad,
+                            .flip = request->flip};
+    out->resident = !stream && out->ops->bytes(&desc) <= dev->ops->stream->memory_free(dev) / 4;
     if (!out->resident) { /* the loader has cropped and mirrored already */
         desc.images = NULL;
         desc.tokens = NULL;

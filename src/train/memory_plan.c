@@ -22,11 +22,11 @@ static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_da
         info->test = abar__validation_count(info->train, train->validation);
         info->train -= info->test;
     }
-    abar_loader_config wish = abar__loader_wish(setup, false);
-    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &plan->loader));
-    wish = abar__loader_wish(setup, true);
+    abar_loader_config request = abar__loader_request(setup, false);
+    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &plan->loader));
+    request = abar__loader_request(setup, true);
     size_t test;
-    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &wish, &test));
+    ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &test));
     plan->loader += test;
     return ABAR_OK;
 }
@@ -45,10 +45,10 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
                             abar_memory_plan *plan)
 {
     const abar_train_config *train = &setup->train;
-    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true, .plan_only = true};
+    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true, .plan_only = true};
     abar_net *net;
     size_t before = abar_context_memory(ctx).now;
-    ABAR_TRY(abar__net_build(ctx, setup, info, dev, &wish, &net));
+    ABAR_TRY(abar__net_build(ctx, setup, info, dev, &request, &net));
     plan->other += abar_context_memory(ctx).now - before; /* the graph itself, which a plan holds too */
     abar_net_memory m = *abar_net_memory_plan(net);
     plan->parameters = m.parameters;
@@ -90,8 +90,8 @@ static abar_status open_net(abar_context *ctx, const abar_setup *setup, abar_dev
     *dev = NULL;
     ABAR_TRY(plan_data(ctx, setup, &info, &ignored));
     ABAR_TRY(abar__device_open(ctx, setup, dev));
-    const abar__net_wish wish = {.batch = 1, .training = true, .plan_only = true};
-    ABAR_TRY(abar__net_build(ctx, setup, &info, *dev, &wish, net));
+    const abar__net_request request = {.batch = 1, .training = true, .plan_only = true};
+    ABAR_TRY(abar__net_build(ctx, setup, &info, *dev, &request, net));
     return abar__optim_check(ctx, setup, *dev, *net);
 }
 

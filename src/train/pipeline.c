@@ -5,21 +5,21 @@
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out)
 {
-    *out = (abar__pipeline){.stepper = stepper, .loader = loader, .dev = dev, .queue = dev->ops->queue};
+    *out = (abar__pipeline){.stepper = stepper, .loader = loader, .dev = dev, .stream = dev->ops->stream};
     out->steps = abar_loader_batches(loader);
-    if (!out->queue) return ABAR_OK;
+    if (!out->stream) return ABAR_OK;
     ABAR_TRY(abar__alloc(stepper->ctx, (size_t)out->steps * sizeof *out->rates, (void **)&out->rates));
-    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) ABAR_TRY(out->queue->mark_create(dev, &out->mark[i]));
+    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) ABAR_TRY(out->stream->event_create(dev, &out->mark[i]));
     return ABAR_OK;
 }
 
 void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 {
-    if (!p->queue) return;
-    (void)p->queue->wait(p->dev); /* failures were reported to the caller that ran the steps */
-    for (int i = 0; i < 2; i++) p->queue->forget(p->dev, p->recording[i]);
+    if (!p->stream) return;
+    (void)p->stream->wait(p->dev); /* failures were reported to the caller that ran the steps */
+    for (int i = 0; i < 2; i++) p->stream->forget(p->dev, p->recording[i]);
     for (int i = 0; i < ABAR_STEPS_AHEAD; i++)
-        if (p->mark[i]) p->queue->mark_destroy(p->dev, p->mark[i]);
+        if (p->mark[i]) p->stream->event_destroy(p->dev, p->mark[i]);
     abar__free(ctx, p->rates, p->rates ? (size_t)p->steps * sizeof *p->rates : 0);
 }
 
@@ -27,23 +27,23 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 static abar_status send_rates(abar__pipeline *p, int64_t step)
 {
     const int64_t left = p->steps - step, n = left < ABAR_STEP_RATES ? left : ABAR_STEP_RATES;
-    return n > 0 ? abar_optim_rates(p->stepper->optim, p->given, p->rates + step, n) : ABAR_OK;
+    return n > 0 ? abar_optim_rates(p->stepper->optim, p->enqueued, p->rates + step, n) : ABAR_OK;
 }
 
 abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule, int64_t epoch, int64_t step)
 {
-    p->given = p->taken = epoch * p->steps + step;
-    if (!p->queue) return ABAR_OK;
+    p->enqueued = p->collected = epoch * p->steps + step;
+    if (!p->stream) return ABAR_OK;
     for (int64_t i = 0; i < p->steps; i++) p->rates[i] = abar_schedule_lr(schedule, epoch * p->steps + i);
     ABAR_TRY(abar__data_feed_seek(p->stepper->feed, p->loader, epoch, step));
     return send_rates(p, step);
 }
 
-static abar_status give_host(abar__pipeline *p, double lr)
+static abar_status run_on_host(abar__pipeline *p, double lr)
 {
     abar_batch batch = {.size = sizeof batch};
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return abar__stepper_run(p->stepper, &batch, p->given, lr, &p->result);
+    return abar__stepper_run(p->stepper, &batch, p->enqueued, lr, &p->result);
 }
 
 /* Data that is not resident: the batch is sent before its step is enqueued. */
@@ -58,61 +58,61 @@ static abar_status send_batch(abar__pipeline *p)
 
 static abar_status record(abar__pipeline *p, int kind)
 {
-    ABAR_TRY(p->queue->record_begin(p->dev));
-    abar_status status = abar__stepper_queue(p->stepper);
-    abar_status ended = p->queue->record_end(p->dev, &p->recording[kind]);
+    ABAR_TRY(p->stream->capture_begin(p->dev));
+    abar_status status = abar__stepper_enqueue(p->stepper);
+    abar_status ended = p->stream->capture_end(p->dev, &p->recording[kind]);
     return status < 0 ? status : ended;
 }
 
-static abar_status give_queued(abar__pipeline *p, bool alone)
+static abar_status enqueue_device(abar__pipeline *p, bool alone)
 {
     abar_optim *optim = p->stepper->optim;
     const int kind = abar_optim_observes(optim);
     ABAR_TRY(send_batch(p));
     if (alone || !p->warm[kind]) {
         p->warm[kind] = true;
-        ABAR_TRY(abar__stepper_queue(p->stepper));
+        ABAR_TRY(abar__stepper_enqueue(p->stepper));
     } else if (!p->recording[kind]) {
         ABAR_TRY(record(p, kind)); /* also counts the step */
-        ABAR_TRY(p->queue->replay(p->dev, p->recording[kind]));
+        ABAR_TRY(p->stream->replay(p->dev, p->recording[kind]));
     } else {
-        ABAR_TRY(p->queue->replay(p->dev, p->recording[kind]));
+        ABAR_TRY(p->stream->replay(p->dev, p->recording[kind]));
         abar_optim_replayed(optim);
     }
-    return p->queue->mark_set(p->dev, p->mark[p->given % ABAR_STEPS_AHEAD]);
+    return p->stream->event_record(p->dev, p->mark[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 
-abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone)
+abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone)
 {
-    const int64_t step = p->given % p->steps;
-    if (p->queue && step > 0 && step % ABAR_STEP_RATES == 0) ABAR_TRY(send_rates(p, step));
-    ABAR_TRY(p->queue ? give_queued(p, alone) : give_host(p, lr));
-    p->given++;
+    const int64_t step = p->enqueued % p->steps;
+    if (p->stream && step > 0 && step % ABAR_STEP_RATES == 0) ABAR_TRY(send_rates(p, step));
+    ABAR_TRY(p->stream ? enqueue_device(p, alone) : run_on_host(p, lr));
+    p->enqueued++;
     return ABAR_OK;
 }
 
-static void read_note(abar__pipeline *p, abar__step_result *out)
+static void read_result(abar__pipeline *p, abar__step_result *out)
 {
     const abar__stepper *s = p->stepper;
-    const abar_step_note note = *abar_optim_note(s->optim, p->taken);
+    const abar_step_note note = *abar_optim_note(s->optim, p->collected);
     *out = (abar__step_result){.skipped = note.skipped, .loss = note.loss};
     abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
 }
 
-abar_status abar__pipeline_take(abar__pipeline *p, bool wait, abar__step_result *out, bool *got)
+abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_result *out, bool *got)
 {
-    *got = p->taken < p->given;
+    *got = p->collected < p->enqueued;
     if (!*got) return ABAR_OK;
-    if (p->queue) {
-        void *mark = p->mark[p->taken % ABAR_STEPS_AHEAD];
-        wait = wait || p->given - p->taken >= ABAR_STEPS_AHEAD;
-        *got = wait || p->queue->mark_passed(p->dev, mark);
+    if (p->stream) {
+        void *mark = p->mark[p->collected % ABAR_STEPS_AHEAD];
+        wait = wait || p->enqueued - p->collected >= ABAR_STEPS_AHEAD;
+        *got = wait || p->stream->event_done(p->dev, mark);
         if (!*got) return ABAR_OK;
-        ABAR_TRY(p->queue->mark_wait(p->dev, mark));
-        read_note(p, out);
+        ABAR_TRY(p->stream->event_wait(p->dev, mark));
+        read_result(p, out);
     } else {
         *out = p->result;
     }
-    p->taken++;
+    p->collected++;
     return ABAR_OK;
 }

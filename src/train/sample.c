@@ -46,9 +46,9 @@ static abar_status read_vocabulary(sampler *s, const abar_setup *setup, const ch
 static abar_status make_net(sampler *s, const abar_setup *setup, const char *weights)
 {
     const abar_dataset_info info = {.text = true, .classes = s->vocabulary.count};
-    const abar__net_wish wish = {.batch = 1};
+    const abar__net_request request = {.batch = 1};
     ABAR_TRY(abar__device_open(s->ctx, setup, &s->dev));
-    ABAR_TRY(abar__net_build(s->ctx, setup, &info, s->dev, &wish, &s->net));
+    ABAR_TRY(abar__net_build(s->ctx, setup, &info, s->dev, &request, &s->net));
     s->context = abar__context_of(setup);
     return abar__weights_read(s->ctx, weights, s->net);
 }
@@ -60,7 +60,7 @@ static size_t place(size_t *at, size_t bytes)
     return start;
 }
 
-static abar_status make_room(sampler *s)
+static abar_status make_workspace(sampler *s)
 {
     const size_t count = (size_t)s->vocabulary.count;
     const size_t window = place(&s->memory_bytes, (size_t)s->context * sizeof *s->window);
@@ -196,7 +196,7 @@ static abar_status sample(sampler *s, const abar_setup *setup, const char *weigh
     if (!s->vocabulary.bytes && !abar__utf8_valid(prompt, strlen(prompt)))
         return abar__fail(s->ctx, ABAR_E_ARGUMENT, "--prompt: not UTF-8 text, write it in another way");
     ABAR_TRY(make_net(s, setup, weights));
-    ABAR_TRY(make_room(s));
+    ABAR_TRY(make_workspace(s));
     ABAR_TRY(abar__text_encode(s->ctx, "--prompt", &s->vocabulary, prompt, strlen(prompt), s->prompt, &s->prompt_count));
     return make_text(s);
 }

@@ -93,7 +93,7 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
 
 /* ---- on a queued device ------------------------------------------------------------------------------------------ */
 
-static abar_status queue_forward(const abar__stepper *s, int64_t micro)
+static abar_status enqueue_forward(const abar__stepper *s, int64_t micro)
 {
     const abar_run_config run = {.size = sizeof run,
                                  .training = true,
@@ -105,38 +105,38 @@ static abar_status queue_forward(const abar__stepper *s, int64_t micro)
     return abar_optim_add_loss(s->optim, abar_net_loss(s->net));
 }
 
-static abar_status queue_backward(const abar__stepper *s, int64_t micro, bool observes)
+static abar_status enqueue_backward(const abar__stepper *s, int64_t micro, bool observes)
 {
     const abar_observer observer = {sizeof observer, observe, s->optim};
     return abar_net_backward(s->net, micro > 0, observes ? &observer : NULL);
 }
 
-abar_status abar__stepper_queue_forward(const abar__stepper *s)
+abar_status abar__stepper_enqueue_forward(const abar__stepper *s)
 {
     ABAR_TRY(abar_optim_begin(s->optim));
-    return queue_forward(s, 0);
+    return enqueue_forward(s, 0);
 }
 
-abar_status abar__stepper_queue_backward(const abar__stepper *s, bool observes) { return queue_backward(s, 0, observes); }
+abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observes) { return enqueue_backward(s, 0, observes); }
 
-abar_status abar__stepper_queue_update(const abar__stepper *s)
+abar_status abar__stepper_enqueue_update(const abar__stepper *s)
 {
     const abar_step_config step = {.size = sizeof step, .clip = s->clip};
     ABAR_TRY(abar_optim_queue(s->optim, &step));
     return abar_net_settle(s->net, abar_optim_skip_flag(s->optim));
 }
 
-abar_status abar__stepper_queue(const abar__stepper *s)
+abar_status abar__stepper_enqueue(const abar__stepper *s)
 {
     const bool observes = abar_optim_observes(s->optim);
     const abar__data_feed *f = s->feed;
     ABAR_TRY(abar_optim_begin(s->optim));
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (f) ABAR_TRY(fill_queued(s, f, i * s->micro));
-        ABAR_TRY(queue_forward(s, i));
-        ABAR_TRY(queue_backward(s, i, observes));
+        ABAR_TRY(enqueue_forward(s, i));
+        ABAR_TRY(enqueue_backward(s, i, observes));
     }
-    ABAR_TRY(abar__stepper_queue_update(s));
+    ABAR_TRY(abar__stepper_enqueue_update(s));
     return f && f->resident ? f->ops->advance(f->dev, f->batches) : ABAR_OK;
 }
 
@@ -146,7 +146,7 @@ static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, i
     if (batch) ABAR_TRY(fill(s, batch, 0));
     abar__stepper filled = *s;
     if (!batch) filled.feed = NULL;
-    ABAR_TRY(abar__stepper_queue(&filled));
+    ABAR_TRY(abar__stepper_enqueue(&filled));
     ABAR_TRY(abar_device_wait(abar_net_input(s->net).dev));
     const abar_step_note note = *abar_optim_note(s->optim, k);
     out->skipped = note.skipped;

@@ -65,13 +65,13 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
                             abar_dataset **out);
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
 
-typedef struct abar__net_wish {
+typedef struct abar__net_request {
     int64_t batch; /* of one forward pass */
     bool training, plan_only;
-} abar__net_wish;
+} abar__net_request;
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
-                            const abar__net_wish *wish, abar_net **out);
+                            const abar__net_request *request, abar_net **out);
 /* Whether the names in the options of method and rule fit the net. */
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
@@ -82,7 +82,7 @@ abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, 
                                     abar_param_visitor visit, void *user);
 /* Bytes the optimizer would hold. */
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
-abar_loader_config abar__loader_wish(const abar_setup *setup, bool test);
+abar_loader_config abar__loader_request(const abar_setup *setup, bool test);
 
 /* ---- batches on a queued device ---------------------------------------------------------------------------------- */
 
@@ -99,7 +99,7 @@ typedef struct abar__data_feed {
 /* For the part of data that the loader yields; every fill takes micro samples. A set that needs more than a quarter of the
  * device's free memory is streamed, and so is any set when stream is true. */
 abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const abar_dataset *data, const abar_loader *loader,
-                                   const abar_loader_config *wish, int64_t micro, bool stream, abar__data_feed *out);
+                                   const abar_loader_config *request, int64_t micro, bool stream, abar__data_feed *out);
 void abar__data_feed_release(abar_context *ctx, abar__data_feed *f);
 /* Resident: the next fills are those of this step of this epoch and of the following steps. */
 abar_status abar__data_feed_seek(abar__data_feed *f, const abar_loader *loader, int64_t epoch, int64_t step);
@@ -134,11 +134,11 @@ typedef struct abar__step_result {
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
 /* Enqueues the same on a queued device, on the samples in its feed and without waiting; this is what is captured. */
-abar_status abar__stepper_queue(const abar__stepper *s);
+abar_status abar__stepper_enqueue(const abar__stepper *s);
 /* The phases of a step of one forward pass, for timing. */
-abar_status abar__stepper_queue_forward(const abar__stepper *s);
-abar_status abar__stepper_queue_backward(const abar__stepper *s, bool observe);
-abar_status abar__stepper_queue_update(const abar__stepper *s);
+abar_status abar__stepper_enqueue_forward(const abar__stepper *s);
+abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observe);
+abar_status abar__stepper_enqueue_update(const abar__stepper *s);
 /* For optimizers that calibrate on the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
@@ -155,15 +155,15 @@ abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar
 typedef struct abar__pipeline {
     const abar__stepper *stepper;
     abar_loader *loader;
-    const abar__queue_ops *queue; /* NULL: the host */
+    const abar__stream_ops *stream; /* NULL: the host */
     abar_device *dev;
     void *recording[2]; /* of a plain step, of one that takes statistics */
     bool warm[2];       /* has run once without capture: libraries initialise then */
     void *mark[ABAR_STEPS_AHEAD];
-    int64_t given, taken;     /* k of the next step to enqueue, and of the next result to read */
-    abar__step_result result; /* host: of the last step */
-    double *rates;            /* of the steps of an epoch */
-    int64_t steps;            /* of an epoch */
+    int64_t enqueued, collected; /* k of the next step to enqueue, and of the next result to read */
+    abar__step_result result;    /* host: of the last step */
+    double *rates;               /* of the steps of an epoch */
+    int64_t steps;               /* of an epoch */
 } abar__pipeline;
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);
@@ -171,9 +171,9 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p);
 /* Continues at this step of this epoch; no step may be pending. */
 abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule, int64_t epoch, int64_t step);
 /* Enqueues the next step, at rate lr. alone: without a captured step, because its state will be read. */
-abar_status abar__pipeline_give(abar__pipeline *p, double lr, bool alone);
+abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone);
 /* The result of the oldest step not yet read; *got is false where none is done (wait: where none is pending). */
-abar_status abar__pipeline_take(abar__pipeline *p, bool wait, abar__step_result *out, bool *got);
+abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_result *out, bool *got);
 
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
@@ -241,8 +241,8 @@ struct abar_trainer {
     int64_t steps; /* per epoch */
     abar__run_state at;
     abar__digest digest[2]; /* of training and test data, where there is a folder */
-    abar__epoch *history;   /* at.epoch entries; space for history_room */
-    int64_t history_room;
+    abar__epoch *history;   /* at.epoch entries; space for history_capacity */
+    int64_t history_capacity;
     double tick;          /* time of the last update of at's clocks */
     double pace_seconds;  /* of this epoch's steps in this process, for samples per second ... */
     int64_t pace_samples; /* ... and their samples */
@@ -261,7 +261,7 @@ struct abar_trainer {
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */
 abar_status abar__run_state_write(abar_context *ctx, const abar__run_state *at, const abar__epoch *history, abar__text *out);
 abar_status abar__run_state_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar__run_state *at,
-                              abar__epoch **history);
+                                  abar__epoch **history);
 /* part: of abar__tested_part, or "test". text: with perplexity and bits per character, which are not read back. */
 abar_status abar__epoch_write(abar_context *ctx, int64_t index, const abar__epoch *e, const char *part, bool text,
                               abar__text *out);

@@ -19,18 +19,18 @@ static abar_status open_data(abar_trainer *t)
     if (!info->text && info->train < train->batch)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
                           (long long)train->batch, (long long)info->train, info->validation ? " that --validation leaves" : "");
-    abar_loader_config wish = abar__loader_wish(t->setup, false);
-    ABAR_TRY(abar_loader_create(t->ctx, t->data, &wish, &t->train));
-    wish = abar__loader_wish(t->setup, true);
-    ABAR_TRY(abar_loader_create(t->ctx, t->data, &wish, &t->test));
+    abar_loader_config request = abar__loader_request(t->setup, false);
+    ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->train));
+    request = abar__loader_request(t->setup, true);
+    ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->test));
     t->steps = abar_loader_batches(t->train);
     return ABAR_OK;
 }
 
 static abar_status make_feeds(abar_trainer *t, int64_t micro)
 {
-    const abar_loader_config wish = abar__loader_wish(t->setup, false), test = abar__loader_wish(t->setup, true);
-    ABAR_TRY(abar__data_feed_create(t->ctx, t->dev, t->data, t->train, &wish, micro, false, &t->train_feed));
+    const abar_loader_config request = abar__loader_request(t->setup, false), test = abar__loader_request(t->setup, true);
+    ABAR_TRY(abar__data_feed_create(t->ctx, t->dev, t->data, t->train, &request, micro, false, &t->train_feed));
     return abar__data_feed_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feed);
 }
 
@@ -38,16 +38,16 @@ static abar_status make_net(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
-    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
-    ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &wish, &t->net));
+    ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
-    ABAR_TRY(make_feeds(t, wish.batch));
+    ABAR_TRY(make_feeds(t, request.batch));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .optim = t->optim,
                                  .info = info,
-                                 .micro = wish.batch,
+                                 .micro = request.batch,
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
@@ -68,8 +68,8 @@ static abar_status make_net(abar_trainer *t)
 static abar_status open_books(abar_trainer *t)
 {
     void *memory;
-    t->history_room = t->setup->train.epochs;
-    ABAR_TRY(abar__alloc(t->ctx, (size_t)t->history_room * sizeof *t->history, &memory));
+    t->history_capacity = t->setup->train.epochs;
+    ABAR_TRY(abar__alloc(t->ctx, (size_t)t->history_capacity * sizeof *t->history, &memory));
     t->history = memory;
     if (t->resumes)
         ABAR_TRY(abar__checkpoint_load(t));
@@ -135,7 +135,7 @@ void abar_trainer_destroy(abar_trainer *t)
     abar_net_destroy(t->net);
     abar_device_close(t->dev);
     abar_dataset_close(t->data);
-    abar__free(t->ctx, t->history, (size_t)t->history_room * sizeof *t->history);
+    abar__free(t->ctx, t->history, (size_t)t->history_capacity * sizeof *t->history);
     abar__free(t->ctx, t->stage, t->stage_bytes);
     abar__text_free(t->ctx, &t->text);
     abar__text_free(t->ctx, &t->report);
@@ -229,10 +229,10 @@ static bool is_measured(const abar_trainer *t, int64_t k)
 /* Takes a step that is done, if there is one. */
 static abar_status take_step(abar_trainer *t, bool wait, bool *got)
 {
-    const int64_t k = t->pipeline.taken;
+    const int64_t k = t->pipeline.collected;
     const double lr = abar_schedule_lr(&t->schedule, k);
     abar__step_result result;
-    ABAR_TRY(abar__pipeline_take(&t->pipeline, wait, &result, got));
+    ABAR_TRY(abar__pipeline_collect(&t->pipeline, wait, &result, got));
     if (!*got) return ABAR_OK;
     count_step(t, &result);
     if (is_measured(t, k) && !result.skipped) ABAR_TRY(abar__record_curvature(t));
@@ -251,10 +251,10 @@ static abar_status take_all(abar_trainer *t)
 /* Gives one step and takes what is done. Where somebody wants to look at the state after step k, nothing is given beyond it. */
 static abar_status train_step(abar_trainer *t)
 {
-    const int64_t k = t->pipeline.given;
+    const int64_t k = t->pipeline.enqueued;
     const bool measure = is_measured(t, k);
     if (measure) abar_optim_measure(t->optim);
-    ABAR_TRY(abar__pipeline_give(&t->pipeline, abar_schedule_lr(&t->schedule, k), measure));
+    ABAR_TRY(abar__pipeline_enqueue(&t->pipeline, abar_schedule_lr(&t->schedule, k), measure));
     if (measure) return take_all(t);
     for (bool got = true; got;) ABAR_TRY(take_step(t, false, &got));
     return ABAR_OK;
@@ -324,15 +324,15 @@ static abar_status run_epoch(abar_trainer *t)
 {
     const int64_t every = t->setup->train.checkpoint_every, end = (t->at.epoch + 1) * t->steps;
     ABAR_TRY(abar__pipeline_seek(&t->pipeline, &t->schedule, t->at.epoch, t->at.step));
-    while (t->pipeline.given < end) {
+    while (t->pipeline.enqueued < end) {
         const bool stop = atomic_load(&t->stop);
         if (!stop) ABAR_TRY(train_step(t));
         const bool hopeless = t->at.skipped_in_a_row >= GIVE_UP_AFTER;
-        const bool due = every > 0 && t->pipeline.given % every == 0;
+        const bool due = every > 0 && t->pipeline.enqueued % every == 0;
         if (stop || hopeless || due) ABAR_TRY(take_all(t));
         if (stop) return ABAR_STOPPED;
         if (hopeless) return give_up(t);
-        if (due && t->pipeline.given < end) ABAR_TRY(save_checkpoint(t));
+        if (due && t->pipeline.enqueued < end) ABAR_TRY(save_checkpoint(t));
     }
     ABAR_TRY(take_all(t));
     if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);

@@ -98,7 +98,7 @@ abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file
 abar_tensor abar__host_view(const abar_tensor *t)
 {
     abar_tensor view = *t;
-    if (t->dev && !t->dev->ops->queue) view.dev = NULL;
+    if (t->dev && !t->dev->ops->stream) view.dev = NULL;
     return view;
 }
 

@@ -57,7 +57,7 @@ static const char *device_for(const char *device)
 void lab_copy(const abar_tensor *dst, const abar_tensor *src)
 {
     abar_device *dev = dst->dev ? dst->dev : src->dev;
-    if (!dev || !dev->ops->queue)
+    if (!dev || !dev->ops->stream)
         abar__tensor_copy_host(dst, src);
     else if (abar_tensor_copy(dev->ctx, dst, src) != ABAR_OK)
         fail_msg("copy: %s", abar_context_error(dev->ctx));
@@ -232,7 +232,7 @@ static void *defaults(const abar_option *table, size_t size)
 }
 
 /* What decides which tables there are: "rule=adamw" must be known before "beta1=0.8". */
-static double read_frame(const char *options, lab_wish *w)
+static double read_frame(const char *options, lab_request *w)
 {
     char text[512], *rest;
     double decay = 0.0;
@@ -246,7 +246,7 @@ static double read_frame(const char *options, lab_wish *w)
     return decay;
 }
 
-static void set_option(lab *l, lab_wish *w, const abar_method *method, const abar_rule *rule, const char *name,
+static void set_option(lab *l, lab_request *w, const abar_method *method, const abar_rule *rule, const char *name,
                        const char *value)
 {
     if (strcmp(name, "rule") == 0 || strcmp(name, "base-lr") == 0 || strcmp(name, "weight-decay") == 0) return;
@@ -260,7 +260,7 @@ static void set_option(lab *l, lab_wish *w, const abar_method *method, const aba
     if (status != ABAR_OK) w->refused = true;
 }
 
-static void set_options(lab *l, lab_wish *w, const char *options)
+static void set_options(lab *l, lab_request *w, const char *options)
 {
     const abar_method *method = w->config.method ? abar_method_find(w->config.method) : NULL;
     const abar_rule *rule = abar_rule_find(w->rule_name);
@@ -279,7 +279,7 @@ static void set_options(lab *l, lab_wish *w, const char *options)
     }
 }
 
-void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *w)
+void lab_request_try(lab *l, const char *method, const char *options, lab_request *w)
 {
     memset(w, 0, sizeof *w);
     w->config = (abar_optim_config){.size = sizeof w->config, .method = method, .base_lr = 0.1};
@@ -307,13 +307,13 @@ void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *w)
     w->config.n_layers = l->n;
 }
 
-void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *w)
+void lab_request_make(lab *l, const char *method, const char *options, lab_request *w)
 {
-    lab_wish_try(l, method, options, w);
+    lab_request_try(l, method, options, w);
     if (w->refused) fail_msg("%s", abar_context_error(l->ctx));
 }
 
-void lab_wish_drop(lab_wish *w)
+void lab_request_drop(lab_request *w)
 {
     free(w->own);
     free(w->rule);
@@ -321,11 +321,11 @@ void lab_wish_drop(lab_wish *w)
 
 void lab_optimizer(lab *l, const char *method, const char *options)
 {
-    lab_wish wish;
+    lab_request request;
     abar_optim_destroy(l->optim);
-    lab_wish_make(l, method, options, &wish);
-    NEED(l, abar_optim_create(l->dev, &wish.config, &l->optim));
-    lab_wish_drop(&wish);
+    lab_request_make(l, method, options, &request);
+    NEED(l, abar_optim_create(l->dev, &request.config, &l->optim));
+    lab_request_drop(&request);
 }
 
 /* ---- batches ------------------------------------------------------------------------------------------------------ */
@@ -417,10 +417,10 @@ void lab_draw_batch(lab *l)
     }
 }
 
-/* A view of the stage with the wished layout, for a tensor of these dimensions. */
+/* A view of the stage with the requested layout, for a tensor of these dimensions. */
 static abar_tensor lying(const lab *l, const abar_tensor *t, abar_dtype dtype, const abar_tensor *stage)
 {
-    static const abar_layout blocked[LAB_LIES] = {
+    static const abar_layout blocked[LAB_LAYOUTS] = {
         [LAB_C8] = ABAR_LAYOUT_C8, [LAB_C16] = ABAR_LAYOUT_C16, [LAB_N16] = ABAR_LAYOUT_N16};
     abar_tensor v = abar_tensor_wrap(l->dev, stage->data, dtype, t->ndim, t->dim);
     if (t->ndim == 4) v.layout = blocked[l->lie];

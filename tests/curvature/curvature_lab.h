@@ -43,8 +43,8 @@ typedef struct lab_layer {
     abar_tensor x_stage, p_stage, attended_stage;     /* room for what is offered */
 } lab_layer;
 
-/* How the batch lies in memory when it is offered. Blocked layouts are for images; other tensors are dense then. */
-typedef enum lab_lie { LAB_DENSE, LAB_CHANNELS_LAST, LAB_GAPS, LAB_C8, LAB_C16, LAB_N16, LAB_LIES } lab_lie;
+/* How the batch is in memory when it is offered. Blocked layouts are for images; other tensors are dense then. */
+typedef enum lab_layout { LAB_DENSE, LAB_CHANNELS_LAST, LAB_GAPS, LAB_C8, LAB_C16, LAB_N16, LAB_LAYOUTS } lab_layout;
 
 typedef struct lab {
     abar_context *ctx;
@@ -54,7 +54,7 @@ typedef struct lab {
     int n;
     int64_t examples;
     uint64_t noise;
-    lab_lie lie;
+    lab_layout lie;
     abar_dtype dtype; /* of what is offered; the device's unless a test says otherwise */
 } lab;
 
@@ -75,7 +75,7 @@ void lab_close(lab *l); /* fails the test when something is still held */
 
 /* Everything create wants. method NULL: the rule alone. options: "damping=0.1 tcov=1", of method, curvature or rule, and
  * rule=NAME (sgd, without momentum unless asked for), base-lr=X, weight-decay=X. */
-typedef struct lab_wish {
+typedef struct lab_request {
     abar_optim_config config;
     abar__curvature_config common;
     void *own, *rule;
@@ -83,11 +83,11 @@ typedef struct lab_wish {
     abar_layer layers[LAB_LAYERS_MAX];
     char names[2 * LAB_LAYERS_MAX][512], rule_name[16];
     bool refused; /* an option's value was */
-} lab_wish;
+} lab_request;
 
-void lab_wish_make(lab *l, const char *method, const char *options, lab_wish *out);
-void lab_wish_try(lab *l, const char *method, const char *options, lab_wish *out); /* sets refused instead of failing */
-void lab_wish_drop(lab_wish *wish);
+void lab_request_make(lab *l, const char *method, const char *options, lab_request *out);
+void lab_request_try(lab *l, const char *method, const char *options, lab_request *out); /* sets refused instead of failing */
+void lab_request_drop(lab_request *request);
 void lab_optimizer(lab *l, const char *method, const char *options);
 void lab_need(const lab *l, abar_status status, const char *what);
 #define NEED(l, expr) lab_need(l, expr, #expr)

@@ -247,7 +247,7 @@ static void inputs_may_lie_anyhow(void **state)
         lab_optimizer(&one, c.method, c.options);
         lab_optimizer(&other, c.method, c.options);
         static const abar_dtype dtypes[] = {ABAR_BF16, ABAR_F32, ABAR_F16};
-        static const lab_lie lies[] = {LAB_DENSE, LAB_GAPS, LAB_CHANNELS_LAST};
+        static const lab_layout lies[] = {LAB_DENSE, LAB_GAPS, LAB_CHANNELS_LAST};
         for (int k = 0; k < 3; k++) {
             lab_new_batch(&one);
             lab_copy_batch(&one, &other);
@@ -473,19 +473,19 @@ static void memory_is_vectors_and_one_sequence(void **state)
     for (int s = 0; s < STATS; s++)
         for (int adaptive = 0; adaptive < 2; adaptive++) {
             lab l;
-            lab_wish wish;
+            lab_request request;
             counter c = {0};
             const abar_allocator allocator = {counted_alloc, counted_release, &c};
             char options[128];
             snprintf(options, sizeof options, "value-stat=%s tcov=1 tinv=1 %s", stats[s], adaptive ? "damping=adaptive" : "");
             lab_open(&l, *state, &allocator, &shape, 1, 2, 1);
-            lab_wish_make(&l, "mac", options, &wish);
+            lab_request_make(&l, "mac", options, &request);
             const size_t before = abar_context_memory(l.ctx).now;
             size_t plan;
-            NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &plan));
+            NEED(&l, abar_optim_plan_bytes(l.dev, &request.config, &plan));
             assert_int_equal(abar_context_memory(l.ctx).now, before);
             c.largest = 0;
-            NEED(&l, abar_optim_create(l.dev, &wish.config, &l.optim));
+            NEED(&l, abar_optim_create(l.dev, &request.config, &l.optim));
             const bool factored = strcmp(stats[s], "factored") == 0, per_head = strcmp(stats[s], "per-head") == 0;
             const size_t element = abar_dtype_size(abar_device_dtype(l.dev)), vector = D * element;
             const size_t positions = (size_t)LONG * ((D + 1) * element + (adaptive ? sizeof(double) : 0));
@@ -504,7 +504,7 @@ static void memory_is_vectors_and_one_sequence(void **state)
             }
             assert_int_equal(c.held, held);
             assert_true(c.largest < (size_t)LONG * LONG * element / 8);
-            lab_wish_drop(&wish);
+            lab_request_drop(&request);
             lab_close(&l);
         }
 }
@@ -512,10 +512,10 @@ static void memory_is_vectors_and_one_sequence(void **state)
 /* ---- what is refused ------------------------------------------------------------------------------------------------------
  */
 
-static void refuse(lab *l, lab_wish *wish, const char *word)
+static void refuse(lab *l, lab_request *request, const char *word)
 {
     abar_optim *none = NULL;
-    assert_int_equal(abar_optim_create(l->dev, &wish->config, &none), ABAR_E_ARGUMENT);
+    assert_int_equal(abar_optim_create(l->dev, &request->config, &none), ABAR_E_ARGUMENT);
     assert_null(none);
     if (!strstr(abar_context_error(l->ctx), word)) fail_msg("%s", abar_context_error(l->ctx));
 }
@@ -527,17 +527,17 @@ static void attention_that_does_not_fit_is_refused(void **state)
     shapes[0].first = true;
     shapes[1].name = "qkv@v1";
     lab_open(&l, *state, NULL, shapes, 2, EXAMPLES, 1);
-    lab_wish wish;
-    lab_wish_make(&l, "mac", "value-stat=per-head", &wish);
-    refuse(&l, &wish, "qkv@v1");
-    lab_wish_drop(&wish);
-    lab_wish_make(&l, "mac", "first-layer=dataset-mean", &wish);
-    refuse(&l, &wish, "value-stat");
-    lab_wish_drop(&wish);
-    lab_wish_make(&l, "mac", "value-stat=factored", &wish);
-    wish.layers[0].input = (abar_tensor){0};
-    refuse(&l, &wish, "tokens");
-    lab_wish_drop(&wish);
+    lab_request request;
+    lab_request_make(&l, "mac", "value-stat=per-head", &request);
+    refuse(&l, &request, "qkv@v1");
+    lab_request_drop(&request);
+    lab_request_make(&l, "mac", "first-layer=dataset-mean", &request);
+    refuse(&l, &request, "value-stat");
+    lab_request_drop(&request);
+    lab_request_make(&l, "mac", "value-stat=factored", &request);
+    request.layers[0].input = (abar_tensor){0};
+    refuse(&l, &request, "tokens");
+    lab_request_drop(&request);
     static const abar_attention bad[] = {
         {.heads = HEADS, .value_row = SIZE, .value_rows = SIZE},                                /* not the last */
         {.heads = 4, .value_row = 2 * SIZE, .value_rows = SIZE},                                /* 4 does not divide 6 */
@@ -546,10 +546,10 @@ static void attention_that_does_not_fit_is_refused(void **state)
         {.heads = -1, .value_row = 2 * SIZE, .value_rows = SIZE},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        lab_wish_make(&l, "mac", "", &wish);
-        wish.layers[0].attention = bad[i];
-        refuse(&l, &wish, "attention");
-        lab_wish_drop(&wish);
+        lab_request_make(&l, "mac", "", &request);
+        request.layers[0].attention = bad[i];
+        refuse(&l, &request, "attention");
+        lab_request_drop(&request);
     }
     lab_close(&l);
 }

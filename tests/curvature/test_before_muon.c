@@ -172,12 +172,12 @@ static void kfac_muon_does_not_clip_by_default(void **state)
 {
     for (int muon = 0; muon < 2; muon++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         lab_open(&l, *state, NULL, &linear, 1, 6, 19);
-        lab_wish_make(&l, "kfac", muon ? MUON EVERY_STEP : EVERY_STEP "base-lr=1", &wish);
-        wish.config.method_config = NULL;
-        NEED(&l, abar_optim_create(l.dev, &wish.config, &l.optim));
-        lab_wish_drop(&wish);
+        lab_request_make(&l, "kfac", muon ? MUON EVERY_STEP : EVERY_STEP "base-lr=1", &request);
+        request.config.method_config = NULL;
+        NEED(&l, abar_optim_create(l.dev, &request.config, &l.optim));
+        lab_request_drop(&request);
         lab_new_batch(&l);
         lab_observed_step(&l);
         const double scale = abar_optim_times(l.optim)->kl_scale;
@@ -273,12 +273,12 @@ static void damping_that_is_no_number_is_refused(void **state)
                                            {"mac", "damping=trace:0.2 first-layer=dataset-cov"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         lab_open(&l, *state, NULL, &linear, 1, 4, 37);
-        lab_wish_try(&l, wrong[i][0], wrong[i][1], &wish);
-        assert_int_equal(abar_optim_create(l.dev, &wish.config, &l.optim), ABAR_E_ARGUMENT);
+        lab_request_try(&l, wrong[i][0], wrong[i][1], &request);
+        assert_int_equal(abar_optim_create(l.dev, &request.config, &l.optim), ABAR_E_ARGUMENT);
         assert_non_null(strstr(abar_context_error(l.ctx), "--damping"));
-        lab_wish_drop(&wish);
+        lab_request_drop(&request);
         lab_close(&l);
     }
 }

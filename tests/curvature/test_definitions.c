@@ -244,7 +244,7 @@ static void check_least_damping(const lab *l, int layer)
 static void mac_coupled_adaptive_on_equal_rows_divides_by_the_least_damping(void **state)
 {
     for (int64_t examples = 1; examples <= 50; examples = 6 * examples + 1) {
-        for (lab_lie lie = LAB_DENSE; lie < LAB_LIES; lie++) {
+        for (lab_layout lie = LAB_DENSE; lie < LAB_LAYOUTS; lie++) {
             lab l;
             lab_open(&l, *state, NULL, equal_shapes, EQUAL_SHAPES, examples, 3);
             l.lie = lie;

@@ -376,13 +376,13 @@ static void dampings_that_are_accepted_leave_weights_finite(void **state)
     static const char *const dampings[] = {"1e-30", "1e-37", "1e-40", "1e-300", "1e-310", "1e30"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases * 6; i++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         char options[128];
         snprintf(options, sizeof options, cases[i / 6][1], dampings[i % 6]);
         lab_open(&l, *state, NULL, shapes, LAYERS, EXAMPLES, 6);
-        lab_wish_try(&l, cases[i / 6][0], options, &wish);
-        abar_status status = wish.refused ? ABAR_E_ARGUMENT : abar_optim_create(l.dev, &wish.config, &l.optim);
-        lab_wish_drop(&wish);
+        lab_request_try(&l, cases[i / 6][0], options, &request);
+        abar_status status = request.refused ? ABAR_E_ARGUMENT : abar_optim_create(l.dev, &request.config, &l.optim);
+        lab_request_drop(&request);
         assert_true(status == ABAR_OK || status == ABAR_E_ARGUMENT);
         for (int k = 0; k < 3 && status == ABAR_OK; k++) {
             lab_draw_batch(&l);
@@ -481,12 +481,12 @@ static void first_layer_statistics_without_a_first_layer_are_refused(void **stat
     static const char *const options[] = {"first-layer=dataset-mean", "first-layer=dataset-cov"};
     for (int i = 0; i < 4; i++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         lab_open(&l, *state, NULL, shapes + 1, LAYERS - 1, EXAMPLES, 6);
-        lab_wish_make(&l, i < 2 ? "mac" : "smac", options[i % 2], &wish);
-        assert_int_equal(abar_optim_create(l.dev, &wish.config, &l.optim), ABAR_E_ARGUMENT);
+        lab_request_make(&l, i < 2 ? "mac" : "smac", options[i % 2], &request);
+        assert_int_equal(abar_optim_create(l.dev, &request.config, &l.optim), ABAR_E_ARGUMENT);
         assert_non_null(strstr(abar_context_error(l.ctx), "first-layer"));
-        lab_wish_drop(&wish);
+        lab_request_drop(&request);
         lab_close(&l);
     }
 }

@@ -127,7 +127,7 @@ static int64_t set_uncovered(const lab *l, double value)
     return count;
 }
 
-static void check_uncovered(const char *device, const lab_shape *shape, const char *const method[2], lab_lie lie,
+static void check_uncovered(const char *device, const lab_shape *shape, const char *const method[2], lab_layout lie,
                             abar_dtype dtype)
 {
     lab clean, spoiled;
@@ -165,7 +165,7 @@ static void pixels_that_no_patch_covers_may_be_anything(void **state)
     };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int i = 0; lab_cases[i][0]; i++)
-            for (lab_lie lie = LAB_DENSE; lie < LAB_LIES; lie++) {
+            for (lab_layout lie = LAB_DENSE; lie < LAB_LAYOUTS; lie++) {
                 check_uncovered(*state, &shapes[s], lab_cases[i], lie, strcmp(*state, "ref") == 0 ? ABAR_F64 : ABAR_F32);
                 if (lie == LAB_DENSE) check_uncovered(*state, &shapes[s], lab_cases[i], lie, ABAR_BF16);
             }
@@ -181,7 +181,7 @@ static const lab_shape mixed[] = {
 };
 enum { MIXED = sizeof mixed / sizeof *mixed };
 
-static void check_lie(const char *device, const char *method, const char *options, lab_lie lie, abar_dtype dtype)
+static void check_lie(const char *device, const char *method, const char *options, lab_layout lie, abar_dtype dtype)
 {
     lab dense, other;
     char all[256], what[200];
@@ -207,7 +207,7 @@ static void check_lie(const char *device, const char *method, const char *option
 static void layouts_and_types_of_the_batch_do_not_matter(void **state)
 {
     for (int i = 0; lab_cases[i][0]; i++) {
-        for (lab_lie lie = LAB_CHANNELS_LAST; lie < LAB_LIES; lie++)
+        for (lab_layout lie = LAB_CHANNELS_LAST; lie < LAB_LAYOUTS; lie++)
             check_lie(*state, lab_cases[i][0], lab_cases[i][1], lie, strcmp(*state, "ref") == 0 ? ABAR_F64 : ABAR_F32);
         check_lie(*state, lab_cases[i][0], lab_cases[i][1], LAB_DENSE, ABAR_BF16);
         check_lie(*state, lab_cases[i][0], lab_cases[i][1], LAB_C16, strcmp(*state, "ref") == 0 ? ABAR_F32 : ABAR_F64);

@@ -147,15 +147,15 @@ static void layers_of_any_names_have_state_of_their_own(void **state)
     } cases[] = {{deep[0], deep[1], false}, {"conv", "conv.0", true}, {"same", "same", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         lab_shape two[] = {shapes[cases[i].grouped ? 2 : 0], shapes[1]};
         two[0].name = cases[i].first;
         two[1].name = cases[i].second;
         lab_open(&l, *state, NULL, two, 2, EXAMPLES, 1);
-        lab_wish_make(&l, "mac", "", &wish);
-        snprintf(wish.names[2], sizeof wish.names[2], "another.weight");
-        abar_status status = abar_optim_create(l.dev, &wish.config, &l.optim);
-        lab_wish_drop(&wish);
+        lab_request_make(&l, "mac", "", &request);
+        snprintf(request.names[2], sizeof request.names[2], "another.weight");
+        abar_status status = abar_optim_create(l.dev, &request.config, &l.optim);
+        lab_request_drop(&request);
         assert_true(status == ABAR_OK || status == ABAR_E_ARGUMENT);
         if (status == ABAR_OK) assert_unique_names(&l);
         lab_close(&l);
@@ -221,7 +221,7 @@ static void steps_allocate_nothing(void **state)
         abar_optim_measure(l.optim);
         train(&l, 24, 26);
         abar_optim_skip(l.optim);
-        for (lab_lie lie = LAB_DENSE; lie < LAB_LIES; lie++) {
+        for (lab_layout lie = LAB_DENSE; lie < LAB_LAYOUTS; lie++) {
             l.lie = lie;
             train(&l, 26, 28);
         }
@@ -236,16 +236,16 @@ static void creation_survives_every_failing_allocation(void **state)
                                            {"kfac", "kfac-inverse=eigen"},     {"eva", "rule=adamw"},        {"lngd", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lab l;
-        lab_wish wish;
+        lab_request request;
         counter c = {0};
         const abar_allocator allocator = {counted_alloc, counted_release, &c};
         lab_open(&l, *state, &allocator, shapes, LAYERS, EXAMPLES, 1);
-        lab_wish_make(&l, cases[i][0], cases[i][1], &wish);
+        lab_request_make(&l, cases[i][0], cases[i][1], &request);
         const size_t held = c.held;
         int failures = 0;
         for (abar_status status = ABAR_E_MEMORY; status != ABAR_OK; failures++) {
             c.fail_at = c.calls + failures + 1;
-            status = abar_optim_create(l.dev, &wish.config, &l.optim);
+            status = abar_optim_create(l.dev, &request.config, &l.optim);
             if (status == ABAR_OK) break;
             assert_int_equal(status, ABAR_E_MEMORY);
             assert_null(l.optim);
@@ -255,13 +255,13 @@ static void creation_survives_every_failing_allocation(void **state)
         assert_in_range(failures, 8, 40);
         c.fail_at = 0;
         assert_non_null(l.optim);
-        lab_wish_drop(&wish);
+        lab_request_drop(&request);
         lab_close(&l);
         assert_int_equal(c.held, 0);
     }
 }
 
-static size_t name_bytes(const lab_wish *w)
+static size_t name_bytes(const lab_request *w)
 {
     size_t all = 0;
     for (int i = 0; i < w->config.n_params; i++) all += strlen(w->params[i].name) + 1;
@@ -269,7 +269,7 @@ static size_t name_bytes(const lab_wish *w)
 }
 
 /* Tensors with shapes and without memory. */
-static void forget_memory(lab_wish *w)
+static void forget_memory(lab_request *w)
 {
     for (int i = 0; i < w->config.n_params; i++) w->params[i].value.data = w->params[i].grad.data = NULL;
     for (int i = 0; i < w->config.n_layers; i++)
@@ -279,20 +279,20 @@ static void forget_memory(lab_wish *w)
 static void check_plan(const char *device, const char *method, const char *options)
 {
     lab l;
-    lab_wish wish;
+    lab_request request;
     lab_open(&l, device, NULL, shapes, LAYERS, EXAMPLES, 1);
-    lab_wish_make(&l, method, options, &wish);
+    lab_request_make(&l, method, options, &request);
     const size_t before = abar_context_memory(l.ctx).now;
     size_t plan, again;
-    NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &plan));
+    NEED(&l, abar_optim_plan_bytes(l.dev, &request.config, &plan));
     assert_int_equal(abar_context_memory(l.ctx).now, before);
-    NEED(&l, abar_optim_create(l.dev, &wish.config, &l.optim));
+    NEED(&l, abar_optim_create(l.dev, &request.config, &l.optim));
     const size_t taken = abar_context_memory(l.ctx).now - before;
     assert_int_equal(taken, abar_optim_bytes(l.optim));
-    assert_in_range(taken - plan, name_bytes(&wish), name_bytes(&wish) + 64); /* and the longest, for labels */
+    assert_in_range(taken - plan, name_bytes(&request), name_bytes(&request) + 64); /* and the longest, for labels */
     assert_true(abar_optim_state_bytes(l.optim) <= taken);
-    forget_memory(&wish);
-    NEED(&l, abar_optim_plan_bytes(l.dev, &wish.config, &again));
+    forget_memory(&request);
+    NEED(&l, abar_optim_plan_bytes(l.dev, &request.config, &again));
     assert_int_equal(again, plan);
     size_t maps = 0, tensors = 0;
     for (int i = 0; i < abar_optim_map_count(l.optim); i++) maps += abar_optim_map(l.optim, i)->state_bytes;
@@ -304,7 +304,7 @@ static void check_plan(const char *device, const char *method, const char *optio
             tensors += abar_tensor_bytes(&s.tensor[i]);
     assert_true(tensors > 0 && tensors <= abar_optim_state_bytes(l.optim));
     lab_state_drop(&s);
-    lab_wish_drop(&wish);
+    lab_request_drop(&request);
     lab_close(&l);
 }
 
@@ -323,18 +323,18 @@ static void plan_is_what_creation_takes(void **state)
 static void plan_of_an_impossible_configuration_is_an_error(void **state)
 {
     lab l;
-    lab_wish wish;
+    lab_request request;
     lab_open(&l, *state, NULL, shapes, LAYERS, EXAMPLES, 1);
     size_t bytes = 1;
-    lab_wish_make(&l, "lngd", "nu1=0.5", &wish);
-    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config, &bytes), ABAR_E_ARGUMENT);
+    lab_request_make(&l, "lngd", "nu1=0.5", &request);
+    assert_int_equal(abar_optim_plan_bytes(l.dev, &request.config, &bytes), ABAR_E_ARGUMENT);
     assert_int_equal(bytes, 0);
     assert_non_null(strstr(abar_context_error(l.ctx), "nu1"));
-    assert_int_equal(abar_optim_create(l.dev, &wish.config, &l.optim), ABAR_E_ARGUMENT);
-    wish.config.method = "mak";
-    assert_int_equal(abar_optim_plan_bytes(l.dev, &wish.config, &bytes), ABAR_E_NOT_FOUND);
+    assert_int_equal(abar_optim_create(l.dev, &request.config, &l.optim), ABAR_E_ARGUMENT);
+    request.config.method = "mak";
+    assert_int_equal(abar_optim_plan_bytes(l.dev, &request.config, &bytes), ABAR_E_NOT_FOUND);
     assert_non_null(strstr(abar_context_error(l.ctx), "did you mean mac"));
-    lab_wish_drop(&wish);
+    lab_request_drop(&request);
     lab_close(&l);
 }
 

@@ -29,13 +29,13 @@ static void need(const bench *b, abar_status status, const char *what)
 
 static const abar__feed_ops *ops(const bench *b) { return abar__feed_of(b->dev); }
 
-typedef struct bench_wish {
+typedef struct bench_request {
     abar_precision precision;
     int64_t micro, pad;
     bool flip, vectors, streamed, test, floats;
-} bench_wish;
+} bench_request;
 
-static void make_feed(bench *b, const bench_wish *w)
+static void make_feed(bench *b, const bench_request *w)
 {
     for (int c = 0; c < CHANNELS; c++) {
         double table[256];
@@ -82,7 +82,7 @@ static void make_floats(bench *b)
     NEED(b, abar_dataset_wrap(b->ctx, &images, &b->data));
 }
 
-static void open_bench(bench *b, const bench_wish *w)
+static void open_bench(bench *b, const bench_request *w)
 {
     *b = (bench){.micro = w->micro};
     const abar_device_config config = cuda_config(w->precision, true);
@@ -170,7 +170,7 @@ static void check_step(bench *b)
     NEED(b, ops(b)->advance(b->dev, b->feed));
 }
 
-static const bench_wish wishes[] = {
+static const bench_request requests[] = {
     {.micro = BATCH},
     {.micro = BATCH, .pad = 4, .flip = true},
     {.micro = BATCH / 4, .pad = 4, .flip = true},
@@ -181,14 +181,14 @@ static const bench_wish wishes[] = {
     {.micro = BATCH / 2, .pad = 4, .flip = true, .floats = true},
     {.micro = BATCH, .vectors = true, .floats = true, .precision = ABAR_PRECISION_BF16},
 };
-enum { WISHES = sizeof wishes / sizeof *wishes };
+enum { WISHES = sizeof requests / sizeof *requests };
 
 static void batches_of_two_epochs_are_the_loaders(void **unused)
 {
     (void)unused;
     for (int i = 0; i < WISHES; i++) {
         bench b;
-        open_bench(&b, &wishes[i]);
+        open_bench(&b, &requests[i]);
         for (int64_t epoch = 0; epoch < 2; epoch++) {
             begin_epoch(&b, epoch, 0);
             for (int step = 0; step < STEPS; step++) check_step(&b);
@@ -201,7 +201,7 @@ static void batches_after_seeking_are_the_loaders(void **unused)
 {
     (void)unused;
     bench b;
-    open_bench(&b, &wishes[1]);
+    open_bench(&b, &requests[1]);
     static const int64_t places[][2] = {{1, 3}, {0, 5}, {4, 0}, {0, 1}};
     for (int i = 0; i < 4; i++) {
         begin_epoch(&b, places[i][0], places[i][1]);
@@ -217,13 +217,13 @@ static void batches_from_a_recording_are_the_loaders(void **unused)
     (void)unused;
     bench b;
     void *graph = NULL;
-    open_bench(&b, &wishes[1]);
-    const abar__queue_ops *q = b.dev->ops->queue;
+    open_bench(&b, &requests[1]);
+    const abar__stream_ops *q = b.dev->ops->stream;
     begin_epoch(&b, 0, 0);
-    NEED(&b, q->record_begin(b.dev));
+    NEED(&b, q->capture_begin(b.dev));
     NEED(&b, ops(&b)->fill(b.dev, b.feed, 0, &b.input, &b.target));
     NEED(&b, ops(&b)->advance(b.dev, b.feed));
-    NEED(&b, q->record_end(b.dev, &graph));
+    NEED(&b, q->capture_end(b.dev, &graph));
     for (int64_t epoch = 0; epoch < 3; epoch++) {
         if (epoch > 0) begin_epoch(&b, epoch, 0);
         for (int step = 0; step < STEPS; step++) {
@@ -244,7 +244,8 @@ static void batches_of_the_test_part_are_the_loaders(void **unused)
     for (int i = 0; i < 2; i++) {
         bench b;
         int32_t order[2 * BATCH];
-        open_bench(&b, &(bench_wish){.micro = BATCH, .test = true, .precision = i ? ABAR_PRECISION_BF16 : ABAR_PRECISION_FP32});
+        open_bench(&b,
+                   &(bench_request){.micro = BATCH, .test = true, .precision = i ? ABAR_PRECISION_BF16 : ABAR_PRECISION_FP32});
         assert_int_equal(abar_loader_order_count(b.loader), 2 * BATCH);
         for (int pass = 0; pass < 2; pass++) {
             abar_loader_order(b.loader, 0, order);
@@ -260,9 +261,9 @@ static void batches_of_the_test_part_are_the_loaders(void **unused)
 static void streamed_batches_are_the_loaders(void **unused)
 {
     (void)unused;
-    static const bench_wish streamed[] = {{.micro = BATCH / 2, .pad = 4, .flip = true, .streamed = true},
-                                          {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16},
-                                          {.micro = BATCH, .pad = 4, .flip = true, .streamed = true, .floats = true}};
+    static const bench_request streamed[] = {{.micro = BATCH / 2, .pad = 4, .flip = true, .streamed = true},
+                                             {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16},
+                                             {.micro = BATCH, .pad = 4, .flip = true, .streamed = true, .floats = true}};
     for (int i = 0; i < 3; i++) {
         bench b;
         open_bench(&b, &streamed[i]);

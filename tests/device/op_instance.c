@@ -228,9 +228,9 @@ static void take_memory(op_instance *out)
     const abar__op_desc *d = &out->op->desc;
     const abar__op *op = out->op;
     size_t element = abar_dtype_size(abar_device_dtype(dev)), y_bytes = abar__shape_bytes(dev, &d->out, op->out_layout);
-    if (dev->ops->queue) { /* a queued device writes its loss into memory that host and device share */
+    if (dev->ops->stream) { /* a queued device writes its loss into memory that host and device share */
         void *shared;
-        assert_int_equal(dev->ops->queue->shared_alloc(dev, sizeof *out->shared, &shared), ABAR_OK);
+        assert_int_equal(dev->ops->stream->shared_alloc(dev, sizeof *out->shared, &shared), ABAR_OK);
         out->shared = shared;
     }
     for (int i = 0; i < d->n_in; i++) {
@@ -291,7 +291,7 @@ bool op_instance_create_with(abar_device *dev, const abar__op_impl *impl, const 
 void op_instance_destroy(op_instance *t)
 {
     abar__op_destroy(t->op);
-    if (t->shared) t->dev->ops->queue->shared_free(t->dev, t->shared, sizeof *t->shared);
+    if (t->shared) t->dev->ops->stream->shared_free(t->dev, t->shared, sizeof *t->shared);
     for (int i = 0; i < t->n_blocks; i++) abar_device_free(t->dev, t->blocks[i].memory, t->blocks[i].bytes);
     *t = (op_instance){0};
 }
@@ -315,12 +315,12 @@ static abar_tensor buffer_of(const op_instance *t, int i)
 /* Bytes between host and device, done when it returns. */
 static void move(const op_instance *t, void *to, const void *from, size_t bytes)
 {
-    const abar__queue_ops *queue = t->dev->ops->queue;
-    if (!queue) {
+    const abar__stream_ops *stream = t->dev->ops->stream;
+    if (!stream) {
         memcpy(to, from, bytes);
         return;
     }
-    if (queue->copy_bytes(t->dev, to, from, bytes) != ABAR_OK || abar_device_wait(t->dev) != ABAR_OK)
+    if (stream->copy_bytes(t->dev, to, from, bytes) != ABAR_OK || abar_device_wait(t->dev) != ABAR_OK)
         fail_msg("copy: %s", abar_context_error(t->dev->ctx));
 }
 

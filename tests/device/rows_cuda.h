@@ -58,7 +58,7 @@ static inline void set_strides(abar_tensor *t, form f)
     t->stride[2] = t->dim[1] * t->dim[3];
 }
 
-/* On the host; what lies in the gaps is not a number. */
+/* On the host; what is in the gaps is not a number. */
 static inline abar_tensor make_tensor(form f, abar_dtype dtype, int ndim, const int64_t *dim)
 {
     abar_tensor t = abar_tensor_wrap(NULL, NULL, dtype, ndim, dim);

@@ -146,7 +146,7 @@ static void matrices_with_gradients_in_turn_equal_ref(void **state)
 static abar_loss *shared_losses(const rig *r, int n)
 {
     void *memory;
-    const abar__queue_ops *q = r->side.dev->ops->queue;
+    const abar__stream_ops *q = r->side.dev->ops->stream;
     const size_t bytes = (size_t)n * sizeof(abar_loss);
     NEED(r, q ? q->shared_alloc(r->side.dev, bytes, &memory) : abar_device_alloc(r->side.dev, bytes, &memory));
     return memory;
@@ -154,7 +154,7 @@ static abar_loss *shared_losses(const rig *r, int n)
 
 static void free_losses(const rig *r, abar_loss *losses, int n)
 {
-    const abar__queue_ops *q = r->side.dev->ops->queue;
+    const abar__stream_ops *q = r->side.dev->ops->stream;
     const size_t bytes = (size_t)n * sizeof *losses;
     if (q)
         q->shared_free(r->side.dev, losses, bytes);
@@ -307,7 +307,7 @@ static int cases_beside_ref(const char *device, struct CMUnitTest *out)
         CASE(shadows_are_the_rounded_weights), /* of a device with a queue */
     };
     memcpy(out, cases, sizeof cases);
-    return (int)(sizeof cases / sizeof *cases) - (abar__device_find(device)->queue ? 0 : 1);
+    return (int)(sizeof cases / sizeof *cases) - (abar__device_find(device)->stream ? 0 : 1);
 }
 
 int step_cases_run(const char *device)

@@ -136,16 +136,16 @@ static void replayed_steps_equal_eager_ones_bit_for_bit(void **state)
         config.bad_step = 7;
         unsigned char *expected = eager(*state, &config, &bytes);
         rig_open(&r, *state, &config);
-        const abar__queue_ops *q = r.side.dev->ops->queue;
+        const abar__stream_ops *q = r.side.dev->ops->stream;
         for (; r.k < RIG_STEPS; r.k++) {
             const int kind = abar_optim_observes(r.side.optim);
             rig_draw(&r);
             if (graph[kind]) {
                 abar_optim_replayed(r.side.optim);
             } else { /* recording counts the step */
-                NEED(&r, q->record_begin(r.side.dev));
+                NEED(&r, q->capture_begin(r.side.dev));
                 rig_enqueue(&r);
-                NEED(&r, q->record_end(r.side.dev, &graph[kind]));
+                NEED(&r, q->capture_end(r.side.dev, &graph[kind]));
             }
             NEED(&r, q->replay(r.side.dev, graph[kind]));
             NEED(&r, q->wait(r.side.dev));
@@ -317,5 +317,5 @@ int step_cases_bits(const char *device, struct CMUnitTest *out)
         CASE(replayed_steps_equal_eager_ones_bit_for_bit), /* of a device with a queue */
     };
     memcpy(out, cases, sizeof cases);
-    return (int)(sizeof cases / sizeof *cases) - (abar__device_find(device)->queue ? 0 : 1);
+    return (int)(sizeof cases / sizeof *cases) - (abar__device_find(device)->stream ? 0 : 1);
 }

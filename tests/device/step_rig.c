@@ -141,7 +141,7 @@ static void open_side(rig *r, rig_side *s, const char *device)
         s->value[i] = param_tensor(r, s->dev, p);
         s->grad[i] = param_tensor(r, s->dev, p);
         put(r, &s->value[i], p->start);
-        if (s->dev->ops->queue && p->has_shadow) s->shadow[i] = alloc(r, s->dev, shadow_bytes(p));
+        if (s->dev->ops->stream && p->has_shadow) s->shadow[i] = alloc(r, s->dev, shadow_bytes(p));
     }
     for (int i = 0; i < RIG_LAYERS; i++) {
         s->x[i] = batch_tensor(r, s->dev, &r->layer[i].x);
@@ -256,7 +256,7 @@ void rig_make_optim(rig *r, rig_side *s)
                                                    .layers = layers,
                                                    .n_layers = RIG_LAYERS,
                                                    .base_lr = 0.1,
-                                                   .shadows = s->dev->ops->queue ? s->shadow : NULL},
+                                                   .shadows = s->dev->ops->stream ? s->shadow : NULL},
                               &s->optim));
     assert_true(s->dev->ops->step->bytes(s->optim->step) > 0);
     free(set.rule);

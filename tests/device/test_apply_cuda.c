@@ -48,7 +48,7 @@ typedef struct map {
     abar__cuda_product product;
 } map;
 
-/* Gradients of convolutions as they lie in memory: row o, channel c, place k of the kernel. */
+/* Gradients of convolutions as they are in memory: row o, channel c, place k of the kernel. */
 static double grad_at(const map *m, int64_t o, int64_t column)
 {
     if (column == m->columns) return m->bias_grad ? (double)m->bias_gradient[o] : 0.0;
@@ -536,7 +536,7 @@ static void waves_leave_others_alone(void **unused)
     open_device(ABAR_PRECISION_FP32);
     bench *b = make_bench(chosen, CHOSEN);
     gather(b, products);
-    const size_t bytes = abar__cuda_multiplier_room(products, b->n), own = abar__cuda_multiplier_bytes(b->multiplier);
+    const size_t bytes = abar__cuda_multiplier_workspace(products, b->n), own = abar__cuda_multiplier_bytes(b->multiplier);
     assert_true(bytes > 0);
     void *room = cuda_alloc(cuda, bytes), *nans = malloc(bytes);
     assert_non_null(nans);
@@ -567,18 +567,18 @@ static void replays_repeat_the_bits(void **unused)
     float *first[CHOSEN];
     double sums[CHOSEN][3];
     open_device(ABAR_PRECISION_TF32);
-    const abar__queue_ops *queue = cuda->ops->queue;
+    const abar__stream_ops *stream = cuda->ops->stream;
     bench *b = make_bench(chosen, CHOSEN);
     multiply(b);
     for (int i = 0; i < CHOSEN; i++) first[i] = fetch_result(&b->maps[i]);
     memcpy(sums, b->host_sums, sizeof sums);
-    assert_int_equal(queue->record_begin(cuda), ABAR_OK);
+    assert_int_equal(stream->capture_begin(cuda), ABAR_OK);
     for (int wave = 0; wave < waves_of(b); wave++)
         assert_int_equal(abar__cuda_multiply(cuda, b->multiplier, wave, b->active, b->sums, b->broken), ABAR_OK);
-    assert_int_equal(queue->record_end(cuda, &graph), ABAR_OK);
+    assert_int_equal(stream->capture_end(cuda, &graph), ABAR_OK);
     for (int run = 0; run < 2; run++) {
         prepare(b);
-        assert_int_equal(queue->replay(cuda, graph), ABAR_OK);
+        assert_int_equal(stream->replay(cuda, graph), ABAR_OK);
         fetch(b);
         for (int i = 0; i < CHOSEN; i++) {
             float *again = fetch_result(&b->maps[i]);
@@ -587,7 +587,7 @@ static void replays_repeat_the_bits(void **unused)
             free(again);
         }
     }
-    queue->forget(cuda, graph);
+    stream->forget(cuda, graph);
     for (int i = 0; i < CHOSEN; i++) free(first[i]);
     free_bench(b);
     close_device();

@@ -129,7 +129,7 @@ static void memory_is_zero_aligned_and_counted(void **unused)
         abar_device_free(cuda, device, sizes[i]);
         free(host);
     }
-    const size_t free_bytes = cuda->ops->queue->memory_free(cuda);
+    const size_t free_bytes = cuda->ops->stream->memory_free(cuda);
     assert_true(free_bytes > (1u << 30));
     void *none = NULL;
     assert_int_equal(abar_device_alloc(cuda, (size_t)1 << 50, &none), ABAR_E_MEMORY);
@@ -143,13 +143,13 @@ static void memory_is_zero_aligned_and_counted(void **unused)
 static void recordings_replay_what_was_written_down(void **unused)
 {
     (void)unused;
-    const abar__queue_ops *q = cuda->ops->queue;
+    const abar__stream_ops *q = cuda->ops->stream;
     float host[3] = {1.0f, 2.0f, 3.0f}, got[3] = {0};
     float *a = cuda_upload(cuda, host, sizeof host), *b = cuda_alloc(cuda, sizeof host);
     void *graph = NULL;
-    assert_int_equal(q->record_begin(cuda), ABAR_OK);
+    assert_int_equal(q->capture_begin(cuda), ABAR_OK);
     assert_int_equal(q->copy_bytes(cuda, b, a, sizeof host), ABAR_OK);
-    assert_int_equal(q->record_end(cuda, &graph), ABAR_OK);
+    assert_int_equal(q->capture_end(cuda, &graph), ABAR_OK);
     assert_non_null(graph);
     cuda_move(cuda, got, b, sizeof host);
     assert_true(got[0] == 0.0f && got[2] == 0.0f); /* not executed during capture */
@@ -169,20 +169,20 @@ static void recordings_replay_what_was_written_down(void **unused)
 static void marks_pass_in_order_and_tell_the_time_between(void **unused)
 {
     (void)unused;
-    const abar__queue_ops *q = cuda->ops->queue;
+    const abar__stream_ops *q = cuda->ops->stream;
     enum { BYTES = 64 << 20 };
     void *from, *to, *a = cuda_alloc(cuda, BYTES), *b = cuda_alloc(cuda, BYTES);
-    assert_int_equal(q->mark_create(cuda, &from), ABAR_OK);
-    assert_int_equal(q->mark_create(cuda, &to), ABAR_OK);
-    assert_int_equal(q->mark_set(cuda, from), ABAR_OK);
+    assert_int_equal(q->event_create(cuda, &from), ABAR_OK);
+    assert_int_equal(q->event_create(cuda, &to), ABAR_OK);
+    assert_int_equal(q->event_record(cuda, from), ABAR_OK);
     for (int i = 0; i < 20; i++) assert_int_equal(q->copy_bytes(cuda, a, b, BYTES), ABAR_OK);
-    assert_int_equal(q->mark_set(cuda, to), ABAR_OK);
-    assert_int_equal(q->mark_wait(cuda, to), ABAR_OK);
-    assert_true(q->mark_passed(cuda, from) && q->mark_passed(cuda, to));
-    const double ms = q->mark_elapsed(cuda, from, to);
+    assert_int_equal(q->event_record(cuda, to), ABAR_OK);
+    assert_int_equal(q->event_wait(cuda, to), ABAR_OK);
+    assert_true(q->event_done(cuda, from) && q->event_done(cuda, to));
+    const double ms = q->event_elapsed(cuda, from, to);
     if (!(ms > 0.05 && ms < 5000.0)) fail_msg("%g ms between the marks", ms); /* 2.5 GB cannot move in less */
-    q->mark_destroy(cuda, from);
-    q->mark_destroy(cuda, to);
+    q->event_destroy(cuda, from);
+    q->event_destroy(cuda, to);
     abar_device_free(cuda, a, BYTES);
     abar_device_free(cuda, b, BYTES);
 }
@@ -190,7 +190,7 @@ static void marks_pass_in_order_and_tell_the_time_between(void **unused)
 static void shared_memory_is_zero_and_seen_by_both_sides(void **unused)
 {
     (void)unused;
-    const abar__queue_ops *q = cuda->ops->queue;
+    const abar__stream_ops *q = cuda->ops->stream;
     void *memory;
     assert_int_equal(q->shared_alloc(cuda, 4 * sizeof(double), &memory), ABAR_OK);
     double *shared = memory, value = 2.5, back = 0.0, *device = cuda_upload(cuda, &value, sizeof value);
@@ -213,7 +213,7 @@ static void settling_keeps_or_forgets_by_the_flag(void **unused)
         float got[2][5];
         float *dst = cuda_upload(cuda, kept, sizeof kept), *src = cuda_upload(cuda, fresh, sizeof fresh);
         int32_t *skipped = cuda_upload(cuda, &flag, sizeof flag);
-        cuda->ops->queue->settle(cuda, dst, src, sizeof kept, skipped);
+        cuda->ops->stream->settle(cuda, dst, src, sizeof kept, skipped);
         cuda_wait(cuda, "settle");
         cuda_move(cuda, got[0], dst, sizeof kept);
         cuda_move(cuda, got[1], src, sizeof kept);

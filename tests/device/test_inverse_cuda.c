@@ -50,7 +50,7 @@ typedef struct subject {
     matrix_kind kind;
     int64_t d;
     double scale, shift;
-    float *square;       /* (d + 1, d): what lies in device memory, average above and pending below */
+    float *square;       /* (d + 1, d): what is in device memory, average above and pending below */
     float *inverse;      /* (d, d): the last one that the device should have, or NULL: compared with a new one */
     float *values;       /* (d) of eigenvectors */
     abar__cuda_factor f; /* device memory */
@@ -568,7 +568,7 @@ static void eigenvectors_come_with_inverses(void **unused)
 static void recordings_do_what_is_wanted_when_they_are_replayed(void **unused)
 {
     (void)unused;
-    const abar__queue_ops *queue = cuda->ops->queue;
+    const abar__stream_ops *stream = cuda->ops->stream;
     const uint32_t wants[] = {0x3f, 0, 0x02, 0x39, 0, 0x04, 0x3f};
     rig r = {0};
     add(&r, DEFINITE, 65, 1.0, 0.1);
@@ -582,16 +582,16 @@ static void recordings_do_what_is_wanted_when_they_are_replayed(void **unused)
     start(&r);
     ask(&r, 0x3f);
     void *recorded = NULL;
-    if (queue->record_begin(cuda) != ABAR_OK || queue->aside_begin(cuda) != ABAR_OK || queue->aside_end(cuda) != ABAR_OK ||
-        queue->aside_join(cuda) != ABAR_OK || abar__cuda_invert_wanted(cuda, r.inverter) != ABAR_OK ||
-        queue->record_end(cuda, &recorded) != ABAR_OK)
+    if (stream->capture_begin(cuda) != ABAR_OK || stream->side_begin(cuda) != ABAR_OK || stream->side_end(cuda) != ABAR_OK ||
+        stream->side_join(cuda) != ABAR_OK || abar__cuda_invert_wanted(cuda, r.inverter) != ABAR_OK ||
+        stream->capture_end(cuda, &recorded) != ABAR_OK)
         fail_msg("%s", abar_context_error(ctx));
     for (size_t i = 0; i < sizeof wants / sizeof *wants; i++) {
         ask(&r, wants[i]);
-        if (queue->replay(cuda, recorded) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
+        if (stream->replay(cuda, recorded) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
         check(&r, wants[i], TOLERANCE);
     }
-    queue->forget(cuda, recorded);
+    stream->forget(cuda, recorded);
     stop(&r);
 }
 

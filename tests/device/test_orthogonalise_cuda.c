@@ -317,7 +317,7 @@ static void blocks_of_many_sizes_equal_ref(void **unused)
 static void captured_runs_repeat_rebind_and_skip(void **unused)
 {
     (void)unused;
-    const abar__queue_ops *queue = cuda->ops->queue;
+    const abar__stream_ops *stream = cuda->ops->stream;
     abar__ns ns;
     ns_case first[MOST], again[MOST];
     uploaded u, other;
@@ -340,10 +340,10 @@ static void captured_runs_repeat_rebind_and_skip(void **unused)
     enqueue(&u, 0.0);
     download_blocks(&u, first);
 
-    assert_int_equal(queue->record_begin(cuda), ABAR_OK);
+    assert_int_equal(stream->capture_begin(cuda), ABAR_OK);
     enqueue(&u, 0.0);
-    assert_int_equal(queue->record_end(cuda, &graph), ABAR_OK);
-    for (int replay = 0; replay < 3; replay++) assert_int_equal(queue->replay(cuda, graph), ABAR_OK);
+    assert_int_equal(stream->capture_end(cuda, &graph), ABAR_OK);
+    for (int replay = 0; replay < 3; replay++) assert_int_equal(stream->replay(cuda, graph), ABAR_OK);
     download_blocks(&u, again);
     for (int i = 0; i < n; i++)
         assert_memory_equal(again[i].out, first[i].out, (size_t)(first[i].rows * first[i].columns) * sizeof(double));
@@ -351,12 +351,12 @@ static void captured_runs_repeat_rebind_and_skip(void **unused)
     const int32_t yes = 1, no = 0;
     if (abar__cuda_orthogonaliser_rebind(cuda, u.o, other.blocks) != ABAR_OK) fail_msg("%s", abar_context_error(ctx));
     cuda_move(cuda, u.skip, &yes, sizeof yes);
-    assert_int_equal(queue->replay(cuda, graph), ABAR_OK);
+    assert_int_equal(stream->replay(cuda, graph), ABAR_OK);
     download_blocks(&other, again);
     for (int i = 0; i < n; i++) /* zeros, as they were allocated */
         for (int64_t k = 0; k < again[i].rows * again[i].columns; k++) assert_true(again[i].out[k] == 0.0);
     cuda_move(cuda, u.skip, &no, sizeof no);
-    assert_int_equal(queue->replay(cuda, graph), ABAR_OK);
+    assert_int_equal(stream->replay(cuda, graph), ABAR_OK);
     download_blocks(&other, again);
     for (int i = 0; i < n; i++)
         assert_memory_equal(again[i].out, first[i].out, (size_t)(first[i].rows * first[i].columns) * sizeof(double));
@@ -364,7 +364,7 @@ static void captured_runs_repeat_rebind_and_skip(void **unused)
     other.blocks[0].rows++;
     assert_int_equal(abar__cuda_orthogonaliser_rebind(cuda, u.o, other.blocks), ABAR_E_UNSUPPORTED);
     other.blocks[0].rows--;
-    queue->forget(cuda, graph);
+    stream->forget(cuda, graph);
     release_blocks(&u);
     release_blocks(&other);
     free_cases(first, n);

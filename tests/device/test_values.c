@@ -32,7 +32,7 @@ static double uniform(uint64_t *noise) /* -1 .. 1 in eight bits, so that every d
     return (double)((int64_t)(*noise >> 33) % 127) / 64.0 - 1.0;
 }
 
-/* Memory of a device, filled from doubles (NULL: zeros), with every other element a gap where wished. */
+/* Memory of a device, filled from doubles (NULL: zeros), with every other element a gap where requested. */
 static abar_tensor make(abar_device *dev, abar_dtype dtype, bool gaps, int ndim, const int64_t *dim, const double *from)
 {
     abar_tensor t = abar_tensor_wrap(dev, NULL, dtype, ndim, dim);
@@ -139,15 +139,15 @@ static void add_product_alone(side *s)
 /* Several times; a queued device records it once and replays. */
 static void repeat(side *s, deed act)
 {
-    const abar__queue_ops *q = s->dev->ops->queue;
+    const abar__stream_ops *q = s->dev->ops->stream;
     if (!q) {
         for (int i = 0; i < TIMES; i++) act(s);
         return;
     }
     void *graph;
-    assert_int_equal(q->record_begin(s->dev), ABAR_OK);
+    assert_int_equal(q->capture_begin(s->dev), ABAR_OK);
     act(s);
-    assert_int_equal(q->record_end(s->dev, &graph), ABAR_OK);
+    assert_int_equal(q->capture_end(s->dev, &graph), ABAR_OK);
     for (int i = 0; i < TIMES; i++) assert_int_equal(q->replay(s->dev, graph), ABAR_OK);
     cuda_wait(s->dev, "replay");
     q->forget(s->dev, graph);

@@ -80,8 +80,8 @@ static abar_status start(engine *e, const char *path, const char *optim, int64_t
     ABAR_TRY(apply_settings(e, settings));
     ABAR_TRY(abar__device_open(e->ctx, e->setup, &e->dev));
     const abar_dataset_info info = {.channels = dim[2], .height = dim[3], .width = dim[4], .classes = CLASSES};
-    const abar__net_wish wish = {.batch = dim[1], .training = true};
-    ABAR_TRY(abar__net_build(e->ctx, e->setup, &info, e->dev, &wish, &e->net));
+    const abar__net_request request = {.batch = dim[1], .training = true};
+    ABAR_TRY(abar__net_build(e->ctx, e->setup, &info, e->dev, &request, &e->net));
     ABAR_TRY(load_weights(e));
     return abar__optim_build(e->ctx, e->setup, e->dev, e->net, &e->optim);
 }

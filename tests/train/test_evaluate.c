@@ -53,12 +53,12 @@ static void pytorchs_lenet5_gives_pytorchs_logits(void **state)
         assert_true(abar__safetensors_find(file, "logits", &logits));
         int64_t n = images.dim[0];
         abar_dataset_info info = {.channels = 1, .height = 28, .width = 28, .classes = 10, .mean = {0.2860}, .std = {0.3530}};
-        abar__net_wish wish = {.batch = n};
+        abar__net_request request = {.batch = n};
         abar_device *dev;
         abar_net *net;
         abar__safetensors *weights;
         need(f, abar__device_open(f->ctx, setup, &dev));
-        need(f, abar__net_build(f->ctx, setup, &info, dev, &wish, &net));
+        need(f, abar__net_build(f->ctx, setup, &info, dev, &request, &net));
         need(f, abar__safetensors_open(f->ctx, GOLDEN "lenet5_torch.safetensors", &weights));
         need(f, abar__weights_exact(f->ctx, weights, "golden", net));
         need(f, abar__weights_load(f->ctx, weights, "golden", net, true));
@@ -183,7 +183,7 @@ static void counters_may_be_missing_and_nothing_else(void **state)
 static void check_export(fixture *f, const char *model, const char *list)
 {
     abar_setup *setup = make_setup(f, model, "sgd", "device=ref limit-train=2 limit-test=2 batch=2 epochs=1");
-    abar__net_wish wish = {.batch = 2, .training = true};
+    abar__net_request request = {.batch = 2, .training = true};
     abar_dataset_info info = {0};
     abar_device *dev;
     abar_net *net;
@@ -191,7 +191,7 @@ static void check_export(fixture *f, const char *model, const char *list)
     char path[PATH_MAX_TEST], line[256];
     need(f, abar__data_look(f->ctx, setup, &info));
     need(f, abar__device_open(f->ctx, setup, &dev));
-    need(f, abar__net_build(f->ctx, setup, &info, dev, &wish, &net));
+    need(f, abar__net_build(f->ctx, setup, &info, dev, &request, &net));
     size_t bytes = abar__weights_stage_bytes(net);
     void *stage = malloc(bytes);
     path_in(f, model, path);

@@ -218,12 +218,12 @@ static void start(golden *g, const char *name, const char *run, const char *devi
     set(f, g->setup, "decay-all", "true");
     set(f, g->setup, "label-smoothing", "0");
     apply_settings(g, run);
-    abar__net_wish wish = {.batch = g->samples, .training = true};
+    abar__net_request request = {.batch = g->samples, .training = true};
     need(f, abar__device_open(f->ctx, g->setup, &g->dev));
     if (g->info.text)
         build_text_net(g);
     else
-        need(f, abar__net_build(f->ctx, g->setup, &g->info, g->dev, &wish, &g->net));
+        need(f, abar__net_build(f->ctx, g->setup, &g->info, g->dev, &request, &g->net));
     for (int i = 0; i < abar_net_param_count(g->net); i++) {
         const abar_param *p = abar_net_param(g->net, i);
         abar_tensor w = tensor(g, "w.", p->name);

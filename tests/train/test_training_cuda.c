@@ -213,9 +213,9 @@ static void run_pipeline(engine *e, bool alone, double losses[])
     for (int64_t epoch = 0; epoch < 2; epoch++) {
         need(e->f, abar_loader_seek(e->loader, epoch, 0));
         need(e->f, abar__pipeline_seek(&p, &schedule, epoch, 0));
-        for (int64_t i = 0; i < p.steps; i++) need(e->f, abar__pipeline_give(&p, 0.0, alone));
+        for (int64_t i = 0; i < p.steps; i++) need(e->f, abar__pipeline_enqueue(&p, 0.0, alone));
         for (got = true; got;) {
-            need(e->f, abar__pipeline_take(&p, true, &r, &got));
+            need(e->f, abar__pipeline_collect(&p, true, &r, &got));
             if (got) losses[n++] = r.loss.loss;
         }
     }
@@ -396,7 +396,7 @@ static void break_device(void *user, const abar_progress *p)
     vandal *v = user;
     abar_device *dev = v->trainer->dev;
     (void)p;
-    if (++v->calls == 8) dev->ops->queue->settle(dev, (void *)256, (void *)512, 16, (const int32_t *)1024);
+    if (++v->calls == 8) dev->ops->stream->settle(dev, (void *)256, (void *)512, 16, (const int32_t *)1024);
 }
 
 static void lost_device_is_told_and_the_checkpoint_stays(void **state)

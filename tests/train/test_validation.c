@@ -328,9 +328,9 @@ static void validation_memory_is_planned(void **state)
     need(f, abar__data_open(f->ctx, setup, false, NULL, &data));
     assert_int_equal(abar_dataset_bytes(data), plan.data + sizeof(abar_dataset));
     abar_loader *train, *test;
-    const abar_loader_config wish[] = {abar__loader_wish(setup, false), abar__loader_wish(setup, true)};
-    need(f, abar_loader_create(f->ctx, data, &wish[0], &train));
-    need(f, abar_loader_create(f->ctx, data, &wish[1], &test));
+    const abar_loader_config request[] = {abar__loader_request(setup, false), abar__loader_request(setup, true)};
+    need(f, abar_loader_create(f->ctx, data, &request[0], &train));
+    need(f, abar_loader_create(f->ctx, data, &request[1], &test));
     assert_int_equal(abar_loader_bytes(train) + abar_loader_bytes(test), plan.loader);
     abar_loader_destroy(train);
     abar_loader_destroy(test);

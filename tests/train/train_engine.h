@@ -22,19 +22,19 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
     engine *e = calloc(1, sizeof *e); /* the stepper points into it */
     *e = (engine){.f = f, .setup = setup};
     const abar_train_config *train = &setup->train;
-    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
     need(f, abar__data_open(f->ctx, setup, false, NULL, &e->data));
-    abar_loader_config loader = abar__loader_wish(setup, false);
+    abar_loader_config loader = abar__loader_request(setup, false);
     need(f, abar_loader_create(f->ctx, e->data, &loader, &e->loader));
     need(f, abar__device_open(f->ctx, setup, &e->dev));
-    need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, &wish, &e->net));
+    need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, &request, &e->net));
     need(f, abar__optim_build(f->ctx, setup, e->dev, e->net, &e->optim));
-    need(f, abar__data_feed_create(f->ctx, e->dev, e->data, e->loader, &loader, wish.batch, !resident, &e->feed));
+    need(f, abar__data_feed_create(f->ctx, e->dev, e->data, e->loader, &loader, request.batch, !resident, &e->feed));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,
                                  .optim = e->optim,
                                  .info = abar_dataset_info_of(e->data),
-                                 .micro = wish.batch,
+                                 .micro = request.batch,
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,

@@ -24,8 +24,8 @@ static abar_status cpu_open(abar_device *dev)
     dev->impl = (void *)tables[isa];
     /* OpenMP counts the processors of the affinity mask, also where it has bound this thread to one of them */
     int own = omp_get_num_procs() < omp_get_max_threads() ? omp_get_num_procs() : omp_get_max_threads();
-    int wish = dev->config.threads ? dev->config.threads : own, limit = omp_get_thread_limit();
-    dev->threads = wish < limit ? wish : limit;
+    int request = dev->config.threads ? dev->config.threads : own, limit = omp_get_thread_limit();
+    dev->threads = request < limit ? request : limit;
     snprintf(dev->description, sizeof dev->description, "cpu: %s, %d thread%s", abar__isa_name(isa), dev->threads,
              dev->threads == 1 ? "" : "s");
     return ABAR_OK;

@@ -1,6 +1,6 @@
 /* Gradients between dense factors (methods.md sections 4 to 6): L G R, at every step.
  *
- * Factors are multiplied where they lie, by our own kernels; transposed right ones, which are rare, by BLAS. Of a map's
+ * Factors are multiplied where they are, by our own kernels; transposed right ones, which are rare, by BLAS. Of a map's
  * gradient threads take rows, and keep them until they are back in their places: columns would share a cache line with the
  * neighbour's in every row, which costs more than half the product where cores are far apart. */
 #include "device/cpu/stats_dense.h"

@@ -1,6 +1,6 @@
 /* Sums of outer products of rows by BLAS: square += xT x, x a panel of rows that stays in the cache.
  *
- * Rows that lie in memory as BLAS wants them are used where they are; all others, and patches of any window, are copied
+ * Rows that are in memory as BLAS wants them are used where they are; all others, and patches of any window, are copied
  * together, scaled by the root of their example's weight. No sum is split between threads: each has its own rows of the
  * triangle. */
 #include "device/cpu/stats_dense_impl.h"

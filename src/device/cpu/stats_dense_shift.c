@@ -6,7 +6,7 @@
  * taps and stride 1. Then the cells are added up to windows and put into their places in A.
  *
  * Channels are taken sixteen at a time, in the lanes; or, where a map has fewer, sixteen images are in the lanes. Activations
- * that lie in memory so are read where they are, others are copied together, a tile of some images at a time. Threads take
+ * that are in memory so are read where they are, others are copied together, a tile of some images at a time. Threads take
  * parts of the batch, and their cells are added up in order. */
 #include "device/cpu/stats_dense_axis.h"
 #include "device/cpu/stats_dense_impl.h"
@@ -26,7 +26,7 @@ typedef struct shift {
     const abar__product_kernels *kernels;
     const double *weight;
     float *square;
-    bool images_in_lanes, direct;      /* direct: read where it lies */
+    bool images_in_lanes, direct;      /* direct: read where it is */
     int64_t blocks;                    /* of channels */
     int64_t wide, cell;                /* rows and columns of a cell; its floats, with a further row of sums for the bias */
     int64_t capacity;                  /* cells per thread */
@@ -76,7 +76,7 @@ static bool lies_right(const abar__field *f, bool images_in_lanes)
     return f->t->layout == ABAR_LAYOUT_C16 && f->channel % LANES == 0;
 }
 
-/* Chunks of images, or tiles of one: of what is read where it lies all, of what is copied no more than there is room for. */
+/* Chunks of images, or tiles of one: of what is read where it is all, of what is copied no more than there is room for. */
 static bool plan_chunks(shift *s)
 {
     const int64_t height = s->f->height, width = s->f->width;

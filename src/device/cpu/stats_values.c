@@ -11,7 +11,7 @@
 #define PARTS 8 /* heads at a time */
 #define RUN 32  /* rows added in float before they go into a sum in double */
 
-/* Columns from .. from + n - 1 of a row: where they lie, or a copy. */
+/* Columns from .. from + n - 1 of a row: where they are, or a copy. */
 static const float *row_of(const abar_tensor *x, int64_t example, int64_t token, int64_t from, int64_t n, float copy[SPAN])
 {
     const int64_t at = example * x->stride[0] + token * x->stride[1] + from * x->stride[2];

@@ -60,17 +60,17 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
 static abar_status build(abar_bench *b, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
-    abar__net_wish wish = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
-    ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &wish, &b->net));
+    ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .optim = b->optim,
                                  .info = &b->info,
-                                 .micro = wish.batch,
+                                 .micro = request.batch,
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
@@ -123,13 +123,13 @@ static void summarise(abar_bench *b, int64_t batch, abar_bench_result *out)
     for (int64_t i = 0; i < n; i++) out->ms_mean += 1e3 * whole[i] / (double)n;
     out->ms_p10 = 1e3 * quantile(whole, n, 0.1);
     out->ms_p90 = 1e3 * quantile(whole, n, 0.9);
-    if (!b->dev->ops->queue) {
+    if (!b->dev->ops->stream) {
         out->ms_forward = 1e3 * quantile(b->times + FORWARD * n, n, 0.5);
         out->ms_backward = 1e3 * quantile(b->times + BACKWARD * n, n, 0.5);
         out->ms_update = 1e3 * quantile(b->times + UPDATE * n, n, 0.5);
     }
     out->samples_per_second = 1e3 * (double)batch / out->ms_median;
-    if (!b->dev->ops->queue) out->peak_bytes = abar_context_memory(b->ctx).peak;
+    if (!b->dev->ops->stream) out->peak_bytes = abar_context_memory(b->ctx).peak;
     snprintf(out->device, sizeof out->device, "%s", abar_device_describe(b->dev));
 }
 
@@ -170,7 +170,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     b->times = memory;
     result->seconds_to_first_step = abar__seconds() - began;
     b->period = setup->method ? abar__curvature_config_of(setup)->tcov : 0;
-    if (b->dev->ops->queue)
+    if (b->dev->ops->stream)
         ABAR_TRY(abar__bench_queued(b->dev, &b->stepper, b->period ? b->period : 1, config->warmup, config->steps, b->times,
                                     result, config->profile ? &b->profile : NULL));
     else
@@ -212,7 +212,7 @@ abar_status abar__bench_open(abar_context *ctx, const abar_setup *setup, abar_be
     abar_bench *b = memory;
     b->ctx = ctx;
     abar_status status = build(b, setup);
-    if (status == ABAR_OK && b->dev->ops->queue)
+    if (status == ABAR_OK && b->dev->ops->stream)
         status =
             abar__replays_create(b->dev, &b->stepper, setup->method ? abar__curvature_config_of(setup)->tcov : 1, &b->replays);
     if (status == ABAR_OK)

@@ -11,7 +11,7 @@ enum { LARGEST = 8192, SMALLEST = 64, RUNS = 8, SEEDS = 4096 };
 
 typedef struct workshop {
     abar_device *dev;
-    const abar__queue_ops *queue;
+    const abar__stream_ops *stream;
     int64_t side; /* of the matrices */
     size_t bytes; /* of each */
     char *matrix[3];
@@ -21,9 +21,9 @@ typedef struct workshop {
 
 static void clear(workshop *w)
 {
-    (void)w->queue->wait(w->dev); /* failures were reported where they happened */
+    (void)w->stream->wait(w->dev); /* failures were reported where they happened */
     for (int i = 0; i < 2; i++)
-        if (w->mark[i]) w->queue->mark_destroy(w->dev, w->mark[i]);
+        if (w->mark[i]) w->stream->event_destroy(w->dev, w->mark[i]);
     if (w->op) abar_device_free(w->dev, w->scratch, w->op->scratch_bytes);
     abar__op_destroy(w->op);
     for (int i = 0; i < 3; i++) abar_device_free(w->dev, w->matrix[i], w->bytes);
@@ -44,20 +44,20 @@ static abar_status fill(workshop *w, char *to)
                       first = abar_tensor_wrap(w->dev, to, w->dev->activation, 1, &count);
     ABAR_TRY(abar_tensor_copy(w->dev->ctx, &first, &from));
     for (size_t done = abar_tensor_bytes(&first); done < w->bytes; done *= 2)
-        ABAR_TRY(w->queue->copy_bytes(w->dev, to + done, to, 2 * done <= w->bytes ? done : w->bytes - done));
+        ABAR_TRY(w->stream->copy_bytes(w->dev, to + done, to, 2 * done <= w->bytes ? done : w->bytes - done));
     return ABAR_OK;
 }
 
 /* Allocates matrices that leave most of the memory free. */
 static abar_status furnish(workshop *w)
 {
-    const size_t element = abar_dtype_size(w->dev->activation), most = w->queue->memory_free(w->dev) / 4;
+    const size_t element = abar_dtype_size(w->dev->activation), most = w->stream->memory_free(w->dev) / 4;
     w->side = LARGEST;
     while (w->side > SMALLEST && 3 * (size_t)(w->side * w->side) * element > most) w->side /= 2;
     w->bytes = (size_t)(w->side * w->side) * element;
     for (int i = 0; i < 3; i++) ABAR_TRY(abar_device_alloc(w->dev, w->bytes, (void **)&w->matrix[i]));
     for (int i = 0; i < 3; i++) ABAR_TRY(fill(w, w->matrix[i]));
-    for (int i = 0; i < 2; i++) ABAR_TRY(w->queue->mark_create(w->dev, &w->mark[i]));
+    for (int i = 0; i < 2; i++) ABAR_TRY(w->stream->event_create(w->dev, &w->mark[i]));
     abar__op_desc d = {.kind = ABAR_OP_LINEAR, .n_in = 1, .window = abar_window_unit()};
     d.in[0] = d.out = (abar__shape){2, {w->side, w->side}};
     ABAR_TRY(abar__op_create(w->dev, &d, &w->op));
@@ -67,7 +67,7 @@ static abar_status furnish(workshop *w)
 /* Copies each matrix to the next, so that no copy finds its source in a cache. */
 static abar_status copy_round(workshop *w)
 {
-    for (int i = 0; i < 3; i++) ABAR_TRY(w->queue->copy_bytes(w->dev, w->matrix[(i + 1) % 3], w->matrix[i], w->bytes));
+    for (int i = 0; i < 3; i++) ABAR_TRY(w->stream->copy_bytes(w->dev, w->matrix[(i + 1) % 3], w->matrix[i], w->bytes));
     return ABAR_OK;
 }
 
@@ -85,11 +85,11 @@ static abar_status best_of(workshop *w, abar_status (*once)(workshop *w), double
 {
     ABAR_TRY(once(w)); /* libraries load at the first call */
     for (int i = 0; i < RUNS; i++) {
-        ABAR_TRY(w->queue->mark_set(w->dev, w->mark[0]));
+        ABAR_TRY(w->stream->event_record(w->dev, w->mark[0]));
         ABAR_TRY(once(w));
-        ABAR_TRY(w->queue->mark_set(w->dev, w->mark[1]));
-        ABAR_TRY(w->queue->wait(w->dev));
-        const double took = 1e-3 * w->queue->mark_elapsed(w->dev, w->mark[0], w->mark[1]);
+        ABAR_TRY(w->stream->event_record(w->dev, w->mark[1]));
+        ABAR_TRY(w->stream->wait(w->dev));
+        const double took = 1e-3 * w->stream->event_elapsed(w->dev, w->mark[0], w->mark[1]);
         if (i == 0 || took < *seconds) *seconds = took;
     }
     return ABAR_OK;
@@ -97,7 +97,7 @@ static abar_status best_of(workshop *w, abar_status (*once)(workshop *w), double
 
 abar_status abar__bench_rates(abar_device *dev, double *copy_rate, double *product_rate)
 {
-    workshop w = {.dev = dev, .queue = dev->ops->queue};
+    workshop w = {.dev = dev, .stream = dev->ops->stream};
     double copy = 0.0, product = 0.0;
     abar_status status = furnish(&w);
     if (status == ABAR_OK) status = best_of(&w, copy_round, &copy);

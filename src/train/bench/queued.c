@@ -10,7 +10,7 @@
 enum { PLAIN, OBSERVING, KINDS };
 
 typedef struct abar__replays {
-    const abar__queue_ops *queue;
+    const abar__stream_ops *stream;
     abar_device *dev;
     const abar__stepper *stepper;
     abar_optim *optim;
@@ -23,8 +23,8 @@ typedef struct abar__replays {
 
 typedef abar_status (*part)(const abar__stepper *s);
 
-static abar_status backward_plain(const abar__stepper *s) { return abar__stepper_queue_backward(s, false); }
-static abar_status backward_observing(const abar__stepper *s) { return abar__stepper_queue_backward(s, true); }
+static abar_status backward_plain(const abar__stepper *s) { return abar__stepper_enqueue_backward(s, false); }
+static abar_status backward_observing(const abar__stepper *s) { return abar__stepper_enqueue_backward(s, true); }
 static const part backward_parts[KINDS] = {backward_plain, backward_observing};
 
 static abar_status send_rates(recordings *r)
@@ -38,8 +38,8 @@ static abar_status send_rates(recordings *r)
 
 static abar_status record(recordings *r, part p, void **out)
 {
-    ABAR_TRY(r->queue->record_begin(r->dev));
-    abar_status status = p(r->stepper), ended = r->queue->record_end(r->dev, out);
+    ABAR_TRY(r->stream->capture_begin(r->dev));
+    abar_status status = p(r->stepper), ended = r->stream->capture_end(r->dev, out);
     return status < 0 ? status : ended;
 }
 
@@ -48,7 +48,7 @@ static abar_status replay_step(recordings *r, part p, void **recording)
 {
     const bool fresh = !*recording;
     if (fresh) ABAR_TRY(record(r, p, recording));
-    ABAR_TRY(r->queue->replay(r->dev, *recording));
+    ABAR_TRY(r->stream->replay(r->dev, *recording));
     if (!fresh) abar_optim_replayed(r->optim);
     return ABAR_OK;
 }
@@ -56,7 +56,7 @@ static abar_status replay_step(recordings *r, part p, void **recording)
 static abar_status whole_step(recordings *r)
 {
     ABAR_TRY(send_rates(r));
-    return replay_step(r, abar__stepper_queue, &r->whole[abar_optim_observes(r->optim)]);
+    return replay_step(r, abar__stepper_enqueue, &r->whole[abar_optim_observes(r->optim)]);
 }
 
 /* Milliseconds of forward, backward and update. */
@@ -64,20 +64,20 @@ static abar_status step_in_parts(recordings *r, double ms[3])
 {
     const int kind = abar_optim_observes(r->optim);
     ABAR_TRY(send_rates(r));
-    if (!r->forward) ABAR_TRY(record(r, abar__stepper_queue_forward, &r->forward));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[0]));
-    ABAR_TRY(r->queue->replay(r->dev, r->forward));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[1]));
+    if (!r->forward) ABAR_TRY(record(r, abar__stepper_enqueue_forward, &r->forward));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[0]));
+    ABAR_TRY(r->stream->replay(r->dev, r->forward));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[1]));
     if (!r->backward[kind]) { /* the host side of a forward pass must come first */
-        ABAR_TRY(abar__stepper_queue_forward(r->stepper));
+        ABAR_TRY(abar__stepper_enqueue_forward(r->stepper));
         ABAR_TRY(record(r, backward_parts[kind], &r->backward[kind]));
     }
-    ABAR_TRY(r->queue->replay(r->dev, r->backward[kind]));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[2]));
-    ABAR_TRY(replay_step(r, abar__stepper_queue_update, &r->update[kind]));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[3]));
-    ABAR_TRY(r->queue->wait(r->dev));
-    for (int i = 0; i < 3; i++) ms[i] = r->queue->mark_elapsed(r->dev, r->part[i], r->part[i + 1]);
+    ABAR_TRY(r->stream->replay(r->dev, r->backward[kind]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[2]));
+    ABAR_TRY(replay_step(r, abar__stepper_enqueue_update, &r->update[kind]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[3]));
+    ABAR_TRY(r->stream->wait(r->dev));
+    for (int i = 0; i < 3; i++) ms[i] = r->stream->event_elapsed(r->dev, r->part[i], r->part[i + 1]);
     return ABAR_OK;
 }
 
@@ -88,21 +88,21 @@ static abar_status warm_up(recordings *r, int64_t steps)
     for (int64_t i = 0; i < steps; i++) {
         const int kind = abar_optim_observes(r->optim);
         ABAR_TRY(send_rates(r));
-        ABAR_TRY(seen[kind] ? whole_step(r) : abar__stepper_queue(r->stepper));
+        ABAR_TRY(seen[kind] ? whole_step(r) : abar__stepper_enqueue(r->stepper));
         seen[kind] = true;
     }
-    return r->queue->wait(r->dev);
+    return r->stream->wait(r->dev);
 }
 
 static abar_status time_steps(recordings *r, int64_t steps, double *seconds)
 {
-    ABAR_TRY(r->queue->mark_set(r->dev, r->mark[0]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->mark[0]));
     for (int64_t k = 0; k < steps; k++) {
         ABAR_TRY(whole_step(r));
-        ABAR_TRY(r->queue->mark_set(r->dev, r->mark[k + 1]));
+        ABAR_TRY(r->stream->event_record(r->dev, r->mark[k + 1]));
     }
-    ABAR_TRY(r->queue->wait(r->dev));
-    for (int64_t k = 0; k < steps; k++) seconds[k] = 1e-3 * r->queue->mark_elapsed(r->dev, r->mark[k], r->mark[k + 1]);
+    ABAR_TRY(r->stream->wait(r->dev));
+    for (int64_t k = 0; k < steps; k++) seconds[k] = 1e-3 * r->stream->event_elapsed(r->dev, r->mark[k], r->mark[k + 1]);
     return ABAR_OK;
 }
 
@@ -138,19 +138,19 @@ static abar_status profiled_step(recordings *r, int kind, double *update)
 {
     abar_net *net = r->stepper->net;
     ABAR_TRY(send_rates(r));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[0]));
-    ABAR_TRY(abar__stepper_queue_forward(r->stepper));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[1]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[0]));
+    ABAR_TRY(abar__stepper_enqueue_forward(r->stepper));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[1]));
     ABAR_TRY(backward_parts[kind](r->stepper));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[2]));
-    ABAR_TRY(abar__stepper_queue_update(r->stepper));
-    ABAR_TRY(r->queue->mark_set(r->dev, r->part[3]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[2]));
+    ABAR_TRY(abar__stepper_enqueue_update(r->stepper));
+    ABAR_TRY(r->stream->event_record(r->dev, r->part[3]));
     double forward = 0.0, before = 0.0;
     for (int i = 0; i < abar_net_node_count(net); i++) before += abar_net_node(net, i)->forward.seconds;
     ABAR_TRY(abar_net_profile_take(net));
     for (int i = 0; i < abar_net_node_count(net); i++) forward += abar_net_node(net, i)->forward.seconds;
-    const double whole = 1e-3 * r->queue->mark_elapsed(r->dev, r->part[0], r->part[1]) - (forward - before);
-    *update += (whole > 0.0 ? whole : 0.0) + 1e-3 * r->queue->mark_elapsed(r->dev, r->part[2], r->part[3]);
+    const double whole = 1e-3 * r->stream->event_elapsed(r->dev, r->part[0], r->part[1]) - (forward - before);
+    *update += (whole > 0.0 ? whole : 0.0) + 1e-3 * r->stream->event_elapsed(r->dev, r->part[2], r->part[3]);
     return ABAR_OK;
 }
 
@@ -182,32 +182,32 @@ static abar_status profile_steps(recordings *r, int64_t period, abar__bench_prof
 
 static void release(recordings *r)
 {
-    (void)r->queue->wait(r->dev); /* failures were reported where they happened */
+    (void)r->stream->wait(r->dev); /* failures were reported where they happened */
     for (int kind = 0; kind < KINDS; kind++) {
-        r->queue->forget(r->dev, r->whole[kind]);
-        r->queue->forget(r->dev, r->backward[kind]);
-        r->queue->forget(r->dev, r->update[kind]);
+        r->stream->forget(r->dev, r->whole[kind]);
+        r->stream->forget(r->dev, r->backward[kind]);
+        r->stream->forget(r->dev, r->update[kind]);
     }
-    r->queue->forget(r->dev, r->forward);
+    r->stream->forget(r->dev, r->forward);
     for (int i = 0; i < 4; i++)
-        if (r->part[i]) r->queue->mark_destroy(r->dev, r->part[i]);
+        if (r->part[i]) r->stream->event_destroy(r->dev, r->part[i]);
     for (int64_t i = 0; r->mark && i < r->marks; i++)
-        if (r->mark[i]) r->queue->mark_destroy(r->dev, r->mark[i]);
+        if (r->mark[i]) r->stream->event_destroy(r->dev, r->mark[i]);
     abar__free(r->dev->ctx, r->mark, r->mark ? (size_t)r->marks * sizeof *r->mark : 0);
 }
 
-static abar_status make_marks(recordings *r)
+static abar_status make_events(recordings *r)
 {
     ABAR_TRY(abar__alloc(r->dev->ctx, (size_t)r->marks * sizeof *r->mark, (void **)&r->mark));
-    for (int64_t i = 0; i < r->marks; i++) ABAR_TRY(r->queue->mark_create(r->dev, &r->mark[i]));
-    for (int i = 0; i < 4; i++) ABAR_TRY(r->queue->mark_create(r->dev, &r->part[i]));
+    for (int64_t i = 0; i < r->marks; i++) ABAR_TRY(r->stream->event_create(r->dev, &r->mark[i]));
+    for (int i = 0; i < 4; i++) ABAR_TRY(r->stream->event_create(r->dev, &r->part[i]));
     return ABAR_OK;
 }
 
 abar_status abar__replays_create(abar_device *dev, const abar__stepper *stepper, int64_t period, abar__replays **out)
 {
     ABAR_TRY(abar__alloc(dev->ctx, sizeof **out, (void **)out));
-    **out = (recordings){.queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .period = period};
+    **out = (recordings){.stream = dev->ops->stream, .dev = dev, .stepper = stepper, .optim = stepper->optim, .period = period};
     return ABAR_OK;
 }
 
@@ -220,19 +220,19 @@ void abar__replays_destroy(abar__replays *r)
 
 abar_status abar__replays_run(abar__replays *r, int64_t steps)
 {
-    ABAR_TRY(r->queue->wait(r->dev)); /* also makes the device current in this thread */
+    ABAR_TRY(r->stream->wait(r->dev)); /* also makes the device current in this thread */
     if (!r->warm) ABAR_TRY(warm_up(r, 2 * r->period + 2));
     r->warm = true;
     for (int64_t k = 0; k < steps; k++) ABAR_TRY(whole_step(r));
-    return r->queue->wait(r->dev);
+    return r->stream->wait(r->dev);
 }
 
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,
                                double *seconds, abar_bench_result *out, abar__bench_profile *profile)
 {
-    recordings r = {.queue = dev->ops->queue, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
+    recordings r = {.stream = dev->ops->stream, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
     const int64_t least = 2 * period + 2;
-    abar_status status = make_marks(&r);
+    abar_status status = make_events(&r);
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);
     if (status == ABAR_OK) status = time_steps(&r, steps, seconds);
     if (status == ABAR_OK && stepper->accumulate == 1 && 3 * period < PARTS_STEPS) status = time_parts(&r, period, out);

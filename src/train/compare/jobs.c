@@ -218,7 +218,7 @@ static int fitting(const lab *l)
     abar_device *dev = abar__bench_device(l->subject[0].bench);
     abar_dataset_probe probe = {.size = sizeof probe};
     size_t most = 1, data = 0;
-    if (!dev->ops->queue) return ABAR_COMPARE_JOBS_MAX; /* the host's memory is not limited here */
+    if (!dev->ops->stream) return ABAR_COMPARE_JOBS_MAX; /* the host's memory is not limited here */
     for (int i = 0; i < l->n; i++) {
         const size_t held = abar_context_memory(l->subject[i].ctx).now;
         if (held > most) most = held;
@@ -226,7 +226,7 @@ static int fitting(const lab *l)
     if (abar_dataset_probe_name(l->c->ctx, l->c->method[0].setup->train.data, &probe) == ABAR_OK)
         data = (size_t)(probe.info.train + probe.info.test) *
                (probe.info.text ? 2u : (size_t)(probe.info.channels * probe.info.height * probe.info.width) + 4u);
-    const double left = MEMORY_SHARE * (double)dev->ops->queue->memory_free(dev);
+    const double left = MEMORY_SHARE * (double)dev->ops->stream->memory_free(dev);
     const double more = floor(left / (double)(most + data));
     return l->n + (more < ABAR_COMPARE_JOBS_MAX ? (int)more : ABAR_COMPARE_JOBS_MAX);
 }

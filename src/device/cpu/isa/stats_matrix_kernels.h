@@ -1,4 +1,4 @@
-/* Products of matrices that stay in the caches, read where they lie: nothing is packed (methods.md sections 4 to 6). */
+/* Products of matrices that stay in the caches, read where they are: nothing is packed (methods.md sections 4 to 6). */
 #ifndef ABAR_STATS_MATRIX_KERNELS_H
 #define ABAR_STATS_MATRIX_KERNELS_H
 

@@ -1,5 +1,5 @@
 /* The "cuda" device: one GPU, one stream that all work goes into in order. Opening, memory, copies between host and device,
- * recordings of whole steps, marks in time. The update is in step/update.cu and step/program.cu, statistics in stats/stats.cu.
+ * captured steps, events. The optimizer step is in step/, statistics in stats/stats.cu.
  */
 #include "device/cuda/core/cuda_impl.h"
 #include "device/cuda/core/core_impl.h"
@@ -103,9 +103,9 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->join, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->aside_stream, cudaStreamNonBlocking));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_fork, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->aside_join, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_fork, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_join, cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
     ABAR_TRY(reserve_staging(dev, STAGING));
     return cuda_alloc(dev, ABAR_CUDA_TICKETS * sizeof(unsigned), (void **)&cuda->tickets);
@@ -122,9 +122,9 @@ static void cuda_close(abar_device *dev)
     abar__cuda_pinned_free(dev, cuda->staging, cuda->staging_bytes);
     if (cuda->fork) cudaEventDestroy(cuda->fork);
     if (cuda->join) cudaEventDestroy(cuda->join);
-    if (cuda->aside_fork) cudaEventDestroy(cuda->aside_fork);
-    if (cuda->aside_join) cudaEventDestroy(cuda->aside_join);
-    if (cuda->aside_stream) cudaStreamDestroy(cuda->aside_stream);
+    if (cuda->side_fork) cudaEventDestroy(cuda->side_fork);
+    if (cuda->side_join) cudaEventDestroy(cuda->side_join);
+    if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
     if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
     if (cuda->own_stream) cudaStreamDestroy(cuda->own_stream);
     cudaGetLastError(); /* a caller may have taken its stream away before */
@@ -387,7 +387,7 @@ static abar_status cuda_set_stream(abar_device *dev, void *stream)
     return ABAR_OK;
 }
 
-static abar_status record_begin(abar_device *dev)
+static abar_status capture_begin(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
@@ -397,7 +397,7 @@ static abar_status record_begin(abar_device *dev)
     return ABAR_OK;
 }
 
-static abar_status record_end(abar_device *dev, void **out)
+static abar_status capture_end(abar_device *dev, void **out)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     cudaGraph_t graph = NULL;
@@ -429,7 +429,7 @@ static void forget(abar_device *dev, void *graph)
     if (graph) cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
-static abar_status mark_create(abar_device *dev, void **mark)
+static abar_status event_create(abar_device *dev, void **mark)
 {
     *mark = NULL;
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
@@ -437,14 +437,14 @@ static abar_status mark_create(abar_device *dev, void **mark)
     return ABAR_OK;
 }
 
-static void mark_destroy(abar_device *dev, void *mark)
+static void event_destroy(abar_device *dev, void *mark)
 {
     (void)dev;
     if (mark) cudaEventDestroy((cudaEvent_t)mark);
 }
 
 /* Within a recording it becomes a part of it, set anew by every replay. */
-static abar_status mark_set(abar_device *dev, void *mark)
+static abar_status event_record(abar_device *dev, void *mark)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     const unsigned flags = cuda->recording ? cudaEventRecordExternal : cudaEventRecordDefault;
@@ -452,20 +452,20 @@ static abar_status mark_set(abar_device *dev, void *mark)
     return ABAR_OK;
 }
 
-static abar_status mark_wait(abar_device *dev, void *mark)
+static abar_status event_wait(abar_device *dev, void *mark)
 {
     CUDA_TRY(dev, cudaEventSynchronize((cudaEvent_t)mark));
     return ABAR_OK;
 }
 
 /* A failure has passed too: the next wait tells of it. */
-static bool mark_passed(abar_device *dev, void *mark)
+static bool event_done(abar_device *dev, void *mark)
 {
     (void)dev;
     return cudaEventQuery((cudaEvent_t)mark) != cudaErrorNotReady;
 }
 
-static double mark_elapsed(abar_device *dev, void *from, void *to)
+static double event_elapsed(abar_device *dev, void *from, void *to)
 {
     (void)dev;
     float milliseconds = 0.0f;
@@ -497,50 +497,50 @@ static void settle(abar_device *dev, void *dst, void *src, size_t bytes, const i
 
 /* ---- beside the main stream ---------------------------------------------------------------------------------------- */
 
-static abar_status aside_begin(abar_device *dev)
+static abar_status side_begin(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaEventRecord(cuda->aside_fork, cuda->stream));
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->aside_stream, cuda->aside_fork, 0));
+    CUDA_TRY(dev, cudaEventRecord(cuda->side_fork, cuda->stream));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->side_stream, cuda->side_fork, 0));
     cuda->main_stream = cuda->stream;
-    cuda->stream = cuda->aside_stream;
+    cuda->stream = cuda->side_stream;
     return ABAR_OK;
 }
 
-static abar_status aside_end(abar_device *dev)
+static abar_status side_end(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     cuda->stream = cuda->main_stream;
     cuda->main_stream = NULL;
-    CUDA_TRY(dev, cudaEventRecord(cuda->aside_join, cuda->aside_stream));
+    CUDA_TRY(dev, cudaEventRecord(cuda->side_join, cuda->side_stream));
     return ABAR_OK;
 }
 
-static abar_status aside_join(abar_device *dev)
+static abar_status side_join(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->aside_join, 0));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->side_join, 0));
     return ABAR_OK;
 }
 
-static const abar__queue_ops queue = {
+static const abar__stream_ops stream = {
     .wait = cuda_wait,
     .set_stream = cuda_set_stream,
     .shared_alloc = abar__cuda_pinned,
     .shared_free = abar__cuda_pinned_free,
-    .record_begin = record_begin,
-    .record_end = record_end,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
     .replay = replay,
     .forget = forget,
-    .aside_begin = aside_begin,
-    .aside_end = aside_end,
-    .aside_join = aside_join,
-    .mark_create = mark_create,
-    .mark_destroy = mark_destroy,
-    .mark_set = mark_set,
-    .mark_wait = mark_wait,
-    .mark_passed = mark_passed,
-    .mark_elapsed = mark_elapsed,
+    .side_begin = side_begin,
+    .side_end = side_end,
+    .side_join = side_join,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .event_done = event_done,
+    .event_elapsed = event_elapsed,
     .settle = settle,
     .copy_bytes = cuda_copy_bytes,
     .memory_free = cuda_memory_free,
@@ -566,7 +566,7 @@ static const abar_device_ops device = {
     .update = NULL,
     .stats = &abar__cuda_stats,
     .step = &abar__cuda_step,
-    .queue = &queue,
+    .stream = &stream,
 };
 
 extern "C" const abar_device_ops *const abar__cuda_device = &device;

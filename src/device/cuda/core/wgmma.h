@@ -1,4 +1,4 @@
-/* Products of tiles that lie in shared memory, by the tensor cores of compute capability 9.0 (code for sm_90a): 128 threads
+/* Products of tiles that are in shared memory, by the tensor cores of compute capability 9.0 (code for sm_90a): 128 threads
  * that follow each other, the warps of a *group*, multiply together, and go on while it is being done. Layouts are those of the
  * PTX ISA, "Asynchronous warpgroup level matrix instructions":
  *

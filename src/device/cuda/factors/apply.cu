@@ -5,7 +5,7 @@
  *   with left                 Y = G R                 G^ = L Y
  *   with eigenvalues          Y = V_P G   W = Y V_A^T / (l_P l_A + shift)   Y = W V_A   G^ = V_P^T Y
  *
- * A launch is a table of tiles, one block each: tile of step (m, n) = a (m, k) b (k, n). G lies in the order of the weight's
+ * A launch is a table of tiles, one block each: tile of step (m, n) = a (m, k) b (k, n). G is in the order of the weight's
  * memory (out, kernel, channels), inverses in PyTorch's (channels, kernel): a sum may run in any order, so G R takes the rows
  * of R in the order of memory, and what is in PyTorch's order is ordered again when a tile of G^ is written. */
 #include "device/cuda/factors/apply_tile.h"
@@ -223,7 +223,8 @@ static bool suits_wide(const abar__cuda_product *p)
            (uintptr_t)p->right % 16 == 0 && (uintptr_t)p->left % 16 == 0;
 }
 
-/* Large tiles leave room for two blocks on a multiprocessor, wide ones for one: bad for many small maps, which wait for memory.
+/* Large tiles leaves space for two blocks on a multiprocessor, wide ones for one: bad for many small maps, which wait for
+ * memory.
  */
 static bool mostly(const abar__cuda_product *products, int n, bool (*suits)(const abar__cuda_product *))
 {
@@ -414,7 +415,7 @@ static abar_status fill_maps(abar_device *dev, abar__cuda_multiplier *m, const a
     return ABAR_OK;
 }
 
-extern "C" size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n)
+extern "C" size_t abar__cuda_multiplier_workspace(const abar__cuda_product *products, int n)
 {
     const bool wide = n > 0 && wants_wide(products, n);
     size_t most = 0, own = 0;
@@ -426,13 +427,13 @@ extern "C" size_t abar__cuda_multiplier_room(const abar__cuda_product *products,
     return most * sizeof(float);
 }
 
-static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_t own_room, void *room)
+static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_t own_workspace, void *workspace)
 {
     const size_t lasting = place_all(m, NULL);
-    m->memory_bytes = lasting + own_room;
+    m->memory_bytes = lasting + own_workspace;
     ABAR_TRY(abar_device_alloc(dev, m->memory_bytes, (void **)&m->memory));
     place_all(m, m->memory);
-    m->middle = (float *)(room ? room : m->memory + lasting);
+    m->middle = (float *)(workspace ? workspace : m->memory + lasting);
     m->host_bytes = m->sent_bytes;
     place(&m->launches, NULL, &m->host_bytes, (size_t)m->n_waves * STAGES);
     ABAR_TRY(abar__cuda_pinned(dev, m->host_bytes, (void **)&m->host));
@@ -440,7 +441,7 @@ static abar_status take_memory(abar_device *dev, abar__cuda_multiplier *m, size_
     return ABAR_OK;
 }
 
-static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *room)
+static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__cuda_product *products, void *workspace)
 {
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     m->processors = abar__cuda_of(dev)->processors;
@@ -461,7 +462,7 @@ static abar_status make(abar_device *dev, abar__cuda_multiplier *m, const abar__
              cudaFuncSetAttribute(kernel_of(m), cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared)); /* as many blocks as fit; nothing is read by way of L1 */
     CUDA_TRY(dev, cudaEventCreateWithFlags(&m->sent, cudaEventDisableTiming));
-    ABAR_TRY(take_memory(dev, m, room ? 0 : abar__cuda_multiplier_room(products, m->n), room));
+    ABAR_TRY(take_memory(dev, m, workspace ? 0 : abar__cuda_multiplier_workspace(products, m->n), workspace));
     fill_steps(m, products);
     fill_table(m, products, (const step *)m->host, (tile *)(m->host + ((char *)m->tiles - m->memory)));
     if (m->wide) ABAR_TRY(fill_maps(dev, m, products));
@@ -479,14 +480,14 @@ extern "C" void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multi
     abar__free(dev->ctx, m, sizeof *m);
 }
 
-extern "C" abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n, void *room,
-                                                    abar__cuda_multiplier **out)
+extern "C" abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n,
+                                                    void *workspace, abar__cuda_multiplier **out)
 {
     *out = NULL;
     abar__cuda_multiplier *m;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *m, (void **)&m));
     m->n = n;
-    const abar_status status = n > 0 ? make(dev, m, products, room) : ABAR_OK;
+    const abar_status status = n > 0 ? make(dev, m, products, workspace) : ABAR_OK;
     if (status < 0) {
         abar__cuda_multiplier_destroy(dev, m);
         return status;

@@ -34,7 +34,7 @@ typedef struct wide_matrix {
     int64_t rows, columns;
 } wide_matrix;
 
-/* A gradient (m, n) as it lies in memory, and a rounded one in PyTorch's order: (m, n), or turned (n, m). */
+/* A gradient (m, n) as it is in memory, and a rounded one in PyTorch's order: (m, n), or turned (n, m). */
 typedef struct gradient_copy {
     const float *from;
     float *to;
@@ -91,7 +91,7 @@ template <int M, int N, int SLABS> struct tile_shape {
     static_assert(M * pitch <= SLABS * slab, "the finished tile takes the place of the slabs");
 };
 
-typedef tile_shape<32, 64, 4> low_shape; /* waits for memory: as many slabs as the middle one leaves room for */
+typedef tile_shape<32, 64, 4> low_shape; /* waits for memory: as many slabs as the middle one leaves space for */
 typedef tile_shape<64, 64, 3> middle_shape;
 typedef tile_shape<128, 128, 3> large_shape;
 

@@ -1,6 +1,6 @@
 /* Dense curvature within an optimizer step on the device (methods.md sections 4 to 6, 9): inverses of symmetric factors, kept
  * without a word to the host (inverse.cu), and gradients multiplied by them (apply.cu). All maps take part in every
- * launch. step/program.cu and step/maps.cu decide what is wanted and what becomes of it. */
+ * launch. step/step.cu, step/vectors.cu and step/matrices.cu decide what is wanted and what becomes of it. */
 #ifndef ABAR_CUDA_FACTORS_DENSE_H
 #define ABAR_CUDA_FACTORS_DENSE_H
 
@@ -16,11 +16,11 @@
 typedef struct abar__cuda_factor {
     int64_t d;
     const float *average; /* (d, d): the upper triangle */
-    float *pending;       /* (d, d): the lower triangle, zero when an inversion begins and when it has ended: room to work */
-    float *inverse;       /* (d, d), full and symmetric; replaced only by a valid one */
-    bool rounded;         /* the inverse to TF32, for products on tensor cores, which read no more */
-    float *values;        /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
-    int partner;          /* the other of a pair: where both are wanted, both are renewed or neither; -1: none */
+    float *pending; /* (d, d): the lower triangle, zero when an inversion begins and when it has ended: workspace to work */
+    float *inverse; /* (d, d), full and symmetric; replaced only by a valid one */
+    bool rounded;   /* the inverse to TF32, for products on tensor cores, which read no more */
+    float *values;  /* (d): then eigenvalues go here, ascending, and eigenvectors into inverse, one per row; or NULL */
+    int partner;    /* the other of a pair: where both are wanted, both are renewed or neither; -1: none */
 } abar__cuda_factor;
 
 /* What is asked of a factor, and what came of it: one each in device memory, for kernels before and after. */
@@ -37,7 +37,7 @@ typedef struct abar__cuda_inverter abar__cuda_inverter;
 /* ---- products ------------------------------------------------------------------------------------------------------ */
 
 /* G^ = left G right of one map, before any scale; with eigenvalues: left^T ((left G right^T) / (values + shift)) right. G lies
- * in the order of the weight's memory (out, columns) with kernel = kh * kw (abar__kept_map), its bias apart; left and right are
+ * in the order of the weight's memory (out, columns) with kernel = kh * kw (abar__plan), its bias apart; left and right are
  * in PyTorch's order, the bias last. */
 typedef struct abar__cuda_product {
     int64_t out, columns, kernel, d;   /* d: columns, and 1 with a bias */
@@ -57,22 +57,22 @@ typedef struct abar__cuda_multiplier abar__cuda_multiplier;
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* factors: (n) host memory, copied; asked: (n) device memory; room: device memory that nobody else uses while inversions run,
- * of inverter_room bytes, or NULL: it takes its own. */
+/* factors: (n) host memory, copied; asked: (n) device memory; workspace: device memory that nobody else uses while inversions
+ * run, of inverter_workspace bytes, or NULL: it takes its own. */
 abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n, abar__cuda_inversion *asked,
-                                       void *room, abar__cuda_inverter **out);
-size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_factor *factors, int n);
+                                       void *workspace, abar__cuda_inverter **out);
+size_t abar__cuda_inverter_workspace(abar_device *dev, const abar__cuda_factor *factors, int n);
 void abar__cuda_inverter_destroy(abar_device *dev, abar__cuda_inverter *v);
 size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v);
 /* Every factor whose inversion is wanted when this runs; what the others were told by an earlier call is over. In a recording
  * the device decides how often what is repeated; otherwise the host looks on. */
 abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v);
 
-/* products: (n) host memory, copied; room: device memory that nobody else uses while a wave runs, of multiplier_room bytes, or
- * NULL: it takes its own. */
-abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n, void *room,
+/* products: (n) host memory, copied; workspace: device memory that nobody else uses while a wave runs, of multiplier_workspace
+ * bytes, or NULL: it takes its own. */
+abar_status abar__cuda_multiplier_create(abar_device *dev, const abar__cuda_product *products, int n, void *workspace,
                                          abar__cuda_multiplier **out);
-size_t abar__cuda_multiplier_room(const abar__cuda_product *products, int n);
+size_t abar__cuda_multiplier_workspace(const abar__cuda_product *products, int n);
 void abar__cuda_multiplier_destroy(abar_device *dev, abar__cuda_multiplier *m);
 size_t abar__cuda_multiplier_bytes(const abar__cuda_multiplier *m);
 /* New gradients in the places of the old: (n) host memory; waits for nothing but its own earlier call. */

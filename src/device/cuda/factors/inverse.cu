@@ -1,5 +1,5 @@
 /* Which factors are inverted, and what becomes of attempts that fail (methods.md section 9): the phases of inverse.h, the
- * ladder of curvature.c's climb() in device memory, and rounds repeated by the host, or within a recording by the device. */
+ * ladder of host/derive.c's climb() in device memory, and rounds repeated by the host, or within a recording by the device. */
 #include "device/cuda/factors/inverse.h"
 #include "device/cuda/stats/stats.h"
 
@@ -323,9 +323,9 @@ static size_t place_lasting(abar__inversions *s, char *base)
     return at;
 }
 
-/* Likewise the room to work in. items: (n) host memory, NULL: only counts. */
-static size_t place_room(abar_device *dev, abar__inversions *s, const abar__cuda_factor *factors, abar__inverted *items,
-                         char *base)
+/* Likewise the workspace to work in. items: (n) host memory, NULL: only counts. */
+static size_t place_workspace(abar_device *dev, abar__inversions *s, const abar__cuda_factor *factors, abar__inverted *items,
+                              char *base)
 {
     size_t at = 0;
     int64_t most = 0;
@@ -345,11 +345,11 @@ static size_t place_room(abar_device *dev, abar__inversions *s, const abar__cuda
     return at;
 }
 
-extern "C" size_t abar__cuda_inverter_room(abar_device *dev, const abar__cuda_factor *factors, int n)
+extern "C" size_t abar__cuda_inverter_workspace(abar_device *dev, const abar__cuda_factor *factors, int n)
 {
     abar__inversions s = {};
     s.n = n;
-    return place_room(dev, &s, factors, NULL, NULL);
+    return place_workspace(dev, &s, factors, NULL, NULL);
 }
 
 /* Whether pairs are swept, and whether all tiles can be counted. factors: (n) */
@@ -366,15 +366,15 @@ static abar_status choose_units(abar_device *dev, abar__inversions *s, const aba
 }
 
 static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cuda_factor *factors, abar__inverted *items,
-                        char *room)
+                        char *workspace)
 {
     ABAR_TRY(choose_units(dev, &v->s, factors));
     for (int i = 0; i < v->s.n; i++) v->eigen = v->eigen || factors[i].values;
     const size_t lasting = place_lasting(&v->s, NULL);
-    v->bytes = lasting + (room ? 0 : place_room(dev, &v->s, factors, NULL, NULL));
+    v->bytes = lasting + (workspace ? 0 : place_workspace(dev, &v->s, factors, NULL, NULL));
     ABAR_TRY(abar_device_alloc(dev, v->bytes, (void **)&v->memory));
     place_lasting(&v->s, v->memory);
-    place_room(dev, &v->s, factors, items, room ? room : v->memory + lasting);
+    place_workspace(dev, &v->s, factors, items, workspace ? workspace : v->memory + lasting);
     abar__cuda_carry(dev, (void *)v->s.items, items, (size_t)v->s.n * sizeof *items);
     ABAR_TRY(abar__cuda_status(dev));
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&v->body, cudaStreamNonBlocking));
@@ -382,7 +382,7 @@ static abar_status make(abar_device *dev, abar__cuda_inverter *v, const abar__cu
 }
 
 extern "C" abar_status abar__cuda_inverter_create(abar_device *dev, const abar__cuda_factor *factors, int n,
-                                                  abar__cuda_inversion *asked, void *room, abar__cuda_inverter **out)
+                                                  abar__cuda_inversion *asked, void *workspace, abar__cuda_inverter **out)
 {
     void *memory = NULL, *items = NULL;
     *out = NULL;
@@ -393,7 +393,7 @@ extern "C" abar_status abar__cuda_inverter_create(abar_device *dev, const abar__
     v->s.double_last = true;
     v->s.asked = asked;
     abar_status status = n ? abar__alloc(dev->ctx, (size_t)n * sizeof(abar__inverted), &items) : ABAR_OK;
-    if (status == ABAR_OK && n) status = make(dev, v, factors, (abar__inverted *)items, (char *)room);
+    if (status == ABAR_OK && n) status = make(dev, v, factors, (abar__inverted *)items, (char *)workspace);
     abar__free(dev->ctx, items, (size_t)n * sizeof(abar__inverted));
     if (status < 0)
         abar__cuda_inverter_destroy(dev, v);
@@ -414,7 +414,7 @@ extern "C" size_t abar__cuda_inverter_bytes(const abar__cuda_inverter *v) { retu
 
 /* ---- one factor, for the statistics table ------------------------------------------------------------------------- */
 
-/* What it needs of its scratch, behind the room for the triangle: (d, d). */
+/* What it needs of its scratch, behind the workspace for the triangle: (d, d). */
 static abar__cuda_inverter place_one(abar_device *dev, int64_t d, abar__inverted *item, char *base, size_t *bytes)
 {
     abar__cuda_inverter v = {};
@@ -426,7 +426,7 @@ static abar__cuda_inverter place_one(abar_device *dev, int64_t d, abar__inverted
     v.s.asked = place<abar__cuda_inversion>(base, &at, 1);
     at += place_lasting(&v.s, base ? base + at : NULL);
     const abar__cuda_factor f = item->f;
-    *bytes = at + place_room(dev, &v.s, &f, item, base ? base + at : NULL);
+    *bytes = at + place_workspace(dev, &v.s, &f, item, base ? base + at : NULL);
     return v;
 }
 

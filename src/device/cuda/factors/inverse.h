@@ -27,8 +27,8 @@ typedef enum abar__inversion_phase {
     ABAR_INVERSION_CHECK, /* the norm of the result */
     ABAR_INVERSION_STORE, /* the result into `inverse`, zeros into the triangle */
     ABAR_INVERSION_CLEAR, /* zeros into the triangle: nothing came of it */
-    ABAR_INVERSION_WAIT,  /* for the room to work in double precision */
-    ABAR_INVERSION_YIELD, /* that room to others, and what was lent of `inverse` back */
+    ABAR_INVERSION_WAIT,  /* for the workspace to work in double precision */
+    ABAR_INVERSION_YIELD, /* that workspace to others, and what was lent of `inverse` back */
     ABAR_INVERSION_READY, /* the result is fine; waits for what becomes of the partner */
     ABAR_INVERSION_EIGEN  /* eigenvalues and eigenvectors, which stay in scratch until they are stored */
 } abar__inversion_phase;
@@ -41,7 +41,7 @@ typedef struct abar__inversion_state {
     double trace, norm;        /* of the average; of the inverse */
 } abar__inversion_state;
 
-/* A factor with the room that belongs to it. */
+/* A factor with the workspace that belongs to it. */
 typedef struct abar__inverted {
     abar__cuda_factor f;
     float *panel;  /* (ABAR_PANEL, abar__panel_pitch(d)): Y and then L, transposed; partial sums between sweeps */
@@ -82,7 +82,7 @@ __host__ __device__ static inline int64_t abar__panels(int64_t d) { return (d + 
 
 __host__ __device__ static inline int64_t abar__panel_pitch(int64_t d) { return (abar__panels(d) + 1) * ABAR_PANEL; }
 
-/* Large triangles are swept on tensor cores (sweep_pairs.cu), where four floats lie together everywhere. */
+/* Large triangles are swept on tensor cores (sweep_pairs.cu), where four floats are adjacent everywhere. */
 __host__ __device__ static inline bool abar__in_pairs(const abar__cuda_factor &f)
 {
     return abar__panels(f.d) >= 10 && f.d % 4 == 0 && (uintptr_t)f.pending % 16 == 0 && !f.values;

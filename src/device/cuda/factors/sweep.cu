@@ -13,7 +13,7 @@
 #define STAGE (SIDE + 1) /* of a tile that is transposed there */
 #define RESIDENT 4       /* blocks that share a multiprocessor */
 
-/* What finds room in one tile of shared memory: so many columns of a panel (depth), or so many rows of all its columns (strip).
+/* What fit in one tile of shared memory: so many columns of a panel (depth), or so many rows of all its columns (strip).
  * rows: of its eight, that a thread adds up at once. ahead: columns of L that a thread reads before it uses the first. */
 template <typename T> struct share;
 template <> struct share<float> {
@@ -195,7 +195,8 @@ __device__ static bool sweep_block(double a[4][4], double (*column)[SIDE])
     return true;
 }
 
-/* L goes to kept, from column `first` on, with 1 / L_kk for L_kk. column: (SIDE + 1, SIDE), as it was left, with room below.
+/* L goes to kept, from column `first` on, with 1 / L_kk for L_kk. column: (SIDE + 1, SIDE), as it was left, with workspace
+ * below.
  */
 template <typename T> __device__ static void keep_l(double (*column)[SIDE], const matrix &kept, int64_t first)
 {
@@ -297,7 +298,7 @@ __device__ static void store_strip(const matrix &m, int64_t d, int64_t i, int64_
     }
 }
 
-/* Where L_ik lies in a tile of shared memory: columns one after the other, doubles without what is above the diagonal. */
+/* Where L_ik is in a tile of shared memory: columns one after the other, doubles without what is above the diagonal. */
 __device__ static int l_at(const float *, int k, int i) { return k * PITCH + i; }
 __device__ static int l_at(const double *, int k, int i) { return k * SIDE - k * (k - 1) / 2 + i - k; }
 

@@ -55,7 +55,7 @@ struct abar__feed {
 
 /* ---- filling ------------------------------------------------------------------------------------------------------ */
 
-/* Where output pixel (0, 0) lies in the image, and whether columns run backwards (abar__augment_draw). */
+/* Where output pixel (0, 0) is in the image, and whether columns run backwards (abar__augment_draw). */
 typedef struct crop {
     int32_t dx, dy;
     bool flip;
@@ -175,8 +175,9 @@ static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, i
     if (!f->resident)
         return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed has no samples of its own, stage the batches");
     if (n < 1 || n > f->capacity)
-        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: an order of %lld samples, the feed has room for 1 to %lld",
-                          (long long)n, (long long)f->capacity);
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT,
+                          "device cuda: an order of %lld samples, the feed has workspace for 1 to %lld", (long long)n,
+                          (long long)f->capacity);
     slot *from = &f->orders[f->epochs++ % 2];
     CUDA_TRY(dev, cudaEventSynchronize(from->sent));
     memcpy(from->memory, order, (size_t)n * sizeof *order);
@@ -200,7 +201,7 @@ static abar_status stage(abar_device *dev, abar__feed *f, const void *samples, c
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
-/* Where things lie in the feed's block of device memory. */
+/* Where things are in the feed's block of device memory. */
 typedef struct layout {
     size_t at, table, staged_labels, staged_images, staged_end, order, labels, images, total;
     size_t label_bytes, image_bytes; /* of the resident set; a text is its images, and has no labels */

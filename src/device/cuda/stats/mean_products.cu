@@ -30,11 +30,11 @@ template <int SIDE_> struct tile_shape {
     static const int TM = HALF / 16, TN = HALF / 8; /* products m16n8 of a warp */
     static const int CHUNKS = 4 * SIDE / 8;         /* 16-byte pieces of a row */
     static const int ROWS = THREADS / CHUNKS;       /* that the threads copy at once */
-    static const int PITCH = 16 * (CHUNKS + 1);     /* odd: eight rows lie in different banks */
+    static const int PITCH = 16 * (CHUNKS + 1);     /* odd: eight rows are in different banks */
     static const int STAGE = DEPTH * PITCH, BYTES = STAGES * STAGE;
     static const int KEPT = TM * TN * 2; /* sums of a thread that are left when those who share have joined */
     static_assert(THREADS % CHUNKS == 0 && DEPTH % ROWS == 0 && DEPTH % 32 == 0, "threads copy and warps share evenly");
-    static_assert(8 * KEPT * 32 * (int)sizeof(float) <= BYTES, "sums of warps find room in the tiles");
+    static_assert(8 * KEPT * 32 * (int)sizeof(float) <= BYTES, "sums of warps fit in the tiles");
 };
 
 /* Row and column of a tile, counted row by row of a triangle. */
@@ -190,7 +190,7 @@ template <class S> static void launch(abar_device *dev, const mean_squares *s)
     abar__cuda_launch(dev, multiply_means<S>, dim3(blocks), dim3(THREADS), S::BYTES, *s);
 }
 
-/* Means are in the workspace, of as many examples as find room: at least MOST_EXAMPLES / 4. */
+/* Means are in the workspace, of as many examples as fit: at least MOST_EXAMPLES / 4. */
 extern "C" void abar__cuda_both_mean_products(abar_device *dev, const abar__rows *r, void *square_a, void *square_p,
                                               void *scratch)
 {
@@ -201,9 +201,9 @@ extern "C" void abar__cuda_both_mean_products(abar_device *dev, const abar__rows
         abar__cuda_grad_mean_product(dev, r, square_p, scratch);
         return;
     }
-    const int64_t room = (int64_t)(ABAR_CUDA_WORKSPACE / sizeof(bf16)) / (a + p) / 16 * 16;
-    for (int64_t first = 0; first < r->examples; first += room) {
-        const abar__rows some = abar__rows_slice(r, first, r->examples - first < room ? r->examples - first : room);
+    const int64_t workspace = (int64_t)(ABAR_CUDA_WORKSPACE / sizeof(bf16)) / (a + p) / 16 * 16;
+    for (int64_t first = 0; first < r->examples; first += workspace) {
+        const abar__rows some = abar__rows_slice(r, first, r->examples - first < workspace ? r->examples - first : workspace);
         bf16 *inputs = (bf16 *)abar__cuda_of(dev)->workspace, *grads = inputs + some.examples * a;
         abar__cuda_mean_pairs(dev, &some, inputs, grads);
         const mean_squares s = {square_of(inputs, d, side, square_a), square_of(grads, r->out, side, square_p),

@@ -151,7 +151,7 @@ static void set_tiles(abar__products *s, abar__product_tile tile)
 }
 
 /* About how many nanoseconds a product takes with these splits: its blocks in waves over the processors, the small ones of the
- * borders where the last wave leaves room; then its partial sums, written and read. */
+ * borders where the last wave leaves space; then its partial sums, written and read. */
 static double cost_of(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t splits)
 {
     const double m = abar__tile_rows[tile], n = abar__tile_columns[tile], floats = (double)split(s, tile, splits);
@@ -181,13 +181,13 @@ static int64_t plain_splits(const abar_device *dev, const abar__products *s)
     return least(abar__cuda_blocks(2 * abar__cuda_of(dev)->processors, s->part[0].tiles), MOST_SPLITS / 2);
 }
 
-/* The cheapest splits whose partial sums find room. */
+/* The cheapest splits whose partial sums fit. */
 static int64_t best_splits(const abar_device *dev, abar__products *s, abar__product_tile tile, int64_t most_splits,
-                           int64_t room)
+                           int64_t workspace)
 {
     int64_t best = 1;
     double least_cost = cost_of(dev, s, tile, 1);
-    for (int64_t n = 2; n <= least(most_splits, MOST_SPLITS) && split(s, tile, n) <= room; n++) {
+    for (int64_t n = 2; n <= least(most_splits, MOST_SPLITS) && split(s, tile, n) <= workspace; n++) {
         const double cost = cost_of(dev, s, tile, n);
         if (cost < least_cost) {
             least_cost = cost;
@@ -197,7 +197,7 @@ static int64_t best_splits(const abar_device *dev, abar__products *s, abar__prod
     return best;
 }
 
-/* Runs a product of some examples; partial sums go where there is more room, the workspace or the scratch. */
+/* Runs a product of some examples; partial sums go where there is more workspace, the workspace or the scratch. */
 static void run_some(abar_device *dev, abar__products *s, abar__product_tile tile, abar_dtype dtype, bool tensor_cores,
                      void *scratch, size_t scratch_bytes)
 {
@@ -205,13 +205,13 @@ static void run_some(abar_device *dev, abar__products *s, abar__product_tile til
     if (rows == 0 || s->columns == 0) return;
     set_tiles(s, tile);
     const bool apart = scratch_bytes > ABAR_CUDA_WORKSPACE;
-    const int64_t room = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
+    const int64_t workspace = (int64_t)((apart ? scratch_bytes : ABAR_CUDA_WORKSPACE) / sizeof(float));
     int64_t splits = most(1, rows / LEAST_ROWS);
     if (tensor_cores)
-        splits = best_splits(dev, s, tile, splits, room);
+        splits = best_splits(dev, s, tile, splits, workspace);
     else
         splits = least(splits, plain_splits(dev, s));
-    while (splits > 1 && split(s, tile, splits) > room) splits--;
+    while (splits > 1 && split(s, tile, splits) > workspace) splits--;
     split(s, tile, splits);
     const bool direct = s->parts == 1 && splits == 1;
     s->partial = direct ? NULL : apart ? (float *)scratch : (float *)abar__cuda_of(dev)->workspace;
@@ -541,7 +541,7 @@ static __global__ void __launch_bounds__(128)
     if (threadIdx.x == 0) *number += sum;
 }
 
-/* Means and products are in the workspace, of as many examples as find room. */
+/* Means and products are in the workspace, of as many examples as fit. */
 extern "C" void abar__cuda_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number)
 {
     const abar__cuda *cuda = abar__cuda_of(dev);

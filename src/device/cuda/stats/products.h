@@ -1,7 +1,7 @@
 /* Sums of outer products of rows (methods.md sections 4 to 6): what the host and the kernels of products*.cu agree on.
  *
  * A product sums a bT over window positions of all examples, a and b being pixels seen through taps: column k is channel
- * k % channels of tap k / channels. So channels lie next to each other, as in memory; only who adds to a square knows PyTorch's
+ * k % channels of tap k / channels. So channels are adjacent, as in memory; only who adds to a square knows PyTorch's
  * order (channel, tap). Blocks take a tile of the result and a split of the positions. */
 #ifndef ABAR_CUDA_STATS_PRODUCTS_H
 #define ABAR_CUDA_STATS_PRODUCTS_H
@@ -69,7 +69,7 @@ typedef enum abar__product_tile {
 
 static const int abar__tile_rows[ABAR_TILES] = {16, 32, 64, 32, 64, 128, 160};
 static const int abar__tile_columns[ABAR_TILES] = {208, 208, 208, 32, 64, 128, 160};
-static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 2, 1}; /* blocks that a processor has room for */
+static const int abar__tile_resident[ABAR_TILES] = {1, 1, 1, 2, 2, 2, 1}; /* blocks that a processor has workspace for */
 
 /* bf16, channels side by side, whole 16-byte pieces of them; taps within 2^31 elements and ABAR_PRODUCT_SIDE pixels of theirs.
  * blocks: of all parts. */

@@ -77,7 +77,7 @@ template <class Layout> static __global__ void __launch_bounds__(128) join_squar
 
 /* What a block of join_shifts holds of every product: channels of tile X by those of Y, and Y by X. */
 template <int T> struct shift_tiles {
-    static const int PITCH = T + 1, STRIDE = T * PITCH + 1; /* uneven: other products and rows lie in other banks */
+    static const int PITCH = T + 1, STRIDE = T * PITCH + 1; /* uneven: other products and rows are in other banks */
     static const int BYTES = 2 * SHIFTS * STRIDE * (int)sizeof(float);
 };
 

@@ -1,5 +1,5 @@
 /* Products of rows of bf16 on tensor cores, float32 sums (products.h). Positions are the inner dimension: a block loads
- * pixels, channels side by side, as they lie in memory, asynchronously some tiles of positions ahead, and both operands are
+ * pixels, channels side by side, as they are in memory, asynchronously some tiles of positions ahead, and both operands are
  * transposed on their way to the registers. */
 #include "device/cuda/core/mma.h"
 #include "device/cuda/stats/products.h"
@@ -9,18 +9,18 @@
 #define ROWS ABAR_PRODUCT_STEP
 
 /* A block makes M x N sums, with warps MW x NW x KW; those along the last share the positions, DEPTH at a time, of which STAGES
- * tiles are in shared memory. So many blocks are to find room on a processor. */
+ * tiles are in shared memory. So many blocks are to fit on a processor. */
 template <int M_, int N_, int MW_, int NW_, int KW_, int DEPTH_, int STAGES_, int RESIDENT_> struct tile_shape {
     static const int M = M_, N = N_, MW = MW_, NW = NW_, KW = KW_, DEPTH = DEPTH_, STAGES = STAGES_, RESIDENT = RESIDENT_;
     static const int TM = M / MW / 16, TN = N / NW / 8;       /* products m16n8 of a warp */
     static const int CHUNKS = (M + N) / 8;                    /* 16-byte pieces of a row: a's, then b's */
     static const int PIECES = (CHUNKS + ACROSS - 1) / ACROSS; /* of a thread */
-    static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2);  /* odd: eight rows lie in different banks */
+    static const int PITCH = 16 * (CHUNKS + 1 - CHUNKS % 2);  /* odd: eight rows are in different banks */
     static const int STAGE = DEPTH * PITCH;
     static const int BYTES = STAGES * (STAGE + DEPTH * (int)sizeof(int)); /* behind the tiles: the rows' examples */
     static_assert(ROWS * ACROSS == THREADS, "every thread copies");
     static_assert(32 * MW * NW * KW == THREADS && DEPTH % ROWS == 0 && DEPTH % (16 * KW) == 0, "warps share tiles evenly");
-    static_assert(KW / 2 * M * N * (int)sizeof(float) <= STAGES * STAGE, "sums of warps find room in the tiles");
+    static_assert(KW / 2 * M * N * (int)sizeof(float) <= STAGES * STAGE, "sums of warps fit in the tiles");
 };
 
 /* What a thread copies: of every ROWS-th row the pieces ACROSS apart. Positions are counted up, never divided. */

@@ -107,8 +107,8 @@ static int64_t split_parts(abar__wide_products *p, const sharing *h)
     int64_t at = 0;
     for (int i = 0; i < p->s.parts; i++) {
         abar__product_part *q = &p->s.part[i];
-        const int64_t wish = abar__cuda_blocks(p->cuts[i].steps * h->splits * h->finer, p->cuts[0].steps);
-        q->splits = (int)(i == 0 ? h->splits : least(wish, p->cuts[i].steps));
+        const int64_t wanted = abar__cuda_blocks(p->cuts[i].steps * h->splits * h->finer, p->cuts[0].steps);
+        q->splits = (int)(i == 0 ? h->splits : least(wanted, p->cuts[i].steps));
         q->lanes = (int)least(h->lanes, q->splits);
         q->at = at;
         at += q->lanes * q->floats;
@@ -168,25 +168,25 @@ static double cost_of(const abar__wide_products *p, int64_t processors, int colu
            (floats > 0.0 ? floats * 4.0 / ADDED + 3000.0 : 0.0);
 }
 
-/* As many lanes as find room; 0: not even one does. */
-static int64_t most_lanes(abar__wide_products *p, sharing h, int64_t room)
+/* As many lanes as fit; 0: not even one does. */
+static int64_t most_lanes(abar__wide_products *p, sharing h, int64_t workspace)
 {
-    const int64_t at_most = room / p->s.part[0].floats; /* of the first part's */
-    for (h.lanes = least(h.splits, at_most); h.lanes > 0 && split_parts(p, &h) > room; h.lanes--) continue;
+    const int64_t at_most = workspace / p->s.part[0].floats; /* of the first part's */
+    for (h.lanes = least(h.splits, at_most); h.lanes > 0 && split_parts(p, &h) > workspace; h.lanes--) continue;
     int64_t turns = 1;
     for (int i = 0; i < p->s.parts; i++) turns += (int64_t)p->s.part[i].tiles * p->s.part[i].lanes;
     return turns > ABAR_CUDA_TICKETS ? 0 : h.lanes;
 }
 
-/* The cheapest sharing whose sums find room; where none do, one split of one part does without. False: not even that. */
-static bool choose_sharing(abar__wide_products *p, int64_t processors, int columns, int64_t room)
+/* The cheapest sharing whose sums fit; where none do, one split of one part does without. False: not even that. */
+static bool choose_sharing(abar__wide_products *p, int64_t processors, int columns, int64_t workspace)
 {
     const int64_t most = least(p->cuts[0].steps, 4 + 4 * processors / p->s.part[0].tiles);
     sharing best = {};
     double least_cost = 0.0;
     for (sharing h = {1, 1, 0}; h.splits <= most; h.splits++)
         for (h.finer = 1; h.finer <= (p->s.parts > 1 ? 16 : 1); h.finer *= 2) {
-            h.lanes = most_lanes(p, h, room);
+            h.lanes = most_lanes(p, h, workspace);
             if (h.lanes == 0) continue;
             const double cost = cost_of(p, processors, columns);
             if (best.splits && cost >= least_cost) continue;
@@ -231,7 +231,7 @@ extern "C" int64_t abar__cuda_wide_floats(const abar__products *s)
 }
 
 /* Which products these are: many columns of whole taps, and steps enough for every processor; then how. 0: not this one. */
-extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products *p, int64_t room, unsigned *blocks)
+extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products *p, int64_t workspace, unsigned *blocks)
 {
     abar__products *s = &p->s;
     const int64_t processors = abar__cuda_of(dev)->processors;
@@ -250,7 +250,7 @@ extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products 
         q->floats = lane_floats(q, columns);
     }
     if (s->parts == 1 && (int64_t)s->part[0].tiles * p->cuts[0].steps < 4 * processors) return 0;
-    if (!choose_sharing(p, processors, columns, room)) return 0;
+    if (!choose_sharing(p, processors, columns, workspace)) return 0;
     *blocks = number_blocks(p);
     return columns;
 }

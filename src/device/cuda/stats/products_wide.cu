@@ -2,7 +2,7 @@
  *
  * A block sums a tile, 192 columns of b by N columns of a, over a split of the positions, 64 at a step: a warp has boxes of 64
  * positions by 64 channels brought (core/tma.h) into places in turns, and three groups of warps multiply 64 columns of b each.
- * A box lies in memory as an image does, so b is the image from a shifted corner on, and what is outside comes as zeros: a
+ * A box has the layout of an image, so b is the image from a shifted corner on, and what is outside comes as zeros: a
  * border row or column is a box one high or one wide, and where an image is smaller than a box it takes several examples. All
  * parts go this way: of 8 x 8 pixels the borders are a tenth of the work. Channels that end within 64 of a tile come as two
  * boxes of 32, each of its own tap.
@@ -261,7 +261,7 @@ template <class S> __device__ static inline float *sums_place(const abar__wide_p
 }
 
 /* Of a lane with several splits each adds to the last one's sums, in this order; blocks of earlier splits have begun earlier,
- * so nobody waits for one that waits for room. The last leaves the turn as it was. */
+ * so nobody waits for one that waits for workspace. The last leaves the turn as it was. */
 template <class S> __device__ static inline void store_sums(const abar__wide_products &p, const work &w, float (&sum)[S::N / 2])
 {
     const abar__product_part &q = p.s.part[w.part];
@@ -297,7 +297,7 @@ template <class S> __device__ static inline void store_sums(const abar__wide_pro
 
 #define AT_ONCE 4 /* loads on their way */
 
-/* Of rows with themselves, where there is no room for sums: straight to the square. */
+/* Of rows with themselves, where there is no workspace for sums: straight to the square. */
 template <class S> __device__ static inline void add_sums(const abar__products &s, const work &w, const float (&sum)[S::N / 2])
 {
     const int first = w.left * S::N + (int)threadIdx.x % 4 * 2;

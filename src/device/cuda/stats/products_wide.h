@@ -37,8 +37,8 @@ __host__ __device__ static inline int tiles_across(const abar__product_part &q, 
     return q.across || all < reach ? all : reach;
 }
 
-/* Which products these are, and how: all but partial, turns and the maps. Sums have room for so many floats. Returns the
- * columns of a in a tile, 128, 160 or 192; 0: not this one. A part without lanes has no room for sums. */
-extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products *p, int64_t room, unsigned *blocks);
+/* Which products these are, and how: all but partial, turns and the maps. Sums have workspace for so many floats. Returns the
+ * columns of a in a tile, 128, 160 or 192; 0: not this one. A part without lanes has no workspace for sums. */
+extern "C" int abar__cuda_plan_wide(const abar_device *dev, abar__wide_products *p, int64_t workspace, unsigned *blocks);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sums over rows that are read where they lie, once, at the memory's speed: rows of linear layers, pixels, and windows that
+/* Sums over rows that are read where they are, once, at the memory's speed: rows of linear layers, pixels, and windows that
  * neither overlap nor reach over the edge, whose taps are columns like any others. The blocks leave partial sums; the last of
  * those that share columns adds them up in order (sums.cu, values.cu). */
 #ifndef ABAR_CUDA_STATS_ROWS_H
@@ -10,7 +10,7 @@
 #define ABAR_ROW_LANES 32                      /* vectors of a row that a block takes, at most */
 #define ABAR_ROW_AHEAD 8                       /* rows that a thread has on their way */
 #define ABAR_ROW_SHARED (ABAR_ROW_THREADS * 8) /* floats of shared memory */
-#define ABAR_ROW_COLUMNS ((int64_t)1 << 18)    /* at most: their partial sums find room */
+#define ABAR_ROW_COLUMNS ((int64_t)1 << 18)    /* at most: their partial sums fit */
 
 typedef enum row_mode { ROWS_PLAIN, ROWS_SQUARED, ROWS_WEIGHED } row_mode;
 
@@ -18,7 +18,7 @@ typedef enum row_mode { ROWS_PLAIN, ROWS_SQUARED, ROWS_WEIGHED } row_mode;
  * vectors; there is one where there is one tap. */
 typedef struct row_sums {
     const void *data;
-    unsigned rows, inner;    /* row r lies at r / inner * far + r % inner * near */
+    unsigned rows, inner;    /* row r is at r / inner * far + r % inner * near */
     int64_t far, near, down; /* in elements; down: from a band to the next */
     int channels, kernel[2];
     int folds;                /* columns: (kernel[0], folds, kernel[1], channels), summed over folds; not 1: in one part */
@@ -41,8 +41,8 @@ static inline void share_rows(const abar_device *dev, row_sums *s, int n, int pe
     s->lanes = (int)abar__cuda_blocks(s->vectors, parts);
     s->teams = ABAR_ROW_THREADS / s->lanes;
     const int64_t most = per_processor * (int64_t)abar__cuda_of(dev)->processors / parts,
-                  wish = abar__cuda_blocks(s->rows, s->teams);
-    s->splits = (int)(most < 1 ? 1 : wish < most ? wish : most);
+                  request = abar__cuda_blocks(s->rows, s->teams);
+    s->splits = (int)(most < 1 ? 1 : request < most ? request : most);
 }
 
 template <typename T> __device__ static inline pack<T> unpack_row(uint4 w)

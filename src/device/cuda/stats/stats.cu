@@ -1,5 +1,5 @@
 /* The table of statistics, with the small operations on vectors and matrices. Those that return a number wait for it: a
- * training step on this device uses none of them, its program decides in device memory (step/maps.cu). */
+ * training step on this device uses none of them, its step decides in device memory (step/). */
 #include "device/cuda/stats/stats.h"
 
 #define THREADS 256
@@ -21,8 +21,8 @@ template <class Term> static double sum_terms(abar_device *dev, Term f, int64_t 
 {
     if (n == 0) return 0.0;
     double *partial = (double *)abar__cuda_of(dev)->workspace, result[PARTIALS], sum = 0.0;
-    const int64_t wish = abar__cuda_blocks(n, THREADS * 4);
-    const unsigned blocks = (unsigned)(wish < PARTIALS ? wish : PARTIALS);
+    const int64_t wanted = abar__cuda_blocks(n, THREADS * 4);
+    const unsigned blocks = (unsigned)(wanted < PARTIALS ? wanted : PARTIALS);
     abar__cuda_launch(dev, add_terms<Term>, dim3(blocks), dim3(THREADS), 0, f, n, partial);
     if (!abar__cuda_carry(dev, result, partial, blocks * sizeof *result)) return 0.0;
     for (unsigned b = 0; b < blocks; b++) sum += result[b];
@@ -278,7 +278,7 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .eigen = abar__cuda_eigen,
     .eigen_scratch = abar__cuda_eigen_scratch,
     .sandwich = abar__cuda_sandwich,
-    .precondition = NULL, /* a program has its own way (factors/apply.cu) */
+    .precondition = NULL, /* the step has its own way (factors/apply.cu) */
     .dot = dot,
     .bilinear = bilinear,
     .scale_rows = scale_rows,

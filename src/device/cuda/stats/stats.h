@@ -1,7 +1,7 @@
 /* The statistics of the CUDA back end: sums over rows (sums.cu; weighed by attention: values.cu), examples' means
  * (means.cu) and their products (mean_products.cu), products of rows (products*.cu) and of matrices
  * (factors/dense.cu), inverses (factors/inverse.cu), eigenvectors (factors/eigen.cu), vectors and the table (stats.cu). Partial
- * sums of products, and means, have all of the device's workspace; others lie in the lower half of it, in the upper half single
+ * sums of products, and means, have all of the device's workspace; others are in the lower half of it, in the upper half single
  * results, weights of rows, and the partial sums of p where those of a have the lower. */
 #ifndef ABAR_CUDA_STATS_H
 #define ABAR_CUDA_STATS_H
@@ -9,7 +9,7 @@
 #include "device/cuda/core/core_impl.h"
 
 #define ABAR_STATS_HALF (ABAR_CUDA_WORKSPACE / 2)
-#define ABAR_STATS_EXAMPLES ((int64_t)(ABAR_STATS_HALF / sizeof(double))) /* one double each finds room there */
+#define ABAR_STATS_EXAMPLES ((int64_t)(ABAR_STATS_HALF / sizeof(double))) /* one double each fit there */
 
 static inline double *abar__cuda_upper(const abar_device *dev)
 {

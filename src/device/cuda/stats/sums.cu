@@ -49,10 +49,10 @@ static void share_block(stack *s, int n)
 static void share_grid(const abar_device *dev, stack *s, int64_t blocks, int64_t outputs)
 {
     s->groups = s->slices = 1;
-    const int64_t room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / outputs; /* partial sums of so many blocks */
+    const int64_t workspace = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / outputs; /* partial sums of so many blocks */
     int64_t limit = 2 * (int64_t)abar__cuda_of(dev)->processors / blocks;
     limit = limit < 1 ? 1 : least(limit, SPLITS);
-    limit = least(limit, room < 1 ? 1 : room);
+    limit = least(limit, workspace < 1 ? 1 : workspace);
     s->groups = (int)least(s->tiles, limit);
     const int64_t deep = s->images / 8 < 1 ? 1 : s->images / 8;
     s->slices = (int)least(deep, limit / s->groups);
@@ -71,8 +71,8 @@ static window_grid share_windows(const abar_device *dev, stack *s, int n)
     const int64_t blocks = (s->channels + width - 1) / width;
     share_grid(dev, s, blocks, outputs);
     const int64_t splits = (int64_t)s->slices * s->groups,
-                  room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
-    const int64_t at_once = least(least(blocks, room < 1 ? 1 : room), ABAR_CUDA_TICKETS);
+                  workspace = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (outputs * splits);
+    const int64_t at_once = least(least(blocks, workspace < 1 ? 1 : workspace), ABAR_CUDA_TICKETS);
     return {width, blocks, splits, at_once, shared_bytes(s, n)};
 }
 
@@ -89,7 +89,7 @@ template <typename T, int N> static void launch_sums(abar_device *dev, stack s, 
     }
 }
 
-/* ---- rows that are read where they lie ------------------------------------------------------------------------------ */
+/* ---- rows that are read where they are ------------------------------------------------------------------------------ */
 
 /* Grid: row_blocks. */
 template <typename T, row_mode MODE>
@@ -282,7 +282,7 @@ extern "C" void abar__cuda_both_sums(abar_device *dev, const abar__rows *r, void
 
 /* ---- sum of squares ----------------------------------------------------------------------------------------------- */
 
-/* How many taps of all window positions lie on this row or column. */
+/* How many taps of all window positions are on this row or column. */
 __device__ static inline int64_t times_seen(const stack &s, int axis, int64_t place)
 {
     int64_t times = 0;
@@ -323,8 +323,8 @@ extern "C" void abar__cuda_input_square_add(abar_device *dev, const abar__rows *
     stack s = input_stack(r, false);
     const int64_t count = s.images * s.channels * s.height * s.width;
     if (count == 0) return;
-    const int64_t wish = (count + THREADS * 8 - 1) / (THREADS * 8), most = 4 * (int64_t)cuda->processors;
-    abar__cuda_launch(dev, sum_squares, dim3((unsigned)least(wish, most)), dim3(THREADS), 0, s, r->input.dtype, count,
+    const int64_t wanted = (count + THREADS * 8 - 1) / (THREADS * 8), most = 4 * (int64_t)cuda->processors;
+    abar__cuda_launch(dev, sum_squares, dim3((unsigned)least(wanted, most)), dim3(THREADS), 0, s, r->input.dtype, count,
                       (double *)cuda->workspace, cuda->tickets, sum);
 }
 

@@ -201,9 +201,9 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static void sum_parts(abar_device *dev, const abar__rows *r, const abar__value_sums *v, values s)
 {
     const int64_t blocks = abar__cuda_blocks(s.in, WIDE), width = blocks * WIDE, tiles = abar__cuda_blocks(s.rows, ROWS);
-    const int64_t room = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (s.parts * width);
-    const int64_t wish = 8 * (int64_t)abar__cuda_of(dev)->processors / blocks;
-    int64_t splits = least(least(tiles, SPLITS), least(room, wish));
+    const int64_t workspace = (int64_t)(ABAR_STATS_HALF / sizeof(float)) / (s.parts * width);
+    const int64_t wanted = 8 * (int64_t)abar__cuda_of(dev)->processors / blocks;
+    int64_t splits = least(least(tiles, SPLITS), least(workspace, wanted));
     if (splits < 1) splits = 1;
     s.each = abar__cuda_blocks(tiles, splits) * ROWS;
     splits = abar__cuda_blocks(s.rows, s.each);
@@ -243,7 +243,7 @@ static __global__ void __launch_bounds__(ABAR_ROW_THREADS, 2)
     sum_rows<T, ROWS_WEIGHED>(s, blockIdx.x, shared, partial, tickets);
 }
 
-/* Where x can be read in vectors and the weights find room in the upper half of the workspace. */
+/* Where x can be read in vectors and the weights fit in the upper half of the workspace. */
 static bool sum_mean(abar_device *dev, const abar__rows *r, const abar__value_sums *v, const values &s)
 {
     const abar__cuda *cuda = abar__cuda_of(dev);
@@ -301,7 +301,7 @@ typedef struct positions {
     double *squares; /* (positions of the launch, blocks) */
 } positions;
 
-/* The token that lies at this position of this window: the inverse of abar__position. */
+/* The token that is at this position of this window: the inverse of abar__position. */
 __device__ static inline int64_t token_of(const positions &s, int64_t window, int64_t position)
 {
     if (s.side == 0) return position;
@@ -371,8 +371,8 @@ extern "C" void abar__cuda_position_sums(abar_device *dev, const abar__rows *r, 
     s.squares = abar__cuda_upper(dev);
     for (int i = 0; i < 2; i++) s.grid[i] = v->grid[i];
     if (s.sequences == 0 || s.in == 0) return;
-    const int64_t blocks = abar__cuda_blocks(s.in, LANES), room = ABAR_STATS_EXAMPLES / blocks;
-    const int64_t at_once = least(v->positions, room < 1 ? 1 : room);
+    const int64_t blocks = abar__cuda_blocks(s.in, LANES), workspace = ABAR_STATS_EXAMPLES / blocks;
+    const int64_t at_once = least(v->positions, workspace < 1 ? 1 : workspace);
     for (s.first = 0; s.first < v->positions; s.first += at_once) {
         const unsigned n = (unsigned)least(at_once, v->positions - s.first);
         abar__cuda_launch(dev, sum_positions, dim3(n, (unsigned)blocks), dim3(THREADS), 0, s, (float *)v->sum,

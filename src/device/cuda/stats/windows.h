@@ -17,7 +17,7 @@ __device__ static inline bool sees(const stack &s, int axis, int64_t place, int 
     return from >= 0 && from % s.step[axis] == 0 && from / s.step[axis] < s.extent[axis];
 }
 
-/* Bit k: tap k of some window position lies on this pixel. */
+/* Bit k: tap k of some window position is on this pixel. */
 __device__ static uint64_t mask_of(const stack &s, int64_t y, int64_t x)
 {
     uint64_t row = 0, mask = 0;

@@ -192,7 +192,8 @@ __device__ static bool takes_product(const abar__cuda_maps &k, int j, const abar
     return isfinite(*scale) && (fabs(*scale) <= 1.0 || !would_overflow(l, fabs(*scale) * bound));
 }
 
-/* Block (b, y): its share of dense map first + y, whose product makes room for the next wave: into the gradient's place. */
+/* Block (b, y): its share of dense map first + y, whose product makes workspace for the next wave: into the gradient's place.
+ */
 static __global__ void __launch_bounds__(THREADS) take_back(const __grid_constant__ abar__cuda_maps k, int first)
 {
     const int j = first + (int)blockIdx.y;

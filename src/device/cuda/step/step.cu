@@ -1,6 +1,6 @@
-/* The step of cuda (step_impl.h; methods.md sections 0, 8, 9), without host synchronisation: the norm of all gradients, whose last
- * block decides whether to skip, how much to clip and at which rate; the maps (vectors.cu, matrices.cu); and the passes over the
- * parameters. Everything they pass on is in device memory, so that a captured step can be replayed. */
+/* The step of cuda (step_impl.h; methods.md sections 0, 8, 9), without host synchronisation: the norm of all gradients, whose
+ * last block decides whether to skip, how much to clip and at which rate; the maps (vectors.cu, matrices.cu); and the passes
+ * over the parameters. Everything they pass on is in device memory, so that a captured step can be replayed. */
 #include "device/cuda/step/tables.h"
 
 #include <math.h>
@@ -93,7 +93,8 @@ static void fill_item(abar__compiled_step *p, int i, const abar__update_item *up
         map->bias_grad = update->bias ? (float *)update->bias->grad : NULL;
         item.u = map->ordered;
         item.coefficient = (const float *)abar__plan_data(plan, plan->apply.w);
-        item.row_scale = map->product ? NULL : (const float *)abar__plan_data(plan, plan->apply.row_scale); /* the product has it */
+        item.row_scale =
+            map->product ? NULL : (const float *)abar__plan_data(plan, plan->apply.row_scale); /* the product has it */
         item.form = p->m.forms + update->map;
         const bool last = map->wave == p->m.n_waves - 1;
         item.dense = last ? map->product : map->grad;
@@ -124,7 +125,8 @@ static bool same_sizes(const abar__compiled_step *p, const abar__update_item *it
     return same;
 }
 
-static abar_status bind(abar_device *dev, abar__compiled_step *p, const abar__update_item *items, const abar__update_item *updates)
+static abar_status bind(abar_device *dev, abar__compiled_step *p, const abar__update_item *items,
+                        const abar__update_item *updates)
 {
     for (int i = 0; i < p->n_items; i++) {
         abar__norm_item *to = host_side(p, p->norm_items) + i;
@@ -226,8 +228,8 @@ static abar_status set_rates(abar_device *dev, abar__compiled_step *p, int64_t f
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: %lld learning rates at once, give at most %d", (long long)n,
                           ABAR_STEP_RATES);
     for (int64_t done = 0; done < n;) {
-        const int64_t at = (first + done) % ABAR_STEP_RATES, room = ABAR_STEP_RATES - at, left = n - done;
-        const int64_t count = left < room ? left : room;
+        const int64_t at = (first + done) % ABAR_STEP_RATES, workspace = ABAR_STEP_RATES - at, left = n - done;
+        const int64_t count = left < workspace ? left : workspace;
         memcpy(p->host_rates + at, lr + done, (size_t)count * sizeof *lr);
         CUDA_TRY(dev, cudaMemcpyAsync(p->rates + at, p->host_rates + at, (size_t)count * sizeof *lr, cudaMemcpyHostToDevice,
                                       abar__cuda_of(dev)->stream));
@@ -308,7 +310,7 @@ static abar_status measured(abar_device *dev, abar__compiled_step *p, double *pr
     return p->m.n > 0 ? fetch(dev, products, p->m.products, 3 * (size_t)p->m.n * sizeof *products) : ABAR_OK;
 }
 
-static void *workspace(const abar__compiled_step *p) { return p->room; }
+static void *workspace(const abar__compiled_step *p) { return p->workspace; }
 
 /* A step in a graph has no clock of its own. */
 static void times(const abar__compiled_step *p, double *refresh, double *apply)

@@ -1,5 +1,5 @@
-/* The memory of a step (step.cu), and its tables of what is where and which block does what: filled in by the host and sent as a
- * whole. One workspace is shared by waves of products (factors/apply.cu) and by inversions (factors/inverse.cu). */
+/* The memory of a step (step.cu), and its tables of what is where and which block does what: filled in by the host and sent as
+ * a whole. One workspace is shared by waves of products (factors/apply.cu) and by inversions (factors/inverse.cu). */
 #include "device/cuda/step/tables.h"
 
 #define WAVE_BYTES ((size_t)32 << 20)
@@ -78,12 +78,12 @@ static void place_all(abar__compiled_step *p, char *base)
 
 static size_t product_bytes(const abar__plan *m) { return abar__round_up((size_t)(m->out * m->d) * sizeof(float), 256); }
 
-/* What the maps have for themselves, behind that, and the room; returns where it ends. */
+/* What the maps have for themselves, behind that, and the workspace; returns where it ends. */
 static size_t place_maps(abar__compiled_step *p, const abar__plan *maps, abar__cuda_map *out)
 {
     size_t at = p->vectors, result = 0;
     int32_t dense = 0, factors = 0, units = 0, wave = 0;
-    place((char **)&p->room, p->memory, &at, p->room_bytes);
+    place((char **)&p->workspace, p->memory, &at, p->workspace_bytes);
     for (int i = 0; i < p->m.n; i++) {
         const abar__plan *m = &maps[i];
         abar__cuda_map map = {};
@@ -99,7 +99,7 @@ static size_t place_maps(abar__compiled_step *p, const abar__plan *maps, abar__c
             map.wave = p->to_multiply[map.dense].wave;
             result = map.wave == wave ? result : 0;
             wave = map.wave;
-            map.product = p->room ? (float *)((char *)p->room + result) : NULL;
+            map.product = p->workspace ? (float *)((char *)p->workspace + result) : NULL;
             result += product_bytes(m);
         }
         for (int f = 0, n = matrices_of(m, map.matrix); f < n; f++) map.factor[f] = factors++;
@@ -120,7 +120,8 @@ static int64_t tiles_of(const abar__plan *m)
     return a * (a + 1) / 2 + p * (p + 1) / 2;
 }
 
-/* Elements of a unit of gradients with outer products: so that there are about as many units as blocks that run at once, but none too small. */
+/* Elements of a unit of gradients with outer products: so that there are about as many units as blocks that run at once, but
+ * none too small. */
 static int64_t outer_span(const abar__plan *maps, int n, int64_t blocks)
 {
     int64_t all = 0, span = 4096;
@@ -154,7 +155,7 @@ static void place_host(abar__compiled_step *p, char *base)
     p->host_bytes = at;
 }
 
-/* A map's product, without its addresses in this program's memory. */
+/* A map's product, without its addresses in this step's memory. */
 static abar__cuda_product product_of(const abar__plan *m)
 {
     abar__cuda_product product = {};
@@ -174,7 +175,7 @@ static abar__cuda_product product_of(const abar__plan *m)
 }
 
 /* Room that inverting needs; the factors have only their sizes yet. */
-static size_t inverter_room(abar_device *dev, const abar__compiled_step *p, const abar__plan *maps)
+static size_t inverter_workspace(abar_device *dev, const abar__compiled_step *p, const abar__plan *maps)
 {
     abar__cuda_factor *to = p->factors;
     for (int i = 0; i < p->m.n; i++) {
@@ -186,7 +187,7 @@ static size_t inverter_room(abar_device *dev, const abar__compiled_step *p, cons
             to->values = (float *)abar__plan_data(&maps[i], d->values);
         }
     }
-    return p->m.n_factors > 0 ? abar__cuda_inverter_room(dev, p->factors, p->m.n_factors) : 0;
+    return p->m.n_factors > 0 ? abar__cuda_inverter_workspace(dev, p->factors, p->m.n_factors) : 0;
 }
 
 /* Cuts the dense maps into waves whose results take at most so many bytes, or are one map's; returns what they take. */
@@ -212,21 +213,21 @@ static size_t cut_waves(abar__compiled_step *p, const abar__plan *maps, size_t c
     return most;
 }
 
-/* Results, and what multiplying needs beside them, take no more room than there is for other reasons, or a WAVE_BYTES of
+/* Results, and what multiplying needs beside them, take no more workspace than there is for other reasons, or a WAVE_BYTES of
  * results. */
-static void plan_room(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
+static void plan_workspace(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
 {
-    const size_t inverting = inverter_room(dev, p, desc->plans);
+    const size_t inverting = inverter_workspace(dev, p, desc->plans);
     size_t most = desc->workspace_bytes > inverting ? desc->workspace_bytes : inverting;
     const size_t capacity = most > WAVE_BYTES ? most : WAVE_BYTES;
     p->results_bytes = cut_waves(p, desc->plans, capacity);
-    size_t multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+    size_t multiplying = p->results_bytes + abar__cuda_multiplier_workspace(p->to_multiply, p->m.n_dense);
     if (multiplying > capacity && capacity > WAVE_BYTES) { /* what multiplying needs grows with the waves */
         const size_t share = (size_t)((double)capacity * ((double)p->results_bytes / (double)multiplying));
         p->results_bytes = cut_waves(p, desc->plans, share > WAVE_BYTES ? share : WAVE_BYTES);
-        multiplying = p->results_bytes + abar__cuda_multiplier_room(p->to_multiply, p->m.n_dense);
+        multiplying = p->results_bytes + abar__cuda_multiplier_workspace(p->to_multiply, p->m.n_dense);
     }
-    p->room_bytes = most > multiplying ? most : multiplying;
+    p->workspace_bytes = most > multiplying ? most : multiplying;
 }
 
 static abar_status take_memory(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
@@ -235,7 +236,7 @@ static abar_status take_memory(abar_device *dev, abar__compiled_step *p, const a
     place_host(p, NULL);
     ABAR_TRY(abar__cuda_pinned(dev, p->host_bytes, (void **)&p->host));
     place_host(p, p->host);
-    plan_room(dev, p, desc);
+    plan_workspace(dev, p, desc);
     p->memory_bytes = place_maps(p, desc->plans, NULL);
     ABAR_TRY(abar_device_alloc(dev, p->memory_bytes, (void **)&p->memory));
     place_all(p, p->memory);
@@ -357,9 +358,9 @@ extern "C" abar_status abar__cuda_make_dense(abar_device *dev, abar__compiled_st
 {
     fill_factors(dev, p);
     if (p->m.n_factors > 0)
-        ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, p->room, &p->m.inverter));
+        ABAR_TRY(abar__cuda_inverter_create(dev, p->factors, p->m.n_factors, p->m.asked, p->workspace, &p->m.inverter));
     abar__cuda_fill_products(p);
     if (p->m.n_dense == 0) return ABAR_OK;
-    return abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, (char *)p->room + p->results_bytes,
+    return abar__cuda_multiplier_create(dev, p->to_multiply, p->m.n_dense, (char *)p->workspace + p->results_bytes,
                                         &p->m.multiplier);
 }

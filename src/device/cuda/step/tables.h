@@ -28,8 +28,8 @@ struct abar__compiled_step {
     char *memory;
     size_t memory_bytes, tables_bytes, vectors;
     int64_t n_tiles;
-    void *room; /* results of a wave and what multiplying them needs; or the inverter's; between steps the caller's */
-    size_t room_bytes, results_bytes;
+    void *workspace; /* results of a wave and what multiplying them needs; or the inverter's; between steps the caller's */
+    size_t workspace_bytes, results_bytes;
     abar__norm_item *norm_items;
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;

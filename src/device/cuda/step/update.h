@@ -1,7 +1,7 @@
-/* One parameter, or one preconditioned map with its bias, as the update kernel sees it; and the numbers of a step, which a
- * program keeps in device memory (core_program.cu). */
-#ifndef ABAR_CUDA_CORE_UPDATE_H
-#define ABAR_CUDA_CORE_UPDATE_H
+/* One parameter, or one preconditioned map with its bias, as the update kernel sees it; and the numbers of a step, which are in
+ * device memory (step.cu). */
+#ifndef ABAR_CUDA_UPDATE_H
+#define ABAR_CUDA_UPDATE_H
 
 #include "device/cuda/core/core_impl.h"
 

@@ -97,7 +97,8 @@ static __global__ void __launch_bounds__(THREADS)
     states[at] = s;
 }
 
-/* ---- outer products: what the gradients have to do with u and w, and the KL clip ---------------------------------------------- */
+/* ---- outer products: what the gradients have to do with u and w, and the KL clip
+ * ---------------------------------------------- */
 
 __device__ static const float *left_of(const abar__cuda_map &map)
 {
@@ -158,7 +159,7 @@ __device__ static void join_units(const abar__cuda_map &map, const double *unit_
 
 /* The form of one map, but for the KL clip; returns its <G^, G>, 0 where the gradient stays as it is. */
 __device__ static double form_of_outer(const abar__cuda_map &map, abar__map_state *s, const abar__cuda_live &l,
-                                     const double *map_sums, abar__cuda_form *form)
+                                       const double *map_sums, abar__cuda_form *form)
 {
     const double sums[2] = {__ldcg(map_sums), __ldcg(map_sums + 1)};
     *form = {ABAR_FORM_PLAIN, 1.0f, 1.0f};
@@ -209,7 +210,7 @@ static __global__ void __launch_bounds__(THREADS) treat_outer(const __grid_const
 
 /* ---- the KL clip of maps with means ---------------------------------------------------------------------------------- */
 
-/* Element i of row o of the gradient; the bias lies behind the columns. */
+/* Element i of row o of the gradient; the bias is behind the columns. */
 __device__ static double grad_at(const abar__cuda_map &map, int64_t o, int64_t i)
 {
     if (i < map.plan.columns) return map.grad[o * map.plan.columns + i];
