@@ -464,8 +464,10 @@ static void optim_step_survives_every_failing_allocation(void **state)
     m.left = 0;
     assert_int_equal(abar_optim_rates(optim, 1, rates, 3), ABAR_E_MEMORY);
     assert_int_equal(abar_optim_begin(optim), ABAR_OK);
-    assert_int_equal(abar_optim_queue(optim, &step), ABAR_OK);
+    assert_int_equal(abar_optim_queue(optim, &step), ABAR_E_STATE); /* there is no rate for it */
     m.left = -1;
+    assert_int_equal(abar_optim_rates(optim, 1, rates, 3), ABAR_OK);
+    assert_int_equal(abar_optim_queue(optim, &step), ABAR_OK);
     assert_true(value[0][0] < 0.0f && value[1][0] == 0.0f);
     abar_optim_destroy(optim);
     assert_int_equal(abar_context_memory(ctx).now, before);

@@ -103,9 +103,9 @@ static abar_status make_queue(abar_device *dev)
     CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->fork, cudaEventDisableTiming));
     CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->join, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->side_stream, cudaStreamNonBlocking));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_fork, cudaEventDisableTiming));
-    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->side_join, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaStreamCreateWithFlags(&cuda->stats_stream, cudaStreamNonBlocking));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_fork, cudaEventDisableTiming));
+    CUDA_TRY(dev, cudaEventCreateWithFlags(&cuda->stats_join, cudaEventDisableTiming));
     ABAR_TRY(cuda_alloc(dev, ABAR_CUDA_WORKSPACE, &cuda->workspace));
     ABAR_TRY(reserve_staging(dev, STAGING));
     return cuda_alloc(dev, ABAR_CUDA_TICKETS * sizeof(unsigned), (void **)&cuda->tickets);
@@ -122,10 +122,10 @@ static void cuda_close(abar_device *dev)
     abar__cuda_pinned_free(dev, cuda->staging, cuda->staging_bytes);
     if (cuda->fork) cudaEventDestroy(cuda->fork);
     if (cuda->join) cudaEventDestroy(cuda->join);
-    if (cuda->side_fork) cudaEventDestroy(cuda->side_fork);
-    if (cuda->side_join) cudaEventDestroy(cuda->side_join);
+    if (cuda->stats_fork) cudaEventDestroy(cuda->stats_fork);
+    if (cuda->stats_join) cudaEventDestroy(cuda->stats_join);
     if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
-    if (cuda->side_stream) cudaStreamDestroy(cuda->side_stream);
+    if (cuda->stats_stream) cudaStreamDestroy(cuda->stats_stream);
     if (cuda->own_stream) cudaStreamDestroy(cuda->own_stream);
     cudaGetLastError(); /* a caller may have taken its stream away before */
     abar__free(dev->ctx, cuda, sizeof *cuda);
@@ -500,10 +500,10 @@ static void settle(abar_device *dev, void *dst, void *src, size_t bytes, const i
 static abar_status side_begin(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaEventRecord(cuda->side_fork, cuda->stream));
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->side_stream, cuda->side_fork, 0));
+    CUDA_TRY(dev, cudaEventRecord(cuda->stats_fork, cuda->stream));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stats_stream, cuda->stats_fork, 0));
     cuda->main_stream = cuda->stream;
-    cuda->stream = cuda->side_stream;
+    cuda->stream = cuda->stats_stream;
     return ABAR_OK;
 }
 
@@ -512,14 +512,14 @@ static abar_status side_end(abar_device *dev)
     abar__cuda *cuda = abar__cuda_of(dev);
     cuda->stream = cuda->main_stream;
     cuda->main_stream = NULL;
-    CUDA_TRY(dev, cudaEventRecord(cuda->side_join, cuda->side_stream));
+    CUDA_TRY(dev, cudaEventRecord(cuda->stats_join, cuda->stats_stream));
     return ABAR_OK;
 }
 
 static abar_status side_join(abar_device *dev)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->side_join, 0));
+    CUDA_TRY(dev, cudaStreamWaitEvent(cuda->stream, cuda->stats_join, 0));
     return ABAR_OK;
 }
 
