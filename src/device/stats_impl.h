@@ -37,13 +37,13 @@ typedef struct abar__value_sums {
 /* Sums over sequences for every token of a sequence: X, mean over heads of t, and |x|^2, without homogeneous entries. */
 typedef struct abar__position_sums {
     int64_t positions;            /* tokens of a sequence */
-    int64_t grid[2], side, shift; /* where its windows lie (abar_attention); side 0: all tokens are one sequence */
+    int64_t grid[2], side, shift; /* where its windows are (abar_attention); side 0: all tokens are one sequence */
     void *sum;                    /* (positions, I) */
     void *columns;                /* (positions) */
     double *square;               /* (positions), in the device's memory; NULL: not wanted */
 } abar__position_sums;
 
-/* Where in its window token t lies: the grid is rolled back by shift, then cut. */
+/* Where in its window token t is: the grid is rolled back by shift, then cut. */
 static inline int64_t abar__position(const int64_t grid[2], int64_t side, int64_t shift, int64_t t)
 {
     if (side == 0) return t;

@@ -15,7 +15,7 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     return p;
 }
 
-/* Where this map's rows of a gradient lie; NULL: it has none. */
+/* Where this map's rows of a gradient are; NULL: it has none. */
 static void *rows_of(const abar_optim *o, int param, int64_t first)
 {
     if (param < 0 || !o->params[param].grad.data) return NULL;

@@ -9,7 +9,7 @@ abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev
     out->steps = abar_loader_batches(loader);
     if (!out->stream) return ABAR_OK;
     ABAR_TRY(abar__alloc(stepper->ctx, (size_t)out->steps * sizeof *out->rates, (void **)&out->rates));
-    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) ABAR_TRY(out->stream->event_create(dev, &out->mark[i]));
+    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) ABAR_TRY(out->stream->event_create(dev, &out->event[i]));
     return ABAR_OK;
 }
 
@@ -17,9 +17,9 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
 {
     if (!p->stream) return;
     (void)p->stream->wait(p->dev); /* failures were reported to the caller that ran the steps */
-    for (int i = 0; i < 2; i++) p->stream->forget(p->dev, p->recording[i]);
+    for (int i = 0; i < 2; i++) p->stream->forget(p->dev, p->graph[i]);
     for (int i = 0; i < ABAR_STEPS_AHEAD; i++)
-        if (p->mark[i]) p->stream->event_destroy(p->dev, p->mark[i]);
+        if (p->event[i]) p->stream->event_destroy(p->dev, p->event[i]);
     abar__free(ctx, p->rates, p->rates ? (size_t)p->steps * sizeof *p->rates : 0);
 }
 
@@ -56,11 +56,11 @@ static abar_status send_batch(abar__pipeline *p)
     return f->ops->stage(p->dev, f->batches, abar__batch_samples(&batch), batch.labels);
 }
 
-static abar_status record(abar__pipeline *p, int kind)
+static abar_status capture(abar__pipeline *p, int kind)
 {
     ABAR_TRY(p->stream->capture_begin(p->dev));
     abar_status status = abar__stepper_enqueue(p->stepper);
-    abar_status ended = p->stream->capture_end(p->dev, &p->recording[kind]);
+    abar_status ended = p->stream->capture_end(p->dev, &p->graph[kind]);
     return status < 0 ? status : ended;
 }
 
@@ -72,14 +72,14 @@ static abar_status enqueue_device(abar__pipeline *p, bool alone)
     if (alone || !p->warm[kind]) {
         p->warm[kind] = true;
         ABAR_TRY(abar__stepper_enqueue(p->stepper));
-    } else if (!p->recording[kind]) {
-        ABAR_TRY(record(p, kind)); /* also counts the step */
-        ABAR_TRY(p->stream->replay(p->dev, p->recording[kind]));
+    } else if (!p->graph[kind]) {
+        ABAR_TRY(capture(p, kind)); /* also counts the step */
+        ABAR_TRY(p->stream->replay(p->dev, p->graph[kind]));
     } else {
-        ABAR_TRY(p->stream->replay(p->dev, p->recording[kind]));
+        ABAR_TRY(p->stream->replay(p->dev, p->graph[kind]));
         abar_optim_replayed(optim);
     }
-    return p->stream->event_record(p->dev, p->mark[p->enqueued % ABAR_STEPS_AHEAD]);
+    return p->stream->event_record(p->dev, p->event[p->enqueued % ABAR_STEPS_AHEAD]);
 }
 
 abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone)
@@ -104,11 +104,11 @@ abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_resu
     *got = p->collected < p->enqueued;
     if (!*got) return ABAR_OK;
     if (p->stream) {
-        void *mark = p->mark[p->collected % ABAR_STEPS_AHEAD];
+        void *event = p->event[p->collected % ABAR_STEPS_AHEAD];
         wait = wait || p->enqueued - p->collected >= ABAR_STEPS_AHEAD;
-        *got = wait || p->stream->event_done(p->dev, mark);
+        *got = wait || p->stream->event_done(p->dev, event);
         if (!*got) return ABAR_OK;
-        ABAR_TRY(p->stream->event_wait(p->dev, mark));
+        ABAR_TRY(p->stream->event_wait(p->dev, event));
         read_result(p, out);
     } else {
         *out = p->result;

@@ -157,9 +157,9 @@ typedef struct abar__pipeline {
     abar_loader *loader;
     const abar__stream_ops *stream; /* NULL: the host */
     abar_device *dev;
-    void *recording[2]; /* of a plain step, of one that takes statistics */
-    bool warm[2];       /* has run once without capture: libraries initialise then */
-    void *mark[ABAR_STEPS_AHEAD];
+    void *graph[2]; /* of a plain step, of one that takes statistics */
+    bool warm[2];   /* has run once without capture: libraries initialise then */
+    void *event[ABAR_STEPS_AHEAD];
     int64_t enqueued, collected; /* k of the next step to enqueue, and of the next result to read */
     abar__step_result result;    /* host: of the last step */
     double *rates;               /* of the steps of an epoch */

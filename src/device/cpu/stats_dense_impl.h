@@ -52,7 +52,7 @@ const abar__matrix_kernels *abar__matrix_pick(void);
 
 /* Sums of outer products, added to the lower triangle of square. Each file knows its scratch. */
 
-/* Panels of rows, copied together where they do not lie so, multiplied by BLAS. Takes everything. */
+/* Panels of rows, copied together where they are not laid out so, multiplied by BLAS. Takes everything. */
 void abar__panel_product(const abar_device *dev, const abar__field *f, const double *weight, float *square, void *scratch);
 size_t abar__panel_scratch(const abar__field *f);
 

@@ -33,7 +33,7 @@ void abar__triangle_add(int64_t d, int64_t rows, const float *x, int64_t x_pitch
 
 /* ---- rows where they are ---------------------------------------------------------------------------------------------- */
 
-/* Do all rows lie in memory at one pitch, each without gaps? */
+/* Are all rows in memory at one pitch, each without gaps? */
 static bool is_matrix(const abar__field *f, int64_t *pitch)
 {
     const abar_tensor *t = f->t;

@@ -68,7 +68,7 @@ static void place(shift *s, const abar_device *dev, char *scratch)
     s->pack = s->windows + dev->threads * s->windows_size;
 }
 
-/* Does it lie in memory as the kernels read it? */
+/* Is it in memory as the kernels read it? */
 static bool lies_right(const abar__field *f, bool images_in_lanes)
 {
     if (f->t->dtype != ABAR_F32) return false;

@@ -23,7 +23,7 @@
 
 static const abar__core_kernels *kernels_of(const abar_device *dev) { return dev->impl; }
 
-/* ---- planes: how the images of one tensor lie ------------------------------------------------------------------- */
+/* ---- planes: the layout of one tensor's images ------------------------------------------------------------------- */
 
 /* A stack of images in float32: lanes consecutive numbers belong to one pixel (channels for C8 and C16, images for N16). */
 typedef struct planes {

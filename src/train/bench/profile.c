@@ -16,14 +16,14 @@ typedef struct workshop {
     size_t bytes; /* of each */
     char *matrix[3];
     abar__op *op;
-    void *scratch, *mark[2];
+    void *scratch, *event[2];
 } workshop;
 
 static void clear(workshop *w)
 {
     (void)w->stream->wait(w->dev); /* failures were reported where they happened */
     for (int i = 0; i < 2; i++)
-        if (w->mark[i]) w->stream->event_destroy(w->dev, w->mark[i]);
+        if (w->event[i]) w->stream->event_destroy(w->dev, w->event[i]);
     if (w->op) abar_device_free(w->dev, w->scratch, w->op->scratch_bytes);
     abar__op_destroy(w->op);
     for (int i = 0; i < 3; i++) abar_device_free(w->dev, w->matrix[i], w->bytes);
@@ -57,7 +57,7 @@ static abar_status furnish(workshop *w)
     w->bytes = (size_t)(w->side * w->side) * element;
     for (int i = 0; i < 3; i++) ABAR_TRY(abar_device_alloc(w->dev, w->bytes, (void **)&w->matrix[i]));
     for (int i = 0; i < 3; i++) ABAR_TRY(fill(w, w->matrix[i]));
-    for (int i = 0; i < 2; i++) ABAR_TRY(w->stream->event_create(w->dev, &w->mark[i]));
+    for (int i = 0; i < 2; i++) ABAR_TRY(w->stream->event_create(w->dev, &w->event[i]));
     abar__op_desc d = {.kind = ABAR_OP_LINEAR, .n_in = 1, .window = abar_window_unit()};
     d.in[0] = d.out = (abar__shape){2, {w->side, w->side}};
     ABAR_TRY(abar__op_create(w->dev, &d, &w->op));
@@ -85,11 +85,11 @@ static abar_status best_of(workshop *w, abar_status (*once)(workshop *w), double
 {
     ABAR_TRY(once(w)); /* libraries load at the first call */
     for (int i = 0; i < RUNS; i++) {
-        ABAR_TRY(w->stream->event_record(w->dev, w->mark[0]));
+        ABAR_TRY(w->stream->event_record(w->dev, w->event[0]));
         ABAR_TRY(once(w));
-        ABAR_TRY(w->stream->event_record(w->dev, w->mark[1]));
+        ABAR_TRY(w->stream->event_record(w->dev, w->event[1]));
         ABAR_TRY(w->stream->wait(w->dev));
-        const double took = 1e-3 * w->stream->event_elapsed(w->dev, w->mark[0], w->mark[1]);
+        const double took = 1e-3 * w->stream->event_elapsed(w->dev, w->event[0], w->event[1]);
         if (i == 0 || took < *seconds) *seconds = took;
     }
     return ABAR_OK;

@@ -16,8 +16,8 @@ typedef struct abar__replays {
     abar_optim *optim;
     void *whole[KINDS], *forward, *backward[KINDS], *update[KINDS];
     void *part[4]; /* events around the parts of a step */
-    void **mark;   /* events before the first timed step and after each */
-    int64_t marks, rates_until, period;
+    void **event;  /* events before the first timed step and after each */
+    int64_t events, rates_until, period;
     bool warm;
 } recordings;
 
@@ -96,13 +96,13 @@ static abar_status warm_up(recordings *r, int64_t steps)
 
 static abar_status time_steps(recordings *r, int64_t steps, double *seconds)
 {
-    ABAR_TRY(r->stream->event_record(r->dev, r->mark[0]));
+    ABAR_TRY(r->stream->event_record(r->dev, r->event[0]));
     for (int64_t k = 0; k < steps; k++) {
         ABAR_TRY(whole_step(r));
-        ABAR_TRY(r->stream->event_record(r->dev, r->mark[k + 1]));
+        ABAR_TRY(r->stream->event_record(r->dev, r->event[k + 1]));
     }
     ABAR_TRY(r->stream->wait(r->dev));
-    for (int64_t k = 0; k < steps; k++) seconds[k] = 1e-3 * r->stream->event_elapsed(r->dev, r->mark[k], r->mark[k + 1]);
+    for (int64_t k = 0; k < steps; k++) seconds[k] = 1e-3 * r->stream->event_elapsed(r->dev, r->event[k], r->event[k + 1]);
     return ABAR_OK;
 }
 
@@ -191,15 +191,15 @@ static void release(recordings *r)
     r->stream->forget(r->dev, r->forward);
     for (int i = 0; i < 4; i++)
         if (r->part[i]) r->stream->event_destroy(r->dev, r->part[i]);
-    for (int64_t i = 0; r->mark && i < r->marks; i++)
-        if (r->mark[i]) r->stream->event_destroy(r->dev, r->mark[i]);
-    abar__free(r->dev->ctx, r->mark, r->mark ? (size_t)r->marks * sizeof *r->mark : 0);
+    for (int64_t i = 0; r->event && i < r->events; i++)
+        if (r->event[i]) r->stream->event_destroy(r->dev, r->event[i]);
+    abar__free(r->dev->ctx, r->event, r->event ? (size_t)r->events * sizeof *r->event : 0);
 }
 
 static abar_status make_events(recordings *r)
 {
-    ABAR_TRY(abar__alloc(r->dev->ctx, (size_t)r->marks * sizeof *r->mark, (void **)&r->mark));
-    for (int64_t i = 0; i < r->marks; i++) ABAR_TRY(r->stream->event_create(r->dev, &r->mark[i]));
+    ABAR_TRY(abar__alloc(r->dev->ctx, (size_t)r->events * sizeof *r->event, (void **)&r->event));
+    for (int64_t i = 0; i < r->events; i++) ABAR_TRY(r->stream->event_create(r->dev, &r->event[i]));
     for (int i = 0; i < 4; i++) ABAR_TRY(r->stream->event_create(r->dev, &r->part[i]));
     return ABAR_OK;
 }
@@ -230,7 +230,7 @@ abar_status abar__replays_run(abar__replays *r, int64_t steps)
 abar_status abar__bench_queued(abar_device *dev, const abar__stepper *stepper, int64_t period, int64_t warmup, int64_t steps,
                                double *seconds, abar_bench_result *out, abar__bench_profile *profile)
 {
-    recordings r = {.stream = dev->ops->stream, .dev = dev, .stepper = stepper, .optim = stepper->optim, .marks = steps + 1};
+    recordings r = {.stream = dev->ops->stream, .dev = dev, .stepper = stepper, .optim = stepper->optim, .events = steps + 1};
     const int64_t least = 2 * period + 2;
     abar_status status = make_events(&r);
     if (status == ABAR_OK) status = warm_up(&r, warmup > least ? warmup : least);

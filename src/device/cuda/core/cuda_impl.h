@@ -24,7 +24,7 @@ typedef struct abar__cuda {
     cudaEvent_t stats_fork, stats_join;
     int processors;       /* streaming multiprocessors */
     size_t shared_memory; /* bytes a block may use, opted in */
-    bool recording;
+    bool capturing;
     cudaError_t failure;                /* the first launch that failed since the last wait */
     void *nn;                           /* handles of cuDNN and cuBLASLt, opened by the first operation that needs them */
     void (*nn_close)(abar_device *dev); /* releases them; NULL: there are none */

@@ -221,7 +221,7 @@ extern "C" void abar__cuda_pinned_free(abar_device *dev, void *memory, size_t by
 
 /* ---- copies ------------------------------------------------------------------------------------------------------- */
 
-/* How a tensor's elements lie, for the kernel: NHWC is a matter of strides. */
+/* The strides of a tensor, for the kernel: NHWC is a matter of strides. */
 typedef struct view {
     char *data;
     abar_dtype dtype;
@@ -379,7 +379,7 @@ static abar_status cuda_set_stream(abar_device *dev, void *stream)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
     if (cuda->stream == (cudaStream_t)stream) return ABAR_OK;
-    if (cuda->recording) return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: no other stream while a step is recorded");
+    if (cuda->capturing) return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: no other stream while a step is recorded");
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     CUDA_TRY(dev, cudaEventRecord(cuda->fork, cuda->stream));
     CUDA_TRY(dev, cudaStreamWaitEvent((cudaStream_t)stream, cuda->fork, 0));
@@ -393,7 +393,7 @@ static abar_status capture_begin(abar_device *dev)
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     ABAR_TRY(abar__cuda_status(dev));
     CUDA_TRY(dev, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
-    cuda->recording = true;
+    cuda->capturing = true;
     return ABAR_OK;
 }
 
@@ -402,7 +402,7 @@ static abar_status capture_end(abar_device *dev, void **out)
     abar__cuda *cuda = abar__cuda_of(dev);
     cudaGraph_t graph = NULL;
     *out = NULL;
-    cuda->recording = false;
+    cuda->capturing = false;
     CUDA_TRY(dev, cudaStreamEndCapture(cuda->stream, &graph));
     abar_status status = abar__cuda_status(dev);
     if (status == ABAR_OK) {
@@ -447,7 +447,7 @@ static void event_destroy(abar_device *dev, void *mark)
 static abar_status event_record(abar_device *dev, void *mark)
 {
     abar__cuda *cuda = abar__cuda_of(dev);
-    const unsigned flags = cuda->recording ? cudaEventRecordExternal : cudaEventRecordDefault;
+    const unsigned flags = cuda->capturing ? cudaEventRecordExternal : cudaEventRecordDefault;
     CUDA_TRY(dev, cudaEventRecordWithFlags((cudaEvent_t)mark, cuda->stream, flags));
     return ABAR_OK;
 }

@@ -3,7 +3,7 @@
  * places in turns, and two groups of warps multiply 128 columns each. Between them are barriers: full, when a slab has come;
  * empty, when all warps have done with it.
  *
- * Both operands must lie in memory with the direction of the sum contiguous, and rounded, since what tensor cores read is cut
+ * Both operands must be in memory with the direction of the sum contiguous, and rounded, since what tensor cores read is cut
  * off. Inverses are symmetric, so their rows will do, and the inverter has rounded them; gradients are copied first, into
  * PyTorch's order. Then a (m, k) and b (n, k):
  *

@@ -297,7 +297,7 @@ static abar_status repeat_recorded(abar_device *dev, const abar__cuda_inverter *
 extern "C" abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v)
 {
     if (v->s.n == 0) return ABAR_OK;
-    if (abar__cuda_of(dev)->recording) return repeat_recorded(dev, v);
+    if (abar__cuda_of(dev)->capturing) return repeat_recorded(dev, v);
     repeat_here(dev, v);
     return abar__cuda_status(dev);
 }

@@ -1,5 +1,5 @@
 /* Batches made on the device (feed_impl.h): order, crop, flip, normalisation and windows as augment.c and loader.c make
- * them, to the bit, from a set that lies in device memory; or from batches that the host sends step by step through pinned
+ * them, to the bit, from a set that is in device memory; or from batches that the host sends step by step through pinned
  * slots.
  *
  * Which epoch and step is to be filled is in device memory too: a recording of fill and advance goes through an epoch. */

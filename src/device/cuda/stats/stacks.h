@@ -5,7 +5,7 @@
 
 #include "device/cuda/stats/stats.h"
 
-/* The channels to be summed, how they lie, and how the blocks share them. */
+/* The channels to be summed, their strides, and how the blocks share them. */
 typedef struct stack {
     const void *data;
     int64_t images, channels, height, width;

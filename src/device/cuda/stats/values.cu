@@ -13,7 +13,7 @@
 #define HEADS 32               /* of a launch, at most */
 #define SPLITS 256             /* blocks that share the rows, at most */
 
-/* How x (N, T, I) and the columns (N, heads, T) lie. */
+/* How x (N, T, I) and the columns (N, heads, T): strides. */
 typedef struct view {
     const void *data;
     abar_dtype dtype;

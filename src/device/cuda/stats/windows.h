@@ -10,7 +10,7 @@
 #define SPLITS 64   /* blocks that share channels, at most: the last of them adds up what they leave */
 #define MASK 64     /* taps of a window that fit a mask */
 
-/* Does tap k of some window position lie on this row (axis 0) or column (axis 1)? */
+/* Does tap k of some window position fall on this row (axis 0) or column (axis 1)? */
 __device__ static inline bool sees(const stack &s, int axis, int64_t place, int k)
 {
     const int64_t from = place + s.pad[axis] - (int64_t)k * s.dilation[axis];
