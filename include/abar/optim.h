@@ -164,8 +164,8 @@ size_t abar_struct_size(const char *name);
 
 /* ---- a step in parts ----------------------------------------------------------------------------------------------
  *
- * The same calls on every device. ref and cpu run them as they are made; on cuda work is enqueued and runs asynchronously, and a
- * loop can capture a whole training step as a graph and replay it. abar_optim_step works everywhere, too (on cuda, with a
+ * The same calls on every device. ref and cpu run them as they are made; on cuda work is enqueued and runs asynchronously, and
+ * a loop can capture a whole training step as a graph and replay it. abar_optim_step works everywhere, too (on cuda, with a
  * report, it waits). Once: abar_optim_rates. Per step: abar_optim_begin; for each micro-batch forward, abar_optim_add_loss,
  * backward; abar_optim_queue. A step's result can be read with abar_optim_note when the step has finished on the device. */
 

@@ -112,7 +112,7 @@ typedef struct abar_progress {
     int64_t best_accuracy_epoch, best_loss_epoch; /* ... and in which, counted from 0 */
     double test_perplexity, test_bits;            /* text: exp(test_loss), and bits per character (or byte) */
     int64_t skipped_steps;
-    bool validation; /* the setup has a validation part: test_loss and so on are its numbers */
+    bool validation;                      /* the setup has a validation part: test_loss and so on are its numbers */
     int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
 } abar_progress;
 

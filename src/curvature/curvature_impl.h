@@ -21,7 +21,8 @@ typedef struct abar__curvature_config {
 /* The average of this name is the mean activation, which abar_optim_mean_activation reads. */
 #define ABAR_MEAN_ACTIVATION "a"
 
-/* A method's row of --kl-clip. config: its config struct, with a double kl_clip. */
+/* A method's row of --kl-clip, by whose name the framework finds kappa (methods.md section 7); 0: off. config: its config
+ * struct, with a double kl_clip. */
 #define ABAR_KL_CLIP_OPTION(config, standard)                                                                               \
     {                                                                                                                       \
         .name = "kl-clip", .type = ABAR_OPTION_REAL, .offset = offsetof(config, kl_clip), .fallback = standard, .min = 0.0, \
@@ -57,9 +58,8 @@ struct abar__map {
 
 typedef struct abar__curvature_ops {
     abar_method method;     /* what the public sees */
-    bool reads_output_grad; /* besides inputs */
+    bool reads_output_grad; /* a plan of it has statistics of output gradients */
     bool every_commit;      /* refresh after every commit, whatever tinv says */
-    size_t kl_clip;         /* offset of kappa, a double, in the method's config (methods.md section 7); kappa 0: off */
     /* Optional: what the option table cannot say. method: its name, for the error's text. */
     abar_status (*check)(abar_context *ctx, const char *method, const void *config);
     /* Optional: the same, once the maps are known. */

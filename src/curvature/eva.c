@@ -45,7 +45,6 @@ const abar__curvature_ops abar__method_eva = {
                .options = options,
                .config_size = sizeof(eva_config)},
     .reads_output_grad = true,
-    .kl_clip = offsetof(eva_config, kl_clip),
     .every_commit = true,
     .plan = plan,
 };

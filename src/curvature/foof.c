@@ -45,7 +45,6 @@ const abar__curvature_ops abar__method_foof = {
                .keeps = "E[a aT] and its inverse: 2 d x d",
                .options = options,
                .config_size = sizeof(foof_config)},
-    .kl_clip = offsetof(foof_config, kl_clip),
     .check = check,
     .plan = plan,
 };

@@ -66,8 +66,7 @@ static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
     const bool expand = c->approximation == EXPAND;
     const abar__stat a = abar__plan_average(p, "A", expand ? ABAR_INPUT_PRODUCT : ABAR_INPUT_MEAN_PRODUCT,
                                             expand ? ABAR_PER_ROW : ABAR_PER_EXAMPLE);
-    const abar__stat g =
-        abar__plan_average(p, "P", expand ? ABAR_GRAD_PRODUCT : ABAR_GRAD_MEAN_PRODUCT, ABAR_PER_EXAMPLE);
+    const abar__stat g = abar__plan_average(p, "P", expand ? ABAR_GRAD_PRODUCT : ABAR_GRAD_MEAN_PRODUCT, ABAR_PER_EXAMPLE);
     if (c->inverse == EIGEN)
         plan_eigen(c, a, g, p);
     else
@@ -82,6 +81,5 @@ const abar__curvature_ops abar__method_kfac = {
                .options = options,
                .config_size = sizeof(kfac_config)},
     .reads_output_grad = true,
-    .kl_clip = offsetof(kfac_config, kl_clip),
     .plan = plan,
 };

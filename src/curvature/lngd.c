@@ -54,8 +54,7 @@ static void plan(const abar__curvature *cv, const abar__map *map, abar__plan *p)
     const abar__scalar denominator = abar__plan_mean_number(p, "Psi_denominator", ABAR_NUMBER_WEIGHTS, ABAR_PER_EXAMPLE);
     const abar__scalar over = abar__plan_reciprocal(p, denominator);
     const abar__scalar damping_phi = abar__plan_clamp(p, abar__plan_mean(p, phi), c->nu1, c->nu2);
-    const abar__scalar damping_psi =
-        abar__plan_clamp(p, abar__plan_multiply(p, over, abar__plan_mean(p, psi)), c->nu1, c->nu2);
+    const abar__scalar damping_psi = abar__plan_clamp(p, abar__plan_multiply(p, over, abar__plan_mean(p, psi)), c->nu1, c->nu2);
     abar__plan_sandwich(p, ABAR_IDENTITY, abar__plan_inverse(p, "Phi_inverse", phi, damping_phi));
     abar__plan_scale_rows(p, abar__plan_reciprocals(p, "Psi_reciprocal", psi, &over, damping_psi), c->nu1);
     abar__plan_own_length(p, c->mu);
@@ -69,7 +68,6 @@ const abar__curvature_ops abar__method_lngd = {
                .options = options,
                .config_size = sizeof(lngd_config)},
     .reads_output_grad = true,
-    .kl_clip = offsetof(lngd_config, kl_clip),
     .check = check,
     .plan = plan,
 };

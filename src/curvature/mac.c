@@ -6,9 +6,10 @@
  * One vector is kept for that, u = â / sqrt(ρ + |â|²): Ĝ = G − (G u) uᵀ. |u| < 1, so nothing overflows whatever the
  * activations are. State O(d), no d×d matrix, no patches.
  *
- * READ THIS FILE FIRST to write another method, and copy it. A method is a config struct with its option table, and a plan:
- * which statistics of a map are averaged, what is derived from them at a refresh, and how the gradient is treated. plan/plan.h
- * has the words for it. Every device runs plans, so that is all. Then a line in registry.c. */
+ * READ THIS FILE FIRST to write another method, and copy foof.c or eva.c, which have no special cases. A method is a config
+ * struct with its option table, and a plan: which statistics of a map are averaged, what is derived from them at a refresh, and
+ * how the gradient is treated. plan/plan.h has the words for it. Every device runs plans, so that is all. Then a line in
+ * registry.c. */
 #include "curvature/mac.h"
 
 enum { FIRST_RUNNING, FIRST_DATASET_MEAN, FIRST_DATASET_COV };
@@ -151,7 +152,6 @@ const abar__curvature_ops abar__method_mac = {
                .keeps = "the mean activation: 3 vectors of d",
                .options = options,
                .config_size = sizeof(abar__mac_config)},
-    .kl_clip = offsetof(abar__mac_config, kl_clip),
     .check = abar__mac_check,
     .check_maps = abar__mac_check_maps,
     .value_parts = abar__mac_value_parts,

@@ -268,9 +268,9 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_request 
         memcpy(cv->method_config, request->method_config, cv->config_bytes);
     else
         abar_options_default(method->options, cv->method_config);
-    double *kl_clip = (double *)(void *)((char *)cv->method_config + cv->ops->kl_clip);
-    if (!request->method_config && request->unclipped) *kl_clip = 0.0;
-    cv->kl_clip = *kl_clip;
+    const abar_option *kl_clip = abar_options_find(method->options, "kl-clip");
+    const bool clips = kl_clip && !(request->unclipped && !request->method_config);
+    if (clips) cv->kl_clip = *(const double *)(const void *)((const char *)cv->method_config + kl_clip->offset);
     return abar_method_check(ctx, method, cv->method_config);
 }
 
@@ -349,7 +349,13 @@ static abar_status make_maps(abar__curvature *cv, const abar__curvature_request 
         name += strlen(name) + 1;
         for (int m = first; m < cv->n_maps; m++) ABAR_TRY(name_part(cv, &cv->maps[m], layers, n, &name));
     }
-    for (int i = 0; i < cv->n_maps; i++) ABAR_TRY(abar__plan_check(ctx, &cv->maps[i].plan, cv->ops->method.name));
+    for (int i = 0; i < cv->n_maps; i++) {
+        const abar__plan *p = &cv->maps[i].plan;
+        ABAR_TRY(abar__plan_check(ctx, p, cv->ops->method.name));
+        if (abar__plan_reads_grad(p) && !cv->ops->reads_output_grad)
+            return abar__fail(ctx, ABAR_E_STATE, "plan of %s: it has statistics of output gradients, set reads_output_grad",
+                              cv->ops->method.name);
+    }
     return ABAR_OK;
 }
 
@@ -503,7 +509,7 @@ abar_status abar__curvature_mean_activation(const abar__curvature *cv, int i, do
     const abar__map *map = &cv->maps[i];
     const char *name = map->plan.average[0].name;
     const int64_t commits = map->state.count[ABAR_COUNT_COMMITS];
-    if (strcmp(name, ABAR_MEAN_ACTIVATION) != 0)
+    if (!name || strcmp(name, ABAR_MEAN_ACTIVATION) != 0)
         return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED, "mean activation of %s: %s keeps none for this layer", map->name,
                           cv->ops->method.name);
     if (abar__plan_is_calibrated(&map->plan) ? !map->state.count[ABAR_COUNT_CALIBRATED] : commits == 0)

@@ -46,7 +46,6 @@ const abar__curvature_ops abar__method_smac = {
                .options = options,
                .config_size = sizeof(smac_config)},
     .reads_output_grad = true,
-    .kl_clip = offsetof(smac_config, mac.kl_clip),
     .check = abar__mac_check,
     .check_maps = abar__mac_check_maps,
     .value_parts = abar__mac_value_parts,

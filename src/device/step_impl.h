@@ -133,7 +133,7 @@ typedef struct abar__derived_tensor {
     void *data;
 } abar__derived_tensor;
 
-/* How a map's gradient is treated; indices of derived tensors, -1: none. In one of three ways
+/* How a map's gradient is treated; indices of derived tensors, -1: none. In one of these ways, or none of them,
  *     G - (G u) uT,   G - s (wT G u) w uT  (s: ABAR_REAL_FACTOR),   left G right
  * or, with eigenvalues, left^T ((left G right^T) / (values + shift)) right; then rows are scaled, and the whole. */
 typedef struct abar__treatment {
@@ -242,8 +242,8 @@ typedef struct abar__step_ops {
     /* Compiles: memory, and tables that depend on sizes. Of the description, items, updates, passes and blocks must stay. */
     abar_status (*create)(abar_device *dev, const abar__step_desc *desc, abar__compiled_step **out);
     void (*destroy)(abar_device *dev, abar__compiled_step *s);
-    size_t (*bytes)(const abar__compiled_step *s);     /* that it holds, on both sides */
-    void *(*workspace)(const abar__compiled_step *s);  /* device memory, workspace_bytes: the step's while it runs */
+    size_t (*bytes)(const abar__compiled_step *s);    /* that it holds, on both sides */
+    void *(*workspace)(const abar__compiled_step *s); /* device memory, workspace_bytes: the step's while it runs */
     /* New addresses and factors of items and updates, as many as before. ABAR_E_UNSUPPORTED, and nothing changed, where one has
      * another size than the one in its place had: then a new step is needed. */
     abar_status (*rebind)(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc);

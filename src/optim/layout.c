@@ -15,6 +15,8 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     return p;
 }
 
+_Static_assert(ABAR_UPDATE_KINDS + 2 <= ABAR_PASSES_MAX, "raise ABAR_PASSES_MAX");
+
 /* Where this map's rows of a gradient are; NULL: it has none. */
 static void *rows_of(const abar_optim *o, int param, int64_t first)
 {

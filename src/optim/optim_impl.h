@@ -102,10 +102,10 @@ struct abar_optim {
     abar__step_state step_state; /* as it was when it was last asked */
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
-    int64_t k;    /* steps given so far, skipped ones included */
+    int64_t k;                      /* steps given so far, skipped ones included */
     int64_t rates_first, rates_end; /* steps whose rate the device knows */
-    bool reruled; /* the rule has new settings, which the step does not know */
-    bool stale;   /* the device has gone on since its state was read */
+    bool reruled;                   /* the rule has new settings, which the step does not know */
+    bool stale;                     /* the device has gone on since its state was read */
 };
 
 abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out);

@@ -1,4 +1,4 @@
-/* The update rules of this build. A new one is a file and two lines here. */
+/* The update rules of this build. A new one is a file, two lines here, and its declaration in optim_impl.h. */
 #include "optim/optim_impl.h"
 
 #include <string.h>
@@ -43,8 +43,10 @@ int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s)
     case ABAR_UPDATE_ADAMW: return 2;
     case ABAR_UPDATE_SGD: return s->momentum > 0.0 ? 1 : 0;
     case ABAR_UPDATE_MOMENTUM: return chain->row_moment ? 2 : s->momentum > 0.0 ? 1 : 0;
-    default: return 0;
+    case ABAR_UPDATE_PLAIN:
+    case ABAR_UPDATE_KINDS: break;
     }
+    return 0;
 }
 
 const char *abar__chain_state_name(const abar__chain *chain, int state)

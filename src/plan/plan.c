@@ -17,6 +17,16 @@ abar__plan abar__plan_begin(int64_t out, int64_t columns, int64_t d)
     return p;
 }
 
+/* Each of the three is summed with the other two. */
+static bool weighed_alone(const abar__plan *p)
+{
+    const int weighed = (p->average[0].source == ABAR_INPUT_WEIGHED_PRODUCT) +
+                        (p->average[1].source == ABAR_GRAD_WEIGHED_SQUARES) + (p->mean_number.source == ABAR_NUMBER_WEIGHTS);
+    return weighed != 0 && weighed != 3;
+}
+
+bool abar__plan_reads_grad(const abar__plan *p) { return p->average[1].name || p->average[0].grad_power > 0; }
+
 abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char *method)
 {
     const abar__treatment *t = &p->apply;
@@ -24,6 +34,9 @@ abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char 
     if (!wrong && t->u < 0 && t->right < 0 && t->row_scale < 0) wrong = "it never says what becomes of the gradient";
     if (!wrong && t->u >= 0 && t->right >= 0) wrong = "it treats the gradient in two ways";
     if (!wrong && t->mu > 0.0 && t->right < 0) wrong = "a length of its own needs a dense factor";
+    if (!wrong && t->over_damping && p->report[ABAR_REAL_DAMPING] < 0) wrong = "it divides by a damping that it never reports";
+    if (!wrong && weighed_alone(p))
+        wrong = "weighed statistics come together: of inputs, of output gradients, and their number";
     if (!wrong) return ABAR_OK;
     return abar__fail(ctx, ABAR_E_STATE, "plan of %s: %s", method, wrong);
 }
@@ -62,11 +75,11 @@ abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic s
     const int32_t at = is_of_inputs(source) ? 0 : 1;
     if (p->average[at].name) fail(p, "it averages two statistics of one side");
     p->average[at] = (abar__running_average){.name = name,
-                                          .source = source,
-                                          .n = at == 0 ? p->d : p->out,
-                                          .square = is_product(source),
-                                          .per = per,
-                                          .grad_power = grad_power(source)};
+                                             .source = source,
+                                             .n = at == 0 ? p->d : p->out,
+                                             .square = is_product(source),
+                                             .per = per,
+                                             .grad_power = grad_power(source)};
     return (abar__stat){at};
 }
 
@@ -149,13 +162,13 @@ static abar__factor derived(abar__plan *p, const char *name, abar__derived_kind 
         return ABAR_IDENTITY;
     }
     p->derived[p->n_derived] = (abar__derived_tensor){.name = name,
-                                                    .kind = kind,
-                                                    .n = n,
-                                                    .average = average,
-                                                    .scale = -1,
-                                                    .shift = -1,
-                                                    .values = -1,
-                                                    .calibrated = average >= 0 && p->average[average].calibrated};
+                                                      .kind = kind,
+                                                      .n = n,
+                                                      .average = average,
+                                                      .scale = -1,
+                                                      .shift = -1,
+                                                      .values = -1,
+                                                      .calibrated = average >= 0 && p->average[average].calibrated};
     return (abar__factor){p->n_derived++};
 }
 
@@ -177,6 +190,7 @@ abar__factor abar__plan_vector(abar__plan *p, const char *name, abar__stat a, ab
 abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat a, const abar__scalar *scale,
                                     abar__scalar shift)
 {
+    if (p->average[a.index].square) fail(p, "it takes reciprocals of a matrix");
     const abar__factor f = derived(p, name, ABAR_DERIVED_RECIPROCAL, a.index, p->average[a.index].n);
     abar__derived_tensor *d = &p->derived[f.index < 0 ? 0 : f.index];
     depend(p, f, &d->shift, shift);

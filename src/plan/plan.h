@@ -26,11 +26,15 @@ typedef struct abar__factor {
 
 /* A plan of a map (out, d) of which columns are the weight's. */
 abar__plan abar__plan_begin(int64_t out, int64_t columns, int64_t d);
+/* Whether it has statistics of output gradients. */
+bool abar__plan_reads_grad(const abar__plan *p);
 /* ABAR_E_STATE with what is wrong, or ABAR_OK. method: for the text. */
 abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char *method);
 
 /* ---- accumulate and commit: running averages of statistics ----------------------------------------------------------- */
 
+/* At most one of inputs and one of output gradients. per: what the sum is divided by; ABAR_PER_ROW for means and products of
+ * rows, ABAR_PER_EXAMPLE for what is summed per example, ABAR_PER_SEQUENCE behind attention. */
 abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic source, abar__per per);
 /* One more average, a single number. */
 abar__scalar abar__plan_mean_number(abar__plan *p, const char *name, abar__statistic source, abar__per per);
@@ -66,7 +70,8 @@ abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat 
 abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, abar__scalar shift); /* (Â + shift I)⁻¹ */
 abar__factor abar__plan_eigenbasis(abar__plan *p, const char *vectors, const char *values, abar__stat a);
 
-/* ---- apply: Ĝ from G, one of the first four or none, then any of the others -------------------------------------------------- */
+/* ---- apply: Ĝ from G, one of the first four or none, then any of the others
+ * -------------------------------------------------- */
 
 void abar__plan_subtract_rank1(abar__plan *p, abar__factor u); /* G (I - u uT) */
 /* G - s (wT G u) w uT, s the real ABAR_REAL_FACTOR; name: of the buffer it needs. */
@@ -74,10 +79,11 @@ void abar__plan_subtract_outer(abar__plan *p, const char *name, abar__factor w, 
 void abar__plan_sandwich(abar__plan *p, abar__factor left, abar__factor right); /* left G right */
 /* In the eigenbases of both sides: divided by the products of eigenvalues + shift. */
 void abar__plan_divide_in_basis(abar__plan *p, abar__factor left, abar__factor right, double shift);
-/* least: of the numbers that the rows are divided by. */
+/* least: no row is divided by less. It bounds |Ĝ|, so that a gradient that would overflow is left as it is (methods.md section
+ * 9). */
 void abar__plan_scale_rows(abar__plan *p, abar__factor r, double least);
 void abar__plan_scale(abar__plan *p, double scale);
-void abar__plan_over_damping(abar__plan *p);            /* divided by the real ABAR_REAL_DAMPING */
-void abar__plan_own_length(abar__plan *p, double mu);   /* times c = <Ĝ, G> / (<Ĝ, G>² + mu) */
+void abar__plan_over_damping(abar__plan *p);          /* divided by the real ABAR_REAL_DAMPING, which the plan reports */
+void abar__plan_own_length(abar__plan *p, double mu); /* times c = <Ĝ, G> / (<Ĝ, G>² + mu); behind a sandwich */
 
 #endif

@@ -338,10 +338,10 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 /* On resume: these would make the checkpoint meaningless ... */
 static bool must_stay(const char *name)
 {
-    static const char *const fixed[] = {"batch",       "limit-train", "seed",      "stat-decay",   "skip-layers",
-                                        "first-layer", "pgrad",       "kfac",      "kfac-inverse", "text",
-                                        "epoch-steps", "validation",  "validation-seed", "normuon", "muon-take",
-                                        "muon-skip",   NULL};
+    static const char *const fixed[] = {
+        "batch",           "limit-train", "seed",         "stat-decay", "skip-layers", "first-layer",
+        "pgrad",           "kfac",        "kfac-inverse", "text",       "epoch-steps", "validation",
+        "validation-seed", "normuon",     "muon-take",    "muon-skip",  NULL};
     for (const char *const *f = fixed; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -278,7 +278,8 @@ static void run(const update *u, const abar__update_item *item, int64_t first, i
     case ABAR_UPDATE_SGD: sgd_run(u, item, first, n, row, scale); break;
     case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, row, scale); break;
     case ABAR_UPDATE_MOMENTUM: momentum_run(u, item, first, n, row, scale); break;
-    default: plain_run(u, item, first, n, scale);
+    case ABAR_UPDATE_PLAIN: plain_run(u, item, first, n, scale); break;
+    case ABAR_UPDATE_KINDS: break; /* no kind */
     }
 }
 

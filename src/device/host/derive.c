@@ -108,8 +108,8 @@ static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_w
         const abar__derived_tensor *d = &p->derived[i];
         if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
         const int64_t n = p->average[d->average].n;
-        const size_t need = d->kind == ABAR_DERIVED_INVERSE ? dev->ops->stats->invert_scratch(dev, n)
-                                                            : dev->ops->stats->eigen_scratch(dev, n);
+        const size_t need =
+            d->kind == ABAR_DERIVED_INVERSE ? dev->ops->stats->invert_scratch(dev, n) : dev->ops->stats->eigen_scratch(dev, n);
         if (need > most) most = need;
     }
     return abar__round_up(most, ABAR_ALIGN);
@@ -119,7 +119,8 @@ size_t abar__derive_scratch(abar_device *dev, const abar__plan *p, abar__derive_
 {
     size_t bytes = call_scratch(dev, p, what);
     for (int i = first_matrix(p, what) + 1; i < p->n_derived; i++)
-        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated)) bytes += matrix_bytes(dev, p, &p->derived[i]);
+        if (is_matrix(&p->derived[i]) && is_wanted(what, p->derived[i].calibrated))
+            bytes += matrix_bytes(dev, p, &p->derived[i]);
     return bytes;
 }
 

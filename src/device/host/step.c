@@ -261,7 +261,10 @@ static void forget(abar_device *dev, const abar__plan *p)
     if (p->mean_number.name) *(double *)p->mean_number.pending = 0.0;
 }
 
-static double pending_number(const abar__plan *p) { return p->mean_number.name ? *(const double *)p->mean_number.pending : 0.0; }
+static double pending_number(const abar__plan *p)
+{
+    return p->mean_number.name ? *(const double *)p->mean_number.pending : 0.0;
+}
 
 static bool pending_is_finite(abar_device *dev, const abar__plan *p, const double to_mean[3])
 {
@@ -344,7 +347,10 @@ static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *
 static const abar__precondition identity = {.scale = 1.0};
 
 /* Whether the step depends on <G^, G>, by the KL clip or by the map's own length. */
-static bool product_counts(const abar__compiled_step *s, const abar__plan *p) { return s->desc.cadence.kl_clip > 0.0 || p->apply.mu > 0.0; }
+static bool product_counts(const abar__compiled_step *s, const abar__plan *p)
+{
+    return s->desc.cadence.kl_clip > 0.0 || p->apply.mu > 0.0;
+}
 
 /* G^ from G joined to one matrix: what devices do without a call for all of it. counts: the step depends on <G^, G>. */
 static bool treat_joined(abar_device *dev, const abar__plan *p, const abar__dense_gradient *g, bool counts, void *scratch,
@@ -395,9 +401,8 @@ static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool 
                               .largest = outer * (t->mu > 0.0 ? 0.5 / sqrt(t->mu) : 1.0)}; /* the largest length */
     const bool plain = p->derived[t->right].kind == ABAR_DERIVED_INVERSE, counts = product_counts(s, p);
     double sums[3] = {0.0}, *products = measure || counts ? sums : NULL;
-    const bool fine = plain && dev->ops->stats->precondition
-                          ? dev->ops->stats->precondition(dev, &g, s->workspace, products)
-                          : treat_joined(dev, p, &g, counts, s->workspace, products);
+    const bool fine = plain && dev->ops->stats->precondition ? dev->ops->stats->precondition(dev, &g, s->workspace, products)
+                                                             : treat_joined(dev, p, &g, counts, s->workspace, products);
     if (!fine) {
         s->states[i].count[ABAR_COUNT_KEPT]++;
         return 0.0;
@@ -500,7 +505,10 @@ static abar_status measured(abar_device *dev, abar__compiled_step *s, double *pr
 
 static const int32_t *skipped(const abar__compiled_step *s) { return &s->control.skip; }
 static const int64_t *step_now(const abar__compiled_step *s) { return &s->control.state.k; }
-static const abar__step_outcome *outcome(const abar__compiled_step *s, int64_t k) { return &s->outcomes[k % ABAR_STEP_RESULTS]; }
+static const abar__step_outcome *outcome(const abar__compiled_step *s, int64_t k)
+{
+    return &s->outcomes[k % ABAR_STEP_RESULTS];
+}
 
 static abar_status pull(abar_device *dev, abar__compiled_step *s, abar__step_state *state, abar__map_state *maps)
 {

@@ -103,7 +103,8 @@ __device__ static inline bool was_observed(const double factor[3])
 
 /* ---- when --------------------------------------------------------------------------------------------------------- */
 
-__device__ static inline bool refreshes(const abar__cadence &c, const abar__plan &m, abar__map_state &s, int64_t k, bool committed)
+__device__ static inline bool refreshes(const abar__cadence &c, const abar__plan &m, abar__map_state &s, int64_t k,
+                                        bool committed)
 {
     return abar__refreshes(&c, &s, m.number, abar__plan_is_calibrated(&m), k, committed);
 }

@@ -330,8 +330,10 @@ static update_kernel kernel_of(abar__update_kind kind)
     case ABAR_UPDATE_SGD: return update_table<sgd_rule>;
     case ABAR_UPDATE_ADAMW: return update_table<adamw_rule>;
     case ABAR_UPDATE_MOMENTUM: return update_table<momentum_rule>;
-    default: return update_table<plain_rule>;
+    case ABAR_UPDATE_PLAIN: return update_table<plain_rule>;
+    case ABAR_UPDATE_KINDS: break; /* no kind */
     }
+    return NULL;
 }
 
 extern "C" void abar__cuda_update(abar_device *dev, abar__update_kind kind, const abar__cuda_item *items,
