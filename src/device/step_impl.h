@@ -259,7 +259,7 @@ typedef struct abar__step_ops {
     abar_status (*check)(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip);
     /* to_mean: (n_maps, 3) host numbers that turn the pending sums of average[0], average[1] and the number into means, all of
      * them 0 for a map that was not observed; NULL: no statistics were taken. Copied at once. */
-    abar_status (*keep)(abar_device *dev, abar__compiled_step *s, const double *to_mean); /* commit, derive */
+    abar_status (*commit)(abar_device *dev, abar__compiled_step *s, const double *to_mean); /* and derive what is due */
     abar_status (*precondition)(abar_device *dev, abar__compiled_step *s, bool measure);
     abar_status (*pass)(abar_device *dev, abar__compiled_step *s, int index);
 

@@ -143,7 +143,7 @@ static abar_status run_stages(abar_optim *o, const abar_step_config *c)
     const bool observed = cv && abar__curvature_to_mean(cv, c->observed_scale, o->to_mean);
     ABAR_TRY(ops->check(o->dev, o->step, c->grad_scale, c->clip));
     if (cv) {
-        ABAR_TRY(ops->keep(o->dev, o->step, observed ? o->to_mean : NULL));
+        ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL));
         ABAR_TRY(ops->precondition(o->dev, o->step, cv->measure));
     }
     for (int i = 0; i < o->n_passes; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
