@@ -133,6 +133,7 @@ static abar_status make(abar_device *dev, abar__compiled_step *s)
     ABAR_TRY(abar__alloc(dev->ctx, s->memory_bytes, &s->memory));
     place(s, s->memory);
     if (s->desc.n_maps) memcpy(s->plans, s->desc.plans, (size_t)s->desc.n_maps * sizeof *s->plans);
+    s->desc.plans = s->plans;
     plan_workspace(dev, s);
     ABAR_TRY(abar_device_alloc(dev, s->workspace_bytes, &s->workspace));
     s->scalars = *s->desc.scalars;
@@ -165,9 +166,8 @@ static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__
     if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks ||
         blocks_scratch(dev, desc) > s->workspace_bytes) /* the blocks may be other ones */
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
-    const abar__plan *plans = s->desc.plans;
     s->desc = *desc;
-    s->desc.plans = plans;
+    s->desc.plans = s->plans;
     s->scalars = *desc->scalars;
     s->scalars.verdicts = s->verdicts;
     bind(s);
