@@ -1,50 +1,10 @@
 /* What Muon keeps and what it does when numbers go wrong (methods.md section 11), and its arguments. */
 #include "optim/muon_rig.h"
+#include "optim/optim_snapshot.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 
 /* ---- state ------------------------------------------------------------------------------------------------------------ */
-
-#define STATE_MAX 16
-
-typedef struct snapshot {
-    abar_context *ctx;
-    int n, at;
-    char names[STATE_MAX][64];
-    abar_tensor tensors[STATE_MAX]; /* host copies */
-} snapshot;
-
-static abar_status save(void *user, const char *name, const abar_tensor *t)
-{
-    snapshot *s = user;
-    assert_in_range(s->n, 0, STATE_MAX - 1);
-    snprintf(s->names[s->n], sizeof s->names[s->n], "%s", name);
-    s->tensors[s->n] = *t;
-    s->tensors[s->n].dev = NULL;
-    s->tensors[s->n].data = calloc(1, abar_tensor_bytes(t) + 1);
-    assert_int_equal(abar_tensor_copy(s->ctx, &s->tensors[s->n++], t), ABAR_OK);
-    return ABAR_OK;
-}
-
-static abar_status restore(void *user, const char *name, const abar_tensor *t)
-{
-    snapshot *s = user;
-    assert_string_equal(name, s->names[s->at]);
-    assert_int_equal(abar_tensor_copy(s->ctx, t, &s->tensors[s->at++]), ABAR_OK);
-    return ABAR_OK;
-}
-
-static snapshot take(rig *r)
-{
-    snapshot s = {.ctx = r->f.ctx};
-    assert_int_equal(abar_optim_visit(r->optim, save, &s), ABAR_OK);
-    return s;
-}
-
-static void drop(snapshot *s)
-{
-    for (int i = 0; i < s->n; i++) free(s->tensors[i].data);
-}
 
 static const shape mixed[] = {{2, {12, 20}}, {1, {12}}, {4, {8, 3, 3, 3}}};
 
@@ -63,7 +23,7 @@ static void muon_names_its_state(void **state)
                                            "row_moment.p2", "updates",    "blocks_dropped", "blocks_small"};
     rig r;
     open_mixed(&r, "cpu", SETTINGS("normuon=true"));
-    snapshot s = take(&r);
+    snapshot s = take(&r.f, r.optim);
     assert_int_equal(s.n, sizeof expected / sizeof *expected);
     for (int i = 0; i < s.n; i++) assert_string_equal(s.names[i], expected[i]);
     assert_int_equal(abar_tensor_count(&s.tensors[3]), 12); /* one number a row */
@@ -78,7 +38,7 @@ static void muon_without_momentum_keeps_none(void **state)
         rig with, without;
         open_mixed(&with, devices[d], NULL);
         open_mixed(&without, devices[d], SETTINGS("momentum=0"));
-        snapshot s = take(&without);
+        snapshot s = take(&without.f, without.optim);
         for (int i = 0; i < s.n; i++) assert_null(strstr(s.names[i], "momentum"));
         const size_t element = abar_dtype_size(abar_device_dtype(with.f.dev)), most = (12 * 20 + 8 * 27) * element;
         assert_true(abar_optim_state_bytes(with.optim) - abar_optim_state_bytes(without.optim) >= most);
@@ -109,7 +69,7 @@ static void muon_restored_goes_on_bit_for_bit(void **state)
             fixture_fill_grads(&a.f, 1.0);
             fixture_step(a.optim, 0.02, 0.0, 0.0);
         }
-        snapshot s = take(&a);
+        snapshot s = take(&a.f, a.optim);
         s.ctx = b.f.ctx;
         assert_int_equal(abar_optim_visit(b.optim, restore, &s), ABAR_OK);
         for (int i = 0; i < 3; i++)
@@ -173,14 +133,14 @@ static void muon_skips_a_gradient_that_is_not_finite(void **state)
         rig r;
         open_mixed(&r, devices[d], SETTINGS("normuon=true"));
         fixture_step(r.optim, 0.02, 0.0, 0.0);
-        snapshot before = take(&r);
+        snapshot before = take(&r.f, r.optim);
         abar_tensor weights = r.f.params[0].value;
         weights.data = malloc(abar_tensor_bytes(&weights));
         memcpy(weights.data, r.f.params[0].value.data, abar_tensor_bytes(&weights));
         fixture_fill_grads(&r.f, 1.0);
         fixture_set(&r.f.params[2].grad, 5, NAN);
         assert_true(fixture_step(r.optim, 0.02, 0.0, 0.0).skipped);
-        snapshot after = take(&r);
+        snapshot after = take(&r.f, r.optim);
         for (int i = 0; i < before.n; i++) assert_true(fixture_same_bits(&before.tensors[i], &after.tensors[i]));
         assert_true(fixture_same_bits(&weights, &r.f.params[0].value));
         free(weights.data);
@@ -207,7 +167,7 @@ static void muon_drops_the_update_of_a_block_that_is_not_finite(void **state)
     assert_false(fixture_step(r.optim, 0.02, 0.0, 0.0).skipped);
     assert_true(fixture_same_bits(&before[0], &r.f.params[0].value)); /* not even decayed */
     assert_false(fixture_same_bits(&before[1], &r.f.params[2].value));
-    snapshot s = take(&r);
+    snapshot s = take(&r.f, r.optim);
     assert_true(fixture_get(&s.tensors[0], 0) == 0.75e308);                             /* the average is kept, */
     for (int64_t i = 0; i < 12; i++) assert_true(fixture_get(&s.tensors[3], i) == 0.0); /* and NorMuon's untouched */
     const abar_block_counts counts = *abar_optim_blocks(r.optim);

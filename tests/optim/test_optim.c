@@ -1,5 +1,5 @@
 /* What surrounds a rule: clipping, skipped steps, state, memory, and arguments that must be refused. */
-#include "optim/optim_fixture.h"
+#include "optim/optim_snapshot.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static const char *const rules[] = {"sgd", "adamw"};
@@ -7,48 +7,6 @@ static const int64_t sizes[] = {5, 33, 1, 200};
 #define SIZES ((int)(sizeof sizes / sizeof *sizes))
 
 /* ---- looking at the state ----------------------------------------------------------------------------------------- */
-
-#define STATE_MAX 32
-
-/* All state of an optimizer, copied out or to be copied in. */
-typedef struct snapshot {
-    abar_context *ctx;
-    int n, at;
-    char names[STATE_MAX][64];
-    abar_tensor tensors[STATE_MAX]; /* host copies */
-} snapshot;
-
-static abar_status save(void *user, const char *name, const abar_tensor *t)
-{
-    snapshot *s = user;
-    assert_in_range(s->n, 0, STATE_MAX - 1);
-    snprintf(s->names[s->n], sizeof s->names[s->n], "%s", name);
-    s->tensors[s->n] = *t;
-    s->tensors[s->n].dev = NULL;
-    s->tensors[s->n].data = calloc(1, abar_tensor_bytes(t) + 1);
-    assert_int_equal(abar_tensor_copy(s->ctx, &s->tensors[s->n++], t), ABAR_OK);
-    return ABAR_OK;
-}
-
-static abar_status restore(void *user, const char *name, const abar_tensor *t)
-{
-    snapshot *s = user;
-    assert_string_equal(name, s->names[s->at]);
-    assert_int_equal(abar_tensor_copy(s->ctx, t, &s->tensors[s->at++]), ABAR_OK);
-    return ABAR_OK;
-}
-
-static snapshot take(fixture *f, abar_optim *optim)
-{
-    snapshot s = {.ctx = f->ctx};
-    assert_int_equal(abar_optim_visit(optim, save, &s), ABAR_OK);
-    return s;
-}
-
-static void drop(snapshot *s)
-{
-    for (int i = 0; i < s->n; i++) free(s->tensors[i].data);
-}
 
 static bool same_snapshot(const snapshot *a, const snapshot *b)
 {
