@@ -4,6 +4,7 @@
 #define ABAR_DATA_H
 
 #include "abar/base.h"
+#include "abar/device.h"
 #include "abar/tensor.h"
 
 #ifdef __cplusplus
@@ -23,6 +24,9 @@ typedef struct abar_dataset_info {
     double mean[3], std[3]; /* of value/255, for normalisation, per channel; channels after the third use the third's */
     bool floats;            /* images are float32, and used without normalisation */
     bool validation;        /* the test part is a validation part: see abar_dataset_config */
+    bool streamed;          /* images are files that loaders decode when they are needed; height and width are those of the
+                               training view */
+    int64_t shrunk;         /* streamed: the files are copies with this short side; 0: originals */
 } abar_dataset_info;
 
 typedef struct abar_dataset_config {
@@ -39,6 +43,10 @@ typedef struct abar_dataset_config {
      * validation_seed and the number of samples alone. Of a text it is the end. */
     double validation;
     uint64_t validation_seed;
+    /* image folders only */
+    const char *classes_file; /* the order of the classes, one name a line; NULL: by their names */
+    const char *labels_file;  /* the labels of the test part, where its files do not say; NULL: the names that are usual */
+    int64_t view;             /* side of the training view in pixels; 0: 224 */
 } abar_dataset_config;
 
 /* Reads a data set into memory. spec is NAME, NAME:DIR or text:FILE, as on the command line; config may be NULL. Files are
@@ -91,6 +99,33 @@ abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_da
 
 typedef struct abar_loader abar_loader;
 
+/* Augmentation of streamed images: docs/images.md has the definitions. All zero: none, the training view is then the test view
+ * at its own size. */
+typedef enum abar_style { ABAR_STYLE_TORCHVISION, ABAR_STYLE_TIMM } abar_style;
+typedef enum abar_policy {
+    ABAR_POLICY_NONE,
+    ABAR_POLICY_TRIVIAL,
+    ABAR_POLICY_RAND,
+    ABAR_POLICY_RAND_TIMM,
+    ABAR_POLICY_JITTER
+} abar_policy;
+typedef enum abar_filter { ABAR_FILTER_STYLE, ABAR_FILTER_NEAREST, ABAR_FILTER_BILINEAR, ABAR_FILTER_BICUBIC } abar_filter;
+
+typedef struct abar_augment_config {
+    bool on;
+    int64_t style;              /* abar_style: what differs between the two families of references */
+    double area_low, area_high; /* shares of the image's area that a crop may have; both 0: 0.08 to 1 */
+    bool flip;                  /* mirrors with probability 1/2 */
+    int64_t policy;             /* abar_policy */
+    int64_t policy_magnitude;   /* rand: bin 0 to 30 */
+    int64_t policy_filter;      /* abar_filter; STYLE: as the style has it */
+    double jitter;              /* jitter: strength */
+    double erase;               /* probability */
+    double mixup, cutmix;       /* parameters of their Beta distributions; 0: off */
+    int64_t mix_group;          /* rows that are mixed with each other; 0: 256, or the batch if smaller */
+    int64_t repeat;             /* copies of a sample in an epoch; 0: 1 */
+} abar_augment_config;
+
 typedef struct abar_loader_config {
     size_t size; /* sizeof(abar_loader_config) */
     bool test;   /* the test part: in order, without augmentation, with the last partial batch */
@@ -102,6 +137,11 @@ typedef struct abar_loader_config {
     bool flip;        /* mirrors each image with probability 1/2 */
     int64_t context;  /* text: tokens per window, at least 1 */
     int64_t steps;    /* text: training batches per epoch; 0: tokens / (context x batch) */
+    /* streamed images */
+    abar_augment_config augment;                 /* of the training part */
+    int64_t test_resize, test_size, test_filter; /* test view: short side, then its centre; abar_filter; 0: the training view's
+                                                      size for both, bilinear */
+    bool skip_damaged;                           /* another sample takes the place of a damaged file; else it is an error */
 } abar_loader_config;
 
 /* A batch. Its memory is the loader's, valid until the next call of next, seek or destroy. */
@@ -113,6 +153,10 @@ typedef struct abar_batch {
     int64_t count;         /* samples; fewer than batch in the last test batch, whose other rows repeat the first */
     int64_t epoch, index;  /* the epoch, and the batch's index in it */
     const float *floats;   /* instead of images, if the data set has floats */
+    const abar_row *rows;  /* (batch): streamed training images: what is left to do to each; NULL: nothing */
+    bool timm;     /* rows: mixed as bytes before they are normalised, erased with noise; else the other way round, with 0 */
+    uint64_t seed; /* rows: of the noise */
+    int64_t height, width; /* of the images: the training or the test view */
 } abar_batch;
 
 /* data must outlive the loader. The batches depend on data, batch, seed, crop_pad, flip, context and steps, and not on threads

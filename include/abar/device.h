@@ -54,6 +54,18 @@ typedef struct abar_loss {
  * have equal dtypes. */
 abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const abar_tensor *src);
 
+/* What is left to do to a row of a batch of images when it becomes a net's input: erase a box, mix with another row. The same
+ * for every device. */
+typedef struct abar_row {
+    int16_t erase[4];      /* top, left, height, width; height 0: nothing is erased */
+    int16_t box[4];        /* cutmix: the same, of the pixels that are the partner's; height 0: no cutmix */
+    int32_t partner;       /* the row of the batch that it is mixed with; itself: none */
+    int32_t partner_label; /* not mixed: the row's own */
+    float share, rest;     /* lambda and 1 - lambda, each rounded: of the row and of its partner in the target, and in mixup */
+    uint32_t epoch, sample, repetition; /* of the noise in an erased box */
+    int32_t label;
+} abar_row;
+
 #ifdef __cplusplus
 }
 #endif

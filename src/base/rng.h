@@ -15,6 +15,13 @@ typedef enum abar__purpose {                          /* the numbers are part of
                              ABAR_DRAW_SAMPLE = 7,    /* when: 0, index: token that is generated */
                              ABAR_DRAW_ANALYSIS = 8,  /* when: see analysis, index: element */
                              ABAR_DRAW_HOLD_OUT = 9,  /* when: 0, index: position */
+                             /* when: epoch, index: sample | repetition << 32 | block << 40 (docs/images.md) */
+                             ABAR_DRAW_CROP = 10,
+                             ABAR_DRAW_POLICY = 11,
+                             ABAR_DRAW_ERASE = 12,
+                             ABAR_DRAW_NOISE = 13,
+                             ABAR_DRAW_MIX = 14, /* sample: number of the group in the epoch */
+                             ABAR_DRAW_JITTER = 15,
 } abar__purpose;
 
 typedef struct abar__draw {

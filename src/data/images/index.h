@@ -1,0 +1,68 @@
+/* The files of an image set: their order, labels and places on disk (docs/images.md), found by a scan that is kept in a cache.
+ * An open index does not change, but for what `abar data` learns of the files; any thread may read it. */
+#ifndef ABAR_IMAGES_INDEX_H
+#define ABAR_IMAGES_INDEX_H
+
+#include "base/base_impl.h"
+#include "image/image.h"
+
+typedef struct abar__images_index abar__images_index;
+
+typedef enum abar__images_layout {
+    ABAR_LAYOUT_FOLDERS,  /* train/CLASS/..., val/CLASS/... */
+    ABAR_LAYOUT_TINY,     /* Tiny ImageNet's own: val/images and val/val_annotations.txt */
+    ABAR_LAYOUT_ARCHIVES, /* ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar */
+    ABAR_LAYOUT_SHARDS,   /* tars of KEY.jpg and KEY.cls */
+} abar__images_layout;
+
+typedef struct abar__images_request {
+    const char *folder;
+    const char *classes, *val_labels; /* files; NULL or "": none given */
+    int64_t limit[2];                 /* of training and test part; 0: all */
+    bool rescan;                      /* do not read the cache */
+} abar__images_request;
+
+typedef struct abar__images_summary {
+    abar__images_layout layout;
+    int64_t classes, count[2];
+    int64_t ignored;      /* names that are no images */
+    int64_t bytes[2];     /* of the files */
+    uint64_t fingerprint; /* over classes, names, sizes and labels, in order */
+    int64_t shrunk;       /* short side of a copy made by --shrink; 0: originals */
+    bool from_cache;
+} abar__images_summary;
+
+abar_status abar__images_open(abar_context *ctx, const abar__images_request *request, abar__images_index **out);
+void abar__images_close(abar__images_index *index);
+const abar__images_summary *abar__images_summary_of(const abar__images_index *index);
+size_t abar__images_index_bytes(const abar__images_index *index);
+
+const char *abar__images_class(const abar__images_index *index, int64_t label);    /* as the files call it */
+const char *abar__images_readable(const abar__images_index *index, int64_t label); /* for printing; NULL: not known */
+
+/* Samples of a part (0: training, 1: test) in the order of the data set. */
+int32_t abar__images_label(const abar__images_index *index, int part, int64_t i);
+int64_t abar__images_size(const abar__images_index *index, int part, int64_t i); /* bytes of the file */
+/* The path, or ARCHIVE/MEMBER, for printing: unprintable bytes escaped. */
+void abar__images_name(const abar__images_index *index, int part, int64_t i, char *out, size_t n);
+
+typedef enum abar__images_found { ABAR_IMAGES_READ, ABAR_IMAGES_CHANGED, ABAR_IMAGES_FAILED } abar__images_found;
+/* Reads the whole file into buffer, which holds abar__images_size bytes. CHANGED: its size is another than was indexed.
+ * FAILED: errno says why (after the retries of an I/O error). Thread-safe. */
+abar__images_found abar__images_read(const abar__images_index *index, int part, int64_t i, uint8_t *buffer);
+
+/* What a check found in a file, kept in the cache. */
+typedef struct abar__images_known {
+    bool checked;
+    bool damaged;
+    abar__image_header header;
+    uint32_t crc; /* of the file's bytes */
+} abar__images_known;
+void abar__images_know(abar__images_index *index, int part, int64_t i, const abar__images_known *known); /* thread-safe */
+abar__images_known abar__images_known_of(const abar__images_index *index, int part, int64_t i);
+/* The largest file, and the largest width and height that are known; 0: not known. */
+void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32_t *width, int32_t *height);
+/* Writes the cache: after a check. */
+abar_status abar__images_keep(abar__images_index *index);
+
+#endif
