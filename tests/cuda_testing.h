@@ -42,6 +42,13 @@ static inline bool cuda_only(const char *variable)
     return value && *value && strcmp(value, "0") != 0;
 }
 
+/* A program's argument: a pattern of the tests to run, or with ! of those to leave out. */
+static inline void cuda_choose_tests(int argc, char **argv)
+{
+    if (argc > 1 && argv[1][0] == '!') cmocka_set_skip_filter(argv[1] + 1);
+    if (argc > 1 && argv[1][0] != '!') cmocka_set_test_filter(argv[1]);
+}
+
 static inline bool cuda_is_library(const char *implementation)
 {
     return strstr(implementation, "cudnn") || strstr(implementation, "cublas");

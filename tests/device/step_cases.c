@@ -45,7 +45,7 @@ static void steps_of_every_rule_and_method_equal_ref(void **state)
 static void steps_with_clipping_equal_ref(void **state)
 {
     static const int cases[] = {0, RIG_MAC + 1, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig_config config = rig_configs[cases[i]];
         config.clip = 0.5;
         assert_int_equal(run_beside_ref(*state, &config), 0);
@@ -58,7 +58,7 @@ static void steps_with_clipping_equal_ref(void **state)
 static void steps_from_micro_batches_equal_ref(void **state)
 {
     static const int cases[] = {RIG_MAC, RIG_SMAC, RIG_SMAC_ADAPTIVE, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig_config config = rig_configs[cases[i]];
         config.parts = 4; /* of 1, 2, 1 and 2 examples */
         config.grad_scale = 0.5;
@@ -81,8 +81,8 @@ static void statistics_with_bad_numbers_are_dropped_as_on_ref(void **state)
 {
     static const int cases[] = {RIG_MAC,  7,        RIG_SMAC,  RIG_SMAC_ADAPTIVE, RIG_EVA,
                                 RIG_FOOF, RIG_KFAC, RIG_EIGEN, RIG_LNGD,          RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int layer = 0; layer < RIG_LAYERS; layer++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride())
+        for (int layer = 0; layer < RIG_LAYERS; layer += rig_stride()) {
             rig_config config = rig_configs[cases[i]];
             config.bad_input_step = 6;
             config.bad_layer = layer;
@@ -97,8 +97,8 @@ static void parameters_without_gradient_stay_as_on_ref(void **state)
 {
     static const int params[] = {0, 1, 5}; /* fc's weight and bias, the weight of wide */
     static const int cases[] = {0, 4, RIG_MAC, RIG_FOOF, RIG_NORMUON, RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int which = 0; which < 3; which++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride())
+        for (int which = 0; which < 3; which += rig_stride()) {
             rig r;
             const int p = params[which];
             rig_open(&r, *state, &rig_configs[cases[i]]);
@@ -239,7 +239,7 @@ static void products_of_step(const rig *r, int param, const double *before, doub
 static void measured_products_are_those_of_what_the_step_takes_off(void **state)
 {
     static const int cases[] = {RIG_MAC, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_EIGEN, RIG_LNGD};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         rig_config config = rig_configs[cases[i]];
         config.momentum = config.weight_decay = 0.0;
@@ -270,7 +270,7 @@ static void measured_products_are_those_of_what_the_step_takes_off(void **state)
 static void measurements_stay_where_a_measured_step_was_skipped(void **state)
 {
     static const int cases[] = {RIG_MAC, RIG_FOOF};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         rig_config config = rig_configs[cases[i]];
         config.bad_step = 6;

@@ -74,7 +74,7 @@ static void steps_called_one_by_one_equal_enqueued_ones_bit_for_bit(void **state
 static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 {
     static const int cases[] = {0, 4, RIG_MAC, RIG_NORMUON};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
         unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);
@@ -92,7 +92,7 @@ static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 {
     static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
         unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);
@@ -111,7 +111,7 @@ static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 static void calibration_that_ends_late_changes_no_bit(void **state)
 {
     static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
         unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);
@@ -280,7 +280,7 @@ static void move_tensor(const rig *r, abar_tensor *t)
 static void parameters_that_moved_are_updated_where_they_are(void **state)
 {
     static const int cases[] = {0, RIG_MAC, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
         unsigned char *expected = eager(*state, &rig_configs[cases[i]], &bytes);

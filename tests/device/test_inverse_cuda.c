@@ -652,8 +652,9 @@ static void single_inverses_in_double_go_where_float_cannot(void **unused)
     stop(&r);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cuda_choose_tests(argc, argv);
     int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {

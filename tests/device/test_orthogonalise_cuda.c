@@ -383,8 +383,9 @@ static void no_blocks_are_no_work(void **unused)
     release_blocks(&u);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cuda_choose_tests(argc, argv);
     const int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {

@@ -369,8 +369,9 @@ static void products_of_many_rows_stay_accurate(void **unused)
     free_problem(&x);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cuda_choose_tests(argc, argv);
     int missing = cuda_missing();
     if (missing) return missing;
     const struct CMUnitTest tests[] = {

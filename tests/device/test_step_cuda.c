@@ -2,8 +2,9 @@
 #include "cuda_testing.h"
 #include "step_cases.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cuda_choose_tests(argc, argv);
     const int missing = cuda_missing();
     return missing ? missing : step_cases_run("cuda");
 }

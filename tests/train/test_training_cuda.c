@@ -462,8 +462,7 @@ int main(int argc, char **argv)
 {
     int missing = cuda_missing();
     if (missing) return missing;
-    if (argc > 1 && argv[1][0] == '!') cmocka_set_skip_filter(argv[1] + 1);
-    if (argc > 1 && argv[1][0] != '!') cmocka_set_test_filter(argv[1]);
+    cuda_choose_tests(argc, argv);
     const struct CMUnitTest tests[] = {
         with_fixture(losses_of_sgd_and_first_gradients_are_refs),
         with_fixture(losses_of_mac_and_first_gradients_are_refs),
