@@ -225,7 +225,13 @@ static bool decode(abar__image_reader *reader, const abar__image_source *source,
 bool abar__image_read(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, uint8_t *out,
                       abar__image_fault *fault)
 {
-    abar__image_source source = {.bytes = bytes, .n = n};
+    return abar__image_read_to(reader, bytes, n, view, false, out, fault);
+}
+
+bool abar__image_read_to(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, bool end,
+                         uint8_t *out, abar__image_fault *fault)
+{
+    abar__image_source source = {.bytes = bytes, .n = n, .end = end};
     int64_t warnings;
     if (!abar__image_look(bytes, n, &source.header, fault)) return false;
     if (!inside(&view->crop, source.header.height, source.header.width) || !inside(&view->window, view->height, view->width))
@@ -245,7 +251,7 @@ bool abar__image_read(abar__image_reader *reader, const uint8_t *bytes, size_t n
 bool abar__image_check(abar__image_reader *reader, const uint8_t *bytes, size_t n, abar__image_header *out, int64_t *warnings,
                        abar__image_fault *fault)
 {
-    abar__image_source source = {.bytes = bytes, .n = n, .whole = true};
+    abar__image_source source = {.bytes = bytes, .n = n, .end = true};
     abar__image_sink sink = {0};
     *warnings = 0;
     if (!abar__image_look(bytes, n, out, fault)) return false;
