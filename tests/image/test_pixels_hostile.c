@@ -53,6 +53,22 @@ static void look_names_what_is_no_image(void **state)
     rig_close(&rig);
 }
 
+/* Stuffed bytes where a marker is expected are skipped, however many there are. */
+static void look_skips_megabytes_between_segments(void **state)
+{
+    (void)state;
+    enum { BYTES = 8 << 20 };
+    pixels_rig rig;
+    rig_open(&rig);
+    image_file file = {.name = "FF 00 ...", .bytes = malloc(BYTES), .n = BYTES};
+    assert_non_null(file.bytes);
+    for (size_t i = 0; i < BYTES; i++) file.bytes[i] = i % 2 ? 0x00 : 0xFF;
+    memcpy(file.bytes, "\xFF\xD8\xFF", 3);
+    refused(&rig, &file, "cut short");
+    file_free(&file);
+    rig_close(&rig);
+}
+
 /* Every prefix of one file of each kind. A PNG may lack what follows its last row: checksums and the end chunk. */
 static void check_refuses_files_cut_short(void **state)
 {
@@ -374,6 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(look_names_what_is_no_image),
+        cmocka_unit_test(look_skips_megabytes_between_segments),
         cmocka_unit_test(check_refuses_files_cut_short),
         cmocka_unit_test(check_refuses_impossible_frames),
         cmocka_unit_test(check_refuses_other_kinds_of_jpeg),
