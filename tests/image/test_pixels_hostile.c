@@ -244,6 +244,27 @@ static void check_refuses_png_bombs(void **state)
     rig_close(&rig);
 }
 
+/* The end chunk may be missing. */
+static void read_accepts_a_png_without_its_end(void **state)
+{
+    (void)state;
+    pixels_rig rig;
+    rig_open(&rig);
+    image_file file = golden_named(&rig, "png_rgb8");
+    abar__image_view view = view_whole(&file.header);
+    uint8_t *expected = read_view(&rig, &file, &view);
+    for (size_t missing = 1; missing <= 12; missing++) {
+        image_file part = file_prefix(&file, file.n - missing);
+        uint8_t *found = read_view(&rig, &part, &view);
+        assert_memory_equal(found, expected, view_bytes(&view));
+        free(found);
+        file_free(&part);
+    }
+    free(expected);
+    file_free(&file);
+    rig_close(&rig);
+}
+
 /* 3 MB that become 134 million pixels: one crop needs its rows alone. */
 static void read_of_a_huge_png_holds_the_rows_of_its_crop(void **state)
 {
@@ -397,6 +418,7 @@ int main(void)
         cmocka_unit_test(check_refuses_a_second_frame),
         cmocka_unit_test(check_refuses_thousands_of_scans),
         cmocka_unit_test(check_refuses_png_bombs),
+        cmocka_unit_test(read_accepts_a_png_without_its_end),
         cmocka_unit_test(read_of_a_huge_png_holds_the_rows_of_its_crop),
         cmocka_unit_test(read_ignores_other_chunks),
         cmocka_unit_test(read_refuses_a_view_outside_the_image),
