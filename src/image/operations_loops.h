@@ -12,7 +12,7 @@
 
 enum { BLOCK = 128 };
 
-/* The first neighbours of n positions from column x on, and how far each position is past the one before its middle. */
+/* For n positions from column x on: the first of the neighbours, and the fraction between the two in the middle. */
 LOOP void locate(const abar__affine_line *l, int32_t x, int32_t n, int taps, int32_t *restrict index, double *restrict t)
 {
     const int32_t back = taps / 2 - 1;
@@ -24,11 +24,11 @@ LOOP void locate(const abar__affine_line *l, int32_t x, int32_t n, int taps, int
     }
 }
 
-/* A block of positions. Along an axis that stays there is one neighbour, and no fraction. */
+/* A block of positions: first neighbours and fractions. An axis that stays has one neighbour and no fraction. */
 typedef struct block {
     int32_t n;
     int32_t row[BLOCK], column[BLOCK];
-    double down[BLOCK], right[BLOCK]; /* fractions */
+    double down[BLOCK], right[BLOCK];
 } block;
 
 LOOP void locate_block(const abar__affine_job *j, const abar__affine_line *h, const abar__affine_line *v, int32_t y, int32_t x,
@@ -47,7 +47,8 @@ LOOP void locate_block(const abar__affine_job *j, const abar__affine_line *h, co
 
 /* ---- neighbours ---- */
 
-/* Up to four rows of neighbours per position, each packed into a word, the first lowest. Columns that stay: one column. */
+/* Per position up to four rows of two or four neighbours, each row packed into a word, the first byte lowest. If columns stay,
+ * the one word holds a column. */
 typedef struct neighbours {
     uint32_t row[4][BLOCK];
 } neighbours;
@@ -59,7 +60,7 @@ LOOP uint32_t pack4(const uint8_t *p, int32_t stride)
     return pack2(p, stride) | (uint32_t)p[2 * stride] << 16 | (uint32_t)p[3 * stride] << 24;
 }
 
-/* All neighbours are inside. */
+/* All neighbours are inside the image. */
 LOOP void gather(const abar__affine_job *j, const block *b, const uint8_t *restrict in, neighbours *restrict out)
 {
     const bool along = j->rows_stay || j->columns_stay;
@@ -81,7 +82,8 @@ LOOP void gather(const abar__affine_job *j, const block *b, const uint8_t *restr
 
 LOOP int32_t clamp(int32_t i, int32_t limit) { return i < 0 ? 0 : i < limit ? i : limit - 1; }
 
-/* Some are not: the nearest one that is takes their place. */
+/* Some neighbours are outside. There Pillow repeats the result of the last row or column inside; clamped indices give the same.
+ */
 LOOP void gather_clamped(const abar__affine_job *j, const block *b, const uint8_t *in, neighbours *out)
 {
     const bool along = j->rows_stay || j->columns_stay;
