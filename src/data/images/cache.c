@@ -77,7 +77,9 @@ static bool sample_is_right(const abar__images_index *index, int part, int64_t i
         return false;
     if (sample->label < 0 || (size_t)sample->label >= elements(index, ABAR_SECTION_CLASSES)) return false;
     const abar__place *place = abar__images_place(index, sample->place);
-    if (index->head.bytes[ABAR_SECTION_OFFSETS + part] == 0) return place->kind == ABAR_PLACE_FOLDER;
+    const char first = *abar__images_string(index, place->path); /* a path that is empty or absolute leads elsewhere */
+    if (index->head.bytes[ABAR_SECTION_OFFSETS + part] == 0)
+        return place->kind == ABAR_PLACE_FOLDER && first != '\0' && first != '/';
     if (place->kind == ABAR_PLACE_INNER) place = abar__images_place(index, place->parent);
     const uint64_t size = (uint64_t)place->size, offset = abar__images_offset(index, part, i);
     return place->kind == ABAR_PLACE_ARCHIVE && offset <= size && sample->size <= size - offset;
