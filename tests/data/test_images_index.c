@@ -63,7 +63,7 @@ static void index_classes_are_in_the_order_of_bytes(void **state)
     abar__images_index *index = open_set(s);
     for (int i = 0; i < 7; i++) assert_string_equal(abar__images_class(index, i), names[i]);
     assert_int_equal(abar__images_summary_of(index)->untested, 1);
-    check_contains(s->log, "1 classes of train have no images in the test part");
+    check_contains(s->log, "classes without images in the test part: 1\n");
     abar__images_close(index);
     set_free(s);
 }
@@ -142,6 +142,21 @@ static void index_loose_test_images_take_labels_from_a_file(void **state)
     put_text(s, "val/imagenet_2012_validation_synset_labels.txt", "n02\nn02\n\n");
     index = open_set(s);
     check_samples(s, index, 1, "1 2 val/ILSVRC2012_val_00000001.JPEG\n1 3 val/ILSVRC2012_val_00000002.JPEG\n");
+    abar__images_close(index);
+    set_free(s);
+}
+
+/* Tiny ImageNet whose test images were moved into classes: the file that stayed behind does not matter. */
+static void index_classes_of_the_test_part_come_before_label_files(void **state)
+{
+    (void)state;
+    set *s = small_set();
+    put_text(s, "val/val_annotations.txt", "4.jpeg\tbee\n");
+    put(s, "val/stray.jpg", 6);
+    abar__images_index *index = open_set(s);
+    check_samples(s, index, 1, SMALL_VAL);
+    assert_int_equal(abar__images_summary_of(index)->layout, ABAR_LAYOUT_FOLDERS);
+    assert_int_equal(abar__images_summary_of(index)->ignored, 2);
     abar__images_close(index);
     set_free(s);
 }
@@ -610,6 +625,7 @@ int main(void)
         cmocka_unit_test(index_validation_and_test_stand_in_for_val),
         cmocka_unit_test(index_tiny_imagenet_takes_labels_from_its_file),
         cmocka_unit_test(index_loose_test_images_take_labels_from_a_file),
+        cmocka_unit_test(index_classes_of_the_test_part_come_before_label_files),
         cmocka_unit_test(index_requested_label_file_comes_first),
         cmocka_unit_test(index_unknown_layouts_say_what_was_expected),
         cmocka_unit_test(index_missing_folder_is_named),

@@ -375,6 +375,29 @@ static void shards_in_folders_take_classes_from_their_file(void **state)
     set_free(s);
 }
 
+static void shards_are_told_apart_by_their_names(void **state)
+{
+    (void)state;
+    set *s = shard_set();
+    put(s, "other.tar", 9);
+    abar__images_index *index = open_set(s);
+    check_samples(s, index, 0, SHARD_TRAIN);
+    assert_int_equal(abar__images_summary_of(index)->ignored, 4);
+    abar__images_close(index);
+    put(s, "train-val.tar", 9);
+    open_fails(s, ABAR_E_FORMAT, "train-val.tar", "is named both train and val");
+    remove_file(s, "val.tar"); /* no shards any more */
+    open_fails(s, ABAR_E_NOT_FOUND, "", "has no layout that abar knows");
+    set_free(s);
+    s = small_set(); /* archives beside an image folder do not matter */
+    put(s, "train-val.tar", 9);
+    put(s, "train/ant.tar", 9);
+    index = open_set(s);
+    check_samples(s, index, 0, SMALL_TRAIN);
+    abar__images_close(index);
+    set_free(s);
+}
+
 static void shard_faults_name_the_member(void **state)
 {
     (void)state;
@@ -622,6 +645,7 @@ int main(void)
         cmocka_unit_test(tar_damaged_extended_headers_are_refused),
         cmocka_unit_test(shards_are_read_in_the_order_of_their_members),
         cmocka_unit_test(shards_in_folders_take_classes_from_their_file),
+        cmocka_unit_test(shards_are_told_apart_by_their_names),
         cmocka_unit_test(shard_faults_name_the_member),
         cmocka_unit_test(shard_replaced_is_indexed_again),
         cmocka_unit_test(official_archives_are_read_as_they_are),

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,8 +260,8 @@ abar_status abar__images_open(abar_context *ctx, const abar__images_request *req
     const bool limited = index->chosen[0] || index->chosen[1];
     index->summary.fingerprint = limited ? fingerprint_of(index) : index->head.fingerprint;
     if (index->summary.untested > 0)
-        abar__log(ctx, ABAR_LOG_INFO, "%s: %lld classes of train have no images in the test part", request->folder,
-                  (long long)index->summary.untested);
+        abar__log(ctx, ABAR_LOG_INFO, "%s: classes without images in the test part: %" PRId64, request->folder,
+                  index->summary.untested);
     *out = index;
     return ABAR_OK;
 }
