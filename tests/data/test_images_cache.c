@@ -323,6 +323,7 @@ static void cache_cut_short_or_foreign_is_replaced(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0755), 0); /* not even a file */
     assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(cache_file(s, path)); /* nothing temporary stays beside it */
     assert_int_equal(rmdir(path), 0);
     set *other = set_make();
     put(other, "train/z/1.jpg", 1);
@@ -342,6 +343,27 @@ static void cache_cut_short_or_foreign_is_replaced(void **state)
     free(again.data);
     set_free(s);
     set_free(other);
+}
+
+/* The hashes of two paths may be equal. */
+static void cache_of_a_folder_with_another_name_is_not_used(void **state)
+{
+    (void)state;
+    set *s = cached_set();
+    char path[1024], data[300];
+    assert_true(cache_file(s, path));
+    const bytes good = read_file(path);
+    assert_int_equal(unlink(path), 0);
+    snprintf(data, sizeof data, "%.290s-moved", s->data);
+    assert_int_equal(rename(s->data, data), 0);
+    snprintf(s->data, sizeof s->data, "%s", data);
+    assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(cache_file(s, path));
+    write_file(path, good.data, good.n); /* the same directories, but it has the old paths */
+    assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(opens_from_cache(s, NULL, SMALL_TRAIN));
+    free(good.data);
+    set_free(s);
 }
 
 /* Every truncation and every changed byte is noticed. */
@@ -529,6 +551,7 @@ int main(void)
         cmocka_unit_test(cache_that_cannot_be_written_is_a_log_line),
         cmocka_unit_test(cache_in_a_read_only_folder_is_a_log_line),
         cmocka_unit_test(cache_cut_short_or_foreign_is_replaced),
+        cmocka_unit_test(cache_of_a_folder_with_another_name_is_not_used),
         cmocka_unit_test(cache_damage_anywhere_is_noticed),
         cmocka_unit_test(cache_failing_allocation_is_reported),
         cmocka_unit_test(cache_scans_at_once_are_harmless),

@@ -19,6 +19,7 @@ static abar_status list(const tar_text *t, char out[4096])
         status = abar__tar_next(&tar, &m, &more);
         if (status < 0 || !more) break;
         const size_t used = strlen(out);
+        assert_true(m.offset <= t->n && m.size <= t->n - m.offset);
         snprintf(out + used, 4096 - used, "%s %d %d%s\n", m.name, (int)m.offset, (int)m.size, m.regular ? "" : " -");
     }
     if (status < 0) snprintf(out, 4096, "%s", abar_context_error(ctx));
@@ -468,7 +469,8 @@ static void shard_replaced_is_indexed_again(void **state)
     tar_image(&t, "w.jpg", 700, 'w');
     tar_image(&t, "w.txt", 700, 'w');
     tar_number(&t, "w.cls", "1");
-    put_tar(s, "val.tar", &t); /* in place: the directory is as it was */
+    put_tar(s, "val.tar", &t); /* in place: the directory is as it was, and now the times are too */
+    settle(s);
     assert_int_equal(abar__images_read(index, 1, 0, buffer), ABAR_IMAGES_CHANGED);
     abar__images_close(index);
     index = open_set(s);

@@ -135,7 +135,7 @@ static bool place_is_unchanged(const abar__images_index *index, const abar__plac
     struct stat info;
     const char *path = abar__images_string(index, place->path);
     if (place->kind == ABAR_PLACE_INNER) return true;
-    if (!place->trusted || fstatat(index->folder, *path ? path : ".", &info, 0) != 0) return false;
+    if (fstatat(index->folder, *path ? path : ".", &info, 0) != 0) return false;
     const bool size = place->kind == ABAR_PLACE_FOLDER || (int64_t)info.st_size == place->size;
     return size && (uint64_t)info.st_dev == place->device && (uint64_t)info.st_ino == place->inode &&
            abar__images_modified(&info) == place->modified;
@@ -148,7 +148,8 @@ bool abar__images_trusted(const abar__images_index *index)
     return true;
 }
 
-/* Whether it was made of this folder, with these files, and nothing has changed since. */
+/* Only an index that is trusted is ever written. Whether it was made of this folder, with these files, and nothing has changed
+ * since. */
 static bool is_current(const abar__images_index *index, const char *folder, const char *classes_file, const char *labels_file)
 {
     if (strcmp(abar__images_string(index, index->head.folder), folder) != 0 ||
