@@ -118,7 +118,7 @@ static inline void settle(const set *s)
     assert_int_equal(system(command), 0);
 }
 
-/* ---- archives ---------------------------------------------------------------------------------------------------------- */
+/* ---- archives ------------------------------------------------------------------------------------------------ */
 
 typedef struct tar_text {
     uint8_t *bytes;
@@ -194,8 +194,7 @@ static inline void put_tar(const set *s, const char *name, tar_text *t)
     *t = (tar_text){0};
 }
 
-/* ---- what an index must say -----------------------------------------------------------------------------------------------
- */
+/* ---- what an index must say ---------------------------------------------------------------------------------- */
 
 static inline abar__images_index *open_with(set *s, const abar__images_request *request)
 {

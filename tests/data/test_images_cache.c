@@ -7,8 +7,7 @@
 #include <sys/wait.h>
 #include <utime.h>
 
-/* ---- the file ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- the file ------------------------------------------------------------------------------------------------ */
 
 /* The only file in the cache folder; false: there is none. */
 static bool cache_file(const set *s, char out[1024])
@@ -69,8 +68,7 @@ static set *cached_set(void)
     return s;
 }
 
-/* ---- when it is used --------------------------------------------------------------------------------------------------------
- */
+/* ---- when it is used ----------------------------------------------------------------------------------------- */
 
 static void cache_second_open_gives_the_same_index(void **state)
 {
@@ -133,8 +131,7 @@ static void cache_can_be_switched_off(void **state)
     set_free(s);
 }
 
-/* ---- when the files change
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- when the files change ----------------------------------------------------------------------------------- */
 
 static void cache_file_added_is_found(void **state)
 {
@@ -273,8 +270,7 @@ static void cache_belongs_to_its_classes_and_label_files(void **state)
     set_free(s);
 }
 
-/* ---- the file itself
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- the file itself ----------------------------------------------------------------------------------------- */
 
 static void cache_that_cannot_be_written_is_a_log_line(void **state)
 {
@@ -405,8 +401,7 @@ static void cache_failing_allocation_is_reported(void **state)
     set_free(s);
 }
 
-/* ---- several at once
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- several at once ----------------------------------------------------------------------------------------- */
 
 static void *scan_often(void *user)
 {
@@ -454,8 +449,7 @@ static void cache_scans_at_once_are_harmless(void **state)
     set_free(s);
 }
 
-/* ---- what a check found
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- what a check found -------------------------------------------------------------------------------------- */
 
 static const abar__images_known photo = {.checked = true, .header = {ABAR_IMAGE_JPEG, 500, 375, 3, true}, .crc = 0x12345678};
 static const abar__images_known drawing = {

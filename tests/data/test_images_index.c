@@ -2,7 +2,7 @@
  * rule of docs/images.md broken once. */
 #include "data/images_testing.h"
 
-/* ---- layouts and order --------------------------------------------------------------------------------------------------- */
+/* ---- layouts and order --------------------------------------------------------------------------------------- */
 
 static void index_folders_are_read_in_order(void **state)
 {
@@ -197,8 +197,7 @@ static void index_missing_folder_is_named(void **state)
     set_free(s);
 }
 
-/* ---- classes ----------------------------------------------------------------------------------------------------------------
- */
+/* ---- classes ------------------------------------------------------------------------------------------------- */
 
 static void index_classes_file_gives_order_and_readable_names(void **state)
 {
@@ -258,8 +257,7 @@ static void index_classes_of_both_parts_must_agree(void **state)
     set_free(s);
 }
 
-/* ---- label files
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- label files --------------------------------------------------------------------------------------------- */
 
 static void index_label_files_of_every_separator_are_read(void **state)
 {
@@ -331,8 +329,7 @@ static void index_label_file_faults_name_the_line(void **state)
     set_free(s);
 }
 
-/* ---- files
- * ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- files --------------------------------------------------------------------------------------------------- */
 
 static void index_formats_that_are_not_read_are_refused(void **state)
 {
@@ -486,8 +483,7 @@ static void index_names_of_any_bytes_are_read_and_printed_escaped(void **state)
     set_free(s);
 }
 
-/* ---- limits
- * ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- limits -------------------------------------------------------------------------------------------------- */
 
 static void index_limits_take_the_first_of_every_class_in_turn(void **state)
 {
@@ -524,8 +520,7 @@ static void index_limits_take_the_first_of_every_class_in_turn(void **state)
     set_free(s);
 }
 
-/* ---- the fingerprint
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the fingerprint ----------------------------------------------------------------------------------------- */
 
 static uint64_t fingerprint(set *s)
 {
@@ -555,8 +550,7 @@ static void index_fingerprint_follows_names_sizes_labels_and_classes(void **stat
     set_free(same);
 }
 
-/* ---- shrunk copies
- * ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- shrunk copies ------------------------------------------------------------------------------------------- */
 
 static void index_readme_of_a_shrunk_copy_is_understood(void **state)
 {
@@ -587,9 +581,7 @@ static void index_readme_of_a_shrunk_copy_is_understood(void **state)
     set_free(s);
 }
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static void index_failing_allocations_are_reported_and_leak_nothing(void **state)
 {

@@ -2,8 +2,7 @@
 #include "data/images_testing.h"
 #include "data/images/tar.h"
 
-/* ---- the reader
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- the reader ---------------------------------------------------------------------------------------------- */
 
 /* All members as lines "NAME OFFSET SIZE", a directory or link with "-" after it; or the failure's text. */
 static abar_status list(const tar_text *t, char out[4096])
@@ -136,8 +135,7 @@ static void tar_sizes_may_be_binary(void **state)
     check_list(&t, "a.jpg 512 700\n");
 }
 
-/* ---- what it refuses
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- what it refuses ----------------------------------------------------------------------------------------- */
 
 static void tar_compressed_and_sparse_archives_are_refused(void **state)
 {
@@ -279,9 +277,7 @@ static void tar_damaged_extended_headers_are_refused(void **state)
     check_refused(&t, ABAR_E_FORMAT, "a name is empty or too long");
 }
 
-/* ---- shards
- * ---------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- shards -------------------------------------------------------------------------------------------------- */
 
 static set *shard_set(void)
 {
@@ -481,8 +477,7 @@ static void shard_replaced_is_indexed_again(void **state)
     set_free(s);
 }
 
-/* ---- the official archives
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the official archives ----------------------------------------------------------------------------------- */
 
 static set *official_set(void)
 {

@@ -27,7 +27,7 @@ static size_t elements(const abar__images_index *index, int section)
     return (size_t)(index->head.bytes[section] / element_bytes[section]);
 }
 
-/* ---- the bytes ---------------------------------------------------------------------------------------------------------- */
+/* ---- the bytes ----------------------------------------------------------------------------------------------- */
 
 /* Whether the head is ours and the sections that it announces fill n bytes. */
 static bool head_is_right(const abar__images_head *head, size_t n)
@@ -127,8 +127,7 @@ abar_status abar__images_cache_parse(abar__images_index *index, void *bytes, siz
     return ABAR_E_FORMAT;
 }
 
-/* ---- whether it is still true ----------------------------------------------------------------------------------------------
- */
+/* ---- whether it is still true -------------------------------------------------------------------------------- */
 
 static bool place_is_unchanged(const abar__images_index *index, const abar__place *place)
 {
@@ -161,8 +160,7 @@ static bool is_current(const abar__images_index *index, const char *folder, cons
     return true;
 }
 
-/* ---- the file
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the file ------------------------------------------------------------------------------------------------ */
 
 /* False: there is no cache folder. The name has FNV-1a of the folder's path in it. */
 static bool file_of(const char *folder, char *out, size_t size)

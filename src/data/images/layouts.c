@@ -42,7 +42,7 @@ static bool is_tiny(const layout *l)
     return val && has_file(val, abar__last_component(TINY_LABELS)) && has_folder(val, "images");
 }
 
-/* ---- shards ------------------------------------------------------------------------------------------------------- */
+/* ---- shards -------------------------------------------------------------------------------------------------- */
 
 typedef enum shard_part { SHARD_TRAIN, SHARD_VAL, SHARD_BOTH, SHARD_NEITHER } shard_part;
 
@@ -111,7 +111,7 @@ static abar_status find_shards(abar__scan *s, layout *l, bool *out)
     return ABAR_OK;
 }
 
-/* ---- folders of classes -------------------------------------------------------------------------------------------- */
+/* ---- folders of classes -------------------------------------------------------------------------------------- */
 
 static bool is_class(const abar__entry *entry) { return entry->folder && entry->name[0] != '.'; }
 
@@ -201,7 +201,7 @@ static abar_status read_val(abar__scan *s, const layout *l)
                            "its images are in no directories of classes and there is no label file, see --val-labels");
 }
 
-/* ---- recognition ---------------------------------------------------------------------------------------------------- */
+/* ---- recognition --------------------------------------------------------------------------------------------- */
 
 static abar_status refuse_folder(const abar__scan *s, const layout *l)
 {
@@ -248,7 +248,7 @@ static abar_status read_layout(abar__scan *s, layout *l)
     return read_val(s, l);
 }
 
-/* ---- the scan ------------------------------------------------------------------------------------------------------- */
+/* ---- the scan ------------------------------------------------------------------------------------------------ */
 
 /* The first line of a shrunk copy's README. */
 static abar_status read_shrunk(abar__scan *s, const abar__listing *root)
