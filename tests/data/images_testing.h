@@ -251,6 +251,24 @@ static inline void check_samples(const set *s, const abar__images_index *index, 
     assert_string_equal(text, expected);
 }
 
+/* Tiny ImageNet's own layout. */
+static inline set *tiny_set(void)
+{
+    set *s = set_make();
+    put(s, "train/n02/images/n02_0.JPEG", 1);
+    put(s, "train/n01/images/n01_1.JPEG", 2);
+    put(s, "train/n01/images/n01_0.JPEG", 3);
+    put_text(s, "train/n01/n01_boxes.txt", "n01_0.JPEG\t0\t0\t1\t1\n");
+    put(s, "val/images/val_0.JPEG", 4);
+    put(s, "val/images/val_1.JPEG", 5);
+    put(s, "val/images/val_10.JPEG", 6);
+    put_text(s, "val/val_annotations.txt",
+             "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t1\t2\t3\t4\nval_10.JPEG\tn02\t1\t2\t3\t4\n");
+    put(s, "test/images/test_0.JPEG", 7);
+    put_text(s, "words.txt", "n00\tentity\nn02\tbee, honey bee\n");
+    return s;
+}
+
 /* Two classes of two and one images, one test image each. */
 static inline set *small_set(void)
 {
