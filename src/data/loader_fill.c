@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+/* Nobody waits for what is being filled any more. */
+static bool abandoned(const abar_loader *l) { return atomic_load_explicit(&l->abandon, memory_order_relaxed); }
+
 /* ---- images in memory, windows of a text -------------------------------------------------------------------------- */
 
 static void fill_window(const abar_loader *l, abar__slot *s, int64_t i)
@@ -68,10 +71,8 @@ static void describe_row(const abar_loader *l, const abar__draw_key *key, int64_
     abar__draw_erasing(key, &l->plan.view.augment, l->plan.view.side, out->erase);
 }
 
-static bool abandoned(const abar_loader *l) { return atomic_load_explicit(&l->abandon, memory_order_relaxed); }
-
 /* A damaged file's place is taken by the next sample that can be read, with the draws of the place. Testing leaves the place
- * empty. False: the row failed, or was abandoned. */
+ * empty. False: the row failed. */
 static bool fill_streamed(abar_loader *l, abar__slot *s, abar__stream *stream, int64_t i)
 {
     const abar__draw_key key = {.seed = l->plan.config.seed,

@@ -72,6 +72,13 @@ static abar_status plan_view(abar_context *ctx, const abar_dataset_info *info, a
     return ABAR_OK;
 }
 
+static int64_t claim_size(const abar__loader_plan *p)
+{
+    const int64_t ahead = p->slot_count > 1 ? p->slot_count - 1 : 1, claims = CLAIMS_PER_THREAD * (int64_t)p->workers;
+    const int64_t fair = p->config.batch / claims * ahead + p->config.batch % claims * ahead / claims;
+    return fair < 1 ? 1 : fair < CLAIM_MAX ? fair : CLAIM_MAX;
+}
+
 /* The largest divisor of the batch that may be a group; 0: none. */
 static int64_t possible_group(int64_t batch, bool even)
 {
@@ -93,13 +100,6 @@ static abar_status check_group(abar_context *ctx, const abar__loader_plan *p)
     return abar__fail(ctx, ABAR_E_ARGUMENT,
                       "--mix-group %lld: %s, and the batch of %lld has no fitting one, choose another --batch",
                       (long long)group, reason, (long long)batch);
-}
-
-static int64_t claim_size(const abar__loader_plan *p)
-{
-    const int64_t ahead = p->slot_count > 1 ? p->slot_count - 1 : 1, claims = CLAIMS_PER_THREAD * (int64_t)p->workers;
-    const int64_t fair = p->config.batch / claims * ahead + p->config.batch % claims * ahead / claims;
-    return fair < 1 ? 1 : fair < CLAIM_MAX ? fair : CLAIM_MAX;
 }
 
 static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *info, abar__loader_plan *p)
