@@ -17,7 +17,8 @@ void abar__normalise_table(const abar_dataset_info *info, int channel, double ou
 abar_batch abar__batch_part(const abar_dataset_info *info, const abar_batch *batch, int64_t first)
 {
     abar_batch part = *batch;
-    const int64_t image = info->channels * batch->height * batch->width;
+    const bool sized = batch->height > 0; /* else it was made by a caller */
+    const int64_t image = info->channels * (sized ? batch->height * batch->width : info->height * info->width);
     if (part.floats) part.floats += first * image;
     if (part.images) part.images += first * image;
     if (part.rows) part.rows += first;
