@@ -114,7 +114,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
-        for (const abar_option *row = tables[i].options; row->name; row++)
+        for (const abar_option *row = tables[i].options; row->name && strcmp(tables[i].section, "images") != 0; row++)
             at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
     if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);

@@ -1,5 +1,5 @@
 /* The folder of a run: who may write to it, state.safetensors (all that is needed to go on: weights, running statistics,
- * optimizer state, and in its metadata the settings and where the run stands), config.json and model.safetensors. */
+ * their average, optimizer state, and in its metadata the settings and where the run stands), config.json and the exports. */
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 #include "train/train_json.h"
@@ -161,10 +161,34 @@ static abar_status load_state(void *user, const char *name, const abar_tensor *t
     return abar__weights_copy(c->ctx, c->path, full, tensor, &src);
 }
 
+/* Tensor i of the average of the weights, and its name in a checkpoint. */
+static abar_tensor average_tensor(const abar_trainer *t, int i, char full[STATE_NAME_MAX])
+{
+    const char *name;
+    abar_tensor tensor;
+    abar__ema_tensor(&t->average, i, &name, &tensor);
+    snprintf(full, STATE_NAME_MAX, ABAR_EMA_PREFIX "%s", name);
+    return tensor;
+}
+
+static abar_status load_average(abar_trainer *t, carrier *c)
+{
+    for (int i = 0; t->average.net && i < abar_net_tensor_count(t->net); i++) {
+        char full[STATE_NAME_MAX];
+        abar_tensor dst = average_tensor(t, i, full), src;
+        if (!abar__safetensors_find(c->file, full, &src))
+            return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, the checkpoint is damaged", c->path, full);
+        c->tensors++;
+        ABAR_TRY(abar__weights_copy(c->ctx, c->path, full, &dst, &src));
+    }
+    return ABAR_OK;
+}
+
 static abar_status load_tensors(abar_trainer *t, carrier *c)
 {
     ABAR_TRY(abar__weights_load(t->ctx, c->file, c->path, t->net, true));
     ABAR_TRY(abar__weights_exact(t->ctx, c->file, c->path, t->net));
+    ABAR_TRY(load_average(t, c));
     ABAR_TRY(abar_optim_visit(t->optim, load_state, c));
     if (abar__safetensors_count(c->file) == abar_net_tensor_count(t->net) + c->tensors) return ABAR_OK;
     return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: holds state that %s does not have, the checkpoint is damaged", c->path,
@@ -300,6 +324,12 @@ static abar_status save_all(abar_trainer *t, carrier *c)
         view = abar__host_view(&view);
         ABAR_TRY(abar__safetensors_writer_add(c->writer, name, &view));
     }
+    for (int i = 0; t->average.net && i < abar_net_tensor_count(t->net); i++) {
+        char full[STATE_NAME_MAX];
+        abar_tensor view = average_tensor(t, i, full);
+        view = abar__host_view(&view);
+        ABAR_TRY(abar__safetensors_writer_add(c->writer, full, &view));
+    }
     ABAR_TRY(abar_optim_visit(t->optim, save_state, c));
     return abar__safetensors_writer_write(c->writer, c->path);
 }
@@ -320,21 +350,26 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     return status;
 }
 
-abar_status abar__export_write(abar_trainer *t, const char *path)
+static abar_status write_export(abar_trainer *t, const abar__ema *average, const char *path)
 {
-    if (!t->setup->model->text) return abar__weights_export(t->ctx, t->net, t->stage, NULL, path);
+    if (!t->setup->model->text) return abar__weights_export(t->ctx, t->net, average, t->stage, NULL, path);
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
     const abar__text_notes notes = {t->text.data, abar_dataset_vocabulary(t->data)};
-    return abar__weights_export(t->ctx, t->net, t->stage, &notes, path);
+    return abar__weights_export(t->ctx, t->net, average, t->stage, &notes, path);
 }
+
+abar_status abar__export_write(abar_trainer *t, const char *path) { return write_export(t, NULL, path); }
 
 abar_status abar__export_save(abar_trainer *t)
 {
     char path[ABAR_RUN_PATH_MAX];
     if (!t->setup->train.out[0]) return ABAR_OK;
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
-    return abar__export_write(t, path);
+    ABAR_TRY(write_export(t, NULL, path));
+    if (!t->average.net) return ABAR_OK;
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model_ema.safetensors", path));
+    return write_export(t, &t->average, path);
 }
 
 abar_status abar__config_save(abar_trainer *t)

@@ -38,7 +38,27 @@ static size_t plan_books(const abar_setup *setup, const abar_net *net)
     books += (size_t)setup->train.epochs * sizeof(abar__epoch);
     if (!setup->train.out[0]) return books;
     size_t tensors = (size_t)abar_net_tensor_count(net) + (size_t)(setup->rule->states * abar_net_param_count(net));
+    if (setup->train.ema > 0.0) tensors += (size_t)abar_net_tensor_count(net);
     return books + abar__weights_stage_bytes(net) + WRITING_BYTES + tensors * WRITING_BYTES_PER_TENSOR;
+}
+
+/* The graph of the net that tests, and what of its memory is not the trained one's. */
+static abar_status plan_test_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                                 const abar_net *trained, abar_memory_plan *plan)
+{
+    const abar__net_request request = {
+        .batch = setup->train.batch / setup->train.accumulate, .plan_only = true, .share = trained};
+    abar_dataset_info test_info;
+    abar_net *net;
+    if (!abar__tests_apart(setup, info, &test_info)) return ABAR_OK;
+    size_t before = abar_context_memory(ctx).now;
+    ABAR_TRY(abar__test_net_build(ctx, setup, &test_info, dev, &request, &net));
+    plan->other += abar_context_memory(ctx).now - before;
+    const abar_net_memory m = *abar_net_memory_plan(net);
+    plan->activations += m.arena;
+    plan->other += m.other;
+    abar_net_destroy(net);
+    return ABAR_OK;
 }
 
 static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
@@ -56,7 +76,9 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     plan->buffers = m.buffers;
     plan->activations = m.arena;
     plan->other += m.other + plan_books(setup, net);
-    abar_status status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
+    if (train->ema > 0.0) plan->average = abar__ema_bytes(net);
+    abar_status status = plan_test_net(ctx, setup, info, dev, net, plan);
+    if (status == ABAR_OK) status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
     abar_net_destroy(net);
     return status;
 }
@@ -76,7 +98,7 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     abar_device_close(dev);
     if (status < 0) return status;
     plan.total = plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations + plan.data + plan.loader +
-                 plan.other;
+                 plan.other + plan.average;
     abar__struct_write(&plan, sizeof plan, out);
     return ABAR_OK;
 }
