@@ -2,6 +2,7 @@
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define CROP_PAD 4
@@ -292,6 +293,25 @@ abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_d
     return status;
 }
 
+/* A number of heads that does not divide a layer's means --split qkv there. */
+static abar_status tell_split(abar_context *ctx, const abar_setup *setup, const abar_net *net)
+{
+    char split[ABAR_OPTION_TEXT_MAX];
+    if (!abar_options_find(setup->rule->options, "split")) return ABAR_OK;
+    ABAR_TRY(abar_options_get(ctx, setup->rule->options, setup->rule_config, "split", split, sizeof split));
+    const int64_t wanted = strncmp(split, "heads:", 6) == 0 ? strtoll(split + 6, NULL, 10) : 0;
+    for (int i = 0; wanted > 0 && i < abar_net_layer_count(net); i++) {
+        const abar_layer *layer = abar_net_layer(net, i);
+        const int64_t heads = layer->attention.heads;
+        if (heads == 0 || heads % wanted == 0) continue;
+        abar__log(ctx, ABAR_LOG_WARNING,
+                  "--split %s: does not divide the %lld heads of %s, q, k and v are one block each there, as with --split qkv",
+                  split, (long long)heads, layer->name);
+        break;
+    }
+    return ABAR_OK;
+}
+
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out)
 {
@@ -299,6 +319,7 @@ abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_d
     void *memory;
     size_t bytes;
     ABAR_TRY(abar__optim_check(ctx, setup, dev, net));
+    ABAR_TRY(tell_split(ctx, setup, net));
     ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
     abar_status status = abar_optim_create(dev, &config, out);
     abar__free(ctx, memory, bytes);
