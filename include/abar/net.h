@@ -116,6 +116,10 @@ abar_value abar_drop_path(abar_net *net, abar_value x, double probability); /* s
 /* A net has one loss. Its argument x is also the net's output: (K), the logits of K classes, or (T, K), those of every token.
  */
 void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing);
+/* Targets of images that were mixed: two labels a row, and the share of the first (abar_net_target_share). With the share s
+ * and smoothing e: t_k = (1 - e) (s [k = first] + (1 - s) [k = second]) + e / K. The label with the larger share counts as
+ * correct, of equal ones the first. */
+void abar_softmax_cross_entropy_pairs(abar_net *net, abar_value x, double label_smoothing);
 void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x); /* targets are distributions over the classes */
 void abar_squared_error(abar_net *net, abar_value x);              /* mean over all elements */
 
@@ -227,7 +231,12 @@ abar_status abar_net_profile_take(abar_net *net);
 
 /* The input, batch first, in the device's layout and activation dtype (tokens: I32). Write it with abar_tensor_copy. */
 abar_tensor abar_net_input(const abar_net *net);
-abar_tensor abar_net_target(const abar_net *net); /* labels I32 (N) or (N, T); soft targets and squared error: as output */
+/* Labels I32 (N) or (N, T), pairs of them (N, 2) or (N, T, 2); soft targets and squared error: as output. */
+abar_tensor abar_net_target(const abar_net *net);
+/* Of a loss with pairs of labels: F32 (N) or (N, T), between 0 and 1; at first 1. Other losses: no dimensions, no data. */
+abar_tensor abar_net_target_share(const abar_net *net);
+/* Labels, (N) or (N, T) in host memory, into the target of a cross entropy; in a pair the label is both and its share is 1. */
+abar_status abar_net_set_labels(abar_net *net, const int32_t *labels);
 abar_tensor abar_net_output(const abar_net *net); /* the loss's argument; valid after forward */
 
 /* What a linear map has read and written in a forward pass, in training or evaluation; good inside the observer's call only. */

@@ -134,7 +134,7 @@ static abar_status fill_images(abar__pass *p, int64_t b)
 {
     const abar_dataset_info *info = abar_dataset_info_of(p->data);
     const int64_t first = b * p->config.batch, batch = p->config.batch;
-    abar_tensor input = abar_net_input(p->net), target = abar_net_target(p->net);
+    abar_tensor input = abar_net_input(p->net);
     const int64_t dim[4] = {batch, info->channels, info->height, info->width};
     for (int64_t i = 0; i < batch; i++) p->labels[i] = abar_dataset_label(p->data, p->config.test, first + i);
     const abar_batch bytes = {.size = sizeof bytes,
@@ -143,10 +143,9 @@ static abar_status fill_images(abar__pass *p, int64_t b)
                               .labels = p->labels,
                               .count = batch};
     const abar_tensor values = abar_tensor_wrap(NULL, p->images, ABAR_F32, 4, dim);
-    const abar_tensor labels = abar_tensor_wrap(NULL, p->labels, ABAR_I32, 1, dim);
     ABAR_TRY(abar_batch_normalise(p->ctx, info, &bytes, batch, &values));
     ABAR_TRY(abar_tensor_copy(p->ctx, &input, &values));
-    return abar_tensor_copy(p->ctx, &target, &labels);
+    return abar_net_set_labels(p->net, p->labels);
 }
 
 static abar_status fill_tokens(abar__pass *p, int64_t b)
@@ -154,15 +153,14 @@ static abar_status fill_tokens(abar__pass *p, int64_t b)
     const int64_t batch = p->config.batch, context = abar__context_of(p->setup), dim[2] = {batch, context};
     const uint16_t *tokens = abar_dataset_tokens(p->data, p->config.test) + b * batch * context;
     int32_t *inputs = p->labels, *labels = p->labels + batch * context;
-    abar_tensor input = abar_net_input(p->net), target = abar_net_target(p->net);
+    abar_tensor input = abar_net_input(p->net);
     for (int64_t i = 0; i < batch * context; i++) {
         inputs[i] = tokens[i];
         labels[i] = tokens[i + 1];
     }
-    const abar_tensor from = abar_tensor_wrap(NULL, inputs, ABAR_I32, 2, dim),
-                      next = abar_tensor_wrap(NULL, labels, ABAR_I32, 2, dim);
+    const abar_tensor from = abar_tensor_wrap(NULL, inputs, ABAR_I32, 2, dim);
     ABAR_TRY(abar_tensor_copy(p->ctx, &input, &from));
-    return abar_tensor_copy(p->ctx, &target, &next);
+    return abar_net_set_labels(p->net, labels);
 }
 
 abar_status abar__pass_fill(abar__pass *p, int64_t b) { return p->setup->model->text ? fill_tokens(p, b) : fill_images(p, b); }
@@ -182,7 +180,6 @@ static abar_status draw_labels(abar__pass *p, int64_t b)
     const abar_tensor output = abar_net_output(p->net);
     const int64_t classes = output.dim[output.ndim - 1], rows = abar_tensor_count(&output) / classes;
     const abar_tensor host = abar_tensor_wrap(NULL, p->logits, ABAR_F32, output.ndim, output.dim);
-    abar_tensor target = abar_net_target(p->net);
     ABAR_TRY(abar_tensor_copy(p->ctx, &host, &output));
     for (int64_t r = 0; r < rows; r++) {
         const float *logit = p->logits + r * classes;
@@ -198,8 +195,7 @@ static abar_status draw_labels(abar__pass *p, int64_t b)
         }
         p->labels[r] = (int32_t)chosen;
     }
-    const abar_tensor labels = abar_tensor_wrap(NULL, p->labels, ABAR_I32, target.ndim, target.dim);
-    return abar_tensor_copy(p->ctx, &target, &labels);
+    return abar_net_set_labels(p->net, p->labels);
 }
 
 abar_status abar__pass_backward(abar__pass *p, int64_t b, bool drawn, const abar_forward_observer *forward,

@@ -19,10 +19,23 @@ typedef struct abar__feed_desc {
     int64_t batch;          /* samples of one fill: the micro-batch */
     int64_t step_batch;     /* samples of one step */
     const float *table;     /* (channels, 256): normalised value of each byte; text and floats: NULL */
+    bool rows;              /* staged batches may have rows; three channels */
+    const float *noise;     /* (ABAR_FEED_NOISE): of erased boxes, where rows are mixed as timm does; else NULL */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;
 } abar__feed_desc;
+
+#define ABAR_FEED_NOISE 4096
+
+/* One step's batch, in host memory. */
+typedef struct abar__feed_batch {
+    const void *samples;   /* bytes, floats, or of a text I32, as the loader yields them */
+    const int32_t *labels; /* (step_batch), of a text (step_batch, context) */
+    const abar_row *rows;  /* (step_batch): what is left to do to images (device/finish_row.h); NULL: nothing */
+    bool timm;             /* rows */
+    uint64_t seed;         /* rows: of the noise */
+} abar__feed_batch;
 
 typedef struct abar__feed_ops {
     abar_status (*create)(abar_device *dev, const abar__feed_desc *desc, abar__feed **out);
@@ -32,12 +45,15 @@ typedef struct abar__feed_ops {
      * begin. */
     abar_status (*epoch)(abar_device *dev, abar__feed *f, int64_t epoch, int64_t first, const int32_t *order, int64_t n);
     /* Samples first .. first + batch of the current step into input (NHWC or dense, the device's activation dtype; tokens: I32
-     * (batch, context)) and target (I32). Recordable. */
-    abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target);
+     * (batch, context)) and target (I32). share: F32 (batch), then target has pairs of labels; no dimensions: it has labels.
+     * Recordable. */
+    abar_status (*fill)(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target,
+                        const abar_tensor *share);
     abar_status (*advance)(abar_device *dev, abar__feed *f); /* to the next step. Recordable. */
-    /* Streaming: one step's batch, bytes (tokens: I32) as the loader yields them, for the fills that follow (of a resident set
-     * too, until its next epoch). Copies before it returns. */
-    abar_status (*stage)(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels);
+    /* Streaming: one step's batch for the fills that follow (of a resident set too, until its next epoch). The batch's memory
+     * is free when it returns. Its copy to the device runs beside the work that was enqueued before: there are two device
+     * buffers, and the host is at most three batches ahead of the copies. */
+    abar_status (*stage)(abar_device *dev, abar__feed *f, const abar__feed_batch *batch);
 } abar__feed_ops;
 
 extern const abar__feed_ops *const abar__cuda_feed;

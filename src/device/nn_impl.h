@@ -29,8 +29,9 @@ typedef enum abar__op_kind {
     ABAR_OP_PATCH_MERGE, /* (N, H*W, C) -> (N, H/2*W/2, 4C): channel (2x + y)*C + c of a pixel is its part at row y, column x */
     ABAR_OP_TOKEN_MEAN,  /* (N, T, D) -> (N, D) */
     ABAR_OP_TOKEN_FIRST, /* (N, T, D) -> (N, D): token 0, the class token */
-    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (N, K) or (N, T, K), target labels (N) or (N, T) I32 or soft, of the logits' shape
-                                    * -> mean over the rows of K of the valid samples; result.count counts rows */
+    ABAR_OP_SOFTMAX_CROSS_ENTROPY, /* logits (N, K) or (N, T, K), target labels (N) or (N, T) I32, or pairs of them, or soft, of
+                                    * the logits' shape -> mean over the rows of K of the valid samples; result.count counts
+                                    * rows */
     ABAR_OP_SQUARED_ERROR,         /* x and target of one shape -> mean over all elements */
     ABAR_OP_KINDS
 } abar__op_kind;
@@ -66,7 +67,7 @@ typedef struct abar__op_desc {
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]); LAYER_NORM: y = norm(in[0] + in[1]) */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
-    bool soft_targets;                     /* SOFTMAX_CROSS_ENTROPY */
+    bool soft_targets, label_pairs;        /* SOFTMAX_CROSS_ENTROPY: the target, if not one label a row */
     double eps, momentum;                  /* norms */
     double smoothing;                      /* SOFTMAX_CROSS_ENTROPY */
     double drop;                           /* DROPOUT: probability of zero */
@@ -122,7 +123,8 @@ typedef struct abar__op_args {
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
     bool table_written; /* EMBEDDING: the tied layer has already written dparam[0] in this pass: always add to it */
-    const void *target; /* losses */
+    const void *target; /* losses; label_pairs: I32 (rows, 2), the row's own label and its partner's */
+    const float *share; /* label_pairs: (rows), of the row's own label; its partner's has the rest */
     abar_loss *result;  /* losses; memory that the host can read: at once, or on a queued device after a wait */
     /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the original
      * order of tokens: the mean over the queries of its window of the probability (before dropout) that they give to this

@@ -60,7 +60,9 @@ static void lay_out_parameters(abar_net *net)
             net->running_bytes += abar__round_up((size_t)net->norms[i].channels * element, ABAR_ALIGN);
         }
     abar_tensor target = abar_net_target(net);
-    net->target_bytes = abar_tensor_bytes(&target);
+    const abar_tensor share = abar_net_target_share(net);
+    net->share_at = abar__round_up(abar_tensor_bytes(&target), ABAR_ALIGN);
+    net->target_bytes = share.ndim ? net->share_at + abar_tensor_bytes(&share) : abar_tensor_bytes(&target);
 }
 
 static abar_status take_result(abar_net *net)
@@ -99,6 +101,8 @@ static abar_status take_memory(abar_net *net)
     else
         ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
     ABAR_TRY(abar_device_alloc(net->dev, net->target_bytes, &net->target));
+    net->share = (float *)((char *)net->target + net->share_at);
+    ABAR_TRY(abar__net_reset_share(net));
     ABAR_TRY(take_result(net));
     for (int i = 0; i < net->n_params; i++) {
         abar__param_info *p = &net->params[i];
@@ -143,6 +147,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     abar__op_args *a = &step->args;
     a->run = &net->run;
     a->target = net->target;
+    a->share = net->share;
     a->result = net->result;
     a->saved = address(net, step->saved);
     a->columns = address(net, step->columns);

@@ -378,7 +378,42 @@ abar_tensor abar_net_target(const abar_net *net)
 {
     const abar__op_desc *loss = &net->nodes[net->loss].desc;
     const abar__shape *shape = &net->values[net->output].shape;
-    if (loss->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY && !loss->soft_targets)
-        return abar_tensor_wrap(net->dev, net->target, ABAR_I32, shape->ndim - 1, shape->dim); /* (N) or (N, T) */
-    return abar_tensor_wrap(net->dev, net->target, net->dev->activation, shape->ndim, shape->dim);
+    if (loss->kind != ABAR_OP_SOFTMAX_CROSS_ENTROPY || loss->soft_targets)
+        return abar_tensor_wrap(net->dev, net->target, net->dev->activation, shape->ndim, shape->dim);
+    abar__shape labels = *shape; /* (N) or (N, T), of pairs with 2 behind */
+    labels.dim[labels.ndim - 1] = 2;
+    return abar_tensor_wrap(net->dev, net->target, ABAR_I32, loss->label_pairs ? labels.ndim : labels.ndim - 1, labels.dim);
+}
+
+abar_tensor abar_net_target_share(const abar_net *net)
+{
+    const abar__shape *shape = &net->values[net->output].shape;
+    if (!net->nodes[net->loss].desc.label_pairs) return (abar_tensor){0};
+    return abar_tensor_wrap(net->dev, net->share, ABAR_F32, shape->ndim - 1, shape->dim);
+}
+
+abar_status abar__net_reset_share(abar_net *net)
+{
+    float one = 1.0f;
+    abar_tensor share = abar_net_target_share(net), ones = share;
+    if (share.ndim == 0) return ABAR_OK;
+    ones.dev = NULL;
+    ones.data = &one;
+    for (int i = 0; i < ones.ndim; i++) ones.stride[i] = 0;
+    return abar_tensor_copy(net->ctx, &share, &ones);
+}
+
+abar_status abar_net_set_labels(abar_net *net, const int32_t *labels)
+{
+    const abar__op_desc *loss = &net->nodes[net->loss].desc;
+    const abar_tensor target = abar_net_target(net);
+    if (target.dtype != ABAR_I32)
+        return abar__fail(net->ctx, ABAR_E_ARGUMENT, "abar_net_set_labels: the loss reads no labels, write abar_net_target");
+    abar_tensor from = abar_tensor_wrap(NULL, (void *)(uintptr_t)labels, ABAR_I32, target.ndim, target.dim);
+    if (loss->label_pairs) {
+        from = abar_tensor_wrap(NULL, from.data, ABAR_I32, target.ndim - 1, target.dim);
+        from.dim[from.ndim++] = 2; /* each label twice */
+    }
+    ABAR_TRY(abar_tensor_copy(net->ctx, &target, &from));
+    return abar__net_reset_share(net);
 }

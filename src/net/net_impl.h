@@ -107,7 +107,8 @@ struct abar_net {
 
     /* device memory */
     void *param_block, *grad_block, *shadow_block, *running, *pending, *arena, *target;
-    size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes;
+    float *share; /* of pairs of labels, share_at bytes into the target's block */
+    size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes, share_at;
     bool borrows_arena; /* it is that of config.share, as all blocks before it are */
 
     abar__run run;
@@ -160,6 +161,7 @@ void abar__net_place_views(abar_net *net);        /* views.c: values that are pa
 abar_status abar__net_plan_memory(abar_net *net); /* memory.c: buffers, lifetimes, arena */
 void abar__net_sum_memory(abar_net *net);         /* net.c: memory_plan */
 abar_status abar__net_init_params(abar_net *net); /* init.c */
+abar_status abar__net_reset_share(abar_net *net); /* of every pair of labels, to 1 */
 
 size_t abar__value_bytes(const abar_net *net, int value);
 /* Whether gradients flow through this step. */

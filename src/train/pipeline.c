@@ -46,14 +46,14 @@ static abar_status run_on_host(abar__pipeline *p, double lr)
     return abar__stepper_run(p->stepper, &batch, p->enqueued, lr, &p->result);
 }
 
-/* Data that is not resident: the batch is sent before its step is enqueued. */
+/* Data that is not resident: the batch is staged before its step is enqueued, and copied while the step before runs. */
 static abar_status send_batch(abar__pipeline *p)
 {
     const abar__data_feed *f = p->stepper->feed;
     abar_batch batch = {.size = sizeof batch};
     if (f->resident) return ABAR_OK;
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return f->ops->stage(p->dev, f->batches, abar__batch_samples(&batch), batch.labels);
+    return abar__data_feed_stage(f, &batch);
 }
 
 static abar_status capture(abar__pipeline *p, int kind)

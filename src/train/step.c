@@ -1,5 +1,6 @@
 /* One training step, top to bottom: normalise, forward, backward, update, and what happens when numbers go wrong
  * (methods.md section 9). Nothing here allocates. */
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <math.h>
@@ -13,48 +14,52 @@ double abar__seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static bool is_queued(const abar__stepper *s) { return s->feed && s->feed->batches; }
+static bool is_queued(const abar__data_feed *f) { return f && f->batches; }
 
 /* A queued device reads the samples from its feed: the batch that was staged, or the resident data set. */
 static abar_status fill_queued(const abar__stepper *s, const abar__data_feed *f, int64_t first)
 {
-    const abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
-    return f->ops->fill(f->dev, f->batches, first, &input, &target);
+    const abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net), share = abar_net_target_share(s->net);
+    return f->ops->fill(f->dev, f->batches, first, &input, &target, &share);
 }
 
 /* The same for a text: input and target (micro, context) in I32. */
 static abar_status fill_tokens(const abar__stepper *s, const abar_batch *batch, int64_t first)
 {
-    abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
+    const abar_tensor input = abar_net_input(s->net);
     const int64_t context = abar_tensor_count(&input) / s->micro;
     void *tokens = (void *)(uintptr_t)(batch->tokens + first * context);
-    void *labels = (void *)(uintptr_t)(batch->labels + first * context);
     const abar_tensor from = abar_tensor_wrap(NULL, tokens, ABAR_I32, input.ndim, input.dim);
-    const abar_tensor next = abar_tensor_wrap(NULL, labels, ABAR_I32, target.ndim, target.dim);
     ABAR_TRY(abar_tensor_copy(s->ctx, &input, &from));
-    return abar_tensor_copy(s->ctx, &target, &next);
+    return abar_net_set_labels(s->net, batch->labels + first * context);
+}
+
+/* The labels of mixed rows. The devices that get here compute in host memory. */
+static void fill_pairs(const abar__stepper *s, const abar_batch *part)
+{
+    int32_t *label = abar_net_target(s->net).data;
+    float *share = abar_net_target_share(s->net).data;
+    for (int64_t i = 0; i < s->micro; i++) {
+        label[2 * i] = part->labels[i];
+        label[2 * i + 1] = part->rows[i].partner_label;
+        share[i] = part->rows[i].share;
+    }
 }
 
 /* Samples first .. first + micro of the batch into the net's input and target. */
-static abar_status fill(const abar__stepper *s, const abar_batch *batch, int64_t first)
+static abar_status fill(const abar__stepper *s, const abar__data_feed *f, const abar_batch *batch, int64_t first)
 {
-    if (is_queued(s)) {
-        const abar__data_feed *f = s->feed;
-        if (first == 0) ABAR_TRY(f->ops->stage(f->dev, f->batches, abar__batch_samples(batch), batch->labels));
+    if (is_queued(f)) {
+        if (first == 0) ABAR_TRY(abar__data_feed_stage(f, batch));
         return fill_queued(s, f, first);
     }
     if (s->info->text) return fill_tokens(s, batch, first);
-    int64_t image = s->info->channels * s->info->height * s->info->width;
-    abar_batch part = *batch;
-    if (part.floats)
-        part.floats += first * image;
-    else
-        part.images += first * image;
-    part.labels += first;
-    abar_tensor input = abar_net_input(s->net), target = abar_net_target(s->net);
+    const abar_batch part = abar__batch_part(s->info, batch, first);
+    const abar_tensor input = abar_net_input(s->net);
     ABAR_TRY(abar_batch_normalise(s->ctx, s->info, &part, s->micro, &input));
-    abar_tensor labels = abar_tensor_wrap(NULL, (void *)(uintptr_t)part.labels, ABAR_I32, 1, (int64_t[]){s->micro});
-    return abar_tensor_copy(s->ctx, &target, &labels);
+    if (!part.rows || abar_net_target_share(s->net).ndim == 0) return abar_net_set_labels(s->net, part.labels);
+    fill_pairs(s, &part);
+    return ABAR_OK;
 }
 
 /* Gradients include loss_scale, so they are those of the whole batch's mean already. */
@@ -67,7 +72,7 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
     const bool observes = abar_optim_observes(s->optim);
     const abar_observer observer = {sizeof observer, observe, s->optim};
     for (int64_t i = 0; i < s->accumulate; i++) {
-        if (batch) ABAR_TRY(fill(s, batch, i * s->micro));
+        if (batch) ABAR_TRY(fill(s, s->feed, batch, i * s->micro));
         abar_run_config run = {.size = sizeof run,
                                .training = true,
                                .seed = s->seed,
@@ -143,7 +148,7 @@ abar_status abar__stepper_enqueue(const abar__stepper *s)
 static abar_status run_queued(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out)
 {
     ABAR_TRY(abar_optim_rates(s->optim, k, &lr, 1));
-    if (batch) ABAR_TRY(fill(s, batch, 0));
+    if (batch) ABAR_TRY(fill(s, s->feed, batch, 0));
     abar__stepper filled = *s;
     if (!batch) filled.feed = NULL;
     ABAR_TRY(abar__stepper_enqueue(&filled));
@@ -191,14 +196,14 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     bool wanted = false;
     for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
     if (!wanted) return ABAR_OK;
-    const bool resident = is_queued(s) && s->feed->resident;
+    const bool resident = is_queued(s->feed) && s->feed->resident;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
     if (resident) ABAR_TRY(abar__data_feed_seek(s->feed, loader, 0, 0));
     for (int64_t b = 0; b < abar_loader_batches(loader); b++) {
         abar_batch batch = {.size = sizeof batch};
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
         for (int64_t i = 0; i < s->accumulate; i++) {
-            ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, &batch, i * s->micro));
+            ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, s->feed, &batch, i * s->micro));
             for (int l = 0; l < abar_net_layer_count(s->net); l++) {
                 if (!abar_optim_wants_calibration(s->optim, l)) continue;
                 abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
@@ -210,20 +215,27 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
     return abar_optim_end_calibration(s->optim);
 }
 
-abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out)
+static abar_status infer(const abar__stepper *s, const abar__data_feed *f, const abar_batch *batch, abar_loss *out)
 {
-    ABAR_TRY(fill(s, batch, 0));
+    *out = (abar_loss){0};
+    if (batch->count == 0) return ABAR_OK; /* of images that could not be read */
+    ABAR_TRY(fill(s, f, batch, 0));
     abar_run_config run = {.size = sizeof run, .valid = batch->count};
     return abar_net_forward(s->net, &run, out);
 }
 
-/* Batch i of the test part, from its feed or its loader. */
+abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out)
+{
+    return infer(s, s->feed, batch, out);
+}
+
+/* Batch i of the test part, from its feed or its loader. Batches of the two parts may differ in size. */
 static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed, int64_t i, abar_loss *out)
 {
     abar_batch batch = {.size = sizeof batch};
     if (!feed || !feed->resident) {
         ABAR_TRY(abar_loader_next(loader, &batch));
-        return abar__stepper_infer(s, &batch, out);
+        return infer(s, feed ? feed : s->feed, &batch, out);
     }
     const int64_t left = abar_loader_samples(loader) - i * s->micro;
     abar_run_config run = {.size = sizeof run, .valid = left < s->micro ? left : s->micro};

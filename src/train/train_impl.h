@@ -129,6 +129,9 @@ static inline const void *abar__batch_samples(const abar_batch *batch)
     return batch->floats ? (const void *)batch->floats : (const void *)batch->images;
 }
 
+/* Streamed: the next fills are of this batch, whose memory is free when it returns. */
+abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *batch);
+
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 
 /* What a step needs; it owns nothing and allocates nothing. */

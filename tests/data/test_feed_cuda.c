@@ -1,5 +1,5 @@
 /* Batches made on the device against the loader's, bit for bit: order, crop, flip, normalisation and windows of a text, over
- * two epochs, after seeking, replayed, in micro-batches, and streamed. */
+ * two epochs, after seeking, replayed, in micro-batches, and streamed. test_feed_rows_cuda has what is erased and mixed. */
 #include "cuda_testing.h"
 
 #include "base/rng.h"
@@ -26,6 +26,8 @@ static void need(const bench *b, abar_status status, const char *what)
     if (status < 0) fail_msg("%s: %s", what, abar_context_error(b->ctx));
 }
 #define NEED(b, call) need(b, call, #call)
+
+static const abar_tensor no_share = {0}; /* targets are labels */
 
 static const abar__feed_ops *ops(const bench *b) { return abar__feed_of(b->dev); }
 
@@ -164,7 +166,7 @@ static void check_step(bench *b)
     abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
     for (int64_t first = 0; first < BATCH; first += b->micro) {
-        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
+        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target, &no_share));
         check_part(b, &batch, first);
     }
     NEED(b, ops(b)->advance(b->dev, b->feed));
@@ -221,7 +223,7 @@ static void batches_from_a_recording_are_the_loaders(void **unused)
     const abar__stream_ops *q = b.dev->ops->stream;
     begin_epoch(&b, 0, 0);
     NEED(&b, q->capture_begin(b.dev));
-    NEED(&b, ops(&b)->fill(b.dev, b.feed, 0, &b.input, &b.target));
+    NEED(&b, ops(&b)->fill(b.dev, b.feed, 0, &b.input, &b.target, &no_share));
     NEED(&b, ops(&b)->advance(b.dev, b.feed));
     NEED(&b, q->capture_end(b.dev, &graph));
     for (int64_t epoch = 0; epoch < 3; epoch++) {
@@ -263,8 +265,9 @@ static void streamed_batches_are_the_loaders(void **unused)
     (void)unused;
     static const bench_request streamed[] = {{.micro = BATCH / 2, .pad = 4, .flip = true, .streamed = true},
                                              {.micro = BATCH, .pad = 4, .streamed = true, .precision = ABAR_PRECISION_BF16},
-                                             {.micro = BATCH, .pad = 4, .flip = true, .streamed = true, .floats = true}};
-    for (int i = 0; i < 3; i++) {
+                                             {.micro = BATCH, .pad = 4, .flip = true, .streamed = true, .floats = true},
+                                             {.micro = BATCH, .streamed = true, .test = true}};
+    for (int i = 0; i < 4; i++) {
         bench b;
         open_bench(&b, &streamed[i]);
         for (int step = 0; step < 2 * STEPS; step++) {
@@ -277,11 +280,12 @@ static void streamed_batches_are_the_loaders(void **unused)
             else
                 memcpy(images, batch.images, BATCH * IMAGE);
             memcpy(labels, batch.labels, sizeof labels);
-            NEED(&b, ops(&b)->stage(b.dev, b.feed, images, labels));
+            const abar__feed_batch staged = {.samples = images, .labels = labels};
+            NEED(&b, ops(&b)->stage(b.dev, b.feed, &staged));
             memset(images, 0, sizeof images);
             memset(labels, 0, sizeof labels);
             for (int64_t first = 0; first < BATCH; first += b.micro) {
-                NEED(&b, ops(&b)->fill(b.dev, b.feed, first, &b.input, &b.target));
+                NEED(&b, ops(&b)->fill(b.dev, b.feed, first, &b.input, &b.target, &no_share));
                 check_part(&b, &batch, first);
             }
         }
@@ -378,9 +382,10 @@ static void check_text_step(text_bench *t, bool streamed)
     bench *b = &t->b;
     abar_batch batch = {.size = sizeof batch};
     NEED(b, abar_loader_next(b->loader, &batch));
-    if (streamed) NEED(b, ops(b)->stage(b->dev, b->feed, batch.tokens, batch.labels));
+    const abar__feed_batch staged = {.samples = batch.tokens, .labels = batch.labels};
+    if (streamed) NEED(b, ops(b)->stage(b->dev, b->feed, &staged));
     for (int64_t first = 0; first < TEXT_BATCH; first += b->micro) {
-        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target));
+        NEED(b, ops(b)->fill(b->dev, b->feed, first, &b->input, &b->target, &no_share));
         check_windows(t, &batch, first);
     }
     if (!streamed) NEED(b, ops(b)->advance(b->dev, b->feed));

@@ -347,6 +347,15 @@ const op_case op_cases[] = {
     {"cross_entropy_batch32", ENTROPY, .x = {32, 10}},
     {"cross_entropy_1025_soft", ENTROPY, .x = {3, 1025}, .soft_targets = true, .valid = 2},
     {"cross_entropy_1031_smooth", ENTROPY, .x = {5, 1031}, .smoothing = 0.1, .loss_scale = 0.5},
+    {"cross_entropy_pairs", ENTROPY, .x = {9, 7}, .label_pairs = true},
+    {"cross_entropy_pairs_one", ENTROPY, .x = {1, 10}, .label_pairs = true, .smoothing = 0.1},
+    {"cross_entropy_pairs_ties", ENTROPY, .x = {17, 5}, .label_pairs = true, .ties = true},
+    {"cross_entropy_pairs_valid", ENTROPY, .x = {12, 10}, .label_pairs = true, .smoothing = 0.1, .valid = 7,
+     .loss_scale = 0.25},
+    {"cross_entropy_pairs_eval", ENTROPY, .x = {8, 10}, .label_pairs = true, .valid = 6, .evaluate = true},
+    {"cross_entropy_pairs_tokens", ENTROPY, .x = {3, 4, 6}, .label_pairs = true, .smoothing = 0.2, .valid = 2},
+    {"cross_entropy_pairs_1000", ENTROPY, .x = {70, 1000}, .label_pairs = true, .smoothing = 0.1},
+    {"cross_entropy_pairs_1031", ENTROPY, .x = {9, 1031}, .label_pairs = true, .smoothing = 0.1, .valid = 8, .loss_scale = 0.5},
     {"cross_entropy_1200_ties", ENTROPY, .x = {4, 1200}, .ties = true},
     {"cross_entropy_1000", ENTROPY, .x = {7, 1000}, .smoothing = 0.1},
 
@@ -541,6 +550,7 @@ abar__op_desc op_case_desc(const op_case *c)
     d.residual = c->residual;
     d.average = c->average;
     d.soft_targets = c->soft_targets;
+    d.label_pairs = c->label_pairs;
     d.eps = 1e-5;
     d.momentum = 0.1;
     d.smoothing = c->smoothing;

@@ -13,7 +13,7 @@ typedef struct op_case {
     int64_t width;                /* LINEAR, CONV2D, SHORTCUT, EMBEDDING: outputs or output channels */
     int64_t more[ABAR_OP_MAX_IN]; /* CONCAT: channels of the further inputs */
     int64_t kernel[2], stride[2], pad[2], dilation[2], groups;
-    bool bias, residual, average, soft_targets;
+    bool bias, residual, average, soft_targets, label_pairs;
     bool padded;     /* LINEAR: its rows may be padded */
     bool scale_only; /* LAYER_NORM: without its shift */
     abar__activation activation;

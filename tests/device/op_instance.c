@@ -96,6 +96,19 @@ static void soften(double *target, int64_t rows, int64_t classes) /* each row po
     }
 }
 
+/* The share of the first label of each pair; in the first five rows numbers that decide something. */
+static void make_share(const op_case *c, int64_t rows, op_inputs *out)
+{
+    static const float particular[] = {0.5f, 1.0f, 0.0f, 0.25f, 0.75f};
+    out->share = calloc((size_t)rows, sizeof *out->share);
+    assert_non_null(out->share);
+    for (int64_t r = 0; r < rows; r++) {
+        abar__draw draw = abar__random(stream(c, 53), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)r);
+        out->share[r] = r < 5 ? particular[r] : (float)abar__uniform(draw.u[0]);
+    }
+    if (rows > 3) out->labels[7] = out->labels[6]; /* row 3 is mixed with one of its own class */
+}
+
 static void make_target(const op_case *c, const abar__op_desc *d, op_inputs *out)
 {
     int64_t classes = d->in[0].dim[d->in[0].ndim - 1], rows = abar__shape_count(&d->in[0]) / classes;
@@ -104,14 +117,16 @@ static void make_target(const op_case *c, const abar__op_desc *d, op_inputs *out
         if (d->soft_targets) soften(out->target, rows, classes);
         return;
     }
-    out->labels = calloc((size_t)rows, sizeof *out->labels);
+    const int64_t each = d->label_pairs ? 2 : 1;
+    out->labels = calloc((size_t)(each * rows), sizeof *out->labels);
     assert_non_null(out->labels);
-    for (int64_t r = 0; r < rows; r++) {
-        abar__draw draw = abar__random(stream(c, 51), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)r);
-        out->labels[r] = (int32_t)abar__below(draw.u[0], (uint32_t)classes);
+    for (int64_t i = 0; i < each * rows; i++) {
+        abar__draw draw = abar__random(stream(c, 51), ABAR_DRAW_SYNTHETIC, 0, (uint64_t)i);
+        out->labels[i] = (int32_t)abar__below(draw.u[0], (uint32_t)classes);
     }
+    if (d->label_pairs) make_share(c, rows, out);
     /* samples that are not valid need no proper label */
-    for (int64_t r = op_case_run(c).valid * rows / d->in[0].dim[0]; r < rows; r++) out->labels[r] = -1;
+    for (int64_t i = op_case_run(c).valid * each * rows / d->in[0].dim[0]; i < each * rows; i++) out->labels[i] = -1;
 }
 
 static void make_tokens(const op_case *c, double *token, int64_t count)
@@ -178,6 +193,7 @@ void op_inputs_free(op_inputs *in)
     free(in->dstream);
     free(in->target);
     free(in->labels);
+    free(in->share);
     *in = (op_inputs){0};
 }
 
@@ -255,7 +271,12 @@ static void take_memory(op_instance *out)
         if (has_shadow(dev, d, i)) out->shadow[i] = take(out, abar_dtype_size(ABAR_BF16) * (size_t)op_param_count(d, i));
     }
     for (int i = 0; i < ABAR_OP_MAX_BUFFER; i++) out->buffer[i] = take(out, element * (size_t)op_buffer_count(d, i));
-    if (op_is_loss(d)) out->target = take(out, element * (size_t)abar__shape_count(&d->in[0]));
+    if (op_is_loss(d)) {
+        const int64_t count = abar__shape_count(&d->in[0]), rows = count / d->in[0].dim[d->in[0].ndim - 1];
+        const size_t values = element * (size_t)count, labels = 2 * sizeof(int32_t) * (size_t)rows;
+        out->target = take(out, d->label_pairs ? labels : values);
+        if (d->label_pairs) out->share = take(out, sizeof(float) * (size_t)rows);
+    }
     out->columns = take(out, element * (size_t)op_column_count(d));
     out->saved = take(out, op->saved_bytes);
     out->scratch = take(out, op->scratch_bytes);
@@ -393,13 +414,19 @@ void op_instance_load(op_instance *t, const op_inputs *in)
     put(t, t->dstream, in->dstream, value_of(t, &d->out, op->out_layout));
     put(t, t->target, in->target, value_of(t, &d->in[0], ABAR_LAYOUT_STRIDED));
     int64_t rows = abar__shape_count(&d->in[0]) / d->in[0].dim[d->in[0].ndim - 1];
-    if (in->labels) move(t, t->target, in->labels, (size_t)rows * sizeof *in->labels);
+    if (in->labels) move(t, t->target, in->labels, (size_t)(in->share ? 2 * rows : rows) * sizeof *in->labels);
+    if (in->share) move(t, t->share, in->share, (size_t)rows * sizeof *in->share);
 }
 
 static abar__op_args arguments(op_instance *t)
 {
-    abar__op_args a = {
-        .run = &t->run, .y = t->y, .stream = t->stream, .target = t->target, .saved = t->saved, .scratch = t->scratch};
+    abar__op_args a = {.run = &t->run,
+                       .y = t->y,
+                       .stream = t->stream,
+                       .target = t->target,
+                       .share = t->share,
+                       .saved = t->saved,
+                       .scratch = t->scratch};
     if (op_is_loss(&t->op->desc)) a.result = t->shared ? t->shared : &t->result;
     for (int i = 0; i < ABAR_OP_MAX_IN; i++) a.x[i] = t->x[i];
     for (int i = 0; i < ABAR_OP_MAX_PARAM; i++) {

@@ -14,6 +14,7 @@ typedef struct op_inputs {
     double *dy, *dy2;                  /* both NULL: forward only; losses need neither: for them it only asks for backward */
     double *target;
     int32_t *labels; /* of class labels, instead of target */
+    float *share;    /* labels are pairs: of the first of each */
 } op_inputs;
 
 /* The results. dz: the contents of dy's memory after backward. */
@@ -49,7 +50,7 @@ typedef struct op_instance {
     void *x[ABAR_OP_MAX_IN], *dx[ABAR_OP_MAX_IN];
     void *param[ABAR_OP_MAX_PARAM], *dparam[ABAR_OP_MAX_PARAM], *buffer[ABAR_OP_MAX_BUFFER];
     void *shadow[ABAR_OP_MAX_PARAM]; /* the weight in bfloat16, where activations are */
-    void *y, *dy, *dy2, *stream, *dstream, *target, *columns, *saved, *scratch;
+    void *y, *dy, *dy2, *stream, *dstream, *target, *share, *columns, *saved, *scratch;
     abar_loss result;
     abar_loss *shared; /* where a queued device writes it; NULL: the device writes result */
     struct {

@@ -151,6 +151,7 @@ static void describe(const abar__safetensors *file, const cJSON *settings, golde
     d->momentum = number(settings, "momentum", 0.0);
     d->smoothing = number(settings, "label_smoothing", 0.0);
     d->soft_targets = c->in.target && known->kind == ABAR_OP_SOFTMAX_CROSS_ENTROPY;
+    d->label_pairs = c->in.share != NULL;
     d->window.groups = (int64_t)number(settings, "groups", 1.0);
     pair(settings, "kernel", d->window.kernel);
     pair(settings, "stride", d->window.stride);
@@ -177,6 +178,12 @@ static void load_labels(const abar__safetensors *file, golden_case *c)
     c->in.labels = calloc(count, sizeof *c->in.labels);
     assert_non_null(c->in.labels);
     memcpy(c->in.labels, from.data, count * sizeof *c->in.labels);
+    if (!find(file, c, "share", &from)) return;
+    count = (size_t)abar_tensor_count(&from);
+    assert_int_equal(from.dtype, ABAR_F32);
+    c->in.share = calloc(count, sizeof *c->in.share);
+    assert_non_null(c->in.share);
+    memcpy(c->in.share, from.data, count * sizeof *c->in.share);
 }
 
 static void load_case(const abar__safetensors *file, golden_case *c)

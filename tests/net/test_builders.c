@@ -64,16 +64,17 @@ static void conv2d_takes_its_window_by_axis(void **state)
 
 enum { CLASSES = 5, FEATURES = 6 };
 
-static void build(fixture *f, bool soft)
+typedef enum target_kind { LABELS, PAIRS, SOFT } target_kind;
+
+static void build(fixture *f, target_kind kind, double smoothing)
 {
     const abar_value x = abar_input(f->net, 1, (int64_t[]){FEATURES});
     const abar_value y = abar_linear(f->net, x, "fc", &ABAR_CONFIG(abar_linear_config, .out = CLASSES, .bias = true));
-    if (soft)
-        abar_softmax_cross_entropy_soft(f->net, y);
-    else
-        abar_softmax_cross_entropy(f->net, y, 0.0);
+    if (kind == SOFT) abar_softmax_cross_entropy_soft(f->net, y);
+    if (kind == PAIRS) abar_softmax_cross_entropy_pairs(f->net, y, smoothing);
+    if (kind == LABELS) abar_softmax_cross_entropy(f->net, y, smoothing);
     OK(f->ctx, compile(f, BATCH, true));
-    fill_batch(f->net, 9, soft ? 0 : CLASSES);
+    fill_batch(f->net, 9, kind == SOFT ? 0 : CLASSES);
 }
 
 /* Loss and gradient of soft targets are the mean of those of the labels that the targets mix. */
@@ -84,8 +85,8 @@ static void soft_targets_are_weighted_labels(void **state)
     static const int label[2][BATCH] = {{1, 4}, {2, 0}};
     for (int d = 0; d < 2; d++) {
         fixture hard = fixture_open(devices[d], 1), soft = fixture_open(devices[d], 1);
-        build(&hard, false);
-        build(&soft, true);
+        build(&hard, LABELS, 0.0);
+        build(&soft, SOFT, 0.0);
         abar_tensor labels = abar_net_target(hard.net), targets = abar_net_target(soft.net);
         const abar_tensor *a = &abar_net_param(hard.net, 0)->grad, *b = &abar_net_param(soft.net, 0)->grad;
         assert_int_equal(abar_tensor_count(&targets), BATCH * CLASSES);
@@ -108,11 +109,66 @@ static void soft_targets_are_weighted_labels(void **state)
     }
 }
 
+/* ---- pairs of labels ---------------------------------------------------------------------------------------------- */
+
+static void expect_bits(fixture *a, fixture *b)
+{
+    const abar_tensor *ga = &abar_net_param(a->net, 0)->grad, *gb = &abar_net_param(b->net, 0)->grad;
+    assert_true(forward(a, true) == forward(b, true));
+    OK(a->ctx, abar_net_backward(a->net, false, NULL));
+    OK(b->ctx, abar_net_backward(b->net, false, NULL));
+    for (int i = 0; i < CLASSES * FEATURES; i++) assert_true(load(ga, i) == load(gb, i));
+}
+
+/* Pairs that were never written, but for their labels, have share 1; set_labels puts it back. */
+static void labels_of_a_net_with_pairs_are_labels(void **state)
+{
+    (void)state;
+    static const int32_t labels[BATCH] = {3, 1};
+    for (int d = 0; d < 2; d++) {
+        fixture hard = fixture_open(devices[d], 1), pairs = fixture_open(devices[d], 1);
+        build(&hard, LABELS, 0.1);
+        build(&pairs, PAIRS, 0.1);
+        const abar_tensor target = abar_net_target(pairs.net), share = abar_net_target_share(pairs.net);
+        assert_int_equal(target.ndim, 2);
+        assert_int_equal(target.dim[0], BATCH);
+        assert_int_equal(target.dim[1], 2);
+        assert_int_equal(share.ndim, 1);
+        assert_int_equal(share.dtype, ABAR_F32);
+        assert_int_equal(abar_net_target_share(hard.net).ndim, 0);
+        assert_null(abar_net_target_share(hard.net).data);
+        for (int n = 0; n < BATCH; n++) assert_true(load(&share, n) == 1.0);
+        OK(hard.ctx, abar_net_set_labels(hard.net, labels));
+        OK(pairs.ctx, abar_net_set_labels(pairs.net, labels));
+        for (int n = 0; n < BATCH; n++)
+            for (int k = 0; k < 2; k++) assert_int_equal(((const int32_t *)target.data)[2 * n + k], labels[n]);
+        expect_bits(&hard, &pairs);
+        for (int n = 0; n < BATCH; n++) store(&share, n, 0.25);
+        OK(pairs.ctx, abar_net_set_labels(pairs.net, labels));
+        expect_bits(&hard, &pairs);
+        fixture_close(&hard);
+        fixture_close(&pairs);
+    }
+}
+
+static void labels_of_a_net_without_labels_are_refused(void **state)
+{
+    (void)state;
+    static const int32_t labels[BATCH] = {0};
+    fixture f = fixture_open(devices[0], 1);
+    build(&f, SOFT, 0.0);
+    assert_int_equal(abar_net_set_labels(f.net, labels), ABAR_E_ARGUMENT);
+    assert_non_null(strstr(abar_context_error(f.ctx), "abar_net_set_labels"));
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conv2d_takes_its_window_by_axis),
         cmocka_unit_test(soft_targets_are_weighted_labels),
+        cmocka_unit_test(labels_of_a_net_with_pairs_are_labels),
+        cmocka_unit_test(labels_of_a_net_without_labels_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -248,6 +248,32 @@ def add_cross_entropy(cases):
         )
 
 
+def add_cross_entropy_pairs(cases):
+    """Two labels a row: the distribution is written out from one-hot rows and their shares."""
+    for name, scale, smoothing in [("softmax_ce_pairs", 1, 0.0), ("softmax_ce_pairs_smooth", 30, 0.1)]:
+        rng, rows, classes = cases.rng(), 6, 7
+        x = scale * random(rng, rows, classes)
+        labels = torch.randint(classes, (rows, 2), generator=rng)
+        labels[1, 1] = labels[1, 0]
+        share = torch.rand(rows, generator=rng, dtype=torch.float32)
+        share[2], share[3] = 1.0, 0.0
+        own, partner = F.one_hot(labels, classes).double().unbind(1)
+        target = share.double()[:, None] * own + (1 - share.double())[:, None] * partner
+        settings = {
+            "op": "softmax_cross_entropy",
+            "target": "pairs",
+            "label_smoothing": smoothing,
+            "reduction": "mean",
+        }
+        cases.add(
+            name,
+            settings,
+            lambda x: F.cross_entropy(x, target, label_smoothing=smoothing),
+            {"x": x},
+            {"target": labels.int(), "share": share},
+        )
+
+
 def add_mean_squared_error(cases):
     rng = cases.rng()
     x, target = random(rng, 5, 3), random(rng, 5, 3)
@@ -268,6 +294,7 @@ def write(path):
         add_cross_entropy,
         add_mean_squared_error,
         *golden_sequence.ALL,
+        add_cross_entropy_pairs,
     ):
         add(cases)
     store.save(path, cases.tensors, cases.metadata)

@@ -1,6 +1,7 @@
 /* Softmax cross entropy and squared error: the mean over the valid samples, summed in double, and its gradient. A sample of
  * cross entropy has one row of K logits, or T rows.
- * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. */
+ * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. A pair of
+ * labels is a target with the share of the first in one place and the rest in another. */
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/isa/loss_kernels.h"
 
@@ -72,12 +73,13 @@ static abar_status check_labels(const abar__op *op, const abar__op_args *a)
 {
     const loss *l = op->priv;
     const int32_t *label = a->target;
-    for (int64_t n = 0; n < valid_rows(l, a); n++)
+    const int64_t each = op->desc.label_pairs ? 2 : 1;
+    for (int64_t n = 0; n < valid_rows(l, a) * each; n++)
         if (label[n] < 0 || label[n] >= l->width)
             return abar__fail(op->dev->ctx, ABAR_E_ARGUMENT,
                               "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many "
                               "outputs as the data has classes",
-                              (int)label[n], (long long)(n / l->per_sample), (long long)l->width);
+                              (int)label[n], (long long)(n / each / l->per_sample), (long long)l->width);
     return ABAR_OK;
 }
 
@@ -86,6 +88,12 @@ static int64_t first_of(const float *x, float value, int64_t n)
     int64_t i = 0;
     while (i < n && x[i] != value) i++;
     return i;
+}
+
+/* Minus the log probability of a label. */
+static double surprise_of(const float *x, int32_t label, float top, double log_sum)
+{
+    return log_sum - ((double)x[label] - (double)top);
 }
 
 static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, part_sum *sum)
@@ -101,9 +109,15 @@ static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, p
         const float *target = (const float *)a->target + n * l->width;
         truth = first_of(target, k->largest(target, l->width), l->width);
         cost = k->surprise(x, target, top, (float)log_sum, l->width);
+    } else if (op->desc.label_pairs) {
+        const int32_t *pair = (const int32_t *)a->target + 2 * n;
+        const double share = (double)a->share[n], rest = 1 - share;
+        truth = pair[share < rest];
+        cost = surprise_of(x, pair[0], top, log_sum);
+        if (rest != 0) cost = share * cost + rest * surprise_of(x, pair[1], top, log_sum);
     } else {
         truth = ((const int32_t *)a->target)[n];
-        cost = log_sum - ((double)x[truth] - (double)top);
+        cost = surprise_of(x, (int32_t)truth, top, log_sum);
     }
     if (smoothing > 0)
         cost = (1 - smoothing) * cost + smoothing / (double)l->width * k->surprise(x, NULL, top, (float)log_sum, l->width);
@@ -140,10 +154,15 @@ static void entropy_grad_row(const abar__op *op, const abar__op_args *a, int64_t
     double smoothing = op->desc.smoothing, share = a->run->loss_scale / (double)valid_rows(l, a);
     float certain = (float)((1 - smoothing) * share), even = (float)(smoothing / (double)l->width * share);
     l->kernels->scaled_exp(x, saved[2 * n], (float)((double)saved[2 * n + 1] * share), -even, dx, l->width);
-    if (op->desc.soft_targets)
+    const int32_t *label = a->target;
+    if (op->desc.soft_targets) {
         l->kernels->add_scaled((const float *)a->target + n * l->width, -certain, dx, l->width);
-    else
-        dx[((const int32_t *)a->target)[n]] -= certain;
+    } else if (op->desc.label_pairs) {
+        dx[label[2 * n]] -= certain * a->share[n];
+        dx[label[2 * n + 1]] -= certain * (1 - a->share[n]);
+    } else {
+        dx[label[n]] -= certain;
+    }
 }
 
 static abar_status entropy_backward(abar__op *op, const abar__op_args *a)

@@ -38,25 +38,41 @@ static int64_t valid_rows(const abar__op_desc *d, const abar__run *run)
     return d->in[0].ndim == 3 ? run->valid * d->in[0].dim[1] : run->valid;
 }
 
-/* The target q[k] of row r. Soft targets sum to 1 over the classes. */
-static double wanted(const abar__op_desc *d, const void *target, int64_t r, int64_t k)
+/* The target of row r at class k before smoothing. Soft targets sum to 1 over the classes. */
+static double plain_target(const abar__op_desc *d, const abar__op_args *a, int64_t r, int64_t k)
 {
-    int64_t classes = class_count(d);
-    double plain = d->soft_targets ? ((const double *)target)[r * classes + k] : ((const int32_t *)target)[r] == k ? 1.0 : 0.0;
-    return (1.0 - d->smoothing) * plain + d->smoothing / (double)classes;
+    const int32_t *label = a->target;
+    if (d->soft_targets) return ((const double *)a->target)[r * class_count(d) + k];
+    if (!d->label_pairs) return label[r] == k ? 1.0 : 0.0;
+    double share = (double)a->share[r];
+    return (label[2 * r] == k ? share : 0.0) + (label[2 * r + 1] == k ? 1.0 - share : 0.0);
+}
+
+static double wanted(const abar__op_desc *d, const abar__op_args *a, int64_t r, int64_t k)
+{
+    return (1.0 - d->smoothing) * plain_target(d, a, r, k) + d->smoothing / (double)class_count(d);
+}
+
+/* The class that counts as correct: that of the largest share. */
+static int64_t truth_of(const abar__op_desc *d, const abar__op_args *a, int64_t r)
+{
+    const int32_t *label = a->target;
+    if (d->soft_targets) return first_maximum((const double *)a->target + r * class_count(d), class_count(d));
+    return d->label_pairs ? label[2 * r + ((double)a->share[r] < 0.5)] : label[r];
 }
 
 static abar_status check_labels(abar__op *op, const abar__op_args *a)
 {
     int64_t classes = class_count(&op->desc), rows = valid_rows(&op->desc, a->run);
     const int32_t *label = a->target;
-    for (int64_t r = 0; r < rows; r++)
-        if (label[r] < 0 || label[r] >= classes)
+    int64_t labels = op->desc.label_pairs ? 2 * rows : rows;
+    for (int64_t i = 0; i < labels; i++)
+        if (label[i] < 0 || label[i] >= classes)
             return abar__fail(
                 op->dev->ctx, ABAR_E_ARGUMENT,
                 "cross entropy: label %d of sample %lld is not among the %lld classes, give the net as many outputs "
                 "as the data has classes",
-                (int)label[r], (long long)(r * a->run->valid / rows), (long long)classes);
+                (int)label[i], (long long)(i * a->run->valid / labels), (long long)classes);
     return ABAR_OK;
 }
 
@@ -70,10 +86,8 @@ static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = (const double *)a->x[0] + r * classes;
         double norm = log_sum_exp(x, classes);
-        for (int64_t k = 0; k < classes; k++) sum += wanted(d, a->target, r, k) * (norm - x[k]);
-        int64_t truth =
-            d->soft_targets ? first_maximum((const double *)a->target + r * classes, classes) : ((const int32_t *)a->target)[r];
-        correct += first_maximum(x, classes) == truth;
+        for (int64_t k = 0; k < classes; k++) sum += wanted(d, a, r, k) * (norm - x[k]);
+        correct += first_maximum(x, classes) == truth_of(d, a, r);
     }
     *a->result = (abar_loss){.loss = rows > 0 ? sum / (double)rows : 0.0, .correct = correct, .count = rows};
     return ABAR_OK;
@@ -89,7 +103,7 @@ static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
         const double *x = (const double *)a->x[0] + r * classes;
         double *dx = (double *)a->dx[0] + r * classes, norm = log_sum_exp(x, classes);
         for (int64_t k = 0; k < classes; k++)
-            dx[k] = (exp(x[k] - norm) - wanted(d, a->target, r, k)) / (double)rows * a->run->loss_scale;
+            dx[k] = (exp(x[k] - norm) - wanted(d, a, r, k)) / (double)rows * a->run->loss_scale;
     }
     return ABAR_OK;
 }

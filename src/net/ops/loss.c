@@ -21,13 +21,22 @@ static abar__node *cross_entropy(abar_net *net, abar_value x)
     return NULL;
 }
 
-void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing)
+static abar__node *smoothed(abar_net *net, abar_value x, double label_smoothing)
 {
     abar__node *node = cross_entropy(net, x);
-    if (!node) return;
+    if (!node) return NULL;
     if (!(label_smoothing >= 0.0 && label_smoothing < 1.0))
         abar__net_mistake(net, "softmax_cross_entropy: label smoothing %g is not in [0, 1)", label_smoothing);
     node->desc.smoothing = label_smoothing;
+    return node;
+}
+
+void abar_softmax_cross_entropy(abar_net *net, abar_value x, double label_smoothing) { smoothed(net, x, label_smoothing); }
+
+void abar_softmax_cross_entropy_pairs(abar_net *net, abar_value x, double label_smoothing)
+{
+    abar__node *node = smoothed(net, x, label_smoothing);
+    if (node) node->desc.label_pairs = true;
 }
 
 void abar_softmax_cross_entropy_soft(abar_net *net, abar_value x)

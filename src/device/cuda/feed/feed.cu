@@ -1,54 +1,36 @@
 /* Batches made on the device (feed_impl.h): order, crop, flip, normalisation and windows as augment.c and loader.c make
- * them, to the bit, from a set that is in device memory; or from batches that the host sends step by step through pinned
- * slots.
+ * them, to the bit, from a set that is in device memory; or from batches that the host stages step by step.
  *
- * Which epoch and step is to be filled is in device memory too: a recording of fill and advance goes through an epoch. */
-#include "device/cuda/core/core_impl.h"
+ * Which epoch and step is to be filled is in device memory too: a captured fill and advance go through an epoch.
+ *
+ * Staging: pinned slot -> copy stream -> one of two device buffers. Batch k + 1 is copied while step k computes:
+ *
+ *     main stream    flag: buffer 0 | step k    | wait sent 1, flag: buffer 1 | step k + 1 | ...
+ *     copy stream    copy k + 1 into buffer 1   | wait used 0                              | copy k + 2 into buffer 0
+ */
 #include "device/cuda/core/philox.h"
-
-extern "C" {
-#include "device/feed_impl.h"
-}
+#include "device/cuda/feed/feed.h"
 
 #include <string.h>
 
-#define SLOTS 4 /* pinned: so many batches may be on their way */
-
-typedef struct epoch_position {
-    int64_t epoch, step, n; /* n: samples in the order */
-    int32_t staged;         /* not 0: the batch that the host sent last, as it is */
-} epoch_position;
+#define SLOTS 3 /* pinned: one is being copied, one waits for a device buffer, one is written by the host */
 
 typedef struct slot {
     char *memory; /* pinned */
     cudaEvent_t sent;
 } slot;
 
-/* What the kernel reads, in device memory. */
-typedef struct source {
-    const uint8_t *images; /* (count, C, H, W), float where floats */
-    const int32_t *labels; /* (count) */
-    const uint16_t *text;  /* (count), instead of both */
-    const int32_t *order;  /* (n) */
-    const uint8_t *staged_images;
-    const int32_t *staged_tokens; /* (step_batch, context), in their place */
-    const int32_t *staged_labels; /* (step_batch), or (step_batch, context) */
-    const float *table;           /* (C, 256) */
-    epoch_position *at;
-    int64_t channels, height, width, context, step_batch;
-    uint64_t seed;
-    int32_t pad, flip, floats;
-} source;
-
 struct abar__feed {
     source s;
     bool resident;           /* it has a set of its own */
+    bool rows;               /* staged batches may have them */
     int64_t batch, capacity; /* capacity: samples that an order may have */
     char *memory;
-    size_t memory_bytes, order_at;
-    size_t staged_at, staged_images, staged_bytes; /* labels, then images or tokens so many bytes behind them */
+    size_t memory_bytes, order_at, staged_bytes; /* staged_bytes: of one staged batch */
+    cudaStream_t copies;
     slot slots[SLOTS];
-    int64_t sent; /* batches so far */
+    cudaEvent_t used[STAGED]; /* the fills of a buffer are done */
+    int64_t sent;             /* batches so far */
     slot orders[2];
     int64_t epochs; /* orders sent so far */
 };
@@ -69,14 +51,8 @@ __device__ static crop draw_crop(const source &s, int64_t epoch, int64_t sample)
     return {(int32_t)__umulhi(u.x, places) - s.pad, (int32_t)__umulhi(u.y, places) - s.pad, s.flip && u.z >> 31};
 }
 
-typedef struct images_out {
-    void *data;
-    abar_dtype dtype;
-    int64_t stride[4]; /* of n, c, y, x in elements */
-} images_out;
-
 /* Block i: sample first + i of the step; thread: every 256th pixel, all channels. */
-static __global__ void fill_batch(const __grid_constant__ source s, int64_t first, images_out out, int32_t *target)
+static __global__ void fill_batch(const __grid_constant__ source s, int64_t first, const __grid_constant__ fill_output out)
 {
     const epoch_position at = *s.at;
     const int64_t i = first + blockIdx.x, area = s.height * s.width;
@@ -86,9 +62,13 @@ static __global__ void fill_batch(const __grid_constant__ source s, int64_t firs
         sample = s.order[(at.step * s.step_batch + i) % at.n];
         c = draw_crop(s, at.epoch, sample);
     }
-    const uint8_t *images = at.staged ? s.staged_images : s.images;
+    const char *staged = at.staged ? s.staged[at.staged - 1] : NULL;
+    const uint8_t *images = staged ? (const uint8_t *)(staged + s.samples_at) : s.images;
     const int64_t start = sample * s.channels * area;
-    if (threadIdx.x == 0) target[blockIdx.x] = (at.staged ? s.staged_labels : s.labels)[sample];
+    if (threadIdx.x == 0) {
+        const int32_t label = staged ? ((const int32_t *)(staged + s.labels_at))[sample] : s.labels[sample];
+        write_target(out, blockIdx.x, label, label, 1.0f);
+    }
     for (int64_t p = threadIdx.x; p < area; p += blockDim.x) {
         const int64_t y = p / s.width, x = p % s.width;
         const int64_t row = y + c.dy, column = (c.flip ? s.width - 1 - x : x) + c.dx;
@@ -109,9 +89,10 @@ static __global__ void fill_windows(const __grid_constant__ source s, int64_t fi
     const epoch_position at = *s.at;
     const int64_t i = first + blockIdx.x, to = (int64_t)blockIdx.x * s.context;
     if (at.staged) {
+        const char *staged = s.staged[at.staged - 1];
         for (int64_t t = threadIdx.x; t < s.context; t += blockDim.x) {
-            input[to + t] = s.staged_tokens[i * s.context + t];
-            target[to + t] = s.staged_labels[i * s.context + t];
+            input[to + t] = ((const int32_t *)(staged + s.samples_at))[i * s.context + t];
+            target[to + t] = ((const int32_t *)(staged + s.labels_at))[i * s.context + t];
         }
         return;
     }
@@ -123,9 +104,11 @@ static __global__ void fill_windows(const __grid_constant__ source s, int64_t fi
 }
 
 static __global__ void set_position(epoch_position *at, epoch_position to) { *at = to; }
+static __global__ void set_staged(epoch_position *at, int32_t staged) { at->staged = staged; }
 static __global__ void next_step(epoch_position *at) { at->step++; }
 
-static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target)
+static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const abar_tensor *input, const abar_tensor *target,
+                        const abar_tensor *share)
 {
     const source *s = &f->s;
     if (s->context > 0) {
@@ -133,9 +116,11 @@ static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const ab
                           (int32_t *)target->data);
         return abar__cuda_status(dev);
     }
-    images_out out = {};
+    fill_output out = {};
     out.data = input->data;
     out.dtype = input->dtype;
+    out.target = (int32_t *)target->data;
+    out.share = share->ndim > 0 ? (float *)share->data : NULL;
     if (input->layout == ABAR_LAYOUT_NHWC) {
         out.stride[3] = s->channels;
         out.stride[2] = s->channels * s->width;
@@ -149,7 +134,10 @@ static abar_status fill(abar_device *dev, abar__feed *f, int64_t first, const ab
         out.stride[1] = s->width * s->height;
         out.stride[0] = input->stride[0];
     }
-    abar__cuda_launch(dev, fill_batch, dim3((unsigned)f->batch), dim3(256), 0, *s, first, out, (int32_t *)target->data);
+    if (f->rows)
+        abar__cuda_fill_rows(dev, s, first, f->batch, &out);
+    else
+        abar__cuda_launch(dev, fill_batch, dim3((unsigned)f->batch), dim3(256), 0, *s, first, out);
     return abar__cuda_status(dev);
 }
 
@@ -162,11 +150,10 @@ static abar_status advance(abar_device *dev, abar__feed *f)
 /* ---- sending ------------------------------------------------------------------------------------------------------ */
 
 /* The slot's memory is free once its last copy is done: as a rule it has been for long. */
-static abar_status send(abar_device *dev, slot *from, void *to, size_t bytes)
+static abar_status send(abar_device *dev, slot *from, void *to, size_t bytes, cudaStream_t stream)
 {
-    abar__cuda *cuda = abar__cuda_of(dev);
-    CUDA_TRY(dev, cudaMemcpyAsync(to, from->memory, bytes, cudaMemcpyHostToDevice, cuda->stream));
-    CUDA_TRY(dev, cudaEventRecord(from->sent, cuda->stream));
+    CUDA_TRY(dev, cudaMemcpyAsync(to, from->memory, bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_TRY(dev, cudaEventRecord(from->sent, stream));
     return ABAR_OK;
 }
 
@@ -181,29 +168,63 @@ static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, i
     slot *from = &f->orders[f->epochs++ % 2];
     CUDA_TRY(dev, cudaEventSynchronize(from->sent));
     memcpy(from->memory, order, (size_t)n * sizeof *order);
-    ABAR_TRY(send(dev, from, f->memory + f->order_at, (size_t)n * sizeof *order));
+    ABAR_TRY(send(dev, from, f->memory + f->order_at, (size_t)n * sizeof *order, abar__cuda_of(dev)->stream));
     const epoch_position at = {epoch, first, n, 0};
     abar__cuda_launch(dev, set_position, dim3(1), dim3(1), 0, f->s.at, at);
     return abar__cuda_status(dev);
 }
 
-static abar_status stage(abar_device *dev, abar__feed *f, const void *samples, const int32_t *labels)
+static abar_status check_rows(abar_device *dev, const abar__feed *f, const abar__feed_batch *batch)
 {
-    const int64_t labels_each = f->s.context > 0 ? f->s.context : 1;
-    slot *from = &f->slots[f->sent++ % SLOTS];
-    CUDA_TRY(dev, cudaEventSynchronize(from->sent));
-    memcpy(from->memory, labels, (size_t)(f->s.step_batch * labels_each) * sizeof *labels);
-    memcpy(from->memory + f->staged_images, samples, f->staged_bytes - f->staged_images);
-    ABAR_TRY(send(dev, from, f->memory + f->staged_at, f->staged_bytes));
-    CUDA_TRY(dev, cudaMemsetAsync(&f->s.at->staged, 1, sizeof f->s.at->staged, abar__cuda_of(dev)->stream));
+    if (!batch->rows) return ABAR_OK;
+    if (!f->rows || (batch->timm && !f->s.noise))
+        return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed was not made for batches with %s",
+                          f->rows ? "noise" : "rows");
+    for (int64_t i = 0; i < f->s.step_batch; i++)
+        if (batch->rows[i].partner < 0 || batch->rows[i].partner >= f->s.step_batch)
+            return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "device cuda: row %lld is mixed with row %d of a batch of %lld",
+                              (long long)i, (int)batch->rows[i].partner, (long long)f->s.step_batch);
     return ABAR_OK;
+}
+
+static void pack_batch(const abar__feed *f, const abar__feed_batch *batch, char *to)
+{
+    const source *s = &f->s;
+    const size_t labels = (size_t)(s->step_batch * (s->context > 0 ? s->context : 1)) * sizeof *batch->labels;
+    const staged_head head = {batch->seed, batch->rows != NULL, batch->timm};
+    memcpy(to, &head, sizeof head);
+    memcpy(to + s->labels_at, batch->labels, labels);
+    if (batch->rows) memcpy(to + s->rows_at, batch->rows, (size_t)s->step_batch * sizeof *batch->rows);
+    memcpy(to + s->samples_at, batch->samples, f->staged_bytes - s->samples_at);
+}
+
+/* The main stream waits for the copy, and the copy for the fills that read its buffer before. All fills of the last batch have
+ * been enqueued by now. */
+static abar_status stage(abar_device *dev, abar__feed *f, const abar__feed_batch *batch)
+{
+    cudaStream_t main = abar__cuda_of(dev)->stream;
+    const int buffer = (int)(f->sent % STAGED);
+    slot *from = &f->slots[f->sent % SLOTS];
+    ABAR_TRY(check_rows(dev, f, batch));
+    CUDA_TRY(dev, cudaEventSynchronize(from->sent));
+    pack_batch(f, batch, from->memory);
+    if (f->sent > 0) CUDA_TRY(dev, cudaEventRecord(f->used[(f->sent - 1) % STAGED], main));
+    CUDA_TRY(dev, cudaStreamWaitEvent(f->copies, f->used[buffer], 0));
+    ABAR_TRY(send(dev, from, (void *)f->s.staged[buffer], f->staged_bytes, f->copies));
+    CUDA_TRY(dev, cudaStreamWaitEvent(main, from->sent, 0));
+    f->sent++;
+    abar__cuda_launch(dev, set_staged, dim3(1), dim3(1), 0, f->s.at, buffer + 1);
+    return abar__cuda_status(dev);
 }
 
 /* ---- creating ----------------------------------------------------------------------------------------------------- */
 
+#define NOISE_BYTES (ABAR_FEED_NOISE * sizeof(float))
+
 /* Where things are in the feed's block of device memory. */
 typedef struct layout {
-    size_t at, table, staged_labels, staged_images, staged_end, order, labels, images, total;
+    size_t at, table, noise, staged[STAGED], order, labels, images, total;
+    size_t staged_labels, staged_rows, staged_samples, staged_bytes; /* within a staged batch */
     size_t label_bytes, image_bytes; /* of the resident set; a text is its images, and has no labels */
     int64_t capacity;
 } layout;
@@ -231,9 +252,13 @@ static layout lay_out(const abar__feed_desc *d)
     const size_t sample = text ? (size_t)d->context * sizeof(int32_t) : image;
     l.at = place(&l.total, sizeof(epoch_position));
     l.table = place(&l.total, table_bytes(d));
-    l.staged_labels = place(&l.total, batch * (text ? (size_t)d->context : 1) * sizeof(int32_t));
-    l.staged_images = place(&l.total, batch * sample);
-    l.staged_end = l.staged_images + batch * sample;
+    l.noise = place(&l.total, d->noise ? NOISE_BYTES : 0);
+    place(&l.staged_bytes, sizeof(staged_head));
+    l.staged_labels = place(&l.staged_bytes, batch * (text ? (size_t)d->context : 1) * sizeof(int32_t));
+    l.staged_rows = place(&l.staged_bytes, d->rows ? batch * sizeof(abar_row) : 0);
+    l.staged_samples = l.staged_bytes;
+    l.staged_bytes += batch * sample;
+    for (int i = 0; i < STAGED; i++) l.staged[i] = place(&l.total, l.staged_bytes);
     if (!is_resident(d)) return l;
     l.capacity = text ? d->windows : (d->count + d->step_batch - 1) / d->step_batch * d->step_batch; /* the last one full */
     l.label_bytes = text ? 0 : (size_t)d->count * sizeof(int32_t);
@@ -262,9 +287,13 @@ static void destroy(abar_device *dev, abar__feed *f)
 {
     if (!f) return;
     cudaSetDevice(dev->ordinal);
+    if (f->copies) cudaStreamSynchronize(f->copies);
     cudaStreamSynchronize(abar__cuda_of(dev)->stream);
     for (int i = 0; i < SLOTS; i++) free_slot(dev, &f->slots[i], f->staged_bytes);
     for (int i = 0; i < 2; i++) free_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t));
+    for (int i = 0; i < STAGED; i++)
+        if (f->used[i]) cudaEventDestroy(f->used[i]);
+    if (f->copies) cudaStreamDestroy(f->copies);
     abar_device_free(dev, f->memory, f->memory_bytes);
     abar__free(dev->ctx, f, sizeof *f);
 }
@@ -277,46 +306,66 @@ static abar_status upload(abar_device *dev, void *to, const void *from, size_t n
     return ABAR_OK;
 }
 
+/* Host memory, streams and events. */
+static abar_status make_staging(abar_device *dev, abar__feed *f)
+{
+    CUDA_TRY(dev, cudaStreamCreateWithFlags(&f->copies, cudaStreamNonBlocking));
+    for (int i = 0; i < STAGED; i++) CUDA_TRY(dev, cudaEventCreateWithFlags(&f->used[i], cudaEventDisableTiming));
+    for (int i = 0; i < SLOTS; i++) ABAR_TRY(make_slot(dev, &f->slots[i], f->staged_bytes));
+    for (int i = 0; i < 2 && f->resident; i++) ABAR_TRY(make_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t)));
+    return ABAR_OK;
+}
+
+static source source_of(const abar__feed_desc *d, const layout *l, char *memory)
+{
+    source s = {};
+    s.at = (epoch_position *)(memory + l->at);
+    s.table = (const float *)(memory + l->table);
+    s.noise = d->noise ? (const float *)(memory + l->noise) : NULL;
+    for (int i = 0; i < STAGED; i++) s.staged[i] = memory + l->staged[i];
+    s.labels_at = l->staged_labels;
+    s.rows_at = l->staged_rows;
+    s.samples_at = l->staged_samples;
+    s.channels = d->channels;
+    s.height = d->height;
+    s.width = d->width;
+    s.context = d->context;
+    s.step_batch = d->step_batch;
+    s.seed = d->seed;
+    s.pad = (int32_t)d->crop_pad;
+    s.flip = d->flip;
+    s.floats = d->floats;
+    if (!is_resident(d)) return s;
+    s.order = (const int32_t *)(memory + l->order);
+    s.labels = (const int32_t *)(memory + l->labels);
+    s.images = (const uint8_t *)(memory + l->images);
+    s.text = (const uint16_t *)(memory + l->images);
+    return s;
+}
+
 static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *d)
 {
     const layout l = lay_out(d);
     f->resident = is_resident(d);
+    f->rows = d->rows;
     f->batch = d->batch;
     f->capacity = l.capacity;
     f->memory_bytes = l.total;
-    f->staged_at = l.staged_labels;
-    f->staged_images = l.staged_images - l.staged_labels;
-    f->staged_bytes = l.staged_end - l.staged_labels;
+    f->staged_bytes = l.staged_bytes;
     f->order_at = l.order;
+    if (f->rows && (f->resident || d->floats || d->channels != 3))
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: rows are for streamed images of three channels in bytes");
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     ABAR_TRY(abar_device_alloc(dev, f->memory_bytes, (void **)&f->memory));
-    for (int i = 0; i < SLOTS; i++) ABAR_TRY(make_slot(dev, &f->slots[i], f->staged_bytes));
-    for (int i = 0; i < 2 && f->resident; i++) ABAR_TRY(make_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t)));
-    f->s.at = (epoch_position *)(f->memory + l.at);
-    f->s.table = (const float *)(f->memory + l.table);
-    f->s.staged_labels = (const int32_t *)(f->memory + l.staged_labels);
-    f->s.staged_images = (const uint8_t *)(f->memory + l.staged_images);
-    f->s.staged_tokens = (const int32_t *)(f->memory + l.staged_images);
-    f->s.channels = d->channels;
-    f->s.height = d->height;
-    f->s.width = d->width;
-    f->s.context = d->context;
-    f->s.step_batch = d->step_batch;
-    f->s.seed = d->seed;
-    f->s.pad = (int32_t)d->crop_pad;
-    f->s.flip = d->flip;
-    f->s.floats = d->floats;
+    ABAR_TRY(make_staging(dev, f));
+    f->s = source_of(d, &l, f->memory);
     if (d->table) ABAR_TRY(upload(dev, f->memory + l.table, d->table, table_bytes(d)));
+    if (d->noise) ABAR_TRY(upload(dev, f->memory + l.noise, d->noise, NOISE_BYTES));
     const epoch_position start = {0, 0, 1, !f->resident};
     ABAR_TRY(upload(dev, f->s.at, &start, sizeof start));
-    if (!f->resident) return ABAR_OK;
-    f->s.order = (const int32_t *)(f->memory + l.order);
-    f->s.labels = (const int32_t *)(f->memory + l.labels);
-    f->s.images = (const uint8_t *)(f->memory + l.images);
-    f->s.text = (const uint16_t *)(f->memory + l.images);
     if (l.label_bytes) ABAR_TRY(upload(dev, f->memory + l.labels, d->labels, l.label_bytes));
     const void *set = d->context > 0 ? (const void *)d->tokens : (const void *)d->images;
-    return upload(dev, f->memory + l.images, set, l.image_bytes);
+    return f->resident ? upload(dev, f->memory + l.images, set, l.image_bytes) : ABAR_OK;
 }
 
 static abar_status create(abar_device *dev, const abar__feed_desc *desc, abar__feed **out)

@@ -1,8 +1,9 @@
 /* Softmax cross entropy and squared error: the mean over the first run->valid samples, and its gradient, zero for the
  * others. Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q.
  *
- * Logits, soft targets and those of the squared error are dev->activation, labels int32. A label outside the classes makes
- * the loss NaN, without host synchronisation. */
+ * Logits, soft targets and those of the squared error are dev->activation, labels int32. A pair of labels is a target with
+ * the share of the first in one place and the rest in another. A label outside the classes makes the loss NaN, without host
+ * synchronisation. */
 #include "device/cuda/nn/cuda_nn.h"
 
 #include <float.h>
@@ -105,7 +106,37 @@ typedef struct entropy {
     int width;
     float smoothing;
     bool soft;
+    const float *share; /* pairs of labels: (rows), of the first; else NULL */
 } entropy;
+
+/* The target of a row without soft targets: the labels, and the share of the first. */
+typedef struct label_pair {
+    int own, partner;
+    float share, rest;
+} label_pair;
+
+__device__ static inline label_pair labels_of(const entropy &e, const void *target, int64_t row)
+{
+    const int32_t *label = (const int32_t *)target;
+    if (!e.share) return {label[row], label[row], 1.0f, 0.0f};
+    const float share = e.share[row];
+    return {label[2 * row], label[2 * row + 1], share, 1.0f - share};
+}
+
+/* The target at class k, before smoothing. */
+__device__ static inline float share_of(const label_pair &p, int k)
+{
+    return (p.own == k ? p.share : 0.0f) + (p.partner == k ? p.rest : 0.0f);
+}
+
+/* The cost of a row x before smoothing, where log_sum = log sum e^(x - top). */
+template <typename T>
+__device__ static inline float pair_cost(const label_pair &p, const T *x, int width, float top, float log_sum)
+{
+    if (p.own < 0 || p.own >= width || p.partner < 0 || p.partner >= width) return NAN;
+    const float cost = log_sum - (load(x, p.own) - top);
+    return p.rest == 0.0f ? cost : p.share * cost + p.rest * (log_sum - (load(x, p.partner) - top));
+}
 
 /* The cost of one row, on every lane; saved (2): the largest logit, 1 / the sum of exponentials. */
 template <typename T>
@@ -130,8 +161,9 @@ __device__ static float entropy_row(const entropy &e, const T *x, const void *ta
         row_maximum(soft, e.width, truth);
         cost = log_sum * warp_sum(mass) - warp_sum(surprise);
     } else {
-        truth = ((const int32_t *)target)[row];
-        cost = truth >= 0 && truth < e.width ? log_sum - (load(x, truth) - top) : NAN;
+        const label_pair p = labels_of(e, target, row);
+        truth = p.share < p.rest ? p.partner : p.own;
+        cost = pair_cost(p, x, e.width, top, log_sum);
     }
     if (e.smoothing > 0.0f) cost = (1.0f - e.smoothing) * cost + e.smoothing * (log_sum - warp_sum(distance) / (float)e.width);
     if (saved && lane == 0) saved[0] = top, saved[1] = 1.0f / sum;
@@ -162,12 +194,11 @@ static __global__ void entropy_grad_kernel(entropy e, const T *x, const void *ta
     dx += row * e.pitch;
     const bool counts = row < e.valid;
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
+    const label_pair p = counts && !e.soft ? labels_of(e, target, row) : label_pair{-1, -1, 0.0f, 0.0f};
     for (int k = threadIdx.x; k < e.width; k += blockDim.x) {
         float g = 0.0f;
         if (counts) {
-            const float wanted = e.soft                                ? load((const T *)target, row * e.width + k)
-                                 : ((const int32_t *)target)[row] == k ? 1.0f
-                                                                       : 0.0f;
+            const float wanted = e.soft ? load((const T *)target, row * e.width + k) : share_of(p, k);
             const float q = (1.0f - e.smoothing) * wanted + e.smoothing / (float)e.width;
             g = (expf(load(x, k) - top) * by_sum - q) * share;
         }
@@ -277,8 +308,9 @@ __device__ static float wide_row(const entropy &e, const T *x, const void *targe
         block_first_maximum(most, truth);
         cost = log_sum * block_sum(r.mass, shared) - block_sum(r.product, shared);
     } else {
-        truth = ((const int32_t *)target)[row];
-        cost = truth >= 0 && truth < e.width ? log_sum - load(x, truth) : NAN;
+        const label_pair p = labels_of(e, target, row);
+        truth = p.share < p.rest ? p.partner : p.own;
+        cost = pair_cost(p, x, e.width, 0.0f, log_sum);
     }
     if (e.smoothing > 0.0f)
         cost = (1.0f - e.smoothing) * cost + e.smoothing * (log_sum - block_sum(r.plain, shared) / (float)e.width);
@@ -312,7 +344,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     const bool counts = row < e.valid;
     const float top = counts ? saved[2 * row] : 0.0f, by_sum = counts ? saved[2 * row + 1] : 0.0f;
     const T *soft = e.soft ? (const T *)target + row * e.width : NULL;
-    const int truth = !counts || e.soft ? -1 : ((const int32_t *)target)[row];
+    const label_pair p = counts && !e.soft ? labels_of(e, target, row) : label_pair{-1, -1, 0.0f, 0.0f};
     const float factor = by_sum * share, sure = (1.0f - e.smoothing) * share, even = e.smoothing / (float)e.width * share;
     for_row(x, e.width, [&](int k, auto v) {
         constexpr int V = (int)(sizeof v / sizeof(float));
@@ -321,9 +353,9 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         if (soft && counts) {
 #pragma unroll
             for (int i = 0; i < V; i++) v.v[i] -= sure * load(soft, k + i);
-        } else if (truth >= k && truth < k + V) {
+        } else if ((p.own >= k && p.own < k + V) || (p.partner >= k && p.partner < k + V)) {
 #pragma unroll
-            for (int i = 0; i < V; i++) v.v[i] -= truth == k + i ? sure : 0.0f;
+            for (int i = 0; i < V; i++) v.v[i] -= sure * share_of(p, k + i);
         }
         store_lanes<V>(dx + k, v);
     });
@@ -339,7 +371,8 @@ static entropy entropy_of(const abar__op *op, const abar__op_args *a)
     const abar__op_desc *d = &op->desc;
     const int64_t width = d->in[0].dim[d->in[0].ndim - 1], each = rows_a_sample(op);
     const int64_t pitch = abar__row_pitch(op->dev, width, op->in_layout[0]);
-    return {d->in[0].dim[0] * each, a->run->valid * each, pitch, (int)width, (float)d->smoothing, d->soft_targets};
+    return {d->in[0].dim[0] * each,          a->run->valid * each, pitch, (int)width, (float)d->smoothing, d->soft_targets,
+            d->label_pairs ? a->share : NULL};
 }
 
 static abar_status entropy_create(abar__op *op)
