@@ -115,7 +115,12 @@ static abar_status check_output(abar_context *ctx, const abar_net *net, const ab
 
 static void add_loss(const abar_setup *setup, const abar__net_request *request, abar_net *net, abar_value x)
 {
-    abar_softmax_cross_entropy(net, x, request->training ? setup->train.label_smoothing : 0.0);
+    if (!request->training)
+        abar_softmax_cross_entropy(net, x, 0.0);
+    else if (abar__mixes(&setup->train))
+        abar_softmax_cross_entropy_pairs(net, x, setup->train.label_smoothing);
+    else
+        abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
 }
 
 bool abar__tests_apart(const abar_setup *setup, const abar_dataset_info *info, abar_dataset_info *out)
@@ -349,6 +354,6 @@ abar_loader_config abar__loader_request(const abar_setup *setup, bool test)
                                   .flip = train->augment && !test,
                                   .context = abar__context_of(setup),
                                   .steps = train->epoch_steps};
-    if (abar__is_streamed(train)) abar__images_request(train, &request);
+    if (abar__is_streamed(train)) abar__request_images(train, &request);
     return request;
 }

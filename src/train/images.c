@@ -1,13 +1,17 @@
 /* The settings of image sets whose files are decoded when they are needed (docs/images.md): their table, what must hold between
  * them, and the part of them that a loader takes. */
+#include "base/json.h"
+#include "data/data_impl.h"
+#include "data/images/index.h"
 #include "train/train_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(abar_train_config, field)
-#define SIDE_MAX 8192 /* pixels of a view */
+#define SIDE_MAX 4096 /* pixels of a view */
 #define FILTERS "style|nearest|bilinear|bicubic"
+#define NAME_SHOWN 512  /* bytes of a file's name in a log line */
 #define USUAL_GROUP 256 /* rows that are mixed with each other, where the batch has as many */
 
 static const abar_option image_options[] = {
@@ -130,7 +134,7 @@ static int64_t test_filter_of(const abar_train_config *train)
     return train->style == ABAR_STYLE_TIMM ? ABAR_FILTER_BICUBIC : ABAR_FILTER_BILINEAR;
 }
 
-void abar__images_request(const abar_train_config *train, abar_loader_config *out)
+void abar__request_images(const abar_train_config *train, abar_loader_config *out)
 {
     out->crop_pad = 0;
     out->flip = false;
@@ -152,4 +156,38 @@ void abar__images_request(const abar_train_config *train, abar_loader_config *ou
     out->test_size = train->test_size;
     out->test_filter = test_filter_of(train);
     out->skip_damaged = train->damaged == ABAR_DAMAGED_SKIP;
+}
+
+/* ---- what a run says of its data ------------------------------------------------------------------------------- */
+
+uint64_t abar__images_fingerprint(const abar_dataset *data)
+{
+    return abar_dataset_info_of(data)->streamed ? abar__images_summary_of(data->images)->fingerprint : 0;
+}
+
+abar_status abar__class_names_write(abar_context *ctx, const abar_dataset *data, abar__text *out)
+{
+    for (int64_t c = 0; abar_dataset_class(data, c); c++) {
+        ABAR_TRY(abar__text_append(ctx, out, c ? ", " : "[", c ? 2 : 1));
+        ABAR_TRY(abar__json_string(ctx, out, abar_dataset_class(data, c)));
+    }
+    return out->length ? abar__text_append(ctx, out, "]", 1) : ABAR_OK;
+}
+
+abar_status abar__damage_tell(abar_context *ctx, const abar_dataset *data, const abar_loader *loader, bool test,
+                              abar_damage *told)
+{
+    abar_damage now = {.size = sizeof now};
+    char name[NAME_SHOWN];
+    ABAR_TRY(abar_loader_damage(loader, &now));
+    if (now.files == told->files) return ABAR_OK;
+    for (int64_t i = told->files; i < now.files && i < ABAR_DAMAGE_NAMED; i++) {
+        abar_dataset_sample_name(data, test, now.first[i], name, sizeof name);
+        abar__log(ctx, ABAR_LOG_WARNING, "%s: damaged, %s", name,
+                  test ? "it is not tested" : "other images take its place in training");
+    }
+    abar__log(ctx, ABAR_LOG_WARNING, "%lld damaged files so far in the %s part, `abar data` names all", (long long)now.files,
+              test ? "test" : "training");
+    *told = now;
+    return ABAR_OK;
 }

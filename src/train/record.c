@@ -137,6 +137,18 @@ static abar_status report_numbers(abar_trainer *t)
                              abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
 }
 
+/* Of image folders: how many files could not be read, and how often other images took their place. */
+static abar_status report_damage(abar_trainer *t)
+{
+    const abar_loader *const loader[2] = {t->train, t->test};
+    abar_damage d[2] = {{.size = sizeof *d}, {.size = sizeof *d}};
+    for (int i = 0; i < 2; i++) ABAR_TRY(abar_loader_damage(loader[i], &d[i]));
+    if (!abar_dataset_info_of(t->data)->streamed) return ABAR_OK;
+    return abar__text_printf(
+        t->ctx, &t->report, ", \"damaged\": {\"train_files\": %lld, \"train_places\": %lld, \"%s_files\": %lld}",
+        (long long)d[0].files, (long long)d[0].places, abar__tested_part(&t->setup->train), (long long)d[1].files);
+}
+
 static abar_status report_blocks(abar_trainer *t)
 {
     const abar_block_counts blocks = *abar_optim_blocks(t->optim);
@@ -152,6 +164,7 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
     out->length = 0;
     ABAR_TRY(report_numbers(t));
     ABAR_TRY(report_blocks(t));
+    ABAR_TRY(report_damage(t));
     ABAR_TRY(abar__text_printf(ctx, out, ", \"stopped\": %s, \"dir\": ", t->stopped ? "true" : "false"));
     if (t->setup->train.out[0])
         ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));

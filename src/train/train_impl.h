@@ -46,7 +46,13 @@ bool abar__is_streamed(const abar_train_config *train);
 bool abar__mixes(const abar_train_config *train);        /* training images are mixed: targets are pairs of labels */
 int64_t abar__mix_group(const abar_train_config *train); /* rows of a batch that are mixed with each other */
 abar_status abar__images_check(abar_context *ctx, const abar_train_config *train);
-void abar__images_request(const abar_train_config *train, abar_loader_config *out);
+void abar__request_images(const abar_train_config *train, abar_loader_config *out);
+uint64_t abar__images_fingerprint(const abar_dataset *data); /* of names, sizes and labels; 0: no image folder */
+/* Appends the names as a JSON array; nothing where the data set has none. */
+abar_status abar__class_names_write(abar_context *ctx, const abar_dataset *data, abar__text *out);
+/* Logs the damaged files that the loader has met since *told, and updates that. */
+abar_status abar__damage_tell(abar_context *ctx, const abar_dataset *data, const abar_loader *loader, bool test,
+                              abar_damage *told);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
@@ -242,17 +248,20 @@ abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *ne
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
-/* The metadata of a text model's weights: its settings, and the characters of its vocabulary (NULL: bytes). */
-typedef struct abar__text_notes {
-    const char *config, *vocabulary;
-} abar__text_notes;
+/* The metadata of weights, each NULL where there is none: of a text model its settings and the characters of its vocabulary
+ * (NULL: bytes), of image folders the names of the classes as a JSON array. */
+typedef struct abar__notes {
+    const char *config, *vocabulary, *classes;
+} abar__notes;
 
 #define ABAR_NOTE_CONFIG "config"
 #define ABAR_NOTE_VOCABULARY "vocabulary"
-/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes; notes NULL: no text model. average: that of the net
+#define ABAR_NOTE_CLASSES "classes"
+abar_status abar__notes_add(abar__safetensors_writer *writer, const abar__notes *notes);
+/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes; average: that of the net
  * is exported; NULL: the net itself. */
 abar_status abar__weights_export(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
-                                 const abar__text_notes *notes, const char *path);
+                                 const abar__notes *notes, const char *path);
 size_t abar__weights_stage_bytes(const abar_net *net);
 
 /* ---- a run ----------------------------------------------------------------------------------------------------- */
@@ -297,6 +306,9 @@ struct abar_trainer {
     int64_t steps; /* per epoch */
     abar__run_state at;
     abar__digest digest[2]; /* of training and test data, where there is a folder */
+    uint64_t fingerprint;   /* of an image folder, likewise; 0: none */
+    abar_damage damage[2];  /* of training and test data, as logged */
+    abar__text classes;     /* their names as a JSON array; empty: none */
     abar__epoch *history;   /* at.epoch entries; space for history_capacity */
     int64_t history_capacity;
     double tick;          /* time of the last update of at's clocks */

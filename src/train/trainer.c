@@ -24,7 +24,7 @@ static abar_status open_data(abar_trainer *t)
     request = abar__loader_request(t->setup, true);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->test));
     t->steps = abar_loader_batches(t->train);
-    return ABAR_OK;
+    return abar__class_names_write(t->ctx, t->data, &t->classes);
 }
 
 static abar_status make_feeds(abar_trainer *t, int64_t micro)
@@ -158,6 +158,7 @@ void abar_trainer_destroy(abar_trainer *t)
     abar_dataset_close(t->data);
     abar__free(t->ctx, t->history, (size_t)t->history_capacity * sizeof *t->history);
     abar__free(t->ctx, t->stage, t->stage_bytes);
+    abar__text_free(t->ctx, &t->classes);
     abar__text_free(t->ctx, &t->text);
     abar__text_free(t->ctx, &t->report);
     if (t->lock >= 0) abar__folder_unlock(t->lock);
@@ -336,6 +337,8 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test, const ab
                        .skipped = t->at.epoch_skipped,
                        .ema_loss = averaged ? average->loss : NAN,
                        .ema_accuracy = averaged ? percent_of(average) : NAN};
+    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->train, false, &t->damage[0]));
+    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->test, true, &t->damage[1]));
     ABAR_TRY(abar__record_epoch(t, e));
     t->at.epoch++;
     t->at.step = 0;

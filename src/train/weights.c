@@ -114,15 +114,20 @@ static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *s
     return abar_tensor_copy(ctx, out, t);
 }
 
+abar_status abar__notes_add(abar__safetensors_writer *writer, const abar__notes *notes)
+{
+    if (notes->config) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_CONFIG, notes->config));
+    if (notes->vocabulary) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_VOCABULARY, notes->vocabulary));
+    return notes->classes ? abar__safetensors_writer_metadata(writer, ABAR_NOTE_CLASSES, notes->classes) : ABAR_OK;
+}
+
 static abar_status add_all(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
-                           const abar__text_notes *notes, abar__safetensors_writer *writer)
+                           const abar__notes *notes, abar__safetensors_writer *writer)
 {
     size_t used = 0;
     abar__safetensors_writer_fetch(writer, abar_tensor_copy);
     ABAR_TRY(abar__safetensors_writer_metadata(writer, "format", "pt"));
-    if (notes) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_CONFIG, notes->config));
-    if (notes && notes->vocabulary)
-        ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_VOCABULARY, notes->vocabulary));
+    ABAR_TRY(abar__notes_add(writer, notes));
     for (int i = 0; i < abar_net_tensor_count(net); i++) {
         const char *name;
         abar_tensor tensor, view;
@@ -137,7 +142,7 @@ static abar_status add_all(abar_context *ctx, const abar_net *net, const abar__e
 }
 
 abar_status abar__weights_export(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
-                                 const abar__text_notes *notes, const char *path)
+                                 const abar__notes *notes, const char *path)
 {
     abar__safetensors_writer *writer;
     ABAR_TRY(abar__safetensors_writer_create(ctx, &writer));

@@ -65,7 +65,7 @@ static void check_logits(fixture *f, const char *model, const char *device, cons
     need(f, abar__net_build(f->ctx, e->setup, &info, e->dev, &request, &loaded));
     path_in(f, "export.safetensors", path);
     void *stage = calloc(1, abar__weights_stage_bytes(e->net) + 1);
-    need(f, abar__weights_export(f->ctx, e->net, NULL, stage, NULL, path));
+    need(f, abar__weights_export(f->ctx, e->net, NULL, stage, &(abar__notes){0}, path));
     free(stage);
     need(f, abar__weights_read(f->ctx, path, loaded));
     double *x = logits_of(e, shared, &a), *y = logits_of(e, loaded, &b);
