@@ -30,9 +30,10 @@ static abar_status check_param(abar_net *net, int i)
     char texts[2][64];
     memcpy(here.dim, mine->dim, bytes);
     memcpy(there.dim, theirs->dim, (size_t)theirs->ndim * sizeof *theirs->dim);
-    return abar__fail(net->ctx, ABAR_E_ARGUMENT,
-                      "net: %s depends on the size of the input, it is %s here and %s in config.share, use one size for both",
-                      mine->name, abar__shape_text(&here, texts[0]), abar__shape_text(&there, texts[1]));
+    return abar__fail(
+        net->ctx, ABAR_E_ARGUMENT,
+        "%s depends on the size of the input: it is %s, in the net whose parameters are shared %s, use one size for both",
+        mine->name, abar__shape_text(&here, texts[0]), abar__shape_text(&there, texts[1]));
 }
 
 abar_status abar__net_check_share(abar_net *net)

@@ -8,24 +8,47 @@
 
 static int64_t limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 
-static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+/* An image folder: its index is in memory. One that is not there has the published numbers of samples. */
+static abar_status plan_folder(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    abar_dataset_probe probe = {.size = sizeof probe};
+    abar_dataset *data;
+    ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
+    if (!probe.found) return ABAR_OK;
+    ABAR_TRY(abar__data_open(ctx, setup, false, NULL, &data));
+    plan->data = abar_dataset_bytes(data);
+    info->train = abar_dataset_info_of(data)->train;
+    info->test = abar_dataset_info_of(data)->test;
+    abar_dataset_close(data);
+    return ABAR_OK;
+}
+
+/* Samples in memory. */
+static void plan_samples(const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
 {
     const abar_train_config *train = &setup->train;
-    ABAR_TRY(abar__data_look(ctx, setup, info));
+    const bool own = abar__is_own_data(setup), validation = train->validation > 0.0;
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
-    const bool own = abar__is_own_data(setup), validation = train->validation > 0.0;
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)abar__image_bytes(info) + sizeof(int32_t);
     plan->data = own ? 0 : (size_t)(info->train + info->test) * sample;       /* else the program's */
     if (validation && !info->text) plan->data = (size_t)info->train * sample; /* a copy of the program's images, too */
-    if (validation) {
-        info->test = abar__validation_count(info->train, train->validation);
-        info->train -= info->test;
-    }
+    if (!validation) return;
+    info->test = abar__validation_count(info->train, train->validation);
+    info->train -= info->test;
+}
+
+static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    size_t test;
+    ABAR_TRY(abar__data_look(ctx, setup, info));
+    if (info->streamed)
+        ABAR_TRY(plan_folder(ctx, setup, info, plan));
+    else
+        plan_samples(setup, info, plan);
     abar_loader_config request = abar__loader_request(setup, false);
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &plan->loader));
     request = abar__loader_request(setup, true);
-    size_t test;
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &test));
     plan->loader += test;
     return ABAR_OK;
