@@ -190,9 +190,10 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
  * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
  * (perplexity, bits per character), train_samples and test_samples (tokens of a text), seconds, ms_per_step,
  * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, blocks (muon: how many there are, dropped and small as in
- * abar_block_counts), stopped, dir (null without out), history (one object per epoch, counted from 1) and config. With a
- * validation part the names test_* are validation_*. The text is valid until the next
- * report. */
+ * abar_block_counts), of a run with an average of its weights ema_test_acc, ema_test_loss and best_ema_acc, of image folders
+ * damaged (files that could not be read) and, where they are copies, shrunk (their short side), stopped, dir (null without
+ * out), history (one object per epoch, counted from 1) and config. With a validation part the names test_* are validation_*.
+ * The text is valid until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
