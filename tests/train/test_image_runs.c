@@ -1,5 +1,6 @@
 /* Runs on folders of images: augmentations and two image sizes, mixed targets, resuming bit for bit, what changes of the files
  * are noticed, and what the files of a run say of the data. */
+#include "analysis/observe.h"
 #include "data/images_support.h"
 #include "train_runs.h"
 
@@ -403,6 +404,36 @@ static void damaged_files_are_told_and_reported(void **state)
     folder_remove(&data);
 }
 
+/* Batches of an analysis are the same whenever they are asked for, of the size of their part, and of unaugmented images. */
+static void analyses_read_files_through_a_loader(void **state)
+{
+    fixture *f = *state;
+    folder data = make_images(TRAIN, TEST, 30);
+    abar_setup *s = setup_on(f, &data, "resnet50", "sgd", NET);
+    for (int test = 0; test < 2; test++) {
+        const abar__pass_config config = {.batch = 4, .samples = 12, .test = test, .gradients = !test};
+        abar__pass p;
+        float first[4 * 3 * 24 * 24];
+        need(f, abar__pass_open(f->ctx, s, "", &config, &p));
+        assert_int_equal(p.batches, 3);
+        const abar_tensor input = abar_net_input(p.net);
+        assert_int_equal(input.dim[2], test ? 24 : 16);
+        const size_t bytes = (size_t)abar_tensor_count(&input) * sizeof(float);
+        need(f, abar__pass_fill(&p, 0));
+        memcpy(first, p.images, bytes);
+        need(f, abar__pass_fill(&p, 1));
+        assert_memory_not_equal(first, p.images, bytes);
+        need(f, abar__pass_fill(&p, 0));
+        assert_memory_equal(first, p.images, bytes);
+        abar_loss loss;
+        need(f, abar__pass_forward(&p, 0, false, NULL, &loss));
+        assert_true(isfinite(loss.loss) && loss.count == 4);
+        abar__pass_close(&p);
+    }
+    abar_setup_destroy(f->ctx, s);
+    folder_remove(&data);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 6 && strcmp(argv[1], "--child") == 0) return run_child(argv[2], argv[3], argv[4], atoi(argv[5]));
@@ -418,6 +449,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(settings_of_a_run_come_back, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(names_of_classes_are_in_the_files_of_a_run, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(damaged_files_are_told_and_reported, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(analyses_read_files_through_a_loader, make_fixture, drop_fixture),
     };
     return cmocka_run_group_tests(tests, make_cache, remove_cache);
 }
