@@ -193,7 +193,8 @@ bool flags_listen(const cli *c, const char *setting)
 bool flags_listen_to(const cli *c, const abar_setup_table *table)
 {
     if (strcmp(table->section, "train") == 0) return true; /* flags_listen decides about each row */
-    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
+    const bool shapes = strcmp(table->section, "model") == 0 || strcmp(table->section, "images") == 0;
+    return shapes ? c->command->model_options : c->command->rule_options;
 }
 
 /* The option of this name if the subcommand takes it as a flag. */

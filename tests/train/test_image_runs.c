@@ -418,13 +418,13 @@ static void analyses_read_files_through_a_loader(void **state)
         assert_int_equal(p.batches, 3);
         const abar_tensor input = abar_net_input(p.net);
         assert_int_equal(input.dim[2], test ? 24 : 16);
-        const size_t bytes = (size_t)abar_tensor_count(&input) * sizeof(float);
+        const size_t size = (size_t)abar_tensor_count(&input) * sizeof(float);
         need(f, abar__pass_fill(&p, 0));
-        memcpy(first, p.images, bytes);
+        memcpy(first, p.images, size);
         need(f, abar__pass_fill(&p, 1));
-        assert_memory_not_equal(first, p.images, bytes);
+        assert_memory_not_equal(first, p.images, size);
         need(f, abar__pass_fill(&p, 0));
-        assert_memory_equal(first, p.images, bytes);
+        assert_memory_equal(first, p.images, size);
         abar_loss loss;
         need(f, abar__pass_forward(&p, 0, false, NULL, &loss));
         assert_true(isfinite(loss.loss) && loss.count == 4);
