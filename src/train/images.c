@@ -118,8 +118,8 @@ abar_status abar__images_check(abar_context *ctx, const abar_train_config *train
     if (train->area_low > train->area_high)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--area-low %g: above --area-high %g, choose less", train->area_low,
                           train->area_high);
-    if (train->decode == ABAR_DECODE_GPU && !abar__is_cuda(train))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--decode gpu: device %s does not decode images, use --decode cpu",
+    if (train->decode == ABAR_DECODE_GPU)
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--decode gpu: device %s does not decode images, use --decode cpu",
                           train->device);
     ABAR_TRY(check_policy(ctx, train));
     return check_group(ctx, train);

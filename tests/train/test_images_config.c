@@ -218,7 +218,8 @@ static void settings_that_do_not_fit_are_refused(void **state)
     assert_refused(f, s, "--area-low 0.6: above --area-high 0.5");
     set(f, s, "area-high", "0.6");
     set(f, s, "decode", "gpu");
-    assert_refused(f, s, "--decode gpu: device cpu");
+    assert_int_equal(abar__images_check(f->ctx, &s->train), ABAR_E_UNSUPPORTED);
+    assert_error(f, "--decode gpu: device cpu");
     set(f, s, "decode", "cpu");
     set(f, s, "jitter", "0.5");
     assert_refused(f, s, "--jitter: is for --policy jitter");
