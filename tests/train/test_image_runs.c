@@ -1,6 +1,7 @@
 /* Runs on folders of images: augmentations and two image sizes, mixed targets, resuming bit for bit, what changes of the files
  * are noticed, and what the files of a run say of the data. */
 #include "analysis/observe.h"
+#include "data/images/index.h"
 #include "data/images_support.h"
 #include "train_runs.h"
 
@@ -373,6 +374,28 @@ static void names_of_classes_are_in_the_files_of_a_run(void **state)
     folder_remove(&data);
 }
 
+static void report_says_what_the_files_are_copies_of(void **state)
+{
+    fixture *f = *state;
+    folder data = make_images(TRAIN, TEST, 30);
+    abar_setup *s = setup_on(f, &data, "resnet50", "sgd", NET "epochs=1");
+    char readme[64];
+    const char *json;
+    abar_trainer *t;
+    need(f, abar_trainer_create(f->ctx, s, false, NULL, &t));
+    need(f, abar_trainer_report(t, &json));
+    assert_null(strstr(json, "shrunk"));
+    abar_trainer_destroy(t);
+    const int n = snprintf(readme, sizeof readme, ABAR_IMAGES_SHRUNK "256, made for a test\n");
+    folder_write(&data, "README", (bytes){(uint8_t *)readme, (size_t)n});
+    need(f, abar_trainer_create(f->ctx, s, false, NULL, &t));
+    need(f, abar_trainer_report(t, &json));
+    assert_non_null(strstr(json, "\"shrunk\": 256"));
+    abar_trainer_destroy(t);
+    abar_setup_destroy(f->ctx, s);
+    folder_remove(&data);
+}
+
 static void damaged_files_are_told_and_reported(void **state)
 {
     fixture *f = *state;
@@ -448,6 +471,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(changed_files_are_refused_on_resume, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(settings_of_a_run_come_back, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(names_of_classes_are_in_the_files_of_a_run, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(report_says_what_the_files_are_copies_of, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(damaged_files_are_told_and_reported, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(analyses_read_files_through_a_loader, make_fixture, drop_fixture),
     };
