@@ -150,6 +150,7 @@ typedef struct abar_loader_config {
     int64_t test_resize, test_size, test_filter; /* test view: short side, then its centre; abar_filter; 0: the training view's
                                                       size for both, bilinear */
     bool skip_damaged;                           /* another sample takes the place of a damaged file; else it is an error */
+    bool encoded;                                /* training: JPEG files are left to a device that decodes (abar_batch.files) */
 } abar_loader_config;
 
 /* A batch. Its memory is the loader's, valid until the next call of next, seek or destroy. */
@@ -165,8 +166,9 @@ typedef struct abar_batch {
     const abar_row *rows;  /* (batch): streamed training images: what is left to do to each; NULL: nothing */
     bool timm;     /* rows: mixed as bytes before they are normalised, erased with noise; else the other way round, with 0 */
     uint64_t seed; /* rows: of the noise */
-    int64_t height, width; /* of the images: the training or the test view */
-    int64_t first;         /* a part of a batch: the row of the whole batch that images, labels and rows begin with */
+    int64_t height, width;     /* of the images: the training or the test view */
+    int64_t first;             /* a part of a batch: the row of the whole batch that images, labels and rows begin with */
+    const abar_encoded *files; /* (batch): rows that are not among the images yet; NULL: all are */
 } abar_batch;
 
 /* data must outlive the loader. The batches do not depend on threads or prefetch. Images: an epoch has every image at most

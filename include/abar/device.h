@@ -66,6 +66,21 @@ typedef struct abar_row {
     int32_t label;
 } abar_row;
 
+/* One axis of a resize with Pillow's weights: output i is the sum of count[i] pixels from begin[i] on, with the weights from
+ * i * taps on, in units of 2^-22. */
+typedef struct abar_resampling {
+    const int32_t *begin, *count, *weights;
+    int32_t taps;
+} abar_resampling;
+
+/* A JPEG file that the device decodes, and the part of it that is the row of a batch. */
+typedef struct abar_encoded {
+    const uint8_t *file; /* NULL: the row's pixels are in the batch already */
+    size_t bytes;
+    int32_t width, height; /* of the whole image */
+    abar_resampling x, y;  /* of the row's columns and rows */
+} abar_encoded;
+
 #ifdef __cplusplus
 }
 #endif

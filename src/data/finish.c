@@ -189,6 +189,8 @@ static abar_status check_input(abar_context *ctx, const abar_dataset_info *info,
                           (long long)channels, (long long)batch->height, (long long)batch->width);
     if ((input->dtype != ABAR_F32 && input->dtype != ABAR_F64) || !abar_tensor_is_dense(input))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "normalise: the input is not a dense F32 or F64 tensor, copy to it from one");
+    if (batch->files)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "normalise: the batch's images are left to a device that decodes");
     for (int64_t r = 0; batch->rows && r < rows; r++)
         if (batch->rows[r].partner < batch->first || batch->rows[r].partner - batch->first >= rows)
             return abar__fail(ctx, ABAR_E_ARGUMENT,

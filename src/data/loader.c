@@ -89,6 +89,9 @@ static void lay_out(abar_loader *l)
                                    .damaged = (int32_t *)(void *)(data + p->damaged),
                                    .rows = p->finishes ? (abar_row *)(void *)(data + p->rows) : NULL,
                                    .failed_row = -1};
+        if (!p->config.encoded) continue;
+        l->slots[i].files = (abar_encoded *)(void *)(data + p->files);
+        l->slots[i].blocks = (abar__encoded_block *)(void *)(data + p->blocks);
     }
 }
 
@@ -163,6 +166,8 @@ void abar_loader_destroy(abar_loader *l)
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->started; i++) pthread_join(l->workers[i].thread, NULL);
     for (int i = 0; i < l->plan.workers; i++) abar__stream_destroy(l->workers[i].stream);
+    for (int i = 0; i < l->plan.slot_count && l->plan.config.encoded; i++)
+        for (int64_t k = 0; k < l->plan.config.batch; k++) abar__encoded_release(l->ctx, &l->slots[i].blocks[k]);
     pthread_cond_destroy(&l->done);
     pthread_cond_destroy(&l->room);
     pthread_mutex_destroy(&l->lock);
@@ -231,7 +236,8 @@ abar_status abar_loader_next(abar_loader *l, abar_batch *out)
                               .timm = s->rows && l->plan.config.augment.style == ABAR_STYLE_TIMM,
                               .seed = s->rows ? l->plan.config.seed : 0,
                               .height = l->plan.height,
-                              .width = l->plan.width};
+                              .width = l->plan.width,
+                              .files = s->files};
     abar__struct_write(&batch, sizeof batch, out);
     return ABAR_OK;
 }

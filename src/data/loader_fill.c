@@ -68,6 +68,17 @@ static void describe_row(const abar_loader *l, const abar__draw_key *key, int64_
     abar__draw_erasing(key, &l->plan.view.augment, l->plan.view.side, out->erase);
 }
 
+static abar__stream_result read_row(const abar_loader *l, abar__slot *s, abar__stream *stream, int64_t i, int64_t sample,
+                                    const abar__draw_key *key, abar__stream_fault *fault)
+{
+    const abar__images_index *index = l->data->images;
+    const int64_t file = abar__streamed_file(l->part, sample);
+    uint8_t *out = s->images + i * streamed_bytes(l);
+    if (!s->files) return abar__stream_read(stream, index, l->part->side, file, &l->plan.view, key, out, fault);
+    return abar__stream_read_encoded(stream, index, l->part->side, file, &l->plan.view, key, out, &s->blocks[i], &s->files[i],
+                                     fault);
+}
+
 /* A damaged file's place is taken by the next sample that can be read, with the draws of the place. Testing leaves the place
  * empty. False: the row failed. */
 static bool fill_streamed(abar_loader *l, abar__slot *s, abar__stream *stream, int64_t i)
@@ -81,9 +92,7 @@ static bool fill_streamed(abar_loader *l, abar__slot *s, abar__stream *stream, i
     int32_t damaged = 0;
     int64_t sample = s->samples[i];
     for (;; sample = (sample + 1) % l->part->count) {
-        const abar__stream_result result =
-            abar__stream_read(stream, l->data->images, l->part->side, abar__streamed_file(l->part, sample), &l->plan.view, &key,
-                              s->images + i * streamed_bytes(l), &fault);
+        const abar__stream_result result = read_row(l, s, stream, i, sample, &key, &fault);
         if (result == ABAR_STREAM_READ) break;
         if (result == ABAR_STREAM_DAMAGED && may_skip(l, ++damaged)) {
             if (test) break;

@@ -24,11 +24,13 @@ typedef struct abar__slot {
     int64_t count, epoch, index;
     bool ready;
     /* streamed */
-    uint8_t *repetitions; /* (batch) */
-    int32_t *damaged;     /* (batch): damaged files from the row's sample on, before the one that took its place */
-    abar_row *rows;       /* (batch); NULL: nothing is left to do */
-    bool counted;         /* damaged files are in the loader's count */
-    int64_t failed_row;   /* the first row that could not be filled; -1: none */
+    uint8_t *repetitions;        /* (batch) */
+    int32_t *damaged;            /* (batch): damaged files from the row's sample on, before the one that took its place */
+    abar_row *rows;              /* (batch); NULL: nothing is left to do */
+    abar_encoded *files;         /* (batch); NULL: nothing is left to decode */
+    abar__encoded_block *blocks; /* (batch): memory of files */
+    bool counted;                /* damaged files are in the loader's count */
+    int64_t failed_row;          /* the first row that could not be filled; -1: none */
     int64_t failed_sample;
     abar__stream_result failure;
     abar__stream_fault fault;
@@ -55,7 +57,7 @@ typedef struct abar__loader_plan {
     int64_t batches, samples;                      /* per epoch */
     int slot_count, workers;                       /* slots: prefetch, and the one the caller holds; workers: at least 1 */
     size_t order, slots, worker, marks, slot_data; /* offsets in the loader's memory */
-    size_t labels, images, repetitions, damaged, rows, slot_bytes; /* offsets in a slot's, and its size */
+    size_t labels, images, repetitions, damaged, rows, files, blocks, slot_bytes; /* offsets in a slot's, and its size */
     size_t total;
 } abar__loader_plan;
 

@@ -94,6 +94,20 @@ static abar_status check_group(abar_context *ctx, const abar__loader_plan *p)
                       (long long)group, reason, (long long)batch);
 }
 
+/* A device decodes, but the operations of a policy and what stands in for a damaged file are the host's. */
+static abar_status check_encoded(abar_context *ctx, const abar_loader_config *c)
+{
+    if (c->augment.on && c->augment.policy != ABAR_POLICY_NONE)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--decode gpu: operations of a policy need pixels on the host, use --policy none "
+                          "or --decode cpu");
+    if (c->skip_damaged)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--damaged skip: --decode gpu does not tell which file is damaged, use --damaged "
+                          "fail or --decode cpu");
+    return ABAR_OK;
+}
+
 static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *info, abar__loader_plan *p)
 {
     abar_augment_config *a = &p->config.augment;
@@ -102,6 +116,7 @@ static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *inf
     p->repeat = a->repeat > 0 && !p->config.test ? a->repeat : 1;
     if (p->config.test) *a = (abar_augment_config){0};
     ABAR_TRY(plan_view(ctx, info, p));
+    if (p->config.encoded) ABAR_TRY(check_encoded(ctx, &p->config));
     if (a->on) {
         ABAR_TRY(abar__augment_check(ctx, a, p->view.side));
         p->mixes = a->mixup > 0.0 || a->cutmix > 0.0;
@@ -130,13 +145,15 @@ static bool lay_out(const abar_dataset_info *info, abar__loader_plan *p)
     const size_t batch = (size_t)c->batch, labels = info->text ? (size_t)c->context : 1;
     const size_t sample = info->text ? (size_t)c->context * sizeof(int32_t)
                                      : (size_t)(info->channels * p->height * p->width) * (info->floats ? sizeof(float) : 1);
-    if ((double)batch * ((double)sample + 4.0 * (double)labels + 128.0) * p->slot_count > (double)(SIZE_MAX / 4)) return false;
+    if ((double)batch * ((double)sample + 4.0 * (double)labels + 256.0) * p->slot_count > (double)(SIZE_MAX / 4)) return false;
     const size_t streamed = info->streamed ? batch : 0, shuffled = c->test || info->text ? 0 : (size_t)p->samples;
     place(&p->slot_bytes, batch * sizeof(int32_t));
     p->labels = place(&p->slot_bytes, batch * labels * sizeof(int32_t));
     p->repetitions = place(&p->slot_bytes, streamed);
     p->damaged = place(&p->slot_bytes, streamed * sizeof(int32_t));
     p->rows = place(&p->slot_bytes, p->finishes ? batch * sizeof(abar_row) : 0);
+    p->files = place(&p->slot_bytes, c->encoded ? batch * sizeof(abar_encoded) : 0);
+    p->blocks = place(&p->slot_bytes, c->encoded ? batch * sizeof(abar__encoded_block) : 0);
     p->images = place(&p->slot_bytes, batch * sample);
     place(&p->total, sizeof(abar_loader));
     p->order = place(&p->total, shuffled * sizeof(int32_t));
@@ -192,6 +209,7 @@ static abar_status read_config(abar_context *ctx, const abar_dataset_info *info,
         to->flip = false;
     }
     if (!info->streamed) to->augment = (abar_augment_config){0};
+    if (!info->streamed || to->test) to->encoded = false;
     return ABAR_OK;
 }
 

@@ -21,6 +21,7 @@ typedef struct abar__feed_desc {
     const float *table;     /* (channels, 256): normalised value of each byte; text and floats: NULL */
     bool rows;              /* staged batches may have rows; three channels */
     const float *noise;     /* (ABAR_FEED_NOISE): of erased boxes, where rows are mixed as timm does; else NULL */
+    bool encoded;           /* staged batches have files that the device decodes; with rows, square images */
     uint64_t seed;
     int64_t crop_pad; /* 0: off */
     bool flip;
@@ -30,11 +31,12 @@ typedef struct abar__feed_desc {
 
 /* One step's batch, in host memory. */
 typedef struct abar__feed_batch {
-    const void *samples;   /* bytes, floats, or of a text I32, as the loader yields them */
-    const int32_t *labels; /* (step_batch), of a text (step_batch, context) */
-    const abar_row *rows;  /* (step_batch): what is left to do to images (device/finish_row.h); NULL: nothing */
-    bool timm;             /* rows */
-    uint64_t seed;         /* rows: of the noise */
+    const void *samples;       /* bytes, floats, or of a text I32, as the loader yields them */
+    const int32_t *labels;     /* (step_batch), of a text (step_batch, context) */
+    const abar_row *rows;      /* (step_batch): what is left to do to images (device/finish_row.h); NULL: nothing */
+    bool timm;                 /* rows */
+    uint64_t seed;             /* rows: of the noise */
+    const abar_encoded *files; /* (step_batch): decoded on the device, in place of samples where there is a file; NULL: none */
 } abar__feed_batch;
 
 typedef struct abar__feed_ops {

@@ -57,6 +57,7 @@ abar_status abar__data_feed_create(abar_context *ctx, abar_device *dev, const ab
                             .batch = micro,
                             .step_batch = request->batch,
                             .rows = info->streamed,
+                            .encoded = info->streamed && request->encoded && !request->test,
                             .seed = request->seed,
                             .crop_pad = request->crop_pad,
                             .flip = request->flip};
@@ -86,7 +87,8 @@ abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *ba
                                      .labels = batch->labels,
                                      .rows = batch->rows,
                                      .timm = batch->timm,
-                                     .seed = batch->seed};
+                                     .seed = batch->seed,
+                                     .files = batch->files};
     return f->ops->stage(f->dev, f->batches, &staged);
 }
 

@@ -14,6 +14,7 @@ struct abar__stream {
     size_t scratch_bytes;
     uint8_t *file;
     size_t file_bytes;
+    size_t block_bytes; /* by which blocks of encoded rows have grown here */
 };
 
 /* A buffer for n bytes of a file. Doubling keeps the number of allocations small. */
@@ -74,7 +75,7 @@ void abar__stream_destroy(abar__stream *s)
 
 size_t abar__stream_bytes(const abar__stream *s)
 {
-    return sizeof *s + s->scratch_bytes + s->file_bytes + abar__image_reader_bytes(s->reader);
+    return sizeof *s + s->scratch_bytes + s->file_bytes + s->block_bytes + abar__image_reader_bytes(s->reader);
 }
 
 static abar__stream_result load(abar__stream *s, const abar__images_index *index, int part, int64_t i,
@@ -99,29 +100,64 @@ static abar__stream_result blame(const abar__stream_fault *fault)
     return fault->image.memory ? ABAR_STREAM_MEMORY : ABAR_STREAM_DAMAGED;
 }
 
-abar__stream_result abar__stream_read(abar__stream *s, const abar__images_index *index, int part, int64_t i,
-                                      const abar__stream_view *view, const abar__draw_key *key, uint8_t *out,
-                                      abar__stream_fault *fault)
+/* A file that was loaded: its header, and the pixels and operations that make the row. */
+typedef struct row_request {
+    abar__image_header header;
+    abar__image_view pixels;
+    abar__image_change changes[ABAR_CHANGES_MAX];
+    int count;
+} row_request;
+
+static abar__stream_result look(abar__stream *s, const abar__images_index *index, int part, int64_t i,
+                                const abar__stream_view *view, const abar__draw_key *key, row_request *out,
+                                abar__stream_fault *fault)
 {
     *fault = (abar__stream_fault){0};
     const abar__stream_result loaded = load(s, index, part, i, fault);
     if (loaded != ABAR_STREAM_READ) return loaded;
-    const size_t n = (size_t)abar__images_size(index, part, i);
-    abar__image_header header;
-    if (!abar__image_look(s->file, n, &header, &fault->image)) return blame(fault);
-    const bool random = view->augment.on;
-    const abar__image_view pixels =
-        random ? abar__draw_view(key, &view->augment, header.width, header.height, view->side)
-               : abar__image_centre(header.width, header.height, view->resize, view->side, view->filter);
-    abar__image_change changes[ABAR_CHANGES_MAX];
-    const int count = random ? abar__draw_changes(key, &view->augment, view->side, changes) : 0;
+    if (!abar__image_look(s->file, (size_t)abar__images_size(index, part, i), &out->header, &fault->image)) return blame(fault);
+    const int32_t width = out->header.width, height = out->header.height;
+    out->count = view->augment.on ? abar__draw_changes(key, &view->augment, view->side, out->changes) : 0;
+    out->pixels = view->augment.on ? abar__draw_view(key, &view->augment, width, height, view->side)
+                                   : abar__image_centre(width, height, view->resize, view->side, view->filter);
+    return ABAR_STREAM_READ;
+}
+
+static abar__stream_result decode(abar__stream *s, size_t n, const row_request *row, const abar__stream_view *view,
+                                  uint8_t *out, abar__stream_fault *fault)
+{
+    const int count = row->count;
     uint8_t *now = count % 2 ? s->scratch : out, *next = count % 2 ? out : s->scratch; /* the last one writes out */
-    if (!abar__image_read(s->reader, s->file, n, &pixels, now, &fault->image)) return blame(fault);
+    if (!abar__image_read(s->reader, s->file, n, &row->pixels, now, &fault->image)) return blame(fault);
     for (int k = 0; k < count; k++) {
-        abar__image_apply(&changes[k], view->side, view->side, now, next);
+        abar__image_apply(&row->changes[k], view->side, view->side, now, next);
         uint8_t *made = next;
         next = now;
         now = made;
     }
+    return ABAR_STREAM_READ;
+}
+
+abar__stream_result abar__stream_read(abar__stream *s, const abar__images_index *index, int part, int64_t i,
+                                      const abar__stream_view *view, const abar__draw_key *key, uint8_t *out,
+                                      abar__stream_fault *fault)
+{
+    row_request row;
+    const abar__stream_result found = look(s, index, part, i, view, key, &row, fault);
+    return found == ABAR_STREAM_READ ? decode(s, (size_t)abar__images_size(index, part, i), &row, view, out, fault) : found;
+}
+
+abar__stream_result abar__stream_read_encoded(abar__stream *s, const abar__images_index *index, int part, int64_t i,
+                                              const abar__stream_view *view, const abar__draw_key *key, uint8_t *out,
+                                              abar__encoded_block *block, abar_encoded *encoded, abar__stream_fault *fault)
+{
+    row_request row;
+    *encoded = (abar_encoded){0};
+    const abar__stream_result found = look(s, index, part, i, view, key, &row, fault);
+    const size_t n = (size_t)abar__images_size(index, part, i), had = block->bytes;
+    if (found != ABAR_STREAM_READ) return found;
+    if (!abar__encoded_fits(&row.header)) return decode(s, n, &row, view, out, fault);
+    if (!abar__encoded_make(s->ctx, s->file, n, &row.header, &row.pixels, block, encoded)) return ABAR_STREAM_MEMORY;
+    s->block_bytes += block->bytes - had;
     return ABAR_STREAM_READ;
 }

@@ -3,6 +3,7 @@
 #define ABAR_IMAGES_STREAM_H
 
 #include "data/images/draws.h"
+#include "data/images/encoded.h"
 #include "data/images/index.h"
 
 /* Which pixels of an image, and as how many. */
@@ -38,5 +39,10 @@ size_t abar__stream_bytes(const abar__stream *stream);
 abar__stream_result abar__stream_read(abar__stream *stream, const abar__images_index *index, int part, int64_t i,
                                       const abar__stream_view *view, const abar__draw_key *key, uint8_t *out,
                                       abar__stream_fault *fault);
+/* The same for a device that decodes, without a policy: the file goes to encoded, and block holds it. A file that
+ * abar__encoded_fits refuses is decoded to out, and encoded->file is NULL. */
+abar__stream_result abar__stream_read_encoded(abar__stream *stream, const abar__images_index *index, int part, int64_t i,
+                                              const abar__stream_view *view, const abar__draw_key *key, uint8_t *out,
+                                              abar__encoded_block *block, abar_encoded *encoded, abar__stream_fault *fault);
 
 #endif

@@ -9,6 +9,7 @@
  *     copy stream    copy k + 1 into buffer 1   | wait used 0                              | copy k + 2 into buffer 0
  */
 #include "device/cuda/core/philox.h"
+#include "device/cuda/feed/decode.h"
 #include "device/cuda/feed/feed.h"
 
 #include <string.h>
@@ -31,6 +32,7 @@ struct abar__feed {
     slot slots[SLOTS];
     cudaEvent_t used[STAGED]; /* the fills of a buffer are done */
     int64_t sent;             /* batches so far */
+    abar__decoder *decoder;   /* of files; NULL: batches have none */
     slot orders[2];
     int64_t epochs; /* orders sent so far */
 };
@@ -176,6 +178,8 @@ static abar_status begin_epoch(abar_device *dev, abar__feed *f, int64_t epoch, i
 
 static abar_status check_rows(abar_device *dev, const abar__feed *f, const abar__feed_batch *batch)
 {
+    if (batch->files && !f->decoder)
+        return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed was not made for batches of files");
     if (!batch->rows) return ABAR_OK;
     if (!f->rows || (batch->timm && !f->s.noise))
         return abar__fail(dev->ctx, ABAR_E_STATE, "device cuda: this feed was not made for batches with %s",
@@ -195,7 +199,23 @@ static void pack_batch(const abar__feed *f, const abar__feed_batch *batch, char 
     memcpy(to, &head, sizeof head);
     memcpy(to + s->labels_at, batch->labels, labels);
     if (batch->rows) memcpy(to + s->rows_at, batch->rows, (size_t)s->step_batch * sizeof *batch->rows);
-    memcpy(to + s->samples_at, batch->samples, f->staged_bytes - s->samples_at);
+    if (!batch->files) memcpy(to + s->samples_at, batch->samples, f->staged_bytes - s->samples_at);
+}
+
+/* The rows of a batch of files: decoded on the device, or copied one by one where the host has decoded them. */
+static abar_status send_files(abar_device *dev, abar__feed *f, const abar__feed_batch *batch, slot *from, char *to)
+{
+    const source *s = &f->s;
+    const size_t image = (size_t)(s->channels * s->height * s->width);
+    for (int64_t i = 0; i < s->step_batch; i++) {
+        const size_t at = s->samples_at + (size_t)i * image;
+        if (batch->files[i].file) continue;
+        memcpy(from->memory + at, (const char *)batch->samples + (size_t)i * image, image);
+        CUDA_TRY(dev, cudaMemcpyAsync(to + at, from->memory + at, image, cudaMemcpyHostToDevice, f->copies));
+    }
+    ABAR_TRY(abar__decoder_run(dev, f->decoder, batch->files, s->step_batch, (uint8_t *)to + s->samples_at, f->copies));
+    CUDA_TRY(dev, cudaEventRecord(from->sent, f->copies));
+    return ABAR_OK;
 }
 
 /* The main stream waits for the copy, and the copy for the fills that read its buffer before. All fills of the last batch have
@@ -210,7 +230,9 @@ static abar_status stage(abar_device *dev, abar__feed *f, const abar__feed_batch
     pack_batch(f, batch, from->memory);
     if (f->sent > 0) CUDA_TRY(dev, cudaEventRecord(f->used[(f->sent - 1) % STAGED], main));
     CUDA_TRY(dev, cudaStreamWaitEvent(f->copies, f->used[buffer], 0));
-    ABAR_TRY(send(dev, from, (void *)f->s.staged[buffer], f->staged_bytes, f->copies));
+    char *to = (char *)f->s.staged[buffer];
+    ABAR_TRY(send(dev, from, to, batch->files ? f->s.samples_at : f->staged_bytes, f->copies));
+    if (batch->files) ABAR_TRY(send_files(dev, f, batch, from, to));
     CUDA_TRY(dev, cudaStreamWaitEvent(main, from->sent, 0));
     f->sent++;
     abar__cuda_launch(dev, set_staged, dim3(1), dim3(1), 0, f->s.at, buffer + 1);
@@ -288,6 +310,7 @@ static void destroy(abar_device *dev, abar__feed *f)
     if (!f) return;
     cudaSetDevice(dev->ordinal);
     if (f->copies) cudaStreamSynchronize(f->copies);
+    abar__decoder_destroy(dev, f->decoder);
     cudaStreamSynchronize(abar__cuda_of(dev)->stream);
     for (int i = 0; i < SLOTS; i++) free_slot(dev, &f->slots[i], f->staged_bytes);
     for (int i = 0; i < 2; i++) free_slot(dev, &f->orders[i], (size_t)f->capacity * sizeof(int32_t));
@@ -355,9 +378,12 @@ static abar_status make(abar_device *dev, abar__feed *f, const abar__feed_desc *
     f->order_at = l.order;
     if (f->rows && (f->resident || d->floats || d->channels != 3))
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: rows are for streamed images of three channels in bytes");
+    if (d->encoded && (!f->rows || d->height != d->width))
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: files are decoded to rows of square images");
     CUDA_TRY(dev, cudaSetDevice(dev->ordinal));
     ABAR_TRY(abar_device_alloc(dev, f->memory_bytes, (void **)&f->memory));
     ABAR_TRY(make_staging(dev, f));
+    if (d->encoded) ABAR_TRY(abar__decoder_create(dev, d->step_batch, d->height, &f->decoder));
     f->s = source_of(d, &l, f->memory);
     if (d->table) ABAR_TRY(upload(dev, f->memory + l.table, d->table, table_bytes(d)));
     if (d->noise) ABAR_TRY(upload(dev, f->memory + l.noise, d->noise, NOISE_BYTES));

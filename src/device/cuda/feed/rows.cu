@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ mixing m;
     const char *staged = s.staged[s.at->staged - 1];
     const int64_t i = first + blockIdx.x;
-    for (int k = threadIdx.x; k < CHANNELS * 256; k += THREADS) table[0][k] = __ldg(s.table + k);
+    for (int k = threadIdx.x; k < CHANNELS * 256; k += THREADS) table[k / 256][k % 256] = __ldg(s.table + k);
     if (threadIdx.x == 0) m = mixing_of(staged, s, i);
     __syncthreads();
     if (threadIdx.x == 0 && blockIdx.y == 0) {

@@ -1,0 +1,196 @@
+/* Batches whose files are left to a device that decodes: what the loader hands over, resampled here in plain C, gives the bytes
+ * of a loader that decodes. */
+#include "data/images_support.h"
+
+#include "data/data_impl.h"
+#include "image/image.h"
+
+enum { TRAIN = 23, SIDE = 24, BATCH = 8, PRECISION = 22 };
+
+typedef struct fixture {
+    abar_context *ctx;
+    folder dir;
+    abar_dataset *data;
+} fixture;
+
+static fixture begin(void)
+{
+    fixture f = {.ctx = plain_context(), .dir = make_images(TRAIN, 5, 30)};
+    f.data = open_images(f.ctx, &f.dir, (abar_dataset_config){.view = SIDE});
+    return f;
+}
+
+static void end(fixture *f)
+{
+    abar_dataset_close(f->data);
+    assert_int_equal(abar_context_memory(f->ctx).now, 0);
+    abar_context_destroy(f->ctx);
+    folder_remove(&f->dir);
+}
+
+static abar_loader_config request(bool encoded, bool on, abar_style style, int threads)
+{
+    return (abar_loader_config){.size = sizeof(abar_loader_config),
+                                .batch = BATCH,
+                                .seed = 3,
+                                .threads = threads,
+                                .encoded = encoded,
+                                .test_resize = 28,
+                                .test_size = SIDE,
+                                .augment = {.on = on, .style = style, .flip = true, .erase = 0.5}};
+}
+
+static abar_loader *make_loader(const fixture *f, const abar_loader_config *config)
+{
+    abar_loader *loader;
+    if (abar_loader_create(f->ctx, f->data, config, &loader) != ABAR_OK) fail_msg("%s", abar_context_error(f->ctx));
+    return loader;
+}
+
+/* All pixels of a file, as (3, height, width). */
+static uint8_t *decode(const fixture *f, const abar_encoded *e)
+{
+    abar__image_reader *reader;
+    abar__image_fault fault;
+    const abar__image_box all = {0, 0, e->height, e->width};
+    const abar__image_view view = {
+        .crop = all, .height = e->height, .width = e->width, .window = all, .filter = ABAR_IMAGE_BILINEAR};
+    uint8_t *out = malloc(3 * (size_t)e->width * (size_t)e->height);
+    assert_non_null(out);
+    assert_int_equal(abar__image_reader_create(f->ctx, &reader), ABAR_OK);
+    assert_true(abar__image_read(reader, e->file, e->bytes, &view, out, &fault));
+    abar__image_reader_destroy(reader);
+    return out;
+}
+
+static uint8_t clip(int64_t sum)
+{
+    sum >>= PRECISION;
+    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+}
+
+static uint8_t weigh(const abar_resampling *axis, int i, const uint8_t *from, int64_t stride)
+{
+    int64_t sum = 1 << (PRECISION - 1);
+    for (int k = 0; k < axis->count[i]; k++)
+        sum += from[(axis->begin[i] + k) * stride] * (int64_t)axis->weights[i * axis->taps + k];
+    return clip(sum);
+}
+
+/* First along rows, then along columns, each time rounded to a byte. */
+static void resample(const fixture *f, const abar_encoded *e, uint8_t *out)
+{
+    uint8_t *pixels = decode(f, e), *rows = malloc((size_t)e->height * SIDE);
+    assert_non_null(rows);
+    for (int c = 0; c < 3; c++) {
+        const uint8_t *plane = pixels + (size_t)c * (size_t)e->width * (size_t)e->height;
+        for (int y = 0; y < e->height; y++)
+            for (int x = 0; x < SIDE; x++) rows[y * SIDE + x] = weigh(&e->x, x, plane + (size_t)y * (size_t)e->width, 1);
+        for (int y = 0; y < SIDE; y++)
+            for (int x = 0; x < SIDE; x++) out[(c * SIDE + y) * SIDE + x] = weigh(&e->y, y, rows + x, SIDE);
+    }
+    free(rows);
+    free(pixels);
+}
+
+static void check_batch(const fixture *f, const abar_batch *files, const abar_batch *images, int *decoded)
+{
+    enum { IMAGE = 3 * SIDE * SIDE };
+    uint8_t row[IMAGE];
+    assert_non_null(files->files);
+    assert_null(images->files);
+    assert_memory_equal(files->labels, images->labels, BATCH * sizeof(int32_t));
+    assert_int_equal(files->rows != NULL, images->rows != NULL);
+    if (files->rows) assert_memory_equal(files->rows, images->rows, BATCH * sizeof(abar_row));
+    for (int i = 0; i < BATCH; i++) {
+        const abar_encoded *e = &files->files[i];
+        if (e->file)
+            resample(f, e, row);
+        else
+            memcpy(row, files->images + i * IMAGE, IMAGE);
+        assert_memory_equal(row, images->images + i * IMAGE, IMAGE);
+        *decoded += e->file == NULL;
+    }
+}
+
+/* Every fifth file is a PNG, which is decoded here. */
+static void files_resampled_are_the_images(void **state)
+{
+    (void)state;
+    fixture f = begin();
+    for (int way = 0; way < 6; way++) {
+        const bool on = way < 4;
+        const abar_style style = way % 2 ? ABAR_STYLE_TIMM : ABAR_STYLE_TORCHVISION;
+        const abar_loader_config encoded = request(true, on, style, way / 2), plain = request(false, on, style, 0);
+        abar_loader *a = make_loader(&f, &encoded), *b = make_loader(&f, &plain);
+        int decoded = 0;
+        for (int i = 0; i < 3 * (TRAIN / BATCH); i++) {
+            abar_batch files = {.size = sizeof files}, images = {.size = sizeof images};
+            assert_int_equal(abar_loader_next(a, &files), ABAR_OK);
+            assert_int_equal(abar_loader_next(b, &images), ABAR_OK);
+            check_batch(&f, &files, &images, &decoded);
+        }
+        assert_in_range(decoded, 1, 3 * (TRAIN / BATCH) * BATCH / 2);
+        size_t planned;
+        assert_int_equal(abar_loader_plan_bytes(f.ctx, abar_dataset_info_of(f.data), &encoded, &planned), ABAR_OK);
+        assert_true(abar_loader_bytes(a) > planned); /* with the files */
+        abar_loader_destroy(a);
+        abar_loader_destroy(b);
+    }
+    end(&f);
+}
+
+static void test_images_are_always_decoded(void **state)
+{
+    (void)state;
+    fixture f = begin();
+    abar_loader_config config = request(true, true, ABAR_STYLE_TORCHVISION, 0);
+    abar_batch batch = {.size = sizeof batch};
+    config.test = true;
+    config.batch = 5;
+    abar_loader *loader = make_loader(&f, &config);
+    assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
+    assert_null(batch.files);
+    abar_loader_destroy(loader);
+    end(&f);
+}
+
+static void refuse(const fixture *f, const abar_loader_config *config, const char *part)
+{
+    abar_loader *loader = NULL;
+    assert_int_equal(abar_loader_create(f->ctx, f->data, config, &loader), ABAR_E_ARGUMENT);
+    assert_null(loader);
+    if (!strstr(abar_context_error(f->ctx), part)) fail_msg("%s", abar_context_error(f->ctx));
+}
+
+static void what_needs_pixels_is_refused(void **state)
+{
+    (void)state;
+    fixture f = begin();
+    abar_loader_config config = request(true, true, ABAR_STYLE_TORCHVISION, 0);
+    config.augment.policy = ABAR_POLICY_TRIVIAL;
+    refuse(&f, &config, "--policy none");
+    config = request(true, true, ABAR_STYLE_TORCHVISION, 0);
+    config.skip_damaged = true;
+    refuse(&f, &config, "--damaged fail");
+
+    config = request(true, true, ABAR_STYLE_TORCHVISION, 0);
+    abar_loader *loader = make_loader(&f, &config);
+    abar_batch batch = {.size = sizeof batch};
+    static float values[BATCH * 3 * SIDE * SIDE];
+    const abar_tensor input = abar_tensor_wrap(NULL, values, ABAR_F32, 2, (int64_t[]){BATCH, 3 * SIDE * SIDE});
+    assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
+    assert_int_equal(abar_batch_normalise(f.ctx, abar_dataset_info_of(f.data), &batch, BATCH, &input), ABAR_E_ARGUMENT);
+    abar_loader_destroy(loader);
+    end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_resampled_are_the_images),
+        cmocka_unit_test(test_images_are_always_decoded),
+        cmocka_unit_test(what_needs_pixels_is_refused),
+    };
+    return cmocka_run_group_tests(tests, make_cache, remove_cache);
+}
