@@ -49,6 +49,7 @@ static abar_status open_loader(abar__pass *p)
     if (!p->info.streamed) return ABAR_OK;
     if (p->config.test) p->info.height = p->info.width = p->setup->train.test_size;
     request.batch = p->config.batch;
+    request.encoded = false; /* normalised on the host */
     request.augment = (abar_augment_config){.style = p->setup->train.style};
     return abar_loader_create(p->ctx, p->data, &request, &p->loader);
 }

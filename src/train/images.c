@@ -118,8 +118,8 @@ abar_status abar__images_check(abar_context *ctx, const abar_train_config *train
     if (train->area_low > train->area_high)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--area-low %g: above --area-high %g, choose less", train->area_low,
                           train->area_high);
-    if (train->decode == ABAR_DECODE_GPU)
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "--decode gpu: device %s does not decode images, use --decode cpu",
+    if (train->decode == ABAR_DECODE_GPU && !abar__is_cuda(train))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--decode gpu: device %s does not decode images, use --decode cpu",
                           train->device);
     ABAR_TRY(check_policy(ctx, train));
     return check_group(ctx, train);
@@ -156,6 +156,7 @@ void abar__request_images(const abar_train_config *train, abar_loader_config *ou
     out->test_size = train->test_size;
     out->test_filter = test_filter_of(train);
     out->skip_damaged = train->damaged == ABAR_DAMAGED_SKIP;
+    out->encoded = train->decode == ABAR_DECODE_GPU && !out->test;
 }
 
 /* ---- what a run says of its data ------------------------------------------------------------------------------- */

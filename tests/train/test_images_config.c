@@ -163,6 +163,10 @@ static void loader_gets_the_settings(void **state)
     assert_true(train.skip_damaged && !train.flip && train.crop_pad == 0);
     assert_int_equal(train.batch, 1024);
     assert_int_equal(test.batch, 256);
+    assert_false(train.encoded);
+    set(f, s, "decode", "gpu");
+    assert_true(abar__loader_request(s, false).encoded);
+    assert_false(abar__loader_request(s, true).encoded);
     set(f, s, "augment", "false");
     assert_false(abar__loader_request(s, false).augment.on);
     assert_false(abar__mixes(&s->train));
@@ -218,8 +222,10 @@ static void settings_that_do_not_fit_are_refused(void **state)
     assert_refused(f, s, "--area-low 0.6: above --area-high 0.5");
     set(f, s, "area-high", "0.6");
     set(f, s, "decode", "gpu");
-    assert_int_equal(abar__images_check(f->ctx, &s->train), ABAR_E_UNSUPPORTED);
-    assert_error(f, "--decode gpu: device cpu");
+    assert_refused(f, s, "--decode gpu: device cpu");
+    strcpy(s->train.device, "cuda:1");
+    need(f, abar__images_check(f->ctx, &s->train));
+    strcpy(s->train.device, "cpu");
     set(f, s, "decode", "cpu");
     set(f, s, "jitter", "0.5");
     assert_refused(f, s, "--jitter: is for --policy jitter");
