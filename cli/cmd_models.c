@@ -20,7 +20,7 @@ static const abar_option own[] = {{"json", ABAR_OPTION_BOOL, AT(json), "false", 
 
 static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
                                        "label-smoothing", "device",     "precision", "threads", "workers",
-                                       "limit-train",     "limit-test", NULL};
+                                       "limit-train",     "limit-test", "ema",       NULL};
 
 /* Compiled without allocating: shapes, fusion, kernels and the memory plan. */
 static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, const int64_t *input, int64_t classes,
@@ -332,7 +332,7 @@ typedef struct memory_row {
     size_t bytes;
 } memory_row;
 
-#define MEMORY_ROWS 9
+#define MEMORY_ROWS 10
 
 static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS])
 {
@@ -340,6 +340,7 @@ static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS
                                          {"gradients", plan->gradients},
                                          {"buffers", plan->buffers},
                                          {"optimizer", plan->optimizer},
+                                         {"average", plan->average},
                                          {"activations", plan->activations},
                                          {"data", plan->data},
                                          {"loader", plan->loader},

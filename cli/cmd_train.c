@@ -3,6 +3,7 @@
 #include "progress.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -114,7 +115,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
-        for (const abar_option *row = tables[i].options; row->name; row++)
+        for (const abar_option *row = tables[i].options; row->name && strcmp(tables[i].section, "images") != 0; row++)
             at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2, line, at, sizeof line);
     print_wrapped(out, 0, width, line);
     if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);
@@ -176,6 +177,18 @@ static void say_blocks(const progress *p)
     }
 }
 
+/* Of the average of the weights, where there is one. */
+static void say_average(const progress *p)
+{
+    char text[160], loss[NUMBER_MAX], best[64] = "";
+    const abar_progress *last = &p->last;
+    if (isnan(last->ema_test_accuracy)) return;
+    if (!last->text) snprintf(best, sizeof best, " (best %.2f %%)", last->best_ema_accuracy);
+    snprintf(text, sizeof text, "Average of the weights: accuracy %.2f %%%s, loss %s.", last->ema_test_accuracy, best,
+             print_fixed(loss, last->ema_test_loss, 4));
+    print_wrapped(p->out, 0, print_width(p->out), text);
+}
+
 static void say_finished(const cli *c, const abar_setup *setup, const progress *p)
 {
     const abar_train_config *t = &setup->train;
@@ -188,11 +201,14 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
     else
         print_wrapped(p->out, 0, print_width(p->out), text);
     if (p->any) say_blocks(p);
+    if (p->any) say_average(p);
     if (!t->out[0]) return;
     snprintf(path, sizeof path, "%s/state.safetensors", t->out);
     print_path(p->out, "Checkpoint", path);
     snprintf(path, sizeof path, "%s/model.safetensors", t->out);
     print_path(p->out, "Weights for PyTorch", path);
+    snprintf(path, sizeof path, "%s/model_ema.safetensors", t->out);
+    if (t->ema > 0.0) print_path(p->out, "Their average", path);
     say_next(c, setup, p, !early);
 }
 

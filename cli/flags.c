@@ -193,7 +193,8 @@ bool flags_listen(const cli *c, const char *setting)
 bool flags_listen_to(const cli *c, const abar_setup_table *table)
 {
     if (strcmp(table->section, "train") == 0) return true; /* flags_listen decides about each row */
-    return strcmp(table->section, "model") == 0 ? c->command->model_options : c->command->rule_options;
+    const bool shapes = strcmp(table->section, "model") == 0 || strcmp(table->section, "images") == 0;
+    return shapes ? c->command->model_options : c->command->rule_options;
 }
 
 /* The option of this name if the subcommand takes it as a flag. */
@@ -277,6 +278,7 @@ static void find_owners(const char *name, char *owners, size_t size)
     for (const char *const *method = abar_method_names(); *method; method++)
         add_owner(owners, size, *method, abar_method_find(*method)->options, name);
     add_owner(owners, size, "mac and the other curvature methods", abar_curvature_options(), name);
+    add_owner(owners, size, "image folders (--data imagefolder:DIR)", abar_image_options(), name);
 }
 
 /* ---- mistakes ------------------------------------------------------------------------------------------------ */
@@ -333,10 +335,17 @@ static bool is_idle(const abar_setup *setup, const char *name)
     return !setup->model->text && is_listed(name, texts);
 }
 
-/* A setting that the data determine, unless they are synthetic. */
+static bool reads_folders(const abar_setup *setup)
+{
+    abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
+    return strcmp(tables[abar_setup_tables(setup, tables) - 1].section, "images") == 0;
+}
+
+/* A setting that the data determine, unless they are synthetic. --classes of image folders is a file. */
 static bool is_of_data(const abar_setup *setup, const char *name)
 {
     static const char *const shapes[] = {"image-size", "classes", NULL};
+    if (strcmp(name, "classes") == 0 && reads_folders(setup)) return false;
     return is_listed(name, shapes) && strcmp(setup->train.data, "synthetic") != 0;
 }
 

@@ -8,12 +8,14 @@
 
 const char *help_placeholder(const abar_option *option)
 {
-    static const char *const named[][2] = {
-        {"model", "NAME"}, {"data", "NAME[:DIR]"}, {"optim", "NAME"},    {"device", "NAME"}, {"out", "DIR"},
-        {"resume", "DIR"}, {"checkpoint", "PATH"}, {"logits", "N:FILE"}, {"jobs", "N|auto"}, {"init", "FILE"}};
+    static const char *const named[][2] = {{"model", "NAME"},      {"data", "NAME[:DIR]"}, {"optim", "NAME"},
+                                           {"device", "NAME"},     {"out", "DIR"},         {"resume", "DIR"},
+                                           {"checkpoint", "PATH"}, {"logits", "N:FILE"},   {"jobs", "N|auto"},
+                                           {"init", "FILE"},       {"val-labels", "FILE"}};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
     }
+    if (option->type == ABAR_OPTION_TEXT && strcmp(option->name, "classes") == 0) return "FILE"; /* of models: a number */
     switch (option->type) {
     case ABAR_OPTION_INT: return "N";
     case ABAR_OPTION_REAL: return "X";

@@ -156,6 +156,10 @@ typedef struct abar_compile_config {
     bool training;  /* for backward too */
     bool plan_only; /* do everything but allocate memory: for reports */
     uint64_t seed;  /* of the initial weights */
+    /* A compiled net of the same layers on the same device, which must outlive this one; NULL: none. This net, not for
+     * training, uses its parameters and running statistics, and its arena where that is large enough: the two never run at the
+     * same time. Their inputs may differ in size, their losses in kind. */
+    const abar_net *share;
 } abar_compile_config;
 
 abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config);

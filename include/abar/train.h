@@ -39,11 +39,33 @@ typedef struct abar_train_config {
      * be; the test part is not used. As in abar_dataset_config: validation_seed is independent of seed. */
     double validation;
     int64_t validation_seed;
+    /* A running average of parameters and running statistics that is tested and exported beside them: every ema_steps steps
+     * e = d e + (1 - d) w with d = 1 - min(1, (1 - ema) * batch * ema_steps / epochs). ema 0: none. */
+    double ema;
+    int64_t ema_steps;
+    /* Of image sets whose files are decoded when they are needed; abar_image_options describes them, docs/images.md has the
+     * definitions. */
+    int64_t style, size;                         /* abar_style; side of the training view */
+    int64_t test_resize, test_size, test_filter; /* test view: short side, side of its centre, abar_filter */
+    double area_low, area_high;                  /* of a crop, as shares of the image */
+    bool flip;
+    int64_t policy, policy_magnitude, policy_filter; /* abar_policy; bin of rand; abar_filter */
+    double jitter, erase, mixup, cutmix;
+    int64_t mix_group, repeat;
+    int64_t damaged;                    /* abar_damaged_kind */
+    char classes[ABAR_OPTION_TEXT_MAX]; /* file with the order of the classes; "": by name */
+    char labels[ABAR_OPTION_TEXT_MAX];  /* file with the labels of the test part; "": the usual ones */
+    int64_t decode;                     /* abar_decode_kind */
 } abar_train_config;
+
+typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;
+typedef enum abar_decode_kind { ABAR_DECODE_CPU, ABAR_DECODE_GPU } abar_decode_kind;
 
 typedef enum abar_text_kind { ABAR_TEXT_CHARACTERS, ABAR_TEXT_BYTES } abar_text_kind;
 
 const abar_option *abar_train_options(void);
+/* Those of abar_train_config that image sets alone have: a table of their own in such a setup. */
+const abar_option *abar_image_options(void);
 
 /* All settings of a run. Made by abar_setup_create or abar_setup_load, freed by abar_setup_destroy. */
 typedef struct abar_setup {
@@ -60,15 +82,15 @@ typedef struct abar_setup {
 
 /* One of the option tables of a setup. */
 typedef struct abar_setup_table {
-    const char *section;        /* of config.json: "train", "model", "optimizer", "curvature", "method" */
+    const char *section;        /* of config.json: "train", "images", "model", "optimizer", "curvature", "method" */
     const char *owner;          /* "lenet5", "sgd", "mac" */
     const abar_option *options; /* may be empty, never NULL */
     void *config;
 } abar_setup_table;
 
-#define ABAR_SETUP_TABLES_MAX 5
+#define ABAR_SETUP_TABLES_MAX 6
 
-/* Writes the tables to out and returns their number: 3, or 5 with a curvature method. */
+/* Writes the tables to out and returns their number: 3, with a curvature method 2 more, with an image set 1 more. */
 int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX]);
 
 /* A setup with the defaults for this model, data and optimizer. model: one of abar_model_names, or "own". data: NAME, NAME:DIR,
@@ -114,6 +136,8 @@ typedef struct abar_progress {
     int64_t skipped_steps;
     bool validation;                      /* the setup has a validation part: test_loss and so on are its numbers */
     int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
+    double ema_test_loss, ema_test_accuracy, best_ema_accuracy; /* when an epoch is done: of the average of the weights; NaN:
+                                                                   there is none */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
@@ -151,6 +175,7 @@ const abar_dataset_info *abar_trainer_data(const abar_trainer *trainer);
 typedef struct abar_memory_plan {
     size_t size; /* sizeof(abar_memory_plan) */
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
+    size_t average; /* of the weights (--ema), part of total */
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
 
@@ -165,9 +190,10 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
  * (of the test part, with best_acc_epoch and best_loss_epoch, counted from 1, 0: none), for texts also test_ppl and test_bpc
  * (perplexity, bits per character), train_samples and test_samples (tokens of a text), seconds, ms_per_step,
  * samples_per_second, peak_bytes, optimizer_bytes, skipped_steps, blocks (muon: how many there are, dropped and small as in
- * abar_block_counts), stopped, dir (null without out), history (one object per epoch, counted from 1) and config. With a
- * validation part the names test_* are validation_*. The text is valid until the next
- * report. */
+ * abar_block_counts), of a run with an average of its weights ema_test_acc, ema_test_loss and best_ema_acc, of image folders
+ * damaged (files that could not be read) and, where they are copies, shrunk (their short side), stopped, dir (null without
+ * out), history (one object per epoch, counted from 1) and config. With a validation part the names test_* are validation_*.
+ * The text is valid until the next report. */
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 abar_net *abar_trainer_net(abar_trainer *trainer);
 

@@ -41,9 +41,22 @@ static abar_status count_batches(abar__pass *p)
     return ABAR_OK;
 }
 
+/* Files are read by a loader. */
+static abar_status open_loader(abar__pass *p)
+{
+    abar_loader_config request = abar__loader_request(p->setup, p->config.test);
+    p->info = *abar_dataset_info_of(p->data);
+    if (!p->info.streamed) return ABAR_OK;
+    if (p->config.test) p->info.height = p->info.width = p->setup->train.test_size;
+    request.batch = p->config.batch;
+    request.encoded = false; /* normalised on the host */
+    request.augment = (abar_augment_config){.style = p->setup->train.style};
+    return abar_loader_create(p->ctx, p->data, &request, &p->loader);
+}
+
 static abar_status make_buffers(abar__pass *p)
 {
-    const abar_dataset_info *info = abar_dataset_info_of(p->data);
+    const abar_dataset_info *info = &p->info;
     const int64_t context = abar__context_of(p->setup), batch = p->config.batch;
     const abar_tensor output = abar_net_output(p->net);
     void *memory;
@@ -63,9 +76,10 @@ static abar_status open_pass(abar__pass *p, const char *weights)
 {
     ABAR_TRY(open_data(p, weights));
     ABAR_TRY(count_batches(p));
+    ABAR_TRY(open_loader(p));
     const abar__net_request shape = {.batch = p->config.batch, .training = p->config.gradients};
     ABAR_TRY(abar__device_open(p->ctx, p->setup, &p->dev));
-    ABAR_TRY(abar__net_build(p->ctx, p->setup, abar_dataset_info_of(p->data), p->dev, &shape, &p->net));
+    ABAR_TRY(abar__net_build(p->ctx, p->setup, &p->info, p->dev, &shape, &p->net));
     ABAR_TRY(make_buffers(p));
     return weights[0] ? abar__pass_load(p, weights) : ABAR_OK;
 }
@@ -86,6 +100,7 @@ void abar__pass_close(abar__pass *p)
     abar__free(p->ctx, p->logits, p->logits ? p->logit_bytes : 0);
     abar_net_destroy(p->net);
     abar_device_close(p->dev);
+    abar_loader_destroy(p->loader);
     abar_dataset_close(p->data);
     *p = (abar__pass){0};
 }
@@ -130,18 +145,34 @@ abar_status abar__pass_statistics_at_start(const abar__pass *p, bool *at_start)
 
 /* ---- running ---------------------------------------------------------------------------------------------------------- */
 
+/* Batch b of the part, by the loader or from memory. */
+static abar_status take_batch(abar__pass *p, int64_t b, abar_batch *out)
+{
+    const int64_t first = b * p->config.batch;
+    *out = (abar_batch){.size = sizeof *out};
+    if (p->loader) {
+        if (b != p->next) ABAR_TRY(abar_loader_seek(p->loader, 0, b));
+        p->next = b + 1;
+        ABAR_TRY(abar_loader_next(p->loader, out));
+        memcpy(p->labels, out->labels, (size_t)p->config.batch * sizeof *p->labels);
+        return ABAR_OK;
+    }
+    for (int64_t i = 0; i < p->config.batch; i++) p->labels[i] = abar_dataset_label(p->data, p->config.test, first + i);
+    out->images = abar_dataset_image(p->data, p->config.test, first);
+    out->floats = abar_dataset_image_floats(p->data, p->config.test, first);
+    out->labels = p->labels;
+    out->count = p->config.batch;
+    return ABAR_OK;
+}
+
 static abar_status fill_images(abar__pass *p, int64_t b)
 {
-    const abar_dataset_info *info = abar_dataset_info_of(p->data);
-    const int64_t first = b * p->config.batch, batch = p->config.batch;
+    const abar_dataset_info *info = &p->info;
+    const int64_t batch = p->config.batch;
     abar_tensor input = abar_net_input(p->net);
     const int64_t dim[4] = {batch, info->channels, info->height, info->width};
-    for (int64_t i = 0; i < batch; i++) p->labels[i] = abar_dataset_label(p->data, p->config.test, first + i);
-    const abar_batch bytes = {.size = sizeof bytes,
-                              .images = abar_dataset_image(p->data, p->config.test, first),
-                              .floats = abar_dataset_image_floats(p->data, p->config.test, first),
-                              .labels = p->labels,
-                              .count = batch};
+    abar_batch bytes;
+    ABAR_TRY(take_batch(p, b, &bytes));
     const abar_tensor values = abar_tensor_wrap(NULL, p->images, ABAR_F32, 4, dim);
     ABAR_TRY(abar_batch_normalise(p->ctx, info, &bytes, batch, &values));
     ABAR_TRY(abar_tensor_copy(p->ctx, &input, &values));

@@ -16,6 +16,9 @@ typedef struct abar__pass {
     const abar_setup *setup;
     abar__pass_config config;
     abar_dataset *data;
+    abar_dataset_info info; /* with the size of the images that are observed */
+    abar_loader *loader;    /* of an image folder: its test part, or its training part without augmentation, shuffled */
+    int64_t next;           /* the batch that comes from it next */
     abar_device *dev;
     abar_net *net;
     int64_t batches;

@@ -39,9 +39,10 @@ static abar_status read_points(abar_analysis *a, const abar__theory_settings *o,
     const int64_t d = info->channels * info->height * info->width;
     abar_status status = ABAR_OK;
     void *memory = NULL;
-    if (info->text || info->train < config->n || d > 4096)
-        status = abar__fail(a->ctx, ABAR_E_ARGUMENT,
-                            "--data %s: theory takes images of up to 4096 numbers, at least --points of them", o->data);
+    if (info->text || info->streamed || info->train < config->n || d > 4096)
+        status =
+            abar__fail(a->ctx, ABAR_E_ARGUMENT,
+                       "--data %s: theory takes images in memory of up to 4096 numbers, at least --points of them", o->data);
     if (status >= 0) status = abar__alloc(a->ctx, (size_t)(config->n * d) * sizeof(double), &memory);
     if (status >= 0) {
         *points = memory;

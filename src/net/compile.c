@@ -75,14 +75,31 @@ static abar_status take_result(abar_net *net)
     return ABAR_OK;
 }
 
-static abar_status take_memory(abar_net *net)
+/* The blocks of parameters and running statistics: own ones, or those of the net that is shared. */
+static abar_status take_blocks(abar_net *net)
 {
+    const abar_net *share = net->config.share;
+    if (share) {
+        net->param_block = share->param_block;
+        net->shadow_block = share->shadow_block;
+        net->running = share->running;
+        net->pending = share->pending;
+        return ABAR_OK;
+    }
     ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->param_block));
     if (net->config.training) ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->grad_block));
     ABAR_TRY(abar_device_alloc(net->dev, net->shadow_bytes, &net->shadow_block));
     ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->running));
-    ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->pending));
-    ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
+    return abar_device_alloc(net->dev, net->running_bytes, &net->pending);
+}
+
+static abar_status take_memory(abar_net *net)
+{
+    ABAR_TRY(take_blocks(net));
+    if (net->borrows_arena)
+        net->arena = net->config.share->arena;
+    else
+        ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
     ABAR_TRY(abar_device_alloc(net->dev, net->target_bytes, &net->target));
     net->share = (float *)((char *)net->target + net->share_at);
     ABAR_TRY(abar__net_reset_share(net));
@@ -219,11 +236,13 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     net->dev = dev;
     put_batch_in_front(net);
     lay_out_parameters(net);
+    if (net->config.share) ABAR_TRY(abar__net_check_share(net));
     ABAR_TRY(abar__net_list_state(net));
     abar__net_fuse(net);
     ABAR_TRY(abar__net_make_steps(net));
     abar__net_place_views(net);
     ABAR_TRY(abar__net_plan_memory(net));
+    net->borrows_arena = net->config.share && net->arena_bytes <= net->config.share->arena_bytes;
     if (!net->config.plan_only) {
         ABAR_TRY(take_memory(net));
         for (int s = 0; s < net->n_steps; s++) settle_pointers(net, &net->steps[s]);
@@ -231,5 +250,5 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     for (int s = 0; s < net->n_steps; s++)
         if (net->steps[s].layer >= 0) describe_layer(net, &net->steps[s]);
     abar__net_sum_memory(net);
-    return net->config.plan_only ? ABAR_OK : abar__net_init_params(net);
+    return net->config.plan_only || net->config.share ? ABAR_OK : abar__net_init_params(net);
 }

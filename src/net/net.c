@@ -1,4 +1,5 @@
 /* Building a net, and queries. */
+#include "net/blocks.h"
 #include "net/net_impl.h"
 
 #include <stdarg.h>
@@ -23,6 +24,20 @@ static void free_result(abar_net *net)
     if (!stream) abar__free(net->ctx, net->result, sizeof *net->result);
 }
 
+static void free_blocks(abar_net *net)
+{
+    if (!net->config.share) {
+        abar_device_free(net->dev, net->param_block, net->param_bytes);
+        abar_device_free(net->dev, net->grad_block, net->param_bytes);
+        abar_device_free(net->dev, net->shadow_block, net->shadow_bytes);
+        abar_device_free(net->dev, net->running, net->running_bytes);
+        abar_device_free(net->dev, net->pending, net->running_bytes);
+    }
+    if (!net->borrows_arena) abar_device_free(net->dev, net->arena, net->arena_bytes);
+    abar_device_free(net->dev, net->target, net->target_bytes);
+    free_result(net);
+}
+
 void abar_net_destroy(abar_net *net)
 {
     if (!net) return;
@@ -30,16 +45,7 @@ void abar_net_destroy(abar_net *net)
     abar__profile_release(net);
     for (int i = 0; i < net->n_steps; i++) abar__op_destroy(net->steps[i].op);
     for (int i = 0; i < net->n_values; i++) abar__op_destroy(net->values[i].join);
-    if (net->dev) {
-        abar_device_free(net->dev, net->param_block, net->param_bytes);
-        abar_device_free(net->dev, net->grad_block, net->param_bytes);
-        abar_device_free(net->dev, net->shadow_block, net->shadow_bytes);
-        abar_device_free(net->dev, net->running, net->running_bytes);
-        abar_device_free(net->dev, net->pending, net->running_bytes);
-        abar_device_free(net->dev, net->arena, net->arena_bytes);
-        abar_device_free(net->dev, net->target, net->target_bytes);
-        free_result(net);
-    }
+    if (net->dev) free_blocks(net);
     abar__free(ctx, net->values, (size_t)net->cap_values * sizeof *net->values);
     abar__free(ctx, net->nodes, (size_t)net->cap_nodes * sizeof *net->nodes);
     abar__free(ctx, net->params, (size_t)net->cap_params * sizeof *net->params);
@@ -326,15 +332,26 @@ const abar_node_info *abar_net_node(const abar_net *net, int i)
     return &step->info;
 }
 
+abar__net_blocks abar__net_blocks_of(const abar_net *net)
+{
+    return (abar__net_blocks){.values = net->param_block,
+                              .grads = net->grad_block,
+                              .value_bytes = net->param_bytes,
+                              .running = net->running,
+                              .pending = net->pending,
+                              .running_bytes = net->running_bytes};
+}
+
 const abar_net_memory *abar_net_memory_plan(const abar_net *net) { return &net->memory_plan; }
 
 void abar__net_sum_memory(abar_net *net)
 {
-    abar_net_memory m = {.parameters = net->param_bytes,
+    const bool own = !net->config.share;
+    abar_net_memory m = {.parameters = own ? net->param_bytes : 0,
                          .gradients = net->config.training ? net->param_bytes : 0,
-                         .buffers = 2 * net->running_bytes,
-                         .arena = net->arena_bytes,
-                         .other = net->target_bytes + net->shadow_bytes};
+                         .buffers = own ? 2 * net->running_bytes : 0,
+                         .arena = net->borrows_arena ? 0 : net->arena_bytes,
+                         .other = net->target_bytes + (own ? net->shadow_bytes : 0)};
     for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
     net->memory_plan = m;
 }

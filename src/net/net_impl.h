@@ -109,6 +109,7 @@ struct abar_net {
     void *param_block, *grad_block, *shadow_block, *running, *pending, *arena, *target;
     float *share; /* of pairs of labels, share_at bytes into the target's block */
     size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes, share_at;
+    bool borrows_arena; /* it is that of config.share, as all blocks before it are */
 
     abar__run run;
     abar_loss *result;       /* memory that both host and device can access */
@@ -152,6 +153,7 @@ const char *abar__shape_text(const abar__shape *shape, char text[64]);
 #define ABAR_NET_DROPOUTS 256 /* at most, in one net: the counter of a draw has so many numbers for them */
 
 /* compile.c, in this order */
+abar_status abar__net_check_share(abar_net *net); /* share.c: whether config.share has the same tensors */
 abar_status abar__net_list_state(abar_net *net);  /* state.c: the state dict */
 void abar__net_fuse(abar_net *net);               /* fuse.c */
 abar_status abar__net_make_steps(abar_net *net);  /* steps.c: layouts, operations */

@@ -50,7 +50,7 @@ void abar_net_tensor(const abar_net *net, int i, const char **name, abar_tensor 
         *tensor = net->params[entry->param].public.value;
         return;
     }
-    const abar__norm_state *s = &net->norms[entry->norm];
+    const abar__norm_state *s = &(net->config.share ? net->config.share : net)->norms[entry->norm];
     *tensor = entry->part < 2 ? abar_tensor_wrap(net->dev, (char *)net->running + s->offset[entry->part], net->dev->ops->dtype,
                                                  1, &s->channels)
                               : abar_tensor_wrap(NULL, (void *)&s->batches, ABAR_I64, 0, NULL);

@@ -2,6 +2,7 @@
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define CROP_PAD 4
@@ -31,6 +32,7 @@ abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dat
     }
     ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
     *out = probe.info;
+    if (abar__is_streamed(&setup->train)) out->height = out->width = setup->train.size;
     if (out->text || is_synthetic(setup)) take_model_shape(setup, out);
     return ABAR_OK;
 }
@@ -71,7 +73,10 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
                                   .bytes = train->text == ABAR_TEXT_BYTES,
                                   .vocabulary = vocabulary,
                                   .validation = validation,
-                                  .validation_seed = (uint64_t)train->validation_seed};
+                                  .validation_seed = (uint64_t)train->validation_seed,
+                                  .classes_file = train->classes[0] ? train->classes : NULL,
+                                  .labels_file = train->labels[0] ? train->labels : NULL,
+                                  .view = train->size};
     if (is_synthetic(setup)) {
         abar_dataset_info shape = {0};
         take_model_shape(setup, &shape);
@@ -108,6 +113,34 @@ static abar_status check_output(abar_context *ctx, const abar_net *net, const ab
                       (long long)info->classes);
 }
 
+static void add_loss(const abar_setup *setup, const abar__net_request *request, abar_net *net, abar_value x)
+{
+    if (!request->training)
+        abar_softmax_cross_entropy(net, x, 0.0);
+    else if (abar__mixes(&setup->train))
+        abar_softmax_cross_entropy_pairs(net, x, setup->train.label_smoothing);
+    else
+        abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
+}
+
+bool abar__tests_apart(const abar_setup *setup, const abar_dataset_info *info, abar_dataset_info *out)
+{
+    const abar_train_config *train = &setup->train;
+    *out = *info;
+    if (info->streamed) out->height = out->width = train->test_size;
+    return train->label_smoothing > 0.0 || abar__mixes(train) || out->height != info->height || out->width != info->width;
+}
+
+abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *test_info,
+                                 abar_device *dev, const abar__net_request *request, abar_net **out)
+{
+    const abar_status status = abar__net_build(ctx, setup, test_info, dev, request, out);
+    if (status != ABAR_E_ARGUMENT || !test_info->streamed || setup->train.test_size == setup->train.size) return status;
+    return abar__fail(ctx, status, "--test-size %lld: %s is trained with --size %lld and cannot be tested at another size (%s)",
+                      (long long)setup->train.test_size, setup->train.model, (long long)setup->train.size,
+                      abar_context_error(ctx));
+}
+
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             const abar__net_request *request, abar_net **out)
 {
@@ -116,12 +149,13 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
     abar_value x = setup->model->text ? abar_input_tokens(net, abar__context_of(setup))
                                       : abar_input(net, 3, (int64_t[]){info->channels, info->height, info->width});
     x = setup->model->build(setup->model, net, x, info->classes, setup->model_config);
-    abar_softmax_cross_entropy(net, x, setup->train.label_smoothing);
+    add_loss(setup, request, net, x);
     abar_compile_config config = {.size = sizeof config,
                                   .batch = request->batch,
                                   .training = request->training,
                                   .plan_only = request->plan_only,
-                                  .seed = (uint64_t)setup->train.seed};
+                                  .seed = (uint64_t)setup->train.seed,
+                                  .share = request->share};
     abar_status status = abar_net_compile(net, dev, &config);
     if (status == ABAR_OK && setup->model == &abar__own_model) status = check_output(ctx, net, info);
     if (status < 0) {
@@ -265,6 +299,25 @@ abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_d
     return status;
 }
 
+/* A number of heads that does not divide a layer's means --split qkv there. */
+static abar_status tell_split(abar_context *ctx, const abar_setup *setup, const abar_net *net)
+{
+    char split[ABAR_OPTION_TEXT_MAX];
+    if (!abar_options_find(setup->rule->options, "split")) return ABAR_OK;
+    ABAR_TRY(abar_options_get(ctx, setup->rule->options, setup->rule_config, "split", split, sizeof split));
+    const int64_t wanted = strncmp(split, "heads:", 6) == 0 ? strtoll(split + 6, NULL, 10) : 0;
+    for (int i = 0; wanted > 0 && i < abar_net_layer_count(net); i++) {
+        const abar_layer *layer = abar_net_layer(net, i);
+        const int64_t heads = layer->attention.heads;
+        if (heads == 0 || heads % wanted == 0) continue;
+        abar__log(ctx, ABAR_LOG_WARNING,
+                  "--split %s: does not divide the %lld heads of %s, q, k and v are one block each there, as with --split qkv",
+                  split, (long long)heads, layer->name);
+        break;
+    }
+    return ABAR_OK;
+}
+
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out)
 {
@@ -272,6 +325,7 @@ abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_d
     void *memory;
     size_t bytes;
     ABAR_TRY(abar__optim_check(ctx, setup, dev, net));
+    ABAR_TRY(tell_split(ctx, setup, net));
     ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
     abar_status status = abar_optim_create(dev, &config, out);
     abar__free(ctx, memory, bytes);
@@ -292,13 +346,15 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
 abar_loader_config abar__loader_request(const abar_setup *setup, bool test)
 {
     const abar_train_config *train = &setup->train;
-    return (abar_loader_config){.size = sizeof(abar_loader_config),
-                                .test = test,
-                                .batch = test ? train->batch / train->accumulate : train->batch,
-                                .seed = (uint64_t)train->seed,
-                                .threads = (int)train->workers,
-                                .crop_pad = train->augment && !test ? CROP_PAD : 0,
-                                .flip = train->augment && !test,
-                                .context = abar__context_of(setup),
-                                .steps = train->epoch_steps};
+    abar_loader_config request = {.size = sizeof request,
+                                  .test = test,
+                                  .batch = test ? train->batch / train->accumulate : train->batch,
+                                  .seed = (uint64_t)train->seed,
+                                  .threads = (int)train->workers,
+                                  .crop_pad = train->augment && !test ? CROP_PAD : 0,
+                                  .flip = train->augment && !test,
+                                  .context = abar__context_of(setup),
+                                  .steps = train->epoch_steps};
+    if (abar__is_streamed(train)) abar__request_images(train, &request);
+    return request;
 }

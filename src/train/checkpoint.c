@@ -1,10 +1,11 @@
 /* The folder of a run: who may write to it, state.safetensors (all that is needed to go on: weights, running statistics,
- * optimizer state, and in its metadata the settings and where the run stands), config.json and model.safetensors. */
+ * their average, optimizer state, and in its metadata the settings and where the run stands), config.json and the exports. */
 #include "data/data_impl.h"
 #include "train/train_impl.h"
 #include "train/train_json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CONFIG_MAX (1u << 20) /* bytes of a config.json worth reading */
@@ -55,6 +56,7 @@ static void take_digest(abar_trainer *t)
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
     t->digest[0] = (abar__digest){info->train, abar__data_crc(t->data, false)};
     t->digest[1] = (abar__digest){info->test, abar__data_crc(t->data, true)};
+    t->fingerprint = abar__images_fingerprint(t->data);
 }
 
 abar_status abar__folder_claim(abar_trainer *t, bool resume)
@@ -161,10 +163,34 @@ static abar_status load_state(void *user, const char *name, const abar_tensor *t
     return abar__weights_copy(c->ctx, c->path, full, tensor, &src);
 }
 
+/* Tensor i of the average of the weights, and its name in a checkpoint. */
+static abar_tensor average_tensor(const abar_trainer *t, int i, char full[STATE_NAME_MAX])
+{
+    const char *name;
+    abar_tensor tensor;
+    abar__ema_tensor(&t->average, i, &name, &tensor);
+    snprintf(full, STATE_NAME_MAX, ABAR_EMA_PREFIX "%s", name);
+    return tensor;
+}
+
+static abar_status load_average(abar_trainer *t, carrier *c)
+{
+    for (int i = 0; t->average.net && i < abar_net_tensor_count(t->net); i++) {
+        char full[STATE_NAME_MAX];
+        abar_tensor dst = average_tensor(t, i, full), src;
+        if (!abar__safetensors_find(c->file, full, &src))
+            return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: tensor %s is missing, the checkpoint is damaged", c->path, full);
+        c->tensors++;
+        ABAR_TRY(abar__weights_copy(c->ctx, c->path, full, &dst, &src));
+    }
+    return ABAR_OK;
+}
+
 static abar_status load_tensors(abar_trainer *t, carrier *c)
 {
     ABAR_TRY(abar__weights_load(t->ctx, c->file, c->path, t->net, true));
     ABAR_TRY(abar__weights_exact(t->ctx, c->file, c->path, t->net));
+    ABAR_TRY(load_average(t, c));
     ABAR_TRY(abar_optim_visit(t->optim, load_state, c));
     if (abar__safetensors_count(c->file) == abar_net_tensor_count(t->net) + c->tensors) return ABAR_OK;
     return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: holds state that %s does not have, the checkpoint is damaged", c->path,
@@ -205,6 +231,24 @@ static abar_status compare_part(abar_trainer *t, const char *part, const abar__d
     return ABAR_OK;
 }
 
+/* Files of the same sizes and labels may still be others: their names differ. */
+static abar_status check_fingerprint(abar_trainer *t, const cJSON *root, const abar__digest was[2])
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "fingerprint"));
+    const abar_train_config *train = &t->setup->train;
+    if (!text || strtoull(text, NULL, 16) == t->fingerprint) return ABAR_OK;
+    if (!train->accept_data)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT,
+                          "--data %.200s: its files have changed since the checkpoint (%lld and %lld samples with fingerprint "
+                          "%.16s, now %lld and %lld with %016llx), give the old data, or go on with the new: abar train "
+                          "--resume %.200s --accept-data",
+                          train->data, (long long)was[0].count, (long long)was[1].count, text, (long long)t->digest[0].count,
+                          (long long)t->digest[1].count, (unsigned long long)t->fingerprint, train->out);
+    abar__log(t->ctx, ABAR_LOG_INFO, "resume: the files of %s have changed since the checkpoint, as --accept-data allows",
+              train->data);
+    return ABAR_OK;
+}
+
 /* Checkpoints of older versions have no digest. Another --limit-test makes another test part, which is no change of the data.
  */
 static abar_status check_data(abar_trainer *t, const carrier *c, bool same_limit)
@@ -215,9 +259,10 @@ static abar_status check_data(abar_trainer *t, const carrier *c, bool same_limit
     if (!json) return ABAR_OK;
     ABAR_TRY(abar__json_parse(t->ctx, c->path, json, strlen(json), &root));
     abar_status status = abar__fields_read(t->ctx, c->path, root, digest_fields, "test", was);
-    cJSON_Delete(root);
     if (status == ABAR_OK) status = compare_part(t, "training", &was[0], &t->digest[0]);
     if (status == ABAR_OK && same_limit) status = compare_part(t, abar__tested_part(&t->setup->train), &was[1], &t->digest[1]);
+    if (status == ABAR_OK && same_limit) status = check_fingerprint(t, root, was);
+    cJSON_Delete(root);
     return status;
 }
 
@@ -271,16 +316,27 @@ static abar_status save_state(void *user, const char *name, const abar_tensor *t
     return abar__safetensors_writer_add(c->writer, full, &view);
 }
 
-static abar_status save_metadata(abar_trainer *t, carrier *c)
+/* What the weights' file says beside them; the settings are in t->text. */
+static abar_status take_notes(abar_trainer *t, bool settings, abar__notes *out)
 {
+    *out = (abar__notes){.vocabulary = abar_dataset_vocabulary(t->data), .classes = t->classes.data};
+    if (!settings) return ABAR_OK;
     t->text.length = 0;
     ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
-    ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_CONFIG, t->text.data));
-    if (abar_dataset_vocabulary(t->data))
-        ABAR_TRY(abar__safetensors_writer_metadata(c->writer, ABAR_NOTE_VOCABULARY, abar_dataset_vocabulary(t->data)));
+    out->config = t->text.data;
+    return ABAR_OK;
+}
+
+static abar_status save_metadata(abar_trainer *t, carrier *c)
+{
+    abar__notes notes;
+    ABAR_TRY(take_notes(t, true, &notes));
+    ABAR_TRY(abar__notes_add(c->writer, &notes));
     t->text.length = 0;
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "{", 1));
     ABAR_TRY(abar__fields_write(t->ctx, digest_fields, t->digest, "test", &t->text));
+    if (t->fingerprint)
+        ABAR_TRY(abar__text_printf(t->ctx, &t->text, ", \"fingerprint\": \"%016llx\"", (unsigned long long)t->fingerprint));
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
     ABAR_TRY(abar__safetensors_writer_metadata(c->writer, "data", t->text.data));
     t->text.length = 0;
@@ -299,6 +355,12 @@ static abar_status save_all(abar_trainer *t, carrier *c)
         abar_net_tensor(t->net, i, &name, &view);
         view = abar__host_view(&view);
         ABAR_TRY(abar__safetensors_writer_add(c->writer, name, &view));
+    }
+    for (int i = 0; t->average.net && i < abar_net_tensor_count(t->net); i++) {
+        char full[STATE_NAME_MAX];
+        abar_tensor view = average_tensor(t, i, full);
+        view = abar__host_view(&view);
+        ABAR_TRY(abar__safetensors_writer_add(c->writer, full, &view));
     }
     ABAR_TRY(abar_optim_visit(t->optim, save_state, c));
     return abar__safetensors_writer_write(c->writer, c->path);
@@ -320,21 +382,24 @@ abar_status abar__checkpoint_save(abar_trainer *t)
     return status;
 }
 
-abar_status abar__export_write(abar_trainer *t, const char *path)
+static abar_status write_export(abar_trainer *t, const abar__ema *average, const char *path)
 {
-    if (!t->setup->model->text) return abar__weights_export(t->ctx, t->net, t->stage, NULL, path);
-    t->text.length = 0;
-    ABAR_TRY(abar__setup_write(t->ctx, t->setup, &t->text));
-    const abar__text_notes notes = {t->text.data, abar_dataset_vocabulary(t->data)};
-    return abar__weights_export(t->ctx, t->net, t->stage, &notes, path);
+    abar__notes notes;
+    ABAR_TRY(take_notes(t, t->setup->model->text, &notes));
+    return abar__weights_export(t->ctx, t->net, average, t->stage, &notes, path);
 }
+
+abar_status abar__export_write(abar_trainer *t, const char *path) { return write_export(t, NULL, path); }
 
 abar_status abar__export_save(abar_trainer *t)
 {
     char path[ABAR_RUN_PATH_MAX];
     if (!t->setup->train.out[0]) return ABAR_OK;
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
-    return abar__export_write(t, path);
+    ABAR_TRY(write_export(t, NULL, path));
+    if (!t->average.net) return ABAR_OK;
+    ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model_ema.safetensors", path));
+    return write_export(t, &t->average, path);
 }
 
 abar_status abar__config_save(abar_trainer *t)

@@ -4,6 +4,7 @@
 #include "train/train_impl.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(abar_train_config, field)
@@ -29,7 +30,7 @@ static const abar_option train_options[] = {
      "change the rate every epoch instead of every step"},
     {"warmup", ABAR_OPTION_REAL, AT(warmup), "0", 0, 1e6, NULL, "epochs, or part of one, in which the rate rises from 0"},
     {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL,
-     "pad by 4, crop at random, mirror half of the images at random"},
+     "pad by 4, crop at random, mirror half of the images at random; image folders: as their own options say"},
     {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "of texts: what a token is"},
     {"epoch-steps", ABAR_OPTION_INT, AT(epoch_steps), "250", 0, 1e9, NULL,
      "of texts: steps per epoch; 0: as many as read the text once"},
@@ -60,6 +61,9 @@ static const abar_option train_options[] = {
      "with --resume: continue although the data set has changed"},
     {"init", ABAR_OPTION_TEXT, AT(init), "", 0, 0, NULL, "begin with the weights of this safetensors file"},
     {"out", ABAR_OPTION_TEXT, AT(out), "", 0, 0, NULL, "folder for checkpoint, logs and export"},
+    {"ema", ABAR_OPTION_REAL, AT(ema), "0", 0, 0.99999999, NULL,
+     "average the weights with this decay, and test and export the average too; 0: off"},
+    {"ema-steps", ABAR_OPTION_INT, AT(ema_steps), "32", 1, 1e9, NULL, "steps between two updates of that average"},
     {0},
 };
 
@@ -159,6 +163,7 @@ abar_status abar_setup_create(abar_context *ctx, const char *model, const char *
     int n = abar_setup_tables(setup, tables);
     for (int i = 0; i < n; i++) abar_options_default(tables[i].options, tables[i].config);
     abar_train_config *train = &setup->train;
+    abar_options_default(abar_image_options(), train);
     snprintf(train->model, sizeof train->model, "%s", kinds.model->name);
     snprintf(train->data, sizeof train->data, "%s", data);
     snprintf(train->optim, sizeof train->optim, "%s", optim);
@@ -201,19 +206,24 @@ int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_T
 {
     abar_setup *s = (abar_setup *)(uintptr_t)setup; /* written to only where the setup itself is not const */
     const abar_option *model = s->model->options, *rule = s->rule->options;
-    out[0] = (abar_setup_table){"train", "train", train_options, &s->train};
-    out[1] = (abar_setup_table){"model", s->model->name, model ? model : no_options, s->model_config};
-    out[2] = (abar_setup_table){"optimizer", s->rule->name, rule ? rule : no_options, s->rule_config};
-    if (!s->method) return 3;
-    out[3] = (abar_setup_table){"curvature", "curvature", abar_curvature_options(), s->curvature_config};
-    out[4] = (abar_setup_table){"method", s->method->name, s->method->options, s->method_config};
-    return 5;
+    int n = 0;
+    out[n++] = (abar_setup_table){"train", "train", train_options, &s->train};
+    out[n++] = (abar_setup_table){"model", s->model->name, model ? model : no_options, s->model_config};
+    out[n++] = (abar_setup_table){"optimizer", s->rule->name, rule ? rule : no_options, s->rule_config};
+    if (s->method) {
+        out[n++] = (abar_setup_table){"curvature", "curvature", abar_curvature_options(), s->curvature_config};
+        out[n++] = (abar_setup_table){"method", s->method->name, s->method->options, s->method_config};
+    }
+    if (abar__is_streamed(&s->train)) out[n++] = (abar_setup_table){"images", "image folders", abar_image_options(), &s->train};
+    return n;
 }
 
 static abar_status refuse_option(abar_context *ctx, const abar_setup_table *tables, int count, const char *name)
 {
     const char *names[NAMES_MAX + 1];
     int n = 0;
+    if (abar_options_find(abar_image_options(), name))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--%.80s: is for image folders, leave it out", name);
     for (int i = 0; i < count; i++)
         for (const abar_option *o = tables[i].options; o->name && n < NAMES_MAX; o++) names[n++] = o->name;
     names[n] = NULL;
@@ -248,7 +258,7 @@ abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *nam
         ABAR_TRY(check_text(ctx, name, text));
         ABAR_TRY(check_fixed(ctx, setup, name, text));
     }
-    for (int i = 0; i < n; i++)
+    for (int i = n - 1; i >= 0; i--) /* the last first: --classes of image folders hides that of models, which has no effect */
         if (abar_options_find(tables[i].options, name))
             return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
     return refuse_option(ctx, tables, n, name);
@@ -305,6 +315,30 @@ static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
     return ABAR_OK;
 }
 
+/* A program may have written to the setup itself. */
+static abar_status check_batch(abar_context *ctx, const abar_train_config *train)
+{
+    if (train->batch < 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--batch %lld: out of range, give at least 1", (long long)train->batch);
+    if (train->accumulate < 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: out of range, give at least 1",
+                          (long long)train->accumulate);
+    if (train->batch % train->accumulate != 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
+                          (long long)train->accumulate, (long long)train->batch);
+    return ABAR_OK;
+}
+
+static abar_status check_average(abar_context *ctx, const abar_train_config *train)
+{
+    const abar_option *steps = abar_options_find(train_options, "ema-steps");
+    if (train->ema > 0.0 ? train->ema_steps >= 1 : train->ema_steps == strtoll(steps->fallback, NULL, 10)) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      train->ema > 0.0 ? "--ema-steps %lld: out of range, give at least 1"
+                                       : "--ema-steps %lld: there is no average of the weights, give --ema or leave it out",
+                      (long long)train->ema_steps);
+}
+
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
@@ -312,9 +346,8 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
     ABAR_TRY(check_data_name(ctx, train->data));
     ABAR_TRY(check_text_model(ctx, setup));
     ABAR_TRY(abar__own_check(ctx, setup));
-    if (train->batch % train->accumulate != 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
-                          (long long)train->accumulate, (long long)train->batch);
+    ABAR_TRY(check_batch(ctx, train));
+    ABAR_TRY(abar__images_check(ctx, train));
     if (train->warmup > (double)train->epochs)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %g: longer than the run, --epochs %lld, choose less", train->warmup,
                           (long long)train->epochs);
@@ -325,6 +358,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-train %lld: less than one batch of %lld, raise it or lower --batch",
                           (long long)train->limit_train, (long long)train->batch);
     ABAR_TRY(check_validation(ctx, setup));
+    ABAR_TRY(check_average(ctx, train));
     ABAR_TRY(abar__snapshot_check(ctx, train));
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",
@@ -350,8 +384,9 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",        "workers", "stop-after",  "checkpoint-every", "diagnose",
-                                                 "limit-test", "data",    "accept-data", "snapshot",         NULL};
+    static const char *const free_to_change[] = {"out",      "workers", "stop-after", "checkpoint-every",
+                                                 "diagnose", "data",    "limit-test", "accept-data",
+                                                 "snapshot", "classes", "val-labels", NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;
@@ -363,11 +398,12 @@ static bool follows_trace(const char *damping)
     return strcmp(damping, "adaptive") == 0 || strncmp(damping, "trace:", 6) == 0;
 }
 
-/* --damping between a number and what follows the trace, --momentum between none and some: other state is kept. */
+/* --damping between a number and what follows the trace, --momentum and --ema between none and some: other state is kept. */
 static bool changes_kind(const char *name, const char *before, const char *after)
 {
     if (strcmp(name, "damping") == 0) return follows_trace(before) != follows_trace(after);
-    return strcmp(name, "momentum") == 0 && (strcmp(before, "0") == 0 || strcmp(after, "0") == 0);
+    if (strcmp(name, "momentum") != 0 && strcmp(name, "ema") != 0) return false;
+    return strcmp(before, "0") == 0 || strcmp(after, "0") == 0;
 }
 
 static abar_status compare_table(abar_context *ctx, const abar_setup_table *was, const abar_setup_table *now, bool fixed)

@@ -11,6 +11,7 @@ typedef struct evaluator {
     abar_device *dev;
     abar_net *net;
     abar_loader *loader;
+    abar_dataset_info info; /* with the size of test images */
     abar__data_feed feed;
     abar__stepper stepper;
 } evaluator;
@@ -41,16 +42,16 @@ static abar_status prepare(abar_context *ctx, const abar_setup *setup, const cha
 {
     ABAR_TRY(abar_setup_check(ctx, setup));
     ABAR_TRY(open_data(ctx, setup, weights, e));
-    const abar_dataset_info *info = abar_dataset_info_of(e->data);
     abar_loader_config request = abar__loader_request(setup, true);
     abar__net_request shape = {.batch = request.batch};
+    abar__tests_apart(setup, abar_dataset_info_of(e->data), &e->info);
     ABAR_TRY(abar__device_open(ctx, setup, &e->dev));
-    ABAR_TRY(abar__net_build(ctx, setup, info, e->dev, &shape, &e->net));
+    ABAR_TRY(abar__net_build(ctx, setup, &e->info, e->dev, &shape, &e->net));
     ABAR_TRY(abar__weights_read(ctx, weights, e->net));
     ABAR_TRY(abar_loader_create(ctx, e->data, &request, &e->loader));
     ABAR_TRY(abar__data_feed_create(ctx, e->dev, e->data, e->loader, &request, request.batch, true, &e->feed));
     e->stepper =
-        (abar__stepper){.ctx = ctx, .net = e->net, .info = info, .micro = request.batch, .accumulate = 1, .feed = &e->feed};
+        (abar__stepper){.ctx = ctx, .net = e->net, .info = &e->info, .micro = request.batch, .accumulate = 1, .feed = &e->feed};
     return ABAR_OK;
 }
 
@@ -63,6 +64,7 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
     if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feed, NULL, &loss);
+    if (status == ABAR_OK) status = abar__damage_tell(ctx, e.data, e.loader, true, &(abar_damage){0});
     if (status == ABAR_OK)
         found = (abar_evaluation){.loss = loss.loss,
                                   .accuracy = 100.0 * (double)loss.correct / (double)loss.count,
@@ -165,7 +167,7 @@ abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, con
     if (n < 1) return abar__fail(ctx, ABAR_E_ARGUMENT, "logits: %lld samples are too few, ask for at least 1", (long long)n);
     abar_status status = prepare(ctx, setup, weights, &e);
     if (status == ABAR_OK) {
-        const abar_dataset_info *info = abar_dataset_info_of(e.data);
+        const abar_dataset_info *info = &e.info;
         const int64_t rows = abar__context_of(setup), all = abar_loader_samples(e.loader);
         const int64_t image = abar__image_bytes(info);
         sheet s = {.n = n < all ? n : all,

@@ -8,24 +8,47 @@
 
 static int64_t limited(int64_t count, int64_t limit) { return limit > 0 && limit < count ? limit : count; }
 
-static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+/* An image folder: its index is in memory. One that is not there has the published numbers of samples. */
+static abar_status plan_folder(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    abar_dataset_probe probe = {.size = sizeof probe};
+    abar_dataset *data;
+    ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
+    if (!probe.found) return ABAR_OK;
+    ABAR_TRY(abar__data_open(ctx, setup, false, NULL, &data));
+    plan->data = abar_dataset_bytes(data);
+    info->train = abar_dataset_info_of(data)->train;
+    info->test = abar_dataset_info_of(data)->test;
+    abar_dataset_close(data);
+    return ABAR_OK;
+}
+
+/* Samples in memory. */
+static void plan_samples(const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
 {
     const abar_train_config *train = &setup->train;
-    ABAR_TRY(abar__data_look(ctx, setup, info));
+    const bool own = abar__is_own_data(setup), validation = train->validation > 0.0;
     info->train = limited(info->train, train->limit_train);
     info->test = limited(info->test, train->limit_test);
-    const bool own = abar__is_own_data(setup), validation = train->validation > 0.0;
     size_t sample = info->text ? sizeof(uint16_t) : (size_t)abar__image_bytes(info) + sizeof(int32_t);
     plan->data = own ? 0 : (size_t)(info->train + info->test) * sample;       /* else the program's */
     if (validation && !info->text) plan->data = (size_t)info->train * sample; /* a copy of the program's images, too */
-    if (validation) {
-        info->test = abar__validation_count(info->train, train->validation);
-        info->train -= info->test;
-    }
+    if (!validation) return;
+    info->test = abar__validation_count(info->train, train->validation);
+    info->train -= info->test;
+}
+
+static abar_status plan_data(abar_context *ctx, const abar_setup *setup, abar_dataset_info *info, abar_memory_plan *plan)
+{
+    size_t test;
+    ABAR_TRY(abar__data_look(ctx, setup, info));
+    if (info->streamed)
+        ABAR_TRY(plan_folder(ctx, setup, info, plan));
+    else
+        plan_samples(setup, info, plan);
     abar_loader_config request = abar__loader_request(setup, false);
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &plan->loader));
     request = abar__loader_request(setup, true);
-    size_t test;
     ABAR_TRY(abar_loader_plan_bytes(ctx, info, &request, &test));
     plan->loader += test;
     return ABAR_OK;
@@ -38,7 +61,27 @@ static size_t plan_books(const abar_setup *setup, const abar_net *net)
     books += (size_t)setup->train.epochs * sizeof(abar__epoch);
     if (!setup->train.out[0]) return books;
     size_t tensors = (size_t)abar_net_tensor_count(net) + (size_t)(setup->rule->states * abar_net_param_count(net));
+    if (setup->train.ema > 0.0) tensors += (size_t)abar_net_tensor_count(net);
     return books + abar__weights_stage_bytes(net) + WRITING_BYTES + tensors * WRITING_BYTES_PER_TENSOR;
+}
+
+/* The graph of the net that tests, and what of its memory is not the trained one's. */
+static abar_status plan_test_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                                 const abar_net *trained, abar_memory_plan *plan)
+{
+    const abar__net_request request = {
+        .batch = setup->train.batch / setup->train.accumulate, .plan_only = true, .share = trained};
+    abar_dataset_info test_info;
+    abar_net *net;
+    if (!abar__tests_apart(setup, info, &test_info)) return ABAR_OK;
+    size_t before = abar_context_memory(ctx).now;
+    ABAR_TRY(abar__test_net_build(ctx, setup, &test_info, dev, &request, &net));
+    plan->other += abar_context_memory(ctx).now - before;
+    const abar_net_memory m = *abar_net_memory_plan(net);
+    plan->activations += m.arena;
+    plan->other += m.other;
+    abar_net_destroy(net);
+    return ABAR_OK;
 }
 
 static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
@@ -56,7 +99,9 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     plan->buffers = m.buffers;
     plan->activations = m.arena;
     plan->other += m.other + plan_books(setup, net);
-    abar_status status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
+    if (train->ema > 0.0) plan->average = abar__ema_bytes(net);
+    abar_status status = plan_test_net(ctx, setup, info, dev, net, plan);
+    if (status == ABAR_OK) status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
     abar_net_destroy(net);
     return status;
 }
@@ -76,7 +121,7 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     abar_device_close(dev);
     if (status < 0) return status;
     plan.total = plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations + plan.data + plan.loader +
-                 plan.other;
+                 plan.other + plan.average;
     abar__struct_write(&plan, sizeof plan, out);
     return ABAR_OK;
 }

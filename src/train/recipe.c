@@ -4,6 +4,9 @@
 #include "train/train_impl.h"
 
 #include <string.h>
+#include <unistd.h>
+
+#define WORKERS_MAX 64
 
 /* Models, data and rules are given by the beginnings of their names, separated by blanks, as in "deit swin"; "" matches all.
  * A method is given in full; "+" matches any. */
@@ -15,20 +18,30 @@ typedef struct recipe {
     bool augment;
 } recipe;
 
-/* The first that fits wins. Those for "imagefolder" wait for the reader of image folders, which is not there yet. */
+#define LARGE "imagenet imagefolder"   /* images of ImageNet's size */
+#define FOLDERS LARGE " tiny-imagenet" /* all sets of image files */
+#define RESNETS "resnet50 resnet101"
+
+/* The first that fits wins. */
 static const recipe recipes[] = {
     {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
     {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
-    {"resnet50 resnet101", "imagefolder", "adamw", 100, 1024, 1e-3, 0.05, false, true},
-    {"resnet50 resnet101", "imagefolder", "", 100, 1024, 0.5, 2e-5, false, true},
+    {RESNETS, LARGE, "adamw", 100, 1024, 1e-3, 0.05, false, true},
+    {RESNETS, LARGE, "", 100, 1024, 0.5, 2e-5, false, true},
+    {RESNETS " wrn", "tiny-imagenet", "adamw", 50, 256, 1e-3, 0.05, false, true},
+    {RESNETS " wrn", "tiny-imagenet", "", 50, 256, 0.125, 5e-4, false, true},
     {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
     {"wrn densenet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
     {"wrn densenet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
     {"wrn densenet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
     {"wrn densenet", "", "", 5, 128, 0.1, 5e-4, false, false},
-    {"deit swin", "imagefolder", "adamw", 100, 1024, 1e-3, 0.05, false, true},
-    {"deit swin", "imagefolder", "", 100, 1024, 0.5, 2e-5, false, true},
+    {"deit swin", LARGE, "lngd", 100, 1024, 0.005, 2e-5, false, true},
+    {"deit swin", LARGE, "adamw", 100, 1024, 1e-3, 0.05, false, true},
+    {"deit swin", LARGE, "", 100, 1024, 0.5, 2e-5, false, true},
+    {"deit swin", "tiny-imagenet", "lngd", 60, 256, 0.005, 2e-5, false, true},
+    {"deit swin", "tiny-imagenet", "adamw", 60, 256, 1e-3, 0.05, false, true},
+    {"deit swin", "tiny-imagenet", "", 60, 256, 0.125, 2e-5, false, true},
     {"deit swin", "cifar", "lngd", 30, 256, 0.005, 2e-5, false, true},
     {"deit swin", "cifar", "adamw", 30, 256, 1e-3, 0.05, false, true},
     {"deit swin", "cifar", "", 30, 256, 0.125, 2e-5, false, true},
@@ -57,16 +70,25 @@ typedef struct addition {
 } addition;
 
 static const addition additions[] = {
-    {"resnet50 resnet101", "imagefolder", "", "", "warmup=5 label-smoothing=0.1"},
+    /* any model on image files: crops and mirrors; the published networks have their own augmentation (docs/images.md) */
+    {"", FOLDERS, "", "", "augment=true"},
+    {"", "tiny-imagenet", "", "", "size=64 test-resize=64 test-size=64 area-low=0.25"},
+    {RESNETS, LARGE, "", "", "warmup=5 label-smoothing=0.1 decay-all=false ema=0.99998 repeat=4"},
+    {RESNETS, LARGE, "", "", "size=176 test-resize=232 test-size=224"},
+    {RESNETS " wrn", "tiny-imagenet", "", "", "warmup=2 label-smoothing=0.1 decay-all=false size=48"},
+    {RESNETS, FOLDERS, "", "", "style=torchvision policy=trivial mixup=0.2 cutmix=1 erase=0.1"},
+    {"wrn", "tiny-imagenet", "", "", "style=torchvision policy=trivial mixup=0.2 cutmix=1 erase=0.1"},
+    {RESNETS, "tiny-imagenet", "", "", "stem=small"},
     {"deit swin", "", "", "", "warmup=1 label-smoothing=0.1 decay-all=false"},
     {"deit swin", "", "", "+", "tinv=5"},
     {"deit swin", "", "sgd", "mac", "weight-decay=1e-4 decay=decoupled"},
-    {"deit swin", "imagefolder", "", "", "warmup=5"},
-    {"deit swin", "imagefolder", "", "mac", "damping=3"},
-    {"deit swin", "imagefolder", "", "smac", "damping=3"},
-    {"deit swin", "imagefolder", "", "foof", "damping=3"},
-    {"deit swin", "imagefolder", "", "kfac", "damping=0.3"},
-    {"deit swin", "imagefolder", "", "eva", "damping=0.3"},
+    {"deit swin", FOLDERS, "", "", "warmup=5 style=timm policy=rand-timm mixup=0.8 cutmix=1 erase=0.25"},
+    {"deit swin", LARGE, "", "", "size=224 test-resize=248 test-size=224 repeat=3"},
+    {"deit swin", LARGE, "", "mac", "damping=3"},
+    {"deit swin", LARGE, "", "smac", "damping=3"},
+    {"deit swin", LARGE, "", "foof", "damping=3"},
+    {"deit swin", LARGE, "", "kfac", "damping=0.3"},
+    {"deit swin", LARGE, "", "eva", "damping=0.3"},
     /* 5000 steps, 100 of them to warm up */
     {"gpt", "", "", "", "epoch-steps=250 warmup=0.4 decay-all=false"},
     {"gpt", "", "", "+", "tinv=5"},
@@ -122,6 +144,13 @@ static abar_status apply(abar_context *ctx, abar_setup *setup, const char *setti
     return ABAR_OK;
 }
 
+/* Decoding takes all cores but one, which runs the steps. */
+static int64_t usual_workers(void)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores <= 2 ? 1 : cores - 1 < WORKERS_MAX ? cores - 1 : WORKERS_MAX;
+}
+
 abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup)
 {
     abar_train_config *train = &setup->train;
@@ -134,6 +163,7 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup)
     train->schedule_per_epoch = r->per_epoch;
     train->augment = r->augment;
     if (abar_device_count("cuda") > 0) strcpy(train->device, "cuda");
+    if (abar__is_streamed(train)) train->workers = usual_workers();
     for (size_t i = 0; i < sizeof additions / sizeof *additions; i++)
         if (adds_to(&additions[i], setup)) ABAR_TRY(apply(ctx, setup, additions[i].settings));
     return ABAR_OK;

@@ -58,7 +58,7 @@ abar_status abar__record_step(abar_trainer *t, double loss, double lr)
 static abar_status record_scalar(abar_trainer *t, const char *part, const char *what, double value)
 {
     char tag[64];
-    if (isnan(value)) return ABAR_OK; /* training numbers of an epoch whose steps were all skipped */
+    if (isnan(value)) return ABAR_OK; /* training numbers of an epoch whose steps were all skipped; no average of weights */
     snprintf(tag, sizeof tag, "%s%s", part, what);
     return abar__tfevents_scalar(t->scalars, tag, global_step(t), wall_time(), value);
 }
@@ -74,6 +74,8 @@ abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
     ABAR_TRY(record_scalar(t, "train", "/accuracy", e->train_accuracy));
     ABAR_TRY(record_scalar(t, part, "/loss", e->test_loss));
     ABAR_TRY(record_scalar(t, part, "/accuracy", e->test_accuracy));
+    ABAR_TRY(record_scalar(t, part, "/ema_loss", e->ema_loss));
+    ABAR_TRY(record_scalar(t, part, "/ema_accuracy", e->ema_accuracy));
     ABAR_TRY(record_scalar(t, "lr", "", e->lr));
     if (t->setup->model->text) ABAR_TRY(record_scalar(t, part, "/bits_per_character", abar__bits(e->test_loss)));
     return abar__tfevents_flush(t->scalars);
@@ -87,9 +89,19 @@ static abar_status report_real(abar_trainer *t, const char *part, const char *na
     return abar__json_number(t->ctx, &t->report, value);
 }
 
+static abar_status report_average(abar_trainer *t, const abar__epoch *last)
+{
+    char name[32];
+    snprintf(name, sizeof name, "ema_%s", abar__tested_part(&t->setup->train));
+    ABAR_TRY(report_real(t, name, "_acc", last->ema_accuracy));
+    ABAR_TRY(report_real(t, name, "_loss", last->ema_loss));
+    return report_real(t, "best_ema", "_acc", abar__best_ema_accuracy(t->history, t->at.epoch));
+}
+
 static abar_status report_numbers(abar_trainer *t)
 {
-    const abar__epoch none = {.test_accuracy = NAN, .test_loss = NAN, .train_accuracy = NAN, .train_loss = NAN};
+    const abar__epoch none = {
+        .test_accuracy = NAN, .test_loss = NAN, .train_accuracy = NAN, .train_loss = NAN, .ema_accuracy = NAN, .ema_loss = NAN};
     const abar__epoch *last = t->at.epoch > 0 ? &t->history[t->at.epoch - 1] : &none;
     double steps = (double)global_step(t), train = t->at.step_seconds;
     const char *part = abar__tested_part(&t->setup->train);
@@ -116,11 +128,25 @@ static abar_status report_numbers(abar_trainer *t)
         ABAR_TRY(report_real(t, part, "_ppl", abar__perplexity(last->test_loss)));
         ABAR_TRY(report_real(t, part, "_bpc", abar__bits(last->test_loss)));
     }
+    if (t->average.net) ABAR_TRY(report_average(t, last));
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
+    if (info->shrunk > 0) ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"shrunk\": %lld", (long long)info->shrunk));
     ABAR_TRY(abar__text_printf(t->ctx, &t->report, ", \"train_samples\": %lld, \"%s_samples\": %lld", (long long)info->train,
                                part, (long long)info->test));
     return abar__text_printf(t->ctx, &t->report, ", \"peak_bytes\": %zu, \"optimizer_bytes\": %zu, \"skipped_steps\": %lld",
                              abar_context_memory(t->ctx).peak, abar_optim_state_bytes(t->optim), (long long)t->at.skipped);
+}
+
+/* Of image folders: how many files could not be read, and how often other images took their place. */
+static abar_status report_damage(abar_trainer *t)
+{
+    const abar_loader *const loader[2] = {t->train, t->test};
+    abar_damage d[2] = {{.size = sizeof *d}, {.size = sizeof *d}};
+    for (int i = 0; i < 2; i++) ABAR_TRY(abar_loader_damage(loader[i], &d[i]));
+    if (!abar_dataset_info_of(t->data)->streamed) return ABAR_OK;
+    return abar__text_printf(
+        t->ctx, &t->report, ", \"damaged\": {\"train_files\": %lld, \"train_places\": %lld, \"%s_files\": %lld}",
+        (long long)d[0].files, (long long)d[0].places, abar__tested_part(&t->setup->train), (long long)d[1].files);
 }
 
 static abar_status report_blocks(abar_trainer *t)
@@ -138,6 +164,7 @@ abar_status abar_trainer_report(abar_trainer *t, const char **json)
     out->length = 0;
     ABAR_TRY(report_numbers(t));
     ABAR_TRY(report_blocks(t));
+    ABAR_TRY(report_damage(t));
     ABAR_TRY(abar__text_printf(ctx, out, ", \"stopped\": %s, \"dir\": ", t->stopped ? "true" : "false"));
     if (t->setup->train.out[0])
         ABAR_TRY(abar__json_string(ctx, out, t->setup->train.out));

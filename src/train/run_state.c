@@ -38,6 +38,8 @@ static const abar__field epoch_fields[] = {
     {"lr", ABAR_FIELD_REAL, EPOCH(lr)},
     {"seconds", ABAR_FIELD_REAL, EPOCH(seconds)},
     {"skipped_steps", ABAR_FIELD_WHOLE, EPOCH(skipped)},
+    {"ema_test_loss", ABAR_FIELD_OPTIONAL, EPOCH(ema_loss)},
+    {"ema_test_acc", ABAR_FIELD_OPTIONAL, EPOCH(ema_accuracy)},
     {0},
 };
 
@@ -46,8 +48,12 @@ static const abar__field epoch_fields[] = {
 /* The name of a field in a file. */
 static const char *field_name(const abar__field *f, const char *part, char name[NAME_MAX_LENGTH])
 {
-    const char *rest = strncmp(f->name, "test_", 5) == 0 ? f->name + 4 : NULL;
-    snprintf(name, NAME_MAX_LENGTH, "%s%s", rest ? part : f->name, rest ? rest : "");
+    const char *at = strncmp(f->name, "ema_", 4) == 0 ? f->name + 4 : f->name;
+    const char *rest = strncmp(at, "test_", 5) == 0 ? at + 4 : NULL;
+    if (rest)
+        snprintf(name, NAME_MAX_LENGTH, "%.*s%s%s", (int)(at - f->name), f->name, part, rest);
+    else
+        snprintf(name, NAME_MAX_LENGTH, "%s", f->name);
     return name;
 }
 
@@ -61,12 +67,13 @@ abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, con
         char name[NAME_MAX_LENGTH];
         int64_t whole;
         double real;
+        memcpy(&real, at, sizeof real);
+        if (f->type == ABAR_FIELD_OPTIONAL && isnan(real)) continue;
         ABAR_TRY(abar__text_printf(ctx, out, "%s\"%s\": ", f == fields ? "" : ", ", field_name(f, part, name)));
         if (f->type == ABAR_FIELD_WHOLE) {
             memcpy(&whole, at, sizeof whole);
             ABAR_TRY(abar__text_printf(ctx, out, "%lld", (long long)whole));
         } else {
-            memcpy(&real, at, sizeof real);
             ABAR_TRY(abar__json_number(ctx, out, real));
         }
     }
@@ -123,6 +130,13 @@ double abar__best_loss(const abar__epoch *history, int64_t n)
     return n > 0 ? history[abar__best_loss_epoch(history, n)].test_loss : NAN;
 }
 
+double abar__best_ema_accuracy(const abar__epoch *history, int64_t n)
+{
+    double best = NAN;
+    for (int64_t i = 0; i < n; i++) best = fmax(best, history[i].ema_accuracy); /* NaN loses */
+    return best;
+}
+
 int64_t abar__best_accuracy_epoch(const abar__epoch *history, int64_t n)
 {
     int64_t best = 0;
@@ -152,6 +166,10 @@ abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON 
         double real = cJSON_IsNumber(item) ? item->valuedouble : NAN;
         bool whole = real >= 0.0 && real < 0x1p53 && floor(real) == real;
         bool number = cJSON_IsNumber(item) && !isinf(real); /* 1e999 */
+        if (!item && f->type == ABAR_FIELD_OPTIONAL) {
+            memcpy((char *)to + f->offset, &(double){NAN}, sizeof(double));
+            continue;
+        }
         if (!item || (f->type == ABAR_FIELD_WHOLE ? !whole : !number && !cJSON_IsNull(item)))
             return abar__fail(ctx, ABAR_E_FORMAT, "%s: \"%s\" is missing or no number, the file is damaged", label, name);
         int64_t integer = whole ? (int64_t)real : 0;

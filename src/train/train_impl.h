@@ -1,10 +1,12 @@
 /* The inside of training: what a setup is built into, one step, and the state of a run between two steps.
  *
  *     config.c  config_json.c  recipe.c     the settings: tables, defaults, config.json
+ *     images.c                              those of image folders
  *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
+ *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
  *     record.c  checkpoint.c  snapshot.c    its logs and report; the files of its folder
  *     weights.c  evaluate.c  sample.c  memory_plan.c
@@ -17,6 +19,7 @@
 #include "curvature/curvature_impl.h"
 #include "device/feed_impl.h"
 #include "io/io.h"
+#include "net/blocks.h"
 
 #include <stdatomic.h>
 
@@ -37,6 +40,19 @@ static inline const char *abar__tested_part(const abar_train_config *train)
 
 /* Typed: what abar_curvature_options describe. */
 static inline abar__curvature_config *abar__curvature_config_of(const abar_setup *setup) { return setup->curvature_config; }
+
+/* images.c: image sets whose files are decoded when they are needed. */
+bool abar__is_streamed(const abar_train_config *train);
+bool abar__mixes(const abar_train_config *train);        /* training images are mixed: targets are pairs of labels */
+int64_t abar__mix_group(const abar_train_config *train); /* rows of a batch that are mixed with each other */
+abar_status abar__images_check(abar_context *ctx, const abar_train_config *train);
+void abar__request_images(const abar_train_config *train, abar_loader_config *out);
+uint64_t abar__images_fingerprint(const abar_dataset *data); /* of names, sizes and labels; 0: no image folder */
+/* Appends the names as a JSON array; nothing where the data set has none. */
+abar_status abar__class_names_write(abar_context *ctx, const abar_dataset *data, abar__text *out);
+/* Logs the damaged files that the loader has met since *told, and updates that. */
+abar_status abar__damage_tell(abar_context *ctx, const abar_dataset *data, const abar_loader *loader, bool test,
+                              abar_damage *told);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */
@@ -67,11 +83,19 @@ abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_d
 
 typedef struct abar__net_request {
     int64_t batch; /* of one forward pass */
-    bool training, plan_only;
+    bool training; /* else its loss is that of hard labels, without smoothing */
+    bool plan_only;
+    const abar_net *share; /* as in abar_compile_config */
 } abar__net_request;
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             const abar__net_request *request, abar_net **out);
+/* Whether a run tests with a net of its own, which shares the trained one's parameters: its images have another size, or its
+ * loss is another one. info: of the data set; *out: the same with the size of the test view. */
+bool abar__tests_apart(const abar_setup *setup, const abar_dataset_info *info, abar_dataset_info *out);
+/* That net. */
+abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *test_info,
+                                 abar_device *dev, const abar__net_request *request, abar_net **out);
 /* Whether the names in the options of method and rule fit the net. */
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
@@ -178,13 +202,44 @@ abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone);
 /* The result of the oldest step not yet read; *got is false where none is done (wait: where none is pending). */
 abar_status abar__pipeline_collect(abar__pipeline *p, bool wait, abar__step_result *out, bool *got);
 
+/* ---- the average of the weights ---------------------------------------------------------------------------------- */
+
+typedef struct abar__ema {
+    abar_context *ctx;
+    abar_device *dev;
+    abar_net *net; /* NULL: there is none */
+    abar__net_blocks blocks;
+    void *values, *running; /* the average, laid out as the net's */
+    int64_t *counts;        /* of every tensor of the net that is a counter */
+    size_t count_bytes;
+    bool swapped; /* the net has the average's values, its own are in the gradients' memory */
+} abar__ema;
+
+double abar__ema_decay(const abar_train_config *train); /* d of abar_train_config.ema */
+/* Whether the update after this step of this epoch copies the weights. */
+bool abar__ema_copies(const abar_train_config *train, int64_t epoch, int64_t step);
+size_t abar__ema_bytes(const abar_net *net);                                                      /* on the device */
+abar_status abar__ema_create(abar_context *ctx, abar_device *dev, abar_net *net, abar__ema *out); /* all 0 */
+void abar__ema_release(abar__ema *e);
+/* Enqueued behind a step: e = w, or e = decay e + (1 - decay) w. Counters, which the host keeps, follow when the step's result
+ * has been read. */
+abar_status abar__ema_copy(abar__ema *e);
+abar_status abar__ema_update(abar__ema *e, double decay);
+void abar__ema_count(abar__ema *e);
+/* Tensor i of the net's state dict, as averaged. */
+void abar__ema_tensor(const abar__ema *e, int i, const char **name, abar_tensor *out);
+/* Between steps: gives the net the average's values, and its own back (if they were taken). No step may run in between. */
+abar_status abar__ema_swap_in(abar__ema *e);
+abar_status abar__ema_swap_out(abar__ema *e);
+
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
 /* Copies every tensor of the net from the file. counters: num_batches_tracked is required too. */
 abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net,
                                bool counters);
-#define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint */
-/* Fails when the file holds a tensor that is neither the net's nor optimizer state. */
+#define ABAR_STATE_PREFIX "optim." /* of optimizer state in a checkpoint ... */
+#define ABAR_EMA_PREFIX "ema."     /* ... and of the average of the weights */
+/* Fails when the file holds a tensor that is neither the net's nor one of these. */
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net);
 /* The tensor as the host sees it, where a device computes in the host's memory; else itself. */
 abar_tensor abar__host_view(const abar_tensor *t);
@@ -193,16 +248,20 @@ abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *ne
 /* Copies one tensor of the file, or says what does not fit. */
 abar_status abar__weights_copy(abar_context *ctx, const char *path, const char *name, const abar_tensor *dst,
                                const abar_tensor *src);
-/* The metadata of a text model's weights: its settings, and the characters of its vocabulary (NULL: bytes). */
-typedef struct abar__text_notes {
-    const char *config, *vocabulary;
-} abar__text_notes;
+/* The metadata of weights, each NULL where there is none: of a text model its settings and the characters of its vocabulary
+ * (NULL: bytes), of image folders the names of the classes as a JSON array. */
+typedef struct abar__notes {
+    const char *config, *vocabulary, *classes;
+} abar__notes;
 
 #define ABAR_NOTE_CONFIG "config"
 #define ABAR_NOTE_VOCABULARY "vocabulary"
-/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes; notes NULL: no text model. */
-abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
-                                 const char *path);
+#define ABAR_NOTE_CLASSES "classes"
+abar_status abar__notes_add(abar__safetensors_writer *writer, const abar__notes *notes);
+/* model.safetensors: floats as F32. stage holds abar__weights_stage_bytes; average: that of the net
+ * is exported; NULL: the net itself. */
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
+                                 const abar__notes *notes, const char *path);
 size_t abar__weights_stage_bytes(const abar_net *net);
 
 /* ---- a run ----------------------------------------------------------------------------------------------------- */
@@ -211,6 +270,7 @@ size_t abar__weights_stage_bytes(const abar_net *net);
 typedef struct abar__epoch {
     double train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds; /* accuracies in percent */
     int64_t skipped;                                                          /* steps of this epoch */
+    double ema_loss, ema_accuracy; /* of the average of the weights; NaN: there is none */
 } abar__epoch;
 
 /* The progress of a run: with the tensors, all that a checkpoint keeps. */
@@ -234,16 +294,21 @@ struct abar_trainer {
     abar_trainer_events events;
     abar_dataset *data;
     abar_device *dev;
-    abar_net *net;
+    abar_net *net, *test_net; /* test_net: NULL, the net itself is tested */
     abar_optim *optim;
+    abar__ema average;
     abar_loader *train, *test;
     abar__data_feed train_feed, test_feed;
-    abar__stepper stepper;
+    abar_dataset_info test_info; /* with the size of test images */
+    abar__stepper stepper, tester;
     abar__pipeline pipeline;
     abar_schedule schedule;
     int64_t steps; /* per epoch */
     abar__run_state at;
     abar__digest digest[2]; /* of training and test data, where there is a folder */
+    uint64_t fingerprint;   /* of an image folder, likewise; 0: none */
+    abar_damage damage[2];  /* of training and test data, as logged */
+    abar__text classes;     /* their names as a JSON array; empty: none */
     abar__epoch *history;   /* at.epoch entries; space for history_capacity */
     int64_t history_capacity;
     double tick;          /* time of the last update of at's clocks */
@@ -272,8 +337,9 @@ abar_status abar__history_write(abar_context *ctx, const abar__epoch *history, i
                                 abar__text *out);
 double abar__perplexity(double loss); /* of nats per token */
 double abar__bits(double loss);
-double abar__best_accuracy(const abar__epoch *history, int64_t n); /* 0 before the first epoch */
-double abar__best_loss(const abar__epoch *history, int64_t n);     /* of the test part; NaN before the first epoch */
+double abar__best_accuracy(const abar__epoch *history, int64_t n);     /* 0 before the first epoch */
+double abar__best_loss(const abar__epoch *history, int64_t n);         /* of the test part; NaN before the first epoch */
+double abar__best_ema_accuracy(const abar__epoch *history, int64_t n); /* NaN: no epoch has one */
 /* The first epoch, from 0, that has it. */
 int64_t abar__best_accuracy_epoch(const abar__epoch *history, int64_t n);
 int64_t abar__best_loss_epoch(const abar__epoch *history, int64_t n);
@@ -295,7 +361,7 @@ abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name,
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);
 abar_status abar__checkpoint_save(abar_trainer *t);                /* state.safetensors */
-abar_status abar__export_save(abar_trainer *t);                    /* model.safetensors */
+abar_status abar__export_save(abar_trainer *t);                    /* model.safetensors, model_ema.safetensors */
 abar_status abar__config_save(abar_trainer *t);                    /* config.json */
 abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
 

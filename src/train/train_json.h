@@ -13,8 +13,12 @@ abar_status abar__json_parse(abar_context *ctx, const char *label, const char *j
 abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *root, abar_setup **out);
 
 /* The numbers of a struct: one table writes and reads them. A name that begins with "test_" is written with the name of the
- * part that was measured: "validation_loss" for "test_loss". */
-typedef enum abar__field_type { ABAR_FIELD_WHOLE /* int64_t, not negative */, ABAR_FIELD_REAL /* double */ } abar__field_type;
+ * part that was measured: "validation_loss" for "test_loss"; likewise after "ema_". */
+typedef enum abar__field_type {
+    ABAR_FIELD_WHOLE,   /* int64_t, not negative */
+    ABAR_FIELD_REAL,    /* double */
+    ABAR_FIELD_OPTIONAL /* double; NaN: not written, and so read */
+} abar__field_type;
 
 typedef struct abar__field {
     const char *name; /* NULL ends a table */
@@ -25,7 +29,7 @@ typedef struct abar__field {
 /* "name": number, ... without braces. */
 abar_status abar__fields_write(abar_context *ctx, const abar__field *fields, const void *from, const char *part,
                                abar__text *out);
-/* All of them must be there; null is NaN. */
+/* All but optional ones must be there; null is NaN. */
 abar_status abar__fields_read(abar_context *ctx, const char *label, const cJSON *object, const abar__field *fields,
                               const char *part, void *to);
 /* The first n entries of what abar__history_write wrote. */

@@ -24,7 +24,7 @@ static abar_status open_data(abar_trainer *t)
     request = abar__loader_request(t->setup, true);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->test));
     t->steps = abar_loader_batches(t->train);
-    return ABAR_OK;
+    return abar__class_names_write(t->ctx, t->data, &t->classes);
 }
 
 static abar_status make_feeds(abar_trainer *t, int64_t micro)
@@ -34,6 +34,13 @@ static abar_status make_feeds(abar_trainer *t, int64_t micro)
     return abar__data_feed_create(t->ctx, t->dev, t->data, t->test, &test, micro, false, &t->test_feed);
 }
 
+static abar_status make_test_net(abar_trainer *t, int64_t batch)
+{
+    const abar__net_request request = {.batch = batch, .share = t->net};
+    if (!abar__tests_apart(t->setup, abar_dataset_info_of(t->data), &t->test_info)) return ABAR_OK;
+    return abar__test_net_build(t->ctx, t->setup, &t->test_info, t->dev, &request, &t->test_net);
+}
+
 static abar_status make_net(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
@@ -41,7 +48,9 @@ static abar_status make_net(abar_trainer *t)
     abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
+    ABAR_TRY(make_test_net(t, request.batch));
     ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
+    if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     ABAR_TRY(make_feeds(t, request.batch));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
@@ -52,6 +61,9 @@ static abar_status make_net(abar_trainer *t)
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
                                  .feed = &t->train_feed};
+    t->tester = t->stepper;
+    t->tester.info = &t->test_info;
+    if (t->test_net) t->tester.net = t->test_net;
     ABAR_TRY(abar__pipeline_create(&t->stepper, t->dev, t->train, &t->pipeline));
     t->schedule = (abar_schedule){.size = sizeof t->schedule,
                                   .kind = (abar_schedule_kind)train->schedule,
@@ -62,6 +74,12 @@ static abar_status make_net(abar_trainer *t)
                                   .per_epoch = train->schedule_per_epoch,
                                   .final_lr = train->final_lr};
     return ABAR_OK;
+}
+
+static abar_status begin_average(abar_trainer *t)
+{
+    abar__ema_count(&t->average);
+    return abar__ema_copy(&t->average);
 }
 
 /* Everything a run needs beside data and net: room for its history, and its folder's files. */
@@ -75,6 +93,7 @@ static abar_status open_books(abar_trainer *t)
         ABAR_TRY(abar__checkpoint_load(t));
     else if (t->setup->train.init[0])
         ABAR_TRY(abar__weights_read(t->ctx, t->setup->train.init, t->net));
+    if (t->average.net && !t->resumes) ABAR_TRY(begin_average(t));
     if (!t->setup->train.out[0]) return ABAR_OK;
     t->stage_bytes = abar__weights_stage_bytes(t->net);
     ABAR_TRY(abar__alloc(t->ctx, t->stage_bytes, &t->stage));
@@ -132,11 +151,14 @@ void abar_trainer_destroy(abar_trainer *t)
     abar__data_feed_release(t->ctx, &t->train_feed);
     abar__data_feed_release(t->ctx, &t->test_feed);
     abar_optim_destroy(t->optim);
+    abar__ema_release(&t->average);
+    abar_net_destroy(t->test_net);
     abar_net_destroy(t->net);
     abar_device_close(t->dev);
     abar_dataset_close(t->data);
     abar__free(t->ctx, t->history, (size_t)t->history_capacity * sizeof *t->history);
     abar__free(t->ctx, t->stage, t->stage_bytes);
+    abar__text_free(t->ctx, &t->classes);
     abar__text_free(t->ctx, &t->text);
     abar__text_free(t->ctx, &t->report);
     if (t->lock >= 0) abar__folder_unlock(t->lock);
@@ -220,6 +242,19 @@ static void count_step(abar_trainer *t, const abar__step_result *r)
     t->at.count += r->loss.count;
 }
 
+/* Whether the average of the weights is updated after step k. */
+static bool is_averaged(const abar_trainer *t, int64_t k)
+{
+    return t->average.net && k % t->steps % t->setup->train.ema_steps == 0;
+}
+
+static abar_status update_average(abar_trainer *t, int64_t k)
+{
+    if (!is_averaged(t, k)) return ABAR_OK;
+    if (abar__ema_copies(&t->setup->train, k / t->steps, k % t->steps)) return abar__ema_copy(&t->average);
+    return abar__ema_update(&t->average, abar__ema_decay(&t->setup->train));
+}
+
 static bool is_measured(const abar_trainer *t, int64_t k)
 {
     const int64_t diagnose = t->setup->train.diagnose;
@@ -235,6 +270,7 @@ static abar_status take_step(abar_trainer *t, bool wait, bool *got)
     ABAR_TRY(abar__pipeline_collect(&t->pipeline, wait, &result, got));
     if (!*got) return ABAR_OK;
     count_step(t, &result);
+    if (is_averaged(t, k)) abar__ema_count(&t->average);
     if (is_measured(t, k) && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
     abar_progress p = progress_of(t, lr);
@@ -255,6 +291,7 @@ static abar_status train_step(abar_trainer *t)
     const bool measure = is_measured(t, k);
     if (measure) abar_optim_measure(t->optim);
     ABAR_TRY(abar__pipeline_enqueue(&t->pipeline, abar_schedule_lr(&t->schedule, k), measure));
+    ABAR_TRY(update_average(t, k));
     if (measure) return take_all(t);
     for (bool got = true; got;) ABAR_TRY(take_step(t, false, &got));
     return ABAR_OK;
@@ -281,8 +318,12 @@ static abar_status save_checkpoint(abar_trainer *t)
     return status;
 }
 
-static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
+static double percent_of(const abar_loss *l) { return 100.0 * (double)l->correct / (double)l->count; }
+
+/* average: of the average of the weights; count 0: there is none. */
+static abar_status finish_epoch(abar_trainer *t, const abar_loss *test, const abar_loss *average)
 {
+    const bool averaged = average->count > 0;
     int64_t last_step = t->at.epoch * t->steps + t->steps - 1;
     double lr = abar_schedule_lr(&t->schedule, last_step);
     abar_progress p = progress_of(t, lr);
@@ -290,10 +331,14 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     *e = (abar__epoch){.train_loss = p.loss,
                        .train_accuracy = p.accuracy,
                        .test_loss = test->loss,
-                       .test_accuracy = 100.0 * (double)test->correct / (double)test->count,
+                       .test_accuracy = percent_of(test),
                        .lr = lr,
                        .seconds = t->at.epoch_seconds,
-                       .skipped = t->at.epoch_skipped};
+                       .skipped = t->at.epoch_skipped,
+                       .ema_loss = averaged ? average->loss : NAN,
+                       .ema_accuracy = averaged ? percent_of(average) : NAN};
+    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->train, false, &t->damage[0]));
+    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->test, true, &t->damage[1]));
     ABAR_TRY(abar__record_epoch(t, e));
     t->at.epoch++;
     t->at.step = 0;
@@ -310,6 +355,9 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     p.test_accuracy = e->test_accuracy;
     p.test_perplexity = p.text ? abar__perplexity(e->test_loss) : 0.0;
     p.test_bits = p.text ? abar__bits(e->test_loss) : 0.0;
+    p.ema_test_loss = e->ema_loss;
+    p.ema_test_accuracy = e->ema_accuracy;
+    p.best_ema_accuracy = abar__best_ema_accuracy(t->history, t->at.epoch);
     p.best_accuracy = abar__best_accuracy(t->history, t->at.epoch);
     p.best_loss = abar__best_loss(t->history, t->at.epoch);
     p.best_accuracy_epoch = abar__best_accuracy_epoch(t->history, t->at.epoch);
@@ -317,6 +365,20 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test)
     p.seconds_left = seconds_left(t);
     tell(t, &p);
     return ABAR_OK;
+}
+
+static abar_status test(abar_trainer *t, abar_loss *out)
+{
+    return abar__stepper_test(&t->tester, t->test, &t->test_feed, &t->stop, out);
+}
+
+/* The net gets its own weights back whatever happens. */
+static abar_status test_average(abar_trainer *t, abar_loss *out)
+{
+    abar_status status = abar__ema_swap_in(&t->average);
+    if (status == ABAR_OK) status = test(t, out);
+    const abar_status back = abar__ema_swap_out(&t->average);
+    return back < 0 ? back : status;
 }
 
 /* Goes on from wherever t->at is, through the end of that epoch. */
@@ -336,10 +398,11 @@ static abar_status run_epoch(abar_trainer *t)
     }
     ABAR_TRY(take_all(t));
     if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
-    abar_loss test;
-    abar_status status = abar__stepper_test(&t->stepper, t->test, &t->test_feed, &t->stop, &test);
+    abar_loss own, average = {0};
+    abar_status status = test(t, &own);
+    if (status == ABAR_OK && t->average.net) status = test_average(t, &average);
     t->at.test_seconds += tick(t);
-    return status == ABAR_OK ? finish_epoch(t, &test) : status;
+    return status == ABAR_OK ? finish_epoch(t, &own, &average) : status;
 }
 
 /* Fewer steps than GIVE_UP_AFTER, and not one that counted. The checkpoint is there and holds the first weights. */

@@ -81,12 +81,14 @@ static bool net_has(const abar_net *net, const char *wanted)
     return false;
 }
 
+static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
+
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net)
 {
     for (int i = 0; i < abar__safetensors_count(file); i++) {
         abar_tensor tensor;
         const char *name = abar__safetensors_get(file, i, &tensor);
-        if (strncmp(name, ABAR_STATE_PREFIX, strlen(ABAR_STATE_PREFIX)) == 0 || net_has(net, name)) continue;
+        if (begins(name, ABAR_STATE_PREFIX) || begins(name, ABAR_EMA_PREFIX) || net_has(net, name)) continue;
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %.160s is not one of the model's, is it of another model?", path,
                           name);
     }
@@ -112,31 +114,39 @@ static abar_status stage_tensor(abar_context *ctx, const abar_tensor *t, char *s
     return abar_tensor_copy(ctx, out, t);
 }
 
-static abar_status add_all(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
-                           abar__safetensors_writer *writer)
+abar_status abar__notes_add(abar__safetensors_writer *writer, const abar__notes *notes)
+{
+    if (notes->config) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_CONFIG, notes->config));
+    if (notes->vocabulary) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_VOCABULARY, notes->vocabulary));
+    return notes->classes ? abar__safetensors_writer_metadata(writer, ABAR_NOTE_CLASSES, notes->classes) : ABAR_OK;
+}
+
+static abar_status add_all(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
+                           const abar__notes *notes, abar__safetensors_writer *writer)
 {
     size_t used = 0;
     abar__safetensors_writer_fetch(writer, abar_tensor_copy);
     ABAR_TRY(abar__safetensors_writer_metadata(writer, "format", "pt"));
-    if (notes) ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_CONFIG, notes->config));
-    if (notes && notes->vocabulary)
-        ABAR_TRY(abar__safetensors_writer_metadata(writer, ABAR_NOTE_VOCABULARY, notes->vocabulary));
+    ABAR_TRY(abar__notes_add(writer, notes));
     for (int i = 0; i < abar_net_tensor_count(net); i++) {
         const char *name;
         abar_tensor tensor, view;
-        abar_net_tensor(net, i, &name, &tensor);
+        if (average)
+            abar__ema_tensor(average, i, &name, &tensor);
+        else
+            abar_net_tensor(net, i, &name, &tensor);
         ABAR_TRY(stage_tensor(ctx, &tensor, stage, &used, &view));
         ABAR_TRY(abar__safetensors_writer_add(writer, name, &view));
     }
     return ABAR_OK;
 }
 
-abar_status abar__weights_export(abar_context *ctx, const abar_net *net, void *stage, const abar__text_notes *notes,
-                                 const char *path)
+abar_status abar__weights_export(abar_context *ctx, const abar_net *net, const abar__ema *average, void *stage,
+                                 const abar__notes *notes, const char *path)
 {
     abar__safetensors_writer *writer;
     ABAR_TRY(abar__safetensors_writer_create(ctx, &writer));
-    abar_status status = add_all(ctx, net, stage, notes, writer);
+    abar_status status = add_all(ctx, net, average, stage, notes, writer);
     if (status == ABAR_OK) status = abar__safetensors_writer_write(writer, path);
     abar__safetensors_writer_destroy(writer);
     return status;

@@ -27,6 +27,18 @@ static int64_t build_with(fixture *f, const char *name, const char *options)
 
 static int64_t build_named(fixture *f, const char *name) { return build_with(f, name, ""); }
 
+static void assert_parameters(const char *name, const char *options, int64_t expected)
+{
+    fixture f = fixture_open("ref", 1);
+    build_with(&f, name, options);
+    OK(f.ctx, abar_net_compile(f.net, f.dev,
+                               &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
+    int64_t n = 0;
+    for (int p = 0; p < abar_net_param_count(f.net); p++) n += abar_tensor_count(&abar_net_param(f.net, p)->value);
+    if (n != expected) fail_msg("%s %s has %lld parameters", name, options, (long long)n);
+    fixture_close(&f);
+}
+
 static void models_have_exact_parameter_counts(void **state)
 {
     (void)state;
@@ -37,16 +49,41 @@ static void models_have_exact_parameter_counts(void **state)
                  {"resnet44", 658586},     {"resnet56", 853018},    {"resnet110", 1727962},  {"wrn28-10", 36479194},
                  {"densenet121", 6956298}, {"resnet50", 25557032},  {"resnet101", 44549160}, {"deit-tiny", 5717416},
                  {"deit-small", 22050664}, {"swin-tiny", 28288354}, {"gpt2", 124439808},     {"gpt-char", 10745088}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        fixture f = fixture_open("ref", 1);
-        build_named(&f, table[i].name);
-        OK(f.ctx, abar_net_compile(f.net, f.dev,
-                                   &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
-        int64_t n = 0;
-        for (int p = 0; p < abar_net_param_count(f.net); p++) n += abar_tensor_count(&abar_net_param(f.net, p)->value);
-        assert_int_equal(n, table[i].parameters);
-        fixture_close(&f);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) assert_parameters(table[i].name, "", table[i].parameters);
+}
+
+/* A 3x3 convolution of 3 to 64 channels has 7,680 weights less than a 7x7 one; 64 pixels and 200 classes are Tiny ImageNet's.
+ */
+static void models_of_small_images_have_exact_parameter_counts(void **state)
+{
+    (void)state;
+    assert_parameters("resnet50", "stem=large", 25557032);
+    assert_parameters("resnet50", "stem=small", 25557032 - 7680);
+    assert_parameters("resnet101", "stem=small", 44549160 - 7680);
+    assert_parameters("resnet50", "stem=small classes=200 image-size=64", 23910152);
+    assert_parameters("deit-tiny", "patch=4 classes=200 image-size=64", 5436296);
+    assert_parameters("swin-tiny", "patch=2 window=4 classes=200 image-size=64", 27653138);
+}
+
+/* The small stem keeps the image's size: the first stage has it, the last an eighth. */
+static void small_stem_keeps_the_size_of_the_image(void **state)
+{
+    (void)state;
+    fixture f = fixture_open("ref", 1);
+    build_with(&f, "resnet50", "stem=small blocks=1-1-1-1 width=2 image-size=16");
+    OK(f.ctx, abar_net_compile(f.net, f.dev,
+                               &(abar_compile_config){.size = sizeof(abar_compile_config), .batch = 1, .plan_only = true}));
+    const abar_node_info *first = abar_net_node(f.net, 0);
+    assert_string_equal(first->name, "conv1");
+    assert_int_equal(first->dim[2], 16);
+    int64_t last = 0;
+    for (int i = 0; i < abar_net_node_count(f.net); i++) {
+        const abar_node_info *node = abar_net_node(f.net, i);
+        assert_string_not_equal(node->operation, "max_pool");
+        if (strcmp(node->name, "layer4.0.conv3") == 0) last = node->dim[2];
     }
+    assert_int_equal(last, 2);
+    fixture_close(&f);
 }
 
 /* "name dtype [shape]" per line, as PyTorch's state_dict lists them. */
@@ -458,6 +495,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_have_exact_parameter_counts),
+        cmocka_unit_test(models_of_small_images_have_exact_parameter_counts),
+        cmocka_unit_test(small_stem_keeps_the_size_of_the_image),
         cmocka_unit_test(models_tensors_are_those_of_pytorch),
         cmocka_unit_test(models_gradients_match_differences_in_ref),
         cmocka_unit_test(models_gradients_of_transformers_match_differences_in_ref),

@@ -78,7 +78,8 @@ static void assert_recipe(fixture *f, const char *model, const char *data, const
     strcpy(s->train.data, data); /* may be a set that this build cannot read */
     need(f, abar__recipe_apply(f->ctx, s));
     assert_settings(f, s, settings);
-    assert_true(s->train.decay_all == (strncmp(model, "resnet", 6) == 0));
+    const bool folders = strncmp(data, "image", 5) == 0;
+    assert_true(s->train.decay_all == (strncmp(model, "resnet", 6) == 0 && !folders));
     assert_false(s->train.schedule_per_epoch);
     assert_int_equal(s->train.schedule, ABAR_SCHEDULE_COSINE);
     abar_setup_destroy(f->ctx, s);
@@ -358,6 +359,23 @@ static void setup_compare_tells_what_may_change_on_resume(void **state)
 
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
 
+/* A program may write to a setup itself. */
+static void batches_without_samples_are_refused(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s = make_setup(f, "mlp", "sgd", "");
+    s->train.accumulate = 0;
+    assert_int_equal(abar_setup_check(f->ctx, s), ABAR_E_ARGUMENT);
+    assert_error(f, "--accumulate 0: out of range");
+    s->train.accumulate = -1;
+    assert_int_equal(abar_setup_check(f->ctx, s), ABAR_E_ARGUMENT);
+    s->train.accumulate = 1;
+    s->train.batch = 0;
+    assert_int_equal(abar_setup_check(f->ctx, s), ABAR_E_ARGUMENT);
+    assert_error(f, "--batch 0: out of range");
+    abar_setup_destroy(f->ctx, s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -376,6 +394,7 @@ int main(void)
         with_fixture(json_that_is_wrong_is_refused_by_name),
         with_fixture(place_round_trip_is_exact),
         with_fixture(setup_compare_tells_what_may_change_on_resume),
+        cmocka_unit_test_setup_teardown(batches_without_samples_are_refused, make_fixture, drop_fixture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,7 +195,7 @@ static void check_export(fixture *f, const char *model, const char *list)
     size_t bytes = abar__weights_stage_bytes(net);
     void *stage = malloc(bytes);
     path_in(f, model, path);
-    need(f, abar__weights_export(f->ctx, net, stage, NULL, path));
+    need(f, abar__weights_export(f->ctx, net, NULL, stage, &(abar__notes){0}, path));
     need(f, abar__safetensors_open(f->ctx, path, &file));
     assert_string_equal(abar__safetensors_metadata(file, "format"), "pt");
     FILE *expected = fopen(list, "r");

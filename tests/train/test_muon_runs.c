@@ -214,6 +214,27 @@ static void report_counts_blocks(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* Once per run, not once per layer. */
+static void split_that_does_not_divide_the_heads_is_told(void **state)
+{
+    fixture *f = *state;
+    static const char *const splits[] = {"heads:2", "heads:3", "heads:1", "qkv", "none"};
+    for (int i = 0; i < 5; i++) {
+        abar_setup *setup = make_setup(f, "deit-tiny", "muon",
+                                       "limit-train=16 limit-test=8 batch=8 epochs=1 threads=1 classes=5 image-size=8 width=24 "
+                                       "heads=3 depth=2");
+        abar_trainer *t;
+        set(f, setup, "split", splits[i]);
+        f->log[0] = '\0';
+        need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
+        const char *line = strstr(f->log, "--split heads:2: does not divide the 3 heads of blocks.0.attn.qkv");
+        assert_int_equal(line != NULL, i == 0);
+        assert_null(line ? strstr(line + 1, "--split heads") : strstr(f->log, "--split"));
+        abar_trainer_destroy(t);
+        abar_setup_destroy(f->ctx, setup);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +245,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(muon_resumes_bit_for_bit, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(muon_accumulates_gradients, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(report_counts_blocks, make_fixture, drop_fixture),
+        cmocka_unit_test_setup_teardown(split_that_does_not_divide_the_heads_is_told, make_fixture, drop_fixture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

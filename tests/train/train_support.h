@@ -46,14 +46,14 @@ static inline int make_fixture(void **state)
 
 static inline void remove_tree(const char *path)
 {
-    DIR *folder = opendir(path);
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+    DIR *open = opendir(path);
+    for (struct dirent *entry; open && (entry = readdir(open));) {
         char inside[PATH_MAX_TEST + 300];
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         snprintf(inside, sizeof inside, "%.*s/%s", PATH_MAX_TEST, path, entry->d_name);
         remove_tree(inside);
     }
-    if (folder) closedir(folder);
+    if (open) closedir(open);
     remove(path);
 }
 

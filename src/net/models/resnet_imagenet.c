@@ -7,8 +7,10 @@
 #define EXPANSION 4 /* channels of a block's output per channel of its 3x3 convolution */
 #define STAGES_MAX 8
 
+enum { STEM_LARGE, STEM_SMALL };
+
 typedef struct resnet_config {
-    int64_t image_size, classes, width;
+    int64_t image_size, classes, width, stem;
     char blocks[ABAR_OPTION_TEXT_MAX];
 } resnet_config;
 
@@ -19,6 +21,8 @@ static const abar_option options[] = {
     {"classes", ABAR_OPTION_INT, AT(classes), "1000", 1, 1 << 24, NULL, "class count, where the data leave it open"},
     {"blocks", ABAR_OPTION_TEXT, AT(blocks), "", 0, 0, NULL, "of each stage, as 3-4-6-3; empty: the member's own"},
     {"width", ABAR_OPTION_INT, AT(width), "64", 1, 1 << 16, NULL, "channels of the first stage's 3x3 convolutions"},
+    {"stem", ABAR_OPTION_CHOICE, AT(stem), "large", 0, 0, "large|small",
+     "first convolution: 7x7 with stride 2 and max pooling, or, for small images, 3x3 with stride 1 alone"},
     {0},
 };
 
@@ -63,11 +67,12 @@ static int blocks_of(const abar_model *model, abar_net *net, const char *text, i
 static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
 {
     const resnet_config *c = config;
-    const abar_conv2d_config stem = square(c->width, 7, 2);
+    const bool small = c->stem == STEM_SMALL;
+    const abar_conv2d_config stem = square(c->width, small ? 3 : 7, small ? 1 : 2);
     int64_t blocks[STAGES_MAX];
     const int stages = blocks_of(model, net, c->blocks, blocks);
     x = abar_relu(net, conv_norm(net, x, "conv1", "bn1", &stem));
-    x = abar_max_pool(net, x, &ABAR_CONFIG(abar_pool_config, .kernel = 3, .stride = 2, .pad = 1));
+    if (!small) x = abar_max_pool(net, x, &ABAR_CONFIG(abar_pool_config, .kernel = 3, .stride = 2, .pad = 1));
     for (int stage = 0; stage < stages; stage++)
         for (int64_t block = 0; block < blocks[stage]; block++) {
             abar_scope_push(net, "layer%d.%d", stage + 1, (int)block);

@@ -18,15 +18,26 @@ static bool may_differ(const char *name)
     return false;
 }
 
+/* The tables that describe the problem: of the run, the model and the images. They are the same for all that are compared,
+ * because model and data are. */
+static int problem_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_TABLES_MAX])
+{
+    const int all = abar_setup_tables(setup, out);
+    int n = 2; /* after these come the optimizer's */
+    for (int i = n; i < all; i++)
+        if (strcmp(out[i].section, "images") == 0) out[n++] = out[i];
+    return n;
+}
+
 abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_setup *setup)
 {
     abar_setup_table from[ABAR_SETUP_TABLES_MAX], to[ABAR_SETUP_TABLES_MAX];
-    abar_setup_tables(with, from);
-    abar_setup_tables(setup, to);
+    problem_tables(with, from);
+    const int n = problem_tables(setup, to);
     if (with->model != setup->model)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "compare: %s and %s are two models, compare optimizers on one",
                           with->model->name, setup->model->name);
-    for (int i = 0; i < 2; i++) { /* settings of the run, then of the model */
+    for (int i = 0; i < n; i++) {
         for (const abar_option *o = from[i].options; o->name; o++) {
             char value[ABAR_OPTION_TEXT_MAX];
             if (may_differ(o->name)) continue;
@@ -55,10 +66,10 @@ static abar_status check_same_table(const abar_compare *c, int m, const abar_set
 static abar_status check_same_problem(const abar_compare *c, int m)
 {
     abar_setup_table first[ABAR_SETUP_TABLES_MAX], other[ABAR_SETUP_TABLES_MAX];
-    abar_setup_tables(c->method[0].setup, first);
-    abar_setup_tables(c->method[m].setup, other);
-    ABAR_TRY(check_same_table(c, m, &first[0], &other[0]));
-    return check_same_table(c, m, &first[1], &other[1]); /* the models are equal, so the tables are, too */
+    problem_tables(c->method[0].setup, first);
+    const int n = problem_tables(c->method[m].setup, other);
+    for (int i = 0; i < n; i++) ABAR_TRY(check_same_table(c, m, &first[i], &other[i]));
+    return ABAR_OK;
 }
 
 static abar_status check_label(const abar_compare *c, int m)
