@@ -1,0 +1,66 @@
+/* What an augmentation's settings must satisfy. */
+#include "data/images/draws.h"
+
+enum { SIDE_MAX = 8192, REPEAT_MAX = 255, MAGNITUDE_MAX = 30 };
+#define ALPHA_MIN 1e-6 /* all but a few of a million Beta numbers are then 0 or 1 */
+#define STRENGTH_MAX 1e3
+
+static abar_status check_choices(abar_context *ctx, const abar_augment_config *c)
+{
+    if (c->style < ABAR_STYLE_TORCHVISION || c->style > ABAR_STYLE_TIMM)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "style %lld: no such style, choose an abar_style", (long long)c->style);
+    if (c->policy < ABAR_POLICY_NONE || c->policy > ABAR_POLICY_JITTER)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "policy %lld: no such policy, choose an abar_policy", (long long)c->policy);
+    if (c->policy_filter < ABAR_FILTER_STYLE || c->policy_filter > ABAR_FILTER_BICUBIC)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "policy filter %lld: no such filter, choose an abar_filter",
+                          (long long)c->policy_filter);
+    if (c->policy == ABAR_POLICY_RAND && (c->policy_magnitude < 0 || c->policy_magnitude > MAGNITUDE_MAX))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "policy magnitude %lld: out of range, choose 0 to %d",
+                          (long long)c->policy_magnitude, MAGNITUDE_MAX);
+    if (c->policy == ABAR_POLICY_JITTER && !(c->jitter >= 0 && c->jitter <= STRENGTH_MAX))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "jitter %g: out of range, choose 0 to %g", c->jitter, STRENGTH_MAX);
+    return ABAR_OK;
+}
+
+static abar_status check_alpha(abar_context *ctx, const char *name, double alpha)
+{
+    if (alpha == 0 || (alpha >= ALPHA_MIN && alpha <= STRENGTH_MAX)) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "%s %g: out of range, choose %g to %g, or 0 for none", name, alpha, ALPHA_MIN,
+                      STRENGTH_MAX);
+}
+
+static abar_status check_mixing(abar_context *ctx, const abar_augment_config *c)
+{
+    ABAR_TRY(check_alpha(ctx, "mixup", c->mixup));
+    ABAR_TRY(check_alpha(ctx, "cutmix", c->cutmix));
+    if (c->mix_group < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "mix group %lld: is negative, choose a divisor of the batch, or 0 for the usual",
+                          (long long)c->mix_group);
+    if ((c->mixup > 0 || c->cutmix > 0) && c->style == ABAR_STYLE_TIMM && c->mix_group % 2 != 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "mix group %lld: timm's style mixes the first row with the last, the second with the last but one, "
+                          "choose an even group",
+                          (long long)c->mix_group);
+    return ABAR_OK;
+}
+
+abar_status abar__augment_check(abar_context *ctx, const abar_augment_config *c, int32_t side)
+{
+    if (side < 1 || side > SIDE_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "view of %d pixels a side: out of range, choose 1 to %d", (int)side, SIDE_MAX);
+    if (!c->on) return ABAR_OK;
+    ABAR_TRY(check_choices(ctx, c));
+    const bool given = c->area_low != 0 || c->area_high != 0;
+    if (given && !(c->area_low > 0 && c->area_low <= c->area_high && c->area_high <= 1))
+        return abar__fail(
+            ctx, ABAR_E_ARGUMENT,
+            "crops of %g to %g of the area: no such range, choose shares above 0 and at most 1, the smaller first", c->area_low,
+            c->area_high);
+    if (!(c->erase >= 0 && c->erase <= 1))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "erase %g: is no probability, choose 0 to 1", c->erase);
+    ABAR_TRY(check_mixing(ctx, c));
+    if (c->repeat < 0 || c->repeat > REPEAT_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "repeat %lld: out of range, choose 1 to %d", (long long)c->repeat, REPEAT_MAX);
+    return ABAR_OK;
+}
