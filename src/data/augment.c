@@ -1,5 +1,5 @@
 /* Augmentation of CIFAR's recipe, as torchvision's RandomCrop(padding) and RandomHorizontalFlip do it, drawn as integers
- * and done on bytes; and the table that normalises bytes. */
+ * and done on bytes. */
 #include "data/data_impl.h"
 
 #include "base/rng.h"
@@ -50,66 +50,4 @@ void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height,
                 memcpy(out + left, from_row, inside);
             memset(out + left + inside, 0, row_bytes - left - inside);
         }
-}
-
-void abar__normalise_table(const abar_dataset_info *info, int channel, double out[256])
-{
-    int i = channel < 2 ? channel : 2;
-    for (int v = 0; v < 256; v++) out[v] = (v / 255.0 - info->mean[i]) / info->std[i];
-}
-
-/* rows of n values; both in and out have them stride apart */
-static void look_up_f32(const double table[256], const uint8_t *restrict in, float *restrict out, int64_t rows, int64_t stride,
-                        int64_t n)
-{
-    float narrow[256];
-    for (int v = 0; v < 256; v++) narrow[v] = (float)table[v];
-    for (int64_t r = 0; r < rows; r++, in += stride, out += stride)
-        for (int64_t i = 0; i < n; i++) out[i] = narrow[(size_t)in[i]]; /* with an int index gcc takes twice as long */
-}
-
-static void look_up_f64(const double table[256], const uint8_t *restrict in, double *restrict out, int64_t rows, int64_t stride,
-                        int64_t n)
-{
-    for (int64_t r = 0; r < rows; r++, in += stride, out += stride)
-        for (int64_t i = 0; i < n; i++) out[i] = table[in[i]];
-}
-
-static void copy_floats(const float *from, const abar_tensor *to, int64_t n)
-{
-    if (to->dtype == ABAR_F32)
-        memcpy(to->data, from, (size_t)n * sizeof *from);
-    else
-        for (int64_t i = 0; i < n; i++) ((double *)to->data)[i] = from[i];
-}
-
-abar_status abar_batch_normalise(abar_context *ctx, const abar_dataset_info *info, const abar_batch *batch, int64_t rows,
-                                 const abar_tensor *input)
-{
-    abar_batch known;
-    ABAR_TRY(abar__struct_read(ctx, "abar_batch", batch, &known, sizeof known));
-    const uint8_t *images = known.images;
-    int64_t channels = info->channels, plane = info->height * info->width;
-    const int64_t *dim = input->dim;
-    bool fits = (input->ndim == 2 && dim[1] == channels * plane) ||
-                (input->ndim == 4 && dim[1] == channels && dim[2] == info->height && dim[3] == info->width);
-    if (!fits || rows < 1 || dim[0] != rows)
-        return abar__fail(ctx, ABAR_E_ARGUMENT,
-                          "normalise: the input is not %lld images of %lld x %lld x %lld, give it that shape", (long long)rows,
-                          (long long)channels, (long long)info->height, (long long)info->width);
-    if ((input->dtype != ABAR_F32 && input->dtype != ABAR_F64) || !abar_tensor_is_dense(input))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "normalise: the input is not a dense F32 or F64 tensor, copy to it from one");
-    if (known.floats) {
-        copy_floats(known.floats, input, rows * channels * plane);
-        return ABAR_OK;
-    }
-    for (int64_t c = 0; c < channels; c++) {
-        double table[256];
-        abar__normalise_table(info, (int)c, table);
-        if (input->dtype == ABAR_F32)
-            look_up_f32(table, images + c * plane, (float *)input->data + c * plane, rows, channels * plane, plane);
-        else
-            look_up_f64(table, images + c * plane, (double *)input->data + c * plane, rows, channels * plane, plane);
-    }
-    return ABAR_OK;
 }

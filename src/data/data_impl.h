@@ -136,6 +136,11 @@ abar__augmentation abar__augment_draw(uint64_t seed, int64_t epoch, int64_t samp
 /* out, in: (C, H, W) elements of so many bytes, which do not overlap; zeros where the crop is outside the image. */
 void abar__augment_apply(abar__augmentation a, int64_t channels, int64_t height, int64_t width, size_t element,
                          const uint8_t *in, uint8_t *out);
+
+/* ---- finish.c ------------------------------------------------------------------------------------------------- */
+
+/* A part of a batch of images, from row first on. Partners must be in the same part: mixed groups are not cut. */
+abar_batch abar__batch_part(const abar_dataset_info *info, const abar_batch *batch, int64_t first);
 /* out[v] = (v/255 - mean)/std */
 void abar__normalise_table(const abar_dataset_info *info, int channel, double out[256]);
 

@@ -10,13 +10,8 @@
 #define ABAR_STEP_IMPL_H
 
 #include "abar/tensor.h"
+#include "base/both.h"
 #include "device/orthogonalise.h"
-
-#ifdef __CUDACC__
-#define ABAR_BOTH __host__ __device__ static inline /* for the host and for kernels */
-#else
-#define ABAR_BOTH static inline
-#endif
 
 typedef struct abar__update_item abar__update_item;
 typedef struct abar__update_scalars abar__update_scalars;
