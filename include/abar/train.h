@@ -114,6 +114,7 @@ typedef struct abar_progress {
     int64_t skipped_steps;
     bool validation;                      /* the setup has a validation part: test_loss and so on are its numbers */
     int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
+    double waiting; /* share of the time of the last 100 steps in which they waited for data; 0 until there are 20 */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
