@@ -100,8 +100,20 @@ abar_status abar__dataset_view(abar_context *ctx, const abar_dataset *from, int6
     *data = *from;
     data->ctx = ctx;
     data->borrowed = true;
-    data->info.train = data->part[0].count = abar__limited(from->part[0].count, limit_train);
-    data->info.test = data->part[1].count = abar__limited(from->part[1].count, limit_test);
-    *out = data;
-    return ABAR_OK;
+    abar_status status = ABAR_OK;
+    for (int i = 0; i < 2 && status == ABAR_OK; i++) {
+        const int64_t limit = i == 0 ? limit_train : limit_test;
+        data->part[i].files_owned = 0;
+        if (data->info.streamed)
+            status = abar__streamed_limit(data, i, limit);
+        else
+            data->part[i].count = abar__limited(from->part[i].count, limit);
+    }
+    data->info.train = data->part[0].count;
+    data->info.test = data->part[1].count;
+    if (status == ABAR_OK)
+        *out = data;
+    else
+        abar_dataset_close(data);
+    return status;
 }

@@ -1,4 +1,5 @@
-/* The inside of a data set: two parts of images or tokens, the table row it came from, and the readers that fill it. */
+/* The inside of a data set: two parts of images, image files or tokens, the table row it came from, and the readers that fill
+ * it. */
 #ifndef ABAR_DATA_IMPL_H
 #define ABAR_DATA_IMPL_H
 
@@ -13,6 +14,10 @@ typedef struct abar__part {
     int32_t *labels;  /* (count) */
     uint16_t *tokens; /* (count), instead of images and labels */
     int64_t count;
+    /* streamed, instead of images and labels: */
+    int side;            /* the part of the index that the samples are of */
+    int32_t *files;      /* (count): their numbers in it; NULL: 0, 1, ... */
+    int64_t files_owned; /* length of the list, if it is this part's own; else 0 */
 } abar__part;
 
 /* What the tokens of a text stand for: bytes, or characters in the order of their code points. */
@@ -35,6 +40,7 @@ typedef struct abar__data_kind {
     const char *files[ABAR_DATA_FILES_MAX]; /* all are needed; none: the set is not read from files */
     bool gzip;                              /* FILE.gz is accepted for FILE */
     bool text;                              /* the spec names a file, not a folder */
+    bool streamed;                          /* a folder of image files */
     const char *remedy;                     /* how to get it, for errors and `abar data` */
     abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
     abar_status (*look)(abar_dataset *data); /* reads the shape alone into info; NULL: the shape is always the one below */
@@ -52,6 +58,7 @@ struct abar_dataset {
     abar__vocabulary vocabulary; /* text */
     int64_t tokens;              /* text: of the whole file */
     bool borrowed;               /* the parts are the caller's, or another data set's */
+    struct abar__images_index *images; /* streamed */
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
@@ -59,6 +66,8 @@ abar_status abar__idx_look(abar_dataset *data);
 abar_status abar__cifar_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__synthetic_make(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__streamed_read(abar_dataset *data, const abar_dataset_config *config);
+abar_status abar__streamed_look(abar_dataset *data);
 
 /* ---- dataset.c ------------------------------------------------------------------------------------------------ */
 
@@ -77,14 +86,30 @@ static inline int64_t abar__image_bytes(const abar_dataset_info *info)
 abar_status abar__dataset_view(abar_context *ctx, const abar_dataset *from, int64_t limit_train, int64_t limit_test,
                                abar_dataset **out);
 
+/* ---- streamed.c ----------------------------------------------------------------------------------------------- */
+
+int64_t abar__streamed_file(const abar__part *part, int64_t i); /* the number in the index of sample i */
+int32_t abar__streamed_label(const abar_dataset *data, const abar__part *part, int64_t i);
+size_t abar__streamed_bytes(const abar_dataset *data);
+void abar__streamed_free(abar_dataset *data);
+/* Of the names of the classes, and of sizes and labels of the files. */
+uint32_t abar__streamed_crc(const abar_dataset *data, const abar__part *part);
+/* The samples of a part from place kept on become the test part. */
+abar_status abar__streamed_hold_out(abar_dataset *data, int64_t kept, uint64_t seed);
+/* Keeps the first of every class, then the second of every class, ... until there are limit. They stay in order. */
+abar_status abar__streamed_limit(abar_dataset *data, int which, int64_t limit);
+
 /* ---- validation.c --------------------------------------------------------------------------------------------- */
 
+/* Step p of the shuffle from the back that draws the validation part: the place that is exchanged with p. */
+int64_t abar__hold_out_place(uint64_t seed, int64_t p);
 /* How many of the training samples a fraction is. */
 int64_t abar__validation_count(int64_t train, double fraction);
 /* Replaces the test part by a validation part, as abar_dataset_config says. Images that are borrowed are copied. */
 abar_status abar__dataset_hold_out(abar_dataset *data, double fraction, uint64_t seed);
 
-/* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all. */
+/* CRC-32 of a part as it was kept: images and labels, or tokens. Reads them all; but of image files only what the index says.
+ */
 uint32_t abar__data_crc(const abar_dataset *data, bool test);
 
 /* ---- the parsers, on memory: label names the bytes in errors --------------------------------------------------- */

@@ -1,6 +1,8 @@
 /* Data sets by name: the table of all, finding their files, opening and access. */
 #include "data/data_impl.h"
 
+#include "data/images/index.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,6 +13,8 @@
     {                                                                                                            \
         "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte" \
     }
+#define IMAGES_READER \
+    .read = abar__streamed_read, .look = abar__streamed_look, .mean = {0.485, 0.456, 0.406}, .std = {0.229, 0.224, 0.225}
 
 static const abar__data_kind kinds[] = {
     {.name = "fashion-mnist",
@@ -76,9 +80,32 @@ static const abar__data_kind kinds[] = {
      .label_range = {10},
      .mean = {0.5, 0.5, 0.5},
      .std = {0.25, 0.25, 0.25}},
+    {.name = "imagefolder",
+     .summary = "photographs of any size, JPEG or PNG, in folders by class or in tar archives",
+     .streamed = true,
+     .remedy = "give imagefolder:DIR, a folder with train/CLASS/ and val/CLASS/, or with tar archives",
+     IMAGES_READER,
+     .shape = {3, 224, 224}},
+    {.name = "imagenet",
+     .summary = "photographs of any size, 1000 classes, 1281167 + 50000",
+     .streamed = true,
+     .remedy = "give imagenet:DIR, the folder of ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or of train/ and val/",
+     IMAGES_READER,
+     .shape = {3, 224, 224},
+     .count = {1281167, 50000},
+     .label_range = {1000}},
+    {.name = "tiny-imagenet",
+     .summary = "photographs, 64 x 64 colour, 200 classes, 100000 + 10000",
+     .streamed = true,
+     .remedy = "give tiny-imagenet:DIR, the folder that tiny-imagenet-200.zip unpacks into",
+     IMAGES_READER,
+     .shape = {3, 64, 64},
+     .count = {100000, 10000},
+     .label_range = {200}},
 };
 
-static const char *const names[] = {"fashion-mnist", "mnist", "cifar10", "cifar100", "text", "synthetic", NULL};
+static const char *const names[] = {"fashion-mnist", "mnist",       "cifar10",  "cifar100",      "text",
+                                    "synthetic",     "imagefolder", "imagenet", "tiny-imagenet", NULL};
 
 const char *const *abar_dataset_names(void) { return names; }
 
@@ -110,7 +137,7 @@ static abar_status parse_spec(abar_context *ctx, const char *spec, const abar__d
     *dir = (*kind)->folder;
     if (spec[length] == '\0') return ABAR_OK;
     *dir = spec + length + 1;
-    if (!(*kind)->files[0] && !(*kind)->text)
+    if (!(*kind)->files[0] && !(*kind)->text && !(*kind)->streamed)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is generated, not read from files, give it without a folder", name);
     const char *what = (*kind)->text ? "file" : "folder";
     if (**dir == '\0')
@@ -192,6 +219,7 @@ static abar_dataset_info published_info(const abar__data_kind *kind)
                               .height = kind->shape[1],
                               .width = kind->shape[2],
                               .text = kind->text,
+                              .streamed = kind->streamed,
                               .classes = kind->label_range[1] > 0 ? kind->label_range[1] : kind->label_range[0],
                               .train = kind->count[0],
                               .test = kind->count[1]};
@@ -231,7 +259,7 @@ abar_status abar_dataset_open(abar_context *ctx, const char *spec, const abar_da
     *out = NULL;
     ABAR_TRY(check_config(ctx, config, &c));
     ABAR_TRY(parse_spec(ctx, spec, &kind, &dir));
-    if (kind->files[0]) ABAR_TRY(need_files(ctx, kind, dir, where));
+    if (kind->files[0] || kind->streamed) ABAR_TRY(need_files(ctx, kind, dir, where));
     if (kind->text) ABAR_TRY(need_text(ctx, kind, dir, where));
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_dataset), &memory));
@@ -268,7 +296,8 @@ static size_t token_bytes(const abar_dataset *data) { return (size_t)data->token
 void abar_dataset_close(abar_dataset *data)
 {
     if (!data) return;
-    for (int i = 0; i < 2 && !data->kind->text; i++) {
+    if (data->info.streamed) abar__streamed_free(data);
+    for (int i = 0; i < 2 && !data->kind->text && !data->info.streamed; i++) {
         const int64_t n = owned_count(data, i);
         if (n == 0) continue;
         abar__free(data->ctx, data->part[i].images, images_bytes(data, n));
@@ -287,6 +316,7 @@ size_t abar_dataset_bytes(const abar_dataset *data)
 {
     size_t bytes = sizeof *data;
     const abar__vocabulary *v = &data->vocabulary;
+    if (data->info.streamed) return bytes + abar__streamed_bytes(data);
     if (data->kind->text)
         return bytes + token_bytes(data) + v->text_bytes + (v->codes ? (size_t)v->count * sizeof *v->codes : 0);
     for (int i = 0; i < 2; i++) bytes += images_bytes(data, owned_count(data, i)) + labels_bytes(owned_count(data, i));
@@ -310,7 +340,27 @@ const float *abar_dataset_image_floats(const abar_dataset *data, bool test, int6
 int32_t abar_dataset_label(const abar_dataset *data, bool test, int64_t i)
 {
     const abar__part *part = &data->part[test];
-    return i < 0 || i >= part->count || !part->labels ? -1 : part->labels[i];
+    if (i < 0 || i >= part->count) return -1;
+    if (data->info.streamed) return abar__streamed_label(data, part, i);
+    return part->labels ? part->labels[i] : -1;
+}
+
+const char *abar_dataset_class(const abar_dataset *data, int64_t label)
+{
+    return data->info.streamed && label >= 0 && label < data->info.classes ? abar__images_class(data->images, label) : NULL;
+}
+
+const char *abar_dataset_class_readable(const abar_dataset *data, int64_t label)
+{
+    return data->info.streamed && label >= 0 && label < data->info.classes ? abar__images_readable(data->images, label) : NULL;
+}
+
+void abar_dataset_sample_name(const abar_dataset *data, bool test, int64_t i, char *out, size_t n)
+{
+    const abar__part *part = &data->part[test];
+    if (n > 0) out[0] = '\0';
+    if (n == 0 || !data->info.streamed || i < 0 || i >= part->count) return;
+    abar__images_name(data->images, part->side, abar__streamed_file(part, i), out, n);
 }
 
 const uint16_t *abar_dataset_tokens(const abar_dataset *data, bool test) { return data->part[test].tokens; }
@@ -319,6 +369,7 @@ const char *abar_dataset_vocabulary(const abar_dataset *data) { return data->voc
 uint32_t abar__data_crc(const abar_dataset *data, bool test)
 {
     const abar__part *part = &data->part[test];
+    if (data->info.streamed) return abar__streamed_crc(data, part);
     if (data->kind->text) return (uint32_t)crc32_z(0, (const Bytef *)part->tokens, (size_t)part->count * sizeof *part->tokens);
     const uLong images = crc32_z(0, part->images, images_bytes(data, part->count));
     return (uint32_t)crc32_z(images, (const Bytef *)part->labels, labels_bytes(part->count));
@@ -333,6 +384,13 @@ static bool probe_text(const char *path, abar_dataset_probe *out)
     out->info.train = (int64_t)info.st_size * 9 / 10;
     out->info.test = (int64_t)info.st_size - out->info.train;
     return true;
+}
+
+static bool probe_folder(const char *dir, abar_dataset_probe *out)
+{
+    struct stat info;
+    if (dir) snprintf(out->where, sizeof out->where, "%s", dir);
+    return dir && stat(dir, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 /* The shape in the files. Where they cannot be read it stays the published one; opening the set reports why. */
@@ -351,6 +409,8 @@ static abar_status probe_name(abar_context *ctx, const char *spec, abar_dataset_
     out->info = published_info(kind);
     if (kind->text)
         out->found = probe_text(dir, out);
+    else if (kind->streamed)
+        out->found = probe_folder(dir, out);
     else
         out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
     if (!out->found) snprintf(out->remedy, sizeof out->remedy, "%s", kind->remedy);

@@ -1,8 +1,8 @@
 /* The validation part: training samples that are held out and take the place of the test part.
  *
  * Images are drawn without replacement: a Fisher-Yates shuffle from the back, stopped when the last places are filled. So the
- * training part comes first in the block, the validation part follows, and nothing is copied. The end of a text is taken,
- * because neighbouring windows overlap: the two parts then share no token. */
+ * training part comes first in the block, the validation part follows, and nothing is copied. Of image files their numbers are
+ * drawn. The end of a text is taken, because neighbouring windows overlap: the two parts then share no token. */
 #include "data/data_impl.h"
 
 #include "base/rng.h"
@@ -43,11 +43,16 @@ static void swap_bytes(uint8_t *a, uint8_t *b, int64_t n)
     }
 }
 
+int64_t abar__hold_out_place(uint64_t seed, int64_t p)
+{
+    const uint32_t u = abar__random(seed, ABAR_DRAW_HOLD_OUT, 0, (uint64_t)p).u[0];
+    return abar__below(u, (uint32_t)(p + 1));
+}
+
 static void draw_images(const abar__part *part, int64_t image, int64_t kept, uint64_t seed)
 {
     for (int64_t p = part->count - 1; p >= kept; p--) {
-        const uint32_t u = abar__random(seed, ABAR_DRAW_HOLD_OUT, 0, (uint64_t)p).u[0];
-        const int64_t q = abar__below(u, (uint32_t)(p + 1));
+        const int64_t q = abar__hold_out_place(seed, p);
         const int32_t label = part->labels[p];
         part->labels[p] = part->labels[q];
         part->labels[q] = label;
@@ -79,6 +84,8 @@ abar_status abar__dataset_hold_out(abar_dataset *data, double fraction, uint64_t
                           fraction, (long long)n, data->info.text ? "tokens" : "samples");
     if (data->info.text)
         data->part[1].tokens = data->part[0].tokens + (n - held);
+    else if (data->info.streamed)
+        ABAR_TRY(abar__streamed_hold_out(data, n - held, seed));
     else
         ABAR_TRY(hold_out_images(data, n - held, seed));
     data->info.train = data->part[0].count = n - held;

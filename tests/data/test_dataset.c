@@ -16,9 +16,11 @@ static void dataset_every_name_can_be_probed(void **state)
             assert_true(!probe.found && probe.remedy[0]);
             continue;
         }
-        assert_true(probe.info.channels > 0 && probe.info.classes > 0 && probe.info.train > 0 && probe.info.std[2] > 0.0);
+        assert_true(probe.info.channels > 0 && probe.info.std[2] > 0.0);
+        if (strcmp(*name, "imagefolder") != 0) /* may be anything before a folder is named */
+            assert_true(probe.info.classes > 0 && probe.info.train > 0);
     }
-    assert_int_equal(n, 6);
+    assert_int_equal(n, 9);
     abar_context_destroy(ctx);
 }
 
