@@ -201,11 +201,12 @@ static int check_data(cli *c, const data_flags *flags)
     abar_dataset *data = NULL;
     abar_dataset_config config = {.size = sizeof config, .bytes = flags->text == ABAR_TEXT_BYTES};
     abar_dataset_probe probe = {.size = sizeof probe};
+    const bool images = images_named(c, flags->data, &probe);
+    const int code = refuse_flags(c, flags, images);
+    if (code) return code;
+    if (images) return work_on_images(c, flags, &probe);
     abar_status status = abar_dataset_probe_name(c->ctx, flags->data, &probe);
     if (status < 0) return cli_fail_usage(c, status);
-    const int code = refuse_flags(c, flags, probe.info.streamed);
-    if (code) return code;
-    if (probe.info.streamed) return work_on_images(c, flags, &probe);
     status = abar_dataset_open(c->ctx, flags->data, &config, &data);
     if (status < 0) return cli_fail_status(c, status);
     const int described = describe(c, data, &probe.info, flags);

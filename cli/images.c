@@ -7,6 +7,16 @@
 
 #define COPIES_SHOWN 5 /* of images that are there twice */
 
+bool images_named(const cli *c, const char *spec, abar_dataset_probe *published)
+{
+    char name[64];
+    abar_dataset_probe probe = {.size = sizeof probe};
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(spec, ":"), spec);
+    if (abar_dataset_probe_name(c->ctx, name, &probe) < 0) return false;
+    if (published) *published = probe;
+    return probe.info.streamed;
+}
+
 /* ---- progress --------------------------------------------------------------------------------------------------- */
 
 typedef struct watch {

@@ -12,6 +12,8 @@ typedef struct image_request {
     int64_t published[2]; /* images of the published set; 0: of any number */
 } image_request;
 
+/* Whether NAME or NAME:DIR is a set of image files. published: NULL, or what is known of it without its files. */
+bool images_named(const cli *c, const char *spec, abar_dataset_probe *published);
 /* Both return an exit code. */
 int images_check(cli *c, const image_request *request);
 int images_shrink(cli *c, const image_request *request, int64_t side, const char *to);
