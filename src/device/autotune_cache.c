@@ -1,14 +1,13 @@
 /* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
 #include "device/autotune_cache.h"
+#include "base/cache_folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HEAD "abar choices 1: "
@@ -178,18 +177,6 @@ static bool replace_file(const abar__autotune_cache *c, const abar__text *text)
     return good;
 }
 
-/* Creates the folder of the file and its parents. */
-static void make_folder(const abar__autotune_cache *c)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", c->path);
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        (void)mkdir(path, 0777); /* it exists already, or writing the file fails and logs that */
-        *slash = '/';
-    }
-}
-
 static abar_status save(abar__autotune_cache *c)
 {
     abar__text text = {0};
@@ -197,7 +184,7 @@ static abar_status save(abar__autotune_cache *c)
     abar_status status = join_file(c);
     if (status >= 0) status = abar__autotune_cache_write(c, &text);
     if (status >= 0) {
-        make_folder(c);
+        abar__cache_make_folder(c->path);
         if (!replace_file(c, &text)) tell(c, "cannot be written: what was measured is not remembered, see ABAR_CACHE");
     }
     abar__text_free(c->ctx, &text);
@@ -205,20 +192,6 @@ static abar_status save(abar__autotune_cache *c)
 }
 
 /* ---- opening ---------------------------------------------------------------------------------------------------------- */
-
-/* The user's cache folder for abar; false: there is none. */
-static bool find_folder(char *out, size_t size)
-{
-    const char *own = getenv("ABAR_CACHE"), *all = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int length;
-    if (own && *own)
-        length = strcmp(own, "off") == 0 ? -1 : snprintf(out, size, "%s", own);
-    else if (all && *all == '/') /* the XDG standard says that relative paths are to be ignored */
-        length = snprintf(out, size, "%s/abar", all);
-    else
-        length = home && *home == '/' ? snprintf(out, size, "%s/.cache/abar", home) : -1;
-    return length > 0 && (size_t)length < size;
-}
 
 /* "NVIDIA H200, driver 13000" -> "nvidia-h200-driver-13000" */
 static void name_of(const char *title, char *out)
@@ -249,7 +222,7 @@ abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar
     char folder[PATH_MAX], name[ABAR_AUTOTUNE_MAX];
     abar__autotune_cache *c;
     *out = NULL;
-    if (!is_one_line(title) || !find_folder(folder, sizeof folder)) return ABAR_OK;
+    if (!is_one_line(title) || !abar__cache_folder(folder, sizeof folder)) return ABAR_OK;
     name_of(title, name);
     ABAR_TRY(make(ctx, title, &c));
     const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);

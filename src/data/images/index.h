@@ -54,7 +54,7 @@ const char *abar__images_readable(const abar__images_index *index, int64_t label
 /* Samples of a part (0: training, 1: test) in the order of the data set. */
 int32_t abar__images_label(const abar__images_index *index, int part, int64_t i);
 int64_t abar__images_size(const abar__images_index *index, int part, int64_t i); /* bytes of the file */
-/* The path, or ARCHIVE/MEMBER, for printing: unprintable bytes escaped. */
+/* The path, or ARCHIVE/MEMBER, for printing: unprintable bytes escaped, a long one without its beginning. n: at least 8. */
 void abar__images_name(const abar__images_index *index, int part, int64_t i, char *out, size_t n);
 
 typedef enum abar__images_found { ABAR_IMAGES_READ, ABAR_IMAGES_CHANGED, ABAR_IMAGES_FAILED } abar__images_found;

@@ -1,0 +1,267 @@
+/* Which of the layouts of docs/images.md a folder has, and the scan of those that are plain files. */
+#include "data/images/scan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What was found in the folder, before any class is read. */
+typedef struct layout {
+    abar__listing root, train, val;
+    const char *val_name; /* val, validation or test; NULL: none */
+    abar__text shards[2]; /* their paths, zero-terminated */
+} layout;
+
+static bool has_folder(const abar__listing *list, const char *name)
+{
+    const abar__entry *entry = abar__listing_find(list, name);
+    return entry && entry->folder;
+}
+
+static bool has_file(const abar__listing *list, const char *name)
+{
+    const abar__entry *entry = abar__listing_find(list, name);
+    return entry && !entry->folder;
+}
+
+/* ---- shards ------------------------------------------------------------------------------------------------------- */
+
+/* Tars in a directory, or those in the folder whose name has this part in it and not the other. */
+static abar_status collect_shards(abar__scan *s, const abar__listing *list, const char *path, const char *with,
+                                  const char *without, abar__text *out)
+{
+    char whole[ABAR_IMAGES_PATH_MAX];
+    for (int64_t i = 0; i < list->count; i++) {
+        const abar__entry *entry = abar__listing_at(list, i);
+        if (entry->folder || !abar__name_is_tar(entry->name)) continue;
+        if (with && (!strstr(entry->name, with) || strstr(entry->name, without))) continue;
+        ABAR_TRY(abar__scan_join(s, path, entry->name, whole));
+        ABAR_TRY(abar__text_append(s->ctx, out, whole, strlen(whole) + 1));
+    }
+    return ABAR_OK;
+}
+
+static abar_status find_shards(abar__scan *s, layout *l, bool *out)
+{
+    ABAR_TRY(collect_shards(s, &l->train, "train", NULL, NULL, &l->shards[0]));
+    ABAR_TRY(collect_shards(s, &l->val, l->val_name ? l->val_name : "", NULL, NULL, &l->shards[1]));
+    *out = l->shards[0].length > 0 && l->shards[1].length > 0;
+    if (*out) return ABAR_OK;
+    l->shards[0].length = l->shards[1].length = 0;
+    ABAR_TRY(collect_shards(s, &l->root, "", "train", "val", &l->shards[0]));
+    ABAR_TRY(collect_shards(s, &l->root, "", "val", "train", &l->shards[1]));
+    *out = l->shards[0].length > 0 && l->shards[1].length > 0;
+    return ABAR_OK;
+}
+
+/* ---- folders of classes -------------------------------------------------------------------------------------------- */
+
+static bool is_class(const abar__entry *entry) { return entry->folder && entry->name[0] != '.'; }
+
+/* The classes are the directories of train. */
+static abar_status find_classes(abar__scan *s, const layout *l)
+{
+    void *memory;
+    int64_t count = 0;
+    const size_t bytes = (size_t)l->train.count * sizeof(const char *);
+    ABAR_TRY(abar__alloc(s->ctx, bytes, &memory));
+    const char **names = memory;
+    for (int64_t i = 0; i < l->train.count; i++)
+        if (is_class(abar__listing_at(&l->train, i))) names[count++] = abar__listing_at(&l->train, i)->name;
+    s->index->head.ignored += l->train.count - count;
+    const abar_status status =
+        count > 0 ? abar__scan_set_classes(s, names, count)
+                  : abar__scan_fail(s, ABAR_E_NOT_FOUND, "train", "", "has no directories, put each class into one");
+    abar__free(s->ctx, memory, bytes);
+    return status;
+}
+
+/* Reads one class of a part. */
+static abar_status read_class(abar__scan *s, int part, const char *folder, uint32_t parent, int32_t label)
+{
+    char path[ABAR_IMAGES_PATH_MAX];
+    ABAR_TRY(abar__scan_join(s, folder, abar__scan_class(s, label), path));
+    ABAR_TRY(abar__scan_walk(s, path, parent));
+    const int64_t count = abar__scan_found_count(s);
+    if (count == 0 && part == 0)
+        return abar__scan_fail(s, ABAR_E_NOT_FOUND, path, "", "has no images, add some or remove this class");
+    for (int64_t i = 0; i < count; i++) abar__scan_found_at(s, i)->label = label;
+    return abar__scan_emit(s, part, false);
+}
+
+static abar_status read_train(abar__scan *s, const layout *l)
+{
+    ABAR_TRY(find_classes(s, l));
+    for (int64_t c = 0; c < abar__scan_classes(s); c++) ABAR_TRY(read_class(s, 0, "train", l->train.place, (int32_t)c));
+    return ABAR_OK;
+}
+
+static abar_status read_val_classes(abar__scan *s, const layout *l)
+{
+    for (int64_t i = 0; i < l->val.count; i++) {
+        const abar__entry *entry = abar__listing_at(&l->val, i);
+        if (!is_class(entry))
+            s->index->head.ignored++;
+        else if (abar__scan_label(s, entry->name, strlen(entry->name)) < 0)
+            return abar__scan_fail(s, ABAR_E_FORMAT, l->val_name, entry->name,
+                                   "is a class that train lacks, add it to train or remove it");
+    }
+    for (int64_t c = 0; c < abar__scan_classes(s); c++)
+        if (has_folder(&l->val, abar__scan_class(s, c))) ABAR_TRY(read_class(s, 1, l->val_name, l->val.place, (int32_t)c));
+    return ABAR_OK;
+}
+
+/* Images without directories of classes, and their label file. */
+static abar_status read_val_labels(abar__scan *s, const char *folder, uint32_t parent, const char *labels)
+{
+    ABAR_TRY(abar__scan_walk(s, folder, parent));
+    ABAR_TRY(abar__scan_apply_labels(s, labels));
+    return abar__scan_emit(s, 1, false);
+}
+
+static bool has_loose_images(const abar__listing *list)
+{
+    for (int64_t i = 0; i < list->count; i++)
+        if (!abar__listing_at(list, i)->folder && abar__name_kind_of(abar__listing_at(list, i)->name) == ABAR_NAME_IMAGE)
+            return true;
+    return false;
+}
+
+static abar_status read_val(abar__scan *s, const layout *l)
+{
+    char labels[ABAR_IMAGES_PATH_MAX];
+    const bool tiny = s->index->head.layout == ABAR_LAYOUT_TINY;
+    const bool loose = !tiny && has_loose_images(&l->val);
+    ABAR_TRY(abar__scan_find_labels(s, &l->root, &l->val, labels));
+    if (loose && !*labels)
+        return abar__scan_fail(s, ABAR_E_NOT_FOUND, l->val_name, "",
+                               "its images are in no directories of classes and there is no label file, see --val-labels");
+    if (tiny) return read_val_labels(s, "val/images", l->val.place, *s->labels_file ? labels : "val/val_annotations.txt");
+    if (loose || *s->labels_file) return read_val_labels(s, l->val_name, l->root.place, labels);
+    return read_val_classes(s, l);
+}
+
+/* ---- recognition ---------------------------------------------------------------------------------------------------- */
+
+static abar_status refuse_folder(const abar__scan *s, const layout *l)
+{
+    char found[160] = "";
+    const bool train = has_folder(&l->root, "train");
+    for (int64_t i = 0, n = 0; i < l->root.count && n < 5 && strlen(found) < 100; i++) {
+        char name[40];
+        const abar__entry *entry = abar__listing_at(&l->root, i);
+        if (*entry->name == '.') continue;
+        abar__images_escape(entry->name, name, sizeof name);
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%s%s%s", n++ ? ", " : "", name,
+                 entry->folder ? "/" : "");
+    }
+    return abar__scan_fail(s, ABAR_E_NOT_FOUND, "", "",
+                           "%s: expected train/CLASS/ and val/CLASS/ with images, tar shards, or " ABAR_IMAGENET_TRAIN
+                           " and " ABAR_IMAGENET_VAL "; found %s",
+                           train && !l->val_name ? "has train/ but no val/" : "has no layout that abar knows",
+                           *found ? found : "nothing");
+}
+
+static abar_status read_layout(abar__scan *s, layout *l)
+{
+    static const char *const val_names[] = {"val", "validation", "test"};
+    abar__images_head *head = &s->index->head;
+    bool shards;
+    ABAR_TRY(abar__scan_list(s, "", ABAR_PLACE_NONE, &l->root));
+    const bool train = has_folder(&l->root, "train");
+    for (int i = 2; i >= 0; i--)
+        if (has_folder(&l->root, val_names[i])) l->val_name = val_names[i];
+    if (train) ABAR_TRY(abar__scan_list(s, "train", l->root.place, &l->train));
+    if (l->val_name) ABAR_TRY(abar__scan_list(s, l->val_name, l->root.place, &l->val));
+    if (has_file(&l->root, ABAR_IMAGENET_TRAIN) && has_file(&l->root, ABAR_IMAGENET_VAL)) {
+        head->layout = ABAR_LAYOUT_ARCHIVES;
+        return abar__scan_official(s, &l->root, l->val_name && strcmp(l->val_name, "val") == 0 ? &l->val : NULL);
+    }
+    ABAR_TRY(find_shards(s, l, &shards));
+    if (shards) {
+        head->layout = ABAR_LAYOUT_SHARDS;
+        return abar__scan_shards(s, &l->root, l->shards);
+    }
+    if (!train || !l->val_name) return refuse_folder(s, l);
+    const bool tiny = has_file(&l->val, "val_annotations.txt") && has_folder(&l->val, "images");
+    head->layout = tiny ? ABAR_LAYOUT_TINY : ABAR_LAYOUT_FOLDERS;
+    ABAR_TRY(read_train(s, l));
+    return read_val(s, l);
+}
+
+/* ---- the scan ------------------------------------------------------------------------------------------------------- */
+
+/* The first line of a shrunk copy's README. */
+static abar_status read_shrunk(abar__scan *s, const abar__listing *root)
+{
+    char text[128] = "";
+    uint32_t place;
+    struct stat info;
+    const size_t n = strlen(ABAR_IMAGES_SHRUNK);
+    if (!has_file(root, ABAR_IMAGES_README)) return ABAR_OK;
+    ABAR_TRY(abar__scan_add_file(s, ABAR_PLACE_FILE, ABAR_IMAGES_README, &place, &info));
+    const int fd = openat(s->index->folder, ABAR_IMAGES_README, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return abar__scan_fail_errno(s, ABAR_IMAGES_README, "", errno);
+    const ssize_t got = abar__images_pread(fd, text, sizeof text - 1, 0);
+    const int error = errno;
+    close(fd);
+    if (got < 0) return abar__scan_fail_errno(s, ABAR_IMAGES_README, "", error);
+    if (strncmp(text, ABAR_IMAGES_SHRUNK, n) != 0) return ABAR_OK;
+    const long side = strtol(text + n, NULL, 10);
+    if (side < 1 || side > ABAR_IMAGE_SIDE_MAX)
+        return abar__scan_fail(s, ABAR_E_FORMAT, ABAR_IMAGES_README, "", "its first line has no short side, restore it");
+    s->index->head.shrunk = side;
+    return ABAR_OK;
+}
+
+static abar_status check_parts(abar__scan *s)
+{
+    void *seen;
+    const int64_t classes = abar__scan_classes(s);
+    const abar__text *test = &s->index->text[ABAR_SECTION_SAMPLES + 1];
+    if (test->length == 0) return abar__fail(s->ctx, ABAR_E_NOT_FOUND, "%s: its test part has no images, add some", s->folder);
+    ABAR_TRY(abar__alloc(s->ctx, (size_t)classes, &seen));
+    for (size_t i = 0; i < test->length / sizeof(abar__sample); i++)
+        ((uint8_t *)seen)[((const abar__sample *)test->data)[i].label] = 1;
+    for (int64_t c = 0; c < classes; c++) s->index->head.untested += !((const uint8_t *)seen)[c];
+    abar__free(s->ctx, seen, (size_t)classes);
+    return ABAR_OK;
+}
+
+static abar_status scan_all(abar__scan *s, layout *l)
+{
+    abar__images_head *head = &s->index->head;
+    ABAR_TRY(abar__text_append(s->ctx, s->names, "", 1)); /* offset 0 is the empty string */
+    ABAR_TRY(abar__scan_string(s, s->folder, strlen(s->folder), &head->folder));
+    if (*s->classes_file) ABAR_TRY(abar__scan_string(s, s->classes_file, strlen(s->classes_file), &head->classes_file));
+    if (*s->labels_file) ABAR_TRY(abar__scan_string(s, s->labels_file, strlen(s->labels_file), &head->labels_file));
+    ABAR_TRY(read_layout(s, l));
+    ABAR_TRY(abar__scan_read_words(s, &l->root));
+    ABAR_TRY(read_shrunk(s, &l->root));
+    return check_parts(s);
+}
+
+abar_status abar__images_scan(abar__images_index *index, const char *folder, const char *classes_file, const char *labels_file)
+{
+    abar_context *ctx = index->ctx;
+    layout l = {0};
+    abar__scan s = {.ctx = ctx,
+                    .index = index,
+                    .folder = folder,
+                    .classes_file = classes_file,
+                    .labels_file = labels_file,
+                    .names = &index->text[ABAR_SECTION_NAMES]};
+    const abar_status status = scan_all(&s, &l);
+    abar__listing_free(ctx, &l.root);
+    abar__listing_free(ctx, &l.train);
+    abar__listing_free(ctx, &l.val);
+    for (int part = 0; part < 2; part++) abar__text_free(ctx, &l.shards[part]);
+    abar__text_free(ctx, &s.found);
+    abar__text_free(ctx, &s.order);
+    abar__text_free(ctx, &s.pending);
+    return status;
+}
