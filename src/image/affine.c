@@ -1,9 +1,8 @@
 /* Geometry with Pillow's bytes (docs/images.md): affine maps in three filters, and rotation.
  *
  * The position of an output pixel is computed in double precision by the same operations in the same order as Pillow's
- * (libImaging/Geometry.c), uncontracted. Positions grow or fall along a row, so what is inside the image is one run of pixels.
- * A run is done in blocks: first the positions of a block, which the compiler vectorises, then its pixels, channel by channel.
- * Pillow repeats the result of the last row or column that is inside; reading clamped indices gives the same. */
+ * (libImaging/Geometry.c), uncontracted. Positions grow or fall along a row, so the pixels whose position is inside the image
+ * are one run, and those whose neighbours are all inside are a run within it. */
 #include "image/operations_impl.h"
 
 #include <math.h>
@@ -11,153 +10,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 128 };
+typedef abar__affine_job job;
+typedef abar__affine_line line;
+typedef abar__affine_run run;
 
-/* One coordinate of a block of positions: which pixels surround each (2 taps, bicubic 4), and how far it is past the second of
- * four or the first of two. */
-typedef struct axis {
-    double t[BLOCK];
-    int32_t tap[4][BLOCK];
-} axis;
+static bool past(const line *l, double bound, int32_t x) { return (abar__affine_place(l, x) >= bound) != (l->step < 0); }
 
-/* The input's coordinate at column x of a row: (step*(x + 1/2) + across) + offset, rounded three times. */
-typedef struct line {
-    double step, across, offset;
-    int32_t limit; /* inside: 0 <= coordinate < limit */
-} line;
-
-static double place(const line *l, int32_t x) { return (l->step * ((double)x + 0.5) + l->across) + l->offset; }
-
-/* The first column in [from, to) whose coordinate is not below the bound (falling: is below it); to: none. */
-static int32_t crossing(const line *l, double bound, int32_t from, int32_t to)
+/* The first column of the run whose coordinate is not below the bound (falling: is below it); its end: none. */
+static int32_t crossing(const line *l, double bound, run r)
 {
-    const bool falling = l->step < 0;
-    while (from < to) {
-        const int32_t middle = from + (to - from) / 2;
-        if ((place(l, middle) >= bound) != falling)
-            to = middle;
-        else
-            from = middle + 1;
-    }
-    return from;
+    if (r.from == r.to || l->step == 0) return r.from == r.to || past(l, bound, r.from) ? r.from : r.to;
+    const double guess = (bound - l->offset - l->across) / l->step; /* off by rounding alone */
+    int32_t x = guess > r.from ? guess < r.to ? (int32_t)guess : r.to : r.from;
+    while (x > r.from && past(l, bound, x - 1)) x--;
+    while (x < r.to && !past(l, bound, x)) x++;
+    return x;
 }
 
-/* Narrows the run [*from, *to) to the columns whose coordinate is inside. */
-static void narrow(const line *l, int32_t *from, int32_t *to)
+/* The part of the run whose coordinate is at least low and below high. */
+static run narrow(const line *l, double low, double high, run r)
 {
-    const int32_t zero = crossing(l, 0, *from, *to), limit = crossing(l, l->limit, *from, *to);
-    *from = l->step < 0 ? limit : zero;
-    *to = l->step < 0 ? zero : limit;
-    if (*to < *from) *to = *from;
-}
-
-static int32_t clamp(int32_t i, int32_t limit) { return i < 0 ? 0 : i < limit ? i : limit - 1; }
-
-/* Taps and fractions of n columns from x on. Tap k of column x + i is pixel*stride + base + i*shift. */
-static void fill_axis(axis *out, const line *l, int32_t x, int32_t n, int taps, int32_t stride, int32_t base, int32_t shift)
-{
-    int32_t index[BLOCK];
-    for (int32_t i = 0; i < n; i++) {
-        const double at = place(l, x + i) - 0.5; /* at least -1/2: the floor is at least -1 */
-        index[i] = (int32_t)at - (at < 0 ? 1 : 0);
-        out->t[i] = at - index[i];
-    }
-    for (int k = 0; k < taps; k++) {
-        int32_t *restrict tap = out->tap[k];
-        const int32_t reach = taps == 4 ? k - 1 : k;
-        for (int32_t i = 0; i < n; i++) tap[i] = clamp(index[i] + reach, l->limit) * stride + base + i * shift;
-    }
-}
-
-static double mix2(double p, double q, double t) { return p + (q - p) * t; }
-
-static double mix4(double v1, double v2, double v3, double v4, double t)
-{
-    const double p2 = -v1 + v3, p3 = 2 * (v1 - v2) + v3 - v4, p4 = -v1 + v2 - v3 + v4;
-    return v2 + t * (p2 + t * (p3 + t * p4));
-}
-
-static uint8_t clip(double v) { return v <= 0 ? 0 : v >= 255 ? 255 : (uint8_t)v; }
-
-static void linear_along(const uint8_t *restrict in, const axis *restrict a, int32_t n, uint8_t *restrict out)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const int p = in[a->tap[0][i]], q = in[a->tap[1][i]];
-        out[i] = (uint8_t)(int)(p + (q - p) * a->t[i]);
-    }
-}
-
-static double cubic_bytes(int v1, int v2, int v3, int v4, double t)
-{
-    const int p2 = -v1 + v3, p3 = 2 * (v1 - v2) + v3 - v4, p4 = -v1 + v2 - v3 + v4; /* exact, as in double */
-    return v2 + t * (p2 + t * (p3 + t * p4));
-}
-
-static void cubic_along(const uint8_t *restrict in, const axis *restrict a, int32_t n, uint8_t *restrict out)
-{
-    for (int32_t i = 0; i < n; i++)
-        out[i] = clip(cubic_bytes(in[a->tap[0][i]], in[a->tap[1][i]], in[a->tap[2][i]], in[a->tap[3][i]], a->t[i]));
-}
-
-static void linear_both(const uint8_t *restrict in, const axis *restrict h, const axis *restrict v, int32_t n,
-                        uint8_t *restrict out)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t left = h->tap[0][i], right = h->tap[1][i];
-        const uint8_t *top = in + v->tap[0][i], *low = in + v->tap[1][i];
-        const double t = h->t[i], v1 = top[left] + (top[right] - top[left]) * t, v2 = low[left] + (low[right] - low[left]) * t;
-        out[i] = (uint8_t)(int)mix2(v1, v2, v->t[i]);
-    }
-}
-
-static void cubic_both(const uint8_t *restrict in, const axis *restrict h, const axis *restrict v, int32_t n,
-                       uint8_t *restrict out)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t c0 = h->tap[0][i], c1 = h->tap[1][i], c2 = h->tap[2][i], c3 = h->tap[3][i];
-        double row[4];
-        for (int k = 0; k < 4; k++) {
-            const uint8_t *r = in + v->tap[k][i];
-            row[k] = cubic_bytes(r[c0], r[c1], r[c2], r[c3], h->t[i]);
-        }
-        out[i] = clip(mix4(row[0], row[1], row[2], row[3], v->t[i]));
-    }
-}
-
-/* What the kernels need of an image and the map. */
-typedef struct job {
-    const abar__image_change *change;
-    int32_t height, width;
-    int taps;
-    bool rows_stay, columns_stay; /* the input's row is the output's, exactly; the same of columns */
-} job;
-
-/* The n pixels from x on in row y, all of them inside. Along an axis that stays, t is 0 and drops out. */
-static void run_block(const job *j, const line *h, const line *v, int32_t y, int32_t x, int32_t n, const uint8_t *in,
-                      uint8_t *out)
-{
-    axis ah, av;
-    const int32_t plane = j->height * j->width;
-    if (j->rows_stay)
-        fill_axis(&ah, h, x, n, j->taps, 1, y * j->width, 0);
-    else if (j->columns_stay)
-        fill_axis(&ah, v, x, n, j->taps, j->width, x, 1);
-    else {
-        fill_axis(&ah, h, x, n, j->taps, 1, 0, 0);
-        fill_axis(&av, v, x, n, j->taps, j->width, 0, 0);
-    }
-    const bool along = j->rows_stay || j->columns_stay;
-    out += y * j->width + x;
-    for (int c = 0; c < 3; c++, in += plane, out += plane) {
-        if (along && j->taps == 2)
-            linear_along(in, &ah, n, out);
-        else if (along)
-            cubic_along(in, &ah, n, out);
-        else if (j->taps == 2)
-            linear_both(in, &ah, &av, n, out);
-        else
-            cubic_both(in, &ah, &av, n, out);
-    }
+    const int32_t first = crossing(l, low, r), last = crossing(l, high, r);
+    run inside = l->step < 0 ? (run){last, first} : (run){first, last};
+    if (inside.to < inside.from) inside.to = inside.from;
+    return inside;
 }
 
 static void fill_row(const job *j, int32_t y, int32_t from, int32_t to, uint8_t *out)
@@ -166,21 +42,29 @@ static void fill_row(const job *j, int32_t y, int32_t from, int32_t to, uint8_t 
         memset(out + (c * j->height + y) * j->width + from, j->change->fill[c], (size_t)(to - from));
 }
 
-static void interpolate(const job *j, const double m[6], const uint8_t *in, uint8_t *out)
+static void interpolate(const abar__operation_loops *loops, const job *j, const double m[6], const uint8_t *in, uint8_t *out)
 {
+    const double reach = (j->taps - 1) / 2.0; /* pixels that are needed on either side of a position */
     for (int32_t y = 0; y < j->height; y++) {
         const double middle = (double)y + 0.5;
-        const line h = {m[0], m[1] * middle, m[2], j->width}, v = {m[3], m[4] * middle, m[5], j->height};
-        int32_t from = 0, to = j->width;
-        narrow(&h, &from, &to);
-        narrow(&v, &from, &to);
-        fill_row(j, y, 0, from, out);
-        fill_row(j, y, to, j->width, out);
-        for (int32_t x = from; x < to; x += BLOCK) run_block(j, &h, &v, y, x, to - x < BLOCK ? to - x : BLOCK, in, out);
+        const line h = {m[0], m[1] * middle, m[2]}, v = {m[3], m[4] * middle, m[5]};
+        run inside = {0, j->width};
+        if (!j->columns_stay) inside = narrow(&h, 0, j->width, inside);
+        if (!j->rows_stay) inside = narrow(&v, 0, j->height, inside);
+        run whole = inside;
+        if (!j->columns_stay) whole = narrow(&h, reach, j->width - reach, whole);
+        if (!j->rows_stay) whole = narrow(&v, reach, j->height - reach, whole);
+        fill_row(j, y, 0, inside.from, out);
+        loops->interpolate(j, &h, &v, y, (run){inside.from, whole.from}, true, in, out);
+        loops->interpolate(j, &h, &v, y, whole, false, in, out);
+        loops->interpolate(j, &h, &v, y, (run){whole.to, inside.to}, true, in, out);
+        fill_row(j, y, inside.to, j->width, out);
     }
 }
 
 /* ---- whole pixels ---- */
+
+enum { BLOCK = 128 };
 
 /* Content moves by (-dx, -dy). */
 static void shift(const job *j, int32_t dx, int32_t dy, const uint8_t *in, uint8_t *out)
@@ -244,8 +128,8 @@ static void nearest_fixed(const job *j, const double m[6], const uint8_t *in, ui
 
 static bool whole(double v) { return fabs(v) < 0x1p30 && v == floor(v); }
 
-static void affine(const abar__image_change *change, const double m[6], int32_t height, int32_t width, const uint8_t *in,
-                   uint8_t *out)
+static void affine(const abar__operation_loops *loops, const abar__image_change *change, const double m[6], int32_t height,
+                   int32_t width, const uint8_t *in, uint8_t *out)
 {
     const job j = {.change = change,
                    .height = height,
@@ -256,16 +140,17 @@ static void affine(const abar__image_change *change, const double m[6], int32_t 
     if (m[0] == 1 && m[1] == 0 && m[3] == 0 && m[4] == 1 && whole(m[2]) && whole(m[5]))
         shift(&j, (int32_t)m[2], (int32_t)m[5], in, out); /* every filter gives the pixels themselves */
     else if (change->filter != ABAR_IMAGE_NEAREST)
-        interpolate(&j, m, in, out);
+        interpolate(loops, &j, m, in, out);
     else if (m[1] == 0 && m[3] == 0)
         nearest_scaled(&j, m, in, out);
     else
         nearest_fixed(&j, m, in, out);
 }
 
-void abar__image_affine(const abar__image_change *change, int32_t height, int32_t width, const uint8_t *in, uint8_t *out)
+void abar__image_affine(const abar__operation_loops *loops, const abar__image_change *change, int32_t height, int32_t width,
+                        const uint8_t *in, uint8_t *out)
 {
-    affine(change, change->matrix, height, width, in, out);
+    affine(loops, change, change->matrix, height, width, in, out);
 }
 
 /* ---- rotation ---- */
@@ -290,7 +175,8 @@ static void turn(int quarters, int32_t height, int32_t width, const uint8_t *in,
             for (int32_t x = 0; x < width; x++) *out++ = in[first + y * down + x * right];
 }
 
-void abar__image_rotate(const abar__image_change *change, int32_t height, int32_t width, const uint8_t *in, uint8_t *out)
+void abar__image_rotate(const abar__operation_loops *loops, const abar__image_change *change, int32_t height, int32_t width,
+                        const uint8_t *in, uint8_t *out)
 {
     double degrees = fmod(change->value, 360.0);
     if (degrees < 0) degrees += 360.0;
@@ -306,5 +192,5 @@ void abar__image_rotate(const abar__image_change *change, int32_t height, int32_
     const double cosine = round15(cos(angle)), sine = round15(sin(angle)), minus_sine = round15(-sin(angle));
     const double m[6] = {cosine,     sine,   (cosine * -x + sine * -y + 0.0) + x,
                          minus_sine, cosine, (minus_sine * -x + cosine * -y + 0.0) + y};
-    affine(change, m, height, width, in, out);
+    affine(loops, change, m, height, width, in, out);
 }

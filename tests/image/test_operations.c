@@ -2,6 +2,8 @@
  * write what they must and no more. */
 #include "image/change_text.h"
 
+#include "image/operations_impl.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <zlib.h>
@@ -38,8 +40,9 @@ static uint32_t crc_of(const uint8_t *planar, int plane, uint32_t before)
     return crc;
 }
 
-/* On buffers of exactly the image's bytes: the sanitizers see a byte beyond. */
-static uint32_t crc_of_change(const abar__image_change *change, kind which, int width, int height, uint32_t before)
+/* On buffers of exactly the image's bytes: the sanitizers see a byte beyond. loops: NULL for what abar__image_apply chooses. */
+static uint32_t crc_of_change(const abar__operation_loops *loops, const abar__image_change *change, kind which, int width,
+                              int height, uint32_t before)
 {
     const size_t bytes = (size_t)(width * height) * 3;
     uint8_t *in = malloc(bytes), *kept = malloc(bytes), *out = malloc(bytes);
@@ -47,7 +50,10 @@ static uint32_t crc_of_change(const abar__image_change *change, kind which, int 
     make_image(which, width, height, in);
     memcpy(kept, in, bytes);
     memset(out, 0xa5, bytes);
-    abar__image_apply(change, height, width, in, out);
+    if (loops)
+        abar__image_apply_by(loops, change, height, width, in, out);
+    else
+        abar__image_apply(change, height, width, in, out);
     assert_memory_equal(in, kept, bytes);
     uint32_t crc = crc_of(out, width * height, before);
     free(in);
@@ -56,16 +62,15 @@ static uint32_t crc_of_change(const abar__image_change *change, kind which, int 
     return crc;
 }
 
-static void operations_give_pillows_bytes(void **state)
+static void compare_with_pillow(const abar__operation_loops *loops)
 {
-    (void)state;
     FILE *file = open_golden("images_operations.txt");
     int width, height, cases = 0, different = 0;
     while (fscanf(file, "%d %d", &width, &height) == 2) {
         const abar__image_change change = read_change(file);
         uint32_t expected, found = 0;
         assert_int_equal(fscanf(file, " : %x", &expected), 1);
-        for (kind k = FORMULA; k < KINDS; k++) found = crc_of_change(&change, k, width, height, found);
+        for (kind k = FORMULA; k < KINDS; k++) found = crc_of_change(loops, &change, k, width, height, found);
         if (found != expected && different++ < 20)
             print_error("%d x %d, operation %d, filter %d, value %.17g, matrix %g %g %g %g %g %g\n", width, height,
                         (int)change.operation, (int)change.filter, change.value, change.matrix[0], change.matrix[1],
@@ -75,6 +80,19 @@ static void operations_give_pillows_bytes(void **state)
     fclose(file);
     assert_true(cases > 2000);
     assert_int_equal(different, 0);
+}
+
+static void operations_in_plain_c_give_pillows_bytes(void **state)
+{
+    (void)state;
+    compare_with_pillow(&abar__operations_plain);
+}
+
+static void operations_with_avx2_give_pillows_bytes(void **state)
+{
+    (void)state;
+    if (!abar__operations_avx2()) skip();
+    compare_with_pillow(abar__operations_avx2());
 }
 
 /* The values of docs/images.md. */
@@ -93,7 +111,7 @@ static void operations_give_the_published_crcs(void **state)
          0x883a0e09},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(crc_of_change(&cases[i].change, FORMULA, 83, 61, 0), cases[i].crc);
+        assert_int_equal(crc_of_change(NULL, &cases[i].change, FORMULA, 83, 61, 0), cases[i].crc);
 }
 
 /* Widths around the lengths of blocks and vectors, against one pixel at a time. */
@@ -114,9 +132,8 @@ static uint8_t bilinear_pixel(const abar__image_change *change, const uint8_t *i
     return (uint8_t)(row[0] + (row[1] - row[0]) * dy);
 }
 
-static void affine_of_any_width_equals_its_definition(void **state)
+static void compare_with_definition(const abar__operation_loops *loops)
 {
-    (void)state;
     static const double matrices[][6] = {
         {1, .7, 0, 0, 1, 0}, {1, 0, 0, -.4, 1, 0}, {.8, .6, -3, -.6, .8, 5}, {1, 0, .3, 0, 1, 0}, {-1, 0, 200, 0, 1, 0}};
     enum { HEIGHT = 11, WIDEST = 400 };
@@ -126,7 +143,7 @@ static void affine_of_any_width_equals_its_definition(void **state)
             abar__image_change change = {.operation = ABAR_OPERATION_AFFINE, .filter = ABAR_IMAGE_BILINEAR, .fill = {9, 8, 7}};
             memcpy(change.matrix, matrices[i], sizeof change.matrix);
             make_image(NOISE, width, HEIGHT, in);
-            abar__image_apply(&change, HEIGHT, width, in, out);
+            abar__image_apply_by(loops, &change, HEIGHT, width, in, out);
             for (int c = 0; c < 3; c++)
                 for (int y = 0; y < HEIGHT; y++)
                     for (int x = 0; x < width; x++)
@@ -135,10 +152,18 @@ static void affine_of_any_width_equals_its_definition(void **state)
         }
 }
 
+static void affine_of_any_width_equals_its_definition(void **state)
+{
+    (void)state;
+    compare_with_definition(&abar__operations_plain);
+    if (abar__operations_avx2()) compare_with_definition(abar__operations_avx2());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operations_give_pillows_bytes),
+        cmocka_unit_test(operations_in_plain_c_give_pillows_bytes),
+        cmocka_unit_test(operations_with_avx2_give_pillows_bytes),
         cmocka_unit_test(operations_give_the_published_crcs),
         cmocka_unit_test(affine_of_any_width_equals_its_definition),
     };
