@@ -70,6 +70,7 @@ enum { BLOCK = 128 };
 static void shift(const job *j, int32_t dx, int32_t dy, const uint8_t *in, uint8_t *out)
 {
     int32_t from = dx < 0 ? -dx : 0, to = dx > 0 ? j->width - dx : j->width;
+    if (from > j->width) from = j->width;
     if (to < from) to = from;
     for (int32_t y = 0; y < j->height; y++) {
         const bool inside = y + dy >= 0 && y + dy < j->height;
