@@ -141,13 +141,14 @@ static void print_checked(const image_request *request, const abar_image_report 
 {
     char text[256], n[NUMBER_MAX], before[NUMBER_MAX + 64] = "", time[NUMBER_MAX], rate[NUMBER_MAX];
     const int64_t all = r->part[0].images + r->part[1].images, earlier = r->checked - r->now;
-    if (!request->fast && earlier > 0) {
+    if (earlier > 0) {
         char number[NUMBER_MAX];
-        snprintf(before, sizeof before, "; %s were checked before", print_count(number, earlier));
+        snprintf(before, sizeof before, "; %s %s checked before", print_count(number, earlier), plural(earlier, "was", "were"));
     }
     snprintf(text, sizeof text, "%s %s in %s, %s/s%s%s", print_count(n, r->now), plural(r->now, "image", "images"),
              print_duration(time, r->seconds), print_count(rate, r->seconds > 0.0 ? (int64_t)((double)r->now / r->seconds) : 0),
-             before, request->fast ? "; headers alone, no pixels were looked at" : "");
+             before, request->fast ? "; of these the headers alone, no pixels" : "");
+    if (r->now == 0) snprintf(text, sizeof text, "nothing%s", before);
     say("checked", text);
     if (r->checked + r->damaged < all) {
         snprintf(text, sizeof text, "%s images are left, the same command continues", print_count(n, all - r->checked));

@@ -53,7 +53,8 @@ typedef struct abar_image_report {
     int64_t damaged;                           /* images that cannot be read or decoded */
 } abar_image_report;
 
-/* Finds the files. headers: their pixels are not decoded, so that most damage goes unnoticed, and copies are not looked for. */
+/* Finds the files. headers: pixels are not decoded, so that most damage goes unnoticed; copies are not looked for, and nothing
+ * is kept. */
 abar_status abar_image_check_create(abar_context *ctx, const abar_image_source *source, bool headers, abar_image_check **out);
 void abar_image_check_destroy(abar_image_check *check);
 /* Decodes every file that no earlier check has found good. ABAR_STOPPED after abar_image_check_stop. What was found is kept in

@@ -13,6 +13,7 @@
 #include <zlib.h>
 
 #define NAME_MAX_BYTES 4608
+#define HEADER_BYTES 65536 /* nearly all headers are within them */
 
 /* Places count through both parts: training images first. */
 typedef struct line {
@@ -121,14 +122,19 @@ static uint32_t crc_of(const uint8_t *bytes, size_t n)
     return (uint32_t)crc;
 }
 
-/* The bytes of a file in the worker's buffer are decoded. */
+static bool read_all(abar_image_check *c, worker *w, int64_t place);
+
+/* The first n bytes of a file, or all of them, are in the worker's buffer. */
 static bool decode(abar_image_check *c, worker *w, int64_t place, size_t n)
 {
-    abar__images_known known = {.checked = true, .crc = crc_of(w->buffer, n)};
+    abar__images_known known = {.checked = true};
     abar__image_fault fault = {0};
     int64_t warnings = 0;
+    if (!c->headers) known.crc = crc_of(w->buffer, n);
     const bool good = c->headers ? abar__image_look(w->buffer, n, &known.header, &fault)
                                  : abar__image_check(w->reader, w->buffer, n, &known.header, &warnings, &fault);
+    const bool whole = n == (size_t)abar__images_size(c->index, part_of(c, place), index_of(c, place));
+    if (!good && !whole) return read_all(c, w, place); /* the header may be longer */
     if (!good && fault.memory) return end(c, MEMORY, place);
     known.damaged = !good;
     if (!good) add_damaged(c, place, fault.text);
@@ -139,22 +145,12 @@ static bool decode(abar_image_check *c, worker *w, int64_t place, size_t n)
     return true;
 }
 
-static bool check_file(void *user, int number, int64_t place)
+static bool read_bytes(abar_image_check *c, worker *w, int64_t place, size_t n)
 {
-    abar_image_check *c = user;
-    worker *w = &c->workers[number];
-    const int part = part_of(c, place);
-    const int64_t i = index_of(c, place), bytes = abar__images_size(c->index, part, i);
     char reason[128] = "";
-    if (c->known[place].checked && !c->known[place].damaged) return true;
-    c->known[place] = (abar__images_known){0}; /* damage is not kept with its reason */
-    if ((size_t)bytes > ABAR_IMAGE_BYTES_MAX) {
-        add_damaged(c, place, "has more than 512 MiB");
-        return true;
-    }
-    if (!reserve(c, w, (size_t)bytes)) return end(c, MEMORY, place);
-    switch (abar__images_read(c->index, part, i, w->buffer)) {
-    case ABAR_IMAGES_READ: return decode(c, w, place, (size_t)bytes);
+    if (!reserve(c, w, n)) return end(c, MEMORY, place);
+    switch (abar__images_read_start(c->index, part_of(c, place), index_of(c, place), w->buffer, n)) {
+    case ABAR_IMAGES_READ: return decode(c, w, place, n);
     case ABAR_IMAGES_CHANGED: return end(c, CHANGED, place);
     case ABAR_IMAGES_FAILED: break;
     }
@@ -162,6 +158,29 @@ static bool check_file(void *user, int number, int64_t place)
     if (strerror_r(error, reason, sizeof reason) != 0 || !reason[0]) snprintf(reason, sizeof reason, "error %d", error);
     add_damaged(c, place, reason);
     return true;
+}
+
+static bool read_all(abar_image_check *c, worker *w, int64_t place)
+{
+    const size_t bytes = (size_t)abar__images_size(c->index, part_of(c, place), index_of(c, place));
+    if (bytes <= ABAR_IMAGE_BYTES_MAX) return read_bytes(c, w, place, bytes);
+    add_damaged(c, place, "has more than 512 MiB");
+    return true;
+}
+
+static bool check_file(void *user, int number, int64_t place)
+{
+    abar_image_check *c = user;
+    const int part = part_of(c, place);
+    const int64_t i = index_of(c, place);
+    if (c->known[place].checked && !c->known[place].damaged) {
+        const abar__images_found found = abar__images_read_start(c->index, part, i, NULL, 0);
+        if (found == ABAR_IMAGES_READ) return true;
+        if (found == ABAR_IMAGES_CHANGED) return end(c, CHANGED, place);
+    }
+    c->known[place] = (abar__images_known){0}; /* damage is not kept with its reason */
+    const bool start = c->headers && abar__images_size(c->index, part, i) > HEADER_BYTES;
+    return start ? read_bytes(c, &c->workers[number], place, HEADER_BYTES) : read_all(c, &c->workers[number], place);
 }
 
 /* ---- what all of them are --------------------------------------------------------------------------------------- */
