@@ -89,7 +89,7 @@ check "is followed" says 'training +7 images'
 fresh && mkfifo bad/train/cat/pipe.jpg && broken "a pipe" 'pipe.jpg'
 if [[ $EUID != 0 ]]; then
     fresh && chmod 000 bad/train/cat && broken "a folder that may not be read" 'train/cat.*denied'
-    fresh && chmod 000 bad/train/cat/0.jpg && damaged "a file that may not be read" 'train/cat/0.jpg: .*denied'
+    fresh && chmod 000 bad/train/cat/0.jpg && broken "a file that may not be read" 'train/cat/0.jpg: .*denied'
 else
     skip "folders that may not be read: root may"
 fi

@@ -4,7 +4,8 @@
 
 #include <sys/resource.h>
 
-#define STAGE_IMAGES 2000 /* drawn for the stages */
+#define STAGE_IMAGES 2000 /* drawn for the stages, ... */
+#define STAGE_TIMES 20    /* ... but each image of a small set not much oftener than so */
 #define WARM_UP_BATCHES 3 /* that fill the loader's buffers */
 #define FED_STEPS_MAX ABAR_PACE_STEPS
 
@@ -71,9 +72,9 @@ static abar_status measure(abar_context *ctx, const abar_setup *setup, const aba
     if (info->train < request.batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples, choose less",
                           (long long)request.batch, (long long)info->train);
-    ABAR_TRY(abar__image_rates_measure(data, &request.augment, request.seed, workers, STAGE_IMAGES, &rates));
     out->workers = workers;
-    out->images = STAGE_IMAGES;
+    out->images = info->train < STAGE_IMAGES / STAGE_TIMES ? info->train * STAGE_TIMES : STAGE_IMAGES;
+    ABAR_TRY(abar__image_rates_measure(data, &request.augment, request.seed, workers, out->images, &rates));
     out->read = rates.read;
     out->view = rates.view;
     out->policy = rates.policy;
