@@ -127,7 +127,7 @@ static void write_to_a_full_device_fails(void **state)
     assert_int_equal(errno, ENOSPC);
     close(fd);
     assert_int_equal(abar__fail_errno(ctx, "out/x", ENOSPC), ABAR_E_IO);
-    assert_string_equal(abar_context_error(ctx), "out/x: no space left on device, free some or choose another disk");
+    assert_string_equal(abar_context_error(ctx), "out/x: no space left on device, free some or use another disk");
     assert_int_equal(abar__fail_errno(ctx, "out/x", EXDEV), ABAR_E_IO); /* an errno that is not in the table */
     assert_error(ctx, ", check the path and its disk");
 }
@@ -310,7 +310,7 @@ static void jsonl_on_a_full_device_reports(void **state)
     if (access("/dev/full", W_OK) != 0) skip();
     assert_int_equal(abar__jsonl_open(ctx, "/dev/full", 0, &log), ABAR_OK);
     assert_int_equal(abar__jsonl_write(log, "{}"), ABAR_E_IO);
-    assert_string_equal(abar_context_error(ctx), "/dev/full: no space left on device, free some or choose another disk");
+    assert_string_equal(abar_context_error(ctx), "/dev/full: no space left on device, free some or use another disk");
     assert_int_equal(abar__jsonl_bytes(log), 0);
     assert_int_equal(abar__jsonl_close(log), ABAR_OK);
 }
