@@ -1,5 +1,7 @@
-/* abar bench: times a training step on a batch that is already in memory, and its parts. */
-#include "cli.h"
+/* abar bench: times a training step on a batch that is already in memory, and its parts; of a folder of images also how fast
+ * its files become batches. */
+#include "bench_images.h"
+#include "images.h"
 #include "progress.h"
 
 #include <inttypes.h>
@@ -8,6 +10,8 @@
 
 typedef struct bench_flags {
     int64_t steps, warmup_steps;
+    char workers[ABAR_OPTION_TEXT_MAX];
+    double seconds;
     bool profile, json;
 } bench_flags;
 
@@ -16,14 +20,17 @@ typedef struct bench_flags {
 static const abar_option own[] = {
     {"steps", ABAR_OPTION_INT, AT(steps), "50", 2, 1e6, NULL, "steps to time"},
     {"warmup-steps", ABAR_OPTION_INT, AT(warmup_steps), "5", 0, 1e6, NULL, "steps before them that are not timed"},
+    {"workers", ABAR_OPTION_TEXT, AT(workers), "", 0, 0, NULL,
+     "of image folders: loader threads, such as 1,2,4; not given: one per core"},
+    {"seconds", ABAR_OPTION_REAL, AT(seconds), "5", 0.1, 3600, NULL, "of image folders: how long the loader is timed"},
     {"profile", ABAR_OPTION_BOOL, AT(profile), "false", 0, 0, NULL,
      "also time every operation, with the bytes it moves and the flops it computes"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
-static const char *const settings[] = {
-    "model",  "data",      "optim",   "batch",         "accumulate", "clip", "label-smoothing",
-    "device", "precision", "threads", "deterministic", "seed",       NULL};
+static const char *const settings[] = {"model",   "data",   "optim",     "batch",   "accumulate",    "clip", "label-smoothing",
+                                       "augment", "device", "precision", "threads", "deterministic", "seed", "limit-train",
+                                       NULL};
 
 static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {
@@ -94,6 +101,20 @@ static abar_status measure(cli *c, const abar_setup *setup, const bench_flags *f
     return status;
 }
 
+static int run_on_images(cli *c, const abar_setup *setup, const bench_flags *flags)
+{
+    const bench_images_request request = {.workers = flags->workers,
+                                          .seconds = flags->seconds,
+                                          .steps = flags->steps,
+                                          .warmup = flags->warmup_steps,
+                                          .model = flags_peek(c, "model"),
+                                          .profile = flags->profile,
+                                          .json = flags->json};
+    if (request.profile && !request.model)
+        return cli_fail(c, EXIT_USAGE, "--profile: is of a model's operations, give --model NAME, too");
+    return bench_images(c, setup, &request);
+}
+
 static int run(cli *c)
 {
     bench_flags flags;
@@ -101,7 +122,12 @@ static int run(cli *c)
     abar_bench *bench = NULL;
     int code = flags_setup(c, &flags, &setup);
     if (!code) code = flags_check(c, setup);
-    if (!code) {
+    if (!code && images_named(c, setup->train.data, NULL)) {
+        code = run_on_images(c, setup, &flags);
+    } else if (!code && (flags.workers[0] || flags_peek(c, "seconds"))) {
+        code = cli_fail(c, EXIT_USAGE, "--%s: is for folders of images, give --data imagefolder:DIR or leave it out",
+                        flags.workers[0] ? "workers" : "seconds");
+    } else if (!code) {
         abar_bench_result result = {.size = sizeof result};
         abar_status status = measure(c, setup, &flags, &result, &bench);
         if (status < 0)
@@ -121,15 +147,19 @@ const command command_bench = {
     .name = "bench",
     .summary = "time a training step, and its operations",
     .usage = "[--model NAME] [--batch N] [--flag value ...]",
-    .about = "Times whole training steps (forward, loss, backward, update) on made-up numbers in memory: no data set is read, "
-             "--data "
-             "only sets the shape. The main result is the median; p10 and p90 show how much steps vary.",
+    .about =
+        "Times whole training steps (forward, loss, backward, update) on made-up numbers in memory: no data set is read, "
+        "--data "
+        "only sets the shape. The main result is the median; p10 and p90 show how much steps vary. For a folder of images it "
+        "times how fast its files become batches, and with --model whether training waits for them.",
     .own = own,
     .settings = settings,
     .model_options = true,
     .rule_options = true,
     .reads_no_data = true,
     .examples = "  abar bench --model resnet20 --batch 128\n"
-                "  abar bench --model lenet5 --profile\n",
+                "  abar bench --model lenet5 --profile\n"
+                "  abar bench --data imagefolder:DIR --workers 1,2,4\n"
+                "  abar bench --data imagefolder:DIR --model resnet50\n",
     .run = run,
 };

@@ -1,5 +1,5 @@
-/* abar data: lists the data sets and where they are; or reads one and describes it. */
-#include "cli.h"
+/* abar data: lists the data sets and where they are; or reads one and describes it; or makes a smaller copy of its images. */
+#include "images.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,7 +8,9 @@
 typedef struct data_flags {
     char data[ABAR_OPTION_TEXT_MAX];
     int64_t text;
-    bool json;
+    int64_t workers, shrink;
+    char to[ABAR_OPTION_TEXT_MAX], classes[ABAR_OPTION_TEXT_MAX], val_labels[ABAR_OPTION_TEXT_MAX];
+    bool fast, json;
 } data_flags;
 
 #define AT(member) offsetof(data_flags, member)
@@ -16,6 +18,15 @@ typedef struct data_flags {
 static const abar_option own[] = {
     {"data", ABAR_OPTION_TEXT, AT(data), "", 0, 0, NULL, "read this one completely and describe it"},
     {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "of texts: what a token is"},
+    {"workers", ABAR_OPTION_INT, AT(workers), "0", 0, 256, NULL, "of image folders: threads that decode; 0: one per core"},
+    {"fast", ABAR_OPTION_BOOL, AT(fast), "false", 0, 0, NULL, "of image folders: look at headers alone, not at pixels"},
+    {"shrink", ABAR_OPTION_INT, AT(shrink), "0", 0, 8192, NULL,
+     "of image folders: make a copy with this short side in pixels, as tar shards; 0: none"},
+    {"to", ABAR_OPTION_TEXT, AT(to), "", 0, 0, NULL, "folder of that copy"},
+    {"classes", ABAR_OPTION_TEXT, AT(classes), "", 0, 0, NULL,
+     "of image folders: file with the order of the classes, one name a line"},
+    {"val-labels", ABAR_OPTION_TEXT, AT(val_labels), "", 0, 0, NULL,
+     "of image folders: file with the labels of the test images"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
@@ -145,19 +156,62 @@ static int describe(cli *c, const abar_dataset *data, const abar_dataset_info *p
     return EXIT_SUCCESS;
 }
 
+/* ---- image folders ---------------------------------------------------------------------------------------------- */
+
+static int work_on_images(cli *c, const data_flags *flags, const abar_dataset_probe *probe)
+{
+    const char *colon = strchr(flags->data, ':');
+    if (!colon || !colon[1]) return cli_fail(c, EXIT_USAGE, "--data %s: %s", flags->data, probe->remedy);
+    const image_request request = {.name = probe->info.name,
+                                   .folder = colon + 1,
+                                   .classes = flags->classes,
+                                   .val_labels = flags->val_labels,
+                                   .workers = flags->workers,
+                                   .fast = flags->fast,
+                                   .json = flags->json,
+                                   .published = {probe->info.train, probe->info.test}};
+    if (flags->shrink > 0) return images_shrink(c, &request, flags->shrink, flags->to);
+    return images_check(c, &request);
+}
+
+/* Flags that have a meaning for other data only. */
+static int refuse_flags(cli *c, const data_flags *flags, bool images)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } flag[] = {{"workers", flags->workers > 0},        {"fast", flags->fast},
+                {"shrink", flags->shrink > 0},          {"to", flags->to[0] != '\0'},
+                {"classes", flags->classes[0] != '\0'}, {"val-labels", flags->val_labels[0] != '\0'}};
+    for (size_t i = 0; i < sizeof flag / sizeof *flag && !images; i++)
+        if (flag[i].given)
+            return cli_fail(c, EXIT_USAGE, "--%s: is for folders of images, give --data imagefolder:DIR or leave it out",
+                            flag[i].name);
+    if (flags->shrink > 0 && !flags->to[0])
+        return cli_fail(c, EXIT_USAGE, "--shrink: where the copy goes is missing, give --to DIR");
+    if (flags->to[0] && flags->shrink == 0)
+        return cli_fail(c, EXIT_USAGE, "--to: is the folder of a smaller copy, give --shrink SIDE, too");
+    if (flags->shrink > 0 && flags->fast) return cli_fail(c, EXIT_USAGE, "--fast: a copy reads all pixels, leave it out");
+    return EXIT_SUCCESS;
+}
+
 /* Opening reads and checks everything. */
 static int check_data(cli *c, const data_flags *flags)
 {
     abar_dataset *data = NULL;
     abar_dataset_config config = {.size = sizeof config, .bytes = flags->text == ABAR_TEXT_BYTES};
     abar_dataset_probe probe = {.size = sizeof probe};
+    const bool images = images_named(c, flags->data, &probe);
+    const int code = refuse_flags(c, flags, images);
+    if (code) return code;
+    if (images) return work_on_images(c, flags, &probe);
     abar_status status = abar_dataset_probe_name(c->ctx, flags->data, &probe);
     if (status < 0) return cli_fail_usage(c, status);
     status = abar_dataset_open(c->ctx, flags->data, &config, &data);
     if (status < 0) return cli_fail_status(c, status);
-    int code = describe(c, data, &probe.info, flags);
+    const int described = describe(c, data, &probe.info, flags);
     abar_dataset_close(data);
-    return code;
+    return described;
 }
 
 static int run(cli *c)
@@ -166,6 +220,8 @@ static int run(cli *c)
     int code = flags_read(c, &flags, NULL, NULL);
     if (code) return code;
     if (flags.data[0]) return check_data(c, &flags);
+    code = refuse_flags(c, &flags, false);
+    if (code) return code;
     list_data(c, flags.json);
     return EXIT_SUCCESS;
 }
@@ -173,12 +229,16 @@ static int run(cli *c)
 const command command_data = {
     .name = "data",
     .summary = "list the data sets found; --data NAME[:DIR] checks one",
-    .usage = "[--data NAME[:DIR]|text:FILE] [--json]",
+    .usage = "[--data NAME[:DIR]|text:FILE] [--shrink SIDE --to DIR] [--json]",
     .about =
         "Lists the data sets abar reads, where each was found on this machine, and how to provide the others. With --data, "
-        "reads one completely and describes it.",
+        "reads one completely and describes it; of a folder of images it decodes every file and names the damaged ones, and "
+        "exits with 1 if there are any. Ctrl-C keeps what was checked. --shrink makes a copy of smaller images, which are "
+        "read faster.",
     .own = own,
     .examples = "  abar data\n"
-                "  abar data --data cifar10:DIR\n",
+                "  abar data --data cifar10:DIR\n"
+                "  abar data --data imagefolder:DIR\n"
+                "  abar data --data imagefolder:DIR --shrink 256 --to DIR-256\n",
     .run = run,
 };

@@ -1,7 +1,7 @@
 /* Reading the command line: --name value, --name=value, --flag, --no-flag; --label.name for one of several optimizers. A word
  * that starts with "--" is always a flag, never a value, so that --model, --data and --optim can be found before the
  * option tables that depend on them are known. */
-#include "cli.h"
+#include "images.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -94,7 +94,7 @@ static const char *usual_data(const abar_model *model)
 static int add_recipe(cli *c, const char *label, const char *optim, setup_list *out)
 {
     const char *model = flags_peek(c, "model"), *data = flags_peek(c, "data");
-    if (!model) model = "lenet5";
+    if (!model) model = data && images_named(c, data, NULL) ? "resnet50" : "lenet5";
     const abar_model *known = abar_model_find(model);
     if (!data && c->command->reads_no_data && !(known && known->text)) data = "synthetic";
     if (!data) data = usual_data(known);

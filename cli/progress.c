@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define REDRAW_SECONDS 0.1
+#define DATA_BOUND 0.05 /* share of the time that steps wait for data, above which it is said */
 #define BAR_MAX 24
 #define BAR_MIN 6
 
@@ -73,7 +74,7 @@ static const char *print_rate(char *text, size_t size, const abar_progress *now)
     return text;
 }
 
-enum { DONE = 1, LOSS, ACCURACY, RATE, LEFT, LIVE_PARTS };
+enum { DONE = 1, LOSS, ACCURACY, RATE, WAITING, LEFT, LIVE_PARTS };
 
 static void draw(progress *p, const char *lead, double done, const abar_progress *now)
 {
@@ -86,6 +87,7 @@ static void draw(progress *p, const char *lead, double done, const abar_progress
     line_part_set(&part[LOSS], 2, "  loss %s", print_fixed(number, now->loss, 4));
     line_part_set(&part[ACCURACY], 3, "  acc %.1f %%", now->accuracy);
     line_part_set(&part[RATE], 5, "  %s", print_rate(rate, sizeof rate, now));
+    line_part_set(&part[WAITING], 4, now->waiting > DATA_BOUND ? "  data-bound" : "");
     line_part_set(&part[LEFT], 4, "  %s left", print_duration(number, now->seconds_left));
     if (!(now->seconds_left >= 0) || !isfinite(now->seconds_left)) part[LEFT].text[0] = '\0';
     if (now->step == now->steps) line_part_set(&part[LEFT], 4, now->validation ? "  validating" : "  testing");

@@ -9,6 +9,7 @@
 #include "abar/curvature.h"
 #include "abar/data.h"
 #include "abar/device.h"
+#include "abar/images.h"
 #include "abar/net.h"
 #include "abar/optim.h"
 #include "abar/tensor.h"

@@ -138,6 +138,7 @@ typedef struct abar_progress {
     int64_t blocks_dropped, blocks_small; /* of abar_block_counts; known when an epoch is done */
     double ema_test_loss, ema_test_accuracy, best_ema_accuracy; /* when an epoch is done: of the average of the weights; NaN:
                                                                    there is none */
+    double waiting; /* share of the time of the last 100 steps in which they waited for data; 0 until there are 20 */
 } abar_progress;
 
 typedef struct abar_trainer abar_trainer;
@@ -280,6 +281,29 @@ const abar_net *abar_bench_net(const abar_bench *bench);
 int abar_bench_row_count(const abar_bench *bench); /* 0: not profiled */
 const abar_bench_row *abar_bench_row_at(const abar_bench *bench, int i);
 void abar_bench_release(abar_bench *bench);
+
+/* How fast the files of a streamed image set become training batches, with so many loader threads; files are read once before.
+ * Training then waits for data if its steps are faster. */
+typedef struct abar_bench_data_result {
+    size_t size;                  /* sizeof(abar_bench_data_result) */
+    int64_t workers, images;      /* images: that the stages were timed on, drawn by the seed */
+    double read, view, policy;    /* images per second of each stage alone, by all threads: reading files; decoding with crop
+                                     and resize; the policy's operations (0: there is no policy) */
+    double images_per_second;     /* of the loader: whole batches, normalised by the caller's thread */
+    double images_per_cpu_second; /* the same per second of CPU time: what one core does */
+} abar_bench_data_result;
+abar_status abar_bench_data(abar_context *ctx, const abar_setup *setup, int64_t workers, double seconds,
+                            abar_bench_data_result *result);
+
+/* Training steps that are fed by the loader, for comparison with abar_bench_run, whose batch is in place: at most 100, within
+ * one epoch. Nothing is written. */
+typedef struct abar_bench_fed_result {
+    size_t size;               /* sizeof(abar_bench_fed_result) */
+    double ms_step, ms_waited; /* means: a step, and what it waited for its batch */
+    double samples_per_second;
+} abar_bench_fed_result;
+abar_status abar_bench_fed(abar_context *ctx, const abar_setup *setup, int64_t workers, int64_t steps, int64_t warmup,
+                           abar_bench_fed_result *result);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* Weights of a resize, as in Pillow's Resample.c, and the passes in plain C.
+/* Weights of a resize (images.md section 7, after Pillow's Resample.c), and the passes in plain C.
  *
  * The weights are computed in double without contraction (-ffp-contract=off): one rounding more or less changes bytes. */
 #include "image/resize.h"

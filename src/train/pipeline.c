@@ -9,7 +9,10 @@ abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev
     out->steps = abar_loader_batches(loader);
     if (!out->stream) return ABAR_OK;
     ABAR_TRY(abar__alloc(stepper->ctx, (size_t)out->steps * sizeof *out->rates, (void **)&out->rates));
-    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) ABAR_TRY(out->stream->event_create(dev, &out->event[i]));
+    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) {
+        ABAR_TRY(out->stream->event_create(dev, &out->event[i]));
+        ABAR_TRY(out->stream->event_create(dev, &out->began[i]));
+    }
     return ABAR_OK;
 }
 
@@ -18,8 +21,10 @@ void abar__pipeline_release(abar_context *ctx, abar__pipeline *p)
     if (!p->stream) return;
     (void)p->stream->wait(p->dev); /* failures were reported to the caller that ran the steps */
     for (int i = 0; i < 2; i++) p->stream->forget(p->dev, p->graph[i]);
-    for (int i = 0; i < ABAR_STEPS_AHEAD; i++)
+    for (int i = 0; i < ABAR_STEPS_AHEAD; i++) {
         if (p->event[i]) p->stream->event_destroy(p->dev, p->event[i]);
+        if (p->began[i]) p->stream->event_destroy(p->dev, p->began[i]);
+    }
     abar__free(ctx, p->rates, p->rates ? (size_t)p->steps * sizeof *p->rates : 0);
 }
 
@@ -32,7 +37,7 @@ static abar_status send_rates(abar__pipeline *p, int64_t step)
 
 abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule, int64_t epoch, int64_t step)
 {
-    p->enqueued = p->collected = epoch * p->steps + step;
+    p->enqueued = p->collected = p->first = epoch * p->steps + step;
     if (!p->stream) return ABAR_OK;
     for (int64_t i = 0; i < p->steps; i++) p->rates[i] = abar_schedule_lr(schedule, epoch * p->steps + i);
     ABAR_TRY(abar__data_feed_seek(p->stepper->feed, p->loader, epoch, step));
@@ -42,8 +47,12 @@ abar_status abar__pipeline_seek(abar__pipeline *p, const abar_schedule *schedule
 static abar_status run_on_host(abar__pipeline *p, double lr)
 {
     abar_batch batch = {.size = sizeof batch};
+    const double began = abar__seconds();
     ABAR_TRY(abar_loader_next(p->loader, &batch));
-    return abar__stepper_run(p->stepper, &batch, p->enqueued, lr, &p->result);
+    const double waited = abar__seconds() - began;
+    ABAR_TRY(abar__stepper_run(p->stepper, &batch, p->enqueued, lr, &p->result));
+    p->result.waited_seconds = waited;
+    return ABAR_OK;
 }
 
 /* Data that is not resident: the batch is staged before its step is enqueued, and copied while the step before runs. */
@@ -69,6 +78,7 @@ static abar_status enqueue_device(abar__pipeline *p, bool alone)
     abar_optim *optim = p->stepper->optim;
     const int kind = abar_optim_observes(optim);
     ABAR_TRY(send_batch(p));
+    if (!p->stepper->feed->resident) ABAR_TRY(p->stream->event_record(p->dev, p->began[p->enqueued % ABAR_STEPS_AHEAD]));
     if (alone || !p->warm[kind]) {
         p->warm[kind] = true;
         ABAR_TRY(abar__stepper_enqueue(p->stepper));
@@ -91,11 +101,19 @@ abar_status abar__pipeline_enqueue(abar__pipeline *p, double lr, bool alone)
     return ABAR_OK;
 }
 
+/* Seconds from the end of the step before to the beginning of this one. With every event in use the device has not waited. */
+static double waited_for_batch(const abar__pipeline *p)
+{
+    const int64_t k = p->collected;
+    if (p->stepper->feed->resident || k == p->first || p->enqueued - k >= ABAR_STEPS_AHEAD) return 0.0;
+    return 1e-3 * p->stream->event_elapsed(p->dev, p->event[(k - 1) % ABAR_STEPS_AHEAD], p->began[k % ABAR_STEPS_AHEAD]);
+}
+
 static void read_result(abar__pipeline *p, abar__step_result *out)
 {
     const abar__stepper *s = p->stepper;
     const abar_step_note note = *abar_optim_note(s->optim, p->collected);
-    *out = (abar__step_result){.skipped = note.skipped, .loss = note.loss};
+    *out = (abar__step_result){.skipped = note.skipped, .loss = note.loss, .waited_seconds = waited_for_batch(p)};
     abar_net_count_batches(s->net, note.skipped ? 0 : s->accumulate);
 }
 

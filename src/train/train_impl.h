@@ -156,6 +156,7 @@ typedef struct abar__step_result {
     bool skipped; /* a loss or gradient was not finite: nothing changed */
     abar_loss loss;
     double forward_seconds, backward_seconds, update_seconds;
+    double waited_seconds; /* for its batch, before it began */
 } abar__step_result;
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
@@ -186,8 +187,10 @@ typedef struct abar__pipeline {
     abar_device *dev;
     void *graph[2]; /* of a plain step, of one that takes statistics */
     bool warm[2];   /* has run once without capture: libraries initialise then */
-    void *event[ABAR_STEPS_AHEAD];
-    int64_t enqueued, collected; /* k of the next step to enqueue, and of the next result to read */
+    void *event[ABAR_STEPS_AHEAD]; /* of the end of each step, ... */
+    void *began[ABAR_STEPS_AHEAD]; /* ... and of its beginning, where batches are sent */
+    int64_t enqueued, collected;   /* k of the next step to enqueue, and of the next result to read */
+    int64_t first;                 /* k of the first step since the last seek */
     abar__step_result result;    /* host: of the last step */
     double *rates;               /* of the steps of an epoch */
     int64_t steps;               /* of an epoch */
@@ -288,6 +291,13 @@ typedef struct abar__digest {
     int64_t count, crc;
 } abar__digest;
 
+/* How long the last steps took, and how long they waited for data. */
+#define ABAR_PACE_STEPS 100
+typedef struct abar__pace {
+    double seconds[ABAR_PACE_STEPS], waited[ABAR_PACE_STEPS];
+    int64_t steps; /* so far; step n is in place n mod ABAR_PACE_STEPS */
+} abar__pace;
+
 struct abar_trainer {
     abar_context *ctx;
     abar_setup *setup;
@@ -314,6 +324,7 @@ struct abar_trainer {
     double tick;          /* time of the last update of at's clocks */
     double pace_seconds;  /* of this epoch's steps in this process, for samples per second ... */
     int64_t pace_samples; /* ... and their samples */
+    abar__pace pace;
     /* on disk, when setup->train.out is set */
     int lock;
     abar__jsonl *log;

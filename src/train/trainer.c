@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#define WAITING_AFTER 20 /* steps: before them the share of waiting says nothing */
 #define GIVE_UP_AFTER 10 /* skipped steps in a row (methods.md section 9) */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -198,6 +199,21 @@ static double seconds_left(const abar_trainer *t)
     return steps_left * per_step + epochs_left * per_test;
 }
 
+static void keep_pace(abar__pace *p, double seconds, double waited)
+{
+    p->seconds[p->steps % ABAR_PACE_STEPS] = seconds;
+    p->waited[p->steps % ABAR_PACE_STEPS] = waited;
+    p->steps++;
+}
+
+/* The first step of all waits until the loader has begun: a few more must dilute it. */
+static double waiting_share(const abar__pace *p)
+{
+    double seconds = 0.0, waited = 0.0;
+    for (int64_t i = 0; i < least(p->steps, ABAR_PACE_STEPS); i++) seconds += p->seconds[i], waited += p->waited[i];
+    return p->steps < WAITING_AFTER || seconds <= 0.0 ? 0.0 : fmin(waited / seconds, 1.0);
+}
+
 static abar_progress progress_of(const abar_trainer *t, double lr)
 {
     const double count = t->at.count > 0 ? (double)t->at.count : NAN; /* all steps so far were skipped: there is no mean */
@@ -214,7 +230,8 @@ static abar_progress progress_of(const abar_trainer *t, double lr)
                            .text = t->setup->model->text,
                            .best_accuracy = abar__best_accuracy(t->history, t->at.epoch),
                            .skipped_steps = t->at.skipped,
-                           .validation = t->setup->train.validation > 0.0};
+                           .validation = t->setup->train.validation > 0.0,
+                           .waiting = waiting_share(&t->pace)};
 }
 
 static void tell(const abar_trainer *t, const abar_progress *p)
@@ -233,6 +250,7 @@ static void count_step(abar_trainer *t, const abar__step_result *r)
     t->at.step_seconds += passed;
     t->pace_seconds += passed;
     t->pace_samples += abar__samples_each(t);
+    keep_pace(&t->pace, passed, r->waited_seconds);
     t->at.skipped += r->skipped;
     t->at.epoch_skipped += r->skipped;
     t->at.skipped_in_a_row = r->skipped ? t->at.skipped_in_a_row + 1 : 0;

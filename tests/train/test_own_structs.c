@@ -3,6 +3,7 @@
 #include "train/train_support.h"
 
 #include "abar/compare.h"
+#include "abar/images.h"
 
 #include <math.h>
 
@@ -17,6 +18,8 @@ typedef struct rig {
     abar_optim *optim;
     float weight[2], grad[2];
     char weights[PATH_MAX_TEST]; /* of setup's model */
+    char images[PATH_MAX_TEST];  /* an image folder */
+    abar_setup *of_images;
 } rig;
 
 /* Gives the struct at from to a function. */
@@ -161,6 +164,27 @@ static abar_status call_bench(rig *r, void *from)
     return abar_bench_run(r->f->ctx, r->setup, from, &result, NULL);
 }
 
+static abar_status call_fed(rig *r, void *from) { return abar_bench_fed(r->f->ctx, r->setup, 1, 1, 0, from); }
+static abar_status call_bench_data(rig *r, void *from) { return abar_bench_data(r->f->ctx, r->of_images, 1, 0.0, from); }
+
+static abar_status call_image_check(rig *r, void *from)
+{
+    abar_image_check *check;
+    abar_status status = abar_image_check_create(r->f->ctx, from, true, &check);
+    abar_image_check_destroy(check);
+    return status;
+}
+
+static abar_status call_image_shrink(rig *r, void *from)
+{
+    abar_image_shrink *shrink;
+    char path[PATH_MAX_TEST];
+    path_in(r->f, "shrunk", path);
+    abar_status status = abar_image_shrink_create(r->f->ctx, from, 8, path, &shrink);
+    abar_image_shrink_destroy(shrink);
+    return status;
+}
+
 static abar_status call_evaluate(rig *r, void *from) { return abar_evaluate(r->f->ctx, r->setup, r->weights, from); }
 
 static abar_status compare(rig *r, const void *config, const void *events)
@@ -195,6 +219,42 @@ static void train_weights(rig *r)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* 20 x 16 gray pixels. */
+static const uint8_t jpeg[] = {
+    0xff, 0xd8, 0xff, 0xe0, 0x00, 0x10, 0x4a, 0x46, 0x49, 0x46, 0x00, 0x01, 0x01, 0x00, 0x00, 0x01, 0x00, 0x01, 0x00,
+    0x00, 0xff, 0xdb, 0x00, 0x43, 0x00, 0x28, 0x1c, 0x1e, 0x23, 0x1e, 0x19, 0x28, 0x23, 0x21, 0x23, 0x2d, 0x2b, 0x28,
+    0x30, 0x3c, 0x64, 0x41, 0x3c, 0x37, 0x37, 0x3c, 0x7b, 0x58, 0x5d, 0x49, 0x64, 0x91, 0x80, 0x99, 0x96, 0x8f, 0x80,
+    0x8c, 0x8a, 0xa0, 0xb4, 0xe6, 0xc3, 0xa0, 0xaa, 0xda, 0xad, 0x8a, 0x8c, 0xc8, 0xff, 0xcb, 0xda, 0xee, 0xf5, 0xff,
+    0xff, 0xff, 0x9b, 0xc1, 0xff, 0xff, 0xff, 0xfa, 0xff, 0xe6, 0xfd, 0xff, 0xf8, 0xff, 0xc0, 0x00, 0x0b, 0x08, 0x00,
+    0x10, 0x00, 0x14, 0x01, 0x01, 0x11, 0x00, 0xff, 0xc4, 0x00, 0x17, 0x00, 0x01, 0x00, 0x03, 0x00, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0x02, 0x04, 0x05, 0xff, 0xc4, 0x00, 0x1a, 0x10, 0x00,
+    0x02, 0x03, 0x01, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0x01, 0x02,
+    0x61, 0x31, 0x21, 0xff, 0xda, 0x00, 0x08, 0x01, 0x01, 0x00, 0x00, 0x3f, 0x00, 0xcf, 0xa2, 0x70, 0x6a, 0x23, 0x06,
+    0x84, 0x79, 0xc2, 0x74, 0x4e, 0x16, 0x28, 0x9c, 0x1a, 0x15, 0x11, 0xd3, 0xff, 0xd9};
+
+/* One image in each part, of one class. */
+static void make_images(rig *r)
+{
+    static const char *const folders[] = {"images", "images/train", "images/val", "images/train/a", "images/val/a"};
+    static const char *const files[] = {"images/train/a/1.jpg", "images/val/a/2.jpg"};
+    char path[PATH_MAX_TEST], data[PATH_MAX_TEST + 16];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        path_in(r->f, folders[i], path);
+        assert_int_equal(mkdir(path, 0755), 0);
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        path_in(r->f, files[i], path);
+        FILE *file = fopen(path, "wb");
+        assert_non_null(file);
+        assert_int_equal(fwrite(jpeg, 1, sizeof jpeg, file), sizeof jpeg);
+        fclose(file);
+    }
+    path_in(r->f, "images", r->images);
+    snprintf(data, sizeof data, "imagefolder:%s", r->images);
+    need(r->f, abar_setup_create(r->f->ctx, "resnet50", data, "sgd", &r->of_images));
+    need(r->f, abar_setup_set(r->f->ctx, r->of_images, "batch", "1"));
+}
+
 static void rig_open(rig *r, fixture *f)
 {
     *r = (rig){.f = f};
@@ -214,11 +274,13 @@ static void rig_open(rig *r, fixture *f)
          abar_optim_create(r->dev, &ABAR_CONFIG(abar_optim_config, .rule = "sgd", .params = &param, .n_params = 1), &r->optim));
     r->setup = make_setup(f, "mlp", "sgd", "device=cpu batch=8 limit-train=16 limit-test=16 epochs=1");
     train_weights(r);
+    make_images(r);
 }
 
 static void rig_close(rig *r)
 {
     abar_setup_destroy(r->f->ctx, r->setup);
+    abar_setup_destroy(r->f->ctx, r->of_images);
     abar_optim_destroy(r->optim);
     abar_net_destroy(r->net);
     abar_loader_destroy(r->loader);
@@ -307,6 +369,10 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
         ROW(abar_compare_events, call_compare_events, progress, .progress = NULL),
         ROW(abar_bench_config, call_bench, steps, .steps = 1),
         ROW(abar_bench_result, call_bench_result, ms_median, .ms_median = 0.0),
+        ROW(abar_bench_fed_result, call_fed, ms_step, .ms_step = 0.0),
+        ROW(abar_bench_data_result, call_bench_data, workers, .workers = 0),
+        ROW(abar_image_source, call_image_check, folder, .folder = r.images),
+        ROW(abar_image_source, call_image_shrink, folder, .folder = r.images),
     };
 #undef ROW
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) check(&r, &rows[i]);

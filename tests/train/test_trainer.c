@@ -152,6 +152,54 @@ static int row_named(const abar_bench *bench, const char *name)
     return -1;
 }
 
+typedef struct waits {
+    int64_t steps;
+    bool early, none, impossible; /* reported too soon; not at all; not a share */
+} waits;
+
+static void watch_waiting(void *user, const abar_progress *p)
+{
+    waits *w = user;
+    w->steps += !p->epoch_done;
+    w->early |= w->steps < 20 && p->waiting > 0.0;
+    w->none |= w->steps >= 20 && !(p->waiting > 0.0);
+    w->impossible |= !(p->waiting <= 1.0);
+}
+
+/* Without workers the batches are made between the steps, and every step waits for its own. */
+static void waiting_for_data_is_reported_after_twenty_steps(void **state)
+{
+    fixture *f = *state;
+    waits w = {0};
+    abar_trainer *t;
+    abar_trainer_events events = {sizeof events, watch_waiting, &w};
+    abar_setup *setup = make_setup(f, "mlp", "sgd", "device=cpu batch=8 limit-train=240 limit-test=16 epochs=5 workers=0");
+    need(f, abar_trainer_create(f->ctx, setup, false, &events, &t));
+    need(f, abar_trainer_run(t));
+    assert_int_equal(w.steps, 150);
+    assert_false(w.early);
+    assert_false(w.none);
+    assert_false(w.impossible);
+    abar_trainer_destroy(t);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+static void fed_bench_stays_within_an_epoch_and_writes_nothing(void **state)
+{
+    fixture *f = *state;
+    char path[PATH_MAX_TEST];
+    abar_bench_fed_result r = {.size = sizeof r};
+    abar_setup *setup = make_setup(f, "mlp", "sgd", "device=cpu batch=8 limit-train=64 limit-test=16 epochs=1");
+    set_out(f, setup, "fed");
+    need(f, abar_bench_fed(f->ctx, setup, 1, 1000, 5, &r));
+    path_in(f, "fed", path);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_true(r.ms_step > 0.0 && r.ms_waited >= 0.0 && r.ms_waited <= r.ms_step);
+    assert_true(r.samples_per_second > 0.0);
+    assert_true(fabs(r.samples_per_second * 1e-3 * r.ms_step - 8.0) < 1e-6);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 static void bench_times_add_up(void **state)
 {
     fixture *f = *state;
@@ -309,6 +357,8 @@ int main(void)
         with_fixture(batch_larger_than_the_data_is_refused),
         with_fixture(checkpoints_without_a_folder_are_refused),
         with_fixture(memory_plan_is_within_two_percent_of_the_peak),
+        with_fixture(waiting_for_data_is_reported_after_twenty_steps),
+        with_fixture(fed_bench_stays_within_an_epoch_and_writes_nothing),
         with_fixture(bench_times_add_up),
         with_fixture(bench_counts_bytes_and_flops),
         with_fixture(bench_spreads_statistics_over_steps),

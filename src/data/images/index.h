@@ -61,6 +61,8 @@ typedef enum abar__images_found { ABAR_IMAGES_READ, ABAR_IMAGES_CHANGED, ABAR_IM
 /* Reads the whole file into buffer, which holds abar__images_size bytes. CHANGED: its size is another than was indexed, or it
  * is no file any more. FAILED: errno says why (after the retries of an I/O error, which take six seconds). Thread-safe. */
 abar__images_found abar__images_read(const abar__images_index *index, int part, int64_t i, uint8_t *buffer);
+/* The same for the first n bytes; 0: whether its size is still the indexed one. */
+abar__images_found abar__images_read_start(const abar__images_index *index, int part, int64_t i, uint8_t *buffer, size_t n);
 
 /* What a check found in a file, kept in the cache. */
 typedef struct abar__images_known {

@@ -78,33 +78,40 @@ static abar__images_found read_path(const abar__images_index *index, const char 
     return found;
 }
 
-static abar__images_found read_sample(const abar__images_index *index, int part, int64_t i, uint8_t *buffer, bool again)
+/* The first n bytes of a sample. */
+static abar__images_found read_sample(const abar__images_index *index, int part, int64_t i, uint8_t *buffer, size_t n,
+                                      bool again)
 {
     char path[2 * ABAR_IMAGES_PATH_MAX];
     const abar__sample *sample = abar__images_sample(index, part, i);
     const abar__place *place = abar__images_place(index, sample->place);
     if (place->kind == ABAR_PLACE_FOLDER) {
         snprintf(path, sizeof path, "%s/%s", abar__images_string(index, place->path), abar__images_string(index, sample->name));
-        return read_path(index, path, sample->size, buffer, sample->size, 0);
+        return read_path(index, path, sample->size, buffer, n, 0);
     }
     const uint32_t number = place->kind == ABAR_PLACE_INNER ? place->parent : sample->place;
     const abar__place *archive = abar__images_place(index, number);
     const uint64_t at = abar__images_offset(index, part, i), size = (uint64_t)archive->size;
-    if (index->archives[number] >= 0 && !again) return read_open(index->archives[number], size, buffer, sample->size, at);
-    return read_path(index, abar__images_string(index, archive->path), size, buffer, sample->size, at);
+    if (index->archives[number] >= 0 && !again) return read_open(index->archives[number], size, buffer, n, at);
+    return read_path(index, abar__images_string(index, archive->path), size, buffer, n, at);
 }
 
-abar__images_found abar__images_read(const abar__images_index *index, int part, int64_t i, uint8_t *buffer)
+abar__images_found abar__images_read_start(const abar__images_index *index, int part, int64_t i, uint8_t *buffer, size_t n)
 {
     const int64_t place = index->chosen[part] ? index->chosen[part][i] : i;
     for (int tries = 0;; tries++) {
-        const abar__images_found found = read_sample(index, part, place, buffer, tries > 0);
+        const abar__images_found found = read_sample(index, part, place, buffer, n, tries > 0);
         const int error = errno;
         if (found != ABAR_IMAGES_FAILED || !try_again(error, tries)) {
             errno = error;
             return found;
         }
     }
+}
+
+abar__images_found abar__images_read(const abar__images_index *index, int part, int64_t i, uint8_t *buffer)
+{
+    return abar__images_read_start(index, part, i, buffer, (size_t)abar__images_size(index, part, i));
 }
 
 abar_status abar__images_open_archives(abar__images_index *index)
