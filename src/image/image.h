@@ -22,7 +22,7 @@ typedef enum abar__image_filter {
 typedef struct abar__image_header {
     abar__image_format format;
     int32_t width, height;
-    int32_t components; /* in the file: 1 gray, 3, 4 CMYK; PNG: 1 to 4 */
+    int32_t components; /* in the file: 1 gray, 3, 4 CMYK; PNG: 1 to 4, alpha counted, palettes 3 */
     bool progressive;   /* JPEG */
 } abar__image_header;
 
@@ -39,17 +39,19 @@ typedef struct abar__image_fault {
 /* The crop of an image, resized to width x height, and of that the window. The crop's edge is an edge for the filter. */
 typedef struct abar__image_view {
     abar__image_box crop;
-    int32_t height, width;  /* the crop is resized to */
-    abar__image_box window; /* of the resized crop */
-    abar__image_filter filter;
-    bool mirror; /* the window, left to right */
+    int32_t height, width;     /* the crop is resized to */
+    abar__image_box window;    /* of the resized crop */
+    abar__image_filter filter; /* bilinear or bicubic */
+    bool mirror;               /* the window, left to right */
 } abar__image_view;
 
-/* The buffers of one thread. They grow to the largest image seen; nothing else allocates. */
+/* The buffers of one thread. They grow to the largest image seen. Beside them libjpeg and libpng allocate during a call: the
+ * coefficients of a progressive JPEG, or less than a MiB. */
 typedef struct abar__image_reader abar__image_reader;
 
 abar_status abar__image_reader_create(abar_context *ctx, abar__image_reader **out);
 void abar__image_reader_destroy(abar__image_reader *reader);
+/* Of the buffers, and the most coefficients that there were. */
 size_t abar__image_reader_bytes(const abar__image_reader *reader);
 
 /* The header of n bytes of a file. False: fault says why. */

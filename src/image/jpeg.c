@@ -46,11 +46,13 @@ void abar__jpeg_errors_init(abar__jpeg_errors *errors, const char *done, abar__i
 /* The next marker's code, with *at after it; 0: the file ends before. Bytes between segments are skipped, as by libjpeg. */
 static uint8_t next_marker(const uint8_t *bytes, size_t n, size_t *at)
 {
-    while (*at < n && bytes[*at] != 0xFF) (*at)++;
-    while (*at < n && bytes[*at] == 0xFF) (*at)++;
-    if (*at == n) return 0;
-    uint8_t code = bytes[(*at)++];
-    return code ? code : next_marker(bytes, n, at);
+    for (;;) {
+        while (*at < n && bytes[*at] != 0xFF) (*at)++;
+        while (*at < n && bytes[*at] == 0xFF) (*at)++;
+        if (*at == n) return 0;
+        uint8_t code = bytes[(*at)++];
+        if (code) return code; /* FF 00 is no marker */
+    }
 }
 
 static bool has_segment(uint8_t marker) { return marker != 0x01 && !(marker >= 0xD0 && marker <= 0xD7); }
@@ -229,7 +231,7 @@ static bool run(job *j)
     jpeg_create_decompress(&j->info);
     start(j);
     read_rows(j);
-    if (j->source->whole) jpeg_finish_decompress(&j->info);
+    if (j->source->end) jpeg_finish_decompress(&j->info);
     return true;
 }
 

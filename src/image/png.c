@@ -117,6 +117,7 @@ static int start(job *j)
     png_set_user_limits(j->png, ABAR_IMAGE_SIDE_MAX, ABAR_IMAGE_SIDE_MAX);
     png_set_chunk_malloc_max(j->png, CHUNK_MAX);
     png_set_keep_unknown_chunks(j->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1); /* texts, profiles, gamma */
+    png_set_option(j->png, PNG_MAXIMUM_INFLATE_WINDOW, PNG_OPTION_ON);     /* whatever the stream claims, as Pillow */
     png_set_read_fn(j->png, j, read_bytes);
     png_read_info(j->png, j->info);
     png_set_crc_action(j->png, PNG_CRC_QUIET_USE, PNG_CRC_QUIET_USE); /* of the data, as Pillow */

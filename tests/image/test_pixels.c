@@ -121,7 +121,7 @@ static void pixels_of_a_crop_of_an_unfinished_image_are_those_of_the_whole(void 
     rig_close(&rig);
 }
 
-/* The image of docs/images.md: 83 x 61, R = 7x + 3y, G = x^2/5 + 11y, B = xy/3 + 40((x/9 + y/7) & 3). */
+/* An image of 83 x 61 whose checksums Pillow gave: R = 7x + 3y, G = x^2/5 + 11y, B = xy/3 + 40((x/9 + y/7) & 3). */
 static image_file known_image(void)
 {
     enum { WIDTH = 83, HEIGHT = 61, ROW = 1 + 3 * WIDTH };

@@ -209,7 +209,7 @@ def filtered(rows, bytes_per_pixel):
     return out
 
 
-def png(samples, depth, colour, interlaced=False, extra=b"", bad_crc=False, end=True, size_of_data=600):
+def png(samples, depth, colour, interlaced=False, extra=b"", bad_crc=False, end=True, small_window=False):
     """samples: (height, width, samples of a pixel)."""
     height, width, n = samples.shape
     step = max(1, n * depth // 8)
@@ -220,10 +220,12 @@ def png(samples, depth, colour, interlaced=False, extra=b"", bad_crc=False, end=
         if part.size:
             raw += filtered([packed(row, depth) for row in part], step)
     data = zlib.compress(raw, 9)
+    if small_window:  # the stream claims one of 256 bytes
+        data = b"\x08\x1d" + data[2:]
     out = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
     out += extra
-    for at in range(0, len(data), size_of_data):
-        piece = chunk(b"IDAT", data[at : at + size_of_data])
+    for at in range(0, len(data), 600):
+        piece = chunk(b"IDAT", data[at : at + 600])
         out += piece[:-1] + bytes([piece[-1] ^ 1]) if bad_crc else piece
     return out + (chunk(b"IEND", b"") if end else b"")
 
@@ -319,6 +321,7 @@ def pngs():
     yield "png_gray_transparent", png(levels >> 4, 4, 0, extra=chunk(b"tRNS", b"\0\7"))
     yield "png_gamma_text", png(image.astype(int), 8, 2, extra=chunk(b"gAMA", struct.pack(">I", 45455)) + chunk(b"tEXt", b"a\0b"))
     yield "png_bad_crc_of_data", png(image.astype(int), 8, 2, bad_crc=True)
+    yield "png_small_window", png(np.tile(picture(width, 5).astype(int), (4, 1, 1)), 8, 2, small_window=True)
     yield "png_without_end", png(image.astype(int), 8, 2, end=False)
     for size in ((1, 1), (3, 1), (1, 5), (8, 8)):
         yield f"png_interlaced_{size[0]}x{size[1]}", png(picture(*size).astype(int), 8, 2, True)
