@@ -20,7 +20,7 @@ static bool past(const line *l, double bound, int32_t x) { return (abar__affine_
 static int32_t crossing(const line *l, double bound, run r)
 {
     if (r.from == r.to || l->step == 0) return r.from == r.to || past(l, bound, r.from) ? r.from : r.to;
-    const double guess = (bound - l->offset - l->across) / l->step; /* off by rounding alone */
+    const double guess = (bound - l->offset - l->across) / l->step; /* within a pixel, but for rounding */
     int32_t x = guess > r.from ? guess < r.to ? (int32_t)guess : r.to : r.from;
     while (x > r.from && past(l, bound, x - 1)) x--;
     while (x < r.to && !past(l, bound, x)) x++;

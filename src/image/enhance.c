@@ -12,7 +12,7 @@ static void blend_with_constant(int p, float factor, int64_t n, const uint8_t *i
 }
 
 /* One run from the second pixel of the second row on, which is faster than a run per row; what it makes of the first and last
- * columns is then replaced. */
+ * columns is then replaced. An image with no inner pixel is copied. */
 static void sharpen(const abar__operation_loops *loops, float factor, int32_t height, int32_t width, const uint8_t *in,
                     uint8_t *out)
 {
@@ -36,8 +36,6 @@ void abar__image_enhance(const abar__operation_loops *loops, const abar__image_c
         blend_with_constant((int)((double)loops->sum_gray(plane, in) / (double)plane + 0.5), factor, 3 * plane, in, out);
     else if (change->operation == ABAR_OPERATION_COLOR)
         loops->blend_with_gray(factor, plane, in, out);
-    else if (height < 3 || width < 3)
-        memcpy(out, in, (size_t)(3 * plane));
     else
         for (int c = 0; c < 3; c++) sharpen(loops, factor, height, width, in + c * plane, out + c * plane);
 }

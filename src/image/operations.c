@@ -43,18 +43,15 @@ static void autocontrast_table(const int64_t counts[256], uint8_t table[256])
 
 static void equalize_table(const int64_t counts[256], uint8_t table[256])
 {
-    int64_t pixels = 0, last = 0, sum;
-    int used = 0;
-    for (int v = 0; v < 256; v++)
-        if (counts[v]) {
-            pixels += counts[v];
-            last = counts[v];
-            used++;
-        }
-    const int64_t step = (pixels - last) / 255;
+    int64_t pixels = 0, last = 0;
+    for (int v = 0; v < 256; v++) {
+        pixels += counts[v];
+        if (counts[v]) last = counts[v];
+    }
+    const int64_t step = (pixels - last) / 255; /* 0 if a single value is used */
     same_table(table);
-    if (used < 2 || step == 0) return;
-    sum = step / 2;
+    if (step == 0) return;
+    int64_t sum = step / 2;
     for (int v = 0; v < 256; sum += counts[v++]) table[v] = (uint8_t)(sum / step > 255 ? 255 : sum / step);
 }
 

@@ -12,7 +12,7 @@
 
 enum { BLOCK = 128 };
 
-/* The first neighbours of n positions from column x on, and how far each position is past the one before its middle. */
+/* For n positions from column x on: the first of the neighbours, and the fraction between the two in the middle. */
 LOOP void locate(const abar__affine_line *l, int32_t x, int32_t n, int taps, int32_t *restrict index, double *restrict t)
 {
     const int32_t back = taps / 2 - 1;
@@ -24,11 +24,11 @@ LOOP void locate(const abar__affine_line *l, int32_t x, int32_t n, int taps, int
     }
 }
 
-/* A block of positions. Along an axis that stays there is one neighbour, and no fraction. */
+/* A block of positions: first neighbours and fractions. An axis that stays has one neighbour and no fraction. */
 typedef struct block {
     int32_t n;
     int32_t row[BLOCK], column[BLOCK];
-    double down[BLOCK], right[BLOCK]; /* fractions */
+    double down[BLOCK], right[BLOCK];
 } block;
 
 LOOP void locate_block(const abar__affine_job *j, const abar__affine_line *h, const abar__affine_line *v, int32_t y, int32_t x,
@@ -47,7 +47,8 @@ LOOP void locate_block(const abar__affine_job *j, const abar__affine_line *h, co
 
 /* ---- neighbours ---- */
 
-/* Up to four rows of neighbours per position, each packed into a word, the first lowest. Columns that stay: one column. */
+/* Per position up to four rows of two or four neighbours, each row packed into a word, the first byte lowest. If columns stay,
+ * the one word holds a column. */
 typedef struct neighbours {
     uint32_t row[4][BLOCK];
 } neighbours;
@@ -59,7 +60,7 @@ LOOP uint32_t pack4(const uint8_t *p, int32_t stride)
     return pack2(p, stride) | (uint32_t)p[2 * stride] << 16 | (uint32_t)p[3 * stride] << 24;
 }
 
-/* All neighbours are inside. */
+/* All neighbours are inside the image. */
 LOOP void gather(const abar__affine_job *j, const block *b, const uint8_t *restrict in, neighbours *restrict out)
 {
     const bool along = j->rows_stay || j->columns_stay;
@@ -81,7 +82,8 @@ LOOP void gather(const abar__affine_job *j, const block *b, const uint8_t *restr
 
 LOOP int32_t clamp(int32_t i, int32_t limit) { return i < 0 ? 0 : i < limit ? i : limit - 1; }
 
-/* Some are not: the nearest one that is takes their place. */
+/* Some neighbours are outside. There Pillow repeats the result of the last row or column inside; clamped indices give the same.
+ */
 LOOP void gather_clamped(const abar__affine_job *j, const block *b, const uint8_t *in, neighbours *out)
 {
     const bool along = j->rows_stay || j->columns_stay;
@@ -116,13 +118,6 @@ LOOP double cubic_of(double v1, double v2, double v3, double v4, double t)
     return v2 + t * (p2 + t * (p3 + t * p4));
 }
 
-LOOP uint8_t clip(double v)
-{
-    v = v > 0 ? v : 0;
-    v = v < 255 ? v : 255;
-    return (uint8_t)(int)v;
-}
-
 LOOP void linear_along(const neighbours *restrict p, const double *restrict t, int32_t n, uint8_t *restrict out)
 {
     for (int32_t i = 0; i < n; i++) out[i] = (uint8_t)(int)linear(p->row[0][i], t[i]);
@@ -138,15 +133,15 @@ LOOP void linear_both(const neighbours *restrict p, const block *restrict b, uin
 
 LOOP void cubic_along(const neighbours *restrict p, const double *restrict t, int32_t n, uint8_t *restrict out)
 {
-    for (int32_t i = 0; i < n; i++) out[i] = clip(cubic(p->row[0][i], t[i]));
+    for (int32_t i = 0; i < n; i++) out[i] = abar__image_clip((int)cubic(p->row[0][i], t[i]));
 }
 
 LOOP void cubic_both(const neighbours *restrict p, const block *restrict b, uint8_t *restrict out)
 {
     for (int32_t i = 0; i < b->n; i++) {
         const double t = b->right[i];
-        out[i] = clip(cubic_of(cubic(p->row[0][i], t), cubic(p->row[1][i], t), cubic(p->row[2][i], t), cubic(p->row[3][i], t),
-                               b->down[i]));
+        out[i] = abar__image_clip((int)cubic_of(cubic(p->row[0][i], t), cubic(p->row[1][i], t), cubic(p->row[2][i], t),
+                                                cubic(p->row[3][i], t), b->down[i]));
     }
 }
 
@@ -210,10 +205,12 @@ LOOP void sharpen_loop(float factor, int32_t width, int32_t n, const uint8_t *re
     const uint8_t *restrict a = in, *restrict b = in + width, *restrict c = in + 2 * width;
     for (int32_t from = 0; from < n; from += BLOCK, a += BLOCK, b += BLOCK, c += BLOCK) {
         const int32_t count = n - from < BLOCK ? n - from : BLOCK;
-        uint16_t smooth[BLOCK]; /* (2*sum + 13) / 26 is (sum + 6) / 13 for whole sums */
-        for (int32_t i = 0; i < count; i++) {
-            const int sides = a[i] + a[i + 1] + a[i + 2] + b[i] + b[i + 2] + c[i] + c[i + 1] + c[i + 2];
-            smooth[i] = (uint16_t)(sides + 5 * b[i + 1] + 6) / 13;
+        uint16_t column[BLOCK + 2];
+        uint8_t smooth[BLOCK];
+        for (int32_t i = 0; i < count + 2; i++) column[i] = (uint16_t)(a[i] + b[i] + c[i]);
+        for (int32_t i = 0; i < count; i++) { /* (2*sum + 13) / 26 is (sum + 6) / 13 for whole sums */
+            const uint16_t sum = (uint16_t)(column[i] + column[i + 1] + column[i + 2] + 4 * b[i + 1] + 6);
+            smooth[i] = (uint8_t)(sum / 13);
         }
         for (int32_t i = 0; i < count; i++) out[from + i] = abar__image_blend(smooth[i], b[i + 1], factor);
     }

@@ -18,7 +18,7 @@ static void make_image(kind which, int width, int height, uint8_t *out)
         for (int x = 0; x < width; x++) {
             int rgb[3] = {7 * x + 3 * y, x * x / 5 + 11 * y, x * y / 3 + 40 * ((x / 9 + y / 7) & 3)};
             for (int c = 0; c < 3; c++) {
-                static const int flat[3] = {0, 97, 255};
+                static const int flat[3] = {173, 0, 191};
                 state = state * 1664525u + 1013904223u;
                 if (which == NOISE) rgb[c] = (int)(state >> 24);
                 if (which == FLAT) rgb[c] = flat[c];

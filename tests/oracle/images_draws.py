@@ -281,7 +281,7 @@ def mixing(seed, epoch, group, timm, mixup, cutmix, side, base=OURS):
     if not cuts:
         return 0, share, 0, 0, 0, 0
     root = math.sqrt(1 - share)
-    half = cut(side * root) // 2 if timm else cut(0.5 * root * side)
+    half = cut(side * root) // 2 if timm else cut(0.5 * root * side)  # the same number
     x, y = below(words[1], side), below(words[2], side)
     top, left = max(y - half, 0), max(x - half, 0)
     h, w = min(y + half, side) - top, min(x + half, side) - left
@@ -374,18 +374,19 @@ def flat(drawn):
 
 
 def change_lines(count):
-    policies = ("trivial", "rand", "rand-timm", "jitter")
+    policies = ("trivial", "rand-timm", "rand", "rand-timm", "jitter")
     for i in range(count):
-        key, policy, timm = spread(i // 4), policies[i % 4], i // 4 % 2
-        magnitude, chosen, strength = (9, 0, 30, 14, 15)[i // 4 % 5], FILTERS[i // 16 % 4 if i % 7 == 0 else 0], (0.4, 1.5)[i // 8 % 2]
-        side = (176, 224, 64, 1)[i // 12 % 4]
+        key, policy, timm = spread(i), policies[i % 5], i // 5 % 2
+        magnitude, chosen, strength = (9, 0, 30, 14, 15, 11, 26)[i // 5 % 7], FILTERS[i // 5 % 4 if i % 8 == 0 else 0], (0.4, 1.5)[i // 10 % 2]
+        side = (176, 224, 64, 1)[i // 15 % 4]
         yield lambda: line("changes", (policy, *key, timm, magnitude, chosen, strength, side),
                            (lambda drawn: (len(drawn), *flat(drawn)))(changes(Sample(*key), policy, timm, magnitude, chosen, strength, side)))
 
 
 def erase_lines(count):
     for i in range(count):
-        key, timm, probability, side = spread(i), i % 2, (1.0, 0.25, 0.1)[i % 3], (224, 176, 64, 8, 3, 1)[i % 6 if i % 4 == 0 else i % 3]
+        key, timm = spread(i), i % 2
+        probability, side = ((1.0, 224), (0.25, 224), (0.1, 176), (1.0, 64), (1.0, 8), (1.0, 3), (1.0, 1), (1.0, 5))[i // 2 % 8]
         yield lambda: line("erase", (*key, timm, probability, side), erasing(Sample(*key), timm, probability, side))
 
 
@@ -400,7 +401,7 @@ def mix_lines(count):
 def main():
     check_published()
     lines, left_out = [], 0
-    for kind in (view_lines(220), change_lines(640), erase_lines(180), mix_lines(210)):
+    for kind in (view_lines(220), change_lines(800), erase_lines(320), mix_lines(210)):
         for case in kind:
             try:
                 lines.append(case())

@@ -131,8 +131,7 @@ bool abar__draw_mixing(uint64_t seed, uint32_t epoch, uint32_t group, const abar
     out->cutmix = config->cutmix > 0 && (!(config->mixup > 0) || abar__uniform(d.u[0]) < 0.5);
     out->share = beta_number(&key, out->cutmix ? config->cutmix : config->mixup);
     if (!out->cutmix) return true;
-    const double cut = sqrt(1 - out->share);
-    const int32_t half = config->style == ABAR_STYLE_TIMM ? (int32_t)(side * cut) / 2 : (int32_t)(0.5 * cut * side);
+    const int32_t half = (int32_t)(0.5 * sqrt(1 - out->share) * side); /* timm's (int)(side * sqrt) / 2 is the same */
     clip_box((int32_t)abar__below(d.u[2], (uint32_t)side), half, side, &out->box[0], &out->box[2]);
     clip_box((int32_t)abar__below(d.u[1], (uint32_t)side), half, side, &out->box[1], &out->box[3]);
     out->share = 1 - (double)(out->box[2] * out->box[3]) / ((double)side * side);
