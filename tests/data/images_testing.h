@@ -110,15 +110,15 @@ static inline void remove_file(const set *s, const char *name)
     assert_int_equal(remove(path), 0);
 }
 
-/* Everything was changed an hour ago, links' targets in the set too. */
+/* Everything was last changed at one time long ago. */
 static inline void settle(const set *s)
 {
     char command[1024];
-    snprintf(command, sizeof command, "find '%s' -exec touch -h -d '1 hour ago' {} +", s->data);
+    snprintf(command, sizeof command, "find '%s' -exec touch -h -d '2020-01-01' {} +", s->data);
     assert_int_equal(system(command), 0);
 }
 
-/* ---- archives ---------------------------------------------------------------------------------------------------------- */
+/* ---- archives ------------------------------------------------------------------------------------------------ */
 
 typedef struct tar_text {
     uint8_t *bytes;
@@ -194,8 +194,7 @@ static inline void put_tar(const set *s, const char *name, tar_text *t)
     *t = (tar_text){0};
 }
 
-/* ---- what an index must say -----------------------------------------------------------------------------------------------
- */
+/* ---- what an index must say ---------------------------------------------------------------------------------- */
 
 static inline abar__images_index *open_with(set *s, const abar__images_request *request)
 {
@@ -250,6 +249,24 @@ static inline void check_samples(const set *s, const abar__images_index *index, 
                  (int)abar__images_size(index, part, i), name + strlen(s->data) + 1);
     }
     assert_string_equal(text, expected);
+}
+
+/* Tiny ImageNet's own layout. */
+static inline set *tiny_set(void)
+{
+    set *s = set_make();
+    put(s, "train/n02/images/n02_0.JPEG", 1);
+    put(s, "train/n01/images/n01_1.JPEG", 2);
+    put(s, "train/n01/images/n01_0.JPEG", 3);
+    put_text(s, "train/n01/n01_boxes.txt", "n01_0.JPEG\t0\t0\t1\t1\n");
+    put(s, "val/images/val_0.JPEG", 4);
+    put(s, "val/images/val_1.JPEG", 5);
+    put(s, "val/images/val_10.JPEG", 6);
+    put_text(s, "val/val_annotations.txt",
+             "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t1\t2\t3\t4\nval_10.JPEG\tn02\t1\t2\t3\t4\n");
+    put(s, "test/images/test_0.JPEG", 7);
+    put_text(s, "words.txt", "n00\tentity\nn02\tbee, honey bee\n");
+    return s;
 }
 
 /* Two classes of two and one images, one test image each. */

@@ -7,8 +7,7 @@
 #include <sys/wait.h>
 #include <utime.h>
 
-/* ---- the file ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- the file ------------------------------------------------------------------------------------------------ */
 
 /* The only file in the cache folder; false: there is none. */
 static bool cache_file(const set *s, char out[1024])
@@ -69,8 +68,7 @@ static set *cached_set(void)
     return s;
 }
 
-/* ---- when it is used --------------------------------------------------------------------------------------------------------
- */
+/* ---- when it is used ----------------------------------------------------------------------------------------- */
 
 static void cache_second_open_gives_the_same_index(void **state)
 {
@@ -133,8 +131,7 @@ static void cache_can_be_switched_off(void **state)
     set_free(s);
 }
 
-/* ---- when the files change
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- when the files change ----------------------------------------------------------------------------------- */
 
 static void cache_file_added_is_found(void **state)
 {
@@ -273,8 +270,7 @@ static void cache_belongs_to_its_classes_and_label_files(void **state)
     set_free(s);
 }
 
-/* ---- the file itself
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- the file itself ----------------------------------------------------------------------------------------- */
 
 static void cache_that_cannot_be_written_is_a_log_line(void **state)
 {
@@ -323,6 +319,7 @@ static void cache_cut_short_or_foreign_is_replaced(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0755), 0); /* not even a file */
     assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(cache_file(s, path)); /* nothing temporary stays beside it */
     assert_int_equal(rmdir(path), 0);
     set *other = set_make();
     put(other, "train/z/1.jpg", 1);
@@ -342,6 +339,27 @@ static void cache_cut_short_or_foreign_is_replaced(void **state)
     free(again.data);
     set_free(s);
     set_free(other);
+}
+
+/* The hashes of two paths may be equal. */
+static void cache_of_a_folder_with_another_name_is_not_used(void **state)
+{
+    (void)state;
+    set *s = cached_set();
+    char path[1024], data[300];
+    assert_true(cache_file(s, path));
+    const bytes good = read_file(path);
+    assert_int_equal(unlink(path), 0);
+    snprintf(data, sizeof data, "%.290s-moved", s->data);
+    assert_int_equal(rename(s->data, data), 0);
+    snprintf(s->data, sizeof s->data, "%s", data);
+    assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(cache_file(s, path));
+    write_file(path, good.data, good.n); /* the same directories, but it has the old paths */
+    assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_true(opens_from_cache(s, NULL, SMALL_TRAIN));
+    free(good.data);
+    set_free(s);
 }
 
 /* Every truncation and every changed byte is noticed. */
@@ -383,8 +401,7 @@ static void cache_failing_allocation_is_reported(void **state)
     set_free(s);
 }
 
-/* ---- several at once
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- several at once ----------------------------------------------------------------------------------------- */
 
 static void *scan_often(void *user)
 {
@@ -432,8 +449,7 @@ static void cache_scans_at_once_are_harmless(void **state)
     set_free(s);
 }
 
-/* ---- what a check found
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- what a check found -------------------------------------------------------------------------------------- */
 
 static const abar__images_known photo = {.checked = true, .header = {ABAR_IMAGE_JPEG, 500, 375, 3, true}, .crc = 0x12345678};
 static const abar__images_known drawing = {
@@ -529,6 +545,7 @@ int main(void)
         cmocka_unit_test(cache_that_cannot_be_written_is_a_log_line),
         cmocka_unit_test(cache_in_a_read_only_folder_is_a_log_line),
         cmocka_unit_test(cache_cut_short_or_foreign_is_replaced),
+        cmocka_unit_test(cache_of_a_folder_with_another_name_is_not_used),
         cmocka_unit_test(cache_damage_anywhere_is_noticed),
         cmocka_unit_test(cache_failing_allocation_is_reported),
         cmocka_unit_test(cache_scans_at_once_are_harmless),

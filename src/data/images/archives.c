@@ -47,7 +47,7 @@ static abar_status add_image(abar__scan *s, const char *path, uint32_t place, co
     return abar__scan_add_found(s, &found);
 }
 
-/* ---- the official archives -------------------------------------------------------------------------------------------- */
+/* ---- the official archives ----------------------------------------------------------------------------------- */
 
 /* All images of an archive with one label. */
 static abar_status read_images(abar__scan *s, abar__tar *tar, const char *path, uint32_t place, int32_t label)
@@ -190,7 +190,7 @@ abar_status abar__scan_official(abar__scan *s, const abar__listing *root, const 
     return status;
 }
 
-/* ---- shards -------------------------------------------------------------------------------------------------------------- */
+/* ---- shards -------------------------------------------------------------------------------------------------- */
 
 /* The members with one key: an image and its class, in any order. */
 typedef struct sample {

@@ -27,7 +27,7 @@ static size_t elements(const abar__images_index *index, int section)
     return (size_t)(index->head.bytes[section] / element_bytes[section]);
 }
 
-/* ---- the bytes ---------------------------------------------------------------------------------------------------------- */
+/* ---- the bytes ----------------------------------------------------------------------------------------------- */
 
 /* Whether the head is ours and the sections that it announces fill n bytes. */
 static bool head_is_right(const abar__images_head *head, size_t n)
@@ -77,7 +77,9 @@ static bool sample_is_right(const abar__images_index *index, int part, int64_t i
         return false;
     if (sample->label < 0 || (size_t)sample->label >= elements(index, ABAR_SECTION_CLASSES)) return false;
     const abar__place *place = abar__images_place(index, sample->place);
-    if (index->head.bytes[ABAR_SECTION_OFFSETS + part] == 0) return place->kind == ABAR_PLACE_FOLDER;
+    const char first = *abar__images_string(index, place->path); /* a path that is empty or absolute leads elsewhere */
+    if (index->head.bytes[ABAR_SECTION_OFFSETS + part] == 0)
+        return place->kind == ABAR_PLACE_FOLDER && first != '\0' && first != '/';
     if (place->kind == ABAR_PLACE_INNER) place = abar__images_place(index, place->parent);
     const uint64_t size = (uint64_t)place->size, offset = abar__images_offset(index, part, i);
     return place->kind == ABAR_PLACE_ARCHIVE && offset <= size && sample->size <= size - offset;
@@ -125,15 +127,14 @@ abar_status abar__images_cache_parse(abar__images_index *index, void *bytes, siz
     return ABAR_E_FORMAT;
 }
 
-/* ---- whether it is still true ----------------------------------------------------------------------------------------------
- */
+/* ---- whether it is still true -------------------------------------------------------------------------------- */
 
 static bool place_is_unchanged(const abar__images_index *index, const abar__place *place)
 {
     struct stat info;
     const char *path = abar__images_string(index, place->path);
     if (place->kind == ABAR_PLACE_INNER) return true;
-    if (!place->trusted || fstatat(index->folder, *path ? path : ".", &info, 0) != 0) return false;
+    if (fstatat(index->folder, *path ? path : ".", &info, 0) != 0) return false;
     const bool size = place->kind == ABAR_PLACE_FOLDER || (int64_t)info.st_size == place->size;
     return size && (uint64_t)info.st_dev == place->device && (uint64_t)info.st_ino == place->inode &&
            abar__images_modified(&info) == place->modified;
@@ -146,7 +147,8 @@ bool abar__images_trusted(const abar__images_index *index)
     return true;
 }
 
-/* Whether it was made of this folder, with these files, and nothing has changed since. */
+/* Only an index that is trusted is ever written. Whether it was made of this folder, with these files, and nothing has changed
+ * since. */
 static bool is_current(const abar__images_index *index, const char *folder, const char *classes_file, const char *labels_file)
 {
     if (strcmp(abar__images_string(index, index->head.folder), folder) != 0 ||
@@ -158,8 +160,7 @@ static bool is_current(const abar__images_index *index, const char *folder, cons
     return true;
 }
 
-/* ---- the file
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the file ------------------------------------------------------------------------------------------------ */
 
 /* False: there is no cache folder. The name has FNV-1a of the folder's path in it. */
 static bool file_of(const char *folder, char *out, size_t size)

@@ -4,12 +4,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* ---- printing ------------------------------------------------------------------------------------------------------------ */
+/* ---- printing ------------------------------------------------------------------------------------------------ */
 
 /* The bytes of the printable character at p: ASCII, or well-formed UTF-8 from U+00A0 on. 0: none. */
 static size_t printable(const uint8_t *p)
@@ -54,8 +55,7 @@ void abar__images_escape(const char *path, char *out, size_t n)
     out[used] = '\0';
 }
 
-/* ---- the fingerprint --------------------------------------------------------------------------------------------------------
- */
+/* ---- the fingerprint ----------------------------------------------------------------------------------------- */
 
 /* FNV-1a. */
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n)
@@ -91,8 +91,7 @@ static uint64_t fingerprint_of(const abar__images_index *index)
     return hash;
 }
 
-/* ---- limits
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- limits -------------------------------------------------------------------------------------------------- */
 
 /* The samples of all classes if at most r of each are taken. */
 static int64_t taken(const int64_t *counts, int64_t classes, int64_t r)
@@ -152,8 +151,7 @@ static void sum_bytes(abar__images_index *index, int part)
     for (int64_t i = 0; i < index->summary.count[part]; i++) index->summary.bytes[part] += abar__images_size(index, part, i);
 }
 
-/* ---- opening
- * ------------------------------------------------------------------------------------------------------------------- */
+/* ---- opening ------------------------------------------------------------------------------------------------- */
 
 /* The texts of a scan become the sections, with room for what checks will find. */
 static abar_status finish_scan(abar__images_index *index)
@@ -259,8 +257,8 @@ abar_status abar__images_open(abar_context *ctx, const abar__images_request *req
     const bool limited = index->chosen[0] || index->chosen[1];
     index->summary.fingerprint = limited ? fingerprint_of(index) : index->head.fingerprint;
     if (index->summary.untested > 0)
-        abar__log(ctx, ABAR_LOG_INFO, "%s: %lld classes of train have no images in the test part", request->folder,
-                  (long long)index->summary.untested);
+        abar__log(ctx, ABAR_LOG_INFO, "%s: classes without images in the test part: %" PRId64, request->folder,
+                  index->summary.untested);
     *out = index;
     return ABAR_OK;
 }
@@ -285,8 +283,7 @@ void abar__images_close(abar__images_index *index)
     abar__free(ctx, index, sizeof *index);
 }
 
-/* ---- questions
- * --------------------------------------------------------------------------------------------------------------------- */
+/* ---- questions ----------------------------------------------------------------------------------------------- */
 
 const abar__images_summary *abar__images_summary_of(const abar__images_index *index) { return &index->summary; }
 
@@ -333,8 +330,7 @@ void abar__images_name(const abar__images_index *index, int part, int64_t i, cha
     abar__images_escape(path, out, n);
 }
 
-/* ---- what checks found
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- what checks found --------------------------------------------------------------------------------------- */
 
 static abar__fact *fact_at(const abar__images_index *index, int part, int64_t i)
 {

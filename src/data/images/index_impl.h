@@ -104,18 +104,18 @@ static inline uint64_t abar__images_offset(const abar__images_index *index, int 
     return ((const uint64_t *)index->section[ABAR_SECTION_OFFSETS + part])[i];
 }
 
-/* ---- index.c -------------------------------------------------------------------------------------------------- */
+/* ---- index.c ------------------------------------------------------------------------------------------------- */
 
 /* Copies a path with unprintable bytes as \xNN; a long one loses its beginning. n: at least 8. */
 void abar__images_escape(const char *path, char *out, size_t n);
 
-/* ---- scan.c --------------------------------------------------------------------------------------------------- */
+/* ---- scan.c -------------------------------------------------------------------------------------------------- */
 
 /* Scans the folder that index->folder is open on, into the texts, sections and head of index. */
 abar_status abar__images_scan(abar__images_index *index, const char *folder, const char *classes_file, const char *labels_file);
 int64_t abar__images_modified(const struct stat *info);
 
-/* ---- cache.c -------------------------------------------------------------------------------------------------- */
+/* ---- cache.c ------------------------------------------------------------------------------------------------- */
 
 /* Fills index from the cache of this folder and these files. ABAR_E_FORMAT: there is none, or it is not valid. */
 abar_status abar__images_cache_read(abar__images_index *index, const char *folder, const char *classes_file,
@@ -129,7 +129,7 @@ void abar__images_stamp(abar__images_head *head);
 void abar__images_cache_write(const abar__images_index *index);
 bool abar__images_trusted(const abar__images_index *index);
 
-/* ---- read.c --------------------------------------------------------------------------------------------------- */
+/* ---- read.c -------------------------------------------------------------------------------------------------- */
 
 /* Reads n bytes at an offset; fewer at the end of the file; -1: errno says why. I/O errors are tried again. */
 ssize_t abar__images_pread(int fd, void *out, size_t n, uint64_t at);

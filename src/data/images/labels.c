@@ -9,7 +9,7 @@
 
 #define TEXT_MAX ((size_t)1 << 30) /* bytes of such a file */
 
-/* ---- lines ------------------------------------------------------------------------------------------------------ */
+/* ---- lines --------------------------------------------------------------------------------------------------- */
 
 typedef struct lines {
     const char *at, *end;
@@ -71,7 +71,7 @@ static abar_status with_file(abar__scan *s, const char *path, parse_text *parse)
     return status;
 }
 
-/* ---- classes ---------------------------------------------------------------------------------------------------- */
+/* ---- classes ------------------------------------------------------------------------------------------------- */
 
 static abar__class_row *class_rows(const abar__scan *s) { return (abar__class_row *)s->index->text[ABAR_SECTION_CLASSES].data; }
 
@@ -233,7 +233,7 @@ abar_status abar__scan_read_words(abar__scan *s, const abar__listing *root)
     return ABAR_OK;
 }
 
-/* ---- labels of the test part ------------------------------------------------------------------------------------- */
+/* ---- labels of the test part --------------------------------------------------------------------------------- */
 
 abar_status abar__scan_find_labels(abar__scan *s, const abar__listing *root, const abar__listing *val,
                                    char out[ABAR_IMAGES_PATH_MAX])

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define TINY_LABELS "val/val_annotations.txt"
+
 /* What was found in the folder, before any class is read. */
 typedef struct layout {
     abar__listing root, train, val;
@@ -28,37 +30,88 @@ static bool has_file(const abar__listing *list, const char *name)
     return entry && !entry->folder;
 }
 
-/* ---- shards ------------------------------------------------------------------------------------------------------- */
+/* The listing of val/, and not of what stands in for it. */
+static const abar__listing *val_folder(const layout *l)
+{
+    return l->val_name && strcmp(l->val_name, "val") == 0 ? &l->val : NULL;
+}
 
-/* Tars in a directory, or those in the folder whose name has this part in it and not the other. */
-static abar_status collect_shards(abar__scan *s, const abar__listing *list, const char *path, const char *with,
-                                  const char *without, abar__text *out)
+static bool is_tiny(const layout *l)
+{
+    const abar__listing *val = val_folder(l);
+    return val && has_file(val, abar__last_component(TINY_LABELS)) && has_folder(val, "images");
+}
+
+/* ---- shards -------------------------------------------------------------------------------------------------- */
+
+typedef enum shard_part { SHARD_TRAIN, SHARD_VAL, SHARD_BOTH, SHARD_NEITHER } shard_part;
+
+/* The part of a tar in the folder itself, by its name. */
+static shard_part part_of(const char *name)
+{
+    const bool train = strstr(name, "train"), val = strstr(name, "val");
+    return train && val ? SHARD_BOTH : train ? SHARD_TRAIN : val ? SHARD_VAL : SHARD_NEITHER;
+}
+
+static abar_status add_shard(abar__scan *s, const char *path, const char *name, abar__text *out)
 {
     char whole[ABAR_IMAGES_PATH_MAX];
-    for (int64_t i = 0; i < list->count; i++) {
-        const abar__entry *entry = abar__listing_at(list, i);
-        if (entry->folder || !abar__name_is_tar(entry->name)) continue;
-        if (with && (!strstr(entry->name, with) || strstr(entry->name, without))) continue;
-        ABAR_TRY(abar__scan_join(s, path, entry->name, whole));
-        ABAR_TRY(abar__text_append(s->ctx, out, whole, strlen(whole) + 1));
-    }
+    ABAR_TRY(abar__scan_join(s, path, name, whole));
+    return abar__text_append(s->ctx, out, whole, strlen(whole) + 1);
+}
+
+/* Tars in train/ and val/. */
+static abar_status find_shards_in_parts(abar__scan *s, layout *l)
+{
+    const abar__listing *lists[] = {&l->train, &l->val};
+    const char *paths[] = {"train", l->val_name ? l->val_name : ""};
+    int64_t others = 0;
+    for (int part = 0; part < 2; part++)
+        for (int64_t i = 0; i < lists[part]->count; i++) {
+            const abar__entry *entry = abar__listing_at(lists[part], i);
+            if (!entry->folder && abar__name_is_tar(entry->name))
+                ABAR_TRY(add_shard(s, paths[part], entry->name, &l->shards[part]));
+            else
+                others++;
+        }
+    if (l->shards[0].length > 0 && l->shards[1].length > 0)
+        s->index->head.ignored += others;
+    else
+        l->shards[0].length = l->shards[1].length = 0;
     return ABAR_OK;
+}
+
+/* Tars in the folder itself. One that may belong to either part is an error, but only if the others are shards. */
+static abar_status find_shards_in_root(abar__scan *s, layout *l)
+{
+    const char *both = NULL;
+    int64_t others = 0;
+    for (int64_t i = 0; i < l->root.count; i++) {
+        const abar__entry *entry = abar__listing_at(&l->root, i);
+        if (entry->folder || !abar__name_is_tar(entry->name)) continue;
+        const shard_part part = part_of(entry->name);
+        if (part == SHARD_BOTH) both = entry->name;
+        if (part == SHARD_NEITHER) others++;
+        if (part == SHARD_TRAIN || part == SHARD_VAL) ABAR_TRY(add_shard(s, "", entry->name, &l->shards[part]));
+    }
+    if (l->shards[0].length == 0 || l->shards[1].length == 0) {
+        l->shards[0].length = l->shards[1].length = 0;
+        return ABAR_OK;
+    }
+    s->index->head.ignored += others;
+    if (!both) return ABAR_OK;
+    return abar__scan_fail(s, ABAR_E_FORMAT, both, "", "is named both train and val, rename it");
 }
 
 static abar_status find_shards(abar__scan *s, layout *l, bool *out)
 {
-    ABAR_TRY(collect_shards(s, &l->train, "train", NULL, NULL, &l->shards[0]));
-    ABAR_TRY(collect_shards(s, &l->val, l->val_name ? l->val_name : "", NULL, NULL, &l->shards[1]));
-    *out = l->shards[0].length > 0 && l->shards[1].length > 0;
-    if (*out) return ABAR_OK;
-    l->shards[0].length = l->shards[1].length = 0;
-    ABAR_TRY(collect_shards(s, &l->root, "", "train", "val", &l->shards[0]));
-    ABAR_TRY(collect_shards(s, &l->root, "", "val", "train", &l->shards[1]));
-    *out = l->shards[0].length > 0 && l->shards[1].length > 0;
+    ABAR_TRY(find_shards_in_parts(s, l));
+    if (l->shards[0].length == 0) ABAR_TRY(find_shards_in_root(s, l));
+    *out = l->shards[0].length > 0;
     return ABAR_OK;
 }
 
-/* ---- folders of classes -------------------------------------------------------------------------------------------- */
+/* ---- folders of classes -------------------------------------------------------------------------------------- */
 
 static bool is_class(const abar__entry *entry) { return entry->folder && entry->name[0] != '.'; }
 
@@ -123,29 +176,32 @@ static abar_status read_val_labels(abar__scan *s, const char *folder, uint32_t p
     return abar__scan_emit(s, 1, false);
 }
 
-static bool has_loose_images(const abar__listing *list)
+/* Images that are in no class, and no classes. */
+static bool is_loose(const abar__scan *s, const abar__listing *list)
 {
-    for (int64_t i = 0; i < list->count; i++)
-        if (!abar__listing_at(list, i)->folder && abar__name_kind_of(abar__listing_at(list, i)->name) == ABAR_NAME_IMAGE)
-            return true;
-    return false;
+    bool images = false;
+    for (int64_t i = 0; i < list->count; i++) {
+        const abar__entry *entry = abar__listing_at(list, i);
+        if (is_class(entry) && abar__scan_label(s, entry->name, strlen(entry->name)) >= 0) return false;
+        if (!entry->folder && abar__name_kind_of(entry->name) == ABAR_NAME_IMAGE) images = true;
+    }
+    return images;
 }
 
 static abar_status read_val(abar__scan *s, const layout *l)
 {
     char labels[ABAR_IMAGES_PATH_MAX];
-    const bool tiny = s->index->head.layout == ABAR_LAYOUT_TINY;
-    const bool loose = !tiny && has_loose_images(&l->val);
-    ABAR_TRY(abar__scan_find_labels(s, &l->root, &l->val, labels));
-    if (loose && !*labels)
-        return abar__scan_fail(s, ABAR_E_NOT_FOUND, l->val_name, "",
-                               "its images are in no directories of classes and there is no label file, see --val-labels");
-    if (tiny) return read_val_labels(s, "val/images", l->val.place, *s->labels_file ? labels : "val/val_annotations.txt");
-    if (loose || *s->labels_file) return read_val_labels(s, l->val_name, l->root.place, labels);
-    return read_val_classes(s, l);
+    const bool requested = *s->labels_file;
+    ABAR_TRY(abar__scan_find_labels(s, &l->root, val_folder(l), labels));
+    if (s->index->head.layout == ABAR_LAYOUT_TINY)
+        return read_val_labels(s, "val/images", l->val.place, requested ? labels : TINY_LABELS);
+    if (!requested && !is_loose(s, &l->val)) return read_val_classes(s, l);
+    if (*labels) return read_val_labels(s, l->val_name, l->root.place, labels);
+    return abar__scan_fail(s, ABAR_E_NOT_FOUND, l->val_name, "",
+                           "its images are in no directories of classes and there is no label file, see --val-labels");
 }
 
-/* ---- recognition ---------------------------------------------------------------------------------------------------- */
+/* ---- recognition --------------------------------------------------------------------------------------------- */
 
 static abar_status refuse_folder(const abar__scan *s, const layout *l)
 {
@@ -179,7 +235,7 @@ static abar_status read_layout(abar__scan *s, layout *l)
     if (l->val_name) ABAR_TRY(abar__scan_list(s, l->val_name, l->root.place, &l->val));
     if (has_file(&l->root, ABAR_IMAGENET_TRAIN) && has_file(&l->root, ABAR_IMAGENET_VAL)) {
         head->layout = ABAR_LAYOUT_ARCHIVES;
-        return abar__scan_official(s, &l->root, l->val_name && strcmp(l->val_name, "val") == 0 ? &l->val : NULL);
+        return abar__scan_official(s, &l->root, val_folder(l));
     }
     ABAR_TRY(find_shards(s, l, &shards));
     if (shards) {
@@ -187,13 +243,12 @@ static abar_status read_layout(abar__scan *s, layout *l)
         return abar__scan_shards(s, &l->root, l->shards);
     }
     if (!train || !l->val_name) return refuse_folder(s, l);
-    const bool tiny = has_file(&l->val, "val_annotations.txt") && has_folder(&l->val, "images");
-    head->layout = tiny ? ABAR_LAYOUT_TINY : ABAR_LAYOUT_FOLDERS;
+    head->layout = is_tiny(l) ? ABAR_LAYOUT_TINY : ABAR_LAYOUT_FOLDERS;
     ABAR_TRY(read_train(s, l));
     return read_val(s, l);
 }
 
-/* ---- the scan ------------------------------------------------------------------------------------------------------- */
+/* ---- the scan ------------------------------------------------------------------------------------------------ */
 
 /* The first line of a shrunk copy's README. */
 static abar_status read_shrunk(abar__scan *s, const abar__listing *root)

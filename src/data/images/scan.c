@@ -15,7 +15,7 @@
 
 #define TRUSTED_AFTER ((int64_t)2000000000) /* ns without a change */
 
-/* ---- names ---------------------------------------------------------------------------------------------------- */
+/* ---- names --------------------------------------------------------------------------------------------------- */
 
 abar__name_kind abar__name_kind_of(const char *name)
 {
@@ -36,7 +36,7 @@ bool abar__name_is_tar(const char *name)
     return n > 4 && name[0] != '.' && strcasecmp(name + n - 4, ".tar") == 0;
 }
 
-/* ---- failures ------------------------------------------------------------------------------------------------- */
+/* ---- failures ------------------------------------------------------------------------------------------------ */
 
 void abar__scan_path(const abar__scan *s, const char *path, const char *name, char *out, size_t n)
 {
@@ -71,7 +71,7 @@ abar_status abar__scan_refuse(const abar__scan *s, const char *path, const char 
                            "is of a format that abar does not read, convert it to JPEG or PNG or remove it");
 }
 
-/* ---- strings and places ---------------------------------------------------------------------------------------- */
+/* ---- strings and places -------------------------------------------------------------------------------------- */
 
 abar_status abar__scan_string(abar__scan *s, const char *bytes, size_t n, uint32_t *out)
 {
@@ -132,7 +132,7 @@ abar_status abar__scan_add_file(abar__scan *s, abar__place_kind kind, const char
     return abar__scan_add_place(s, kind, path, ABAR_PLACE_NONE, info, out);
 }
 
-/* ---- directories ------------------------------------------------------------------------------------------------ */
+/* ---- directories --------------------------------------------------------------------------------------------- */
 
 /* An open directory and one of its names. */
 typedef struct directory {
@@ -201,7 +201,7 @@ static bool resolve(const directory *d, const char *name, unsigned char *type, s
     return true;
 }
 
-/* ---- one directory ----------------------------------------------------------------------------------------------- */
+/* ---- one directory ------------------------------------------------------------------------------------------- */
 
 static abar_status list_entry(abar__scan *s, const directory *d, const char *name, unsigned char type, void *user)
 {
@@ -250,7 +250,7 @@ void abar__listing_free(abar_context *ctx, abar__listing *list)
     list->count = 0;
 }
 
-/* ---- a directory and all below it ----------------------------------------------------------------------------------- */
+/* ---- a directory and all below it ---------------------------------------------------------------------------- */
 
 typedef struct pending {
     uint32_t path, parent;
@@ -308,7 +308,7 @@ abar_status abar__scan_walk(abar__scan *s, const char *path, uint32_t parent)
     return ABAR_OK;
 }
 
-/* ---- the order -------------------------------------------------------------------------------------------------- */
+/* ---- the order ----------------------------------------------------------------------------------------------- */
 
 abar_status abar__scan_add_found(abar__scan *s, const abar__found *found)
 {

@@ -81,7 +81,7 @@ abar_status abar__scan_add_found(abar__scan *s, const abar__found *found);
 /* Appends what was found to a part, sorted by label, directory and name, and empties it. keep_order: as it was found. */
 abar_status abar__scan_emit(abar__scan *s, int part, bool keep_order);
 
-/* ---- labels.c ------------------------------------------------------------------------------------------------- */
+/* ---- labels.c ------------------------------------------------------------------------------------------------ */
 
 static inline int64_t abar__scan_classes(const abar__scan *s)
 {
@@ -110,7 +110,7 @@ abar_status abar__scan_parse_classes(abar__scan *s, const char *label, const cha
 abar_status abar__scan_parse_words(abar__scan *s, const char *bytes, size_t n);
 abar_status abar__scan_parse_labels(abar__scan *s, const char *label, const char *bytes, size_t n);
 
-/* ---- archives.c ----------------------------------------------------------------------------------------------- */
+/* ---- archives.c ---------------------------------------------------------------------------------------------- */
 
 #define ABAR_IMAGENET_TRAIN "ILSVRC2012_img_train.tar"
 #define ABAR_IMAGENET_VAL "ILSVRC2012_img_val.tar"

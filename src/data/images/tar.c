@@ -15,7 +15,7 @@
 enum { NAME = 0, NAME_BYTES = 100, SIZE = 124, SIZE_BYTES = 12, SUM = 148, SUM_BYTES = 8, TYPE = 156, MAGIC = 257 };
 enum { PREFIX = 345, PREFIX_BYTES = 155 };
 
-/* ---- bytes ---------------------------------------------------------------------------------------------------------- */
+/* ---- bytes --------------------------------------------------------------------------------------------------- */
 
 static abar_status cut_short(const abar__tar *tar)
 {
@@ -62,7 +62,7 @@ static bool is_zero(const uint8_t *bytes, size_t n)
     return true;
 }
 
-/* ---- fields of a header ------------------------------------------------------------------------------------------------ */
+/* ---- fields of a header -------------------------------------------------------------------------------------- */
 
 /* An octal number, or GNU's binary one. False: it is neither, or not below 2^62. */
 static bool number_of(const uint8_t *field, size_t n, uint64_t *out)
@@ -139,7 +139,7 @@ static abar_status take_name(abar__tar *tar, const uint8_t *header)
     return abar__text_append(tar->ctx, &tar->name, header + NAME, strnlen((const char *)header + NAME, NAME_BYTES));
 }
 
-/* ---- extended headers --------------------------------------------------------------------------------------------------- */
+/* ---- extended headers ---------------------------------------------------------------------------------------- */
 
 static abar_status set_name(abar__tar *tar, const char *bytes, size_t n)
 {
@@ -206,8 +206,7 @@ static abar_status take_extended(abar__tar *tar, char type, uint64_t offset, uin
     return status;
 }
 
-/* ---- members ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- members ------------------------------------------------------------------------------------------------- */
 
 void abar__tar_open(abar__tar *tar, abar_context *ctx, const char *label, int fd, uint64_t start, uint64_t end)
 {
