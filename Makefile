@@ -63,7 +63,7 @@ asan: bootstrap
 tsan: bootstrap
 	@tools/configure tsan build-tsan
 	@cmake --build build-tsan --parallel $(JOBS)
-	@OMP_NUM_THREADS=1 tools/test-summary build-tsan -R "loader|test_jobs"
+	@OMP_NUM_THREADS=1 tools/test-summary build-tsan -R "loader|test_jobs|images_check"
 
 fuzz: bootstrap
 	@if ! command -v clang >/dev/null; then echo 'fuzz: clang is missing: apt-get install clang libomp-dev' >&2; exit 1; fi

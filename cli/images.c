@@ -236,6 +236,8 @@ static void print_report_json(const image_request *request, abar_image_check *ch
     json_part(&j, "train", &r->part[0]);
     json_part(&j, "test", &r->part[1]);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) json_int(&j, numbers[i].name, numbers[i].value);
+    if (request->published[0] > 0) json_int(&j, "published_train", request->published[0]);
+    if (request->published[0] > 0) json_int(&j, "published_test", request->published[1]);
     json_size(&j, "smallest", r->smallest);
     json_size(&j, "median", r->median);
     json_size(&j, "largest", r->largest);

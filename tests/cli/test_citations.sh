@@ -16,9 +16,9 @@ check "all citations of the tree resolve" test $rc = 0 -a ! -s stdout
     "$abar" train --model resnet50 --data imagefolder:DIR --help
     for command in compare eval sample bench data; do "$abar" $command --help; done
 } >help 2>stderr
-flags=$(grep -ohE -- '`--(\[no-\])?[a-z][a-z0-9-]+' "$root"/{README,docs/{methods,models,usage}}.md | sed 's/`--\(\[no-\]\)*//' | sort -u)
+flags=$(grep -ohE -- '`--(\[no-\])?[a-z][a-z0-9-]+' "$root"/{README,docs/{methods,models,usage,images}}.md | sed 's/`--\(\[no-\]\)*//' | sort -u)
 for flag in $flags; do
-    ran="README.md, docs/methods.md, docs/models.md, docs/usage.md: --$flag"
+    ran="README.md, docs/methods.md, docs/models.md, docs/usage.md, docs/images.md: --$flag"
     check "--$flag is a flag" grep -qE -- "--(\[no-\])?$flag( |\$)" help
 done
 "$abar" models >stdout 2>stderr

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -93,7 +94,8 @@ static inline void folder_remove(const folder *f)
 /* ---- an allocator that fails ---------------------------------------------------------------------------------- */
 
 typedef struct failing {
-    long calls, fail_at; /* the allocation with this number (from 1) fails; 0: none */
+    atomic_long calls;
+    long fail_at; /* the allocation with this number (from 1) fails; 0: none */
 } failing;
 
 static inline void *failing_alloc(void *user, size_t n, size_t align)

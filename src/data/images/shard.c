@@ -37,7 +37,7 @@ static abar_status find_next(const abar__shards *s, int64_t *out)
 
 abar_status abar__shards_open(abar_context *ctx, const char *folder, const char *part, abar__shards *out)
 {
-    *out = (abar__shards){.ctx = ctx, .folder = folder, .part = part};
+    *out = (abar__shards){.ctx = ctx, .folder = folder, .part = part, .limit = ABAR_SHARD_BYTES};
     for (int64_t end;; out->next = end, out->count++) {
         ABAR_TRY(find_next(out, &end));
         if (end == 0) return ABAR_OK;
@@ -110,7 +110,7 @@ static abar_status write_sample(abar__shards *s, int32_t label, const uint8_t *j
 abar_status abar__shards_add(abar__shards *s, int32_t label, const uint8_t *jpeg, size_t n)
 {
     const int64_t bytes = 3 * BLOCK + padded(n); /* two headers and the label; the end of the archive has two blocks more */
-    if (s->open && s->bytes + bytes + 2 * BLOCK > ABAR_SHARD_BYTES) ABAR_TRY(abar__shards_finish(s));
+    if (s->open && s->bytes + bytes + 2 * BLOCK > s->limit) ABAR_TRY(abar__shards_finish(s));
     if (!s->open) ABAR_TRY(begin(s));
     abar_status status = write_sample(s, label, jpeg, n);
     if (status < 0) s->open = false; /* the failure has removed the file */

@@ -6,12 +6,13 @@
 
 #include "io/files_impl.h"
 
-#define ABAR_SHARD_BYTES ((int64_t)256 << 20) /* at most, unless one image is larger */
+#define ABAR_SHARD_BYTES ((int64_t)256 << 20)
 #define ABAR_SHARD_PATH_MAX 4352
 
 typedef struct abar__shards {
     abar_context *ctx;
     const char *folder, *part; /* part: "train" or "val"; both must outlive it */
+    int64_t limit;             /* bytes of a shard, unless one image is larger: ABAR_SHARD_BYTES */
     int64_t next;              /* the sample to be added next */
     int64_t count;             /* shards that are complete */
     /* the shard being written */
