@@ -93,7 +93,7 @@ static const task tasks[] = {
 static abar__image_view view_for(const task *t, const abar__image_header *header, uint64_t index)
 {
     if (t->resize) return abar__image_centre(header->width, header->height, t->resize, t->side, t->filter);
-    abar__image_view view = {.crop = {0, 0, header->height, header->width}, .filter = t->filter, .mirror = index % 2};
+    abar__image_view view = {.crop = {0, 0, header->height, header->width}, .filter = t->filter, .mirror = t->side && index % 2};
     if (t->crop) view.crop = draw_box(header, index);
     view.height = t->side ? t->side : view.crop.height;
     view.width = t->side ? t->side : view.crop.width;

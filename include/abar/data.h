@@ -102,6 +102,10 @@ typedef struct abar_dataset_probe {
                                numbers of samples, in bytes */
 } abar_dataset_probe;
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out);
+/* The same for an image folder that is opened with this config: its files of classes and labels, its view. Limits and a
+ * validation part do not change the numbers. */
+abar_status abar_dataset_probe_with(abar_context *ctx, const char *spec, const abar_dataset_config *config,
+                                    abar_dataset_probe *out);
 
 /* ---- the loader ----------------------------------------------------------------------------------------------- */
 

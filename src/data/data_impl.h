@@ -43,10 +43,11 @@ typedef struct abar__data_kind {
     bool streamed;                          /* a folder of image files */
     const char *remedy;                     /* how to get it, for errors and `abar data` */
     abar_status (*read)(abar_dataset *data, const abar_dataset_config *config);
-    abar_status (*look)(abar_dataset *data); /* reads the shape alone into info; NULL: the shape is always the one below */
-    int64_t shape[3];                        /* channels, height, width */
-    int64_t count[2];                        /* training and test samples, as published */
-    int64_t label_range[2];                  /* number of values of each label byte; the last byte is the class */
+    /* reads the shape alone into info; NULL: the shape is always the one below */
+    abar_status (*look)(abar_dataset *data, const abar_dataset_config *config);
+    int64_t shape[3];       /* channels, height, width */
+    int64_t count[2];       /* training and test samples, as published */
+    int64_t label_range[2]; /* number of values of each label byte; the last byte is the class */
     double mean[3], std[3];
 } abar__data_kind;
 
@@ -62,12 +63,12 @@ struct abar_dataset {
 };
 
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config);
-abar_status abar__idx_look(abar_dataset *data);
+abar_status abar__idx_look(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__cifar_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__synthetic_make(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__text_read(abar_dataset *data, const abar_dataset_config *config);
 abar_status abar__streamed_read(abar_dataset *data, const abar_dataset_config *config);
-abar_status abar__streamed_look(abar_dataset *data);
+abar_status abar__streamed_look(abar_dataset *data, const abar_dataset_config *config);
 
 /* ---- dataset.c ------------------------------------------------------------------------------------------------ */
 

@@ -394,13 +394,14 @@ static bool probe_folder(const char *dir, abar_dataset_probe *out)
 }
 
 /* The shape in the files. Where they cannot be read it stays the published one; opening the set reports why. */
-static void probe_shape(abar_context *ctx, const abar__data_kind *kind, abar_dataset_info *info)
+static void probe_shape(abar_context *ctx, const abar__data_kind *kind, const abar_dataset_config *config,
+                        abar_dataset_info *info)
 {
     abar_dataset data = {.ctx = ctx, .kind = kind, .info = *info};
-    if (kind->look && kind->look(&data) == ABAR_OK) *info = data.info;
+    if (kind->look && kind->look(&data, config) == ABAR_OK) *info = data.info;
 }
 
-static abar_status probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
+static abar_status probe_spec(abar_context *ctx, const char *spec, const abar_dataset_config *config, abar_dataset_probe *out)
 {
     const abar__data_kind *kind;
     const char *dir;
@@ -415,15 +416,23 @@ static abar_status probe_name(abar_context *ctx, const char *spec, abar_dataset_
         out->found = !kind->files[0] || (dir && !find_files(kind, dir, out->where));
     if (!out->found) snprintf(out->remedy, sizeof out->remedy, "%s", kind->remedy);
     memcpy(out->info.where, out->where, sizeof out->where);
-    if (out->found) probe_shape(ctx, kind, &out->info);
+    if (out->found) probe_shape(ctx, kind, config, &out->info);
     return ABAR_OK;
+}
+
+abar_status abar_dataset_probe_with(abar_context *ctx, const char *spec, const abar_dataset_config *config,
+                                    abar_dataset_probe *out)
+{
+    abar_dataset_probe probe = {0};
+    abar_dataset_config c;
+    ABAR_TRY(abar__struct_check(ctx, "abar_dataset_probe", out, sizeof probe));
+    ABAR_TRY(check_config(ctx, config, &c));
+    abar_status status = probe_spec(ctx, spec, &c, &probe);
+    abar__struct_write(&probe, sizeof probe, out);
+    return status;
 }
 
 abar_status abar_dataset_probe_name(abar_context *ctx, const char *spec, abar_dataset_probe *out)
 {
-    abar_dataset_probe probe = {0};
-    ABAR_TRY(abar__struct_check(ctx, "abar_dataset_probe", out, sizeof probe));
-    abar_status status = probe_name(ctx, spec, &probe);
-    abar__struct_write(&probe, sizeof probe, out);
-    return status;
+    return abar_dataset_probe_with(ctx, spec, NULL, out);
 }

@@ -135,8 +135,9 @@ static abar_status read_part(abar_dataset *data, abar__part *part, const char *i
     return status;
 }
 
-abar_status abar__idx_look(abar_dataset *data)
+abar_status abar__idx_look(abar_dataset *data, const abar_dataset_config *config)
 {
+    (void)config;
     char path[ABAR_PATH_MAX];
     abar__idx images = {0};
     abar__source source;

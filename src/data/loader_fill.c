@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+/* Nobody waits for what is being filled any more. */
+static bool abandoned(const abar_loader *l) { return atomic_load_explicit(&l->abandon, memory_order_relaxed); }
+
 /* ---- images in memory, windows of a text -------------------------------------------------------------------------- */
 
 static void fill_window(const abar_loader *l, abar__slot *s, int64_t i)
@@ -96,6 +99,7 @@ static bool fill_streamed(abar_loader *l, abar__slot *s, abar__stream *stream, i
         if (result == ABAR_STREAM_READ) break;
         if (result == ABAR_STREAM_DAMAGED && may_skip(l, ++damaged)) {
             if (test) break;
+            if (abandoned(l)) return false;
             continue;
         }
         keep_failure(l, s, i, sample, result, &fault);
@@ -110,13 +114,13 @@ static bool fill_streamed(abar_loader *l, abar__slot *s, abar__stream *stream, i
 bool abar__loader_fill(abar_loader *l, abar__slot *s, abar__stream *stream, int64_t from, int64_t to)
 {
     for (int64_t i = from; i < to; i++) {
-        if (atomic_load_explicit(&l->abandon, memory_order_relaxed)) return false;
+        if (abandoned(l)) return false;
         if (l->info->text)
             fill_window(l, s, i);
         else if (!stream)
             fill_image(l, s, i);
         else if (!fill_streamed(l, s, stream, i))
-            break; /* later rows of the claim are of no use */
+            return !abandoned(l); /* later rows of the claim are of no use */
     }
     return true;
 }

@@ -93,8 +93,8 @@ abar_status abar__loader_plan_make(abar_context *ctx, const abar_dataset_info *i
 
 /* ---- loader_order.c ------------------------------------------------------------------------------------------- */
 
-/* Begins an epoch whose places up to end are needed soon. */
 void abar__loader_begin_epoch(abar_loader *l);
+/* Makes places 0 .. end of the epoch final. */
 void abar__loader_shuffle_to(abar_loader *l, int64_t end);
 /* Assigns the next batch its epoch, index and samples. */
 abar__slot *abar__loader_begin_batch(abar_loader *l);

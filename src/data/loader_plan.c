@@ -8,7 +8,8 @@
 #define SIDE_MAX 4096
 #define REPEAT_MAX 255
 #define GROUP_DEFAULT 256
-#define CLAIM_MAX 16 /* images: enough to leave the lock alone, few enough to keep all threads busy to a batch's end */
+#define CLAIM_MAX 16        /* images: enough to leave the lock alone */
+#define CLAIMS_PER_THREAD 4 /* at least, in the batches that are made ahead: all threads are busy */
 
 /* ---- numbers of samples ----------------------------------------------------------------------------------------- */
 
@@ -71,6 +72,13 @@ static abar_status plan_view(abar_context *ctx, const abar_dataset_info *info, a
     return ABAR_OK;
 }
 
+static int64_t claim_size(const abar__loader_plan *p)
+{
+    const int64_t ahead = p->slot_count > 1 ? p->slot_count - 1 : 1, claims = CLAIMS_PER_THREAD * (int64_t)p->workers;
+    const int64_t fair = p->config.batch / claims * ahead + p->config.batch % claims * ahead / claims;
+    return fair < 1 ? 1 : fair < CLAIM_MAX ? fair : CLAIM_MAX;
+}
+
 /* The largest divisor of the batch that may be a group; 0: none. */
 static int64_t possible_group(int64_t batch, bool even)
 {
@@ -125,7 +133,7 @@ static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *inf
     const int64_t batch = p->config.batch;
     p->group = a->mix_group != 0 ? a->mix_group : batch < GROUP_DEFAULT ? batch : GROUP_DEFAULT;
     if (p->mixes) ABAR_TRY(check_group(ctx, p));
-    p->claim = p->mixes && p->group < CLAIM_MAX ? p->group : CLAIM_MAX;
+    p->claim = claim_size(p);
     return ABAR_OK;
 }
 

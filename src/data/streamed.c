@@ -34,11 +34,11 @@ abar_status abar__streamed_read(abar_dataset *data, const abar_dataset_config *c
     return ABAR_OK;
 }
 
-abar_status abar__streamed_look(abar_dataset *data)
+abar_status abar__streamed_look(abar_dataset *data, const abar_dataset_config *config)
 {
-    const abar__images_request request = {.folder = data->info.where};
-    ABAR_TRY(abar__images_open(data->ctx, &request, &data->images));
-    take_summary(data);
+    abar_dataset_config whole = *config;
+    whole.limit_train = whole.limit_test = 0;
+    ABAR_TRY(abar__streamed_read(data, &whole));
     abar__images_close(data->images);
     data->images = NULL;
     return ABAR_OK;

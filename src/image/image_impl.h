@@ -37,7 +37,7 @@ typedef struct abar__image_source {
     size_t n;
     abar__image_header header;
     abar__image_box box; /* of pixels to decode; inside the image */
-    bool whole;          /* the file is read to its end: to check it */
+    bool end;            /* the file is read to its end, to see that it has one */
 } abar__image_source;
 
 /* False, with the text in fault. */
@@ -46,6 +46,10 @@ bool abar__image_fail(abar__image_fault *fault, const char *format, ...) ABAR_PR
 bool abar__image_grow(abar__image_reader *reader, abar__image_buffer *buffer, size_t bytes, abar__image_fault *fault);
 /* Whether an image of this size is accepted. */
 bool abar__image_size_check(uint32_t width, uint32_t height, abar__image_fault *fault);
+
+/* As abar__image_read. end: the view has the last row, and the file is read to its end. */
+bool abar__image_read_to(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, bool end,
+                         uint8_t *out, abar__image_fault *fault);
 
 /* The bytes begin as a JPEG or PNG does. */
 bool abar__jpeg_look(const uint8_t *bytes, size_t n, abar__image_header *out, abar__image_fault *fault);

@@ -229,7 +229,7 @@ static bool run(job *j)
     jpeg_create_decompress(&j->info);
     start(j);
     read_rows(j);
-    if (j->source->whole) jpeg_finish_decompress(&j->info);
+    if (j->source->end) jpeg_finish_decompress(&j->info);
     return true;
 }
 

@@ -59,13 +59,13 @@ void abar__image_enhance(const abar__operation_loops *loops, const abar__image_c
 /* out[i] = table[in[i]]. */
 void abar__image_look_up(const uint8_t table[256], int64_t n, const uint8_t *in, uint8_t *out);
 
+/* Of whole numbers, because vector units have a maximum of those that is the same as C's. Truncating first changes nothing. */
+static inline uint8_t abar__image_clip(int v) { return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v); }
+
 /* Between p (factor 0) and q (factor 1), and beyond: two roundings, then truncation. */
 static inline uint8_t abar__image_blend(int p, int q, float factor)
 {
-    float v = (float)p + factor * (float)(q - p);
-    v = v > 0 ? v : 0;
-    v = v < 255 ? v : 255;
-    return (uint8_t)(int)v;
+    return abar__image_clip((int)((float)p + factor * (float)(q - p)));
 }
 
 #endif

@@ -116,13 +116,6 @@ LOOP double cubic_of(double v1, double v2, double v3, double v4, double t)
     return v2 + t * (p2 + t * (p3 + t * p4));
 }
 
-LOOP uint8_t clip(double v)
-{
-    v = v > 0 ? v : 0;
-    v = v < 255 ? v : 255;
-    return (uint8_t)(int)v;
-}
-
 LOOP void linear_along(const neighbours *restrict p, const double *restrict t, int32_t n, uint8_t *restrict out)
 {
     for (int32_t i = 0; i < n; i++) out[i] = (uint8_t)(int)linear(p->row[0][i], t[i]);
@@ -138,15 +131,15 @@ LOOP void linear_both(const neighbours *restrict p, const block *restrict b, uin
 
 LOOP void cubic_along(const neighbours *restrict p, const double *restrict t, int32_t n, uint8_t *restrict out)
 {
-    for (int32_t i = 0; i < n; i++) out[i] = clip(cubic(p->row[0][i], t[i]));
+    for (int32_t i = 0; i < n; i++) out[i] = abar__image_clip((int)cubic(p->row[0][i], t[i]));
 }
 
 LOOP void cubic_both(const neighbours *restrict p, const block *restrict b, uint8_t *restrict out)
 {
     for (int32_t i = 0; i < b->n; i++) {
         const double t = b->right[i];
-        out[i] = clip(cubic_of(cubic(p->row[0][i], t), cubic(p->row[1][i], t), cubic(p->row[2][i], t), cubic(p->row[3][i], t),
-                               b->down[i]));
+        out[i] = abar__image_clip((int)cubic_of(cubic(p->row[0][i], t), cubic(p->row[1][i], t), cubic(p->row[2][i], t),
+                                                cubic(p->row[3][i], t), b->down[i]));
     }
 }
 
@@ -210,10 +203,12 @@ LOOP void sharpen_loop(float factor, int32_t width, int32_t n, const uint8_t *re
     const uint8_t *restrict a = in, *restrict b = in + width, *restrict c = in + 2 * width;
     for (int32_t from = 0; from < n; from += BLOCK, a += BLOCK, b += BLOCK, c += BLOCK) {
         const int32_t count = n - from < BLOCK ? n - from : BLOCK;
-        uint16_t smooth[BLOCK]; /* (2*sum + 13) / 26 is (sum + 6) / 13 for whole sums */
-        for (int32_t i = 0; i < count; i++) {
-            const int sides = a[i] + a[i + 1] + a[i + 2] + b[i] + b[i + 2] + c[i] + c[i + 1] + c[i + 2];
-            smooth[i] = (uint16_t)(sides + 5 * b[i + 1] + 6) / 13;
+        uint16_t column[BLOCK + 2];
+        uint8_t smooth[BLOCK];
+        for (int32_t i = 0; i < count + 2; i++) column[i] = (uint16_t)(a[i] + b[i] + c[i]);
+        for (int32_t i = 0; i < count; i++) { /* (2*sum + 13) / 26 is (sum + 6) / 13 for whole sums */
+            const uint16_t sum = (uint16_t)(column[i] + column[i + 1] + column[i + 2] + 4 * b[i + 1] + 6);
+            smooth[i] = (uint8_t)(sum / 13);
         }
         for (int32_t i = 0; i < count; i++) out[from + i] = abar__image_blend(smooth[i], b[i + 1], factor);
     }

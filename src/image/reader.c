@@ -126,14 +126,15 @@ static bool inside(const abar__image_box *box, int32_t height, int32_t width)
            box->width <= width - box->left;
 }
 
-/* One view on its way: rows come in, are resampled horizontally and kept in `between`. */
+/* One view on its way: rows come in, are resampled horizontally and kept in `between`. Without a vertical pass they go out. */
 typedef struct passes {
     abar__image_reader *reader;
     const abar__image_view *view;
+    uint8_t *out;      /* (3, height, width) of the window */
     bool across, down; /* which passes there are */
     abar__resize_axis x, y;
     size_t stride; /* of the rows in between */
-    size_t filled; /* bytes in between */
+    int32_t rows;  /* that came */
 } passes;
 
 /* n pixels, the last one first. */
@@ -145,22 +146,31 @@ static void copy_reversed(const uint8_t *from, int32_t n, uint8_t *to)
     }
 }
 
+/* Row y of the window, RGB, into the planes. */
+static void put_row(const passes *p, const uint8_t *rgb, int32_t y)
+{
+    size_t width = (size_t)p->view->window.width, plane = width * (size_t)p->view->window.height;
+    p->reader->kernels->split(rgb, p->view->window.width, p->out + (size_t)y * width, plane);
+}
+
 static void take_rows(void *user, const uint8_t *const *rows, int32_t n)
 {
     passes *p = user;
-    uint8_t *out = p->reader->between.data + p->filled;
-    p->filled += (size_t)n * p->stride;
-    if (p->across) {
-        p->reader->kernels->across(&p->x, rows, n, out, p->stride);
-        return;
-    }
     int32_t width = p->view->window.width;
-    for (int32_t i = 0; i < n; i++, out += p->stride) {
-        if (p->view->mirror)
-            copy_reversed(rows[i], width, out);
-        else
-            memcpy(out, rows[i], 3 * (size_t)width);
+    uint8_t *between = p->reader->between.data + (p->down ? (size_t)p->rows * p->stride : 0);
+    if (p->across) p->reader->kernels->across(&p->x, rows, n, between, p->stride);
+    for (int32_t i = 0; i < n; i++, between += p->stride) {
+        const uint8_t *row = p->across ? between : rows[i];
+        if (!p->across && p->view->mirror) {
+            copy_reversed(rows[i], width, between);
+            row = between;
+        }
+        if (!p->down)
+            put_row(p, row, p->rows + i);
+        else if (row != between)
+            memcpy(between, row, 3 * (size_t)width);
     }
+    p->rows += n;
 }
 
 /* The weights of both passes, and the box of pixels that they need. */
@@ -179,10 +189,11 @@ static bool plan(passes *p, abar__image_box *box, abar__image_fault *fault)
         y_bytes = abar__resize_axis_bytes(crop->height, v->height, v->filter, window->height);
     }
     *box = (abar__image_box){.top = crop->top + top, .left = crop->left + left, .height = bottom - top, .width = right - left};
+    int32_t kept = p->down && box->height > ABAR_RESIZE_ROWS ? box->height : ABAR_RESIZE_ROWS;
     p->stride = abar__round_up(3 * (size_t)window->width, ABAR_RESIZE_PAD) + ABAR_RESIZE_PAD;
     if (!abar__image_grow(p->reader, &p->reader->weights, x_bytes + y_bytes, fault) ||
         !abar__image_grow(p->reader, &p->reader->line, p->stride, fault) ||
-        !abar__image_grow(p->reader, &p->reader->between, (size_t)box->height * p->stride, fault))
+        !abar__image_grow(p->reader, &p->reader->between, (size_t)kept * p->stride, fault))
         return false;
     uint8_t *weights = p->reader->weights.data;
     if (p->across)
@@ -193,19 +204,13 @@ static bool plan(passes *p, abar__image_box *box, abar__image_fault *fault)
     return true;
 }
 
-/* The vertical pass, into planes. */
-static void finish(const passes *p, uint8_t *out)
+static void pass_down(const passes *p)
 {
-    const abar__resize_kernels *kernels = p->reader->kernels;
     const abar__image_box *window = &p->view->window;
-    size_t row = (size_t)window->width, plane = row * (size_t)window->height;
-    for (int32_t y = 0; y < window->height; y++, out += row) {
-        const uint8_t *line = p->reader->between.data + (size_t)y * p->stride;
-        if (p->down) {
-            kernels->down(&p->y, y, p->reader->between.data, p->stride, 3 * row, p->reader->line.data);
-            line = p->reader->line.data;
-        }
-        kernels->split(line, window->width, out, plane);
+    uint8_t *line = p->reader->line.data;
+    for (int32_t y = 0; y < window->height; y++) {
+        p->reader->kernels->down(&p->y, y, p->reader->between.data, p->stride, 3 * (size_t)window->width, line);
+        put_row(p, line, y);
     }
 }
 
@@ -220,24 +225,33 @@ static bool decode(abar__image_reader *reader, const abar__image_source *source,
 bool abar__image_read(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, uint8_t *out,
                       abar__image_fault *fault)
 {
-    abar__image_source source = {.bytes = bytes, .n = n};
+    return abar__image_read_to(reader, bytes, n, view, false, out, fault);
+}
+
+bool abar__image_read_to(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, bool end,
+                         uint8_t *out, abar__image_fault *fault)
+{
+    abar__image_source source = {.bytes = bytes, .n = n, .end = end};
     int64_t warnings;
     if (!abar__image_look(bytes, n, &source.header, fault)) return false;
     if (!inside(&view->crop, source.header.height, source.header.width) || !inside(&view->window, view->height, view->width))
         return abar__image_fail(fault, "has %d x %d pixels, less than the view that is asked for", source.header.width,
                                 source.header.height);
-    passes p = {
-        .reader = reader, .view = view, .across = view->crop.width != view->width, .down = view->crop.height != view->height};
+    passes p = {.reader = reader,
+                .view = view,
+                .out = out,
+                .across = view->crop.width != view->width,
+                .down = view->crop.height != view->height};
     abar__image_sink sink = {&p, take_rows};
     if (!plan(&p, &source.box, fault) || !decode(reader, &source, &sink, &warnings, fault)) return false;
-    finish(&p, out);
+    if (p.down) pass_down(&p);
     return true;
 }
 
 bool abar__image_check(abar__image_reader *reader, const uint8_t *bytes, size_t n, abar__image_header *out, int64_t *warnings,
                        abar__image_fault *fault)
 {
-    abar__image_source source = {.bytes = bytes, .n = n, .whole = true};
+    abar__image_source source = {.bytes = bytes, .n = n, .end = true};
     abar__image_sink sink = {0};
     *warnings = 0;
     if (!abar__image_look(bytes, n, out, fault)) return false;

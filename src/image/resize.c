@@ -57,15 +57,20 @@ void abar__resize_range(int32_t in, int32_t out, abar__image_filter filter, int3
     reach(&s, in, from + n - 1, &unused, last);
 }
 
-static int32_t taps_of(const spread *s) { return ((int32_t)ceil(s->support) * 2 + 1 + 3) / 4 * 4; }
+/* An output reaches over at most 2 support + 1 inputs. */
+static int32_t taps_of(const spread *s, int32_t in)
+{
+    int32_t most = (int32_t)(2 * s->support) + 2;
+    return ((most < in ? most : in) + 3) / 4 * 4;
+}
 
 size_t abar__resize_axis_bytes(int32_t in, int32_t out, abar__image_filter filter, int32_t n)
 {
     spread s = spread_of(in, out, filter);
-    return (size_t)n * ((size_t)taps_of(&s) + 2) * sizeof(int32_t) + ABAR_RESIZE_PAD;
+    return (size_t)n * ((size_t)taps_of(&s, in) + 2) * sizeof(int32_t) + ABAR_RESIZE_PAD;
 }
 
-/* The weights of output x, count of them; `exact` holds them before they are rounded. */
+/* The weights of output x, count of them. */
 static void weigh(const spread *s, int32_t x, int32_t first, int32_t count, int32_t *weights)
 {
     double center = (x + 0.5) * s->scale, sum = 0;
@@ -77,23 +82,37 @@ static void weigh(const spread *s, int32_t x, int32_t first, int32_t count, int3
     }
 }
 
+/* The most inputs of any of the outputs, rounded up. */
+static int32_t taps_needed(const spread *s, int32_t in, int32_t from, int32_t n)
+{
+    int32_t most = 0;
+    for (int32_t x = from; x < from + n; x++) {
+        int32_t first, last;
+        reach(s, in, x, &first, &last);
+        most = last - first > most ? last - first : most;
+    }
+    assert(most <= taps_of(s, in));
+    return (most + 3) / 4 * 4;
+}
+
 void abar__resize_axis_make(int32_t in, int32_t out, abar__image_filter filter, int32_t from, int32_t n, bool reversed,
                             void *memory, abar__resize_axis *axis)
 {
     spread s = spread_of(in, out, filter);
-    int32_t start, unused;
-    reach(&s, in, from, &start, &unused);
-    *axis = (abar__resize_axis){.n = n, .taps = taps_of(&s), .first = memory};
+    int32_t start, end;
+    abar__resize_range(in, out, filter, from, n, &start, &end);
+    *axis = (abar__resize_axis){.n = n, .taps = taps_needed(&s, in, from, n), .first = memory};
     axis->count = axis->first + n;
     axis->weights = axis->count + n;
     memset(axis->weights, 0, (size_t)n * (size_t)axis->taps * sizeof(int32_t));
     for (int32_t i = 0; i < n; i++) {
         int32_t at = reversed ? n - 1 - i : i, first, last;
         reach(&s, in, from + i, &first, &last);
-        assert(last - first <= axis->taps);
-        weigh(&s, from + i, first, last - first, axis->weights + (size_t)at * (size_t)axis->taps);
-        axis->first[at] = first - start;
-        axis->count[at] = last - first;
+        int32_t read = end - axis->taps < first ? end - axis->taps : first; /* from here */
+        if (read < start) read = start;
+        weigh(&s, from + i, first, last - first, axis->weights + (size_t)at * (size_t)axis->taps + (first - read));
+        axis->first[at] = read - start;
+        axis->count[at] = last - read;
     }
 }
 

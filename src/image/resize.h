@@ -7,12 +7,13 @@
 #define ABAR_RESIZE_ROWS 4 /* that the horizontal pass takes at once */
 #define ABAR_RESIZE_PAD 32 /* bytes that the kernels may read and write after the end of a row */
 
-/* One axis: output i is the sum of inputs first[i] ... with weights[i * taps ...], in units of 2^-22. */
+/* One axis: output i is the sum of inputs first[i] ... with weights[i * taps ...], in units of 2^-22. Unneeded weights are 0,
+ * and are placed so that first[i] + taps goes past the last input only where there are fewer inputs than taps. */
 typedef struct abar__resize_axis {
     int32_t n;      /* outputs */
-    int32_t taps;   /* weights of an output, a multiple of 4; those it does not need are 0 */
+    int32_t taps;   /* weights of an output, a multiple of 4 */
     int32_t *first; /* n; from the first input that any output needs */
-    int32_t *count; /* n; weights that are not padding */
+    int32_t *count; /* n; weights up to the last that is needed */
     int32_t *weights;
 } abar__resize_axis;
 

@@ -14,10 +14,10 @@
 
 enum { PRECISION = 22, LOW = 15 };
 
+/* The rounded byte of two sums, not clipped. low began with one half. */
 INLINE __m256i join(__m256i low, __m256i high)
 {
-    __m256i sum = _mm256_add_epi32(low, _mm256_slli_epi32(high, LOW));
-    return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (PRECISION - 1))), PRECISION);
+    return _mm256_srai_epi32(_mm256_add_epi32(low, _mm256_slli_epi32(high, LOW)), PRECISION);
 }
 
 /* Four weights as eight halves: the low ones, then the high ones. */
@@ -26,59 +26,76 @@ INLINE __m128i halves(__m128i weights)
     return _mm_packs_epi32(_mm_and_si128(weights, _mm_set1_epi32((1 << LOW) - 1)), _mm_srai_epi32(weights, LOW));
 }
 
-/* One output pixel of R rows. A register holds two pairs of taps: R G B - of the first pair in its low half, of the second in
- * its high half. sums[i]: R G B - of row i. */
-INLINE void pixel(const int32_t *weights, int32_t taps, const uint8_t *const *rows, size_t at, const int R, __m128i *sums)
+/* Twelve bytes of one row in each half, of which four pixels are used. */
+INLINE __m256i load_two(const uint8_t *first, const uint8_t *second)
 {
-    const __m256i pairs = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, 6, -1, 9, -1, 7, -1, 10,
-                                           -1, 8, -1, 11, -1, -1, -1, -1, -1);
-    const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1), two = _mm256_set1_epi32(2);
-    __m256i low[ABAR_RESIZE_ROWS], high[ABAR_RESIZE_ROWS];
-    for (int i = 0; i < R; i++) low[i] = high[i] = _mm256_setzero_si256();
-    for (int32_t k = 0; k < taps; k += 4, at += 12) {
-        __m256i w = _mm256_castsi128_si256(halves(_mm_loadu_si128((const __m128i *)(weights + k))));
-        __m256i wl = _mm256_permutevar8x32_epi32(w, spread);
-        __m256i wh = _mm256_permutevar8x32_epi32(w, _mm256_add_epi32(spread, two));
-        for (int i = 0; i < R; i++) {
-            __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(rows[i] + at)));
-            __m256i values = _mm256_shuffle_epi8(bytes, pairs);
-            low[i] = _mm256_add_epi32(low[i], _mm256_madd_epi16(values, wl));
-            high[i] = _mm256_add_epi32(high[i], _mm256_madd_epi16(values, wh));
+    __m256i low = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)first));
+    return _mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i *)second), 1);
+}
+
+/* One output pixel of 2 * P rows: R G B - of two rows in each of sums[0 ... P-1]. groups: of four taps. */
+INLINE void pixel(const int32_t *weights, int32_t groups, const uint8_t *const *rows, size_t at, const int P, __m256i *sums)
+{
+    const __m256i first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    __m256i low[ABAR_RESIZE_ROWS / 2], high[ABAR_RESIZE_ROWS / 2];
+    for (int i = 0; i < P; i++) low[i] = _mm256_set1_epi32(1 << (PRECISION - 1)), high[i] = _mm256_setzero_si256();
+    for (int32_t g = 0; g < groups; g++, at += 12) {
+        __m256i w = _mm256_broadcastsi128_si256(halves(_mm_loadu_si128((const __m128i *)(weights + 4 * g))));
+        __m256i low_first = _mm256_shuffle_epi32(w, 0x00), low_second = _mm256_shuffle_epi32(w, 0x55);
+        __m256i high_first = _mm256_shuffle_epi32(w, 0xAA), high_second = _mm256_shuffle_epi32(w, 0xFF);
+        for (int i = 0; i < P; i++) {
+            __m256i bytes = load_two(rows[2 * i] + at, rows[2 * i + 1] + at);
+            __m256i a = _mm256_shuffle_epi8(bytes, first), b = _mm256_shuffle_epi8(bytes, second);
+            low[i] = _mm256_add_epi32(low[i], _mm256_madd_epi16(a, low_first));
+            low[i] = _mm256_add_epi32(low[i], _mm256_madd_epi16(b, low_second));
+            high[i] = _mm256_add_epi32(high[i], _mm256_madd_epi16(a, high_first));
+            high[i] = _mm256_add_epi32(high[i], _mm256_madd_epi16(b, high_second));
         }
     }
-    for (int i = 0; i < R; i++) { /* both halves, then low and high */
-        __m128i l = _mm_add_epi32(_mm256_castsi256_si128(low[i]), _mm256_extracti128_si256(low[i], 1));
-        __m128i h = _mm_add_epi32(_mm256_castsi256_si128(high[i]), _mm256_extracti128_si256(high[i], 1));
-        __m128i sum = _mm_add_epi32(_mm_add_epi32(l, _mm_slli_epi32(h, LOW)), _mm_set1_epi32(1 << (PRECISION - 1)));
-        sums[i] = _mm_srai_epi32(sum, PRECISION);
-    }
+    for (int i = 0; i < P; i++) sums[i] = join(low[i], high[i]);
 }
 
 INLINE void store(uint8_t *out, int pixel) { memcpy(out, &pixel, 4); }
 
-/* A pixel is stored with a fourth byte, which the next one overwrites. */
-AVX2 static void across_four(const abar__resize_axis *axis, const uint8_t *const *rows, uint8_t *out, size_t stride)
+/* Four rows. A pixel is stored with a fourth byte, which the next one overwrites. */
+INLINE void across_groups(const abar__resize_axis *axis, int32_t groups, const uint8_t *const *rows, uint8_t *out,
+                          size_t stride)
 {
-    for (int32_t x = 0; x < axis->n; x++, out += 3) {
-        __m128i s[4];
-        const int32_t *weights = axis->weights + (size_t)x * (size_t)axis->taps;
-        pixel(weights, axis->count[x], rows, 3 * (size_t)axis->first[x], 4, s);
-        __m128i bytes = _mm_packus_epi16(_mm_packs_epi32(s[0], s[1]), _mm_packs_epi32(s[2], s[3]));
-        store(out, _mm_cvtsi128_si32(bytes));
-        store(out + stride, _mm_extract_epi32(bytes, 1));
-        store(out + 2 * stride, _mm_extract_epi32(bytes, 2));
-        store(out + 3 * stride, _mm_extract_epi32(bytes, 3));
+    const int32_t *weights = axis->weights;
+    for (int32_t x = 0; x < axis->n; x++, out += 3, weights += axis->taps) {
+        __m256i s[2];
+        pixel(weights, groups, rows, 3 * (size_t)axis->first[x], 2, s);
+        __m256i words = _mm256_packs_epi32(s[0], s[1]), bytes = _mm256_packus_epi16(words, words);
+        __m128i even = _mm256_castsi256_si128(bytes), odd = _mm256_extracti128_si256(bytes, 1);
+        store(out, _mm_cvtsi128_si32(even));
+        store(out + stride, _mm_cvtsi128_si32(odd));
+        store(out + 2 * stride, _mm_extract_epi32(even, 1));
+        store(out + 3 * stride, _mm_extract_epi32(odd, 1));
     }
 }
 
+/* The number of groups is a constant where it is small: a loop of so few rounds costs more than what it does. */
+AVX2 static void across_four(const abar__resize_axis *axis, const uint8_t *const *rows, uint8_t *out, size_t stride)
+{
+    switch (axis->taps / 4) {
+    case 1: across_groups(axis, 1, rows, out, stride); break;
+    case 2: across_groups(axis, 2, rows, out, stride); break;
+    case 3: across_groups(axis, 3, rows, out, stride); break;
+    default: across_groups(axis, axis->taps / 4, rows, out, stride);
+    }
+}
+
+/* Fewer rows than four: one and itself. */
 AVX2 static void across_one(const abar__resize_axis *axis, const uint8_t *row, uint8_t *out)
 {
+    const uint8_t *const rows[2] = {row, row};
     for (int32_t x = 0; x < axis->n; x++, out += 3) {
-        __m128i s;
-        const int32_t *weights = axis->weights + (size_t)x * (size_t)axis->taps;
-        pixel(weights, axis->count[x], &row, 3 * (size_t)axis->first[x], 1, &s);
-        s = _mm_packs_epi32(s, s);
-        store(out, _mm_cvtsi128_si32(_mm_packus_epi16(s, s)));
+        __m256i s;
+        pixel(axis->weights + (size_t)x * (size_t)axis->taps, axis->taps / 4, rows, 3 * (size_t)axis->first[x], 1, &s);
+        __m256i words = _mm256_packs_epi32(s, s);
+        store(out, _mm_cvtsi128_si32(_mm256_castsi256_si128(_mm256_packus_epi16(words, words))));
     }
 }
 
@@ -95,7 +112,7 @@ INLINE __m256i block(const int32_t *weights, int32_t count, const uint8_t *rows,
 {
     const __m256i zero = _mm256_setzero_si256();
     __m256i low[4], high[4];
-    for (int i = 0; i < 4; i++) low[i] = high[i] = zero;
+    for (int i = 0; i < 4; i++) low[i] = _mm256_set1_epi32(1 << (PRECISION - 1)), high[i] = zero;
     for (int32_t k = 0; k < count; k += 2, rows += 2 * stride) {
         __m128i w = halves(_mm_loadl_epi64((const __m128i *)(weights + k)));
         __m256i wl = _mm256_broadcastd_epi32(w), wh = _mm256_broadcastd_epi32(_mm_srli_si128(w, 8));

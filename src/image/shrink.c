@@ -122,7 +122,7 @@ bool abar__image_shrink(abar__image_reader *reader, const uint8_t *bytes, size_t
     abar__image_view view = shrunk(&header, side);
     size_t pixels = (size_t)view.height * (size_t)view.width;
     if (!abar__image_grow(reader, &reader->planes, 3 * pixels, fault)) return false;
-    if (!abar__image_read(reader, bytes, n, &view, reader->planes.data, fault)) return false;
+    if (!abar__image_read_to(reader, bytes, n, &view, true, reader->planes.data, fault)) return false;
     if (!encode(reader, view.height, view.width, header.components <= 2 ? 1 : 3, out_bytes, fault)) return false;
     *out = reader->encoded.data;
     return true;

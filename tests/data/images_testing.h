@@ -53,7 +53,7 @@ static inline void set_free(set *s)
     free(s);
 }
 
-static inline void path_of(const set *s, const char *name, char out[8192]) { snprintf(out, 8192, "%s/%s", s->data, name); }
+static inline void path_of(const set *s, const char *name, char out[8192]) { snprintf(out, 8192, "%s/%.7800s", s->data, name); }
 
 /* The directories above a file of the set. */
 static inline void make_parents(char *path)
@@ -151,7 +151,7 @@ static inline void tar_header(tar_text *t, const char *name, char type, size_t s
     memcpy(h + 100, "0000644", 8);
     memcpy(h + 108, "0000000", 8);
     memcpy(h + 116, "0000000", 8);
-    snprintf((char *)h + 124, 12, "%011zo", size);
+    for (int i = 10; i >= 0; i--, size /= 8) h[124 + i] = (uint8_t)('0' + size % 8);
     memcpy(h + 136, "00000000000", 12);
     h[156] = (uint8_t)type;
     memcpy(h + 257, "ustar\00000", 8);

@@ -3,7 +3,7 @@
 #include "data/images_support.h"
 
 #include "data/data_impl.h"
-#include "image/image.h"
+#include "data/images/encoded.h"
 
 enum { TRAIN = 23, SIDE = 24, BATCH = 8, PRECISION = 22 };
 
@@ -140,6 +140,80 @@ static void files_resampled_are_the_images(void **state)
     end(&f);
 }
 
+/* ---- which files a device decodes ---------------------------------------------------------------------------------- */
+
+typedef struct kind {
+    const char *name;
+    J_COLOR_SPACE colours; /* in the file */
+    int across, down;      /* sampling of the first component */
+    bool progressive, optimised, restarts, jfif, fits;
+} kind;
+
+static bytes encode(const kind *k)
+{
+    enum { WIDTH = 37, HEIGHT = 29 };
+    struct jpeg_compress_struct c;
+    struct jpeg_error_mgr errors;
+    unsigned char *out = NULL;
+    unsigned long n = 0;
+    uint8_t rgb[3 * WIDTH * HEIGHT];
+    paint(rgb, WIDTH, HEIGHT, 1);
+    c.err = jpeg_std_error(&errors);
+    jpeg_create_compress(&c);
+    jpeg_mem_dest(&c, &out, &n);
+    c.image_width = WIDTH;
+    c.image_height = HEIGHT;
+    c.input_components = 3;
+    c.in_color_space = JCS_RGB;
+    jpeg_set_defaults(&c);
+    jpeg_set_colorspace(&c, k->colours);
+    c.comp_info[0].h_samp_factor = k->across;
+    c.comp_info[0].v_samp_factor = k->down;
+    c.optimize_coding = k->optimised;
+    c.restart_interval = k->restarts;
+    if (k->colours == JCS_YCbCr) c.write_JFIF_header = k->jfif;
+    if (k->progressive) jpeg_simple_progression(&c);
+    jpeg_start_compress(&c, TRUE);
+    for (int y = 0; y < HEIGHT; y++) {
+        JSAMPROW row = rgb + 3 * WIDTH * y;
+        jpeg_write_scanlines(&c, &row, 1);
+    }
+    jpeg_finish_compress(&c);
+    jpeg_destroy_compress(&c);
+    bytes b = bytes_make(n);
+    memcpy(b.data, out, n);
+    free(out);
+    return b;
+}
+
+static void baseline_colour_files_fit(void **state)
+{
+    (void)state;
+    static const kind kinds[] = {{"4:2:0", JCS_YCbCr, 2, 2, .jfif = true, .fits = true},
+                                 {"4:2:2", JCS_YCbCr, 2, 1, .jfif = true, .fits = true},
+                                 {"4:4:0", JCS_YCbCr, 1, 2, .jfif = true, .fits = true},
+                                 {"4:4:4", JCS_YCbCr, 1, 1, .jfif = true, .optimised = true, .fits = true},
+                                 {"restarts, without JFIF", JCS_YCbCr, 2, 2, .restarts = true, .fits = true},
+                                 {"4:1:1", JCS_YCbCr, 4, 1, .jfif = true},
+                                 {"RGB", JCS_RGB, 1, 1, .fits = false},
+                                 {"gray", JCS_GRAYSCALE, 1, 1, .jfif = true},
+                                 {"progressive", JCS_YCbCr, 2, 2, .jfif = true, .progressive = true}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        abar__image_header header;
+        abar__image_fault fault;
+        bytes b = encode(&kinds[i]);
+        assert_true(abar__image_look(b.data, b.n, &header, &fault));
+        if (abar__encoded_fits(&header, b.data, b.n) != kinds[i].fits) fail_msg("%s", kinds[i].name);
+        for (size_t n = 0; n < b.n && n < 700; n++) { /* cut short: nothing is read beyond the end */
+            bytes part = bytes_make(n);
+            memcpy(part.data, b.data, n);
+            if (abar__encoded_fits(&header, part.data, n)) assert_true(kinds[i].fits);
+            free(part.data);
+        }
+        free(b.data);
+    }
+}
+
 static void test_images_are_always_decoded(void **state)
 {
     (void)state;
@@ -189,6 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_resampled_are_the_images),
+        cmocka_unit_test(baseline_colour_files_fit),
         cmocka_unit_test(test_images_are_always_decoded),
         cmocka_unit_test(what_needs_pixels_is_refused),
     };

@@ -165,6 +165,34 @@ static void loader_rows_are_as_defined(void **state)
     end(&f);
 }
 
+/* A net that takes a batch in parts gets the values of the whole. */
+static void loader_micro_batches_give_the_same_input(void **state)
+{
+    (void)state;
+    enum { VALUES = 3 * SIDE * SIDE };
+    static float whole[BATCH * VALUES], part[BATCH * VALUES];
+    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    const abar_dataset_info *info = abar_dataset_info_of(f.data);
+    for (int style = 0; style < 2; style++) {
+        const abar_augment_config *a = style ? &timm : &torchvision;
+        abar_loader *loader = make_loader(&f, (abar_loader_config){.batch = BATCH, .seed = 8, .threads = 1, .augment = *a});
+        for (int k = 0; k < BATCHES; k++) {
+            const abar_batch b = next(loader);
+            abar_tensor to = abar_tensor_wrap(NULL, whole, ABAR_F32, 4, (int64_t[]){BATCH, 3, SIDE, SIDE});
+            assert_int_equal(abar_batch_normalise(f.ctx, info, &b, BATCH, &to), ABAR_OK);
+            for (int64_t micro = a->mix_group; micro <= BATCH; micro += a->mix_group)
+                for (int64_t first = 0; first < BATCH && BATCH % micro == 0; first += micro) {
+                    const abar_batch some = abar__batch_part(info, &b, first);
+                    to = abar_tensor_wrap(NULL, part, ABAR_F32, 4, (int64_t[]){micro, 3, SIDE, SIDE});
+                    assert_int_equal(abar_batch_normalise(f.ctx, info, &some, micro, &to), ABAR_OK);
+                    assert_memory_equal(part, whole + first * VALUES, (size_t)(micro * VALUES) * sizeof(float));
+                }
+        }
+        abar_loader_destroy(loader);
+    }
+    end(&f);
+}
+
 /* ---- threads, seeking ------------------------------------------------------------------------------------------- */
 
 static void loader_threads_change_no_streamed_batch(void **state)
@@ -454,6 +482,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loader_rows_are_as_defined),
+        cmocka_unit_test(loader_micro_batches_give_the_same_input),
         cmocka_unit_test(loader_threads_change_no_streamed_batch),
         cmocka_unit_test(loader_seek_gives_the_same_streamed_batches),
         cmocka_unit_test(loader_of_images_can_be_destroyed_at_any_moment),

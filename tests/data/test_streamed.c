@@ -187,6 +187,16 @@ static void streamed_set_can_be_probed(void **state)
     assert_true(probe.found && probe.info.streamed);
     assert_string_equal(probe.where, f.dir.path);
     assert_true(probe.info.train == TRAIN && probe.info.test == TEST && probe.info.classes == 3 && probe.info.height == 224);
+    const abar_dataset_config config = {.size = sizeof config, .view = SIDE, .limit_train = 5, .classes_file = "/nowhere"};
+    assert_int_equal(abar_dataset_probe_with(f.ctx, spec, &config, &probe), ABAR_OK);
+    assert_true(probe.found && probe.info.classes == 0); /* it cannot be opened so */
+    bytes order = {(uint8_t *)(uintptr_t) "c\nb\na\n", 6};
+    char classes[300];
+    folder_write(&f.dir, "order.txt", order);
+    snprintf(classes, sizeof classes, "%s/order.txt", f.dir.path);
+    const abar_dataset_config other = {.size = sizeof other, .view = SIDE, .limit_train = 5, .classes_file = classes};
+    assert_int_equal(abar_dataset_probe_with(f.ctx, spec, &other, &probe), ABAR_OK);
+    assert_true(probe.info.train == TRAIN && probe.info.classes == 3 && probe.info.height == SIDE);
     assert_int_equal(abar_dataset_probe_name(f.ctx, "tiny-imagenet:/nowhere", &probe), ABAR_OK);
     assert_true(!probe.found && probe.info.classes == 200 && probe.info.height == 64);
     check_contains(probe.remedy, "tiny-imagenet:DIR");

@@ -192,6 +192,7 @@ static void forget(abar__images_index *index)
 {
     abar__free(index->ctx, index->block, index->block_bytes);
     index->block = NULL;
+    index->block_bytes = 0;
     memset(index->section, 0, sizeof index->section);
     memset(&index->head, 0, sizeof index->head);
 }

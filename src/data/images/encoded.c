@@ -8,11 +8,58 @@
 #define PIXELS_MAX (1 << 24) /* of an image that a device decodes whole; the host decodes the crop of a larger one */
 #define BLOCK_MIN ((size_t)1 << 17)
 
-bool abar__encoded_fits(const abar__image_header *header)
+/* ---- which files ------------------------------------------------------------------------------------------------- */
+
+enum { MARKER = 0xff, APP0 = 0xe0, APP14 = 0xee, BASELINE = 0xc0 };
+
+static bool begins_with(const uint8_t *segment, size_t n, const char *text, size_t length)
+{
+    return n >= length && memcmp(segment, text, length) == 0;
+}
+
+/* The frame header of a baseline JPEG: precision, height, width, then id, sampling and table of three components. jfif and
+ * adobe
+ * (-1: none) say what the colours are, as libjpeg reads them. */
+static bool frame_fits(const uint8_t *frame, size_t n, bool jfif, int adobe)
+{
+    if (n < 15 || frame[0] != 8 || frame[5] != 3) return false;
+    const uint8_t *luma = frame + 6, *blue = luma + 3, *red = luma + 6;
+    const bool named = luma[0] == 'R' && blue[0] == 'G' && red[0] == 'B';
+    const int across = luma[1] >> 4, down = luma[1] & 15;
+    const bool halves = across >= 1 && across <= 2 && down >= 1 && down <= 2;
+    return halves && blue[1] == 0x11 && red[1] == 0x11 && (jfif || (adobe >= 0 ? adobe != 0 : !named));
+}
+
+/* Walks the segments up to the frame header. */
+static bool jpeg_fits(const uint8_t *file, size_t n)
+{
+    bool jfif = false;
+    int adobe = -1;
+    for (size_t at = 2; at + 4 <= n;) {
+        if (file[at] != MARKER) return false;
+        if (file[at + 1] == MARKER) { /* a marker may be preceded by any number of these */
+            at++;
+            continue;
+        }
+        const size_t length = (size_t)file[at + 2] << 8 | file[at + 3]; /* counts itself */
+        const uint8_t kind = file[at + 1], *segment = file + at + 4;
+        if (length < 2 || length > n - at - 2) return false;
+        if (kind >= BASELINE && kind <= 0xcf && kind != 0xc4 && kind != 0xc8 && kind != 0xcc)
+            return kind == BASELINE && frame_fits(segment, length - 2, jfif, adobe);
+        if (kind == APP0 && begins_with(segment, length - 2, "JFIF", 5)) jfif = true;
+        if (kind == APP14 && length - 2 >= 12 && begins_with(segment, length - 2, "Adobe", 5)) adobe = segment[11];
+        at += 2 + length;
+    }
+    return false;
+}
+
+bool abar__encoded_fits(const abar__image_header *header, const uint8_t *file, size_t n)
 {
     return header->format == ABAR_IMAGE_JPEG && header->components == 3 && !header->progressive &&
-           (int64_t)header->width * header->height <= PIXELS_MAX;
+           (int64_t)header->width * header->height <= PIXELS_MAX && jpeg_fits(file, n);
 }
+
+/* ---- rows --------------------------------------------------------------------------------------------------------- */
 
 static bool grow(abar_context *ctx, abar__encoded_block *block, size_t n)
 {

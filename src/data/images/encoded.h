@@ -12,8 +12,9 @@ typedef struct abar__encoded_block {
     size_t bytes;
 } abar__encoded_block;
 
-/* Whether a device can decode such a file: baseline JPEG in colour. What it cannot is decoded on the host. */
-bool abar__encoded_fits(const abar__image_header *header);
+/* Whether a device can decode n bytes of a file with this header: baseline JPEG, YCbCr, chroma at full or half resolution. What
+ * it cannot is decoded on the host. */
+bool abar__encoded_fits(const abar__image_header *header, const uint8_t *file, size_t n);
 /* Fills out from n bytes of a file and the view of it that the row has. False: there is no memory. */
 bool abar__encoded_make(abar_context *ctx, const uint8_t *file, size_t n, const abar__image_header *header,
                         const abar__image_view *view, abar__encoded_block *block, abar_encoded *out);

@@ -156,7 +156,7 @@ abar__stream_result abar__stream_read_encoded(abar__stream *s, const abar__image
     const abar__stream_result found = look(s, index, part, i, view, key, &row, fault);
     const size_t n = (size_t)abar__images_size(index, part, i), had = block->bytes;
     if (found != ABAR_STREAM_READ) return found;
-    if (!abar__encoded_fits(&row.header)) return decode(s, n, &row, view, out, fault);
+    if (!abar__encoded_fits(&row.header, s->file, n)) return decode(s, n, &row, view, out, fault);
     if (!abar__encoded_make(s->ctx, s->file, n, &row.header, &row.pixels, block, encoded)) return ABAR_STREAM_MEMORY;
     s->block_bytes += block->bytes - had;
     return ABAR_STREAM_READ;
