@@ -22,6 +22,29 @@ static void take_model_shape(const abar_setup *setup, abar_dataset_info *out)
 /* The one set that takes the model's shape. */
 static bool is_synthetic(const abar_setup *setup) { return strcmp(setup->train.data, "synthetic") == 0; }
 
+static abar_dataset_config config_of(const abar_train_config *train)
+{
+    return (abar_dataset_config){.size = sizeof(abar_dataset_config),
+                                 .limit_train = train->limit_train,
+                                 .limit_test = train->limit_test,
+                                 .seed = (uint64_t)train->seed,
+                                 .bytes = train->text == ABAR_TEXT_BYTES,
+                                 .validation = train->validation,
+                                 .validation_seed = (uint64_t)train->validation_seed,
+                                 .classes_file = train->classes[0] ? train->classes : NULL,
+                                 .labels_file = train->labels[0] ? train->labels : NULL,
+                                 .view = train->size};
+}
+
+abar_status abar__data_probe(abar_context *ctx, const abar_setup *setup, abar_dataset_probe *out)
+{
+    const abar_dataset_config config = config_of(&setup->train);
+    if (!abar__is_streamed(&setup->train)) return abar_dataset_probe_name(ctx, setup->train.data, out);
+    ABAR_TRY(abar_dataset_probe_with(ctx, setup->train.data, &config, out));
+    out->info.height = out->info.width = setup->train.size; /* of a folder that is not there, too */
+    return ABAR_OK;
+}
+
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out)
 {
     abar_dataset_probe probe = {.size = sizeof probe};
@@ -30,9 +53,8 @@ abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dat
         *out = *abar_dataset_info_of(setup->dataset);
         return ABAR_OK;
     }
-    ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
+    ABAR_TRY(abar__data_probe(ctx, setup, &probe));
     *out = probe.info;
-    if (abar__is_streamed(&setup->train)) out->height = out->width = setup->train.size;
     if (out->text || is_synthetic(setup)) take_model_shape(setup, out);
     return ABAR_OK;
 }
@@ -66,17 +88,10 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
     const abar_train_config *train = &setup->train;
     const double validation = test_only ? 0.0 : train->validation;
     if (abar__is_own_data(setup)) return view_own_data(ctx, setup, test_only ? 1 : train->limit_train, validation, out);
-    abar_dataset_config config = {.size = sizeof config,
-                                  .limit_train = test_only ? 1 : train->limit_train,
-                                  .limit_test = train->limit_test,
-                                  .seed = (uint64_t)train->seed,
-                                  .bytes = train->text == ABAR_TEXT_BYTES,
-                                  .vocabulary = vocabulary,
-                                  .validation = validation,
-                                  .validation_seed = (uint64_t)train->validation_seed,
-                                  .classes_file = train->classes[0] ? train->classes : NULL,
-                                  .labels_file = train->labels[0] ? train->labels : NULL,
-                                  .view = train->size};
+    abar_dataset_config config = config_of(train);
+    if (test_only) config.limit_train = 1;
+    config.validation = validation;
+    config.vocabulary = vocabulary;
     if (is_synthetic(setup)) {
         abar_dataset_info shape = {0};
         take_model_shape(setup, &shape);

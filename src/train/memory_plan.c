@@ -13,7 +13,7 @@ static abar_status plan_folder(abar_context *ctx, const abar_setup *setup, abar_
 {
     abar_dataset_probe probe = {.size = sizeof probe};
     abar_dataset *data;
-    ABAR_TRY(abar_dataset_probe_name(ctx, setup->train.data, &probe));
+    ABAR_TRY(abar__data_probe(ctx, setup, &probe));
     if (!probe.found) return ABAR_OK;
     ABAR_TRY(abar__data_open(ctx, setup, false, NULL, &data));
     plan->data = abar_dataset_bytes(data);

@@ -72,6 +72,8 @@ abar_status abar__own_check(abar_context *ctx, const abar_setup *setup);
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
 
+/* Whether the data set is there, opened with the setup's files of classes and labels; and its size. */
+abar_status abar__data_probe(abar_context *ctx, const abar_setup *setup, abar_dataset_probe *out);
 /* The data set's description without opening it; a text gets the model's default vocabulary. */
 abar_status abar__data_look(abar_context *ctx, const abar_setup *setup, abar_dataset_info *out);
 /* The context of a text model in tokens. Image models: 1. */

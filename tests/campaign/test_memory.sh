@@ -31,6 +31,7 @@ check "a run that wants another epoch" cp -r run half
 
 declare -A command=(
     [train]="train --model resnet20 --data synthetic --limit-train 8 --limit-test 4 --batch 4 --threads $THREADS --optim kfac --epochs 1 --out new --quiet"
+    [train-ema]="train --model resnet20 --data synthetic --limit-train 8 --limit-test 4 --batch 4 --threads $THREADS --ema 0.9 --ema-steps 2 --label-smoothing 0.1 --epochs 1 --out new --quiet"
     [train-text]="train ${gpt[*]} --optim mac --epochs 1 --out new --quiet"
     [compare]="compare ${conv[*]} --optim sgd,mac --epochs 1 --out new --quiet"
     [compare-jobs]="compare ${conv[*]} --optim sgd,mac --jobs 2 --epochs 1 --out new --quiet"
@@ -45,7 +46,7 @@ declare -A command=(
     [resume]="train --resume half --epochs 2 --quiet"
 )
 # What a command writes to: made anew before each try.
-declare -A changes=([train]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half)
+declare -A changes=([train]=new [train-ema]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half)
 mkdir whole && cp -r compared half whole/
 
 restore() { # NAME
@@ -92,7 +93,7 @@ verdict() { # of the last try
 usable() { # NAME
     local folder=${changes[$1]-}
     case $1 in
-    train | train-text | resume)
+    train | train-ema | train-text | resume)
         [[ ! -e $folder/config.json ]] || "$abar" train --resume "$folder" --quiet >stdout 2>stderr </dev/null
         ;;
     compare*)
@@ -148,7 +149,7 @@ rc=$? ran="FAIL_MAPS=1 LD_PRELOAD=fail_malloc.so abar ${command[models-optim]}"
 seen=$(verdict)
 check "nothing can be mapped: $seen" test "$seen" = refused -o "$seen" = ended
 
-for name in train train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume; do
+for name in train train-ema train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume; do
     [[ ${ONLY-$name} == "$name" ]] || continue
     restore $name
     # shellcheck disable=SC2086
