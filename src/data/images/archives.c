@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
 /* An archive that is being indexed. */
@@ -342,9 +341,8 @@ static abar_status check_classes(abar__scan *s)
     }
     for (int64_t c = 0; c < classes && status >= 0; c++)
         if (!seen[c])
-            status =
-                abar__fail(s->ctx, ABAR_E_NOT_FOUND,
-                           "%s: class %" PRId64 " has no images in train, add some or number the classes from 0", s->folder, c);
+            status = abar__scan_fail(s, ABAR_E_NOT_FOUND, "", "",
+                                     "class %" PRId64 " has no images in train, add some or number the classes from 0", c);
     abar__free(s->ctx, memory, (size_t)classes);
     return status;
 }
@@ -356,7 +354,7 @@ abar_status abar__scan_shards(abar__scan *s, const abar__listing *root, const ab
             ABAR_TRY(read_shard(s, part, path));
     }
     if (s->index->text[ABAR_SECTION_SAMPLES].length == 0)
-        return abar__fail(s->ctx, ABAR_E_NOT_FOUND, "%s: its training shards have no images, add some", s->folder);
+        return abar__scan_fail(s, ABAR_E_NOT_FOUND, "", "", "its training shards have no images, add some");
     const abar__entry *file = abar__listing_find(root, "classes.txt");
     if (*s->classes_file)
         ABAR_TRY(abar__scan_read_classes(s, s->classes_file));

@@ -256,9 +256,11 @@ abar_status abar__images_open(abar_context *ctx, const abar__images_request *req
     }
     const bool limited = index->chosen[0] || index->chosen[1];
     index->summary.fingerprint = limited ? fingerprint_of(index) : index->head.fingerprint;
-    if (index->summary.untested > 0)
-        abar__log(ctx, ABAR_LOG_INFO, "%s: classes without images in the test part: %" PRId64, request->folder,
-                  index->summary.untested);
+    if (index->summary.untested > 0) {
+        char shown[640];
+        abar__images_escape(request->folder, shown, sizeof shown);
+        abar__log(ctx, ABAR_LOG_INFO, "%s: classes without images in the test part: %" PRId64, shown, index->summary.untested);
+    }
     *out = index;
     return ABAR_OK;
 }

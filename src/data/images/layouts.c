@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -278,7 +277,7 @@ static abar_status check_parts(abar__scan *s)
     void *seen;
     const int64_t classes = abar__scan_classes(s);
     const abar__text *test = &s->index->text[ABAR_SECTION_SAMPLES + 1];
-    if (test->length == 0) return abar__fail(s->ctx, ABAR_E_NOT_FOUND, "%s: its test part has no images, add some", s->folder);
+    if (test->length == 0) return abar__scan_fail(s, ABAR_E_NOT_FOUND, "", "", "its test part has no images, add some");
     ABAR_TRY(abar__alloc(s->ctx, (size_t)classes, &seen));
     for (size_t i = 0; i < test->length / sizeof(abar__sample); i++)
         ((uint8_t *)seen)[((const abar__sample *)test->data)[i].label] = 1;

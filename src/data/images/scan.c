@@ -76,7 +76,7 @@ abar_status abar__scan_refuse(const abar__scan *s, const char *path, const char 
 abar_status abar__scan_string(abar__scan *s, const char *bytes, size_t n, uint32_t *out)
 {
     if (s->names->length + n + 1 >= UINT32_MAX)
-        return abar__fail(s->ctx, ABAR_E_UNSUPPORTED, "%s: the names of its files take more than 4 GiB, split it", s->folder);
+        return abar__scan_fail(s, ABAR_E_UNSUPPORTED, "", "", "the names of its files take more than 4 GiB, split it");
     *out = (uint32_t)s->names->length;
     ABAR_TRY(abar__text_append(s->ctx, s->names, bytes, n));
     return abar__text_append(s->ctx, s->names, "", 1);
@@ -331,7 +331,7 @@ abar_status abar__scan_emit(abar__scan *s, int part, bool keep_order)
     const bool archives = s->index->head.layout == ABAR_LAYOUT_ARCHIVES || s->index->head.layout == ABAR_LAYOUT_SHARDS;
     abar__text *samples = &s->index->text[ABAR_SECTION_SAMPLES + part];
     if ((int64_t)(samples->length / sizeof(abar__sample)) + count > INT32_MAX)
-        return abar__fail(s->ctx, ABAR_E_UNSUPPORTED, "%s: has more than 2147483647 images in a part, split it", s->folder);
+        return abar__scan_fail(s, ABAR_E_UNSUPPORTED, "", "", "has more than 2147483647 images in a part, split it");
     for (int64_t i = 0; i < count; i++) {
         abar__found *f = abar__scan_found_at(s, i);
         f->folder = s->names->data + place_at(s, f->place)->path;
