@@ -174,8 +174,9 @@ static void check_that_was_stopped_continues(void **state)
 static void warnings_are_counted_and_kept(void **state)
 {
     set *s = *state;
-    uint8_t file[sizeof tiny_jpeg + 4] = {0};
+    uint8_t file[sizeof tiny_jpeg + 16];
     put_images(s, 2);
+    memset(file, 0x11, sizeof file);
     memcpy(file, tiny_jpeg, sizeof tiny_jpeg - 2);
     memcpy(file + sizeof file - 2, tiny_jpeg + sizeof tiny_jpeg - 2, 2);
     put_bytes(s, "train/a/odd.jpg", file, sizeof file);
