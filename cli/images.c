@@ -79,8 +79,9 @@ static void print_part(const char *label, const abar_image_part *p)
     char text[256], images[NUMBER_MAX], bytes[NUMBER_MAX], few[NUMBER_MAX], most[NUMBER_MAX];
     print_count(few, p->fewest);
     print_count(most, p->most);
-    snprintf(text, sizeof text, "%s images, %s, %s%s%s per class", print_count(images, p->images),
-             print_bytes(bytes, (size_t)p->bytes), few, p->fewest == p->most ? "" : " to ", p->fewest == p->most ? "" : most);
+    snprintf(text, sizeof text, "%s %s, %s, %s%s%s per class", print_count(images, p->images),
+             plural(p->images, "image", "images"), print_bytes(bytes, (size_t)p->bytes), few,
+             p->fewest == p->most ? "" : " to ", p->fewest == p->most ? "" : most);
     say(label, text);
 }
 
@@ -106,9 +107,12 @@ static void print_contents(const abar_image_report *r)
 {
     char text[512], jpeg[NUMBER_MAX], png[NUMBER_MAX], kinds[256];
     describe_jpeg(r, kinds, sizeof kinds);
-    snprintf(text, sizeof text, "%s JPEG%s%s%s%s", print_count(jpeg, r->jpeg), kinds, r->png ? ", " : "",
-             r->png ? print_count(png, r->png) : "", r->png ? " PNG" : "");
-    say("formats", text);
+    print_count(jpeg, r->jpeg);
+    print_count(png, r->png);
+    const bool both = r->jpeg > 0 && r->png > 0;
+    snprintf(text, sizeof text, "%s%s%s%s%s%s", r->jpeg ? jpeg : "", r->jpeg ? " JPEG" : "", kinds, both ? ", " : "",
+             r->png ? png : "", r->png ? " PNG" : "");
+    if (r->jpeg + r->png > 0) say("formats", text);
     snprintf(text, sizeof text, "%d x %d smallest, %d x %d median, %d x %d largest", (int)r->smallest.width,
              (int)r->smallest.height, (int)r->median.width, (int)r->median.height, (int)r->largest.width,
              (int)r->largest.height);
@@ -137,31 +141,33 @@ static void print_damaged(abar_image_check *check, const abar_image_report *r)
     if (r->damaged > ABAR_IMAGE_LINES_MAX) printf("    and %s more\n", print_count(number, r->damaged - ABAR_IMAGE_LINES_MAX));
 }
 
-static void print_checked(const image_request *request, const abar_image_report *r)
+static void print_checked(const image_request *request, const abar_image_report *r, bool stopped)
 {
     char text[256], n[NUMBER_MAX], before[NUMBER_MAX + 64] = "", time[NUMBER_MAX], rate[NUMBER_MAX];
     const int64_t all = r->part[0].images + r->part[1].images, earlier = r->checked - r->now;
+    const double each = r->seconds > 0.0 ? (double)r->now / r->seconds : 0.0;
     if (earlier > 0) {
         char number[NUMBER_MAX];
         snprintf(before, sizeof before, "; %s %s checked before", print_count(number, earlier), plural(earlier, "was", "were"));
     }
     snprintf(text, sizeof text, "%s %s in %s, %s/s%s%s", print_count(n, r->now), plural(r->now, "image", "images"),
-             print_duration(time, r->seconds), print_count(rate, r->seconds > 0.0 ? (int64_t)((double)r->now / r->seconds) : 0),
+             print_duration(time, r->seconds), each < 10.0 ? print_fixed(rate, each, 1) : print_count(rate, (int64_t)each),
              before, request->fast ? "; of these the headers alone, no pixels" : "");
     if (r->now == 0) snprintf(text, sizeof text, "nothing%s", before);
     say("checked", text);
-    if (r->checked + r->damaged < all) {
+    if (stopped) {
         snprintf(text, sizeof text, "%s images are left, the same command continues", print_count(n, all - r->checked));
         say("stopped", text);
     }
 }
 
-static void print_report(const image_request *request, abar_image_check *check)
+static void print_report(const image_request *request, abar_image_check *check, bool stopped)
 {
     const abar_image_report *r = abar_image_check_report(check);
     char text[256], number[NUMBER_MAX];
     printf("%s in %s\n", request->name, request->folder);
-    snprintf(text, sizeof text, "%s, %s classes", r->layout, print_count(number, r->classes));
+    snprintf(text, sizeof text, "%s, %s %s", r->layout, print_count(number, r->classes),
+             plural(r->classes, "class", "classes"));
     if (r->shrunk > 0)
         snprintf(text + strlen(text), sizeof text - strlen(text), "; copies with a short side of %" PRId64, r->shrunk);
     say("layout", text);
@@ -186,7 +192,7 @@ static void print_report(const image_request *request, abar_image_check *check)
     print_copies(check, ABAR_IMAGE_REPEATED, r->repeated, "repeated", "training images have the bytes of an earlier one");
     print_copies(check, ABAR_IMAGE_LEAKED, r->leaked, "leaked", "test images have the bytes of a training image");
     print_damaged(check, r);
-    print_checked(request, r);
+    print_checked(request, r, stopped);
 }
 
 /* ---- what was found, for programs --------------------------------------------------------------------------------- */
@@ -262,7 +268,7 @@ static int report(const image_request *request, abar_image_check *check, bool st
     if (request->json)
         print_report_json(request, check, !stopped);
     else
-        print_report(request, check);
+        print_report(request, check, stopped);
     if (stopped) return stop_exit_code();
     if (r->damaged == 0) return EXIT_SUCCESS;
     fflush(stdout);

@@ -46,7 +46,7 @@ typedef struct abar_image_report {
     double seconds;                            /* that it took */
     int64_t jpeg, png;                         /* images of each format; of the JPEG files ... */
     int64_t progressive, gray, cmyk;           /* ... so many are so */
-    int64_t warned;                            /* images that were decoded with a warning, such as bad codes; of this check */
+    int64_t warned;                            /* images that were decoded with a warning, such as bad codes */
     abar_image_size smallest, median, largest; /* by area */
     int64_t repeated;                          /* training images with the bytes of an earlier one */
     int64_t leaked;                            /* test images with the bytes of a training image */

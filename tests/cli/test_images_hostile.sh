@@ -101,7 +101,7 @@ shards() {
     tar cf "$1/train/0.tar" -C sample a.jpg a.cls && tar cf "$1/val/0.tar" -C sample a.jpg a.cls
 }
 shards sharded && succeeds "shards" data --data imagefolder:sharded
-check "are counted" says 'tar shards, 1 classes'
+check "are counted" says 'tar shards, 1 class$'
 shards bad && printf x >sample/a.cls && tar cf bad/train/0.tar -C sample a.jpg a.cls && broken "a label that is no number" '0.tar'
 shards bad && tar cf bad/train/0.tar -C sample a.jpg && broken "an image without a label" '0.tar'
 shards bad && truncate -s 700 bad/train/0.tar && broken "an archive that ends early" '0.tar'

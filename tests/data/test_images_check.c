@@ -170,6 +170,26 @@ static void check_that_was_stopped_continues(void **state)
     abar_image_check_destroy(c);
 }
 
+/* Bytes too many before the end: libjpeg warns, and so does Pillow's. */
+static void warnings_are_counted_and_kept(void **state)
+{
+    set *s = *state;
+    uint8_t file[sizeof tiny_jpeg + 16];
+    put_images(s, 2);
+    memset(file, 0x11, sizeof file);
+    memcpy(file, tiny_jpeg, sizeof tiny_jpeg - 2);
+    memcpy(file + sizeof file - 2, tiny_jpeg + sizeof tiny_jpeg - 2, 2);
+    put_bytes(s, "train/a/odd.jpg", file, sizeof file);
+    settle(s);
+    for (int64_t time = 0; time < 2; time++) {
+        abar_image_check *c = check_run(s, false);
+        assert_int_equal(abar_image_check_report(c)->now, time == 0 ? 5 : 0);
+        assert_int_equal(abar_image_check_report(c)->warned, 1);
+        assert_int_equal(abar_image_check_report(c)->damaged, 0);
+        abar_image_check_destroy(c);
+    }
+}
+
 /* Damage that no header shows; and a header that is longer than what is read of a file first. */
 static void headers_are_all_that_a_fast_check_reads(void **state)
 {
@@ -327,6 +347,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(check_counts_and_names_what_it_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_lists_the_first_fifty, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_that_was_stopped_continues, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(warnings_are_counted_and_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(headers_are_all_that_a_fast_check_reads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_survives_every_failing_allocation, set_up, tear_down),
         cmocka_unit_test_setup_teardown(shards_are_cut_at_their_limit_and_continue_after_the_last, set_up, tear_down),

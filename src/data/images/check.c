@@ -31,7 +31,7 @@ typedef struct worker {
     abar__image_reader *reader;
     uint8_t *buffer;
     size_t capacity;
-    int64_t now, warned;
+    int64_t now;
 } worker;
 
 typedef enum ending { GOOD, CHANGED, MEMORY } ending;
@@ -137,11 +137,11 @@ static bool decode(abar_image_check *c, worker *w, int64_t place, size_t n)
     if (!good && !whole) return read_all(c, w, place); /* the header may be longer */
     if (!good && fault.memory) return end(c, MEMORY, place);
     known.damaged = !good;
+    known.warned = good && warnings > 0;
     if (!good) add_damaged(c, place, fault.text);
     c->known[place] = known;
     if (!c->headers) abar__images_know(c->index, part_of(c, place), index_of(c, place), &known);
     w->now++;
-    w->warned += good && warnings > 0;
     return true;
 }
 
@@ -226,6 +226,7 @@ static abar_status measure(abar_image_check *c)
         sizes[n++] = (abar_image_size){k->header.width, k->header.height};
         r->jpeg += jpeg;
         r->png += !jpeg;
+        r->warned += k->warned;
         r->progressive += jpeg && k->header.progressive;
         r->gray += jpeg && k->header.components == 1;
         r->cmyk += jpeg && k->header.components == 4;
@@ -283,7 +284,7 @@ static abar_status conclude(abar_image_check *c)
 {
     ABAR_TRY(measure(c));
     if (!c->headers) ABAR_TRY(find_copies(c));
-    for (int i = 0; i < c->threads; i++) c->report.now += c->workers[i].now, c->report.warned += c->workers[i].warned;
+    for (int i = 0; i < c->threads; i++) c->report.now += c->workers[i].now;
     c->report.damaged = c->list[ABAR_IMAGE_DAMAGED].count;
     c->report.repeated = c->list[ABAR_IMAGE_REPEATED].count;
     c->report.leaked = c->list[ABAR_IMAGE_LEAKED].count;
@@ -350,7 +351,7 @@ static void work_through(abar_image_check *c)
                                 .user = c,
                                 .stop = &c->stop};
     memset(c->list, 0, sizeof c->list);
-    for (int i = 0; i < c->threads; i++) c->workers[i].now = c->workers[i].warned = 0;
+    for (int i = 0; i < c->threads; i++) c->workers[i].now = 0;
     c->end = GOOD;
     abar__crew_run(&job);
 }

@@ -346,7 +346,7 @@ void abar__images_know(abar__images_index *index, int part, int64_t i, const aba
         .height = (uint16_t)known->header.height,
         .crc = known->crc,
         .bits = (uint8_t)((known->checked ? ABAR_FACT_CHECKED : 0) | (known->damaged ? ABAR_FACT_DAMAGED : 0) |
-                          (known->header.progressive ? ABAR_FACT_PROGRESSIVE : 0)),
+                          (known->header.progressive ? ABAR_FACT_PROGRESSIVE : 0) | (known->warned ? ABAR_FACT_WARNED : 0)),
         .format = (uint8_t)known->header.format,
         .components = (uint8_t)known->header.components,
     };
@@ -364,6 +364,7 @@ abar__images_known abar__images_known_of(const abar__images_index *index, int pa
     return (abar__images_known){
         .checked = fact.bits & ABAR_FACT_CHECKED,
         .damaged = fact.bits & ABAR_FACT_DAMAGED,
+        .warned = fact.bits & ABAR_FACT_WARNED,
         .header = {.format = (abar__image_format)fact.format,
                    .width = fact.width,
                    .height = fact.height,

@@ -68,6 +68,7 @@ abar__images_found abar__images_read_start(const abar__images_index *index, int 
 typedef struct abar__images_known {
     bool checked;
     bool damaged;
+    bool warned; /* decoded with a warning */
     abar__image_header header;
     uint32_t crc; /* CRC-32 of the file's bytes */
 } abar__images_known;

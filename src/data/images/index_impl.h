@@ -39,7 +39,7 @@ typedef struct abar__fact {
     uint8_t bits, format, components, unused; /* ABAR_FACT_* */
 } abar__fact;
 
-enum { ABAR_FACT_CHECKED = 1, ABAR_FACT_DAMAGED = 2, ABAR_FACT_PROGRESSIVE = 4 };
+enum { ABAR_FACT_CHECKED = 1, ABAR_FACT_DAMAGED = 2, ABAR_FACT_PROGRESSIVE = 4, ABAR_FACT_WARNED = 8 };
 
 typedef struct abar__class_row {
     uint32_t name, readable; /* readable 0: none */
