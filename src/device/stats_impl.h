@@ -79,9 +79,9 @@ typedef struct abar__dense_gradient {
  * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
  * of memory: average at row 0, pending at row 1. */
 typedef struct abar__stats_ops {
-    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum);          /* (d): sum of a */
-    double (*input_square)(abar_device *dev, const abar__rows *r);                /* sum of |a|^2 */
-    void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum); /* queued devices: added in their memory */
+    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (d): sum of a */
+    /* *sum += sum of |a|^2; sum is in host memory, or a queued device's */
+    void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum);
     void (*value_sums)(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
     void (*position_sums)(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
     /* sum (d) += columnsT X / sequences, *square likewise of the squares (where p has them), with the homogeneous entries;

@@ -143,12 +143,9 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
     }
 }
 
-static void input_square_add(abar_device *dev, const abar__rows *r, double *sum) { *sum += abar__cpu_input_square(dev, r); }
-
 const abar__stats_ops abar__cpu_stats = {
     .input_sum = abar__cpu_input_sum,
-    .input_square = abar__cpu_input_square,
-    .input_square_add = input_square_add,
+    .input_square_add = abar__cpu_input_square_add,
     .value_sums = abar__cpu_value_sums,
     .position_sums = abar__cpu_position_sums,
     .position_product = abar__cpu_position_product,

@@ -8,7 +8,7 @@
 extern const abar__stats_ops abar__cpu_stats;
 
 void abar__cpu_input_sum(abar_device *dev, const abar__rows *r, void *sum);
-double abar__cpu_input_square(abar_device *dev, const abar__rows *r);
+void abar__cpu_input_square_add(abar_device *dev, const abar__rows *r, double *sum);
 void abar__cpu_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
 void abar__cpu_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);
 void abar__cpu_value_sums(abar_device *dev, const abar__rows *r, const abar__value_sums *v);

@@ -50,17 +50,13 @@ static void input_sum(abar_device *dev, const abar__rows *s, void *out)
             for (int64_t k = 0; k < abar__rows_d(s); k++) sum[k] += input_at(s, n, r, k);
 }
 
-static double input_square(abar_device *dev, const abar__rows *s)
+static void input_square_add(abar_device *dev, const abar__rows *s, double *sum)
 {
     (void)dev;
-    double sum = 0.0;
     for (int64_t n = 0; n < s->examples; n++)
         for (int64_t r = 0; r < s->per_example; r++)
-            for (int64_t k = 0; k < abar__rows_d(s); k++) sum += input_at(s, n, r, k) * input_at(s, n, r, k);
-    return sum;
+            for (int64_t k = 0; k < abar__rows_d(s); k++) *sum += input_at(s, n, r, k) * input_at(s, n, r, k);
 }
-
-static void input_square_add(abar_device *dev, const abar__rows *s, double *sum) { *sum += input_square(dev, s); }
 
 static void grad_sum(abar_device *dev, const abar__rows *s, void *out)
 {
@@ -452,7 +448,6 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
 
 const abar__stats_ops abar__ref_stats = {
     .input_sum = input_sum,
-    .input_square = input_square,
     .input_square_add = input_square_add,
     .value_sums = abar__ref_value_sums,
     .position_sums = abar__ref_position_sums,

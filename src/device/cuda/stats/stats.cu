@@ -254,7 +254,6 @@ static void compare(abar_device *dev, int64_t out, int64_t in, const void *weigh
 
 extern "C" const abar__stats_ops abar__cuda_stats = {
     .input_sum = abar__cuda_input_sum,
-    .input_square = abar__cuda_input_square,
     .input_square_add = abar__cuda_input_square_add,
     .value_sums = abar__cuda_value_sums,
     .position_sums = abar__cuda_position_sums,
