@@ -179,4 +179,8 @@ const abar__stats_ops abar__cpu_stats = {
     .scatter = scatter,
     .orthogonalise = abar__cpu_orthogonalise,
     .orthogonalise_scratch = abar__cpu_orthogonalise_scratch,
+    .average_mode = abar__cpu_average_mode,
+    .inverse_root = abar__cpu_inverse_root,
+    .inverse_root_scratch = abar__cpu_inverse_root_scratch,
+    .multiply_mode = abar__cpu_multiply_mode,
 };

@@ -297,7 +297,8 @@ static double off_diagonal(int64_t d, const double *a)
     return sum;
 }
 
-static bool eigen(abar_device *dev, int64_t d, const void *in, double scale, void *out_values, void *out_vectors, void *scratch)
+bool abar__ref_eigen(abar_device *dev, int64_t d, const void *in, double scale, void *out_values, void *out_vectors,
+                     void *scratch)
 {
     (void)dev;
     const double *average = in;
@@ -466,7 +467,7 @@ const abar__stats_ops abar__ref_stats = {
     .trace = trace,
     .invert = invert,
     .invert_scratch = square_scratch,
-    .eigen = eigen,
+    .eigen = abar__ref_eigen,
     .eigen_scratch = square_scratch,
     .sandwich = sandwich,
     .dot = dot,
@@ -481,4 +482,8 @@ const abar__stats_ops abar__ref_stats = {
     .scatter = scatter,
     .orthogonalise = abar__ref_orthogonalise,
     .orthogonalise_scratch = abar__ref_orthogonalise_scratch,
+    .average_mode = abar__ref_average_mode,
+    .inverse_root = abar__ref_inverse_root,
+    .inverse_root_scratch = abar__ref_inverse_root_scratch,
+    .multiply_mode = abar__ref_multiply_mode,
 };

@@ -194,7 +194,7 @@ static abar_status make(abar_device *dev, abar__compiled_step *p, const abar__st
         ABAR_TRY(abar__cuda_orthogonaliser_create(dev, desc->ns, desc->blocks, p->n_blocks, exact, &p->orthogonaliser));
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
     ABAR_TRY(abar__cuda_make_dense(dev, p));
-    const abar__step_state state = {0, 0, 1.0, 0, 0};
+    const abar__step_state state = {0, 0, 1.0, 0, 0, 0};
     return fetch(dev, &p->m.now->state, &state, sizeof state);
 }
 
