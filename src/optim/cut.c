@@ -119,7 +119,7 @@ int abar__param_blocks(const abar_optim *o, int i, abar__block *out)
 {
     const abar__cut *cut = &o->chains[i].cut;
     const abar__param_view *view = &o->views[i];
-    const int each = blocks_of_part(cut), parts = (int)(view->rows / cut->part_rows);
+    const int each = view->columns > 0 ? blocks_of_part(cut) : 0, parts = (int)(view->rows / cut->part_rows);
     int64_t factors[ABAR_BLOCK_STATES] = {0}; /* elements of each state in front of the block */
     for (int k = 0; out && k < each * parts; k++) {
         out[k] = block_of(cut, k / each * cut->part_rows * view->columns, k % each);
