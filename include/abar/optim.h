@@ -120,7 +120,7 @@ typedef struct abar_param_info {
     const char *rule;                          /* "muon"; "adamw" for what muon leaves to it */
     const char *why;                           /* in words; "": the rule takes every parameter */
     double lr_scale, weight_decay;             /* in effect */
-    int64_t blocks, block_rows, block_columns; /* that are treated one by one, the largest; 0: it is updated element by element */
+    int64_t blocks, block_rows, block_columns; /* treated one by one, the largest; 0: element by element */
 } abar_param_info;
 
 typedef void (*abar_param_visitor)(void *user, const abar_param_info *param);

@@ -290,4 +290,8 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .scatter = scatter,
     .orthogonalise = NULL, /* its step keeps an object for it (step/orthogonalise.h) */
     .orthogonalise_scratch = NULL,
+    .average_mode = NULL,
+    .inverse_root = NULL,
+    .inverse_root_scratch = NULL,
+    .multiply_mode = NULL,
 };
