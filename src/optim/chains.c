@@ -61,7 +61,7 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
     for (int i = 0; i < o->n; i++) {
         o->views[i] = view_of(c, i);
         o->chains[i] = chain_of(o, o->config, i);
-        any = any || o->chains[i].orthogonalise;
+        any = any || abar__chain_is_own(&o->chains[i]);
         splits = splits || o->chains[i].why;
     }
     const char *rule = o->rule->rule.name;
@@ -113,7 +113,7 @@ void abar__optim_renew_chains(abar_optim *o)
 
 static const char *rule_of(const abar_optim *o, const abar__chain *chain)
 {
-    if (!chain->why || chain->orthogonalise) return o->rule->rule.name;
+    if (abar__chain_is_own(chain)) return o->rule->rule.name;
     return chain->first == ABAR_UPDATE_SGD ? abar__rule_sgd.rule.name : abar__rule_adamw.rule.name;
 }
 

@@ -223,7 +223,7 @@ static void skip_layers(const abar_optim *o, const abar_optim_config *c, bool *s
 {
     for (int l = 0; l < c->n_layers; l++) {
         const int weight = find_param(o, c->layers[l].weight.data);
-        skip[l] = weight >= 0 && o->chains[weight].why && !o->chains[weight].orthogonalise;
+        skip[l] = weight >= 0 && !abar__chain_is_own(&o->chains[weight]);
     }
 }
 

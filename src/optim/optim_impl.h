@@ -49,8 +49,14 @@ typedef struct abar__chain {
     bool coupled;       /* then: weight decay goes through the gradient, not beside it */
     double lr_scale;    /* multiplies the parameter's own */
     double decay;       /* in place of the parameter's own weight decay; negative: that one */
-    const char *why;    /* in words, for reports; NULL: the rule takes everything */
+    const char *why;    /* in words, for reports: why it is treated so; NULL: the rule takes everything */
 } abar__chain;
+
+/* Whether the rule itself treats the parameter, where it leaves some to another rule (why). */
+static inline bool abar__chain_is_own(const abar__chain *chain)
+{
+    return !chain->why || chain->orthogonalise || chain->cut.order > 0;
+}
 
 typedef struct abar__rule_ops {
     abar_rule rule; /* what the public sees */

@@ -33,6 +33,8 @@ tells "a model" "o['parameters'] == sum(n['parameters'] for n in o['operations']
 tells "the rules of a model's parameters" "[p['rule'] for p in o['rule']['parameters'] if p['name'] in ('conv1.weight', 'fc1.weight')] == ['adamw', 'muon'] and 'rule' not in o['method']" \
     models --model lenet5 --optim mac+muon
 tells "a model's memory" "2 * o['memory_bytes']['total'] == sum(o['memory_bytes'].values()) and o['memory_bytes']['activations'] > 0" models --model lenet5 --batch 16
+tells "the blocks of a model's parameters" "[p['blocks'] for p in o['rule']['parameters'] if p['name'] in ('fc1.weight', 'fc1.bias')] == [8, 2]" \
+    models --model lenet5 --optim shampoo --shampoo-block 100
 tells "a model's maps" "[m['columns'] for m in o['method']['maps']] == [26, 151, 401, 121, 85] and o['method']['name'] == 'mac'" \
     models --model lenet5 --optim mac
 tells "data" "any(d['name'] == 'synthetic' and d['found'] for d in o['data']) and all(d['found'] or d['remedy'] for d in o['data'])" data
