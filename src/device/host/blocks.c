@@ -42,16 +42,27 @@ static void swap(work *w)
     w->y = x;
 }
 
+/* Elements of a block that follow each other in the parameter's memory: element first + i is at + i there. */
+typedef struct run {
+    int64_t first, at, n;
+} run;
+
+static run run_from(const abar__block *b, int64_t first)
+{
+    const int64_t n = b->kernel == 1 && b->stride[b->order - 1] == 1 ? b->dim[b->order - 1] : 1;
+    return (run){first, first < b->count ? abar__block_at(b, first) : 0, n};
+}
+
 /* ---- X and the gradient's memory ------------------------------------------------------------------------------------- */
 
 static void load(const work *w)
 {
     const abar__block *b = w->block;
-    for (int64_t i = 0; i < b->count; i++) {
-        const int64_t at = abar__block_at(b, i);
-        const double decay = b->decay != 0.0 ? b->decay * get(w, b->weight, at) : 0.0;
-        set(w, w->x, i, get(w, b->grad, at) + decay);
-    }
+    for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double decay = b->decay != 0.0 ? b->decay * get(w, b->weight, r.at + i) : 0.0;
+            set(w, w->x, r.first + i, get(w, b->grad, r.at + i) + decay);
+        }
 }
 
 static double squares(const work *w)
@@ -66,7 +77,8 @@ static bool store(const work *w)
 {
     const abar__block *b = w->block;
     const bool fine = isfinite(squares(w));
-    for (int64_t i = 0; i < b->count; i++) set(w, b->grad, abar__block_at(b, i), fine ? get(w, w->x, i) : 0.0);
+    for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) set(w, b->grad, r.at + i, fine ? get(w, w->x, r.first + i) : 0.0);
     return fine;
 }
 
@@ -121,35 +133,37 @@ static void each_mode(work *w, const abar__block_stage *s, void (*visit)(work *,
 static void square(work *w, const abar__block_stage *s)
 {
     void *v = w->block->state[s->state];
-    for (int64_t i = 0; !w->overflows && i < w->block->count; i++) {
-        const int64_t at = abar__block_at(w->block, i);
-        const double x = get(w, w->x, i);
-        set(w, v, at, s->beta * get(w, v, at) + rest(s->beta) * x * x);
-    }
+    if (w->overflows) return;
+    for (run r = run_from(w->block, 0); r.first < w->block->count; r = run_from(w->block, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double x = get(w, w->x, r.first + i);
+            set(w, v, r.at + i, s->beta * get(w, v, r.at + i) + rest(s->beta) * x * x);
+        }
 }
 
 static void move(work *w, const abar__block_stage *s)
 {
     void *m = w->block->state[s->state];
     const double divisor = 1.0 - s->ahead * pow(s->beta, (double)(w->t - 1));
-    for (int64_t i = 0; i < w->block->count; i++) {
-        const int64_t at = abar__block_at(w->block, i);
-        const double x = get(w, w->x, i), old = get(w, m, at);
-        set(w, w->x, i, (s->ahead * old + (1.0 - s->ahead) * x) / divisor);
-        set(w, m, at, s->beta * old + (1.0 - s->beta) * x);
-    }
+    for (run r = run_from(w->block, 0); r.first < w->block->count; r = run_from(w->block, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double x = get(w, w->x, r.first + i), old = get(w, m, r.at + i);
+            set(w, w->x, r.first + i, (s->ahead * old + (1.0 - s->ahead) * x) / divisor);
+            set(w, m, r.at + i, s->beta * old + (1.0 - s->beta) * x);
+        }
 }
 
 static void measure(work *w, const abar__block_stage *s)
 {
     const double scale = s->corrected ? unbias(s->beta, w->t) : 1.0;
     double sum = 0.0;
-    for (int64_t i = 0; i < w->block->count; i++) {
-        double d = get(w, w->x, i);
-        if (s->state >= 0) d /= sqrt(scale * get(w, w->block->state[s->state], abar__block_at(w->block, i))) + s->eps;
-        if (w->t < s->start) set(w, w->x, i, d);
-        sum += d * d;
-    }
+    for (run r = run_from(w->block, 0); r.first < w->block->count; r = run_from(w->block, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            double d = get(w, w->x, r.first + i);
+            if (s->state >= 0) d /= sqrt(scale * get(w, w->block->state[s->state], r.at + i)) + s->eps;
+            if (w->t < s->start) set(w, w->x, r.first + i, d);
+            sum += d * d;
+        }
     w->length = sqrt(sum);
 }
 
