@@ -256,14 +256,14 @@ typedef struct param_row {
 typedef struct param_list {
     param_row *row;
     int n, capacity; /* n counts those that do not fit, too */
-    bool splits;     /* the rule leaves some to another one */
+    bool splits;     /* the rule leaves some to another one, or cuts them into blocks */
     double lr;       /* of the run */
 } param_list;
 
 static void keep_param(void *user, const abar_param_info *param)
 {
     param_list *list = user;
-    list->splits = list->splits || param->why[0];
+    list->splits = list->splits || param->why[0] || param->blocks > 0;
     if (list->n < list->capacity) {
         param_row *r = &list->row[list->n];
         size_t at = 0;

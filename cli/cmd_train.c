@@ -157,14 +157,14 @@ static void say_result(const progress *p)
     print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
-/* What muon met, where it was not as it should be. */
+/* What became of blocks, where it was not as it should be. */
 static void say_blocks(const progress *p)
 {
     char text[256];
     const abar_progress *last = &p->last;
     if (last->blocks_dropped > 0) {
         snprintf(text, sizeof text,
-                 "Muon dropped %" PRId64 " updates of blocks that were not finite: lower --lr, or set --warmup or --clip.",
+                 "%" PRId64 " updates of blocks were not finite and were dropped: lower --lr, or set --warmup or --clip.",
                  last->blocks_dropped);
         print_wrapped(p->out, 0, print_width(p->out), text);
     }

@@ -26,7 +26,7 @@ typedef struct abar_rule {
     const char *name, *summary;
     const abar_option *options;
     size_t config_size; /* bytes of the config that the options describe */
-    int states;         /* at most so many tensors of the parameter's size are kept per parameter */
+    int states;         /* at most so many tensors are kept per parameter */
 } abar_rule;
 
 const abar_rule *abar_rule_find(const char *name); /* NULL: no such rule */
@@ -73,7 +73,7 @@ typedef struct abar_step_report {
 } abar_step_report;
 
 /* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) overwrite grad by the
- * preconditioned gradient, muon by the step of what it takes. */
+ * preconditioned gradient, muon by the step of what it takes, shampoo by its step. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
 /* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.
@@ -120,7 +120,7 @@ typedef struct abar_param_info {
     const char *rule;                          /* "muon"; "adamw" for what muon leaves to it */
     const char *why;                           /* in words; "": the rule takes every parameter */
     double lr_scale, weight_decay;             /* in effect */
-    int64_t blocks, block_rows, block_columns; /* that are orthogonalised one by one; 0: it is updated element by element */
+    int64_t blocks, block_rows, block_columns; /* treated one by one, the largest; 0: element by element */
 } abar_param_info;
 
 typedef void (*abar_param_visitor)(void *user, const abar_param_info *param);
@@ -129,7 +129,7 @@ typedef void (*abar_param_visitor)(void *user, const abar_param_info *param);
 abar_status abar_optim_plan_params(abar_device *dev, const abar_optim_config *config, abar_param_visitor visit, void *user);
 const abar_param_info *abar_optim_param_info(abar_optim *optim, int i); /* of params[i]; valid until the next call */
 
-/* Blocks that are orthogonalised, and what happened to them (methods.md section 11), summed over all steps so far. */
+/* Blocks of muon and shampoo, and what happened to them (methods.md sections 11 and 12), summed over all steps so far. */
 typedef struct abar_block_counts {
     int64_t blocks;
     int64_t dropped; /* updates dropped because a block was not finite */

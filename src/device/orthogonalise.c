@@ -6,8 +6,6 @@
  *     cubic           0.893 to 1 */
 #include "device/orthogonalise.h"
 
-#include "device/device_impl.h"
-
 #include <string.h>
 
 typedef struct coefficient_set {
@@ -53,10 +51,4 @@ bool abar__ns_find(const char *name, int steps, abar__ns *out)
         return true;
     }
     return false;
-}
-
-size_t abar__orthogonalise_scratch(const abar_device *dev, const abar__ns_block *blocks, int n)
-{
-    const abar__stats_ops *stats = dev->ops->stats;
-    return stats->orthogonalise_scratch ? stats->orthogonalise_scratch(dev, blocks, n) : 0;
 }

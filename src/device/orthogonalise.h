@@ -44,8 +44,4 @@ enum {
  * steps cut the list, more repeat its last triple. False for an unknown name and for steps outside 0 .. ABAR_NS_STEPS_MAX. */
 bool abar__ns_find(const char *name, int steps, abar__ns *out);
 
-/* Bytes of scratch that orthogonalise needs for these blocks; their addresses do not matter. 0 on queued devices, which keep
- * their own. */
-size_t abar__orthogonalise_scratch(const abar_device *dev, const abar__ns_block *blocks, int n);
-
 #endif

@@ -79,9 +79,9 @@ typedef struct abar__dense_gradient {
  * (row i, columns 0..i), the average in the upper one of its own. The two squares interleave without touching in (d + 1) rows
  * of memory: average at row 0, pending at row 1. */
 typedef struct abar__stats_ops {
-    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum);          /* (d): sum of a */
-    double (*input_square)(abar_device *dev, const abar__rows *r);                /* sum of |a|^2 */
-    void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum); /* queued devices: added in their memory */
+    void (*input_sum)(abar_device *dev, const abar__rows *r, void *sum); /* (d): sum of a */
+    /* *sum += sum of |a|^2; sum is in host memory, or a queued device's */
+    void (*input_square_add)(abar_device *dev, const abar__rows *r, double *sum);
     void (*value_sums)(abar_device *dev, const abar__rows *r, const abar__value_sums *v);
     void (*position_sums)(abar_device *dev, const abar__rows *r, const abar__position_sums *v);
     /* sum (d) += columnsT X / sequences, *square likewise of the squares (where p has them), with the homogeneous entries;
@@ -160,6 +160,19 @@ typedef struct abar__stats_ops {
     void (*orthogonalise)(abar_device *dev, const abar__ns *ns, const abar__ns_block *blocks, int n, double normuon_beta,
                           int32_t *verdict, void *scratch);
     size_t (*orthogonalise_scratch)(const abar_device *dev, const abar__ns_block *blocks, int n);
+
+    /* Of blocks (blocks.h), x dense as (before, n, behind). NULL on cuda, whose step has them (cuda/step/blocks.cu).
+     * The upper triangle of average (n, n) = beta * average + add * sum over the first and the last index of x xT. */
+    void (*average_mode)(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *x, double beta, double add,
+                         void *average);
+    /* root (n, n; full) = (scale * average + eps I)^-exponent by its eigenvalues, in double; where the least is below eps, all
+     * are shifted so that it is eps. False, leaving root as it was, where it is not finite. */
+    bool (*inverse_root)(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
+                         void *root, void *scratch);
+    size_t (*inverse_root_scratch)(abar_device *dev, int64_t n);
+    /* y (before, n, behind) = x times factor (n, n) along the middle index; y is not x. */
+    void (*multiply_mode)(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *factor, const void *x,
+                          void *y);
 } abar__stats_ops;
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "abar/tensor.h"
 #include "base/both.h"
+#include "device/blocks.h"
 #include "device/orthogonalise.h"
 
 typedef struct abar__update_item abar__update_item;
@@ -177,17 +178,18 @@ typedef struct abar__cadence {
 typedef enum abar__update_kind {
     ABAR_UPDATE_SGD,
     ABAR_UPDATE_ADAMW,
-    ABAR_UPDATE_MOMENTUM, /* the gradient's memory becomes the average that methods.md section 11 orthogonalises */
+    ABAR_UPDATE_MOMENTUM, /* the gradient's memory becomes the average that methods.md section 11 orthogonalises; without state
+                           * the gradient itself, preconditioned and scaled, for what treats it block by block */
     ABAR_UPDATE_PLAIN,    /* W <- (1 - eta lambda) W - eta G, G as it is in memory */
     ABAR_UPDATE_KINDS
 } abar__update_kind;
 
-typedef enum abar__pass_kind { ABAR_PASS_UPDATE, ABAR_PASS_ORTHOGONALISE } abar__pass_kind;
+typedef enum abar__pass_kind { ABAR_PASS_UPDATE, ABAR_PASS_ORTHOGONALISE, ABAR_PASS_BLOCKS } abar__pass_kind;
 
 typedef struct abar__update_pass {
     abar__pass_kind kind;
     abar__update_kind update; /* of all its items, but for their biases */
-    int first, n;             /* among the updates, or among the blocks */
+    int first, n;             /* among the updates, or among the blocks of its kind */
 } abar__update_pass;
 
 #define ABAR_PASSES_MAX 8
@@ -202,8 +204,11 @@ typedef struct abar__step_desc {
     const abar__ns_block *blocks; /* of passes that orthogonalise */
     int n_blocks;
     const abar__ns *ns;
-    double row_decay; /* of the blocks' row moments */
-    bool ns_exact;    /* in float32 on any device */
+    double row_decay;           /* of the blocks' row moments */
+    bool ns_exact;              /* in float32 on any device */
+    const abar__block *tensors; /* blocks of passes that run the stages of block_plan */
+    int n_tensors;
+    const abar__block_plan *block_plan;
     const abar__plan *plans;
     int n_maps;
     const abar__update_scalars *scalars; /* what rules set: all but lr, grad_scale and t */
@@ -217,8 +222,9 @@ typedef struct abar__step_desc {
 typedef struct abar__step_state {
     int64_t k, t;    /* steps so far; updates performed */
     double kl_scale; /* of the last step; 1 without a KL clip */
-    int64_t dropped; /* blocks whose orthogonal factor was not finite, so far, */
-    int64_t small;   /* or whose average was too small to be normalised */
+    int64_t dropped; /* blocks whose step (orthogonal factor) was not finite, so far, */
+    int64_t small;   /* whose average was too small to be normalised, */
+    int64_t kept;    /* or whose average or root stayed as it was because the new one was not finite */
 } abar__step_state;
 
 /* What one step reports: complete once the step has finished on the device. */
@@ -234,7 +240,8 @@ typedef struct abar__step_outcome {
 #define ABAR_STEP_RESULTS 256
 
 typedef struct abar__step_ops {
-    /* Compiles: memory, and tables that depend on sizes. Of the description, items, updates, passes and blocks must stay. */
+    /* Compiles: memory, and tables that depend on sizes. Of the description, items, updates, passes, blocks, tensors and their
+     * plan must stay. */
     abar_status (*create)(abar_device *dev, const abar__step_desc *desc, abar__compiled_step **out);
     void (*destroy)(abar_device *dev, abar__compiled_step *s);
     size_t (*bytes)(const abar__compiled_step *s);    /* that it holds, on both sides */

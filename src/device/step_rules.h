@@ -67,12 +67,19 @@ ABAR_BOTH bool abar__would_overflow(double bound, double norm, double grad_scale
     return !(fmax(bound, 1.0) * norm * fmax(grad_scale, 1.0) < limit);
 }
 
+/* Whether products of gradients with this sum of squares are too large to be averaged, in double or in float: sums of very
+ * many still fit. */
+ABAR_BOTH bool abar__squares_overflow(double squares, bool wide) { return !(squares < (wide ? 1e280 : 1e30)); }
+
 /* c of methods.md section 6, inner: <V, G> as gradients are in memory. */
 ABAR_BOTH double abar__own_length(double mu, double inner, double grad_scale)
 {
     inner *= grad_scale * grad_scale;
     return inner / (inner * inner + mu);
 }
+
+/* What is added to all eigenvalues before the root is taken: eps, or so much that the least becomes eps. */
+ABAR_BOTH double abar__root_shift(double least, double eps) { return least < 0.0 ? eps - least : eps; }
 
 /* methods.md section 7, sum: of <G^, G> over all maps, as gradients are in memory. */
 ABAR_BOTH double abar__kl_scale(const abar__cadence *c, double sum, double grad_scale)

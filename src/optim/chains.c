@@ -31,6 +31,8 @@ static abar__param_view view_of(const abar_optim_config *c, int i)
     const abar_tensor *value = &c->params[i].value;
     const int64_t rows = value->ndim > 0 ? value->dim[0] : 1;
     abar__param_view view = {.rows = rows, .columns = rows > 0 ? abar_tensor_count(value) / rows : 0, .base_lr = c->base_lr};
+    view.ndim = value->ndim;
+    memcpy(view.dim, value->dim, (size_t)value->ndim * sizeof *view.dim);
     for (int l = 0; l < c->n_layers; l++) {
         if (c->layers[l].weight.data != value->data) continue;
         if (view.layers++ == 0) view_layer(&c->layers[l], &view);
@@ -59,7 +61,7 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
     for (int i = 0; i < o->n; i++) {
         o->views[i] = view_of(c, i);
         o->chains[i] = chain_of(o, o->config, i);
-        any = any || o->chains[i].orthogonalise;
+        any = any || abar__chain_is_own(&o->chains[i]);
         splits = splits || o->chains[i].why;
     }
     const char *rule = o->rule->rule.name;
@@ -76,14 +78,24 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
     return ABAR_OK;
 }
 
+static bool same_cut(const abar__cut *a, const abar__cut *b)
+{
+    bool same = a->order == b->order && a->part_rows == b->part_rows && a->piece == b->piece;
+    for (int m = 0; m < a->order; m++) same = same && a->dim[m] == b->dim[m];
+    return same;
+}
+
 static bool same_blocks(const abar__chain *a, const abar__chain *b)
 {
     return a->first == b->first && a->orthogonalise == b->orthogonalise && a->block_rows == b->block_rows &&
-           a->row_moment == b->row_moment;
+           a->row_moment == b->row_moment && same_cut(&a->cut, &b->cut);
 }
 
 bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const abar__update_scalars *scalars)
 {
+    abar__block_plan stages = {0};
+    if (o->rule->stages) o->rule->stages(settings, &stages);
+    if (!abar__blocks_agree(&stages, &o->block_plan)) return false;
     for (int i = 0; i < o->n; i++) {
         const abar__chain now = chain_of(o, settings, i), *was = &o->chains[i];
         if (!same_blocks(&now, was)) return false;
@@ -101,7 +113,7 @@ void abar__optim_renew_chains(abar_optim *o)
 
 static const char *rule_of(const abar_optim *o, const abar__chain *chain)
 {
-    if (!chain->why || chain->orthogonalise) return o->rule->rule.name;
+    if (abar__chain_is_own(chain)) return o->rule->rule.name;
     return chain->first == ABAR_UPDATE_SGD ? abar__rule_sgd.rule.name : abar__rule_adamw.rule.name;
 }
 
@@ -109,14 +121,22 @@ abar_param_info abar__optim_param_info(const abar_optim *o, int i)
 {
     const abar__chain *chain = &o->chains[i];
     const abar__update_item factors = abar__optim_factors(o, i);
-    const int64_t rows = chain->orthogonalise ? chain->block_rows : 0;
+    const abar__cut *cut = &chain->cut;
+    int64_t rows = chain->orthogonalise ? chain->block_rows : 0, columns = rows > 0 ? o->views[i].columns : 0;
+    int64_t blocks = rows > 0 ? o->views[i].rows / rows : 0;
+    if (cut->order > 0) { /* the first, which is the largest */
+        blocks = abar__param_blocks(o, i, NULL);
+        rows = cut->dim[0] < cut->piece ? cut->dim[0] : cut->piece;
+        columns = 1;
+        for (int m = 1; m < cut->order; m++) columns *= cut->dim[m] < cut->piece ? cut->dim[m] : cut->piece;
+    }
     return (abar_param_info){.name = o->params[i].name,
                              .value = o->params[i].value,
                              .rule = rule_of(o, chain),
                              .why = chain->why ? chain->why : "",
                              .lr_scale = factors.lr_scale,
                              .weight_decay = factors.weight_decay,
-                             .blocks = rows > 0 ? o->views[i].rows / rows : 0,
+                             .blocks = blocks,
                              .block_rows = rows,
-                             .block_columns = rows > 0 ? o->views[i].columns : 0};
+                             .block_columns = columns};
 }

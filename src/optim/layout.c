@@ -8,14 +8,14 @@ static abar__update_item part(const abar_optim *o, const abar__update_item *item
     abar__update_item p = *item;
     p.weight = (char *)p.weight + skip;
     p.grad = (char *)p.grad + skip;
-    for (int k = 0; k < ABAR_PARAM_STATES; k++)
+    for (int k = 0; k < ABAR_ITEM_STATES; k++)
         if (p.state[k]) p.state[k] = (char *)p.state[k] + skip;
     if (p.shadow) p.shadow = (char *)p.shadow + (size_t)first * abar_dtype_size(ABAR_BF16);
     p.count = count;
     return p;
 }
 
-_Static_assert(ABAR_UPDATE_KINDS + 2 <= ABAR_PASSES_MAX, "raise ABAR_PASSES_MAX");
+_Static_assert(ABAR_UPDATE_KINDS + 3 <= ABAR_PASSES_MAX, "raise ABAR_PASSES_MAX");
 
 /* Where this map's rows of a gradient are; NULL: it has none. */
 static void *rows_of(const abar_optim *o, int param, int64_t first)
@@ -78,11 +78,23 @@ static void lay_out_blocks(abar_optim *o, int i)
     }
 }
 
+/* Likewise of a parameter that is cut. */
+static void lay_out_tensors(abar_optim *o, int i)
+{
+    const abar__chain *chain = &o->chains[i];
+    if (chain->cut.order == 0 || !o->items[i].grad) return;
+    abar__update_item *plain = &o->updates[o->n_updates++];
+    *plain = o->items[i];
+    plain->kind = ABAR_UPDATE_PLAIN;
+    if (chain->coupled) plain->weight_decay = 0.0;
+    o->n_tensors += abar__param_blocks(o, i, o->tensors + o->n_tensors);
+}
+
 /* An elementwise pass for each kind of update, maps first, each with its bias, then whatever belongs to no map; then what
- * orthogonalises. What has no gradient is left out. */
+ * orthogonalises, or runs stages on blocks. What has no gradient is left out. */
 void abar__optim_lay_out(abar_optim *o)
 {
-    o->n_active = o->n_updates = o->n_blocks = o->n_passes = 0;
+    o->n_active = o->n_updates = o->n_blocks = o->n_tensors = o->n_passes = 0;
     for (int m = 0; m < o->n_maps; m++) bind_map(o, m);
     for (int i = 0; i < o->n; i++)
         if (o->items[i].grad) o->active[o->n_active++] = o->items[i];
@@ -96,7 +108,9 @@ void abar__optim_lay_out(abar_optim *o)
     }
     const int first = o->n_updates;
     for (int i = 0; i < o->n; i++) lay_out_blocks(o, i);
+    for (int i = 0; i < o->n; i++) lay_out_tensors(o, i);
     add_pass(o, ABAR_PASS_ORTHOGONALISE, ABAR_UPDATE_PLAIN, 0, o->n_blocks);
+    add_pass(o, ABAR_PASS_BLOCKS, ABAR_UPDATE_PLAIN, 0, o->n_tensors);
     add_pass(o, ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, o->n_updates);
     o->moved = false;
 }

@@ -6,11 +6,7 @@
  * AdamW updates everything else: embeddings, norms, biases, the first layer, the head, and blocks too narrow or too long. */
 #include "optim/optim_impl.h"
 
-#include "base/number.h"
-
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct config {
     double momentum;
@@ -84,32 +80,9 @@ static const abar_option options[] = {
     {.name = NULL},
 };
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------- */
-
-/* heads:N; 0: it is not. */
-static int64_t heads_of(const char *split)
-{
-    double n;
-    if (strncmp(split, "heads:", 6) != 0 || !abar__real_parse(split + 6, &n) || !(n >= 1.0 && n <= 1e6) || n != floor(n))
-        return 0;
-    return (int64_t)n;
-}
-
 static abar_status check(abar_context *ctx, const void *settings)
 {
-    const config *c = settings;
-    if (strcmp(c->split, "qkv") != 0 && strcmp(c->split, "none") != 0 && heads_of(c->split) == 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--split %s: give qkv, none, or heads:N", c->split);
-    return ABAR_OK;
-}
-
-/* Rows of each block of a weight: q, k and v apart, or some heads of them; groups of a convolution. */
-static int64_t block_rows(const config *c, const abar__param_view *param)
-{
-    if (param->layers != 1 || strcmp(c->split, "none") == 0) return param->rows;
-    if (param->heads == 0) return param->rows / param->groups;
-    const int64_t heads = heads_of(c->split);
-    return (heads > 0 && param->heads % heads == 0 ? heads : param->heads) * param->head_rows;
+    return abar__split_check(ctx, ((const config *)settings)->split);
 }
 
 /* ---- which parameters ------------------------------------------------------------------------------------------------ */
@@ -125,7 +98,7 @@ static const char *refusal(const config *c, const abar__param_view *param)
     if (param->yields_output) return "makes the output";
     if (param->reads_input) return "reads the input";
     if (param->groups > 1 && param->group_inputs == 1) return "one input channel per group";
-    const int64_t r = block_rows(c, param), k = param->columns, small = r < k ? r : k, large = r < k ? k : r;
+    const int64_t r = abar__split_rows(c->split, param), k = param->columns, small = r < k ? r : k, large = r < k ? k : r;
     if (small < 4) return "a side below 4";
     if (large > 128 * small) return "longer than 128 to 1";
     return NULL;
@@ -162,7 +135,7 @@ static void plan(const void *settings, const abar__param_view *param, abar__chai
     chain->why = abar__name_fits(c->take, param->name) ? "--muon-take names it" : "hidden layer";
     chain->first = ABAR_UPDATE_MOMENTUM;
     chain->orthogonalise = true;
-    chain->block_rows = block_rows(c, param);
+    chain->block_rows = abar__split_rows(c->split, param);
     chain->scale = adjusted(c, chain->block_rows, param->columns);
     chain->row_moment = c->normuon;
 }

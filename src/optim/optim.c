@@ -120,19 +120,11 @@ static abar_status copy_params(abar_optim *o, const abar_optim_param *params)
     return ABAR_OK;
 }
 
-/* Elements of a parameter's k-th state tensor; 0: it has none. */
-static int64_t state_count(const abar_optim *o, int i, int k)
-{
-    const abar__chain *chain = &o->chains[i];
-    if (k >= abar__chain_states(chain, &o->scalars)) return 0;
-    const abar_tensor *value = &o->params[i].value;
-    return chain->row_moment && k == 1 ? value->dim[0] : abar_tensor_count(value);
-}
-
 static abar_status make_state(abar_optim *o, void *const *shadows)
 {
     abar_device *dev = o->dev;
     ABAR_TRY(abar__alloc(dev->ctx, (size_t)o->n * sizeof *o->items, (void **)&o->items));
+    ABAR_TRY(abar__alloc(dev->ctx, (size_t)o->n * sizeof *o->states, (void **)&o->states));
     for (int i = 0; i < o->n; i++) {
         const abar_optim_param *p = &o->params[i];
         o->items[i] = (abar__update_item){.kind = o->chains[i].first,
@@ -146,11 +138,12 @@ static abar_status make_state(abar_optim *o, void *const *shadows)
     }
     for (int k = 0; k < ABAR_PARAM_STATES; k++) {
         size_t offset = 0;
-        for (int i = 0; i < o->n; i++) o->state_bytes[k] += slot_bytes(dev, state_count(o, i, k));
+        for (int i = 0; i < o->n; i++) o->state_bytes[k] += slot_bytes(dev, abar__optim_state_count(o, i, k));
         ABAR_TRY(abar_device_alloc(dev, o->state_bytes[k], &o->state[k]));
         for (int i = 0; i < o->n; i++) {
-            const int64_t count = state_count(o, i, k);
-            if (count > 0) o->items[i].state[k] = (char *)o->state[k] + offset;
+            const int64_t count = abar__optim_state_count(o, i, k);
+            if (count > 0) o->states[i][k] = (char *)o->state[k] + offset;
+            if (k < ABAR_ITEM_STATES && o->chains[i].cut.order == 0) o->items[i].state[k] = o->states[i][k];
             offset += slot_bytes(dev, count);
         }
     }
@@ -185,9 +178,15 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->active, (void **)&o->active));
     for (int i = 0; i < o->n; i++)
         if (o->chains[i].orthogonalise) o->blocks_capacity += (int)(o->params[i].value.dim[0] / o->chains[i].block_rows);
-    const size_t blocks = (size_t)o->blocks_capacity;
+    for (int i = 0; i < o->n; i++) {
+        if (o->chains[i].cut.order == 0) continue;
+        o->n_cut++;
+        o->tensors_capacity += abar__param_blocks(o, i, NULL);
+    }
+    const size_t blocks = (size_t)o->blocks_capacity, tensors = (size_t)o->tensors_capacity, cut = (size_t)o->n_cut;
     ABAR_TRY(abar__alloc(ctx, blocks * sizeof *o->blocks, (void **)&o->blocks));
-    ABAR_TRY(abar__alloc(ctx, (n + maps + blocks) * sizeof *o->updates, (void **)&o->updates));
+    ABAR_TRY(abar__alloc(ctx, tensors * sizeof *o->tensors, (void **)&o->tensors));
+    ABAR_TRY(abar__alloc(ctx, (n + maps + blocks + cut) * sizeof *o->updates, (void **)&o->updates));
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->biases, (void **)&o->biases));
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->owners, (void **)&o->owners));
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->mapped, (void **)&o->mapped));
@@ -224,7 +223,7 @@ static void skip_layers(const abar_optim *o, const abar_optim_config *c, bool *s
 {
     for (int l = 0; l < c->n_layers; l++) {
         const int weight = find_param(o, c->layers[l].weight.data);
-        skip[l] = weight >= 0 && o->chains[weight].why && !o->chains[weight].orthogonalise;
+        skip[l] = weight >= 0 && !abar__chain_is_own(&o->chains[weight]);
     }
 }
 
@@ -258,6 +257,8 @@ static void read_rule(abar_optim *o)
 {
     o->scalars = (abar__update_scalars){0};
     o->rule->scalars(o->config, &o->scalars);
+    o->block_plan = (abar__block_plan){0};
+    if (o->rule->stages) o->rule->stages(o->config, &o->block_plan);
     if (o->rule->orthogonalise) o->rule->orthogonalise(o->config, &o->ns, &o->row_decay, &o->ns_exact);
 }
 
@@ -268,6 +269,8 @@ abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar
     ABAR_TRY(find_rule(dev->ctx, c->rule, &o.rule));
     ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c->rule_config, o.config));
     read_rule(&o);
+    if (o.block_plan.wrong)
+        return abar__fail(dev->ctx, ABAR_E_STATE, "stages of %s: %s", o.rule->rule.name, o.block_plan.wrong);
     ABAR_TRY(check_params(dev, c->params, c->n_params));
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *made, (void **)&made));
     *made = o;
@@ -316,12 +319,14 @@ void abar_optim_destroy(abar_optim *o)
     abar__free(ctx, o->chains, (size_t)o->n * sizeof *o->chains);
     abar__free(ctx, o->blocks, (size_t)o->blocks_capacity * sizeof *o->blocks);
     abar__free(ctx, o->active, (size_t)o->n * sizeof *o->active);
-    abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps + o->blocks_capacity) * sizeof *o->updates);
+    abar__free(ctx, o->tensors, (size_t)o->tensors_capacity * sizeof *o->tensors);
+    abar__free(ctx, o->updates, (size_t)(o->n + o->n_maps + o->blocks_capacity + o->n_cut) * sizeof *o->updates);
     abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
     abar__free(ctx, o->owners, (size_t)o->n_maps * sizeof *o->owners);
     abar__free(ctx, o->mapped, (size_t)o->n * sizeof *o->mapped);
     abar__curvature_destroy(o->curvature);
     abar__free(ctx, o->items, (size_t)o->n * sizeof *o->items);
+    abar__free(ctx, o->states, (size_t)o->n * sizeof *o->states);
     abar__free(ctx, o->params, (size_t)o->n * sizeof *o->params);
     abar__free(ctx, o->text, o->text_bytes);
     abar__free(ctx, o, sizeof *o);
@@ -468,12 +473,12 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
     ABAR_TRY(abar__optim_pull(o));
     for (int k = 0; k < ABAR_PARAM_STATES; k++) {
         for (int i = 0; i < o->n; i++) {
-            const int64_t count = state_count(o, i, k);
-            if (count == 0 && k >= abar__chain_states(&o->chains[i], &o->scalars)) continue;
+            const int64_t count = abar__optim_state_count(o, i, k);
+            if (k >= abar__optim_states(o, i)) continue;
             abar_tensor t = o->params[i].value; /* in its order */
-            if (count != abar_tensor_count(&t)) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
-            t.data = o->items[i].state[k];
-            snprintf(label, o->label_bytes, "%s.%s", abar__chain_state_name(&o->chains[i], k), o->params[i].name);
+            if (!abar__optim_is_like_param(o, i, k)) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
+            t.data = o->states[i][k];
+            snprintf(label, o->label_bytes, "%s.%s", abar__optim_state_name(o, i, k), o->params[i].name);
             abar_status status = visit(user, label, &t);
             if (status != ABAR_OK) return status;
         }
@@ -485,6 +490,12 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
         const abar_tensor small = abar_tensor_wrap(NULL, &o->step_state.small, ABAR_I64, 0, NULL);
         ABAR_TRY(visit(user, "blocks_dropped", &dropped));
         ABAR_TRY(visit(user, "blocks_small", &small));
+    }
+    if (o->tensors_capacity > 0) {
+        const abar_tensor dropped = abar_tensor_wrap(NULL, &o->step_state.dropped, ABAR_I64, 0, NULL);
+        const abar_tensor kept = abar_tensor_wrap(NULL, &o->step_state.kept, ABAR_I64, 0, NULL);
+        ABAR_TRY(visit(user, "blocks_dropped", &dropped));
+        ABAR_TRY(visit(user, "blocks_kept", &kept));
     }
     if (o->curvature) ABAR_TRY(abar__curvature_visit(o->curvature, visit, user));
     return abar__optim_push(o); /* the visitor may have come to write */
@@ -499,26 +510,33 @@ const abar_param_info *abar_optim_param_info(abar_optim *o, int i)
 const abar_block_counts *abar_optim_blocks(abar_optim *o)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
-    o->block_counts =
-        (abar_block_counts){.blocks = o->n_blocks, .dropped = o->step_state.dropped, .small = o->step_state.small};
+    o->block_counts = (abar_block_counts){
+        .blocks = o->n_blocks + o->n_tensors, .dropped = o->step_state.dropped, .small = o->step_state.small};
     return &o->block_counts;
 }
 
 static size_t book_bytes(const abar_optim *o)
 {
-    const size_t n = (size_t)o->n, maps = (size_t)o->n_maps, blocks = (size_t)o->blocks_capacity;
+    const size_t n = (size_t)o->n, maps = (size_t)o->n_maps, blocks = (size_t)o->blocks_capacity, cut = (size_t)o->n_cut;
     return sizeof *o +
-           n * (sizeof *o->params + sizeof *o->views + sizeof *o->chains + 2 * sizeof(abar__update_item) + sizeof(bool)) +
-           (n + maps + blocks) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
-           blocks * sizeof(abar__ns_block);
+           n * (sizeof *o->params + sizeof *o->views + sizeof *o->chains + sizeof *o->states + 2 * sizeof(abar__update_item) +
+                sizeof(bool)) +
+           (n + maps + blocks + cut) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
+           blocks * sizeof(abar__ns_block) + (size_t)o->tensors_capacity * sizeof(abar__block);
 }
 
-static size_t allocated_bytes(const abar_optim *o) { return o->state_bytes[0] + o->state_bytes[1]; }
+static size_t allocated_bytes(const abar_optim *o)
+{
+    size_t bytes = 0;
+    for (int k = 0; k < ABAR_PARAM_STATES; k++) bytes += o->state_bytes[k];
+    return bytes;
+}
 
 size_t abar__optim_rule_bytes(const abar_optim *o)
 {
     int64_t count = 0;
-    for (int i = 0; i < o->n; i++) count += state_count(o, i, 0) + state_count(o, i, 1);
+    for (int i = 0; i < o->n; i++)
+        for (int k = 0; k < ABAR_PARAM_STATES; k++) count += abar__optim_state_count(o, i, k);
     return (size_t)count * abar_dtype_size(o->dev->ops->dtype);
 }
 

@@ -6,15 +6,19 @@
 
 #include "abar/optim.h"
 #include "curvature/curvature_impl.h"
+#include "plan/block_plan.h"
 
 #include <stdalign.h>
 
-#define ABAR_PARAM_STATES 2
-#define ABAR_RULE_CONFIG_MAX 2048 /* bytes; every rule asserts that its own fits */
+#define ABAR_ITEM_STATES 2                  /* of an elementwise update */
+#define ABAR_PARAM_STATES ABAR_BLOCK_STATES /* the most that a chain keeps */
+#define ABAR_RULE_CONFIG_MAX 2048           /* bytes; every rule asserts that its own fits */
 
 /* What a rule may know of a parameter. */
 typedef struct abar__param_view {
     const char *name;
+    int ndim;
+    int64_t dim[ABAR_MAX_DIM];
     int64_t rows, columns;    /* of its matrix view: outputs, and the rest flattened */
     int layers;               /* linear maps whose weight it is; 0: an embedding, a norm, a bias, ... */
     bool reads_input;         /* the first of them reads the network's input */
@@ -25,18 +29,34 @@ typedef struct abar__param_view {
     double base_lr;
 } abar__param_view;
 
-/* The chain of one parameter: an elementwise pass over its (preconditioned) gradient, which is all, or whose result is
- * orthogonalised block by block and then taken off the weight. */
+/* How a parameter is cut into blocks: its rows into parts, each part a tensor, each mode of that into pieces. */
+typedef struct abar__cut {
+    int order; /* of the tensors; 0: it is not cut, the chain has no blocks */
+    int64_t dim[ABAR_BLOCK_MODES];
+    int64_t part_rows; /* rows of a part */
+    int64_t piece;     /* the most entries of a mode */
+} abar__cut;
+
+/* The chain of one parameter: an elementwise pass over its (preconditioned) gradient, which is all; or whose result is
+ * orthogonalised block by block, or treated by the rule's stages block by block, and then taken off the weight. */
 typedef struct abar__chain {
     abar__update_kind first;
     bool orthogonalise;
     int64_t block_rows; /* of a block, where the matrix is cut; 0: it is one block */
     double scale;       /* of each block's result */
     bool row_moment;    /* NorMuon's state */
+    abar__cut cut;      /* set by abar__chain_matrix or abar__chain_tensor: the rule's stages treat these blocks */
+    bool coupled;       /* then: weight decay goes through the gradient, not beside it */
     double lr_scale;    /* multiplies the parameter's own */
     double decay;       /* in place of the parameter's own weight decay; negative: that one */
-    const char *why;    /* in words, for reports; NULL: the rule takes everything */
+    const char *why;    /* in words, for reports: why it is treated so; NULL: the rule takes everything */
 } abar__chain;
+
+/* Whether the rule itself treats the parameter, where it leaves some to another rule (why). */
+static inline bool abar__chain_is_own(const abar__chain *chain)
+{
+    return !chain->why || chain->orthogonalise || chain->cut.order > 0;
+}
 
 typedef struct abar__rule_ops {
     abar_rule rule; /* what the public sees */
@@ -46,18 +66,33 @@ typedef struct abar__rule_ops {
     void (*plan)(const void *config, const abar__param_view *param, abar__chain *chain);
     /* Required: the numbers of its passes. */
     void (*scalars)(const void *config, abar__update_scalars *s);
+    /* Where chains are cut into blocks: what is done to each (plan/block_plan.h). The plan is empty. */
+    void (*stages)(const void *config, abar__block_plan *plan);
     /* Where chains orthogonalise: by which polynomial, and how. */
     void (*orthogonalise)(const void *config, abar__ns *ns, double *row_decay, bool *exact);
 } abar__rule_ops;
 
-extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw, abar__rule_muon;
+extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw, abar__rule_muon, abar__rule_shampoo;
 
 const abar__rule_ops *abar__rule_find(const char *name); /* NULL: none of that name */
 /* Copies config, or the defaults when it is NULL; refuses values outside the option table's ranges. */
 abar_status abar__rule_configure(abar_context *ctx, const abar__rule_ops *ops, const void *config, void *out);
-/* How many tensors of its size a chain keeps, and what they are called. */
+/* How many tensors an elementwise chain keeps, and what they are called. */
 int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s);
 const char *abar__chain_state_name(const abar__chain *chain, int state);
+
+/* cut.c: words for a rule's plan(). */
+
+/* Rows of each part of a weight: of q, k and v apart, or of some of their heads; of a grouped convolution's groups.
+ * split: qkv, heads:N or none. */
+int64_t abar__split_rows(const char *split, const abar__param_view *param);
+abar_status abar__split_check(abar_context *ctx, const char *split);
+/* The chain treats the blocks of the matrix view: each part (part_rows, columns) in pieces of at most so many rows and columns;
+ * piece 0: whole. */
+void abar__chain_matrix(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece);
+/* Likewise of the tensor: unit dimensions are dropped, and from the last on a dimension is joined with the one in front of it
+ * while their product is at most the piece (methods.md section 12). */
+void abar__chain_tensor(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece);
 
 /* The parameters of a map; bias -1: none. */
 typedef struct abar__owner {
@@ -81,22 +116,26 @@ struct abar_optim {
     abar__update_item *updates; /* what the passes are given: maps row by row with their biases, other parameters whole */
     abar__update_item *biases;  /* of the maps */
     abar__ns_block *blocks;     /* of all chains that orthogonalise */
-    abar__owner *owners;        /* of the maps */
-    bool *mapped;               /* parameters that belong to a map */
+    abar__block_plan block_plan;
+    abar__block *tensors; /* blocks of all chains that are cut */
+    abar__owner *owners;  /* of the maps */
+    bool *mapped;         /* parameters that belong to a map */
     abar__update_pass passes[ABAR_PASSES_MAX];
-    int n_active, n_updates, n_maps, n_blocks, n_passes;
-    int blocks_capacity;
+    int n_active, n_updates, n_maps, n_blocks, n_tensors, n_passes;
+    int blocks_capacity, tensors_capacity;
+    int n_cut;                  /* chains that are cut */
     bool moved;                 /* a parameter or gradient has a new place since the passes were laid out */
     abar__curvature *curvature; /* NULL: the rule alone */
     char *text;                 /* the names one after the other, then a buffer for the longest name of a state tensor */
     size_t text_bytes, label_bytes;
     void *state[ABAR_PARAM_STATES]; /* one block of memory each */
     size_t state_bytes[ABAR_PARAM_STATES];
-    abar_map_info map_info;         /* what abar_optim_map returned last, */
-    abar_param_info param_info;     /* abar_optim_param_info, */
-    abar_block_counts block_counts; /* abar_optim_blocks */
-    abar_phase_times times;         /* of abar_optim_times */
-    abar_step_note note;            /* of abar_optim_note */
+    void *(*states)[ABAR_PARAM_STATES]; /* of the parameters; NULL: none */
+    abar_map_info map_info;             /* what abar_optim_map returned last, */
+    abar_param_info param_info;         /* abar_optim_param_info, */
+    abar_block_counts block_counts;     /* abar_optim_blocks */
+    abar_phase_times times;             /* of abar_optim_times */
+    abar_step_note note;                /* of abar_optim_note */
     /* the device's step (step.c) */
     abar__compiled_step *step;
     abar__step_state step_state; /* as it was when it was last asked */
@@ -122,6 +161,15 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *conf
 bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const abar__update_scalars *scalars);
 void abar__optim_renew_chains(abar_optim *o);
 abar_param_info abar__optim_param_info(const abar_optim *o, int i);
+
+/* cut.c */
+
+/* Blocks of parameter i; out: (as many), or NULL: counts. State addresses are those of now. */
+int abar__param_blocks(const abar_optim *o, int i, abar__block *out);
+int abar__optim_states(const abar_optim *o, int i);                 /* tensors that it keeps */
+int64_t abar__optim_state_count(const abar_optim *o, int i, int k); /* elements of one; 0: it has none */
+const char *abar__optim_state_name(const abar_optim *o, int i, int k);
+bool abar__optim_is_like_param(const abar_optim *o, int i, int k); /* else it is a vector */
 
 abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *step, abar_step_config *out);
 /* layout.c */

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-static const abar__rule_ops *const rules[] = {&abar__rule_sgd, &abar__rule_adamw, &abar__rule_muon};
-static const char *const names[] = {"sgd", "adamw", "muon", NULL};
+static const abar__rule_ops *const rules[] = {&abar__rule_sgd, &abar__rule_adamw, &abar__rule_muon, &abar__rule_shampoo};
+static const char *const names[] = {"sgd", "adamw", "muon", "shampoo", NULL};
 
 const char *const *abar_rule_names(void) { return names; }
 

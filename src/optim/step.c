@@ -22,6 +22,9 @@ static abar__step_desc describe(const abar_optim *o, const abar__plan *plans)
                             .ns = &o->ns,
                             .row_decay = o->row_decay,
                             .ns_exact = o->ns_exact,
+                            .tensors = o->tensors,
+                            .n_tensors = o->n_tensors,
+                            .block_plan = &o->block_plan,
                             .plans = plans,
                             .n_maps = o->n_maps,
                             .scalars = &o->scalars,
@@ -115,10 +118,10 @@ static abar_status compile_again(abar_optim *o)
 /* Parameters or gradients have new places, or the rule new settings: the same step where it can be kept, else a new one. */
 static abar_status move(abar_optim *o)
 {
-    const int active = o->n_active, updates = o->n_updates, blocks = o->n_blocks;
+    const int active = o->n_active, updates = o->n_updates, blocks = o->n_blocks, tensors = o->n_tensors;
     abar_status status = ABAR_E_UNSUPPORTED;
     abar__optim_lay_out(o);
-    if (!o->reruled && o->n_active == active && o->n_updates == updates && o->n_blocks == blocks) {
+    if (!o->reruled && o->n_active == active && o->n_updates == updates && o->n_blocks == blocks && o->n_tensors == tensors) {
         const abar__step_desc desc = describe(o, NULL);
         status = ops_of(o)->rebind(o->dev, o->step, &desc);
     }

@@ -104,6 +104,10 @@ static const addition additions[] = {
     {"gpt2", "", "muon", "", "aux-lr=6e-4 aux-beta2=0.95"},
     {"", "", "muon", "kfac", "kl-clip=0"},
     {"", "", "muon", "eva", "kl-clip=0"},
+    /* Shampoo's steps are as long as Adam's: rates and decay are AdamW's. */
+    {"", "", "shampoo", "", "lr=1e-3 weight-decay=0.05 graft=adam graft-eps=1e-8 shampoo-beta=0.99 shampoo-freq=50"},
+    {"gpt", "", "shampoo", "", "weight-decay=0.1 final-lr=1e-4"},
+    {"gpt2", "", "shampoo", "", "lr=6e-4 final-lr=6e-5"},
 };
 
 static bool begins(const char *name, const char *with)

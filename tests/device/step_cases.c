@@ -44,7 +44,8 @@ static void steps_of_every_rule_and_method_equal_ref(void **state)
 
 static void steps_with_clipping_equal_ref(void **state)
 {
-    static const int cases[] = {0, RIG_MAC + 1, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC};
+    static const int cases[] = {0,        RIG_MAC + 1, RIG_SMAC,    RIG_EVA,      RIG_FOOF,
+                                RIG_KFAC, RIG_LNGD,    RIG_NORMUON, RIG_MUON_MAC, RIG_SHAMPOO};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig_config config = rig_configs[cases[i]];
         config.clip = 0.5;
@@ -96,7 +97,7 @@ static void statistics_with_bad_numbers_are_dropped_as_on_ref(void **state)
 static void parameters_without_gradient_stay_as_on_ref(void **state)
 {
     static const int params[] = {0, 1, 5}; /* fc's weight and bias, the weight of wide */
-    static const int cases[] = {0, 4, RIG_MAC, RIG_FOOF, RIG_NORMUON, RIG_MUON_MAC};
+    static const int cases[] = {0, 4, RIG_MAC, RIG_FOOF, RIG_NORMUON, RIG_MUON_MAC, RIG_SHAMPOO_ADAM};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride())
         for (int which = 0; which < 3; which += rig_stride()) {
             rig r;

@@ -73,7 +73,7 @@ static void steps_called_one_by_one_equal_enqueued_ones_bit_for_bit(void **state
 
 static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 {
-    static const int cases[] = {0, 4, RIG_MAC, RIG_NORMUON};
+    static const int cases[] = {0, 4, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
@@ -91,7 +91,7 @@ static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 
 static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 {
-    static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON};
+    static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO_ADAM};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
@@ -110,7 +110,7 @@ static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 
 static void calibration_that_ends_late_changes_no_bit(void **state)
 {
-    static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC};
+    static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC, RIG_SHAMPOO_ADAM};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;

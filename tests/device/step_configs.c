@@ -4,6 +4,7 @@
 /* tcov and tinv are different, and neither divides the other: refreshes fall between commits. */
 #define CADENCE .tcov = 2, .tinv = 3
 #define SGD .rule = "sgd", .momentum = 0.9, .weight_decay = 0.01, .lr = 0.05
+#define SHAMPOO .rule = "shampoo", .weight_decay = 0.1, .lr = 0.05
 #define MUON .rule = "muon", .momentum = 0.95, .weight_decay = 0.1, .lr = 0.05
 
 const rig_config rig_configs[RIG_CONFIGS] = {
@@ -42,6 +43,13 @@ const rig_config rig_configs[RIG_CONFIGS] = {
     {MUON, .nesterov = true, CADENCE, .method = "mac", .rho = 0.3},
     {MUON, .nesterov = true, CADENCE, .method = "foof", .rho = 0.2, .take = "grouped.*"},
     {MUON, .nesterov = true, CADENCE, .method = "kfac", .rho = 0.3, .kl_clip = 1e-3},
+    {SHAMPOO, .options = {"shampoo-eps=0.1"}},
+    {SHAMPOO, .decoupled = true, .options = {"shampoo-block=16", "shampoo-eps=0.1", "shampoo-beta=0.9", "shampoo-freq=3"}},
+    {SHAMPOO, .options = {"shampoo-block=10", "shampoo-eps=0.01", "shampoo-beta=0.99", "shampoo-freq=2", "shampoo-start=5",
+                          "graft=adam", "graft-eps=1e-4"}},
+    {SHAMPOO, .options = {"shampoo-block=3", "shampoo-eps=0.1", "shampoo-freq=2", "graft=adagrad", "beta1=0"}},
+    {SHAMPOO, .options = {"shampoo-block=16", "shampoo-eps=0.1", "shampoo-exponent=0.4", "graft=sgd", "beta3=0.5"}},
+    {SHAMPOO, CADENCE, .method = "mac", .rho = 0.3, .options = {"shampoo-block=16", "shampoo-eps=0.1", "graft=rmsprop"}},
 };
 
 int rig_stride(void) { return cuda_only("ABAR_TEST_SMALL") ? 3 : 1; }

@@ -182,6 +182,12 @@ static void *configured(const rig *r, const abar_option *table, size_t size, con
     for (int i = 0; i < n; i++)
         if (words[i][1] && abar_options_find(table, words[i][0]))
             NEED(r, abar_options_set(r->ctx, table, config, words[i][0], words[i][1]));
+    for (int i = 0; i < 8 && r->config.options[i]; i++) {
+        char name[32];
+        const char *value = strchr(r->config.options[i], '=') + 1;
+        snprintf(name, sizeof name, "%.*s", (int)(value - 1 - r->config.options[i]), r->config.options[i]);
+        if (abar_options_find(table, name)) NEED(r, abar_options_set(r->ctx, table, config, name, value));
+    }
     return config;
 }
 

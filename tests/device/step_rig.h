@@ -26,11 +26,12 @@ typedef struct rig_config {
     int parts;                     /* micro-batches that statistics come in; 0: 1 */
     int bad_step;                  /* a gradient is not a number there; 0: nowhere (the first step is clean) */
     int bad_input_step, bad_layer; /* an activation is */
+    const char *options[8];        /* of the rule or the method, "name=value"; NULL: no more */
 } rig_config;
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 35,
+    RIG_CONFIGS = 41,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,
@@ -43,7 +44,9 @@ enum {
     RIG_EIGEN = 21,
     RIG_LNGD = 23,
     RIG_NORMUON = 31,
-    RIG_MUON_MAC = 32
+    RIG_MUON_MAC = 32,
+    RIG_SHAMPOO = 35,
+    RIG_SHAMPOO_ADAM = 37
 };
 extern const rig_config rig_configs[RIG_CONFIGS];
 int rig_stride(void); /* 1; under compute-sanitizer some of them will do */

@@ -38,7 +38,7 @@ static void run(const ns_rig *rig, const abar__ns *ns, ns_case *cases, int n, do
             .rows = c->rows, .columns = c->columns, .in = in, .out = out, .scale = c->scale, .row_moment = moment};
         verdict[i] = -1;
     }
-    const size_t bytes = abar__orthogonalise_scratch(dev, blocks, n);
+    const size_t bytes = dev->ops->stats->orthogonalise_scratch(dev, blocks, n);
     char *scratch = take(dev, bytes + GUARD);
     memset(scratch, 0xff, bytes + GUARD);
     dev->ops->stats->orthogonalise(dev, ns, blocks, n, beta, verdict, scratch);

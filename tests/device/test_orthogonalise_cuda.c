@@ -282,7 +282,7 @@ static void run_ref(const abar__ns *ns, ns_case *cases, int n, double beta)
                                      .out = cases[i].out,
                                      .scale = cases[i].scale,
                                      .row_moment = cases[i].moment};
-    void *scratch = malloc(abar__orthogonalise_scratch(ref, blocks, n));
+    void *scratch = malloc(ref->ops->stats->orthogonalise_scratch(ref, blocks, n));
     ref->ops->stats->orthogonalise(ref, ns, blocks, n, beta, verdict, scratch);
     free(scratch);
 }

@@ -1,4 +1,4 @@
-/* Parameters with shapes and layers over them, and a muon that updates them. */
+/* Parameters with shapes and layers over them, and a muon (or another rule) that updates them. */
 #ifndef MUON_RIG_H
 #define MUON_RIG_H
 
@@ -59,17 +59,19 @@ static inline abar_layer *rig_layer(rig *r, int weight, int bias)
     return l;
 }
 
-static inline abar_status rig_try(rig *r, const char *const *settings)
+static inline abar_status rig_try_rule(rig *r, const char *rule, const char *const *settings)
 {
-    void *config = fixture_config(&r->f, "muon", settings);
+    void *config = fixture_config(&r->f, rule, settings);
     const abar_status status =
         abar_optim_create(r->f.dev,
-                          &ABAR_CONFIG(abar_optim_config, .rule = "muon", .rule_config = config, .params = r->f.params,
+                          &ABAR_CONFIG(abar_optim_config, .rule = rule, .rule_config = config, .params = r->f.params,
                                        .n_params = r->f.n, .layers = r->layers, .n_layers = r->n_layers, .base_lr = 0.02),
                           &r->optim);
     free(config);
     return status;
 }
+
+static inline abar_status rig_try(rig *r, const char *const *settings) { return rig_try_rule(r, "muon", settings); }
 
 static inline void rig_optim(rig *r, const char *const *settings) { assert_int_equal(rig_try(r, settings), ABAR_OK); }
 

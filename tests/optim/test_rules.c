@@ -307,7 +307,7 @@ static void rules_registry_finds_every_name_and_nothing_else(void **state)
         assert_non_null(rule->summary);
         assert_non_null(rule->options);
     }
-    assert_int_equal(n, 3);
+    assert_int_equal(n, 4);
     assert_null(abar_rule_find("adam"));
 }
 

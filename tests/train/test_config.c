@@ -167,6 +167,24 @@ static void recipe_of_muon_leaves_the_rest_to_adamw(void **state)
     }
 }
 
+static void recipe_of_shampoo_is_that_of_adamw_with_a_graft(void **state)
+{
+    static const struct {
+        const char *model, *data, *optim, *settings;
+    } row[] = {{"resnet20", "cifar10:/data", "shampoo",
+                "epochs=50 batch=128 lr=1e-3 weight-decay=0.05 shampoo-freq=50 shampoo-beta=0.99 augment=1"},
+               {"lenet5", "fashion-mnist", "mac+shampoo", "lr=1e-3 damping=1 shampoo-block=1024"},
+               {"gpt-char", "text:/data", "shampoo", "lr=1e-3 weight-decay=0.1 final-lr=1e-4"},
+               {"gpt2", "text:/data", "shampoo", "lr=6e-4 weight-decay=0.1 final-lr=6e-5 decay-all=0"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, row[i].model, row[i].data, row[i].optim, &s));
+        assert_settings(f, s, row[i].settings);
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
 static void setup_with_an_unknown_name_suggests_the_nearest(void **state)
 {
     fixture *f = *state;
@@ -382,6 +400,7 @@ int main(void)
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
         with_fixture(recipe_of_muon_leaves_the_rest_to_adamw),
+        with_fixture(recipe_of_shampoo_is_that_of_adamw_with_a_graft),
         with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
 from ._report import LayerReport, ParamReport
-from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva, Muon
+from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva, Muon, Shampoo
 
 __all__ = [
     "FOOF",
@@ -21,5 +21,6 @@ __all__ = [
     "LayerReport",
     "Muon",
     "ParamReport",
+    "Shampoo",
     "analyze",
 ]

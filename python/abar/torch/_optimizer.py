@@ -29,7 +29,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD) or "decoupled".
         betas, eps: of rule "adamw", and of the parameters that "muon" leaves to AdamW.
         weight_decay: of the rule.
-        rule: "sgd", "adamw" or "muon".
+        rule: "sgd", "adamw", "muon" or "shampoo".
         first, head: of rule "muon": patterns of the layers that read the network's input and make its output, which go
             to AdamW. Default: the first Linear or Conv2d, unless an embedding comes before it; the last Linear.
         stat_decay: weight of the old value in the averages of statistics (0.95).
@@ -71,7 +71,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if type(self) is CurvatureOptimizer:
-            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva, LNGD or Muon")
+            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva, LNGD, Muon or Shampoo")
         self._ready = False
         if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
             raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
@@ -229,7 +229,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
 
-        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes.
+        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes, shampoo its step.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -374,7 +374,7 @@ def _split(patterns: str) -> list[str]:
 def _group_settings(options: _library.Options) -> dict[str, Any]:
     """A rule's settings as torch's schedulers expect to find them: beta1 and beta2 are betas."""
     values = options.values()
-    if "beta1" in values:
+    if "beta1" in values and "beta2" in values:
         values = {"betas": (values.pop("beta1"), values.pop("beta2")), **values}
     return values
 

@@ -1,4 +1,4 @@
-"""One class per curvature method, and Muon; methods.md says what each computes."""
+"""One class per curvature method, Muon and Shampoo; methods.md says what each computes."""
 
 from __future__ import annotations
 
@@ -209,6 +209,49 @@ class Muon(CurvatureOptimizer):
             normuon=normuon,
             muon_take=_join(muon_take),
             muon_skip=_join(muon_skip),
+            **settings,
+        )
+
+
+class Shampoo(CurvatureOptimizer):
+    """Kronecker-factored AdaGrad: every parameter is preconditioned by the second moments of its own gradients. No curvature
+    method; for one in front, ``MAC(model, lr=1e-3, rule="shampoo")``.
+
+    Args:
+        betas: of the average of gradients, and of the factors; 1: they are sums.
+        eps: added to the eigenvalues of the factors.
+        block: the largest side of a block.
+        freq, start: updates from root to root (1); the first update with roots (freq).
+        graft: the rule whose step length each block gets: "none", "sgd", "adagrad", "rmsprop" or "adam".
+        settings: those of :class:`CurvatureOptimizer`, such as params and clip, and of the rule, such as graft_eps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 1.0),
+        eps: float = 1e-12,
+        weight_decay: float = 0.0,
+        *,
+        block: int = 1024,
+        freq: int = 1,
+        start: int = 0,
+        graft: str = "none",
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            lr,
+            weight_decay=weight_decay,
+            rule="shampoo",
+            beta1=betas[0],
+            shampoo_beta=betas[1],
+            shampoo_eps=eps,
+            shampoo_block=block,
+            shampoo_freq=freq,
+            shampoo_start=start,
+            graft=graft,
             **settings,
         )
 

@@ -143,12 +143,9 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
     }
 }
 
-static void input_square_add(abar_device *dev, const abar__rows *r, double *sum) { *sum += abar__cpu_input_square(dev, r); }
-
 const abar__stats_ops abar__cpu_stats = {
     .input_sum = abar__cpu_input_sum,
-    .input_square = abar__cpu_input_square,
-    .input_square_add = input_square_add,
+    .input_square_add = abar__cpu_input_square_add,
     .value_sums = abar__cpu_value_sums,
     .position_sums = abar__cpu_position_sums,
     .position_product = abar__cpu_position_product,
@@ -182,4 +179,8 @@ const abar__stats_ops abar__cpu_stats = {
     .scatter = scatter,
     .orthogonalise = abar__cpu_orthogonalise,
     .orthogonalise_scratch = abar__cpu_orthogonalise_scratch,
+    .average_mode = abar__cpu_average_mode,
+    .inverse_root = abar__cpu_inverse_root,
+    .inverse_root_scratch = abar__cpu_inverse_root_scratch,
+    .multiply_mode = abar__cpu_multiply_mode,
 };

@@ -23,6 +23,9 @@ size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d);
 bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors,
                      void *scratch);
 size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d);
+bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
+                            void *root, void *scratch);
+size_t abar__cpu_inverse_root_scratch(abar_device *dev, int64_t n);
 void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                         bool right_t, void *y, void *scratch);
 bool abar__cpu_precondition(abar_device *dev, const abar__dense_gradient *g, void *scratch, double *products);

@@ -1,10 +1,12 @@
-/* Inverses and eigenvectors of dense factors (methods.md sections 4 to 6, 9) by LAPACK.
+/* Inverses, eigenvectors and inverse roots of dense factors (methods.md sections 4 to 6, 9) by LAPACK.
  *
  * The upper triangle of a row-major square is the lower triangle of LAPACK's column-major one. */
 #include "device/cpu/stats_dense.h"
 
 #include "device/cpu/stats_dense_impl.h"
+#include "device/step_rules.h"
 
+#include <cblas.h>
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -225,21 +227,56 @@ size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d)
            (size_t)eigen_integers(d) * sizeof(int);
 }
 
-/* In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by products of small ones. */
-bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch)
+/* The work of LAPACK: the eigenvectors of scale * average by rows, (d, d), and its eigenvalues, ascending, (d), from the
+ * beginning of scratch on. In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by
+ * products of small ones. */
+static bool diagonalise(abar_device *dev, int64_t d, const float *average, double scale, void *scratch)
 {
     const int n = (int)d, size = eigen_work(d), integers = eigen_integers(d);
     double *a = scratch, *w = a + d * d, *work = w + d, sum = 0.0;
     int *whole = (int *)((char *)scratch + abar__round_up((size_t)(d * d + d + size) * sizeof(double), ABAR_ALIGN)), info = 0;
     for (int64_t i = 0; i < d; i++)
-        for (int64_t j = i; j < d; j++) sum += a[i * d + j] = scale * (double)((const float *)average)[i * d + j];
+        for (int64_t j = i; j < d; j++) sum += a[i * d + j] = scale * (double)average[i * d + j];
     if (!isfinite(sum)) return false;
     const int before = set_blas_threads(d < SERIAL_EIGEN ? 1 : dev->threads);
-    dsyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1);
+    dsyevd_("V", "L", &n, a, &n, w, work, &size, whole, &integers, &info, 1, 1); /* its columns are our rows */
     omp_set_num_threads(before);
-    if (info != 0) return false;
+    return info == 0;
+}
+
+bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch)
+{
+    if (!diagonalise(dev, d, average, scale, scratch)) return false;
+    const double *a = scratch, *w = a + d * d;
     float *to_values = values, *to_vectors = vectors;
     for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
-    for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i]; /* columns of LAPACK's matrix are rows of ours */
+    for (int64_t i = 0; i < d * d; i++) to_vectors[i] = (float)a[i];
+    return true;
+}
+
+/* ---- inverse roots ---------------------------------------------------------------------------------------------------- */
+
+size_t abar__cpu_inverse_root_scratch(abar_device *dev, int64_t n) { return abar__cpu_eigen_scratch(dev, n); }
+
+/* With the eigenvectors times the roots of their new eigenvalues as rows of U the result is U^T U; it takes LAPACK's place. */
+bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
+                            void *root, void *scratch)
+{
+    if (!diagonalise(dev, n, average, scale, scratch)) return false;
+    double *u = scratch, *w = u + n * n, *result = w + n, sum = 0.0;
+    float *out = root;
+    const double shift = abar__root_shift(w[0], eps);
+    for (int64_t i = 0; i < n; i++) {
+        const double factor = pow(w[i] + shift, -0.5 * exponent);
+        for (int64_t j = 0; j < n; j++) u[i * n + j] *= factor;
+    }
+    const int before = set_blas_threads(n < SERIAL_FACTOR ? 1 : dev->threads);
+    cblas_dsyrk(CblasRowMajor, CblasUpper, CblasTrans, (blasint)n, (blasint)n, 1.0, u, (blasint)n, 0.0, result, (blasint)n);
+    omp_set_num_threads(before);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i; j < n; j++) sum += (double)(float)result[i * n + j] - (double)(float)result[i * n + j];
+    if (sum != 0.0) return false;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++) out[i * n + j] = (float)(i <= j ? result[i * n + j] : result[j * n + i]);
     return true;
 }

@@ -293,7 +293,7 @@ static double input_square_slowly(const abar__rows *r)
     return total;
 }
 
-double abar__cpu_input_square(abar_device *dev, const abar__rows *r)
+void abar__cpu_input_square_add(abar_device *dev, const abar__rows *r, double *sum)
 {
     (void)dev;
     planes p;
@@ -303,9 +303,9 @@ double abar__cpu_input_square(abar_device *dev, const abar__rows *r)
         const int64_t channels = r->input.dim[1] / r->window.groups, width = p.lanes_are_images ? 1 : p.lanes;
         whole_blocks = r->window.groups == 1 || channels % width == 0;
         int64_t first = r->group * channels / width, last = ((r->group + 1) * channels - 1) / width;
-        if (whole_blocks) return total + convolution_square(r, &p, first, last);
+        if (whole_blocks) total += convolution_square(r, &p, first, last);
     }
-    return total + input_square_slowly(r);
+    *sum += whole_blocks ? total : total + input_square_slowly(r);
 }
 
 /* ---- sums of output gradients --------------------------------------------------------------------------------------- */

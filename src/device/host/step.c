@@ -1,5 +1,6 @@
 /* The step of ref and cpu: every stage runs when it is called, through the device's own tables (norm, update, statistics). Both
  * have the control block in host memory, and one step in flight. */
+#include "device/host/blocks.h"
 #include "device/host/derive.h"
 #include "device/step_rules.h"
 
@@ -66,6 +67,7 @@ static size_t treat_scratch(const abar_device *dev, const abar__plan *p)
 
 static size_t blocks_scratch(abar_device *dev, const abar__step_desc *desc)
 {
+    if (desc->n_tensors > 0) return abar__blocks_scratch(dev, desc->block_plan, desc->tensors, desc->n_tensors);
     return desc->n_blocks > 0 ? dev->ops->stats->orthogonalise_scratch(dev, desc->blocks, desc->n_blocks) : 0;
 }
 
@@ -163,7 +165,7 @@ static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
 {
-    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks ||
+    if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks || desc->n_tensors != s->desc.n_tensors ||
         blocks_scratch(dev, desc) > s->workspace_bytes) /* the blocks may be other ones */
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
     s->desc = *desc;
@@ -485,6 +487,10 @@ static abar_status pass(abar_device *dev, abar__compiled_step *s, int index)
     if (s->control.skip || p->n == 0) return ABAR_OK;
     if (p->kind == ABAR_PASS_ORTHOGONALISE) {
         orthogonalise(dev, s, p);
+        return ABAR_OK;
+    }
+    if (p->kind == ABAR_PASS_BLOCKS) {
+        abar__blocks_run(dev, s->desc.block_plan, s->desc.tensors + p->first, p->n, &s->control.state, s->workspace);
         return ABAR_OK;
     }
     s->scalars.lr = s->control.lr;

@@ -50,17 +50,13 @@ static void input_sum(abar_device *dev, const abar__rows *s, void *out)
             for (int64_t k = 0; k < abar__rows_d(s); k++) sum[k] += input_at(s, n, r, k);
 }
 
-static double input_square(abar_device *dev, const abar__rows *s)
+static void input_square_add(abar_device *dev, const abar__rows *s, double *sum)
 {
     (void)dev;
-    double sum = 0.0;
     for (int64_t n = 0; n < s->examples; n++)
         for (int64_t r = 0; r < s->per_example; r++)
-            for (int64_t k = 0; k < abar__rows_d(s); k++) sum += input_at(s, n, r, k) * input_at(s, n, r, k);
-    return sum;
+            for (int64_t k = 0; k < abar__rows_d(s); k++) *sum += input_at(s, n, r, k) * input_at(s, n, r, k);
 }
-
-static void input_square_add(abar_device *dev, const abar__rows *s, double *sum) { *sum += input_square(dev, s); }
 
 static void grad_sum(abar_device *dev, const abar__rows *s, void *out)
 {
@@ -301,7 +297,8 @@ static double off_diagonal(int64_t d, const double *a)
     return sum;
 }
 
-static bool eigen(abar_device *dev, int64_t d, const void *in, double scale, void *out_values, void *out_vectors, void *scratch)
+bool abar__ref_eigen(abar_device *dev, int64_t d, const void *in, double scale, void *out_values, void *out_vectors,
+                     void *scratch)
 {
     (void)dev;
     const double *average = in;
@@ -452,7 +449,6 @@ static void scatter(abar_device *dev, int64_t out, int64_t in, const void *joine
 
 const abar__stats_ops abar__ref_stats = {
     .input_sum = input_sum,
-    .input_square = input_square,
     .input_square_add = input_square_add,
     .value_sums = abar__ref_value_sums,
     .position_sums = abar__ref_position_sums,
@@ -471,7 +467,7 @@ const abar__stats_ops abar__ref_stats = {
     .trace = trace,
     .invert = invert,
     .invert_scratch = square_scratch,
-    .eigen = eigen,
+    .eigen = abar__ref_eigen,
     .eigen_scratch = square_scratch,
     .sandwich = sandwich,
     .dot = dot,
@@ -486,4 +482,8 @@ const abar__stats_ops abar__ref_stats = {
     .scatter = scatter,
     .orthogonalise = abar__ref_orthogonalise,
     .orthogonalise_scratch = abar__ref_orthogonalise_scratch,
+    .average_mode = abar__ref_average_mode,
+    .inverse_root = abar__ref_inverse_root,
+    .inverse_root_scratch = abar__ref_inverse_root_scratch,
+    .multiply_mode = abar__ref_multiply_mode,
 };

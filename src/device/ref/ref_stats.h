@@ -1,5 +1,5 @@
 /* What the reference device's table in ref_stats.c takes from other files: sums over rows that attention weighs
- * (ref_stats_values.c), Newton-Schulz (ref_stats_orthogonalise.c). */
+ * (ref_stats_values.c), Newton-Schulz (ref_stats_orthogonalise.c), blocks (ref_stats_blocks.c); and what they take from it. */
 #ifndef ABAR_REF_STATS_H
 #define ABAR_REF_STATS_H
 
@@ -13,5 +13,17 @@ void abar__ref_position_product(abar_device *dev, const abar__position_sums *p, 
 void abar__ref_orthogonalise(abar_device *dev, const abar__ns *ns, const abar__ns_block *blocks, int n, double normuon_beta,
                              int32_t *verdict, void *scratch);
 size_t abar__ref_orthogonalise_scratch(const abar_device *dev, const abar__ns_block *blocks, int n);
+
+void abar__ref_average_mode(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *x, double beta, double add,
+                            void *average);
+bool abar__ref_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
+                            void *root, void *scratch);
+size_t abar__ref_inverse_root_scratch(abar_device *dev, int64_t n);
+void abar__ref_multiply_mode(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *factor, const void *x,
+                             void *y);
+
+/* Eigenvalues and eigenvectors as abar__stats_ops has them; scratch: two of (d, d). */
+bool abar__ref_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors,
+                     void *scratch);
 
 #endif

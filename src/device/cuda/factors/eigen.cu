@@ -1,7 +1,9 @@
 /* Eigenvalues and eigenvectors of symmetric matrices by cyclic Jacobi rotations in double precision, one block each: for the
- * statistics table, and for all factors of a step that want them (inverse.h). */
+ * statistics table, for all factors of a step that want them (inverse.h), and for roots of any exponent (roots.h). */
 #include "device/cuda/factors/inverse.h"
+#include "device/cuda/factors/roots.h"
 #include "device/cuda/stats/stats.h"
+#include "device/step_rules.h"
 
 #include <math.h>
 
@@ -150,4 +152,37 @@ static __global__ void __launch_bounds__(THREADS) diagonalise_wanted(const __gri
 extern "C" void abar__cuda_eigen_round(abar_device *dev, const abar__inversions *s)
 {
     abar__cuda_launch(dev, diagonalise_wanted, dim3((unsigned)s->n), dim3(THREADS), 0, *s);
+}
+
+/* ---- inverse roots ------------------------------------------------------------------------------------------------ */
+
+/* Block f: root = sum over k of (value_k + shift)^-exponent v_k v_k^T, from what diagonalise left. */
+static __global__ void __launch_bounds__(THREADS)
+    take_eigen_roots(const abar__cuda_eigen_root *roots, abar__cuda_root_call *call)
+{
+    const abar__cuda_eigen_root item = roots[blockIdx.x];
+    const int64_t n = item.f.n;
+    if (!call->wanted) return;
+    bool fine = diagonalise(n, item.f.average, call->scale, item.scratch);
+    const double *a = item.scratch, *v = a + n * n;
+    double *powers = item.scratch + 2 * n * n, least = INFINITY; /* in the place of the turns */
+    for (int64_t k = 0; k < n; k++) least = fmin(least, a[k * n + k]);
+    const double shift = abar__root_shift(least, call->eps);
+    __syncthreads();
+    for (int64_t k = threadIdx.x; k < n; k += THREADS) {
+        powers[k] = pow(a[k * n + k] + shift, -item.f.exponent);
+        fine = fine && isfinite(powers[k]);
+    }
+    fine = __syncthreads_and(fine);
+    for (int64_t i = threadIdx.x; fine && i < n * n; i += THREADS) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < n; k++) sum += powers[k] * v[k * n + i / n] * v[k * n + i % n];
+        item.f.root[i] = (float)sum;
+    }
+    if (!fine && threadIdx.x == 0) atomicAdd((unsigned long long *)&call->kept, 1ull);
+}
+
+extern "C" void abar__cuda_eigen_roots(abar_device *dev, const abar__cuda_eigen_root *roots, int n, abar__cuda_root_call *call)
+{
+    abar__cuda_launch(dev, take_eigen_roots, dim3((unsigned)n), dim3(THREADS), 0, roots, call);
 }

@@ -1,18 +1,13 @@
 /* Which factors are inverted, and what becomes of attempts that fail (methods.md section 9): the phases of inverse.h, the
  * ladder of host/derive.c's climb() in device memory, and rounds repeated by the host, or within a recording by the device. */
 #include "device/cuda/factors/inverse.h"
+#include "device/cuda/factors/repeat.h"
 #include "device/cuda/stats/stats.h"
 
 #include <math.h>
 #include <string.h>
 
 #define THREADS 1024
-
-/* Where a kernel says whether there will be another round. */
-typedef struct repetition {
-    bool recorded; /* else the host reads the control */
-    cudaGraphConditionalHandle handle;
-} repetition;
 
 struct abar__cuda_inverter {
     abar__inversions s;
@@ -68,7 +63,7 @@ __device__ static void add_units(const abar__inversions &s)
 }
 
 /* The block plans the next round, if there is one. more: whether this thread knows of a factor that is not idle. */
-__device__ static void plan(const abar__inversions &s, bool more, repetition again)
+__device__ static void plan(const abar__inversions &s, bool more, abar__cuda_again again)
 {
     __shared__ int any;
     if (threadIdx.x == 0) any = 0;
@@ -77,12 +72,11 @@ __device__ static void plan(const abar__inversions &s, bool more, repetition aga
     __syncthreads();
     if (any) add_units(s);
     if (threadIdx.x != 0) return;
-    s.control->more = any;
-    if (again.recorded) cudaGraphSetConditional(again.handle, (unsigned)any);
+    abar__cuda_say(&s.control->more, any, again);
 }
 
 /* One block: every factor whose inversion is wanted begins. What the others were told of an earlier one is over. */
-static __global__ void __launch_bounds__(THREADS) begin(const __grid_constant__ abar__inversions s, repetition again)
+static __global__ void __launch_bounds__(THREADS) begin(const __grid_constant__ abar__inversions s, abar__cuda_again again)
 {
     bool more = false;
     if (threadIdx.x == 0) s.control->holder = -1;
@@ -203,7 +197,7 @@ __device__ static void join(abar__inversion_state *a, abar__inversion_state *b)
 }
 
 /* One block, a warp per factor: everything takes its next phase. */
-static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant__ abar__inversions s, repetition again)
+static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant__ abar__inversions s, abar__cuda_again again)
 {
     __shared__ int waiting; /* the first that waits for its turn */
     bool more = false;
@@ -232,74 +226,30 @@ static __global__ void __launch_bounds__(THREADS) advance(const __grid_constant_
 
 /* ---- repeating ---------------------------------------------------------------------------------------------------- */
 
-static void launch_begin(abar_device *dev, const abar__cuda_inverter *v, repetition again)
+static void launch_begin(abar_device *dev, const void *user, abar__cuda_again again)
 {
+    const abar__cuda_inverter *v = (const abar__cuda_inverter *)user;
     abar__cuda_launch(dev, begin, dim3(1), dim3(THREADS), 0, v->s, again);
 }
 
-static void launch_round(abar_device *dev, const abar__cuda_inverter *v, repetition again)
+static void launch_round(abar_device *dev, const void *user, abar__cuda_again again)
 {
+    const abar__cuda_inverter *v = (const abar__cuda_inverter *)user;
     if (v->eigen) abar__cuda_eigen_round(dev, &v->s);
     abar__cuda_sweep_round(dev, &v->s);
     abar__cuda_launch(dev, advance, dim3(1), dim3(THREADS), 0, v->s, again);
 }
 
-/* The host looks after every round. */
-static bool repeat_here(abar_device *dev, const abar__cuda_inverter *v)
+static abar__cuda_rounds rounds_of(const abar__cuda_inverter *v)
 {
-    const repetition again = {};
-    int32_t more = 0;
-    launch_begin(dev, v, again);
-    while (abar__cuda_carry(dev, &more, &v->s.control->more, sizeof more) && more) launch_round(dev, v, again);
-    return more == 0;
-}
-
-/* The launches of a round into a graph of their own, by way of a stream that is in no other capture: one that has forked from
- * the recorded stream stays in its capture even when joined again. */
-static abar_status record_round(abar_device *dev, const abar__cuda_inverter *v, repetition again, cudaGraph_t body)
-{
-    abar__cuda *cuda = abar__cuda_of(dev);
-    const cudaStream_t stream = cuda->stream;
-    CUDA_TRY(dev, cudaStreamBeginCaptureToGraph(v->body, body, NULL, NULL, 0, cudaStreamCaptureModeThreadLocal));
-    cuda->stream = v->body;
-    launch_round(dev, v, again);
-    cuda->stream = stream;
-    CUDA_TRY(dev, cudaStreamEndCapture(v->body, &body));
-    return abar__cuda_status(dev);
-}
-
-/* Into the recording under way: what begins, and behind it a node that repeats the round while a kernel says so. */
-static abar_status repeat_recorded(abar_device *dev, const abar__cuda_inverter *v)
-{
-    const cudaStream_t stream = abar__cuda_of(dev)->stream;
-    cudaStreamCaptureStatus status;
-    cudaGraph_t graph = NULL;
-    CUDA_TRY(dev, cudaStreamGetCaptureInfo(stream, &status, NULL, &graph, NULL, NULL, NULL));
-    repetition again = {true, {}};
-    CUDA_TRY(dev, cudaGraphConditionalHandleCreate(&again.handle, graph, 0, cudaGraphCondAssignDefault));
-    launch_begin(dev, v, again);
-
-    const cudaGraphNode_t *last = NULL; /* what the stream would make its next node depend on */
-    const cudaGraphEdgeData *edges = NULL;
-    size_t n = 0;
-    CUDA_TRY(dev, cudaStreamGetCaptureInfo(stream, &status, NULL, &graph, &last, &edges, &n));
-    cudaGraphNodeParams repeat = {};
-    repeat.type = cudaGraphNodeTypeConditional;
-    repeat.conditional.handle = again.handle;
-    repeat.conditional.type = cudaGraphCondTypeWhile;
-    repeat.conditional.size = 1;
-    cudaGraphNode_t node = NULL;
-    CUDA_TRY(dev, cudaGraphAddNode(&node, graph, last, edges, n, &repeat));
-    CUDA_TRY(dev, cudaStreamUpdateCaptureDependencies(stream, &node, NULL, 1, cudaStreamSetCaptureDependencies));
-    return record_round(dev, v, again, repeat.conditional.phGraph_out[0]);
+    return {v, launch_begin, launch_round, &v->s.control->more, v->body};
 }
 
 extern "C" abar_status abar__cuda_invert_wanted(abar_device *dev, abar__cuda_inverter *v)
 {
     if (v->s.n == 0) return ABAR_OK;
-    if (abar__cuda_of(dev)->capturing) return repeat_recorded(dev, v);
-    repeat_here(dev, v);
-    return abar__cuda_status(dev);
+    const abar__cuda_rounds rounds = rounds_of(v);
+    return abar__cuda_repeat(dev, &rounds);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------- */
@@ -451,7 +401,8 @@ extern "C" bool abar__cuda_invert(abar_device *dev, int64_t d, const void *avera
     asked.wanted = 1;
     asked.scale = scale;
     asked.shift = shift;
+    const abar__cuda_rounds rounds = rounds_of(&v);
     return choose_units(dev, &v.s, &item.f) == ABAR_OK && abar__cuda_carry(dev, (void *)v.s.items, &item, sizeof item) &&
-           abar__cuda_carry(dev, v.s.asked, &asked, sizeof asked) && repeat_here(dev, &v) &&
+           abar__cuda_carry(dev, v.s.asked, &asked, sizeof asked) && abar__cuda_repeat_here(dev, &rounds) &&
            abar__cuda_carry(dev, &asked, v.s.asked, sizeof asked) && asked.valid;
 }

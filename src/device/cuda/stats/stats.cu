@@ -254,7 +254,6 @@ static void compare(abar_device *dev, int64_t out, int64_t in, const void *weigh
 
 extern "C" const abar__stats_ops abar__cuda_stats = {
     .input_sum = abar__cuda_input_sum,
-    .input_square = abar__cuda_input_square,
     .input_square_add = abar__cuda_input_square_add,
     .value_sums = abar__cuda_value_sums,
     .position_sums = abar__cuda_position_sums,
@@ -291,4 +290,8 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .scatter = scatter,
     .orthogonalise = NULL, /* its step keeps an object for it (step/orthogonalise.h) */
     .orthogonalise_scratch = NULL,
+    .average_mode = NULL,
+    .inverse_root = NULL,
+    .inverse_root_scratch = NULL,
+    .multiply_mode = NULL,
 };

@@ -55,7 +55,6 @@ static inline int64_t abar__cuda_pairs_pitch(int64_t d) { return abar__cuda_bloc
 
 extern "C" {
 void abar__cuda_input_sum(abar_device *dev, const abar__rows *r, void *sum);
-double abar__cuda_input_square(abar_device *dev, const abar__rows *r);
 void abar__cuda_input_square_add(abar_device *dev, const abar__rows *r, double *sum);
 void abar__cuda_grad_sum(abar_device *dev, const abar__rows *r, void *sum);
 void abar__cuda_grad_squares(abar_device *dev, const abar__rows *r, const double *weight, void *sum);

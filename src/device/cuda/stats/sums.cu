@@ -327,11 +327,3 @@ extern "C" void abar__cuda_input_square_add(abar_device *dev, const abar__rows *
     abar__cuda_launch(dev, sum_squares, dim3((unsigned)least(wanted, most)), dim3(THREADS), 0, s, r->input.dtype, count,
                       (double *)cuda->workspace, cuda->tickets, sum);
 }
-
-extern "C" double abar__cuda_input_square(abar_device *dev, const abar__rows *r)
-{
-    double *sum = abar__cuda_upper(dev), result = 0.0;
-    abar__cuda_remember(dev, cudaMemsetAsync(sum, 0, sizeof *sum, abar__cuda_of(dev)->stream));
-    abar__cuda_input_square_add(dev, r, sum);
-    return abar__cuda_carry(dev, &result, sum, sizeof result) ? result : 0.0;
-}

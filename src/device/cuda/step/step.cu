@@ -145,8 +145,9 @@ static abar_status bind(abar_device *dev, abar__compiled_step *p, const abar__up
 static abar_status rebind(abar_device *dev, abar__compiled_step *p, const abar__step_desc *desc)
 {
     if (desc->n_items != p->n_items || desc->n_updates != p->n_updates || desc->n_blocks != p->n_blocks ||
-        !same_sizes(p, desc->items, desc->updates))
+        desc->n_tensors != p->n_tensors || !same_sizes(p, desc->items, desc->updates))
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another step");
+    if (p->blocks) ABAR_TRY(abar__cuda_block_stages_rebind(dev, p->blocks, desc->tensors));
     CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
     if (p->orthogonaliser) ABAR_TRY(abar__cuda_orthogonaliser_rebind(dev, p->orthogonaliser, desc->blocks));
@@ -173,6 +174,7 @@ static void destroy(abar_device *dev, abar__compiled_step *p)
     abar__cuda_multiplier_destroy(dev, p->m.multiplier);
     abar__cuda_inverter_destroy(dev, p->m.inverter);
     abar__cuda_orthogonaliser_destroy(dev, p->orthogonaliser);
+    abar__cuda_block_stages_destroy(dev, p->blocks);
     if (p->sent) cudaEventDestroy(p->sent);
     abar__cuda_pinned_free(dev, p->host, p->host_bytes);
     abar_device_free(dev, p->memory, p->memory_bytes);
@@ -192,9 +194,11 @@ static abar_status make(abar_device *dev, abar__compiled_step *p, const abar__st
     const bool exact = desc->ns_exact || dev->config.precision == ABAR_PRECISION_FP32;
     if (p->n_blocks > 0)
         ABAR_TRY(abar__cuda_orthogonaliser_create(dev, desc->ns, desc->blocks, p->n_blocks, exact, &p->orthogonaliser));
+    if (p->n_tensors > 0)
+        ABAR_TRY(abar__cuda_block_stages_create(dev, desc->block_plan, desc->tensors, p->n_tensors, &p->blocks));
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
     ABAR_TRY(abar__cuda_make_dense(dev, p));
-    const abar__step_state state = {0, 0, 1.0, 0, 0};
+    const abar__step_state state = {0, 0, 1.0, 0, 0, 0};
     return fetch(dev, &p->m.now->state, &state, sizeof state);
 }
 
@@ -216,7 +220,8 @@ static size_t bytes(const abar__compiled_step *p)
 {
     return sizeof *p + p->memory_bytes + p->host_bytes + (p->m.inverter ? abar__cuda_inverter_bytes(p->m.inverter) : 0) +
            (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0) +
-           (p->orthogonaliser ? abar__cuda_orthogonaliser_bytes(p->orthogonaliser) : 0);
+           (p->orthogonaliser ? abar__cuda_orthogonaliser_bytes(p->orthogonaliser) : 0) +
+           (p->blocks ? abar__cuda_block_stages_bytes(p->blocks) : 0);
 }
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
@@ -297,6 +302,7 @@ static abar_status pass(abar_device *dev, abar__compiled_step *p, int index)
         abar__cuda_launch(dev, count_verdicts, dim3(1), dim3(THREADS), 0, p->m.now, p->verdicts, p->n_blocks);
         return abar__cuda_status(dev);
     }
+    if (pass->kind == ABAR_PASS_BLOCKS) return abar__cuda_block_stages_run(dev, p->blocks, p->m.now);
     const int64_t first = p->first_unit[index];
     abar__cuda_update(dev, pass->update, p->items, p->table + first, p->first_unit[index + 1] - first, &p->m.now->numbers,
                       p->rule);

@@ -291,6 +291,7 @@ static void count_all(abar_device *dev, abar__compiled_step *p, const abar__step
     p->n_items = desc->n_items;
     p->n_updates = desc->n_updates;
     p->n_blocks = desc->n_blocks;
+    p->n_tensors = desc->n_tensors;
     p->n_passes = desc->n_passes;
     for (int i = 0; i < p->n_passes; i++) p->passes[i] = desc->passes[i];
     p->m.n = desc->n_maps;

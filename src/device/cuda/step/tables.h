@@ -2,6 +2,7 @@
 #ifndef ABAR_CUDA_TABLES_H
 #define ABAR_CUDA_TABLES_H
 
+#include "device/cuda/step/blocks.h"
 #include "device/cuda/step/orthogonalise.h"
 #include "device/cuda/step/step.h"
 
@@ -16,13 +17,14 @@ typedef struct abar__norm_item {
 struct abar__compiled_step {
     int n_items, n_updates;
     int64_t norm_units, units, norm_blocks;
-    int n_passes, n_blocks;
+    int n_passes, n_blocks, n_tensors;
     abar__update_pass passes[ABAR_PASSES_MAX];
     int64_t first_unit[ABAR_PASSES_MAX + 1]; /* of the table, of each pass */
     abar__cuda_rule rule;
     double row_decay;
     abar__cuda_orthogonaliser *orthogonaliser; /* NULL: no blocks */
     int32_t *verdicts;                         /* (n_blocks) */
+    abar__cuda_block_stages *blocks;           /* NULL: no stages */
     abar__cuda_maps m;
     /* device memory: one block, of which the first tables_bytes are sent from p->host */
     char *memory;

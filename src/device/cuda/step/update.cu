@@ -210,6 +210,8 @@ __device__ static void update_bias(const abar__cuda_item &it, int64_t row, float
 {
     if (!Rule::to_grad)
         update_one(it.bias, Rule(it.bias, n, k), row, g);
+    else if (it.bias_kind == ABAR_UPDATE_MOMENTUM)
+        update_one(it.bias, momentum_rule(it.bias, n, k), row, g);
     else if (it.bias_kind == ABAR_UPDATE_ADAMW)
         update_one(it.bias, adamw_rule(it.bias, n, k), row, g);
     else

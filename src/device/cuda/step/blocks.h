@@ -1,0 +1,54 @@
+/* The stages of blocks on the device (device/blocks.h): an object that is created once, for blocks of given sizes, and whose
+ * run can be captured. blocks.cu has the object and what is done element by element, blocks_products.cu the products. */
+#ifndef ABAR_CUDA_BLOCKS_H
+#define ABAR_CUDA_BLOCKS_H
+
+#include "device/cuda/step/step.h"
+
+/* A block as kernels see it. */
+typedef struct abar__block_item {
+    abar__block b;
+    float *x, *y;     /* X packed, (count): in memory of the object, and in that of the parameter's gradient */
+    int32_t units;    /* of its elements */
+    int32_t averaged; /* matrices that the plan averages */
+} abar__block_item;
+
+/* What kernels find out about a block. */
+typedef struct abar__block_result {
+    double length, squares; /* that was measured; of X */
+    int32_t overflows;      /* products of X are too large to be averaged */
+} abar__block_result;
+
+/* A tile of a product along a mode: (down, left) of the average, or of the unfolding. Averages of very long unfoldings are
+ * summed up in chunks. */
+typedef struct abar__block_tile {
+    int32_t item, mode, down, left;
+    int32_t chunk, chunks;
+    int32_t slot; /* where its first chunk's partial sum goes; -1: there is one chunk */
+} abar__block_tile;
+
+#define ABAR_BLOCK_TILE 64
+#define ABAR_BLOCK_CHUNK 8192 /* columns of an unfolding */
+
+typedef struct abar__cuda_block_stages abar__cuda_block_stages;
+
+extern "C" {
+/* plan and blocks: host memory; the plan must stay. */
+abar_status abar__cuda_block_stages_create(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n,
+                                           abar__cuda_block_stages **out);
+void abar__cuda_block_stages_destroy(abar_device *dev, abar__cuda_block_stages *o);
+size_t abar__cuda_block_stages_bytes(const abar__cuda_block_stages *o);
+/* New addresses for blocks of the same sizes, (n) host memory. ABAR_E_UNSUPPORTED: they have others. */
+abar_status abar__cuda_block_stages_rebind(abar_device *dev, abar__cuda_block_stages *o, const abar__block *blocks);
+abar_status abar__cuda_block_stages_run(abar_device *dev, abar__cuda_block_stages *o, abar__cuda_live *now);
+
+/* blocks_products.cu: n tiles. tickets and partial: of chunks, by their slots. */
+void abar__cuda_average_blocks(abar_device *dev, const abar__block_item *items, const abar__block_result *results,
+                               const abar__block_tile *tiles, int64_t n, const abar__block_state *state, int which, double beta,
+                               float *partial, unsigned *tickets, const abar__cuda_live *now);
+/* One mode of every block that has it; the block's number of earlier modes with a matrix says whether X is in x or y. */
+void abar__cuda_multiply_blocks(abar_device *dev, const abar__block_item *items, const abar__block_tile *tiles, int64_t n,
+                                const abar__block_state *state, int which, const abar__cuda_live *now);
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* Shampoo (methods.md section 12): Kronecker-factored AdaGrad. For each block of each parameter, with S_i and R_i for its
+ * modes:
+ *
+ *     S_i ← β₂ S_i + (1−β₂) G₍ᵢ₎G₍ᵢ₎ᵀ;   R_i = (S_i/(1−β₂ᵗ) + εI)^(−1/2o) every f-th update, o the number of modes
+ *     Ḡ = Adam's average of G;   P = Ḡ ×₁R₁ ×₂R₂ …, with a graft as long as its direction;   W ← (1 − ηλ)W − ηP */
+#include "optim/optim_impl.h"
+
+typedef struct config {
+    double beta1, beta3, beta2, eps, exponent;
+    int64_t block, every, start, graft, decay;
+    double graft_beta, graft_eps;
+    char split[ABAR_OPTION_TEXT_MAX];
+} config;
+
+_Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
+
+enum { GRAFT_NONE, GRAFT_SGD, GRAFT_ADAGRAD, GRAFT_RMSPROP, GRAFT_ADAM };
+enum { DECAY_DECOUPLED, DECAY_COUPLED };
+
+#define REAL(option, field, standard, least, most, text)                                                                 \
+    {                                                                                                                    \
+        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least, \
+        .max = most, .help = text                                                                                        \
+    }
+#define WHOLE(option, field, standard, least, most, text)                                                               \
+    {                                                                                                                   \
+        .name = option, .type = ABAR_OPTION_INT, .offset = offsetof(config, field), .fallback = standard, .min = least, \
+        .max = most, .help = text                                                                                       \
+    }
+#define CHOICE(option, field, standard, words, text)                                                                           \
+    {                                                                                                                          \
+        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard, .choices = words, \
+        .help = text                                                                                                           \
+    }
+
+static const abar_option options[] = {
+    REAL("beta1", beta1, "0.9", 0.0, 0.999999, "decay of the gradient's running mean; 0: none"),
+    REAL("beta3", beta3, "-1", -1.0, 0.999999, "weight of that mean in the step; -1: beta1"),
+    REAL("shampoo-beta", beta2, "1", 0.0, 1.0, "decay of the factors; 1: they are sums"),
+    REAL("shampoo-eps", eps, "1e-12", 0.0, 1e6, "added to the eigenvalues of the factors"),
+    REAL("shampoo-exponent", exponent, "-1", -1.0, 1.0, "of the factors' inverse roots; -1: 1/2 over the number of modes"),
+    WHOLE("shampoo-block", block, "1024", 1, 1 << 20, "largest side of a block"),
+    WHOLE("shampoo-freq", every, "1", 1, 1 << 30, "updates from root to root"),
+    WHOLE("shampoo-start", start, "0", 0, 1 << 30, "the first update with roots; 0: shampoo-freq"),
+    CHOICE("graft", graft, "none", "none|sgd|adagrad|rmsprop|adam", "the rule whose step length each block gets"),
+    REAL("graft-beta", graft_beta, "0", 0.0, 0.999999, "decay of the graft's squares; 0: rmsprop 0.99, adam 0.999"),
+    REAL("graft-eps", graft_eps, "1e-10", 0.0, 1.0, "added to the root of the graft's squares"),
+    CHOICE("decay", decay, "decoupled", "decoupled|coupled", "weight decay beside the gradient, or through it"),
+    {.name = "split",
+     .type = ABAR_OPTION_TEXT,
+     .offset = offsetof(config, split),
+     .fallback = "qkv",
+     .help = "parts of a fused projection: qkv, heads:N, or none"},
+    {.name = NULL},
+};
+
+static abar_status check(abar_context *ctx, const void *settings)
+{
+    const config *c = settings;
+    if ((c->beta3 < 0.0 && c->beta3 != -1.0) || (c->exponent < 0.0 && c->exponent != -1.0))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--beta3 %g, --shampoo-exponent %g: give numbers from 0 on, or -1", c->beta3,
+                          c->exponent);
+    if (c->beta1 == 0.0 && c->beta3 > 0.0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--beta3 %g: there is no running mean, set --beta1 above 0", c->beta3);
+    return abar__split_check(ctx, c->split);
+}
+
+static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)
+{
+    const config *c = settings;
+    abar__chain_tensor(chain, param, abar__split_rows(c->split, param), c->block);
+    chain->coupled = c->decay == DECAY_COUPLED;
+}
+
+static double graft_beta(const config *c)
+{
+    if (c->graft == GRAFT_ADAGRAD) return 1.0;
+    if (c->graft_beta > 0.0) return c->graft_beta;
+    return c->graft == GRAFT_ADAM ? 0.999 : 0.99;
+}
+
+static void stages(const void *settings, abar__block_plan *p)
+{
+    const config *c = settings;
+    const int64_t start = c->start > 0 ? c->start : c->every;
+    const bool squares = c->graft == GRAFT_ADAGRAD || c->graft == GRAFT_RMSPROP || c->graft == GRAFT_ADAM;
+
+    const abar__factors s = abar__blocks_average(p, "factors", ABAR_EVERY_MODE, c->beta2);                  /* S_i */
+    const abar__moments v = squares ? abar__blocks_squares(p, "squares", graft_beta(c)) : ABAR_NO_MOMENTS;  /* V */
+    const abar__factors r = abar__blocks_inverse_root(p, "roots", s, c->exponent, c->eps, start, c->every); /* R_i */
+    abar__blocks_momentum(p, "momentum", c->beta1, c->beta3 < 0.0 ? c->beta1 : c->beta3);                   /* Ḡ, m */
+    if (c->graft != GRAFT_NONE) abar__blocks_measure(p, v, c->graft == GRAFT_ADAM, c->graft_eps, start); /* ‖Ḡ/(√V + ε_g)‖ */
+    abar__blocks_multiply(p, r); /* Ḡ ×₁R₁ ×₂R₂ … */
+    if (c->graft != GRAFT_NONE) abar__blocks_rescale(p);
+}
+
+static void scalars(const void *settings, abar__update_scalars *s) { (void)settings, (void)s; }
+
+const abar__rule_ops abar__rule_shampoo = {
+    .rule = {.name = "shampoo",
+             .summary = "Kronecker-factored AdaGrad by blocks, with grafted step lengths",
+             .options = options,
+             .config_size = sizeof(config),
+             .states = 4},
+    .check = check,
+    .plan = plan,
+    .scalars = scalars,
+    .stages = stages,
+};

@@ -1,0 +1,338 @@
+/* Shampoo through an optimizer: against the float64 oracle (tests/oracle/shampoo.py), and the identities of methods.md
+ * section 12. Its state: test_shampoo_state.c. */
+#include "optim/muon_rig.h"
+
+#include "io/io.h"
+
+#include <cjson/cJSON.h>
+
+#define STEPS 20
+#define OPTIONS_MAX 24
+
+static const char *const devices[] = {"ref", "cpu"};
+static double tolerance_on(const char *device) { return strcmp(device, "ref") == 0 ? 1e-11 : 1e-4; }
+
+static void rig_shampoo(rig *r, const char *const *settings)
+{
+    if (rig_try_rule(r, "shampoo", settings) != ABAR_OK) fail_msg("%s", abar_context_error(r->f.ctx));
+}
+
+/* ---- the oracle ------------------------------------------------------------------------------------------------------ */
+
+static const char *const names[] = {"matrix", "wide", "square", "conv", "bias", "scalar"};
+static const shape shapes[] = {{2, {24, 10}}, {2, {9, 30}}, {2, {14, 14}}, {4, {8, 3, 3, 3}}, {1, {13}}, {1, {1}}};
+enum { PARAMS = 6 };
+
+static abar_tensor golden(const abar__safetensors *file, const char *prefix, const char *name)
+{
+    char full[64];
+    abar_tensor t;
+    snprintf(full, sizeof full, "%s.%s", prefix, name);
+    assert_true(abar__safetensors_find(file, full, &t));
+    return t;
+}
+
+/* Element i of a golden tensor, which may be unaligned. */
+static double golden_get(const abar_tensor *t, int64_t i)
+{
+    float single;
+    double value;
+    if (t->dtype == ABAR_F32) {
+        memcpy(&single, (const char *)t->data + (size_t)i * sizeof single, sizeof single);
+        return (double)single;
+    }
+    memcpy(&value, (const char *)t->data + (size_t)i * sizeof value, sizeof value);
+    return value;
+}
+
+static void golden_optim(rig *r, const cJSON *settings)
+{
+    const char *options[OPTIONS_MAX] = {NULL};
+    int n = 0;
+    const cJSON *option;
+    cJSON_ArrayForEach(option, cJSON_GetObjectItem(settings, "options")) options[n++] = option->valuestring;
+    assert_in_range(n, 10, OPTIONS_MAX - 1);
+    for (int i = 0; i < r->f.n; i++) r->f.params[i].weight_decay = cJSON_GetObjectItem(settings, "weight_decay")->valuedouble;
+    rig_shampoo(r, options);
+}
+
+static double golden_error(rig *r, const abar__safetensors *file, const char *name, const cJSON *settings)
+{
+    const double lr = cJSON_GetObjectItem(settings, "lr")->valuedouble;
+    double error = 0.0, largest = 0.0;
+    golden_optim(r, settings);
+    for (int k = 0; k < STEPS; k++) {
+        for (int i = 0; i < PARAMS; i++) {
+            const abar_tensor initial = golden(file, "initial", names[i]), grads = golden(file, "grad", names[i]);
+            const abar_optim_param *p = &r->f.params[i];
+            const int64_t count = abar_tensor_count(&p->value);
+            for (int64_t j = 0; j < count; j++) {
+                if (k == 0) fixture_set(&p->value, j, golden_get(&initial, j));
+                fixture_set(&p->grad, j, golden_get(&grads, k * count + j));
+            }
+        }
+        assert_false(fixture_step(r->optim, lr, 0.0, 0.0).skipped);
+    }
+    for (int i = 0; i < PARAMS; i++) {
+        const abar_tensor expected = golden(file, name, names[i]);
+        for (int64_t j = 0; j < abar_tensor_count(&expected); j++) {
+            error = fmax(error, fabs(fixture_get(&r->f.params[i].value, j) - golden_get(&expected, j)));
+            largest = fmax(largest, fabs(golden_get(&expected, j)));
+        }
+    }
+    abar_optim_destroy(r->optim);
+    r->optim = NULL;
+    return error / largest;
+}
+
+static void check_golden(const char *device, double tolerance)
+{
+    const bool exact = strcmp(device, "ref") == 0;
+    rig r;
+    rig_open(&r, device, shapes, PARAMS);
+    for (int i = 0; i < 4; i++) rig_layer(&r, i, -1);
+    abar__safetensors *file;
+    assert_int_equal(abar__safetensors_open(r.f.ctx, ABAR_TEST_DATA "/golden/shampoo_steps.safetensors", &file), ABAR_OK);
+    cJSON *cases = cJSON_Parse(abar__safetensors_metadata(file, "cases"));
+    assert_in_range(cJSON_GetArraySize(cases), 16, 64);
+    const cJSON *one;
+    cJSON_ArrayForEach(one, cases)
+    {
+        cJSON *settings = cJSON_Parse(abar__safetensors_metadata(file, one->valuestring));
+        if (exact || !cJSON_IsTrue(cJSON_GetObjectItem(settings, "exact"))) {
+            const double error = golden_error(&r, file, one->valuestring, settings);
+            if (!(error <= tolerance)) fail_msg("%s on %s: error %g", one->valuestring, device, error);
+        }
+        cJSON_Delete(settings);
+    }
+    cJSON_Delete(cases);
+    abar__safetensors_close(file);
+    rig_close(&r);
+}
+
+static void shampoo_on_ref_is_the_oracles(void **state)
+{
+    (void)state;
+    check_golden("ref", 1e-9);
+}
+
+static void shampoo_on_cpu_is_the_oracles(void **state)
+{
+    (void)state;
+    check_golden("cpu", 1e-4);
+}
+
+/* ---- identities ------------------------------------------------------------------------------------------------------ */
+
+/* Largest difference of b's elements and those of a from `first` on, relative to the largest of b. */
+static double difference(const abar_tensor *a, int64_t first, const abar_tensor *b)
+{
+    double error = 0.0, largest = 0.0;
+    for (int64_t i = 0; i < abar_tensor_count(b); i++) {
+        error = fmax(error, fabs(fixture_get(a, first + i) - fixture_get(b, i)));
+        largest = fmax(largest, fabs(fixture_get(b, i)));
+    }
+    return error / largest;
+}
+
+static void no_decay(rig *r)
+{
+    for (int i = 0; i < r->f.n; i++) r->f.params[i].weight_decay = 0.0;
+}
+
+static double length_of(const abar_tensor *t, const double *from)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < abar_tensor_count(t); i++) {
+        const double d = fixture_get(t, i) - (from ? from[i] : 0.0);
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+/* With the graft sgd one step is as long as that of plain gradient descent, whatever the roots. */
+static void shampoo_grafted_to_sgd_moves_as_far_as_the_gradient(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {12, 9}}};
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        double start[108];
+        rig_open(&r, devices[d], one, 1);
+        no_decay(&r);
+        rig_layer(&r, 0, -1);
+        rig_shampoo(&r, SETTINGS("graft=sgd", "beta1=0", "shampoo-eps=1e-4", "shampoo-block=12"));
+        fixture_fill_grads(&r.f, 1.0);
+        for (int i = 0; i < 108; i++) start[i] = fixture_get(&r.f.params[0].value, i);
+        const double expected = 0.1 * length_of(&r.f.params[0].grad, NULL);
+        fixture_step(r.optim, 0.1, 0.0, 0.0);
+        const double moved = length_of(&r.f.params[0].value, start);
+        assert_true(fabs(moved - expected) <= tolerance_on(devices[d]) * expected);
+        rig_close(&r);
+    }
+}
+
+/* R_i of exponent 0 is the identity. */
+static void shampoo_with_exponent_0_is_sgd(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        rig a, b;
+        rig_open(&a, devices[d], shapes, PARAMS);
+        rig_open(&b, devices[d], shapes, PARAMS);
+        no_decay(&a), no_decay(&b);
+        rig_shampoo(&a, SETTINGS("shampoo-exponent=0", "graft=sgd", "beta1=0"));
+        assert_int_equal(rig_try_rule(&b, "sgd", SETTINGS("momentum=0")), ABAR_OK);
+        for (int k = 0; k < 4; k++) {
+            fixture_fill_grads(&a.f, 1.0);
+            fixture_fill_grads(&b.f, 1.0);
+            fixture_step(a.optim, 0.1, 1.0, 0.0);
+            fixture_step(b.optim, 0.1, 1.0, 0.0);
+        }
+        for (int i = 0; i < PARAMS; i++)
+            assert_true(difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
+/* Blocks of 1: S is the sum of squares, and its root exponent makes W <- W - eta g / sqrt(sum g^2). */
+static void shampoo_with_blocks_of_1_is_adagrad(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {5, 4}}};
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        double w[20], s[20] = {0.0};
+        rig_open(&r, devices[d], one, 1);
+        no_decay(&r);
+        rig_shampoo(&r, SETTINGS("beta1=0", "shampoo-eps=0", "shampoo-block=1"));
+        for (int i = 0; i < 20; i++) w[i] = fixture_get(&r.f.params[0].value, i);
+        for (int k = 0; k < 5; k++) {
+            fixture_fill_grads(&r.f, 1.0);
+            for (int i = 0; i < 20; i++) {
+                const double g = fixture_get(&r.f.params[0].grad, i);
+                s[i] += g * g;
+                w[i] -= 0.1 * g / sqrt(s[i]);
+            }
+            fixture_step(r.optim, 0.1, 0.0, 0.0);
+        }
+        for (int i = 0; i < 20; i++) assert_true(fabs(fixture_get(&r.f.params[0].value, i) - w[i]) <= tolerance_on(devices[d]));
+        rig_close(&r);
+    }
+}
+
+/* One step from zero of a square matrix without eps: U V^T, whose products with itself are the identity. */
+static void shampoo_of_one_gradient_is_orthogonal(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {7, 7}}};
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], one, 1);
+        no_decay(&r);
+        rig_shampoo(&r, SETTINGS("beta1=0", "shampoo-eps=0", "shampoo-block=7"));
+        for (int i = 0; i < 49; i++) {
+            fixture_set(&r.f.params[0].value, i, 0.0);
+            fixture_set(&r.f.params[0].grad, i, 0.3 * fixture_noise(&r.f) + (i % 8 == 0 ? 2.0 : 0.0));
+        }
+        fixture_step(r.optim, 1.0, 0.0, 0.0);
+        for (int i = 0; i < 7; i++)
+            for (int j = 0; j < 7; j++) {
+                double sum = 0.0;
+                for (int k = 0; k < 7; k++)
+                    sum += fixture_get(&r.f.params[0].value, i * 7 + k) * fixture_get(&r.f.params[0].value, j * 7 + k);
+                assert_true(fabs(sum - (i == j)) <= tolerance_on(devices[d]));
+            }
+        rig_close(&r);
+    }
+}
+
+/* Parameter 0 of a is made of the parameters of b, one below the other. */
+static void check_pieces(rig *a, rig *b, double tolerance)
+{
+    for (int k = 0; k < 6; k++) {
+        int64_t at = 0;
+        for (int i = 0; i < b->f.n; i++) {
+            const abar_optim_param *whole = &a->f.params[0], *piece = &b->f.params[i];
+            fixture_fill(&b->f, &piece->grad, 1.0);
+            for (int64_t j = 0; j < abar_tensor_count(&piece->value); j++, at++) {
+                if (k == 0) fixture_set(&whole->value, at, fixture_get(&piece->value, j));
+                fixture_set(&whole->grad, at, fixture_get(&piece->grad, j));
+            }
+        }
+        fixture_step(a->optim, 0.02, 0.0, 0.0);
+        fixture_step(b->optim, 0.02, 0.0, 0.0);
+    }
+    int64_t at = 0;
+    for (int i = 0; i < b->f.n; i++) {
+        assert_true(difference(&a->f.params[0].value, at, &b->f.params[i].value) <= tolerance);
+        at += abar_tensor_count(&b->f.params[i].value);
+    }
+}
+
+static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **state)
+{
+    (void)state;
+    static const shape fused[] = {{2, {24, 12}}}, third[] = {{2, {8, 12}}, {2, {8, 12}}, {2, {8, 12}}};
+    static const shape grouped[] = {{4, {16, 2, 3, 3}}}, groups[] = {{4, {8, 2, 3, 3}}, {4, {8, 2, 3, 3}}};
+    for (int d = 0; d < 2; d++) {
+        rig a, b;
+        rig_open(&a, devices[d], fused, 1);
+        rig_open(&b, devices[d], third, 3);
+        rig_layer(&a, 0, -1)->attention = (abar_attention){.heads = 2, .value_row = 16, .value_rows = 8};
+        for (int k = 0; k < 3; k++) rig_layer(&b, k, -1);
+        rig_shampoo(&a, SETTINGS("shampoo-block=12", "graft=adam", "shampoo-eps=1e-3"));
+        rig_shampoo(&b, SETTINGS("shampoo-block=12", "graft=adam", "shampoo-eps=1e-3"));
+        check_pieces(&a, &b, 0.0);
+        rig_close(&a);
+        rig_close(&b);
+        rig_open(&a, devices[d], grouped, 1);
+        rig_open(&b, devices[d], groups, 2);
+        rig_layer(&a, 0, -1)->window.groups = 2;
+        for (int k = 0; k < 2; k++) rig_layer(&b, k, -1);
+        rig_shampoo(&a, SETTINGS("shampoo-block=20", "shampoo-eps=1e-3"));
+        rig_shampoo(&b, SETTINGS("shampoo-block=20", "shampoo-eps=1e-3"));
+        check_pieces(&a, &b, 0.0);
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
+/* Gradients of a sum over micro-batches, divided by the step, are those of the mean. */
+static void shampoo_divides_accumulated_gradients(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        rig a, b;
+        rig_open(&a, devices[d], shapes, PARAMS);
+        rig_open(&b, devices[d], shapes, PARAMS);
+        rig_shampoo(&a, SETTINGS("shampoo-block=16", "shampoo-eps=0.1"));
+        rig_shampoo(&b, SETTINGS("shampoo-block=16", "shampoo-eps=0.1"));
+        for (int k = 0; k < 4; k++) {
+            fixture_fill_grads(&a.f, 1.0);
+            fixture_fill_grads(&b.f, 4.0);
+            fixture_step(a.optim, 0.02, 0.0, 0.0);
+            fixture_step(b.optim, 0.02, 0.0, 0.25);
+        }
+        for (int i = 0; i < PARAMS; i++)
+            assert_true(difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shampoo_on_ref_is_the_oracles),
+        cmocka_unit_test(shampoo_on_cpu_is_the_oracles),
+        cmocka_unit_test(shampoo_grafted_to_sgd_moves_as_far_as_the_gradient),
+        cmocka_unit_test(shampoo_with_exponent_0_is_sgd),
+        cmocka_unit_test(shampoo_with_blocks_of_1_is_adagrad),
+        cmocka_unit_test(shampoo_of_one_gradient_is_orthogonal),
+        cmocka_unit_test(shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts),
+        cmocka_unit_test(shampoo_divides_accumulated_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
