@@ -25,7 +25,7 @@ typedef struct abar__moments {
 
 /* Names are those of state tensors in checkpoints ("S.conv1.weight"), at most 15 characters. */
 
-/* modes: ABAR_LEFT, ABAR_RIGHT, both joined by |, or ABAR_EVERY_MODE. beta 1: the sum. */
+/* modes: ABAR_LEFT, ABAR_RIGHT, both joined by |, ABAR_EVERY_MODE or ABAR_SHORTEST. beta 1: the sum. */
 abar__factors abar__blocks_average(abar__block_plan *p, const char *name, uint32_t modes, double beta);
 abar__moments abar__blocks_squares(abar__block_plan *p, const char *name, double beta);
 /* At update start, and from then on at multiples of every. Before, and where no root could be taken, there is none: the
