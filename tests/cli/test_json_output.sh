@@ -39,7 +39,7 @@ tells "data" "any(d['name'] == 'synthetic' and d['found'] for d in o['data']) an
 tells "a data set" "o['train'] == sum(o['train_per_class']) == 8192 and (o['channels'], o['height'], o['width']) == (1, 28, 28)" data --data synthetic
 printf 'äöü\n%.0s' {1..50} >text
 tells "a text" "(o['train'], o['test'], o['classes'], o['samples']) == (180, 20, 4, 'characters')" data --data text:text
-tells "optimizers" "{'sgd', 'adamw', 'muon'} == {r['name'] for r in o['rules']} and 'mac' in [m['name'] for m in o['methods']]" optimizers
+tells "optimizers" "{'sgd', 'adamw', 'muon', 'shampoo'} == {r['name'] for r in o['rules']} and 'mac' in [m['name'] for m in o['methods']]" optimizers
 tells "options of optimizers" "any(x['name'] == 'momentum' and x['default'] == '0.9' and x['max'] == 1 for x in o['rules'][0]['options'])" optimizers
 tells "one optimizer" "[r['name'] for r in o['rules']] == ['adamw'] and [m['name'] for m in o['methods']] == ['mac'] and o['method_options']" \
     optimizers --optim mac+adamw
