@@ -10,8 +10,8 @@ from ._engine import Engine
 
 #: What the groups of a state dict say about the optimizer as a whole; the same in all of them.
 SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
-#: ... of muon too.
-BLOCKS = ("blocks_dropped", "blocks_small")
+#: ... of rules that treat parameters in blocks.
+BLOCKS = ("blocks_dropped", "blocks_small", "blocks_kept")
 
 
 def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, int]:
