@@ -16,6 +16,7 @@ import muon
 import networks
 import networks_vit
 import philox
+import shampoo
 import store
 
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
@@ -72,6 +73,7 @@ def main():
     golden_attention.write(out)
     golden_analysis.write(out)
     muon.write(out)
+    shampoo.write(out)
     convolutional = ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", "densenet121", *networks.BOTTLENECKS)
     for name in (*convolutional, *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
