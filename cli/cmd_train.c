@@ -157,15 +157,15 @@ static void say_result(const progress *p)
     print_wrapped_from(p->out, n - 1 - (int)(strlen(bold) + strlen(plain)), 0, print_width(p->out), line);
 }
 
-/* What became of blocks, where it was not as it should be. */
-static void say_blocks(const progress *p)
+/* What the rule met in its blocks, where it was not as it should be. */
+static void say_blocks(const abar_setup *setup, const progress *p)
 {
     char text[256];
     const abar_progress *last = &p->last;
     if (last->blocks_dropped > 0) {
         snprintf(text, sizeof text,
-                 "%" PRId64 " updates of blocks were not finite and were dropped: lower --lr, or set --warmup or --clip.",
-                 last->blocks_dropped);
+                 "%s dropped %" PRId64 " updates of blocks that were not finite: lower --lr, or set --warmup or --clip.",
+                 setup->rule->name, last->blocks_dropped);
         print_wrapped(p->out, 0, print_width(p->out), text);
     }
     if (last->blocks_small > 0) {
@@ -200,7 +200,7 @@ static void say_finished(const cli *c, const abar_setup *setup, const progress *
         say_result(p);
     else
         print_wrapped(p->out, 0, print_width(p->out), text);
-    if (p->any) say_blocks(p);
+    if (p->any) say_blocks(setup, p);
     if (p->any) say_average(p);
     if (!t->out[0]) return;
     snprintf(path, sizeof path, "%s/state.safetensors", t->out);

@@ -16,7 +16,8 @@
 #define ABAR_BLOCK_STATES 6
 #define ABAR_GRAFT_EPS 1e-16
 
-enum { ABAR_LEFT = 1, ABAR_RIGHT = 2, ABAR_EVERY_MODE = (1 << ABAR_BLOCK_MODES) - 1 }; /* bit i: mode i */
+/* Bit i: mode i. ABAR_SHORTEST: of each block the mode with the least dim, the first of equals. */
+enum { ABAR_LEFT = 1, ABAR_RIGHT = 2, ABAR_EVERY_MODE = (1 << ABAR_BLOCK_MODES) - 1, ABAR_SHORTEST = 1 << ABAR_BLOCK_MODES };
 
 typedef enum abar__block_stage_kind {
     ABAR_BLOCK_AVERAGE,  /* S_i <- beta S_i + (1 - beta) X_(i) X_(i)^T; beta 1: S_i + X_(i) X_(i)^T */
@@ -86,9 +87,18 @@ ABAR_BLOCK_BOTH int64_t abar__block_at(const abar__block *b, int64_t i)
     return row * b->columns + column % b->kernel * channels + column / b->kernel;
 }
 
+ABAR_BLOCK_BOTH int abar__block_shortest(const abar__block *b)
+{
+    int shortest = 0;
+    for (int m = 1; m < b->order; m++)
+        if (b->dim[m] < b->dim[shortest]) shortest = m;
+    return shortest;
+}
+
 /* Modes with a matrix of this state. */
 ABAR_BLOCK_BOTH bool abar__block_has(const abar__block *b, const abar__block_state *s, int mode)
 {
+    if (s->modes & ABAR_SHORTEST) return mode == abar__block_shortest(b);
     return mode < b->order && (s->modes >> mode & 1);
 }
 

@@ -85,10 +85,10 @@ static void stages(const void *settings, abar__block_plan *p)
     const int64_t start = c->start > 0 ? c->start : c->every;
     const bool squares = c->graft == GRAFT_ADAGRAD || c->graft == GRAFT_RMSPROP || c->graft == GRAFT_ADAM;
 
-    const abar__factors s = abar__blocks_average(p, "factors", ABAR_EVERY_MODE, c->beta2);                  /* S_i */
-    const abar__moments v = squares ? abar__blocks_squares(p, "squares", graft_beta(c)) : ABAR_NO_MOMENTS;  /* V */
-    const abar__factors r = abar__blocks_inverse_root(p, "roots", s, c->exponent, c->eps, start, c->every); /* R_i */
-    abar__blocks_momentum(p, "momentum", c->beta1, c->beta3 < 0.0 ? c->beta1 : c->beta3);                   /* Ḡ, m */
+    const abar__factors s = abar__blocks_average(p, "factors", ABAR_EVERY_MODE, c->beta2);                        /* S_i */
+    const abar__moments v = squares ? abar__blocks_squares(p, "squares", graft_beta(c)) : ABAR_NO_MOMENTS;        /* V */
+    const abar__factors r = abar__blocks_inverse_root(p, "roots", s, true, c->exponent, c->eps, start, c->every); /* R_i */
+    abar__blocks_momentum(p, "momentum", c->beta1, c->beta3 < 0.0 ? c->beta1 : c->beta3);                         /* Ḡ, m */
     if (c->graft != GRAFT_NONE) abar__blocks_measure(p, v, c->graft == GRAFT_ADAM, c->graft_eps, start); /* ‖Ḡ/(√V + ε_g)‖ */
     abar__blocks_multiply(p, r); /* Ḡ ×₁R₁ ×₂R₂ … */
     if (c->graft != GRAFT_NONE) abar__blocks_rescale(p);

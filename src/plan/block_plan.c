@@ -49,8 +49,8 @@ abar__moments abar__blocks_squares(abar__block_plan *p, const char *name, double
     return v;
 }
 
-abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, abar__factors average, double exponent,
-                                        double eps, int64_t start, int64_t every)
+abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, abar__factors average, bool corrected,
+                                        double exponent, double eps, int64_t start, int64_t every)
 {
     const abar__block_stage *from = source(p, average.index);
     if (!from || from->kind != ABAR_BLOCK_AVERAGE) fail(p, "it takes the root of what is no average of products");
@@ -59,7 +59,7 @@ abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, a
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_ROOT,
                                  .state = f.index,
                                  .from = average.index,
-                                 .beta = from ? from->beta : 1.0,
+                                 .beta = from && corrected ? from->beta : 1.0,
                                  .eps = eps,
                                  .exponent = exponent,
                                  .start = start,

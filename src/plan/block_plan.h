@@ -3,7 +3,7 @@
  * without a graft:
  *
  *     S = abar__blocks_average(p, "S", ABAR_EVERY_MODE, beta2);             S_i, running average of X_(i) X_(i)^T
- *     R = abar__blocks_inverse_root(p, "R", S, 0.25, eps, start, every);    R_i = (S_i + eps I)^-1/4, now and then
+ *     R = abar__blocks_inverse_root(p, "R", S, true, 0.25, eps, f, f);      R_i = (S_i + eps I)^-1/4, every f-th update
  *     abar__blocks_momentum(p, "m", beta1, beta1);                          X becomes Adam's average of gradients
  *     abar__blocks_multiply(p, R);                                          R_0 X R_1
  *
@@ -25,13 +25,13 @@ typedef struct abar__moments {
 
 /* Names are those of state tensors in checkpoints ("S.conv1.weight"), at most 15 characters. */
 
-/* modes: ABAR_LEFT, ABAR_RIGHT, both joined by |, or ABAR_EVERY_MODE. beta 1: the sum. */
+/* modes: ABAR_LEFT, ABAR_RIGHT, both joined by |, ABAR_EVERY_MODE or ABAR_SHORTEST. beta 1: the sum. */
 abar__factors abar__blocks_average(abar__block_plan *p, const char *name, uint32_t modes, double beta);
 abar__moments abar__blocks_squares(abar__block_plan *p, const char *name, double beta);
-/* At update start, and from then on at multiples of every. Before, and where no root could be taken, there is none: the
- * identity, or the previous one. */
-abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, abar__factors average, double exponent,
-                                        double eps, int64_t start, int64_t every);
+/* corrected: of average / (1 - beta^t); else, and of a sum, of the average as it is. At update start, and from then on at
+ * multiples of every. Before, and where no root could be taken, there is none: the identity, or the previous one. */
+abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, abar__factors average, bool corrected,
+                                        double exponent, double eps, int64_t start, int64_t every);
 /* ahead = beta: Adam's average with its bias corrected. beta 0: nothing. */
 void abar__blocks_momentum(abar__block_plan *p, const char *name, double beta, double ahead);
 void abar__blocks_multiply(abar__block_plan *p, abar__factors factors);

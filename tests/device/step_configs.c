@@ -7,7 +7,7 @@
 #define SHAMPOO .rule = "shampoo", .weight_decay = 0.1, .lr = 0.05
 #define MUON .rule = "muon", .momentum = 0.95, .weight_decay = 0.1, .lr = 0.05
 
-const rig_config rig_configs[RIG_CONFIGS] = {
+const rig_config rig_configs[] = {
     {SGD},
     {.rule = "sgd", .lr = 0.05},
     {SGD, .nesterov = true},
@@ -51,6 +51,8 @@ const rig_config rig_configs[RIG_CONFIGS] = {
     {SHAMPOO, .options = {"shampoo-block=16", "shampoo-eps=0.1", "shampoo-exponent=0.4", "graft=sgd", "beta3=0.5"}},
     {SHAMPOO, CADENCE, .method = "mac", .rho = 0.3, .options = {"shampoo-block=16", "shampoo-eps=0.1", "graft=rmsprop"}},
 };
+
+_Static_assert(sizeof rig_configs / sizeof *rig_configs == RIG_CONFIGS, "RIG_CONFIGS is not the number of rows");
 
 int rig_stride(void) { return cuda_only("ABAR_TEST_SMALL") ? 3 : 1; }
 

@@ -48,7 +48,7 @@ enum {
     RIG_SHAMPOO = 35,
     RIG_SHAMPOO_ADAM = 37
 };
-extern const rig_config rig_configs[RIG_CONFIGS];
+extern const rig_config rig_configs[]; /* (RIG_CONFIGS) */
 int rig_stride(void); /* 1; under compute-sanitizer some of them will do */
 bool rig_is_muon(const rig_config *config);
 

@@ -2,6 +2,9 @@
  * definitions, on cpu beside ref. And where the elements of a block are. */
 #include "stats_testing.h"
 
+#include "device/host/blocks.h"
+#include "plan/block_plan.h"
+
 #define GUARD 64
 
 typedef struct geometry {
@@ -210,6 +213,80 @@ static void roots_that_are_not_finite_are_not_taken(void **unused)
     on_each(check_impossible);
 }
 
+/* ---- stages ---------------------------------------------------------------------------------------------------------------
+ */
+
+/* One update of a matrix by a plan that keeps at most two states; g: its gradient, then its step. */
+static void run_plan(abar_device *dev, const abar__block_plan *plan, int64_t rows, int64_t columns, double *g)
+{
+    const int64_t count = rows * columns;
+    abar__block b = {
+        .order = 2, .dim = {rows, columns}, .stride = {columns, 1}, .count = count, .columns = columns, .kernel = 1};
+    abar__step_state now = {.t = 1};
+    assert_null(plan->wrong);
+    b.grad = on_device(dev, g, count);
+    for (int k = 0; k < plan->n_states; k++)
+        b.state[k] = calloc((size_t)abar__block_factor(&b, &plan->state[k], b.order), sizeof(double));
+    const size_t bytes = abar__blocks_scratch(dev, plan, &b, 1);
+    void *scratch = take(dev, bytes);
+    abar__blocks_run(dev, plan, &b, 1, &now, scratch);
+    assert_true(now.kept == 0 && now.dropped == 0);
+    for (int64_t i = 0; i < count; i++) g[i] = at(dev, b.grad, i);
+    abar_device_free(dev, scratch, bytes);
+    for (int k = 0; k < plan->n_states; k++) free(b.state[k]);
+    free(b.grad);
+}
+
+static abar__block_plan divides_by_root(uint32_t modes, bool corrected)
+{
+    abar__block_plan p = {0};
+    const abar__factors s = abar__blocks_average(&p, "S", modes, 0.9);
+    abar__blocks_multiply(&p, abar__blocks_inverse_root(&p, "R", s, corrected, 0.5, 0.1, 1, 1));
+    return p;
+}
+
+static void check_shortest(abar_device *dev)
+{
+    static const struct {
+        int64_t rows, columns;
+        uint32_t modes;
+    } shapes[] = {{3, 5, ABAR_LEFT}, {5, 3, ABAR_RIGHT}, {4, 4, ABAR_LEFT}, {1, 6, ABAR_LEFT}, {6, 1, ABAR_RIGHT}};
+    const abar__block_plan shortest = divides_by_root(ABAR_SHORTEST, true);
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        const int64_t rows = shapes[k].rows, columns = shapes[k].columns, count = rows * columns;
+        const abar__block_plan given = divides_by_root(shapes[k].modes, true);
+        double *a = numbers(count), *b = malloc((size_t)count * sizeof *b);
+        memcpy(b, a, (size_t)count * sizeof *b);
+        run_plan(dev, &shortest, rows, columns, a);
+        run_plan(dev, &given, rows, columns, b);
+        assert_memory_equal(a, b, (size_t)count * sizeof *a);
+        free(a), free(b);
+    }
+}
+
+static void the_shortest_mode_is_chosen_block_by_block(void **unused)
+{
+    (void)unused;
+    on_each(check_shortest);
+}
+
+/* S = 0.1 * 2^2 at update 1: its root with eps 0.1 is that of 0.5, or with the bias corrected that of 4.1. */
+static void check_correction(abar_device *dev)
+{
+    for (int corrected = 0; corrected < 2; corrected++) {
+        const abar__block_plan p = divides_by_root(ABAR_LEFT, corrected);
+        double g = 2.0;
+        run_plan(dev, &p, 1, 1, &g);
+        assert_true(fabs(g - 2.0 / sqrt(corrected ? 4.1 : 0.5)) <= 10.0 * tolerance(dev));
+    }
+}
+
+static void averages_are_corrected_where_the_rule_says_so(void **unused)
+{
+    (void)unused;
+    on_each(check_correction);
+}
+
 /* ---- where elements are
  * ------------------------------------------------------------------------------------------------------- */
 
@@ -232,6 +309,8 @@ int main(void)
         cmocka_unit_test(inverse_roots_to_their_power_are_inverses),
         cmocka_unit_test(indefinite_averages_are_shifted),
         cmocka_unit_test(roots_that_are_not_finite_are_not_taken),
+        cmocka_unit_test(the_shortest_mode_is_chosen_block_by_block),
+        cmocka_unit_test(averages_are_corrected_where_the_rule_says_so),
         cmocka_unit_test(elements_of_a_block_are_found_in_either_order),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);

@@ -1,13 +1,6 @@
 /* Shampoo through an optimizer: against the float64 oracle (tests/oracle/shampoo.py), and the identities of methods.md
  * section 12. Its state: test_shampoo_state.c. */
-#include "optim/muon_rig.h"
-
-#include "io/io.h"
-
-#include <cjson/cJSON.h>
-
-#define STEPS 20
-#define OPTIONS_MAX 24
+#include "optim/golden_steps.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static double tolerance_on(const char *device) { return strcmp(device, "ref") == 0 ? 1e-11 : 1e-4; }
@@ -23,103 +16,25 @@ static const char *const names[] = {"matrix", "wide", "square", "conv", "bias", 
 static const shape shapes[] = {{2, {24, 10}}, {2, {9, 30}}, {2, {14, 14}}, {4, {8, 3, 3, 3}}, {1, {13}}, {1, {1}}};
 enum { PARAMS = 6 };
 
-static abar_tensor golden(const abar__safetensors *file, const char *prefix, const char *name)
-{
-    char full[64];
-    abar_tensor t;
-    snprintf(full, sizeof full, "%s.%s", prefix, name);
-    assert_true(abar__safetensors_find(file, full, &t));
-    return t;
-}
-
-/* Element i of a golden tensor, which may be unaligned. */
-static double golden_get(const abar_tensor *t, int64_t i)
-{
-    float single;
-    double value;
-    if (t->dtype == ABAR_F32) {
-        memcpy(&single, (const char *)t->data + (size_t)i * sizeof single, sizeof single);
-        return (double)single;
-    }
-    memcpy(&value, (const char *)t->data + (size_t)i * sizeof value, sizeof value);
-    return value;
-}
-
-static void golden_optim(rig *r, const cJSON *settings)
-{
-    const char *options[OPTIONS_MAX] = {NULL};
-    int n = 0;
-    const cJSON *option;
-    cJSON_ArrayForEach(option, cJSON_GetObjectItem(settings, "options")) options[n++] = option->valuestring;
-    assert_in_range(n, 10, OPTIONS_MAX - 1);
-    for (int i = 0; i < r->f.n; i++) r->f.params[i].weight_decay = cJSON_GetObjectItem(settings, "weight_decay")->valuedouble;
-    rig_shampoo(r, options);
-}
-
-static double golden_error(rig *r, const abar__safetensors *file, const char *name, const cJSON *settings)
-{
-    const double lr = cJSON_GetObjectItem(settings, "lr")->valuedouble;
-    double error = 0.0, largest = 0.0;
-    golden_optim(r, settings);
-    for (int k = 0; k < STEPS; k++) {
-        for (int i = 0; i < PARAMS; i++) {
-            const abar_tensor initial = golden(file, "initial", names[i]), grads = golden(file, "grad", names[i]);
-            const abar_optim_param *p = &r->f.params[i];
-            const int64_t count = abar_tensor_count(&p->value);
-            for (int64_t j = 0; j < count; j++) {
-                if (k == 0) fixture_set(&p->value, j, golden_get(&initial, j));
-                fixture_set(&p->grad, j, golden_get(&grads, k * count + j));
-            }
-        }
-        assert_false(fixture_step(r->optim, lr, 0.0, 0.0).skipped);
-    }
-    for (int i = 0; i < PARAMS; i++) {
-        const abar_tensor expected = golden(file, name, names[i]);
-        for (int64_t j = 0; j < abar_tensor_count(&expected); j++) {
-            error = fmax(error, fabs(fixture_get(&r->f.params[i].value, j) - golden_get(&expected, j)));
-            largest = fmax(largest, fabs(golden_get(&expected, j)));
-        }
-    }
-    abar_optim_destroy(r->optim);
-    r->optim = NULL;
-    return error / largest;
-}
-
-static void check_golden(const char *device, double tolerance)
-{
-    const bool exact = strcmp(device, "ref") == 0;
-    rig r;
-    rig_open(&r, device, shapes, PARAMS);
-    for (int i = 0; i < 4; i++) rig_layer(&r, i, -1);
-    abar__safetensors *file;
-    assert_int_equal(abar__safetensors_open(r.f.ctx, ABAR_TEST_DATA "/golden/shampoo_steps.safetensors", &file), ABAR_OK);
-    cJSON *cases = cJSON_Parse(abar__safetensors_metadata(file, "cases"));
-    assert_in_range(cJSON_GetArraySize(cases), 16, 64);
-    const cJSON *one;
-    cJSON_ArrayForEach(one, cases)
-    {
-        cJSON *settings = cJSON_Parse(abar__safetensors_metadata(file, one->valuestring));
-        if (exact || !cJSON_IsTrue(cJSON_GetObjectItem(settings, "exact"))) {
-            const double error = golden_error(&r, file, one->valuestring, settings);
-            if (!(error <= tolerance)) fail_msg("%s on %s: error %g", one->valuestring, device, error);
-        }
-        cJSON_Delete(settings);
-    }
-    cJSON_Delete(cases);
-    abar__safetensors_close(file);
-    rig_close(&r);
-}
+static const golden_set steps = {.rule = "shampoo",
+                                 .file = ABAR_TEST_DATA "/golden/shampoo_steps.safetensors",
+                                 .names = names,
+                                 .shapes = shapes,
+                                 .n = PARAMS,
+                                 .layers = 4,
+                                 .cases = 16,
+                                 .options = 10};
 
 static void shampoo_on_ref_is_the_oracles(void **state)
 {
     (void)state;
-    check_golden("ref", 1e-9);
+    golden_check(&steps, "ref", 1e-9);
 }
 
 static void shampoo_on_cpu_is_the_oracles(void **state)
 {
     (void)state;
-    check_golden("cpu", 1e-4);
+    golden_check(&steps, "cpu", 1e-4);
 }
 
 /* ---- identities ------------------------------------------------------------------------------------------------------ */

@@ -372,7 +372,7 @@ def _split(patterns: str) -> list[str]:
 
 
 def _group_settings(options: _library.Options) -> dict[str, Any]:
-    """A rule's settings as torch's schedulers expect to find them: beta1 and beta2 are betas."""
+    """A rule's settings as torch's schedulers expect to find them: beta1 and beta2, where it has both, are betas."""
     values = options.values()
     if "beta1" in values and "beta2" in values:
         values = {"betas": (values.pop("beta1"), values.pop("beta2")), **values}

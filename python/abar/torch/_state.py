@@ -10,7 +10,7 @@ from ._engine import Engine
 
 #: What the groups of a state dict say about the optimizer as a whole; the same in all of them.
 SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
-#: ... of muon and shampoo too.
+#: ... of rules that treat parameters in blocks.
 BLOCKS = ("blocks_dropped", "blocks_small", "blocks_kept")
 
 
