@@ -134,6 +134,7 @@ typedef struct abar_block_counts {
     int64_t blocks;
     int64_t dropped; /* updates dropped because a block was not finite */
     int64_t small;   /* blocks whose norm was below --muon-eps, and whose update is therefore small */
+    int64_t kept;    /* shampoo: factors and roots that stayed as they were because the new ones were not finite */
 } abar_block_counts;
 
 const abar_block_counts *abar_optim_blocks(abar_optim *optim); /* valid until the next call; waits for a queued device */

@@ -140,7 +140,7 @@ class ParamInfo(ctypes.Structure):
 
 
 class BlockCounts(ctypes.Structure):
-    _fields_ = [("blocks", c_int64), ("dropped", c_int64), ("small", c_int64)]
+    _fields_ = [("blocks", c_int64), ("dropped", c_int64), ("small", c_int64), ("kept", c_int64)]
 
 
 class Param(ctypes.Structure):

@@ -510,8 +510,10 @@ const abar_param_info *abar_optim_param_info(abar_optim *o, int i)
 const abar_block_counts *abar_optim_blocks(abar_optim *o)
 {
     (void)abar__optim_pull(o); /* a failure of the device is told by the next wait */
-    o->block_counts = (abar_block_counts){
-        .blocks = o->n_blocks + o->n_tensors, .dropped = o->step_state.dropped, .small = o->step_state.small};
+    o->block_counts = (abar_block_counts){.blocks = o->n_blocks + o->n_tensors,
+                                          .dropped = o->step_state.dropped,
+                                          .small = o->step_state.small,
+                                          .kept = o->step_state.kept};
     return &o->block_counts;
 }
 

@@ -153,8 +153,9 @@ static abar_status report_blocks(abar_trainer *t)
 {
     const abar_block_counts blocks = *abar_optim_blocks(t->optim);
     if (blocks.blocks == 0) return ABAR_OK;
-    return abar__text_printf(t->ctx, &t->report, ", \"blocks\": {\"count\": %lld, \"dropped\": %lld, \"small\": %lld}",
-                             (long long)blocks.blocks, (long long)blocks.dropped, (long long)blocks.small);
+    return abar__text_printf(
+        t->ctx, &t->report, ", \"blocks\": {\"count\": %lld, \"dropped\": %lld, \"small\": %lld, \"kept\": %lld}",
+        (long long)blocks.blocks, (long long)blocks.dropped, (long long)blocks.small, (long long)blocks.kept);
 }
 
 abar_status abar_trainer_report(abar_trainer *t, const char **json)

@@ -168,6 +168,7 @@ static void shampoo_keeps_its_factors_when_products_overflow(void **state)
         assert_false(fixture_same_bits(&before.tensors[1], &after.tensors[1])); /* but not those of p1 */
         assert_string_equal(after.names[after.n - 1], "blocks_kept");
         assert_int_equal(*(const int64_t *)after.tensors[after.n - 1].data, 2);
+        assert_int_equal(abar_optim_blocks(r.optim)->kept, 2);
         fixture_fill_grads(&r.f, 1.0);
         fixture_step(r.optim, 0.02, 0.0, 0.0);
         for (int64_t i = 0; i < 240; i++) assert_true(isfinite(fixture_get(&r.f.params[0].value, i)));
