@@ -195,32 +195,32 @@ static void run(abar_context *ctx, abar_device *dev, const shape *s, description
 static void left(abar__block_plan *p)
 {
     const abar__factors l = abar__blocks_average(p, "L", ABAR_LEFT, 0.9);
-    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, 0.5, 0.1, 1, 1));
+    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, true, 0.5, 0.1, 1, 1));
 }
 
 static void right(abar__block_plan *p)
 {
     const abar__factors r = abar__blocks_average(p, "R", ABAR_RIGHT, 1.0);
-    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "R_root", r, 0.5, 0.1, 2, 2));
+    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "R_root", r, true, 0.5, 0.1, 2, 2));
 }
 
 static void right_then_left(abar__block_plan *p)
 {
     const abar__factors r = abar__blocks_average(p, "R", ABAR_RIGHT, 0.9), l = abar__blocks_average(p, "L", ABAR_LEFT, 0.8);
-    const abar__factors r_root = abar__blocks_inverse_root(p, "R_root", r, 0.25, 0.1, 1, 2);
+    const abar__factors r_root = abar__blocks_inverse_root(p, "R_root", r, true, 0.25, 0.1, 1, 2);
     abar__blocks_momentum(p, "m", 0.9, 0.5);
     abar__blocks_multiply(p, r_root);
-    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, 0.4, 0.1, 1, 1));
+    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, true, 0.4, 0.1, 1, 1));
 }
 
 /* The average of what has been multiplied: stages run as written. */
 static void chained(abar__block_plan *p)
 {
     const abar__factors l = abar__blocks_average(p, "L", ABAR_LEFT, 0.9);
-    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, 0.5, 0.1, 1, 1));
+    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "L_root", l, true, 0.5, 0.1, 1, 1));
     const abar__factors r = abar__blocks_average(p, "R", ABAR_RIGHT, 0.9);
     abar__blocks_measure(p, ABAR_NO_MOMENTS, false, 0.0, 1);
-    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "R_root", r, 0.5, 0.1, 1, 1));
+    abar__blocks_multiply(p, abar__blocks_inverse_root(p, "R_root", r, true, 0.5, 0.1, 1, 1));
     abar__blocks_rescale(p);
 }
 
@@ -228,7 +228,7 @@ static void every_mode(abar__block_plan *p)
 {
     const abar__factors s = abar__blocks_average(p, "S", ABAR_EVERY_MODE, 0.9);
     const abar__moments v = abar__blocks_squares(p, "V", 0.95);
-    const abar__factors r = abar__blocks_inverse_root(p, "R", s, ABAR_BY_ORDER, 0.05, 2, 2);
+    const abar__factors r = abar__blocks_inverse_root(p, "R", s, true, ABAR_BY_ORDER, 0.05, 2, 2);
     abar__blocks_measure(p, v, true, 1e-3, 2);
     abar__blocks_multiply(p, r);
     abar__blocks_rescale(p);

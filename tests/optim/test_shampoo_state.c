@@ -229,13 +229,14 @@ static void plans_of_blocks_refuse_handles_of_another_kind(void **state)
     assert_non_null(p.wrong);
     p = (abar__block_plan){0};
     const abar__moments v = abar__blocks_squares(&p, "V", 0.9);
-    abar__blocks_inverse_root(&p, "R", (abar__factors){v.index}, 0.25, 1e-3, 1, 1);
+    abar__blocks_inverse_root(&p, "R", (abar__factors){v.index}, true, 0.25, 1e-3, 1, 1);
     assert_non_null(p.wrong);
     p = (abar__block_plan){0};
     abar__blocks_rescale(&p); /* to nothing */
     assert_non_null(p.wrong);
     p = (abar__block_plan){0};
-    const abar__factors r = abar__blocks_inverse_root(&p, "R", abar__blocks_average(&p, "S", ABAR_RIGHT, 1.0), 0.5, 0.0, 0, 1);
+    const abar__factors r =
+        abar__blocks_inverse_root(&p, "R", abar__blocks_average(&p, "S", ABAR_RIGHT, 1.0), true, 0.5, 0.0, 0, 1);
     assert_non_null(p.wrong); /* there is no update 0 */
     assert_int_equal(p.state[r.index].modes, ABAR_RIGHT);
     p = (abar__block_plan){0};
