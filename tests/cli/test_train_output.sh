@@ -24,7 +24,7 @@ check "it says both learning rates" says 'lr 0\.02,.*'
 check "it says AdamW's" test "$(tr '\n' ' ' <stdout | grep -c 'aux-lr 0\.001')" = 1
 check "it says that blocks were too small" says '^Muon met [0-9]+ blocks whose norm was below'
 # gradients of at most 1e-14, divided by their squares twice: more than float32 holds
-succeeds "a training that drops updates" train --model mlp --widths 784-10 --data synthetic --optim shampoo --shampoo-block 1 --shampoo-exponent 1 --shampoo-eps 1e-30 \
+succeeds "a training that drops updates" train --model mlp --widths 784-10 --data synthetic --optim shampoo --graft none --shampoo-freq 1 --shampoo-block 1 --shampoo-exponent 1 --shampoo-eps 1e-30 \
     --clip 1e-14 --lr 1e-12 --limit-train 64 --limit-test 16 --batch 32 --epochs 1 --device cpu --no-out
 check "it names the rule that dropped them" says '^shampoo dropped [0-9]+ updates'
 run eval --checkpoint json --json
