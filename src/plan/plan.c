@@ -89,7 +89,7 @@ static abar__scalar scalar(abar__plan *p, abar__scalar_kind kind, int32_t a, int
         fail(p, "it has too many scalars, raise ABAR_PLAN_SCALARS");
         return (abar__scalar){0};
     }
-    p->scalar[p->n_scalars] = (abar__scalar_op){.kind = kind, .a = a, .b = b, .calibrated = calibrated, .value = value};
+    p->scalar[p->n_scalars] = (abar__scalar_op){.kind = (int32_t)kind, .a = a, .b = b, .calibrated = calibrated, .value = value};
     return (abar__scalar){p->n_scalars++};
 }
 
