@@ -101,10 +101,10 @@ static bool end(abar_image_check *c, ending why, int64_t place)
 
 static bool reserve(abar_image_check *c, worker *w, size_t bytes)
 {
-    void *memory;
     if (bytes <= w->capacity) return true;
     const size_t more = bytes + bytes / 2;
-    if (abar__alloc(c->ctx, more, &memory) < 0) return false;
+    void *memory = abar__alloc_in_thread(c->ctx, more);
+    if (!memory) return false;
     abar__free(c->ctx, w->buffer, w->capacity);
     w->buffer = memory;
     w->capacity = more;

@@ -18,8 +18,7 @@ static bool begins_with(const uint8_t *segment, size_t n, const char *text, size
 }
 
 /* The frame header of a baseline JPEG: precision, height, width, then id, sampling and table of three components. jfif and
- * adobe
- * (-1: none) say what the colours are, as libjpeg reads them. */
+ * adobe (-1: none) say what the colours are, as libjpeg reads them. */
 static bool frame_fits(const uint8_t *frame, size_t n, bool jfif, int adobe)
 {
     if (n < 15 || frame[0] != 8 || frame[5] != 3) return false;
@@ -67,9 +66,9 @@ static bool grow(abar_context *ctx, abar__encoded_block *block, size_t n)
     size_t wanted = block->bytes > BLOCK_MIN ? block->bytes : BLOCK_MIN;
     while (wanted < n) wanted *= 2;
     abar__encoded_release(ctx, block);
-    if (abar__alloc(ctx, wanted, &block->memory) != ABAR_OK) return false;
-    block->bytes = wanted;
-    return true;
+    block->memory = abar__alloc_in_thread(ctx, wanted);
+    block->bytes = block->memory ? wanted : 0;
+    return block->memory != NULL;
 }
 
 /* One axis: outputs [from, from + n) of a resize of the crop's `in` pixels, which begin at `start`, to `out`. */

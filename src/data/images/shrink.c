@@ -68,9 +68,9 @@ static double seconds(void)
 
 static bool reserve(abar_context *ctx, uint8_t **memory, size_t *capacity, size_t bytes)
 {
-    void *more;
     if (bytes <= *capacity) return true;
-    if (abar__alloc(ctx, bytes + bytes / 2, &more) < 0) return false;
+    void *more = abar__alloc_in_thread(ctx, bytes + bytes / 2);
+    if (!more) return false;
     abar__free(ctx, *memory, *capacity);
     *memory = more;
     *capacity = bytes + bytes / 2;
