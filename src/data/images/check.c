@@ -1,6 +1,6 @@
 /* Checking the files of an image set: every pixel is decoded, the findings are kept in the index's cache, and files with equal
  * bytes are found by their size and CRC-32. */
-#include "abar/images.h"
+#include "data/images/check.h"
 #include "data/images/crew.h"
 #include "data/images/index.h"
 
@@ -13,6 +13,7 @@
 #include <zlib.h>
 
 #define NAME_MAX_BYTES 4608
+#define SAVE_SECONDS 60.0  /* between two writes of the cache: a check that is killed loses no more */
 #define HEADER_BYTES 65536 /* nearly all headers are within them */
 
 /* Places count through both parts: training images first. */
@@ -47,6 +48,8 @@ struct abar_image_check {
     int threads;
     worker workers[ABAR_CREW_MAX];
     atomic_bool stop;
+    double save_every, saved_at; /* seconds; save_every 0: at each report of progress */
+    bool ran, unsaved;           /* unsaved: the cache cannot be written, and is not tried again before the end */
     abar_image_report report;
     line_list list[3];
     pthread_mutex_t lock;                                      /* over the list of damaged images, and ... */
@@ -111,17 +114,6 @@ static bool reserve(abar_image_check *c, worker *w, size_t bytes)
     return true;
 }
 
-static uint32_t crc_of(const uint8_t *bytes, size_t n)
-{
-    uLong crc = crc32(0, NULL, 0);
-    for (size_t done = 0; done < n;) {
-        const uInt now = n - done < 1u << 30 ? (uInt)(n - done) : 1u << 30;
-        crc = crc32(crc, bytes + done, now);
-        done += now;
-    }
-    return (uint32_t)crc;
-}
-
 static bool read_all(abar_image_check *c, worker *w, int64_t place);
 
 /* The first n bytes of a file, or all of them, are in the worker's buffer. */
@@ -130,7 +122,7 @@ static bool decode(abar_image_check *c, worker *w, int64_t place, size_t n)
     abar__images_known known = {.checked = true};
     abar__image_fault fault = {0};
     int64_t warnings = 0;
-    if (!c->headers) known.crc = crc_of(w->buffer, n);
+    if (!c->headers) known.crc = (uint32_t)crc32_z(0, w->buffer, n);
     const bool good = c->headers ? abar__image_look(w->buffer, n, &known.header, &fault)
                                  : abar__image_check(w->reader, w->buffer, n, &known.header, &warnings, &fault);
     const bool whole = n == (size_t)abar__images_size(c->index, part_of(c, place), index_of(c, place));
@@ -336,9 +328,18 @@ static abar_status open_index(abar_image_check *c, bool rescan)
     return count_classes(c, 1);
 }
 
+static void save_in_time(abar_image_check *c)
+{
+    bool written;
+    if (c->headers || c->unsaved || seconds() - c->saved_at < c->save_every) return;
+    c->unsaved = abar__images_keep(c->index, &written) < 0 || !written;
+    c->saved_at = seconds();
+}
+
 static void forward_progress(void *user, int64_t done)
 {
-    const abar_image_check *c = user;
+    abar_image_check *c = user;
+    save_in_time(c);
     if (c->source.progress) c->source.progress(c->source.user, done, c->count);
 }
 
@@ -353,6 +354,7 @@ static void work_through(abar_image_check *c)
     memset(c->list, 0, sizeof c->list);
     for (int i = 0; i < c->threads; i++) c->workers[i].now = 0;
     c->end = GOOD;
+    c->saved_at = seconds();
     abar__crew_run(&job);
 }
 
@@ -362,12 +364,13 @@ static abar_status work_through_twice(abar_image_check *c)
     char name[NAME_MAX_BYTES];
     work_through(c);
     if (c->end == CHANGED) {
-        ABAR_TRY(abar__images_keep(c->index));
+        ABAR_TRY(abar__images_keep(c->index, NULL));
         close_index(c);
         ABAR_TRY(open_index(c, true));
         work_through(c);
     }
     if (c->end == GOOD) return ABAR_OK;
+    if (!c->headers) (void)abar__images_keep(c->index, NULL); /* the next check continues here */
     if (c->end == MEMORY)
         return abar__fail(c->ctx, ABAR_E_MEMORY, "memory: too little to decode the images, use fewer --workers");
     abar__images_name(c->index, part_of(c, c->ended_at), index_of(c, c->ended_at), name, sizeof name);
@@ -377,13 +380,16 @@ static abar_status work_through_twice(abar_image_check *c)
 abar_status abar_image_check_run(abar_image_check *c)
 {
     const double began = seconds();
-    if (!c->index) return abar__fail(c->ctx, ABAR_E_STATE, "check: it has failed before, make another one");
+    if (!c->index || c->ran) return abar__fail(c->ctx, ABAR_E_STATE, "check: it has run before, make another one");
+    c->ran = true;
     ABAR_TRY(work_through_twice(c));
     c->report.seconds = seconds() - began;
-    if (!c->headers) ABAR_TRY(abar__images_keep(c->index));
+    if (!c->headers) ABAR_TRY(abar__images_keep(c->index, NULL));
     ABAR_TRY(conclude(c));
     return atomic_load(&c->stop) ? ABAR_STOPPED : ABAR_OK;
 }
+
+void abar__image_check_save_every(abar_image_check *c, double interval) { c->save_every = interval; }
 
 void abar_image_check_stop(abar_image_check *c) { atomic_store(&c->stop, true); }
 
@@ -443,6 +449,7 @@ abar_status abar_image_check_create(abar_context *ctx, const abar_image_source *
     c->ctx = ctx;
     c->source = own;
     c->headers = headers;
+    c->save_every = SAVE_SECONDS;
     atomic_init(&c->stop, false);
     pthread_mutex_init(&c->lock, NULL);
     abar_status status = prepare(c);

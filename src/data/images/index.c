@@ -234,7 +234,7 @@ static void keep_scan(abar__images_index *index)
         whole.summary.count[part] = abar__images_all(index, part);
     }
     index->head.fingerprint = fingerprint_of(&whole);
-    if (abar__images_trusted(index)) abar__images_cache_write(index);
+    if (abar__images_trusted(index)) (void)abar__images_cache_write(index);
 }
 
 abar_status abar__images_open(abar_context *ctx, const abar__images_request *request, abar__images_index **out)
@@ -391,7 +391,7 @@ void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32
 }
 
 /* A scan that is trusted now, of the same files, takes over what was found. */
-static abar_status keep_by_scan(abar__images_index *index)
+static abar_status keep_by_scan(abar__images_index *index, bool *written)
 {
     abar__images_index *again;
     const abar__images_request request = {.folder = abar__images_string(index, index->head.folder),
@@ -400,17 +400,22 @@ static abar_status keep_by_scan(abar__images_index *index)
                                           .rescan = true};
     ABAR_TRY(abar__images_open(index->ctx, &request, &again));
     if (again->head.fingerprint == index->head.fingerprint && abar__images_trusted(again)) {
+        pthread_mutex_lock(&index->lock);
         for (int k = ABAR_SECTION_FACTS; k < ABAR_SECTION_FACTS + 2; k++)
             memcpy(again->section[k], index->section[k], (size_t)index->head.bytes[k]);
-        abar__images_cache_write(again);
+        pthread_mutex_unlock(&index->lock);
+        *written = abar__images_cache_write(again);
     }
     abar__images_close(again);
     return ABAR_OK;
 }
 
-abar_status abar__images_keep(abar__images_index *index)
+abar_status abar__images_keep(abar__images_index *index, bool *written)
 {
-    if (!abar__images_trusted(index)) return keep_by_scan(index);
-    abar__images_cache_write(index);
+    bool unused;
+    if (!written) written = &unused;
+    *written = false;
+    if (!abar__images_trusted(index)) return keep_by_scan(index, written);
+    *written = abar__images_cache_write(index);
     return ABAR_OK;
 }

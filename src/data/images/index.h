@@ -76,8 +76,8 @@ void abar__images_know(abar__images_index *index, int part, int64_t i, const aba
 abar__images_known abar__images_known_of(const abar__images_index *index, int part, int64_t i);
 /* The largest file; and, once every file has been checked, the largest width and height. 0: not known. */
 void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32_t *width, int32_t *height);
-/* Writes the cache: after a check. What cannot be written is a log line, not a failure. Not while another thread uses the
- * index. */
-abar_status abar__images_keep(abar__images_index *index);
+/* Writes the cache, during or after a check: other threads may read files and call abar__images_know meanwhile. What cannot be
+ * written is a log line, not a failure: *written, which may be NULL, says so. */
+abar_status abar__images_keep(abar__images_index *index, bool *written);
 
 #endif
