@@ -5,6 +5,7 @@
 #include "data/data_impl.h"
 #include "data/images/stream.h"
 
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -406,6 +407,25 @@ static void loader_of_images_counts_its_buffers(void **state)
     end(&f);
 }
 
+static void loader_plan_refuses_what_create_refuses(void **state)
+{
+    (void)state;
+    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    static const abar_loader_config wrong[] = {
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = 1, .prefetch = INT_MAX},
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = INT_MAX},
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = -1},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        size_t planned;
+        abar_loader *loader;
+        assert_int_equal(abar_loader_create(f.ctx, f.data, &wrong[i], &loader), ABAR_E_ARGUMENT);
+        assert_int_equal(abar_loader_plan_bytes(f.ctx, abar_dataset_info_of(f.data), &wrong[i], &planned), ABAR_E_ARGUMENT);
+        check_contains(abar_context_error(f.ctx), "batches ahead, choose 0 to");
+    }
+    end(&f);
+}
+
 static void loader_of_images_allocates_no_more_once_all_were_seen(void **state)
 {
     (void)state;
@@ -536,6 +556,7 @@ int main(void)
         cmocka_unit_test(loader_test_view_is_the_centre_in_order),
         cmocka_unit_test(loader_without_augmentation_has_the_test_view_at_its_size),
         cmocka_unit_test(loader_of_images_counts_its_buffers),
+        cmocka_unit_test(loader_plan_refuses_what_create_refuses),
         cmocka_unit_test(loader_of_images_allocates_no_more_once_all_were_seen),
         cmocka_unit_test(loader_of_images_reports_failing_allocations),
         cmocka_unit_test(loader_threads_without_memory_leave_the_error_text_alone),
