@@ -101,9 +101,8 @@ static int64_t taken(const int64_t *counts, int64_t classes, int64_t r)
     return sum;
 }
 
-/* Replaces the counts of classes by how many of each are taken: as many rounds over all classes as fit in limit, and then one
- * of each of the first that have more. */
-static void share_limit(int64_t *counts, int64_t classes, int64_t limit)
+/* As many rounds over all classes as fit in limit, and then one of each of the first that have more. */
+void abar__images_share_limit(int64_t *counts, int64_t classes, int64_t limit)
 {
     int64_t low = 0, high = limit; /* low rounds fit, high + 1 do not, or need not */
     while (low < high) {
@@ -130,7 +129,7 @@ static abar_status apply_limit(abar__images_index *index, int part, int64_t limi
     ABAR_TRY(abar__alloc(index->ctx, (size_t)classes * sizeof(int64_t), &memory));
     int64_t *counts = memory;
     for (int64_t i = 0; i < all; i++) counts[abar__images_sample(index, part, i)->label]++;
-    share_limit(counts, classes, limit);
+    abar__images_share_limit(counts, classes, limit);
     index->chosen_bytes[part] = (size_t)limit * sizeof(int32_t);
     const abar_status status = abar__alloc(index->ctx, index->chosen_bytes[part], &chosen);
     if (status >= 0) {

@@ -42,6 +42,10 @@ typedef struct abar__images_summary {
 #define ABAR_IMAGES_README "README"
 #define ABAR_IMAGES_SHRUNK "abar shrink: short side "
 
+/* Replaces the numbers of samples of the classes by how many of each a limit takes: the first of every class, then the second
+ * of every class, ... limit: at most their sum. */
+void abar__images_share_limit(int64_t *counts, int64_t classes, int64_t limit);
+
 /* Every failure names a path. The context must outlive the index. */
 abar_status abar__images_open(abar_context *ctx, const abar__images_request *request, abar__images_index **out);
 void abar__images_close(abar__images_index *index);
