@@ -1,6 +1,7 @@
 /* The settings of image sets whose files are decoded when they are needed (docs/images.md): their table, what must hold between
  * them, and the part of them that a loader takes. */
 #include "base/json.h"
+#include "base/number.h"
 #include "data/data_impl.h"
 #include "data/images/index.h"
 #include "train/train_impl.h"
@@ -99,10 +100,11 @@ static abar_status check_group(abar_context *ctx, const abar_train_config *train
 static abar_status check_policy(abar_context *ctx, const abar_train_config *train)
 {
     const abar_option *magnitude = abar_options_find(image_options, "policy-magnitude");
-    const abar_option *jitter = abar_options_find(image_options, "jitter");
+    double jitter = 0.0; /* the default, read as the options are: strtod would read it as the locale says */
+    (void)abar__real_parse(abar_options_find(image_options, "jitter")->fallback, &jitter);
     if (train->policy != ABAR_POLICY_RAND && train->policy_magnitude != strtoll(magnitude->fallback, NULL, 10))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--policy-magnitude: is for --policy rand, leave it out");
-    if (train->policy != ABAR_POLICY_JITTER && train->jitter != strtod(jitter->fallback, NULL))
+    if (train->policy != ABAR_POLICY_JITTER && train->jitter != jitter)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--jitter: is for --policy jitter, leave it out");
     return ABAR_OK;
 }
