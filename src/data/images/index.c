@@ -152,7 +152,7 @@ static void sum_bytes(abar__images_index *index, int part)
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
-/* The texts of a scan become the sections, with room for what checks will find. */
+/* The texts of a scan become the sections, with space for what checks will find. */
 static abar_status finish_scan(abar__images_index *index)
 {
     for (int part = 0; part < 2; part++) {
