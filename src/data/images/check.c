@@ -304,13 +304,14 @@ static void close_index(abar_image_check *c)
     c->index = NULL;
 }
 
-/* Finds the files, and what is known of them. */
-static abar_status open_index(abar_image_check *c, bool rescan)
+/* Finds the files, and what is known of them. earlier: NULL, or an index that is no longer true. */
+static abar_status open_index(abar_image_check *c, const abar__images_index *earlier)
 {
     const abar__images_request request = {
-        .folder = c->source.folder, .classes = c->source.classes_file, .val_labels = c->source.labels_file, .rescan = rescan};
+        .folder = c->source.folder, .classes = c->source.classes_file, .val_labels = c->source.labels_file, .rescan = earlier};
     void *memory;
     ABAR_TRY(abar__images_open(c->ctx, &request, &c->index));
+    if (earlier) abar__images_learn(c->index, earlier);
     const abar__images_summary *s = abar__images_summary_of(c->index);
     c->count = s->count[0] + s->count[1];
     c->report = (abar_image_report){
@@ -326,6 +327,16 @@ static abar_status open_index(abar_image_check *c, bool rescan)
         c->known[place] = abar__images_known_of(c->index, part_of(c, place), index_of(c, place));
     ABAR_TRY(count_classes(c, 0));
     return count_classes(c, 1);
+}
+
+static abar_status open_index_again(abar_image_check *c)
+{
+    abar__images_index *earlier = c->index;
+    c->index = NULL;
+    close_index(c);
+    const abar_status status = open_index(c, earlier);
+    abar__images_close(earlier);
+    return status;
 }
 
 static void save_in_time(abar_image_check *c)
@@ -364,9 +375,8 @@ static abar_status work_through_twice(abar_image_check *c)
     char name[NAME_MAX_BYTES];
     work_through(c);
     if (c->end == CHANGED) {
-        ABAR_TRY(abar__images_keep(c->index, NULL));
-        close_index(c);
-        ABAR_TRY(open_index(c, true));
+        ABAR_TRY(open_index_again(c));
+        if (!c->headers) ABAR_TRY(abar__images_keep(c->index, NULL)); /* the scan has replaced it, without what was known */
         work_through(c);
     }
     if (c->end == GOOD) return ABAR_OK;
@@ -432,7 +442,7 @@ static abar_status prepare(abar_image_check *c)
     ABAR_TRY(keep_text(c, 1, &c->source.classes_file));
     ABAR_TRY(keep_text(c, 2, &c->source.labels_file));
     c->threads = abar__crew_threads(c->source.threads);
-    ABAR_TRY(open_index(c, false));
+    ABAR_TRY(open_index(c, NULL));
     for (int i = 0; i < c->threads; i++) ABAR_TRY(abar__image_reader_create(c->ctx, &c->workers[i].reader));
     return ABAR_OK;
 }

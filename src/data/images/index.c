@@ -389,6 +389,28 @@ void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32
     if (!all) *width = *height = 0;
 }
 
+static bool is_same_place(const abar__images_index *a, uint32_t i, const abar__images_index *b, uint32_t k)
+{
+    const abar__place *p = abar__images_place(a, i), *q = abar__images_place(b, k);
+    if (p->kind != q->kind || strcmp(abar__images_string(a, p->path), abar__images_string(b, q->path)) != 0) return false;
+    if (p->kind == ABAR_PLACE_INNER) return is_same_place(a, p->parent, b, q->parent);
+    return p->device == q->device && p->inode == q->inode && p->modified == q->modified && p->size == q->size;
+}
+
+void abar__images_learn(abar__images_index *index, const abar__images_index *earlier)
+{
+    for (int part = 0; part < 2; part++) {
+        abar__fact *to = index->section[ABAR_SECTION_FACTS + part];
+        const abar__fact *from = earlier->section[ABAR_SECTION_FACTS + part];
+        for (int64_t i = 0; i < abar__images_all(index, part) && i < abar__images_all(earlier, part); i++) {
+            const abar__sample *now = abar__images_sample(index, part, i), *was = abar__images_sample(earlier, part, i);
+            if (now->size == was->size && is_same_place(index, now->place, earlier, was->place) &&
+                strcmp(abar__images_string(index, now->name), abar__images_string(earlier, was->name)) == 0)
+                to[i] = from[i];
+        }
+    }
+}
+
 /* A scan that is trusted now, of the same files, takes over what was found. */
 static abar_status keep_by_scan(abar__images_index *index, bool *written)
 {
