@@ -30,7 +30,7 @@ static int read_workers(const cli *c, const char *text, results *out)
 {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     out->n = 0;
-    if (!text[0]) out->workers[out->n++] = cores > 1 && cores <= WORKERS_MAX ? cores : 1;
+    if (!text[0]) out->workers[out->n++] = cores < 1 ? 1 : cores < WORKERS_MAX ? cores : WORKERS_MAX;
     for (const char *at = text; *at;) {
         char *end;
         const long n = strtol(at, &end, 10);
@@ -93,14 +93,16 @@ static void fill_data(const void *user, int i, grid_cell *cells)
     fill_rate(&cells[1], d->read);
     fill_rate(&cells[2], d->view);
     fill_rate(&cells[3], d->policy);
-    fill_rate(&cells[4], d->images_per_second);
-    fill_rate(&cells[5], d->images_per_cpu_second);
+    fill_rate(&cells[4], d->loader_per_second);
+    fill_rate(&cells[5], d->images_per_second);
+    fill_rate(&cells[6], d->images_per_cpu_second);
 }
 
 static void print_data(const cli *c, const results *r)
 {
-    static const grid_column columns[] = {{"workers", false, 0}, {"read", false, 3}, {"decode, crop, resize", false, 1},
-                                          {"policy", false, 2},  {"all", false, 0},  {"all, per core", false, 0}};
+    static const grid_column columns[] = {
+        {"workers", false, 0}, {"read", false, 3},       {"decode, crop, resize", false, 1}, {"policy", false, 2},
+        {"loader", false, 0},  {"normalised", false, 4}, {"normalised, per core", false, 0}};
     char text[2 * ABAR_OPTION_TEXT_MAX], images[NUMBER_MAX], policy[ABAR_OPTION_TEXT_MAX] = "";
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     const int n = abar_setup_tables(r->setup, tables);
@@ -112,9 +114,14 @@ static void print_data(const cli *c, const results *r)
     print_wrapped(stdout, 0, print_width(stdout), text);
     putchar('\n');
     grid g = {
-        .column = columns, .columns = 6, .rows = r->n, .fill = fill_data, .user = r, .indent = 2, .bold = "", .plain = ""};
+        .column = columns, .columns = 7, .rows = r->n, .fill = fill_data, .user = r, .indent = 2, .bold = "", .plain = ""};
     grid_measure(&g, print_window(stdout));
     grid_print(&g, stdout);
+    putchar('\n');
+    print_wrapped(
+        stdout, 0, print_width(stdout),
+        "loader: images of whole batches, all stages, as the workers make them. normalised: the same with every batch "
+        "normalised, erased and mixed by one more thread, as training on the CPU does; a GPU does that by itself.");
 }
 
 static void print_rate_line(const char *what, double ms, double rate)
@@ -157,7 +164,7 @@ static void print_training(const results *r)
     print_rate_line("step on a batch in place", r->step.ms_median, r->step.samples_per_second);
     for (int i = 0; i < r->n; i++) {
         snprintf(text, sizeof text, "loader, %" PRId64 " worker%s", r->workers[i], r->workers[i] == 1 ? "" : "s");
-        print_rate_line(text, 0.0, r->data[i].images_per_second);
+        print_rate_line(text, 0.0, r->data[i].loader_per_second);
         snprintf(text, sizeof text, "training, %" PRId64 " worker%s", r->workers[i], r->workers[i] == 1 ? "" : "s");
         print_rate_line(text, r->fed[i].ms_step, r->fed[i].samples_per_second);
     }
@@ -181,8 +188,9 @@ static void print_workers_json(json_writer *j, const results *r, int i)
     json_real(j, "read", d->read);
     json_real(j, "view", d->view);
     json_real(j, "policy", d->policy > 0.0 ? d->policy : NAN);
-    json_real(j, "images_per_second", d->images_per_second);
-    json_real(j, "images_per_cpu_second", d->images_per_cpu_second);
+    json_real(j, "images_per_second", d->images_per_second > 0.0 ? d->images_per_second : NAN);
+    json_real(j, "images_per_cpu_second", d->images_per_cpu_second > 0.0 ? d->images_per_cpu_second : NAN);
+    json_real(j, "loader_per_second", d->loader_per_second);
     if (r->request->model) {
         json_real(j, "ms_trained", r->fed[i].ms_step);
         json_real(j, "ms_waited", r->fed[i].ms_waited);

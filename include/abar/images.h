@@ -57,8 +57,8 @@ typedef struct abar_image_report {
  * is kept. */
 abar_status abar_image_check_create(abar_context *ctx, const abar_image_source *source, bool headers, abar_image_check **out);
 void abar_image_check_destroy(abar_image_check *check);
-/* Decodes every file that no earlier check has found good. ABAR_STOPPED after abar_image_check_stop. What was found is kept in
- * the cache in either case, and the next check continues there. */
+/* Decodes every file that no earlier check has found good; once for each check. ABAR_STOPPED after abar_image_check_stop. What
+ * was found is written to the cache every minute and at the end, and the next check continues there. */
 abar_status abar_image_check_run(abar_image_check *check);
 /* May be called from a signal handler or another thread. */
 void abar_image_check_stop(abar_image_check *check);

@@ -289,8 +289,10 @@ typedef struct abar_bench_data_result {
     int64_t workers, images;      /* images: that the stages were timed on, drawn by the seed */
     double read, view, policy;    /* images per second of each stage alone, by all threads: reading files; decoding with crop
                                      and resize; the policy's operations (0: there is no policy) */
-    double images_per_second;     /* of the loader: whole batches, normalised by the caller's thread */
+    double images_per_second;     /* from files to normalised batches: threads make them, the caller's thread normalises
+                                     them; 0 where a GPU decodes */
     double images_per_cpu_second; /* the same per second of CPU time: what one core does */
+    double loader_per_second;     /* images in the loader's batches, not normalised: what training on a GPU takes */
 } abar_bench_data_result;
 abar_status abar_bench_data(abar_context *ctx, const abar_setup *setup, int64_t workers, double seconds,
                             abar_bench_data_result *result);

@@ -38,8 +38,12 @@ void abar__struct_write(const void *from, size_t bytes, void *out);
 abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
                                  void *log_user, abar_context **out);
 
-/* Zeroed memory, aligned to ABAR_ALIGN; 0 bytes yield NULL and ABAR_OK. The caller keeps the size. Thread-safe. */
+/* Zeroed memory, aligned to ABAR_ALIGN; 0 bytes yield NULL and ABAR_OK. The caller keeps the size. For the context's thread: a
+ * failure sets the error text. */
 abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out);
+/* The same for any thread: a failure sets no text. NULL: there is no memory, or bytes is 0. */
+void *abar__alloc_in_thread(abar_context *ctx, size_t bytes);
+/* Thread-safe. */
 void abar__free(abar_context *ctx, void *memory, size_t bytes);
 /* Count memory that was allocated elsewhere (on a GPU), so that abar_context_memory includes it. Thread-safe. */
 void abar__count_memory(abar_context *ctx, size_t bytes);

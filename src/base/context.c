@@ -121,17 +121,20 @@ void abar__count_memory(abar_context *ctx, size_t bytes)
 
 void abar__uncount_memory(abar_context *ctx, size_t bytes) { atomic_fetch_sub(&ctx->now, bytes); }
 
-abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
+void *abar__alloc_in_thread(abar_context *ctx, size_t bytes)
 {
-    *out = NULL;
-    if (bytes == 0) return ABAR_OK;
-    void *memory = ctx->config.allocator.alloc(ctx->config.allocator.user, bytes, ABAR_ALIGN);
-    if (!memory)
-        return abar__fail(ctx, ABAR_E_MEMORY, "memory: could not get %zu more bytes, use a smaller batch or model", bytes);
+    void *memory = bytes > 0 ? ctx->config.allocator.alloc(ctx->config.allocator.user, bytes, ABAR_ALIGN) : NULL;
+    if (!memory) return NULL;
     memset(memory, 0, bytes);
     abar__count_memory(ctx, bytes);
-    *out = memory;
-    return ABAR_OK;
+    return memory;
+}
+
+abar_status abar__alloc(abar_context *ctx, size_t bytes, void **out)
+{
+    *out = abar__alloc_in_thread(ctx, bytes);
+    if (*out || bytes == 0) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_MEMORY, "memory: could not get %zu more bytes, use a smaller batch or model", bytes);
 }
 
 void abar__free(abar_context *ctx, void *memory, size_t bytes)

@@ -210,8 +210,8 @@ static abar_status report_failure(const abar_loader *l, const abar__slot *s)
         return abar__fail(l->ctx, ABAR_E_FORMAT, "%s: %s, replace it, or use other images for damaged ones with --damaged skip",
                           name, s->fault.image.text);
     case ABAR_STREAM_CHANGED:
-        return abar__fail(l->ctx, ABAR_E_IO, "%s: changed since it was indexed, begin again with the files as they are now",
-                          name);
+        return abar__fail(l->ctx, ABAR_E_IO,
+                          "%s: changed since it was indexed, index the data set anew with `abar data`, then begin again", name);
     case ABAR_STREAM_MEMORY:
         return abar__fail(l->ctx, ABAR_E_MEMORY, "%s: no memory to decode it, free some or use fewer --workers", name);
     default: return abar__fail(l->ctx, ABAR_E_IO, "%s: %s, check the disk and try again", name, strerror(s->fault.error));

@@ -189,6 +189,13 @@ static abar_status check_windows(abar_context *ctx, const abar_dataset_info *inf
                       info->where, part, (long long)tokens, (long long)c->context + 1, flag);
 }
 
+static abar_status check_threads(abar_context *ctx, const abar_loader_config *c)
+{
+    if (c->threads >= 0 && c->threads <= THREADS_MAX && c->prefetch >= 0 && c->prefetch <= PREFETCH_MAX) return ABAR_OK;
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: %d threads, %d batches ahead, choose 0 to %d and 0 to %d", c->threads,
+                      c->prefetch, THREADS_MAX, PREFETCH_MAX);
+}
+
 static abar_status check(abar_context *ctx, const abar_dataset_info *info, const abar_loader_config *c)
 {
     int64_t samples = sample_count(info, c), side = info->height < info->width ? info->height : info->width;
@@ -201,10 +208,7 @@ static abar_status check(abar_context *ctx, const abar_dataset_info *info, const
     if (c->crop_pad < 0 || (c->crop_pad > 0 && c->crop_pad >= side))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "crop padding %lld: the images are %lld x %lld, choose 0 to %lld",
                           (long long)c->crop_pad, (long long)info->height, (long long)info->width, (long long)side - 1);
-    if (c->threads < 0 || c->threads > THREADS_MAX || c->prefetch < 0 || c->prefetch > PREFETCH_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: %d threads, %d batches ahead, choose 0 to %d and 0 to %d", c->threads,
-                          c->prefetch, THREADS_MAX, PREFETCH_MAX);
-    return ABAR_OK;
+    return check_threads(ctx, c);
 }
 
 /* Options without meaning for this part of this data set are cleared. */
@@ -254,8 +258,10 @@ abar_status abar_loader_plan_bytes(abar_context *ctx, const abar_dataset_info *i
     abar__loader_plan p = {0};
     *out = 0;
     ABAR_TRY(read_config(ctx, info, config, &p.config));
-    if (p.config.batch < 1 || p.config.threads < 0 || p.config.prefetch < 0 || p.config.context < 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: a number is negative or the batch is more than any memory holds");
+    if (p.config.batch < 1 || p.config.context < 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: a batch of %lld, windows of %lld tokens, choose at least 1 and 0",
+                          (long long)p.config.batch, (long long)p.config.context);
+    ABAR_TRY(check_threads(ctx, &p.config));
     ABAR_TRY(fill_in(ctx, info, &p));
     *out = p.total;
     return ABAR_OK;

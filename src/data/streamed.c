@@ -114,21 +114,6 @@ abar_status abar__streamed_hold_out(abar_dataset *data, int64_t kept, uint64_t s
     return ABAR_OK;
 }
 
-/* How many samples of every class are taken, when each class gives one in turn until there are limit. count: (classes) samples
- * of each, replaced. */
-static void share_limit(int32_t *count, int64_t classes, int64_t limit)
-{
-    int64_t rounds = 0, taken = 0, next = 0;
-    for (;; rounds++, taken = next) {
-        for (int64_t c = 0; c < classes; c++) next += count[c] > rounds;
-        if (next > limit) break;
-    }
-    for (int64_t c = 0, extra = limit - taken; c < classes; c++) {
-        if (count[c] <= rounds) continue;
-        count[c] = (int32_t)rounds + (extra-- > 0);
-    }
-}
-
 abar_status abar__streamed_limit(abar_dataset *data, int which, int64_t limit)
 {
     abar__part *part = &data->part[which];
@@ -136,18 +121,18 @@ abar_status abar__streamed_limit(abar_dataset *data, int which, int64_t limit)
     void *memory;
     if (limit <= 0 || limit >= part->count) return ABAR_OK;
     ABAR_TRY(own_list(data, part));
-    ABAR_TRY(abar__alloc(data->ctx, (size_t)classes * sizeof(int32_t), &memory));
-    int32_t *left = memory;
+    ABAR_TRY(abar__alloc(data->ctx, (size_t)classes * sizeof(int64_t), &memory));
+    int64_t *left = memory;
     for (int64_t i = 0; i < part->count; i++) left[abar__streamed_label(data, part, i)]++;
-    share_limit(left, classes, limit);
+    abar__images_share_limit(left, classes, limit);
     int64_t kept = 0;
     for (int64_t i = 0; i < part->count; i++) {
-        int32_t *mine = &left[abar__streamed_label(data, part, i)];
+        int64_t *mine = &left[abar__streamed_label(data, part, i)];
         if (*mine == 0) continue;
         --*mine;
         part->files[kept++] = part->files[i];
     }
     part->count = kept;
-    abar__free(data->ctx, memory, (size_t)classes * sizeof(int32_t));
+    abar__free(data->ctx, memory, (size_t)classes * sizeof(int64_t));
     return ABAR_OK;
 }

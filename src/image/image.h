@@ -56,7 +56,7 @@ size_t abar__image_reader_bytes(const abar__image_reader *reader);
 
 /* The header of n bytes of a file. False: fault says why. */
 bool abar__image_look(const uint8_t *bytes, size_t n, abar__image_header *out, abar__image_fault *fault);
-/* Decodes what the view needs and no more. out: (3, window.height, window.width). The view must lie inside the image. */
+/* Decodes what the view needs and no more. out: (3, window.height, window.width). The view must be inside the image. */
 bool abar__image_read(abar__image_reader *reader, const uint8_t *bytes, size_t n, const abar__image_view *view, uint8_t *out,
                       abar__image_fault *fault);
 /* Decodes every pixel and keeps none: whether a file is damaged. warnings: of libjpeg, such as bad codes, which are accepted.

@@ -54,12 +54,12 @@ size_t abar__image_reader_bytes(const abar__image_reader *reader)
 
 bool abar__image_grow(abar__image_reader *reader, abar__image_buffer *buffer, size_t bytes, abar__image_fault *fault)
 {
-    void *memory;
     if (bytes <= buffer->bytes) return true;
     abar__free(reader->ctx, buffer->data, buffer->bytes);
     *buffer = (abar__image_buffer){0};
-    if (abar__alloc(reader->ctx, bytes, &memory) != ABAR_OK) {
-        abar__image_fail(fault, "needs %zu MiB more memory than there is", bytes >> 20);
+    void *memory = abar__alloc_in_thread(reader->ctx, bytes);
+    if (!memory) {
+        abar__image_fail(fault, "needs %zu bytes more memory than there is", bytes);
         fault->memory = true;
         return false;
     }

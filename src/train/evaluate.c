@@ -64,7 +64,7 @@ abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char
     abar_status status = prepare(ctx, setup, weights, &e);
     double began = abar__seconds();
     if (status == ABAR_OK) status = abar__stepper_test(&e.stepper, e.loader, &e.feed, NULL, &loss);
-    if (status == ABAR_OK) status = abar__damage_tell(ctx, e.data, e.loader, true, &(abar_damage){0});
+    if (status == ABAR_OK) status = abar__damage_tell(ctx, e.loader, true, &(abar_damage){0});
     if (status == ABAR_OK)
         found = (abar_evaluation){.loss = loss.loss,
                                   .accuracy = 100.0 * (double)loss.correct / (double)loss.count,

@@ -1,6 +1,7 @@
 /* The settings of image sets whose files are decoded when they are needed (docs/images.md): their table, what must hold between
  * them, and the part of them that a loader takes. */
 #include "base/json.h"
+#include "base/number.h"
 #include "data/data_impl.h"
 #include "data/images/index.h"
 #include "train/train_impl.h"
@@ -11,7 +12,6 @@
 #define AT(field) offsetof(abar_train_config, field)
 #define SIDE_MAX 4096 /* pixels of a view */
 #define FILTERS "style|nearest|bilinear|bicubic"
-#define NAME_SHOWN 512  /* bytes of a file's name in a log line */
 #define USUAL_GROUP 256 /* rows that are mixed with each other, where the batch has as many */
 
 static const abar_option image_options[] = {
@@ -100,10 +100,11 @@ static abar_status check_group(abar_context *ctx, const abar_train_config *train
 static abar_status check_policy(abar_context *ctx, const abar_train_config *train)
 {
     const abar_option *magnitude = abar_options_find(image_options, "policy-magnitude");
-    const abar_option *jitter = abar_options_find(image_options, "jitter");
+    double jitter = 0.0; /* the default, read as the options are: strtod would read it as the locale says */
+    (void)abar__real_parse(abar_options_find(image_options, "jitter")->fallback, &jitter);
     if (train->policy != ABAR_POLICY_RAND && train->policy_magnitude != strtoll(magnitude->fallback, NULL, 10))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--policy-magnitude: is for --policy rand, leave it out");
-    if (train->policy != ABAR_POLICY_JITTER && train->jitter != strtod(jitter->fallback, NULL))
+    if (train->policy != ABAR_POLICY_JITTER && train->jitter != jitter)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--jitter: is for --policy jitter, leave it out");
     return ABAR_OK;
 }
@@ -175,20 +176,13 @@ abar_status abar__class_names_write(abar_context *ctx, const abar_dataset *data,
     return out->length ? abar__text_append(ctx, out, "]", 1) : ABAR_OK;
 }
 
-abar_status abar__damage_tell(abar_context *ctx, const abar_dataset *data, const abar_loader *loader, bool test,
-                              abar_damage *told)
+abar_status abar__damage_tell(abar_context *ctx, const abar_loader *loader, bool test, abar_damage *told)
 {
     abar_damage now = {.size = sizeof now};
-    char name[NAME_SHOWN];
     ABAR_TRY(abar_loader_damage(loader, &now));
     if (now.files == told->files) return ABAR_OK;
-    for (int64_t i = told->files; i < now.files && i < ABAR_DAMAGE_NAMED; i++) {
-        abar_dataset_sample_name(data, test, now.first[i], name, sizeof name);
-        abar__log(ctx, ABAR_LOG_WARNING, "%s: damaged, %s", name,
-                  test ? "it is not tested" : "other images take its place in training");
-    }
-    abar__log(ctx, ABAR_LOG_WARNING, "%lld damaged files so far in the %s part, `abar data` names all", (long long)now.files,
-              test ? "test" : "training");
+    abar__log(ctx, ABAR_LOG_WARNING, "%lld damaged file%s so far in the %s part, `abar data` names all", (long long)now.files,
+              now.files == 1 ? "" : "s", test ? "test" : "training");
     *told = now;
     return ABAR_OK;
 }

@@ -50,9 +50,8 @@ void abar__request_images(const abar_train_config *train, abar_loader_config *ou
 uint64_t abar__images_fingerprint(const abar_dataset *data); /* of names, sizes and labels; 0: no image folder */
 /* Appends the names as a JSON array; nothing where the data set has none. */
 abar_status abar__class_names_write(abar_context *ctx, const abar_dataset *data, abar__text *out);
-/* Logs the damaged files that the loader has met since *told, and updates that. */
-abar_status abar__damage_tell(abar_context *ctx, const abar_dataset *data, const abar_loader *loader, bool test,
-                              abar_damage *told);
+/* Logs how many damaged files the loader has met, if that is more than in *told, and updates it. The loader names them. */
+abar_status abar__damage_tell(abar_context *ctx, const abar_loader *loader, bool test, abar_damage *told);
 
 abar_status abar__setup_copy(abar_context *ctx, const abar_setup *from, abar_setup **out);
 /* Appends the setup as one JSON object. */

@@ -355,8 +355,8 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test, const ab
                        .skipped = t->at.epoch_skipped,
                        .ema_loss = averaged ? average->loss : NAN,
                        .ema_accuracy = averaged ? percent_of(average) : NAN};
-    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->train, false, &t->damage[0]));
-    ABAR_TRY(abar__damage_tell(t->ctx, t->data, t->test, true, &t->damage[1]));
+    ABAR_TRY(abar__damage_tell(t->ctx, t->train, false, &t->damage[0]));
+    ABAR_TRY(abar__damage_tell(t->ctx, t->test, true, &t->damage[1]));
     ABAR_TRY(abar__record_epoch(t, e));
     t->at.epoch++;
     t->at.step = 0;

@@ -10,10 +10,12 @@ set=(bench --data imagefolder:good --batch 2 --seconds 0.1)
 succeeds "rates" "${set[@]}" --workers 1,2
 check "a table with a row per number of workers" test "$(grep -cE '^ +(workers +read +decode, crop, resize|[12] +[0-9,]+ +[0-9,]+)' "$work/stdout")" = 3
 check "files are warm, and it says so" says 'files in +memory|files in$'
+check "batches are timed as the workers make them" says '^  workers .* loader +normalised'
+check "and it says what that is" says '^loader: images of whole batches'
 check "no step is timed" test "$(grep -c 'step' "$work/stdout")" = 0
 succeeds "rates as JSON" "${set[@]}" --workers 1 --json
 check "one object" one_json_object
-check "its rates" says '"loader": \[\{"workers": 1, "read": [0-9.e+]+, "view": [0-9.e+]+, "policy": ([0-9.e+]+|null), "images_per_second": [0-9.e+]+, "images_per_cpu_second": [0-9.e+]+\}\]'
+check "its rates" says '"loader": \[\{"workers": 1, "read": [0-9.e+]+, "view": [0-9.e+]+, "policy": ([0-9.e+]+|null), "images_per_second": [0-9.e+]+, "images_per_cpu_second": [0-9.e+]+, "loader_per_second": [0-9.e+]+\}\]'
 succeeds "the number of workers may be left out" "${set[@]}"
 
 model=(--model mlp --steps 3 --warmup-steps 1 --threads 1)

@@ -78,6 +78,9 @@ refuses "another size in the same place" 2 'copy: has other files' data --data i
 refuses "a copy over a set" 2 'twins: has other files' data --data imagefolder:good --shrink 8 --to twins
 refuses "a copy over a file" 2 'classes/order.txt: is not a folder' data --data imagefolder:good --shrink 8 --to classes/order.txt
 refuses "a copy inside the set" 2 'is inside the data set' data --data imagefolder:good --shrink 8 --to good/train/small
+cd good
+refuses "a copy inside the set, by a name alone" 2 'is inside the data set' data --data imagefolder:. --shrink 8 --to small
+cd ..
 check "nothing is made inside" test ! -e good/train/small -a ! -e good/train/small.partial
 refuses "a copy of a copy of that size" 2 'already' data --data imagefolder:copy --shrink 8 --to twice
 mkdir empty

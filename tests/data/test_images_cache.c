@@ -478,7 +478,7 @@ static void cache_keeps_what_a_check_found(void **state)
     abar__images_index *index = open_with(s, &(abar__images_request){.limit = {2, 0}});
     abar__images_know(index, 0, 1, &photo); /* the third of all */
     abar__images_know(index, 1, 0, &drawing);
-    assert_int_equal(abar__images_keep(index), ABAR_OK);
+    assert_int_equal(abar__images_keep(index, NULL), ABAR_OK);
     abar__images_close(index);
     index = open_set(s);
     assert_true(abar__images_summary_of(index)->from_cache);
@@ -507,7 +507,7 @@ static void cache_keeps_what_a_check_found_after_an_early_scan(void **state)
     abar__images_index *index = open_set(s);
     abar__images_know(index, 0, 2, &photo);
     settle(s);
-    assert_int_equal(abar__images_keep(index), ABAR_OK);
+    assert_int_equal(abar__images_keep(index, NULL), ABAR_OK);
     abar__images_close(index);
     index = open_set(s);
     assert_true(abar__images_summary_of(index)->from_cache);
@@ -518,7 +518,7 @@ static void cache_keeps_what_a_check_found_after_an_early_scan(void **state)
     abar__images_know(index, 0, 3, &photo);
     put(s, "train/bee/0.jpg", 9); /* other files by now: nothing is kept */
     settle(s);
-    assert_int_equal(abar__images_keep(index), ABAR_OK);
+    assert_int_equal(abar__images_keep(index, NULL), ABAR_OK);
     abar__images_close(index);
     index = open_set(s);
     for (int64_t i = 0; i < abar__images_summary_of(index)->count[0]; i++)

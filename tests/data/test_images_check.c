@@ -2,7 +2,7 @@
  * allocations leave behind. */
 #include "data/images_testing.h"
 
-#include "abar/images.h"
+#include "data/images/check.h"
 #include "data/images/crew.h"
 #include "data/images/shard.h"
 #include "tiny_jpeg.h"
@@ -166,6 +166,65 @@ static void check_that_was_stopped_continues(void **state)
     abar_image_check_destroy(c);
     c = check_run(s, false);
     assert_int_equal(abar_image_check_report(c)->now, 0);
+    assert_int_equal(abar_image_check_report(c)->checked, 40);
+    abar_image_check_destroy(c);
+}
+
+/* Its folder does not show it: the next check finds out when it reads the file. */
+static void check_decodes_the_file_that_was_replaced_and_no_other(void **state)
+{
+    set *s = *state;
+    uint8_t file[sizeof tiny_jpeg + 2];
+    put_images(s, 10);
+    settle(s);
+    abar_image_check_destroy(check_run(s, false));
+    memcpy(file, tiny_jpeg, sizeof tiny_jpeg);
+    memset(file + sizeof tiny_jpeg, 0, 2);
+    put_bytes(s, "train/b/005.jpg", file, sizeof file);
+    for (int64_t time = 0; time < 2; time++) {
+        abar_image_check *c = check_run(s, false);
+        assert_int_equal(abar_image_check_report(c)->now, time == 0 ? 1 : 0);
+        assert_int_equal(abar_image_check_report(c)->checked, 20);
+        assert_int_equal(abar_image_check_report(c)->part[0].bytes + abar_image_check_report(c)->part[1].bytes,
+                         19 * TINY_JPEG_NUMBERED + (int64_t)sizeof file);
+        abar_image_check_destroy(c);
+    }
+}
+
+typedef struct witness {
+    const set *s;
+    int64_t known; /* images that a new index has facts of, when all are done and the check has not returned */
+} witness;
+
+static void look_into_cache(void *user, int64_t done, int64_t all)
+{
+    witness *w = user;
+    abar__images_index *index;
+    const abar__images_request request = {.folder = w->s->data};
+    if (done < all) return;
+    assert_int_equal(abar__images_open(w->s->ctx, &request, &index), ABAR_OK);
+    w->known = 0;
+    for (int part = 0; part < 2; part++)
+        for (int64_t i = 0; i < abar__images_summary_of(index)->count[part]; i++)
+            w->known += abar__images_known_of(index, part, i).checked;
+    abar__images_close(index);
+}
+
+static void check_that_is_killed_loses_what_came_after_the_last_save(void **state)
+{
+    set *s = *state;
+    witness w = {.s = s, .known = -1};
+    abar_image_source source = source_of(s);
+    abar_image_check *c;
+    source.progress = look_into_cache;
+    source.user = &w;
+    put_images(s, 20);
+    settle(s);
+    assert_int_equal(abar_image_check_create(s->ctx, &source, false, &c), ABAR_OK);
+    abar__image_check_save_every(c, 0.0);
+    assert_int_equal(abar_image_check_run(c), ABAR_OK);
+    assert_int_equal(w.known, 40);
+    assert_int_equal(abar_image_check_run(c), ABAR_E_STATE);
     assert_int_equal(abar_image_check_report(c)->checked, 40);
     abar_image_check_destroy(c);
 }
@@ -347,6 +406,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(check_counts_and_names_what_it_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_lists_the_first_fifty, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_that_was_stopped_continues, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(check_decodes_the_file_that_was_replaced_and_no_other, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(check_that_is_killed_loses_what_came_after_the_last_save, set_up, tear_down),
         cmocka_unit_test_setup_teardown(warnings_are_counted_and_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(headers_are_all_that_a_fast_check_reads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(check_survives_every_failing_allocation, set_up, tear_down),

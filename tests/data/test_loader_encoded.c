@@ -214,6 +214,44 @@ static void baseline_colour_files_fit(void **state)
     }
 }
 
+/* The file with n bytes before its first scan. */
+static bytes insert_before_scan(const bytes *b, const uint8_t *more, size_t n)
+{
+    size_t at = 2;
+    while (b->data[at + 1] != 0xda) at += 2 + ((size_t)b->data[at + 2] << 8 | b->data[at + 3]);
+    bytes out = bytes_make(b->n + n);
+    memcpy(out.data, b->data, at);
+    memcpy(out.data + at, more, n);
+    memcpy(out.data + at + n, b->data + at, b->n - at);
+    return out;
+}
+
+static void files_that_change_before_the_scan_do_not_fit(void **state)
+{
+    (void)state;
+    static const uint8_t second[] = {0xff, 0xc0, 0, 17, 8, 4, 0, 4, 0, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1}; /* 1024 x 1024 */
+    static const uint8_t rgb[] = {0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, 0};
+    static const uint8_t comment[] = {0xff, 0xfe, 0, 4, 'h', 'i'};
+    const struct {
+        const uint8_t *more;
+        size_t n;
+        bool fits;
+    } cases[] = {{second, sizeof second, false}, {rgb, sizeof rgb, false}, {comment, sizeof comment, true}};
+    bytes b = encode(&(kind){"4:2:0 without JFIF", JCS_YCbCr, 2, 2, .fits = true});
+    abar__image_header header;
+    abar__image_fault fault;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bytes file = insert_before_scan(&b, cases[i].more, cases[i].n);
+        assert_true(abar__image_look(file.data, file.n, &header, &fault));
+        assert_int_equal(abar__encoded_fits(&header, file.data, file.n), cases[i].fits);
+        free(file.data);
+    }
+    assert_true(abar__image_look(b.data, b.n, &header, &fault));
+    header.width--;
+    assert_false(abar__encoded_fits(&header, b.data, b.n));
+    free(b.data);
+}
+
 static void test_images_are_always_decoded(void **state)
 {
     (void)state;
@@ -264,6 +302,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_resampled_are_the_images),
         cmocka_unit_test(baseline_colour_files_fit),
+        cmocka_unit_test(files_that_change_before_the_scan_do_not_fit),
         cmocka_unit_test(test_images_are_always_decoded),
         cmocka_unit_test(what_needs_pixels_is_refused),
     };

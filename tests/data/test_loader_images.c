@@ -5,7 +5,10 @@
 #include "data/data_impl.h"
 #include "data/images/stream.h"
 
+#include <limits.h>
 #include <math.h>
+#include <pthread.h>
+#include <unistd.h>
 
 enum { TRAIN = 41, TEST = 13, SIDE = 24, BATCH = 12, BATCHES = TRAIN / BATCH };
 
@@ -404,6 +407,25 @@ static void loader_of_images_counts_its_buffers(void **state)
     end(&f);
 }
 
+static void loader_plan_refuses_what_create_refuses(void **state)
+{
+    (void)state;
+    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    static const abar_loader_config wrong[] = {
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = 1, .prefetch = INT_MAX},
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = INT_MAX},
+        {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = -1},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        size_t planned;
+        abar_loader *loader;
+        assert_int_equal(abar_loader_create(f.ctx, f.data, &wrong[i], &loader), ABAR_E_ARGUMENT);
+        assert_int_equal(abar_loader_plan_bytes(f.ctx, abar_dataset_info_of(f.data), &wrong[i], &planned), ABAR_E_ARGUMENT);
+        check_contains(abar_context_error(f.ctx), "batches ahead, choose 0 to");
+    }
+    end(&f);
+}
+
 static void loader_of_images_allocates_no_more_once_all_were_seen(void **state)
 {
     (void)state;
@@ -449,6 +471,49 @@ static void loader_of_images_reports_failing_allocations(void **state)
     end(&f);
 }
 
+/* An allocator that has no memory for threads other than the test's. */
+typedef struct one_thread {
+    pthread_t own;
+    atomic_bool closed; /* to other threads */
+    atomic_long refused;
+} one_thread;
+
+static void *one_thread_alloc(void *user, size_t n, size_t align)
+{
+    one_thread *o = user;
+    if (atomic_load(&o->closed) && !pthread_equal(pthread_self(), o->own)) {
+        atomic_fetch_add(&o->refused, 1);
+        return NULL;
+    }
+    return aligned_alloc(align, (n + align - 1) / align * align);
+}
+
+/* The error text belongs to the caller's thread, which may read or write it at the same time. */
+static void loader_threads_without_memory_leave_the_error_text_alone(void **state)
+{
+    (void)state;
+    one_thread memory = {.own = pthread_self()};
+    const abar_context_config config = {.size = sizeof config, .allocator = {one_thread_alloc, failing_release, &memory}};
+    fixture f = {.dir = make_images(TRAIN, TEST, 20)};
+    abar_batch b = {.size = sizeof b};
+    char before[1024];
+    assert_int_equal(abar_context_create(&config, &f.ctx), ABAR_OK);
+    f.data = open_images(f.ctx, &f.dir, (abar_dataset_config){.view = SIDE});
+    abar_loader *refused, *loader;
+    assert_int_equal(abar_loader_create(f.ctx, f.data, &(abar_loader_config){.size = sizeof(abar_loader_config)}, &refused),
+                     ABAR_E_ARGUMENT);
+    snprintf(before, sizeof before, "%s", abar_context_error(f.ctx));
+    atomic_store(&memory.closed, true);
+    loader = make_loader(&f, (abar_loader_config){.batch = BATCH, .threads = 2});
+    while (atomic_load(&memory.refused) == 0) usleep(1000);
+    usleep(100000); /* for what the thread does next */
+    assert_string_equal(abar_context_error(f.ctx), before);
+    assert_int_equal(abar_loader_next(loader, &b), ABAR_E_MEMORY);
+    assert_non_null(strstr(abar_context_error(f.ctx), "no memory to decode it"));
+    abar_loader_destroy(loader);
+    end(&f);
+}
+
 /* ---- refusals ------------------------------------------------------------------------------------------------- */
 
 static void loader_impossible_views_and_groups_are_refused(void **state)
@@ -491,8 +556,10 @@ int main(void)
         cmocka_unit_test(loader_test_view_is_the_centre_in_order),
         cmocka_unit_test(loader_without_augmentation_has_the_test_view_at_its_size),
         cmocka_unit_test(loader_of_images_counts_its_buffers),
+        cmocka_unit_test(loader_plan_refuses_what_create_refuses),
         cmocka_unit_test(loader_of_images_allocates_no_more_once_all_were_seen),
         cmocka_unit_test(loader_of_images_reports_failing_allocations),
+        cmocka_unit_test(loader_threads_without_memory_leave_the_error_text_alone),
         cmocka_unit_test(loader_impossible_views_and_groups_are_refused),
     };
     return cmocka_run_group_tests(tests, make_cache, remove_cache);

@@ -29,6 +29,7 @@ static void shampoo_names_its_state(void **state)
     snapshot s = take(&r.f, r.optim);
     assert_int_equal(s.n, sizeof expected / sizeof *expected);
     for (int i = 0; i < s.n; i++) assert_string_equal(s.names[i], expected[i]);
+    assert_int_equal(abar_rule_find("shampoo")->states, 4); /* of each parameter: memory plans count on it */
     /* 12 x 20 in pieces of 16: 12 x 16 and 12 x 4; a vector of 12; 8 x 3 x 9 (27 is more than 16) */
     assert_int_equal(abar_tensor_count(&s.tensors[0]), 2 * 144 + 256 + 16);
     assert_int_equal(abar_tensor_count(&s.tensors[1]), 144);

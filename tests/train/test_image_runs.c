@@ -413,10 +413,13 @@ static void damaged_files_are_told_and_reported(void **state)
     need(f, abar_trainer_report(t, &json));
     assert_non_null(strstr(json, "\"damaged\": {\"train_files\": 1, \"train_places\": "));
     assert_non_null(strstr(json, "\"test_files\": 1}"));
-    assert_non_null(strstr(f->log, "train/a/0000.jpg: damaged, other images take its place in training"));
-    assert_non_null(strstr(f->log, "val/b/0001.jpg: damaged, it is not tested"));
-    const char *once = strstr(f->log, "val/b/0001.jpg: damaged");
-    assert_null(strstr(once + 1, "val/b/0001.jpg: damaged"));
+    const char *once = strstr(f->log, "train/a/0000.jpg: is damaged and replaced by the next image");
+    assert_non_null(once);
+    assert_null(strstr(once + 1, "train/a/0000.jpg"));
+    once = strstr(f->log, "val/b/0001.jpg: is damaged and left out");
+    assert_non_null(once);
+    assert_null(strstr(once + 1, "val/b/0001.jpg"));
+    assert_non_null(strstr(f->log, "1 damaged file so far in the training part"));
     abar_trainer_destroy(t);
     set(f, s, "damaged", "fail");
     need(f, abar_trainer_create(f->ctx, s, false, NULL, &t));

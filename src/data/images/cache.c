@@ -230,17 +230,20 @@ static bool write_sections(const abar__images_index *index, int fd)
         if (!abar__write_all(fd, index->section[k], n)) return false;
     }
     const uint32_t sum = (uint32_t)crc;
-    return abar__write_all(fd, &sum, sizeof sum) && fsync(fd) == 0;
+    return abar__write_all(fd, &sum, sizeof sum);
 }
 
 /* The temporary file is this index's own, so that threads do not meet in it either. */
-static bool replace_file(const abar__images_index *index, const char *path)
+static bool replace_file(abar__images_index *index, const char *path)
 {
     char temporary[2 * ABAR_IMAGES_PATH_MAX + 64];
     snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, path, (long)getpid(), (uintptr_t)index);
     const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return false;
+    pthread_mutex_lock(&index->lock); /* else the sum may be of other facts than the file's */
     bool good = write_sections(index, fd);
+    pthread_mutex_unlock(&index->lock);
+    good = good && fsync(fd) == 0;
     int error = errno;
     if (close(fd) != 0 && good) {
         error = errno;
@@ -255,16 +258,17 @@ static bool replace_file(const abar__images_index *index, const char *path)
     return good;
 }
 
-void abar__images_cache_write(const abar__images_index *index)
+bool abar__images_cache_write(abar__images_index *index)
 {
     char path[2 * ABAR_IMAGES_PATH_MAX], shown[640];
-    if (!file_of(abar__images_string(index, index->head.folder), path, sizeof path)) return;
+    if (!file_of(abar__images_string(index, index->head.folder), path, sizeof path)) return false;
     abar__cache_make_folder(path);
-    if (replace_file(index, path)) return;
+    if (replace_file(index, path)) return true;
     const int error = errno;
     char reason[128] = "";
     if (strerror_r(error, reason, sizeof reason) != 0) reason[0] = '\0';
     abar__images_escape(path, shown, sizeof shown);
     abar__log(index->ctx, ABAR_LOG_WARNING,
               "%s: cannot be written (%s): the images are looked for again next time, see ABAR_CACHE", shown, reason);
+    return false;
 }

@@ -1,6 +1,6 @@
 /* Checking the files of an image set: every pixel is decoded, the findings are kept in the index's cache, and files with equal
  * bytes are found by their size and CRC-32. */
-#include "abar/images.h"
+#include "data/images/check.h"
 #include "data/images/crew.h"
 #include "data/images/index.h"
 
@@ -13,6 +13,7 @@
 #include <zlib.h>
 
 #define NAME_MAX_BYTES 4608
+#define SAVE_SECONDS 60.0  /* between two writes of the cache: a check that is killed loses no more */
 #define HEADER_BYTES 65536 /* nearly all headers are within them */
 
 /* Places count through both parts: training images first. */
@@ -47,6 +48,8 @@ struct abar_image_check {
     int threads;
     worker workers[ABAR_CREW_MAX];
     atomic_bool stop;
+    double save_every, saved_at; /* seconds; save_every 0: at each report of progress */
+    bool ran, unsaved;           /* unsaved: the cache cannot be written, and is not tried again before the end */
     abar_image_report report;
     line_list list[3];
     pthread_mutex_t lock;                                      /* over the list of damaged images, and ... */
@@ -101,25 +104,14 @@ static bool end(abar_image_check *c, ending why, int64_t place)
 
 static bool reserve(abar_image_check *c, worker *w, size_t bytes)
 {
-    void *memory;
     if (bytes <= w->capacity) return true;
     const size_t more = bytes + bytes / 2;
-    if (abar__alloc(c->ctx, more, &memory) < 0) return false;
+    void *memory = abar__alloc_in_thread(c->ctx, more);
+    if (!memory) return false;
     abar__free(c->ctx, w->buffer, w->capacity);
     w->buffer = memory;
     w->capacity = more;
     return true;
-}
-
-static uint32_t crc_of(const uint8_t *bytes, size_t n)
-{
-    uLong crc = crc32(0, NULL, 0);
-    for (size_t done = 0; done < n;) {
-        const uInt now = n - done < 1u << 30 ? (uInt)(n - done) : 1u << 30;
-        crc = crc32(crc, bytes + done, now);
-        done += now;
-    }
-    return (uint32_t)crc;
 }
 
 static bool read_all(abar_image_check *c, worker *w, int64_t place);
@@ -130,7 +122,7 @@ static bool decode(abar_image_check *c, worker *w, int64_t place, size_t n)
     abar__images_known known = {.checked = true};
     abar__image_fault fault = {0};
     int64_t warnings = 0;
-    if (!c->headers) known.crc = crc_of(w->buffer, n);
+    if (!c->headers) known.crc = (uint32_t)crc32_z(0, w->buffer, n);
     const bool good = c->headers ? abar__image_look(w->buffer, n, &known.header, &fault)
                                  : abar__image_check(w->reader, w->buffer, n, &known.header, &warnings, &fault);
     const bool whole = n == (size_t)abar__images_size(c->index, part_of(c, place), index_of(c, place));
@@ -312,13 +304,14 @@ static void close_index(abar_image_check *c)
     c->index = NULL;
 }
 
-/* Finds the files, and what is known of them. */
-static abar_status open_index(abar_image_check *c, bool rescan)
+/* Finds the files, and what is known of them. earlier: NULL, or an index that is no longer true. */
+static abar_status open_index(abar_image_check *c, const abar__images_index *earlier)
 {
     const abar__images_request request = {
-        .folder = c->source.folder, .classes = c->source.classes_file, .val_labels = c->source.labels_file, .rescan = rescan};
+        .folder = c->source.folder, .classes = c->source.classes_file, .val_labels = c->source.labels_file, .rescan = earlier};
     void *memory;
     ABAR_TRY(abar__images_open(c->ctx, &request, &c->index));
+    if (earlier) abar__images_learn(c->index, earlier);
     const abar__images_summary *s = abar__images_summary_of(c->index);
     c->count = s->count[0] + s->count[1];
     c->report = (abar_image_report){
@@ -336,9 +329,28 @@ static abar_status open_index(abar_image_check *c, bool rescan)
     return count_classes(c, 1);
 }
 
+static abar_status open_index_again(abar_image_check *c)
+{
+    abar__images_index *earlier = c->index;
+    c->index = NULL;
+    close_index(c);
+    const abar_status status = open_index(c, earlier);
+    abar__images_close(earlier);
+    return status;
+}
+
+static void save_in_time(abar_image_check *c)
+{
+    bool written;
+    if (c->headers || c->unsaved || seconds() - c->saved_at < c->save_every) return;
+    c->unsaved = abar__images_keep(c->index, &written) < 0 || !written;
+    c->saved_at = seconds();
+}
+
 static void forward_progress(void *user, int64_t done)
 {
-    const abar_image_check *c = user;
+    abar_image_check *c = user;
+    save_in_time(c);
     if (c->source.progress) c->source.progress(c->source.user, done, c->count);
 }
 
@@ -353,6 +365,7 @@ static void work_through(abar_image_check *c)
     memset(c->list, 0, sizeof c->list);
     for (int i = 0; i < c->threads; i++) c->workers[i].now = 0;
     c->end = GOOD;
+    c->saved_at = seconds();
     abar__crew_run(&job);
 }
 
@@ -362,12 +375,12 @@ static abar_status work_through_twice(abar_image_check *c)
     char name[NAME_MAX_BYTES];
     work_through(c);
     if (c->end == CHANGED) {
-        ABAR_TRY(abar__images_keep(c->index));
-        close_index(c);
-        ABAR_TRY(open_index(c, true));
+        ABAR_TRY(open_index_again(c));
+        if (!c->headers) ABAR_TRY(abar__images_keep(c->index, NULL)); /* the scan has replaced it, without what was known */
         work_through(c);
     }
     if (c->end == GOOD) return ABAR_OK;
+    if (!c->headers) (void)abar__images_keep(c->index, NULL); /* the next check continues here */
     if (c->end == MEMORY)
         return abar__fail(c->ctx, ABAR_E_MEMORY, "memory: too little to decode the images, use fewer --workers");
     abar__images_name(c->index, part_of(c, c->ended_at), index_of(c, c->ended_at), name, sizeof name);
@@ -377,13 +390,16 @@ static abar_status work_through_twice(abar_image_check *c)
 abar_status abar_image_check_run(abar_image_check *c)
 {
     const double began = seconds();
-    if (!c->index) return abar__fail(c->ctx, ABAR_E_STATE, "check: it has failed before, make another one");
+    if (!c->index || c->ran) return abar__fail(c->ctx, ABAR_E_STATE, "check: it has run before, make another one");
+    c->ran = true;
     ABAR_TRY(work_through_twice(c));
     c->report.seconds = seconds() - began;
-    if (!c->headers) ABAR_TRY(abar__images_keep(c->index));
+    if (!c->headers) ABAR_TRY(abar__images_keep(c->index, NULL));
     ABAR_TRY(conclude(c));
     return atomic_load(&c->stop) ? ABAR_STOPPED : ABAR_OK;
 }
+
+void abar__image_check_save_every(abar_image_check *c, double interval) { c->save_every = interval; }
 
 void abar_image_check_stop(abar_image_check *c) { atomic_store(&c->stop, true); }
 
@@ -426,7 +442,7 @@ static abar_status prepare(abar_image_check *c)
     ABAR_TRY(keep_text(c, 1, &c->source.classes_file));
     ABAR_TRY(keep_text(c, 2, &c->source.labels_file));
     c->threads = abar__crew_threads(c->source.threads);
-    ABAR_TRY(open_index(c, false));
+    ABAR_TRY(open_index(c, NULL));
     for (int i = 0; i < c->threads; i++) ABAR_TRY(abar__image_reader_create(c->ctx, &c->workers[i].reader));
     return ABAR_OK;
 }
@@ -443,6 +459,7 @@ abar_status abar_image_check_create(abar_context *ctx, const abar_image_source *
     c->ctx = ctx;
     c->source = own;
     c->headers = headers;
+    c->save_every = SAVE_SECONDS;
     atomic_init(&c->stop, false);
     pthread_mutex_init(&c->lock, NULL);
     abar_status status = prepare(c);

@@ -96,7 +96,6 @@ void abar__crew_run(const abar__crew_job *job)
 
 int abar__crew_threads(int asked)
 {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const int n = asked > 0 ? asked : cores > 0 && cores < ABAR_CREW_MAX ? (int)cores : 1;
-    return n < ABAR_CREW_MAX ? n : ABAR_CREW_MAX;
+    const long n = asked > 0 ? asked : sysconf(_SC_NPROCESSORS_ONLN); /* -1: not known */
+    return n < 1 ? 1 : n < ABAR_CREW_MAX ? (int)n : ABAR_CREW_MAX;
 }

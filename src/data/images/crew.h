@@ -11,7 +11,7 @@
 typedef struct abar__crew_job {
     int threads; /* 1 to ABAR_CREW_MAX */
     int64_t count;
-    /* Item i, in the thread `worker`, below threads. Calls nothing that uses the context but abar__alloc and abar__free. False:
+    /* Item i, in the thread `worker`, below threads. Uses the context for abar__alloc_in_thread and abar__free alone. False:
      * no further items are begun. */
     bool (*work)(void *user, int worker, int64_t i);
     void (*progress)(void *user, int64_t done); /* ten times a second, in the caller's thread; may be NULL */

@@ -10,7 +10,7 @@
 
 /* ---- which files ------------------------------------------------------------------------------------------------- */
 
-enum { MARKER = 0xff, APP0 = 0xe0, APP14 = 0xee, BASELINE = 0xc0 };
+enum { MARKER = 0xff, APP0 = 0xe0, APP14 = 0xee, BASELINE = 0xc0, SCAN = 0xda };
 
 static bool begins_with(const uint8_t *segment, size_t n, const char *text, size_t length)
 {
@@ -18,8 +18,7 @@ static bool begins_with(const uint8_t *segment, size_t n, const char *text, size
 }
 
 /* The frame header of a baseline JPEG: precision, height, width, then id, sampling and table of three components. jfif and
- * adobe
- * (-1: none) say what the colours are, as libjpeg reads them. */
+ * adobe (-1: none) say what the colours are, as libjpeg reads them. */
 static bool frame_fits(const uint8_t *frame, size_t n, bool jfif, int adobe)
 {
     if (n < 15 || frame[0] != 8 || frame[5] != 3) return false;
@@ -30,9 +29,23 @@ static bool frame_fits(const uint8_t *frame, size_t n, bool jfif, int adobe)
     return halves && blue[1] == 0x11 && red[1] == 0x11 && (jfif || (adobe >= 0 ? adobe != 0 : !named));
 }
 
-/* Walks the segments up to the frame header. */
-static bool jpeg_fits(const uint8_t *file, size_t n)
+/* SOF0 to SOF15; the other three codes are tables and an extension. */
+static bool is_frame(uint8_t kind) { return kind >= 0xc0 && kind <= 0xcf && kind != 0xc4 && kind != 0xc8 && kind != 0xcc; }
+
+/* TEM, RST0 to RST7, SOI and EOI. */
+static bool stands_alone(uint8_t kind) { return kind <= 0x01 || (kind >= 0xd0 && kind <= 0xd9); }
+
+static bool has_size(const uint8_t *frame, size_t n, const abar__image_header *header)
 {
+    return n >= 5 && (frame[1] << 8 | frame[2]) == header->height && (frame[3] << 8 | frame[4]) == header->width;
+}
+
+/* Walks the segments up to the first scan: what comes before it decides the colours. A second frame, or one of another size
+ * than the header's, would be decoded to memory that is too small. */
+static bool jpeg_fits(const abar__image_header *header, const uint8_t *file, size_t n)
+{
+    const uint8_t *frame = NULL;
+    size_t frame_bytes = 0;
     bool jfif = false;
     int adobe = -1;
     for (size_t at = 2; at + 4 <= n;) {
@@ -43,9 +56,13 @@ static bool jpeg_fits(const uint8_t *file, size_t n)
         }
         const size_t length = (size_t)file[at + 2] << 8 | file[at + 3]; /* counts itself */
         const uint8_t kind = file[at + 1], *segment = file + at + 4;
-        if (length < 2 || length > n - at - 2) return false;
-        if (kind >= BASELINE && kind <= 0xcf && kind != 0xc4 && kind != 0xc8 && kind != 0xcc)
-            return kind == BASELINE && frame_fits(segment, length - 2, jfif, adobe);
+        if (kind == SCAN) return frame && frame_fits(frame, frame_bytes, jfif, adobe);
+        if (stands_alone(kind) || length < 2 || length > n - at - 2) return false;
+        if (is_frame(kind)) {
+            if (frame || kind != BASELINE || !has_size(segment, length - 2, header)) return false;
+            frame = segment;
+            frame_bytes = length - 2;
+        }
         if (kind == APP0 && begins_with(segment, length - 2, "JFIF", 5)) jfif = true;
         if (kind == APP14 && length - 2 >= 12 && begins_with(segment, length - 2, "Adobe", 5)) adobe = segment[11];
         at += 2 + length;
@@ -56,7 +73,7 @@ static bool jpeg_fits(const uint8_t *file, size_t n)
 bool abar__encoded_fits(const abar__image_header *header, const uint8_t *file, size_t n)
 {
     return header->format == ABAR_IMAGE_JPEG && header->components == 3 && !header->progressive &&
-           (int64_t)header->width * header->height <= PIXELS_MAX && jpeg_fits(file, n);
+           (int64_t)header->width * header->height <= PIXELS_MAX && jpeg_fits(header, file, n);
 }
 
 /* ---- rows --------------------------------------------------------------------------------------------------------- */
@@ -67,9 +84,9 @@ static bool grow(abar_context *ctx, abar__encoded_block *block, size_t n)
     size_t wanted = block->bytes > BLOCK_MIN ? block->bytes : BLOCK_MIN;
     while (wanted < n) wanted *= 2;
     abar__encoded_release(ctx, block);
-    if (abar__alloc(ctx, wanted, &block->memory) != ABAR_OK) return false;
-    block->bytes = wanted;
-    return true;
+    block->memory = abar__alloc_in_thread(ctx, wanted);
+    block->bytes = block->memory ? wanted : 0;
+    return block->memory != NULL;
 }
 
 /* One axis: outputs [from, from + n) of a resize of the crop's `in` pixels, which begin at `start`, to `out`. */

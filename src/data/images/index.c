@@ -101,9 +101,8 @@ static int64_t taken(const int64_t *counts, int64_t classes, int64_t r)
     return sum;
 }
 
-/* Replaces the counts of classes by how many of each are taken: as many rounds over all classes as fit in limit, and then one
- * of each of the first that have more. */
-static void share_limit(int64_t *counts, int64_t classes, int64_t limit)
+/* As many rounds over all classes as fit in limit, and then one of each of the first that have more. */
+void abar__images_share_limit(int64_t *counts, int64_t classes, int64_t limit)
 {
     int64_t low = 0, high = limit; /* low rounds fit, high + 1 do not, or need not */
     while (low < high) {
@@ -130,7 +129,7 @@ static abar_status apply_limit(abar__images_index *index, int part, int64_t limi
     ABAR_TRY(abar__alloc(index->ctx, (size_t)classes * sizeof(int64_t), &memory));
     int64_t *counts = memory;
     for (int64_t i = 0; i < all; i++) counts[abar__images_sample(index, part, i)->label]++;
-    share_limit(counts, classes, limit);
+    abar__images_share_limit(counts, classes, limit);
     index->chosen_bytes[part] = (size_t)limit * sizeof(int32_t);
     const abar_status status = abar__alloc(index->ctx, index->chosen_bytes[part], &chosen);
     if (status >= 0) {
@@ -153,7 +152,7 @@ static void sum_bytes(abar__images_index *index, int part)
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
-/* The texts of a scan become the sections, with room for what checks will find. */
+/* The texts of a scan become the sections, with space for what checks will find. */
 static abar_status finish_scan(abar__images_index *index)
 {
     for (int part = 0; part < 2; part++) {
@@ -234,7 +233,7 @@ static void keep_scan(abar__images_index *index)
         whole.summary.count[part] = abar__images_all(index, part);
     }
     index->head.fingerprint = fingerprint_of(&whole);
-    if (abar__images_trusted(index)) abar__images_cache_write(index);
+    if (abar__images_trusted(index)) (void)abar__images_cache_write(index);
 }
 
 abar_status abar__images_open(abar_context *ctx, const abar__images_request *request, abar__images_index **out)
@@ -390,8 +389,30 @@ void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32
     if (!all) *width = *height = 0;
 }
 
+static bool is_same_place(const abar__images_index *a, uint32_t i, const abar__images_index *b, uint32_t k)
+{
+    const abar__place *p = abar__images_place(a, i), *q = abar__images_place(b, k);
+    if (p->kind != q->kind || strcmp(abar__images_string(a, p->path), abar__images_string(b, q->path)) != 0) return false;
+    if (p->kind == ABAR_PLACE_INNER) return is_same_place(a, p->parent, b, q->parent);
+    return p->device == q->device && p->inode == q->inode && p->modified == q->modified && p->size == q->size;
+}
+
+void abar__images_learn(abar__images_index *index, const abar__images_index *earlier)
+{
+    for (int part = 0; part < 2; part++) {
+        abar__fact *to = index->section[ABAR_SECTION_FACTS + part];
+        const abar__fact *from = earlier->section[ABAR_SECTION_FACTS + part];
+        for (int64_t i = 0; i < abar__images_all(index, part) && i < abar__images_all(earlier, part); i++) {
+            const abar__sample *now = abar__images_sample(index, part, i), *was = abar__images_sample(earlier, part, i);
+            if (now->size == was->size && is_same_place(index, now->place, earlier, was->place) &&
+                strcmp(abar__images_string(index, now->name), abar__images_string(earlier, was->name)) == 0)
+                to[i] = from[i];
+        }
+    }
+}
+
 /* A scan that is trusted now, of the same files, takes over what was found. */
-static abar_status keep_by_scan(abar__images_index *index)
+static abar_status keep_by_scan(abar__images_index *index, bool *written)
 {
     abar__images_index *again;
     const abar__images_request request = {.folder = abar__images_string(index, index->head.folder),
@@ -400,17 +421,22 @@ static abar_status keep_by_scan(abar__images_index *index)
                                           .rescan = true};
     ABAR_TRY(abar__images_open(index->ctx, &request, &again));
     if (again->head.fingerprint == index->head.fingerprint && abar__images_trusted(again)) {
+        pthread_mutex_lock(&index->lock);
         for (int k = ABAR_SECTION_FACTS; k < ABAR_SECTION_FACTS + 2; k++)
             memcpy(again->section[k], index->section[k], (size_t)index->head.bytes[k]);
-        abar__images_cache_write(again);
+        pthread_mutex_unlock(&index->lock);
+        *written = abar__images_cache_write(again);
     }
     abar__images_close(again);
     return ABAR_OK;
 }
 
-abar_status abar__images_keep(abar__images_index *index)
+abar_status abar__images_keep(abar__images_index *index, bool *written)
 {
-    if (!abar__images_trusted(index)) return keep_by_scan(index);
-    abar__images_cache_write(index);
+    bool unused;
+    if (!written) written = &unused;
+    *written = false;
+    if (!abar__images_trusted(index)) return keep_by_scan(index, written);
+    *written = abar__images_cache_write(index);
     return ABAR_OK;
 }

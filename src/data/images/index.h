@@ -42,6 +42,10 @@ typedef struct abar__images_summary {
 #define ABAR_IMAGES_README "README"
 #define ABAR_IMAGES_SHRUNK "abar shrink: short side "
 
+/* Replaces the numbers of samples of the classes by how many of each a limit takes: the first of every class, then the second
+ * of every class, ... limit: at most their sum. */
+void abar__images_share_limit(int64_t *counts, int64_t classes, int64_t limit);
+
 /* Every failure names a path. The context must outlive the index. */
 abar_status abar__images_open(abar_context *ctx, const abar__images_request *request, abar__images_index **out);
 void abar__images_close(abar__images_index *index);
@@ -74,10 +78,12 @@ typedef struct abar__images_known {
 } abar__images_known;
 void abar__images_know(abar__images_index *index, int part, int64_t i, const abar__images_known *known); /* thread-safe */
 abar__images_known abar__images_known_of(const abar__images_index *index, int part, int64_t i);
+/* Takes over what was known of the files that are the same in an earlier index of the folder, at the same place of the order. */
+void abar__images_learn(abar__images_index *index, const abar__images_index *earlier);
 /* The largest file; and, once every file has been checked, the largest width and height. 0: not known. */
 void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32_t *width, int32_t *height);
-/* Writes the cache: after a check. What cannot be written is a log line, not a failure. Not while another thread uses the
- * index. */
-abar_status abar__images_keep(abar__images_index *index);
+/* Writes the cache, during or after a check: other threads may read files and call abar__images_know meanwhile. What cannot be
+ * written is a log line, not a failure: *written, which may be NULL, says so. */
+abar_status abar__images_keep(abar__images_index *index, bool *written);
 
 #endif

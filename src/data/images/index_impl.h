@@ -125,8 +125,8 @@ abar_status abar__images_cache_read(abar__images_index *index, const char *folde
 abar_status abar__images_cache_parse(abar__images_index *index, void *bytes, size_t n);
 /* Marks a head as one of this version and machine. */
 void abar__images_stamp(abar__images_head *head);
-/* Logs what goes wrong. */
-void abar__images_cache_write(const abar__images_index *index);
+/* Logs what goes wrong, and returns false. Facts may be added meanwhile. */
+bool abar__images_cache_write(abar__images_index *index);
 bool abar__images_trusted(const abar__images_index *index);
 
 /* ---- read.c -------------------------------------------------------------------------------------------------- */

@@ -68,9 +68,9 @@ static double seconds(void)
 
 static bool reserve(abar_context *ctx, uint8_t **memory, size_t *capacity, size_t bytes)
 {
-    void *more;
     if (bytes <= *capacity) return true;
-    if (abar__alloc(ctx, bytes + bytes / 2, &more) < 0) return false;
+    void *more = abar__alloc_in_thread(ctx, bytes + bytes / 2);
+    if (!more) return false;
     abar__free(ctx, *memory, *capacity);
     *memory = more;
     *capacity = bytes + bytes / 2;
@@ -242,10 +242,15 @@ static abar_status check_outside(abar_image_shrink *s, const char *folder)
 {
     char set[PATH_MAX], to[PATH_MAX], parent[ABAR_SHARD_PATH_MAX];
     snprintf(parent, sizeof parent, "%s", s->to);
-    while (!realpath(parent, to)) {
+    while (!realpath(parent, to)) { /* the first folder above it that is there */
         char *slash = strrchr(parent, '/');
-        if (!slash || slash == parent) return ABAR_OK;
-        *slash = '\0';
+        if (slash == parent) return ABAR_OK;
+        if (slash)
+            *slash = '\0';
+        else if (strcmp(parent, ".") != 0)
+            strcpy(parent, ".");
+        else
+            return ABAR_OK;
     }
     if (!realpath(folder, set)) return ABAR_OK;
     const size_t n = strlen(set);

@@ -24,13 +24,9 @@ static bool grow_file(abar__stream *s, size_t n)
     size_t wanted = s->file_bytes > FILE_MIN ? s->file_bytes : FILE_MIN;
     while (wanted < n) wanted *= 2;
     abar__free(s->ctx, s->file, s->file_bytes);
-    s->file = NULL;
-    s->file_bytes = 0;
-    void *memory;
-    if (abar__alloc(s->ctx, wanted, &memory) != ABAR_OK) return false;
-    s->file = memory;
-    s->file_bytes = wanted;
-    return true;
+    s->file = abar__alloc_in_thread(s->ctx, wanted);
+    s->file_bytes = s->file ? wanted : 0;
+    return s->file != NULL;
 }
 
 static abar_status make(abar__stream *s, int32_t side, int64_t file_bytes)
@@ -44,7 +40,8 @@ static abar_status make(abar__stream *s, int32_t side, int64_t file_bytes)
     }
     s->scratch = memory;
     const size_t known = file_bytes > 0 && (uint64_t)file_bytes <= ABAR_IMAGE_BYTES_MAX ? (size_t)file_bytes : 0;
-    if (!grow_file(s, known > 0 ? known : 1)) return ABAR_E_MEMORY; /* abar__alloc has set the error */
+    if (!grow_file(s, known > 0 ? known : 1))
+        return abar__fail(s->ctx, ABAR_E_MEMORY, "memory: too little to read the image files, use fewer --workers");
     return abar__image_reader_create(s->ctx, &s->reader);
 }
 

@@ -115,11 +115,19 @@ static const char *compression_of(const uint8_t *b)
     return NULL;
 }
 
+/* Looks at the first block; a compressed archive may be shorter than that. */
+static abar_status check_start(abar__tar *tar)
+{
+    uint8_t first[BLOCK] = {0};
+    const uint64_t left = tar->end - tar->start;
+    if (left > 0) ABAR_TRY(read_at(tar, tar->start, first, left < BLOCK ? (size_t)left : BLOCK));
+    const char *compression = compression_of(first);
+    if (!compression) return ABAR_OK;
+    return abar__fail(tar->ctx, ABAR_E_UNSUPPORTED, "%s: is compressed (%s), unpack it first", tar->label, compression);
+}
+
 static abar_status check_header(const abar__tar *tar, const uint8_t *header)
 {
-    const char *compression = tar->at == tar->start ? compression_of(header) : NULL;
-    if (compression)
-        return abar__fail(tar->ctx, ABAR_E_UNSUPPORTED, "%s: is compressed (%s), unpack it first", tar->label, compression);
     if (sum_is_right(header)) return ABAR_OK;
     if (tar->at == tar->start)
         return abar__fail(tar->ctx, ABAR_E_FORMAT, "%s: is not a tar archive, replace or rename it", tar->label);
@@ -271,6 +279,7 @@ abar_status abar__tar_next(abar__tar *tar, abar__tar_member *out, bool *more)
     uint8_t header[BLOCK];
     bool done = false;
     *more = false;
+    if (tar->at == tar->start) ABAR_TRY(check_start(tar));
     while (!done) {
         ABAR_TRY(read_at(tar, tar->at, header, sizeof header));
         if (is_zero(header, sizeof header)) {

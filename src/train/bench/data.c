@@ -19,42 +19,59 @@ static double cpu_seconds(void)
            1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
-/* Takes batches for so many seconds and normalises them, as training on the host does. */
+/* Images per second of wall time, and of CPU time. */
+typedef struct pace {
+    double wall, cpu;
+} pace;
+
+/* Takes batches for so many seconds, and normalises them into input unless that is NULL. */
 static abar_status take_batches(abar_context *ctx, abar_loader *loader, const abar_dataset_info *info, const abar_tensor *input,
-                                double seconds, abar_bench_data_result *out)
+                                double seconds, pace *out)
 {
     double began = 0.0, cpu = 0.0, passed = 0.0;
     int64_t images = 0;
     for (int64_t k = 0; passed < seconds || k <= WARM_UP_BATCHES; k++) {
         abar_batch batch = {.size = sizeof batch};
         ABAR_TRY(abar_loader_next(loader, &batch));
-        ABAR_TRY(abar_batch_normalise(ctx, info, &batch, batch.count, input));
+        if (input) ABAR_TRY(abar_batch_normalise(ctx, info, &batch, batch.count, input));
         if (k == WARM_UP_BATCHES - 1) began = abar__seconds(), cpu = cpu_seconds();
         if (k < WARM_UP_BATCHES) continue;
         images += batch.count;
         passed = abar__seconds() - began;
     }
-    out->images_per_second = (double)images / passed;
-    out->images_per_cpu_second = (double)images / (cpu_seconds() - cpu);
+    *out = (pace){(double)images / passed, (double)images / (cpu_seconds() - cpu)};
     return ABAR_OK;
+}
+
+/* With the caller's thread normalising, which it cannot where a device decodes. */
+static abar_status time_normalised(abar_context *ctx, abar_loader *loader, const abar_dataset_info *info,
+                                   const abar_loader_config *request, double seconds, pace *out)
+{
+    const int64_t dim[] = {request->batch, info->channels, info->height, info->width};
+    const size_t bytes = (size_t)(dim[0] * dim[1] * dim[2] * dim[3]) * sizeof(float);
+    void *memory;
+    *out = (pace){0};
+    if (request->encoded) return ABAR_OK;
+    ABAR_TRY(abar__alloc(ctx, bytes, &memory));
+    const abar_tensor input = abar_tensor_wrap(NULL, memory, ABAR_F32, 4, dim);
+    const abar_status status = take_batches(ctx, loader, info, &input, seconds, out);
+    abar__free(ctx, memory, bytes);
+    return status;
 }
 
 static abar_status time_loader(abar_context *ctx, const abar_dataset *data, const abar_loader_config *request, double seconds,
                                abar_bench_data_result *out)
 {
     const abar_dataset_info *info = abar_dataset_info_of(data);
-    const int64_t dim[] = {request->batch, info->channels, info->height, info->width};
-    const size_t bytes = (size_t)(dim[0] * dim[1] * dim[2] * dim[3]) * sizeof(float);
-    void *memory;
+    pace batches = {0}, normalised = {0};
     abar_loader *loader;
     ABAR_TRY(abar_loader_create(ctx, data, request, &loader));
-    abar_status status = abar__alloc(ctx, bytes, &memory);
-    if (status == ABAR_OK) {
-        const abar_tensor input = abar_tensor_wrap(NULL, memory, ABAR_F32, 4, dim);
-        status = take_batches(ctx, loader, info, &input, seconds, out);
-        abar__free(ctx, memory, bytes);
-    }
+    abar_status status = take_batches(ctx, loader, info, NULL, seconds, &batches);
+    if (status == ABAR_OK) status = time_normalised(ctx, loader, info, request, seconds, &normalised);
     abar_loader_destroy(loader);
+    out->loader_per_second = batches.wall;
+    out->images_per_second = normalised.wall;
+    out->images_per_cpu_second = normalised.cpu;
     return status;
 }
 
