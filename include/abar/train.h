@@ -56,6 +56,7 @@ typedef struct abar_train_config {
     char classes[ABAR_OPTION_TEXT_MAX]; /* file with the order of the classes; "": by name */
     char labels[ABAR_OPTION_TEXT_MAX];  /* file with the labels of the test part; "": the usual ones */
     int64_t decode;                     /* abar_decode_kind */
+    double recipe_warmup; /* warmup of the recipe, which abar_setup_set shortens to half of a short run; 0: warmup was set */
 } abar_train_config;
 
 typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;

@@ -36,8 +36,13 @@ check "its memory has the average" says '^  average '
 printf 'b\na\n' >order.txt
 succeeds "classes in another order" train "${net[@]}" "${small[@]}" --classes order.txt --quiet --out ordered
 check "they are in the export" grep -q 'b\\", \\"a' ordered/model.safetensors
+succeeds "a run shorter than the recipe's warm-up" train "${net[@]}" "${small[@]:0:8}" --epochs 1 --no-out
+check "half of it is warm-up" says 'warmup 0\.5,'
+succeeds "a run without warm-up" train "${net[@]}" "${small[@]}" --no-out
+check "it does not mention any" bash -c '! grep -q warmup stdout'
 
 # --- refusing ---
+refuses "a warm-up that was asked for" 2 '--warmup 3: longer than the run, --epochs 2' train "${net[@]}" "${small[@]}" --warmup 3 --no-out
 refuses "an option on other data" 2 '--mixup: an option of image folders' train --model resnet20 --data synthetic --mixup 0.2
 refuses "a crop larger than the image" 2 '--test-resize 8: less than --test-size 9' train "${net[@]}" --test-resize 8 --test-size 9 --no-out
 refuses "a group that does not fit" 2 'give --mix-group 4' train "${net[@]}" "${small[@]}" --accumulate 2 --no-out
