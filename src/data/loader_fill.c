@@ -210,6 +210,7 @@ static abar_status report_failure(const abar_loader *l, const abar__slot *s)
         return abar__fail(l->ctx, ABAR_E_FORMAT, "%s: %s, replace it, or use other images for damaged ones with --damaged skip",
                           name, s->fault.image.text);
     case ABAR_STREAM_CHANGED:
+        abar__images_drop_cache(l->data->images);
         return abar__fail(l->ctx, ABAR_E_IO, "%s: changed since it was indexed, begin again with the files as they are now",
                           name);
     case ABAR_STREAM_MEMORY:

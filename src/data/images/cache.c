@@ -268,3 +268,9 @@ void abar__images_cache_write(const abar__images_index *index)
     abar__log(index->ctx, ABAR_LOG_WARNING,
               "%s: cannot be written (%s): the images are looked for again next time, see ABAR_CACHE", shown, reason);
 }
+
+void abar__images_drop_cache(const abar__images_index *index)
+{
+    char path[2 * ABAR_IMAGES_PATH_MAX];
+    if (file_of(abar__images_string(index, index->head.folder), path, sizeof path)) unlink(path);
+}

@@ -79,5 +79,7 @@ void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32
 /* Writes the cache: after a check. What cannot be written is a log line, not a failure. Not while another thread uses the
  * index. */
 abar_status abar__images_keep(abar__images_index *index);
+/* Removes the cache: a file is not what was indexed, and its folder does not show it. The next open scans again. */
+void abar__images_drop_cache(const abar__images_index *index);
 
 #endif
