@@ -196,7 +196,8 @@ static abar_status fail_damaged(const abar_loader *l, int64_t sample, int64_t da
     char name[NAME_MAX_PRINTED];
     abar_dataset_sample_name(l->data, l->plan.config.test, sample, name, sizeof name);
     return abar__fail(l->ctx, ABAR_E_FORMAT,
-                      "%s: one of %lld damaged files so far, more than 1 %% of the %lld of the %s part, `abar data` lists them",
+                      "%s: one of %lld damaged files so far, more than 1 %% of the %lld of the %s part, repair or remove them, "
+                      "`abar data` lists them",
                       name, (long long)damaged, (long long)l->part->count, part_name(l));
 }
 

@@ -92,8 +92,8 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
         if (strcmp(*known, name) == 0) return ABAR_OK;
     if (abar__path_exists(spec))
         return abar__fail(ctx, ABAR_E_NOT_FOUND,
-                          "--data %.80s: a path alone does not say what it holds, give text:FILE or NAME:DIR, `abar data` "
-                          "lists the names",
+                          "--data %.80s: a path alone does not say what it holds, give text:FILE or NAME:DIR, as in "
+                          "imagefolder:DIR, `abar data` lists the names",
                           spec);
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
 }

@@ -42,6 +42,16 @@ check "and which" says 'train/dog/again.jpg = .*train/cat/0.jpg'
 check "a training image in the test part" says 'leaked +1 '
 check "and which it is" says 'val/dog/seen.jpg = .*train/cat/1.jpg'
 
+check "one of each" bash -c "grep -q 'training image has' '$work/stdout' && grep -q 'test image has' '$work/stdout'"
+
+# ---- not the folder of a set ----
+refuses "a path alone" 2 '--data good: a path alone .* as in imagefolder:DIR' data --data good
+refuses "a file" 1 '0.jpg: is a file, give the folder that holds train/ and val/' data --data imagefolder:good/train/cat/0.jpg
+refuses "a part of a set" 1 'good/train: has no layout .*; found cat/, dog/; give the folder above it' data --data imagefolder:good/train
+refuses "one class" 1 'train/cat: has no layout .*progressive.jpeg$' data --data imagefolder:good/train/cat
+mkdir -p above && ln -s ../good above/good
+refuses "the folder above a set" 1 'above: has no layout .*; found good/; did you mean good in it' data --data imagefolder:above
+
 # ---- what was checked is kept ----
 age good
 run data --data imagefolder:good
