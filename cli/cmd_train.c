@@ -1,5 +1,5 @@
 /* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
-#include "cli.h"
+#include "images.h"
 #include "progress.h"
 
 #include <inttypes.h>
@@ -100,6 +100,18 @@ static void announce_validation(const abar_dataset_info *info, FILE *out, int wi
     print_wrapped(out, 0, width, line);
 }
 
+/* Tests on smaller images than those of training are rarely meant. */
+static void announce_sizes(const abar_train_config *train, FILE *out, int width)
+{
+    char line[256];
+    if (train->size <= train->test_size) return;
+    snprintf(line, sizeof line,
+             "test images have %" PRId64 " pixels a side, training images %" PRId64 ": --test-size %" PRId64
+             " --test-resize %" PRId64 " makes them equal",
+             train->test_size, train->size, train->size, train->size);
+    print_wrapped(out, 0, width, line);
+}
+
 static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
 {
     static const char *const said[] = {"epochs", "batch", "lr", "schedule", "warmup", "weight-decay", "seed", NULL};
@@ -120,6 +132,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
             at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2 /* 0: as another option says */, line,
                                 at, sizeof line);
     print_wrapped(out, 0, width, line);
+    if (images_named(c, setup->train.data, NULL)) announce_sizes(&setup->train, out, width);
     if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);
     fflush(out);
 }

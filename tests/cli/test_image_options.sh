@@ -41,6 +41,9 @@ succeeds "a run shorter than the recipe's warm-up" train "${net[@]}" "${small[@]
 check "half of it is warm-up" says 'warmup 0\.5,'
 succeeds "a run without warm-up" train "${net[@]}" "${small[@]}" --no-out
 check "it does not mention any" bash -c '! grep -q warmup stdout'
+check "nor other sizes" bash -c '! grep -q "makes them equal" stdout'
+succeeds "tests on smaller images" train "${net[@]}" "${small[@]}" --size 16 --no-out
+check "are mentioned" says '^test images have 12 pixels a side, training images 16: --test-size 16'
 
 # --- refusing ---
 refuses "a warm-up that was asked for" 2 '--warmup 3: longer than the run, --epochs 2' train "${net[@]}" "${small[@]}" --warmup 3 --no-out
