@@ -34,6 +34,9 @@ succeeds "its export is tested" eval --checkpoint run
 succeeds "the average's, too" eval "${net[@]}" --checkpoint run/model_ema.safetensors --test-resize 12 --test-size 12 --batch 8
 succeeds "its memory" models "${net[@]}" --ema 0.9
 check "its memory has the average" says '^  average '
+succeeds "the layers of a net" models --model deit-tiny --depth 1 --data imagefolder:set --device cpu --size 48 --test-size 48
+check "their shapes follow --size" says '^patch_embed.proj +conv2d +192 x 12 x 12 '
+refuses "the layers for a set that is not there" 1 'there is no folder nowhere' models --model deit-tiny --data imagefolder:nowhere
 printf 'b\na\n' >order.txt
 succeeds "classes in another order" train "${net[@]}" "${small[@]}" --classes order.txt --quiet --out ordered
 check "they are in the export" grep -q 'b\\", \\"a' ordered/model.safetensors
