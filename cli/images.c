@@ -309,9 +309,9 @@ static void print_shrunk(const abar_image_shrink_report *r, const char *to, bool
         printf("  it is there already, nothing was written\n");
         return;
     }
-    snprintf(text, sizeof text, "%s images in %s tar shards; %s became %s in %s", print_count(images, r->images),
-             print_count(shards, r->shards), print_bytes(before, (size_t)r->bytes_before), print_bytes(after, (size_t)r->bytes),
-             print_duration(time, r->seconds));
+    snprintf(text, sizeof text, "%s images in %s tar %s; %s became %s in %s", print_count(images, r->images),
+             print_count(shards, r->shards), plural(r->shards, "shard", "shards"), print_bytes(before, (size_t)r->bytes_before),
+             print_bytes(after, (size_t)r->bytes), print_duration(time, r->seconds));
     printf("  ");
     print_wrapped(stdout, 2, print_width(stdout), text);
     if (stopped) printf("  stopped; the same command continues\n");
