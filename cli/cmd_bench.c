@@ -115,12 +115,25 @@ static int run_on_images(cli *c, const abar_setup *setup, const bench_flags *fla
     return bench_images(c, setup, &request);
 }
 
+/* The batch of a recipe may be larger than a small folder. Rates of a smaller one are as good, unless the user asks for one. */
+static void fit_batch(const cli *c, abar_setup *setup)
+{
+    abar_train_config *train = &setup->train;
+    abar_dataset_probe probe = {.size = sizeof probe};
+    if (flags_peek(c, "batch") || train->accumulate > 1) return;
+    if (abar_dataset_probe_name(c->ctx, train->data, &probe) < 0 || !probe.info.streamed) return;
+    const int64_t limit = train->limit_train, images = probe.info.train;
+    const int64_t used = limit > 0 && limit < images ? limit : images;
+    while (used > 0 && train->batch > used) train->batch /= 2;
+}
+
 static int run(cli *c)
 {
     bench_flags flags;
     abar_setup *setup = NULL;
     abar_bench *bench = NULL;
     int code = flags_setup(c, &flags, &setup);
+    if (!code) fit_batch(c, setup);
     if (!code) code = flags_check(c, setup);
     if (!code && images_named(c, setup->train.data, NULL)) {
         code = run_on_images(c, setup, &flags);

@@ -206,6 +206,11 @@ static int check_data(cli *c, const data_flags *flags)
     if (code) return code;
     if (images) return work_on_images(c, flags, &probe);
     abar_status status = abar_dataset_probe_name(c->ctx, flags->data, &probe);
+    if (status == ABAR_E_NOT_FOUND && path_exists(flags->data))
+        return cli_fail(c, EXIT_USAGE,
+                        "--data %s: a path alone does not say what it holds, give text:FILE or NAME:DIR, as in "
+                        "imagefolder:DIR, `abar data` lists the names",
+                        flags->data);
     if (status < 0) return cli_fail_usage(c, status);
     status = abar_dataset_open(c->ctx, flags->data, &config, &data);
     if (status < 0) return cli_fail_status(c, status);

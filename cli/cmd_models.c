@@ -450,6 +450,16 @@ static void print_one_json(const abar_setup *setup, const abar_net *net, const m
 
 /* ---- the command ---------------------------------------------------------------------------------------------- */
 
+/* The number of classes is in the files alone, and they cannot be read: opening the set says why. */
+static abar_status refuse_data(cli *c, const char *spec)
+{
+    abar_dataset *data = NULL;
+    const abar_dataset_config config = {.size = sizeof config};
+    const abar_status status = abar_dataset_open(c->ctx, spec, &config, &data);
+    abar_dataset_close(data);
+    return status;
+}
+
 /* The shape without reading the data: synthetic data have the model's own, a text its usual vocabulary. */
 static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, int64_t *classes)
 {
@@ -462,7 +472,8 @@ static abar_status find_shape(cli *c, const abar_setup *setup, int64_t *input, i
     input[1] = probe.info.height;
     input[2] = probe.info.width;
     *classes = probe.info.classes;
-    return ABAR_OK;
+    if (probe.info.streamed) input[1] = input[2] = setup->train.size;
+    return *classes > 0 ? ABAR_OK : refuse_data(c, setup->train.data);
 }
 
 static void print_one(const abar_setup *setup, const abar_net *net, const map_list *maps, const param_list *params,

@@ -1,5 +1,5 @@
 /* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
-#include "cli.h"
+#include "images.h"
 #include "progress.h"
 
 #include <inttypes.h>
@@ -75,15 +75,15 @@ static int64_t parameters_of(const abar_net *net)
     return sum;
 }
 
-static size_t append_setting(cli *c, const abar_option *table, const void *config, const char *name, bool of_rule, char *line,
-                             size_t at, size_t size)
+static size_t append_setting(cli *c, const abar_option *table, const void *config, const char *name, bool hides_zero,
+                             char *line, size_t at, size_t size)
 {
     char value[ABAR_OPTION_TEXT_MAX];
     const abar_option *row = abar_options_find(table, name);
     if (!row || at >= size || abar_options_get(c->ctx, table, config, name, value, sizeof value) < 0 || !value[0]) return at;
     bool plain = row->type == ABAR_OPTION_BOOL, usual = row->fallback && strcmp(value, row->fallback) == 0;
     if (usual && (plain || (table != abar_train_options() && row->type == ABAR_OPTION_CHOICE))) return at;
-    if (usual && of_rule && strcmp(value, "0") == 0) return at; /* it means what another option says */
+    if (usual && hides_zero && strcmp(value, "0") == 0) return at;
     int n = snprintf(line + at, size - at, "%s%s%s%s", at ? ", " : "", name, plain ? "" : " ", plain ? "" : value);
     return at + (size_t)n;
 }
@@ -100,9 +100,21 @@ static void announce_validation(const abar_dataset_info *info, FILE *out, int wi
     print_wrapped(out, 0, width, line);
 }
 
+/* Tests on smaller images than those of training are rarely meant. */
+static void announce_sizes(const abar_train_config *train, FILE *out, int width)
+{
+    char line[256];
+    if (train->size <= train->test_size) return;
+    snprintf(line, sizeof line,
+             "test images have %" PRId64 " pixels a side, training images %" PRId64 ": --test-size %" PRId64
+             " --test-resize %" PRId64 " makes them equal",
+             train->test_size, train->size, train->size, train->size);
+    print_wrapped(out, 0, width, line);
+}
+
 static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
 {
-    static const char *const said[] = {"epochs", "batch", "lr", "schedule", "weight-decay", "seed", NULL};
+    static const char *const said[] = {"epochs", "batch", "lr", "schedule", "warmup", "weight-decay", "seed", NULL};
     const abar_net *net = abar_trainer_net(trainer);
     char line[4 * ABAR_OPTION_TEXT_MAX], number[NUMBER_MAX];
     size_t at = 0;
@@ -111,13 +123,16 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
              abar_device_describe(abar_net_param(net, 0)->value.dev));
     print_wrapped(out, 0, width, line);
     for (int i = 0; said[i]; i++)
-        at = append_setting(c, abar_train_options(), &setup->train, said[i], false, line, at, sizeof line);
+        at = append_setting(c, abar_train_options(), &setup->train, said[i], strcmp(said[i], "warmup") == 0, line, at,
+                            sizeof line);
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
         for (const abar_option *row = tables[i].options; row->name && strcmp(tables[i].section, "images") != 0; row++)
-            at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2, line, at, sizeof line);
+            at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2 /* 0: as another option says */, line,
+                                at, sizeof line);
     print_wrapped(out, 0, width, line);
+    if (images_named(c, setup->train.data, NULL)) announce_sizes(&setup->train, out, width);
     if (setup->train.validation > 0.0) announce_validation(abar_trainer_data(trainer), out, width);
     fflush(out);
 }

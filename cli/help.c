@@ -93,6 +93,14 @@ static bool is_seen(const abar_option *const *seen, int n, const abar_option *ta
     return false;
 }
 
+/* Whether a later table has an option of the same name, which abar_setup_set then finds first: --classes of image folders. */
+static bool is_hidden(const abar_setup_table *tables, int n, int i, const char *name)
+{
+    for (int k = i + 1; k < n; k++)
+        if (abar_options_find(tables[k].options, name)) return true;
+    return false;
+}
+
 /* Every table once: optimizers may share one. */
 static void help_tables(const cli *c, const setup_list *list)
 {
@@ -112,7 +120,8 @@ static void help_tables(const cli *c, const setup_list *list)
                 continue;
             seen[n_seen++] = tables[i].options;
             printf("\nOf %s:\n", tables[i].owner);
-            help_options(c, tables[i].options, tables[i].config);
+            for (const abar_option *row = tables[i].options; row->name; row++)
+                if (!is_hidden(tables, n, i, row->name)) print_option(c, tables[i].options, row, tables[i].config);
         }
     }
 }

@@ -189,8 +189,12 @@ static void print_report(const image_request *request, abar_image_check *check, 
     snprintf(text, sizeof text, "%s %s decoded in spite of errors in the file", print_count(number, r->warned),
              plural(r->warned, "image was", "images were"));
     if (r->warned > 0) say("warnings", text);
-    print_copies(check, ABAR_IMAGE_REPEATED, r->repeated, "repeated", "training images have the bytes of an earlier one");
-    print_copies(check, ABAR_IMAGE_LEAKED, r->leaked, "leaked", "test images have the bytes of a training image");
+    print_copies(check, ABAR_IMAGE_REPEATED, r->repeated, "repeated",
+                 plural(r->repeated, "training image has the bytes of an earlier one",
+                        "training images have the bytes of an earlier one"));
+    print_copies(
+        check, ABAR_IMAGE_LEAKED, r->leaked, "leaked",
+        plural(r->leaked, "test image has the bytes of a training image", "test images have the bytes of a training image"));
     print_damaged(check, r);
     print_checked(request, r, stopped);
 }
@@ -305,9 +309,9 @@ static void print_shrunk(const abar_image_shrink_report *r, const char *to, bool
         printf("  it is there already, nothing was written\n");
         return;
     }
-    snprintf(text, sizeof text, "%s images in %s tar shards; %s became %s in %s", print_count(images, r->images),
-             print_count(shards, r->shards), print_bytes(before, (size_t)r->bytes_before), print_bytes(after, (size_t)r->bytes),
-             print_duration(time, r->seconds));
+    snprintf(text, sizeof text, "%s images in %s tar %s; %s became %s in %s", print_count(images, r->images),
+             print_count(shards, r->shards), plural(r->shards, "shard", "shards"), print_bytes(before, (size_t)r->bytes_before),
+             print_bytes(after, (size_t)r->bytes), print_duration(time, r->seconds));
     printf("  ");
     print_wrapped(stdout, 2, print_width(stdout), text);
     if (stopped) printf("  stopped; the same command continues\n");

@@ -56,6 +56,7 @@ typedef struct abar_train_config {
     char classes[ABAR_OPTION_TEXT_MAX]; /* file with the order of the classes; "": by name */
     char labels[ABAR_OPTION_TEXT_MAX];  /* file with the labels of the test part; "": the usual ones */
     int64_t decode;                     /* abar_decode_kind */
+    double recipe_warmup; /* warmup of the recipe, which abar_setup_set shortens to half of a short run; 0: warmup was set */
 } abar_train_config;
 
 typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;
@@ -98,7 +99,8 @@ int abar_setup_tables(const abar_setup *setup, abar_setup_table out[ABAR_SETUP_T
 abar_status abar_setup_create(abar_context *ctx, const char *model, const char *data, const char *optim, abar_setup **out);
 void abar_setup_destroy(abar_context *ctx, abar_setup *setup);
 /* Sets an option of any of its tables. model, optim and data cannot be changed, because the defaults depend on them; but data
- * may name another folder of the same set. */
+ * may name another folder of the same set. epochs also limits the default warmup to half of them, unless warmup has been set.
+ */
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text);
 /* Checks that the settings fit together, as abar_trainer_create does. */
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup);

@@ -196,7 +196,8 @@ static abar_status fail_damaged(const abar_loader *l, int64_t sample, int64_t da
     char name[NAME_MAX_PRINTED];
     abar_dataset_sample_name(l->data, l->plan.config.test, sample, name, sizeof name);
     return abar__fail(l->ctx, ABAR_E_FORMAT,
-                      "%s: one of %lld damaged files so far, more than 1 %% of the %lld of the %s part, `abar data` lists them",
+                      "%s: one of %lld damaged files so far, more than 1 %% of the %lld of the %s part, repair or remove them, "
+                      "`abar data` lists them",
                       name, (long long)damaged, (long long)l->part->count, part_name(l));
 }
 
@@ -210,8 +211,9 @@ static abar_status report_failure(const abar_loader *l, const abar__slot *s)
         return abar__fail(l->ctx, ABAR_E_FORMAT, "%s: %s, replace it, or use other images for damaged ones with --damaged skip",
                           name, s->fault.image.text);
     case ABAR_STREAM_CHANGED:
-        return abar__fail(l->ctx, ABAR_E_IO,
-                          "%s: changed since it was indexed, index the data set anew with `abar data`, then begin again", name);
+        abar__images_drop_cache(l->data->images);
+        return abar__fail(l->ctx, ABAR_E_IO, "%s: changed since it was indexed, begin again with the files as they are now",
+                          name);
     case ABAR_STREAM_MEMORY:
         return abar__fail(l->ctx, ABAR_E_MEMORY, "%s: no memory to decode it, free some or use fewer --workers", name);
     default: return abar__fail(l->ctx, ABAR_E_IO, "%s: %s, check the disk and try again", name, strerror(s->fault.error));

@@ -151,9 +151,11 @@ abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, con
 {
     const abar_status status = abar__net_build(ctx, setup, test_info, dev, request, out);
     if (status != ABAR_E_ARGUMENT || !test_info->streamed || setup->train.test_size == setup->train.size) return status;
-    return abar__fail(ctx, status, "--test-size %lld: %s is trained with --size %lld and cannot be tested at another size (%s)",
-                      (long long)setup->train.test_size, setup->train.model, (long long)setup->train.size,
-                      abar_context_error(ctx));
+    return abar__fail(
+        ctx, status,
+        "--test-size %lld: %s is trained with --size %lld and cannot be tested at another size (%s), give --test-size %lld",
+        (long long)setup->train.test_size, setup->train.model, (long long)setup->train.size, abar_context_error(ctx),
+        (long long)setup->train.size);
 }
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,

@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "train/train_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,8 @@ static const abar_option train_options[] = {
     {"schedule", ABAR_OPTION_CHOICE, AT(schedule), "cosine", 0, 0, "cosine|step|constant", "how the learning rate falls"},
     {"schedule-per-epoch", ABAR_OPTION_BOOL, AT(schedule_per_epoch), "false", 0, 0, NULL,
      "change the rate every epoch instead of every step"},
-    {"warmup", ABAR_OPTION_REAL, AT(warmup), "0", 0, 1e6, NULL, "epochs, or part of one, in which the rate rises from 0"},
+    {"warmup", ABAR_OPTION_REAL, AT(warmup), "0", 0, 1e6, NULL,
+     "epochs, or part of one, in which the rate rises from 0; the default is at most half of --epochs"},
     {"augment", ABAR_OPTION_BOOL, AT(augment), "false", 0, 0, NULL,
      "pad by 4, crop at random, mirror half of the images at random; image folders: as their own options say"},
     {"text", ABAR_OPTION_CHOICE, AT(text), "characters", 0, 0, "characters|bytes", "of texts: what a token is"},
@@ -90,8 +92,8 @@ static abar_status check_data_name(abar_context *ctx, const char *spec)
         if (strcmp(*known, name) == 0) return ABAR_OK;
     if (abar__path_exists(spec))
         return abar__fail(ctx, ABAR_E_NOT_FOUND,
-                          "--data %.80s: a path alone does not say what it holds, give text:FILE or NAME:DIR, `abar data` "
-                          "lists the names",
+                          "--data %.80s: a path alone does not say what it holds, give text:FILE or NAME:DIR, as in "
+                          "imagefolder:DIR, `abar data` lists the names",
                           spec);
     return refuse_name(ctx, "data", name, abar_dataset_names(), "abar data");
 }
@@ -250,6 +252,15 @@ static abar_status check_fixed(abar_context *ctx, const abar_setup *setup, const
     return abar__fail(ctx, ABAR_E_ARGUMENT, "--%s %.80s: this setup was made for another one, make a new setup", name, text);
 }
 
+/* A recipe's warm-up is for a run of the recipe's length. In a shorter run it takes at most half of the epochs, unless the user
+ * sets it. */
+static void fit_warmup(abar_train_config *train, const char *name)
+{
+    if (strcmp(name, "warmup") == 0) train->recipe_warmup = 0.0;
+    if (strcmp(name, "epochs") == 0 && train->recipe_warmup > 0.0)
+        train->warmup = fmin(train->recipe_warmup, 0.5 * (double)train->epochs);
+}
+
 abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *name, const char *text)
 {
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
@@ -259,8 +270,11 @@ abar_status abar_setup_set(abar_context *ctx, abar_setup *setup, const char *nam
         ABAR_TRY(check_fixed(ctx, setup, name, text));
     }
     for (int i = n - 1; i >= 0; i--) /* the last first: --classes of image folders hides that of models, which has no effect */
-        if (abar_options_find(tables[i].options, name))
-            return abar_options_set(ctx, tables[i].options, tables[i].config, name, text);
+        if (abar_options_find(tables[i].options, name)) {
+            ABAR_TRY(abar_options_set(ctx, tables[i].options, tables[i].config, name, text));
+            if (tables[i].config == &setup->train) fit_warmup(&setup->train, name);
+            return ABAR_OK;
+        }
     return refuse_option(ctx, tables, n, name);
 }
 

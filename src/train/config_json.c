@@ -132,6 +132,7 @@ abar_status abar__setup_read(abar_context *ctx, const char *label, const cJSON *
     abar_setup *setup;
     abar_status status = abar_setup_create(ctx, model, data, optim, &setup);
     if (status < 0) return abar__fail(ctx, status, "%s: %s", label, abar_context_error(ctx));
+    setup->train.recipe_warmup = 0.0; /* the file has the run's own */
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 0; i < n && status == ABAR_OK; i++) status = read_section(ctx, label, root, &tables[i]);

@@ -170,5 +170,6 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup)
     if (abar__is_streamed(train)) train->workers = usual_workers();
     for (size_t i = 0; i < sizeof additions / sizeof *additions; i++)
         if (adds_to(&additions[i], setup)) ABAR_TRY(apply(ctx, setup, additions[i].settings));
+    train->recipe_warmup = train->warmup;
     return ABAR_OK;
 }

@@ -17,6 +17,10 @@ succeeds "rates as JSON" "${set[@]}" --workers 1 --json
 check "one object" one_json_object
 check "its rates" says '"loader": \[\{"workers": 1, "read": [0-9.e+]+, "view": [0-9.e+]+, "policy": ([0-9.e+]+|null), "images_per_second": [0-9.e+]+, "images_per_cpu_second": [0-9.e+]+, "loader_per_second": [0-9.e+]+\}\]'
 succeeds "the number of workers may be left out" "${set[@]}"
+succeeds "so may the batch, of fewer images than the recipe's" bench --data imagefolder:good --seconds 0.1 --workers 1 --json
+check "it is one that fits" says '"batch": 4,'
+succeeds "and of a part of them" bench --data imagefolder:good --seconds 0.1 --workers 1 --limit-train 3 --json
+check "one that fits the part" says '"batch": 2,'
 
 model=(--model mlp --steps 3 --warmup-steps 1 --threads 1)
 succeeds "with a model and a profile" "${set[@]}" "${model[@]}" --workers 1 --profile

@@ -42,6 +42,16 @@ check "and which" says 'train/dog/again.jpg = .*train/cat/0.jpg'
 check "a training image in the test part" says 'leaked +1 '
 check "and which it is" says 'val/dog/seen.jpg = .*train/cat/1.jpg'
 
+check "one of each" bash -c "grep -q 'training image has' '$work/stdout' && grep -q 'test image has' '$work/stdout'"
+
+# ---- not the folder of a set ----
+refuses "a path alone" 2 '--data good: a path alone .* as in imagefolder:DIR' data --data good
+refuses "a file" 1 '0.jpg: is a file, give the folder that holds train/ and val/' data --data imagefolder:good/train/cat/0.jpg
+refuses "a part of a set" 1 'good/train: has no layout .*; found cat/, dog/; give the folder above it' data --data imagefolder:good/train
+refuses "one class" 1 'train/cat: has no layout .*progressive.jpeg$' data --data imagefolder:good/train/cat
+mkdir -p above && ln -s ../good above/good
+refuses "the folder above a set" 1 'above: has no layout .*; found good/; did you mean good in it' data --data imagefolder:above
+
 # ---- what was checked is kept ----
 age good
 run data --data imagefolder:good
@@ -56,6 +66,23 @@ jpeg 98 | head -c 200 >good/train/cat/new.jpg # in place: the folder's time stay
 run data --data imagefolder:good
 check "a file that was replaced is found" test "$rc" = 1 -a "$(grep -c 'new.jpg: ' "$work/stdout")" = 1
 check "and counted" grep -qE '^abar: good: 1 of 15 images is damaged' "$work/stderr"
+
+# ---- training and copying find it, too: the next command reads the files as they are ----
+small=(--model mlp --widths 192-4-2 --data imagefolder:swap --size 8 --test-size 8 --test-resize 8 --batch 2 --epochs 1 --no-out)
+image_set swap
+age swap
+succeeds "a run on a set" train "${small[@]}" --quiet
+cat good/train/dog/cmyk.jpg >swap/train/cat/1.jpg
+refuses "a run after a file was replaced in place" 1 'cat/1.jpg: changed since it was indexed, begin again' train "${small[@]}" --quiet
+succeeds "it is begun again" train "${small[@]}" --quiet
+cat good/train/cat/gray.JPEG >swap/train/cat/1.jpg
+refuses "a copy after a file was replaced in place" 1 'cat/1.jpg: changed since it was indexed, remove swapped.partial' \
+    data --data imagefolder:swap --shrink 8 --to swapped
+refuses "the copy that was begun" 2 'swapped.partial: .*, remove it if the set has changed, or' data --data imagefolder:swap \
+    --shrink 8 --to swapped
+rm -r swapped.partial
+succeeds "it is begun again, too" data --data imagefolder:swap --shrink 8 --to swapped
+
 run data --data imagefolder:good --json
 check "damage as JSON" says '"damaged": 1, .*"damaged_images": \["[^"]*new.jpg: '
 rm good/train/cat/new.jpg

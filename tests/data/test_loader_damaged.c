@@ -265,7 +265,9 @@ static void changed_and_missing_files_end_a_run(void **state)
             make_loader(&f, (abar_loader_config){.test = true, .batch = BATCH, .threads = 2, .skip_damaged = true});
         assert_true(take_until_failure(loader, BATCHES) < abar_loader_batches(loader));
         check_contains(abar_context_error(f.ctx), name);
-        if (!missing) check_contains(abar_context_error(f.ctx), "changed since it was indexed, index the data set anew with `abar data`");
+        if (!missing)
+            check_contains(abar_context_error(f.ctx),
+                           "changed since it was indexed, begin again with the files as they are now");
         abar_batch batch = {.size = sizeof batch};
         assert_int_equal(abar_loader_next(loader, &batch), ABAR_E_IO);
         abar_loader_destroy(loader);

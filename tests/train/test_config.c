@@ -245,6 +245,57 @@ static void check_refuses_settings_that_do_not_go_together(void **state)
     abar_setup_destroy(f->ctx, s);
 }
 
+static void recipes_warmup_gives_way_to_a_short_run(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *options;
+        double warmup;
+    } cases[] = {
+        {"", 5.0},
+        {"epochs=10", 5.0},
+        {"epochs=9", 4.5},
+        {"epochs=1", 0.5},
+        {"epochs=1 epochs=90", 5.0},
+        {"warmup=5 epochs=6", 5.0},
+        {"epochs=6 warmup=5", 5.0},
+        {"epochs=1 warmup=0", 0.0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, "resnet50", "imagefolder:/data", "mac", &s));
+        set_all(f, s, cases[i].options);
+        assert_true(s->train.warmup == cases[i].warmup);
+        need(f, abar_setup_check(f->ctx, s));
+        abar_setup_destroy(f->ctx, s);
+    }
+    for (int last = 0; last < 2; last++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, "resnet50", "imagefolder:/data", "mac", &s));
+        set_all(f, s, last ? "epochs=4 warmup=5" : "warmup=5 epochs=4");
+        assert_int_equal(abar_setup_check(f->ctx, s), ABAR_E_ARGUMENT);
+        assert_error(f, "--warmup 5: longer than the run, --epochs 4");
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
+/* A resumed run keeps the warm-up that it began with. */
+static void stored_warmup_stays(void **state)
+{
+    fixture *f = *state;
+    abar_setup *s, *back;
+    abar__text json = {0};
+    need(f, abar_setup_create(f->ctx, "resnet50", "imagefolder:/data", "mac", &s));
+    set_all(f, s, "epochs=2");
+    need(f, abar__setup_write(f->ctx, s, &json));
+    need(f, abar__setup_parse(f->ctx, "test", json.data, json.length, &back));
+    set_all(f, back, "epochs=40");
+    assert_true(back->train.warmup == 1.0);
+    abar__text_free(f->ctx, &json);
+    abar_setup_destroy(f->ctx, back);
+    abar_setup_destroy(f->ctx, s);
+}
+
 /* ---- JSON ----------------------------------------------------------------------------------------------------- */
 
 static void json_round_trip_keeps_every_setting(void **state)
@@ -407,6 +458,8 @@ int main(void)
         with_fixture(setup_with_an_unknown_name_suggests_the_nearest),
         with_fixture(set_reaches_all_three_tables),
         with_fixture(check_refuses_settings_that_do_not_go_together),
+        with_fixture(recipes_warmup_gives_way_to_a_short_run),
+        with_fixture(stored_warmup_stays),
         with_fixture(json_round_trip_keeps_every_setting),
         with_fixture(json_of_older_runs_of_foof_is_read),
         with_fixture(json_that_leaves_settings_out_gets_their_defaults),

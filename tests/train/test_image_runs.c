@@ -124,6 +124,7 @@ static void models_of_one_size_refuse_another(void **state)
     abar_trainer *t;
     assert_int_equal(abar_trainer_create(f->ctx, s, false, NULL, &t), ABAR_E_ARGUMENT);
     assert_error(f, "--test-size 24: deit-tiny is trained with --size 16 and cannot be tested at another size (pos_embed");
+    assert_error(f, ", give --test-size 16");
     assert_int_equal(abar_setup_memory_plan(f->ctx, s, &plan), ABAR_E_ARGUMENT);
     set(f, s, "test-size", "16");
     need(f, abar_trainer_create(f->ctx, s, false, NULL, &t));

@@ -12,17 +12,6 @@ static const char *const optimizers[] = {"sgd", "adamw", "mac", "smac", "foof", 
 
 static bool has_method(const char *optim) { return strcmp(optim, "sgd") != 0 && strcmp(optim, "adamw") != 0; }
 
-static void set_all(fixture *f, abar_setup *setup, const char *options)
-{
-    char text[256], *rest;
-    snprintf(text, sizeof text, "%s", options);
-    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
-        char *value = strchr(word, '=');
-        *value = '\0';
-        set(f, setup, word, value + 1);
-    }
-}
-
 /* Statistics often enough for a few steps. A rule alone has no such options. */
 static abar_setup *setup_for(fixture *f, const char *device, const char *optim, const char *options)
 {

@@ -87,19 +87,25 @@ static inline const char *test_seed(void)
     return seed && *seed ? seed : "0";
 }
 
-/* A setup with options "name=value name=value ...". */
-static inline abar_setup *make_setup(fixture *f, const char *model, const char *optim, const char *options)
+/* Sets options "name=value name=value ...". */
+static inline void set_all(fixture *f, abar_setup *setup, const char *options)
 {
-    abar_setup *setup;
-    char text[512], *rest = text;
-    need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &setup));
-    set(f, setup, "seed", test_seed());
+    char text[1024], *rest = text;
     snprintf(text, sizeof text, "%s", options);
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '=');
         *value = '\0';
         set(f, setup, word, value + 1);
     }
+}
+
+/* A setup with such options. */
+static inline abar_setup *make_setup(fixture *f, const char *model, const char *optim, const char *options)
+{
+    abar_setup *setup;
+    need(f, abar_setup_create(f->ctx, model, "synthetic", optim, &setup));
+    set(f, setup, "seed", test_seed());
+    set_all(f, setup, options);
     return setup;
 }
 

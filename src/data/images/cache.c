@@ -272,3 +272,9 @@ bool abar__images_cache_write(abar__images_index *index)
               "%s: cannot be written (%s): the images are looked for again next time, see ABAR_CACHE", shown, reason);
     return false;
 }
+
+void abar__images_drop_cache(const abar__images_index *index)
+{
+    char path[2 * ABAR_IMAGES_PATH_MAX];
+    if (file_of(abar__images_string(index, index->head.folder), path, sizeof path)) unlink(path);
+}

@@ -170,18 +170,19 @@ static abar_status finish_scan(abar__images_index *index)
     return ABAR_OK;
 }
 
-/* The absolute path of a folder or file; "" stays "". */
-static abar_status real_path(abar_context *ctx, const char *path, char out[ABAR_IMAGES_PATH_MAX])
+/* The absolute path of a folder or file; "" stays "". flag: what gave it, for the text of a failure. */
+static abar_status real_path(abar_context *ctx, const char *flag, const char *path, char out[ABAR_IMAGES_PATH_MAX])
 {
     *out = '\0';
     if (!path || !*path) return ABAR_OK;
-    char shown[640], *real = realpath(path, NULL);
+    char shown[660], *real = realpath(path, NULL);
     int error = real ? 0 : errno;
     if (real && strlen(real) >= ABAR_IMAGES_PATH_MAX) error = ENAMETOOLONG;
     if (error == 0) memcpy(out, real, strlen(real) + 1);
     free(real);
     if (error == 0) return ABAR_OK;
-    abar__images_escape(path, shown, sizeof shown);
+    const int n = snprintf(shown, sizeof shown, "%s", flag);
+    abar__images_escape(path, shown + n, sizeof shown - (size_t)n);
     return abar__fail_errno(ctx, shown, error);
 }
 
@@ -190,13 +191,15 @@ static abar_status fill(abar__images_index *index, const abar__images_request *r
     char folder[ABAR_IMAGES_PATH_MAX], classes[ABAR_IMAGES_PATH_MAX], labels[ABAR_IMAGES_PATH_MAX], shown[640];
     if (!request->folder || !*request->folder)
         return abar__fail(index->ctx, ABAR_E_ARGUMENT, "image folder: none is named, write imagefolder:DIR");
-    ABAR_TRY(real_path(index->ctx, request->folder, folder));
-    ABAR_TRY(real_path(index->ctx, request->classes, classes));
-    ABAR_TRY(real_path(index->ctx, request->val_labels, labels));
+    ABAR_TRY(real_path(index->ctx, "", request->folder, folder));
+    ABAR_TRY(real_path(index->ctx, "--classes ", request->classes, classes));
+    ABAR_TRY(real_path(index->ctx, "--val-labels ", request->val_labels, labels));
     index->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (index->folder < 0) {
         const int error = errno;
         abar__images_escape(folder, shown, sizeof shown);
+        if (error == ENOTDIR)
+            return abar__fail(index->ctx, ABAR_E_NOT_FOUND, "%s: is a file, give the folder that holds train/ and val/", shown);
         return abar__fail_errno(index->ctx, shown, error);
     }
     abar_status status = request->rescan ? ABAR_E_FORMAT : abar__images_cache_read(index, folder, classes, labels);

@@ -85,5 +85,7 @@ void abar__images_largest(const abar__images_index *index, int64_t *bytes, int32
 /* Writes the cache, during or after a check: other threads may read files and call abar__images_know meanwhile. What cannot be
  * written is a log line, not a failure: *written, which may be NULL, says so. */
 abar_status abar__images_keep(abar__images_index *index, bool *written);
+/* Removes the cache: a file is not what was indexed, and its folder does not show it. The next open scans again. */
+void abar__images_drop_cache(const abar__images_index *index);
 
 #endif

@@ -202,11 +202,36 @@ static abar_status read_val(abar__scan *s, const layout *l)
 
 /* ---- recognition --------------------------------------------------------------------------------------------- */
 
+static bool is_folder_at(const abar__scan *s, const char *path)
+{
+    struct stat info;
+    return fstatat(s->index->folder, path, &info, 0) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* People give the folder above the set, or one of its parts. */
+static void suggest_folder(const abar__scan *s, const layout *l, char *out, size_t n)
+{
+    const char *last = abar__last_component(s->folder);
+    if ((strcmp(last, "train") == 0 || strcmp(last, "val") == 0) && is_folder_at(s, "../train")) {
+        snprintf(out, n, "; give the folder above it");
+        return;
+    }
+    for (int64_t i = 0; i < l->root.count; i++) {
+        char path[ABAR_IMAGES_PATH_MAX], name[60];
+        const abar__entry *entry = abar__listing_at(&l->root, i);
+        snprintf(path, sizeof path, "%.255s/train", entry->name);
+        if (!entry->folder || !is_folder_at(s, path)) continue;
+        abar__images_escape(entry->name, name, sizeof name);
+        snprintf(out, n, "; did you mean %s in it", name);
+        return;
+    }
+}
+
 static abar_status refuse_folder(const abar__scan *s, const layout *l)
 {
-    char found[160] = "";
+    char found[120] = "", suggestion[96] = "";
     const bool train = has_folder(&l->root, "train");
-    for (int64_t i = 0, n = 0; i < l->root.count && n < 5 && strlen(found) < 100; i++) {
+    for (int64_t i = 0, n = 0; i < l->root.count && n < 5 && strlen(found) < 70; i++) {
         char name[40];
         const abar__entry *entry = abar__listing_at(&l->root, i);
         if (*entry->name == '.') continue;
@@ -214,11 +239,12 @@ static abar_status refuse_folder(const abar__scan *s, const layout *l)
         snprintf(found + strlen(found), sizeof found - strlen(found), "%s%s%s", n++ ? ", " : "", name,
                  entry->folder ? "/" : "");
     }
+    suggest_folder(s, l, suggestion, sizeof suggestion);
     return abar__scan_fail(s, ABAR_E_NOT_FOUND, "", "",
                            "%s: expected train/CLASS/ and val/CLASS/ with images, tar shards, or " ABAR_IMAGENET_TRAIN
-                           " and " ABAR_IMAGENET_VAL "; found %s",
+                           " and " ABAR_IMAGENET_VAL "; found %s%s",
                            train && !l->val_name ? "has train/ but no val/" : "has no layout that abar knows",
-                           *found ? found : "nothing");
+                           *found ? found : "nothing", suggestion);
 }
 
 static abar_status read_layout(abar__scan *s, layout *l)

@@ -118,7 +118,8 @@ static abar_status fail_image(abar_image_shrink *s, int64_t i, const slot *from)
         return abar__fail(s->ctx, ABAR_E_FORMAT, "%s: %s, repair or remove it; abar data finds all that are damaged", name,
                           from->reason);
     case CHANGED:
-        return abar__fail(s->ctx, ABAR_E_IO, "%s: changed since it was indexed, check the data set with abar data", name);
+        abar__images_drop_cache(s->index);
+        return abar__fail(s->ctx, ABAR_E_IO, "%s: changed since it was indexed, remove %s and begin again", name, s->partial);
     case FAILED: return abar__fail_errno(s->ctx, name, from->error);
     default: return abar__fail(s->ctx, ABAR_E_MEMORY, "memory: too little to make smaller images, use fewer --workers");
     }
@@ -233,8 +234,8 @@ static abar_status check_place(abar_image_shrink *s, const char *path, bool *exi
     if (!S_ISDIR(info.st_mode))
         return abar__fail(s->ctx, ABAR_E_ARGUMENT, "%s: is not a folder, give --to a name that is free", path);
     if (is_empty(path) || is_ours(s, path)) return ABAR_OK;
-    return abar__fail(s->ctx, ABAR_E_ARGUMENT, "%s: has other files, or a copy of other images, give --to a name that is free",
-                      path);
+    return abar__fail(s->ctx, ABAR_E_ARGUMENT, "%s: has other files, or a copy of other images, %s--to a name that is free",
+                      path, path == s->partial ? "remove it if the set has changed, or give " : "give ");
 }
 
 /* Copies inside the set would become a part of it. */
