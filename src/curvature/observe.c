@@ -1,18 +1,11 @@
 /* The accumulate stage (methods.md section 0): what a plan wants summed over the rows of a layer, in the backward pass; and
  * calibration, the same over the whole training set before step 0. */
+#include "base/clock.h"
 #include "curvature/curvature_impl.h"
 #include "device/host/derive.h"
 #include "device/step_rules.h"
 
 #include <math.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
@@ -179,7 +172,7 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
     if (!abar__curvature_observes(cv)) return ABAR_OK;
     static const abar_tensor none = {0};
     const bool needs_grad = cv->ops->reads_output_grad;
-    double start = now();
+    double start = abar__seconds();
     for (int i = 0; i < cv->n_maps; i++) {
         abar__map *map = &cv->maps[i];
         if (map->layer != layer) continue;
@@ -195,7 +188,7 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
         map->examples += (double)rows.examples;
         map->rows += (double)(rows.examples * rows.per_example);
     }
-    cv->observe_seconds += now() - start;
+    cv->observe_seconds += abar__seconds() - start;
     return ABAR_OK;
 }
 

@@ -5,7 +5,6 @@
 
 #define THREADS_MAX 1024
 #define PREFETCH_MAX 1024
-#define SIDE_MAX 4096
 #define REPEAT_MAX 255
 #define GROUP_DEFAULT 256
 #define CLAIM_MAX 16        /* images: enough to leave the lock alone */
@@ -44,13 +43,13 @@ static int64_t sample_count(const abar_dataset_info *info, const abar_loader_con
 
 static abar_status check_test_view(abar_context *ctx, int64_t resize, int64_t size, int64_t filter)
 {
-    if (size < 1 || size > SIDE_MAX)
+    if (size < 1 || size > ABAR_VIEW_MAX)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--test-size %lld: is no size of an image, choose 1 to %d", (long long)size,
-                          SIDE_MAX);
-    if (resize < size || resize > SIDE_MAX)
+                          ABAR_VIEW_MAX);
+    if (resize < size || resize > ABAR_VIEW_MAX)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "--test-resize %lld: the centre of %lld x %lld pixels must fit into it, choose %lld to %d",
-                          (long long)resize, (long long)size, (long long)size, (long long)size, SIDE_MAX);
+                          (long long)resize, (long long)size, (long long)size, (long long)size, ABAR_VIEW_MAX);
     if (filter != ABAR_FILTER_STYLE && filter != ABAR_FILTER_BILINEAR && filter != ABAR_FILTER_BICUBIC)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--test-filter %lld: choose bilinear or bicubic", (long long)filter);
     return ABAR_OK;

@@ -2,12 +2,11 @@
 #include "data/data_impl.h"
 
 #include "base/rng.h"
+#include "data/images/draws.h"
 #include "data/images/index.h"
 
 #include <string.h>
 #include <zlib.h>
-
-#define VIEW_MAX 4096 /* pixels: boxes of rows are 16-bit */
 
 static void take_summary(abar_dataset *data)
 {
@@ -25,9 +24,9 @@ abar_status abar__streamed_read(abar_dataset *data, const abar_dataset_config *c
                                           .classes = config->classes_file,
                                           .val_labels = config->labels_file,
                                           .limit = {config->limit_train, config->limit_test}};
-    if (config->view < 0 || config->view > VIEW_MAX)
+    if (config->view < 0 || config->view > ABAR_VIEW_MAX)
         return abar__fail(data->ctx, ABAR_E_ARGUMENT, "%s: a view of %lld pixels, choose 1 to %d", data->info.name,
-                          (long long)config->view, VIEW_MAX);
+                          (long long)config->view, ABAR_VIEW_MAX);
     if (config->view > 0) data->info.height = data->info.width = config->view;
     ABAR_TRY(abar__images_open(data->ctx, &request, &data->images));
     take_summary(data);

@@ -1,6 +1,7 @@
 /* A table of choices and its file: a header, one line per choice, and a checksum over everything before it. */
 #include "device/autotune_cache.h"
 #include "base/cache_folder.h"
+#include "base/hash.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -64,20 +65,12 @@ static bool is_one_line(const char *text)
 
 /* ---- the file's text -------------------------------------------------------------------------------------------------- */
 
-/* FNV-1a. */
-static uint64_t sum_of(const char *text, size_t n)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3u;
-    return h;
-}
-
 abar_status abar__autotune_cache_write(const abar__autotune_cache *c, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(c->ctx, out, HEAD "%s\n", c->title));
     for (int i = 0; i < c->n; i++)
         ABAR_TRY(abar__text_printf(c->ctx, out, "%s\t%s\n", c->pairs[i].problem, c->pairs[i].choice));
-    return abar__text_printf(c->ctx, out, "sum %016" PRIx64 "\n", sum_of(out->data, out->length));
+    return abar__text_printf(c->ctx, out, "sum %016" PRIx64 "\n", abar__hash(ABAR_HASH_START, out->data, out->length));
 }
 
 static bool is_whole(const abar__autotune_cache *c, const char *text, size_t n)
@@ -86,7 +79,7 @@ static bool is_whole(const abar__autotune_cache *c, const char *text, size_t n)
     const size_t head = strlen(HEAD), title = strlen(c->title);
     if (!text || n < head + title + 1 + SUM_LENGTH || memchr(text, '\0', n)) return false;
     if (memcmp(text, HEAD, head) != 0 || memcmp(text + head, c->title, title) != 0 || text[head + title] != '\n') return false;
-    snprintf(expected, sizeof expected, "sum %016" PRIx64 "\n", sum_of(text, n - SUM_LENGTH));
+    snprintf(expected, sizeof expected, "sum %016" PRIx64 "\n", abar__hash(ABAR_HASH_START, text, n - SUM_LENGTH));
     return memcmp(text + n - SUM_LENGTH, expected, SUM_LENGTH) == 0;
 }
 

@@ -3,9 +3,8 @@
  *
  * Ticks of n steps: 0 before the forward pass and s + 1 after its step s; n + 1 before the backward pass, then two after
  * each step in the order of execution: one when its gradients are complete, one when it has been observed. */
+#include "base/clock.h"
 #include "net/net_impl.h"
-
-#include <time.h>
 
 static int ticks(const abar_net *net) { return 3 * net->n_steps + 2; }
 static int forward_tick(int s) { return s + 1; }
@@ -17,9 +16,7 @@ static abar_status tick(abar_net *net, int at)
 {
     if (!net->profile) return ABAR_OK;
     if (net->events) return net->dev->ops->stream->event_record(net->dev, net->events[at]);
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    net->clock[at] = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    net->clock[at] = abar__seconds();
     return ABAR_OK;
 }
 

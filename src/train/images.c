@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "base/number.h"
 #include "data/data_impl.h"
+#include "data/images/draws.h"
 #include "data/images/index.h"
 #include "train/train_impl.h"
 
@@ -10,17 +11,16 @@
 #include <string.h>
 
 #define AT(field) offsetof(abar_train_config, field)
-#define SIDE_MAX 4096 /* pixels of a view */
 #define FILTERS "style|nearest|bilinear|bicubic"
 #define USUAL_GROUP 256 /* rows that are mixed with each other, where the batch has as many */
 
 static const abar_option image_options[] = {
     {"style", ABAR_OPTION_CHOICE, AT(style), "torchvision", 0, 0, "torchvision|timm",
      "family of references: order and details of the augmentations"},
-    {"size", ABAR_OPTION_INT, AT(size), "224", 1, SIDE_MAX, NULL, "pixels a side of a training image"},
-    {"test-resize", ABAR_OPTION_INT, AT(test_resize), "256", 1, SIDE_MAX, NULL,
+    {"size", ABAR_OPTION_INT, AT(size), "224", 1, ABAR_VIEW_MAX, NULL, "pixels a side of a training image"},
+    {"test-resize", ABAR_OPTION_INT, AT(test_resize), "256", 1, ABAR_VIEW_MAX, NULL,
      "pixels of a test image's short side, before its centre is cut out"},
-    {"test-size", ABAR_OPTION_INT, AT(test_size), "224", 1, SIDE_MAX, NULL, "pixels a side of that centre"},
+    {"test-size", ABAR_OPTION_INT, AT(test_size), "224", 1, ABAR_VIEW_MAX, NULL, "pixels a side of that centre"},
     {"test-filter", ABAR_OPTION_CHOICE, AT(test_filter), "style", 0, 0, "style|bilinear|bicubic",
      "that resizes test images; style: bilinear of torchvision, bicubic of timm"},
     {"area-low", ABAR_OPTION_REAL, AT(area_low), "0.08", 1e-6, 1, NULL, "smallest share of an image's area that a crop has"},

@@ -5,14 +5,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <time.h>
-
-double abar__seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static bool is_queued(const abar__data_feed *f) { return f && f->batches; }
 

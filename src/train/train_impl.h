@@ -16,14 +16,13 @@
 
 #include "abar/train.h"
 #include "base/base_impl.h"
+#include "base/clock.h"
 #include "curvature/curvature_impl.h"
 #include "device/feed_impl.h"
 #include "io/io.h"
 #include "net/blocks.h"
 
 #include <stdatomic.h>
-
-double abar__seconds(void); /* monotonic */
 
 /* ---- settings ------------------------------------------------------------------------------------------------- */
 
@@ -186,15 +185,15 @@ typedef struct abar__pipeline {
     abar_loader *loader;
     const abar__stream_ops *stream; /* NULL: the host */
     abar_device *dev;
-    void *graph[2]; /* of a plain step, of one that takes statistics */
-    bool warm[2];   /* has run once without capture: libraries initialise then */
+    void *graph[2];                /* of a plain step, of one that takes statistics */
+    bool warm[2];                  /* has run once without capture: libraries initialise then */
     void *event[ABAR_STEPS_AHEAD]; /* of the end of each step, ... */
     void *began[ABAR_STEPS_AHEAD]; /* ... and of its beginning, where batches are sent */
     int64_t enqueued, collected;   /* k of the next step to enqueue, and of the next result to read */
     int64_t first;                 /* k of the first step since the last seek */
-    abar__step_result result;    /* host: of the last step */
-    double *rates;               /* of the steps of an epoch */
-    int64_t steps;               /* of an epoch */
+    abar__step_result result;      /* host: of the last step */
+    double *rates;                 /* of the steps of an epoch */
+    int64_t steps;                 /* of an epoch */
 } abar__pipeline;
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out);

@@ -1,7 +1,7 @@
 /* What an augmentation's settings must satisfy. */
 #include "data/images/draws.h"
 
-enum { SIDE_MAX = 8192, REPEAT_MAX = 255, MAGNITUDE_MAX = 30 };
+enum { REPEAT_MAX = 255, MAGNITUDE_MAX = 30 };
 #define ALPHA_MIN 1e-6 /* all but a few of a million Beta numbers are then 0 or 1 */
 #define STRENGTH_MAX 1e3
 
@@ -47,8 +47,9 @@ static abar_status check_mixing(abar_context *ctx, const abar_augment_config *c)
 
 abar_status abar__augment_check(abar_context *ctx, const abar_augment_config *c, int32_t side)
 {
-    if (side < 1 || side > SIDE_MAX)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "view of %d pixels a side: out of range, choose 1 to %d", (int)side, SIDE_MAX);
+    if (side < 1 || side > ABAR_VIEW_MAX)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "view of %d pixels a side: out of range, choose 1 to %d", (int)side,
+                          ABAR_VIEW_MAX);
     if (!c->on) return ABAR_OK;
     ABAR_TRY(check_choices(ctx, c));
     const bool given = c->area_low != 0 || c->area_high != 0;

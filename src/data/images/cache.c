@@ -2,6 +2,7 @@
  * the folder is scanned again. */
 #include "data/images/index_impl.h"
 #include "base/cache_folder.h"
+#include "base/hash.h"
 #include "io/files_impl.h"
 
 #include <errno.h>
@@ -166,9 +167,8 @@ static bool is_current(const abar__images_index *index, const char *folder, cons
 static bool file_of(const char *folder, char *out, size_t size)
 {
     char where[ABAR_IMAGES_PATH_MAX];
-    uint64_t hash = 0xcbf29ce484222325u;
     if (!abar__cache_folder(where, sizeof where)) return false;
-    for (const char *p = folder; *p; p++) hash = (hash ^ (unsigned char)*p) * 0x100000001b3u;
+    const uint64_t hash = abar__hash(ABAR_HASH_START, folder, strlen(folder));
     const int n = snprintf(out, size, "%s/images-%016" PRIx64 ".index", where, hash);
     return n > 0 && (size_t)n < size;
 }

@@ -1,6 +1,7 @@
 /* Checking the files of an image set: every pixel is decoded, the findings are kept in the index's cache, and files with equal
  * bytes are found by their size and CRC-32. */
 #include "data/images/check.h"
+#include "base/clock.h"
 #include "data/images/crew.h"
 #include "data/images/index.h"
 
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <zlib.h>
 
 #define NAME_MAX_BYTES 4608
@@ -57,13 +57,6 @@ struct abar_image_check {
     int64_t ended_at;                                          /* ... at which place */
     char text[2 * NAME_MAX_BYTES + sizeof((line *)0)->reason]; /* of abar_image_check_line */
 };
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int part_of(const abar_image_check *c, int64_t place) { return place >= c->report.part[0].images; }
 static int64_t index_of(const abar_image_check *c, int64_t place)
@@ -342,9 +335,9 @@ static abar_status open_index_again(abar_image_check *c)
 static void save_in_time(abar_image_check *c)
 {
     bool written;
-    if (c->headers || c->unsaved || seconds() - c->saved_at < c->save_every) return;
+    if (c->headers || c->unsaved || abar__seconds() - c->saved_at < c->save_every) return;
     c->unsaved = abar__images_keep(c->index, &written) < 0 || !written;
-    c->saved_at = seconds();
+    c->saved_at = abar__seconds();
 }
 
 static void forward_progress(void *user, int64_t done)
@@ -365,7 +358,7 @@ static void work_through(abar_image_check *c)
     memset(c->list, 0, sizeof c->list);
     for (int i = 0; i < c->threads; i++) c->workers[i].now = 0;
     c->end = GOOD;
-    c->saved_at = seconds();
+    c->saved_at = abar__seconds();
     abar__crew_run(&job);
 }
 
@@ -389,11 +382,11 @@ static abar_status work_through_twice(abar_image_check *c)
 
 abar_status abar_image_check_run(abar_image_check *c)
 {
-    const double began = seconds();
+    const double began = abar__seconds();
     if (!c->index || c->ran) return abar__fail(c->ctx, ABAR_E_STATE, "check: it has run before, make another one");
     c->ran = true;
     ABAR_TRY(work_through_twice(c));
-    c->report.seconds = seconds() - began;
+    c->report.seconds = abar__seconds() - began;
     if (!c->headers) ABAR_TRY(abar__images_keep(c->index, NULL));
     ABAR_TRY(conclude(c));
     return atomic_load(&c->stop) ? ABAR_STOPPED : ABAR_OK;

@@ -6,6 +6,8 @@
 #include "abar/data.h"
 #include "image/operations.h"
 
+#define ABAR_VIEW_MAX 4096 /* pixels a side of a view: the boxes of abar_row are 16-bit */
+
 /* One sample of one epoch. */
 typedef struct abar__draw_key {
     uint64_t seed;

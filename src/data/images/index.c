@@ -1,5 +1,6 @@
 /* An index: opened from the cache or by a scan, limited, asked. */
 #include "data/images/index_impl.h"
+#include "base/hash.h"
 #include "io/files_impl.h"
 
 #include <errno.h>
@@ -57,25 +58,18 @@ void abar__images_escape(const char *path, char *out, size_t n)
 
 /* ---- the fingerprint ----------------------------------------------------------------------------------------- */
 
-/* FNV-1a. */
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n)
-{
-    const uint8_t *p = bytes;
-    for (size_t i = 0; i < n; i++) hash = (hash ^ p[i]) * 0x100000001b3u;
-    return hash;
-}
-
-static uint64_t hash_string(uint64_t hash, const char *text) { return hash_bytes(hash, text, strlen(text) + 1); }
+static uint64_t hash_string(uint64_t hash, const char *text) { return abar__hash(hash, text, strlen(text) + 1); }
 
 static uint64_t hash_number(uint64_t hash, uint64_t number)
 {
-    for (int i = 0; i < 8; i++) hash = (hash ^ (uint8_t)(number >> 8 * i)) * 0x100000001b3u;
-    return hash;
+    uint8_t bytes[8]; /* little-endian on every machine */
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)(number >> 8 * i);
+    return abar__hash(hash, bytes, sizeof bytes);
 }
 
 static uint64_t fingerprint_of(const abar__images_index *index)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = ABAR_HASH_START;
     const abar__class_row *classes = index->section[ABAR_SECTION_CLASSES];
     for (int64_t c = 0; c < index->summary.classes; c++) hash = hash_string(hash, abar__images_string(index, classes[c].name));
     for (int part = 0; part < 2; part++) {

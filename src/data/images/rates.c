@@ -1,4 +1,5 @@
 #include "data/images/rates.h"
+#include "base/clock.h"
 #include "base/rng.h"
 #include "data/data_impl.h"
 #include "data/images/crew.h"
@@ -8,7 +9,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define NAME_MAX_BYTES 4608
 
@@ -31,13 +31,6 @@ typedef struct rates {
     atomic_llong failed;    /* the sample that could not be read or decoded; -1: none */
     atomic_bool of_decoder; /* why */
 } rates;
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The number in the index of image k. */
 static int64_t draw_file(const rates *r, int64_t k)
@@ -72,20 +65,20 @@ static bool work(void *user, int number, int64_t k)
     abar__image_header header;
     abar__image_fault fault;
     abar__image_change changes[ABAR_CHANGES_MAX];
-    const double began = seconds();
+    const double began = abar__seconds();
     if (bytes > r->file_bytes) return fail(r, i, true);
     if (abar__images_read(index, part, i, w->file) != ABAR_IMAGES_READ) return fail(r, i, false);
     if (!r->timed) return true;
-    const double read = seconds();
+    const double read = abar__seconds();
     if (!abar__image_look(w->file, bytes, &header, &fault)) return fail(r, i, true);
     const abar__image_view view = view_of(r, &key, &header);
     if (!abar__image_read(w->reader, w->file, bytes, &view, w->pixels[0], &fault)) return fail(r, i, true);
-    const double viewed = seconds();
+    const double viewed = abar__seconds();
     const int n = r->augment.on ? abar__draw_changes(&key, &r->augment, r->side, changes) : 0;
     for (int c = 0; c < n; c++) abar__image_apply(&changes[c], r->side, r->side, w->pixels[c % 2], w->pixels[(c + 1) % 2]);
     w->read += read - began;
     w->view += viewed - read;
-    w->policy += seconds() - viewed;
+    w->policy += abar__seconds() - viewed;
     return true;
 }
 

@@ -1,6 +1,7 @@
 /* A smaller copy of an image set, as tar shards. It is made in TO.partial, which becomes TO when all is there, so that nobody
  * trains on a part of it. README says what it is a copy of; a copy is continued if that is the same. */
 #include "abar/images.h"
+#include "base/clock.h"
 #include "data/images/crew.h"
 #include "data/images/index.h"
 #include "data/images/shard.h"
@@ -18,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SIDE_MAX 8192
+#define SIDE_MAX 8192 /* pixels of a copy's short side */
 #define BLOCK_EACH 16 /* images that a thread makes before they are written */
 #define NAME_MAX_BYTES 4608
 
@@ -56,13 +57,6 @@ struct abar_image_shrink {
     int64_t done; /* images before this block */
     abar_image_shrink_report report;
 };
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- one image -------------------------------------------------------------------------------------------------- */
 
@@ -322,7 +316,7 @@ static abar_status publish(abar_image_shrink *s)
 
 abar_status abar_image_shrink_run(abar_image_shrink *s)
 {
-    const double began = seconds();
+    const double began = abar__seconds();
     if (s->report.existed) return ABAR_OK;
     for (int part = 0; part < 2; part++) {
         abar_status status = make_part(s, part);
@@ -332,7 +326,7 @@ abar_status abar_image_shrink_run(abar_image_shrink *s)
         }
     }
     s->report.shards = s->shards[0].count + s->shards[1].count;
-    s->report.seconds = seconds() - began;
+    s->report.seconds = abar__seconds() - began;
     if (s->report.images < image_count(s)) return ABAR_STOPPED;
     return publish(s);
 }

@@ -1,11 +1,11 @@
 /* The step of ref and cpu: every stage runs when it is called, through the device's own tables (norm, update, statistics). Both
  * have the control block in host memory, and one step in flight. */
+#include "base/clock.h"
 #include "device/host/blocks.h"
 #include "device/host/derive.h"
 #include "device/step_rules.h"
 
 #include <string.h>
-#include <time.h>
 
 typedef struct control {
     abar__step_state state;
@@ -44,13 +44,6 @@ struct abar__compiled_step {
     double refresh_seconds, apply_seconds;
     abar__step_outcome outcomes[ABAR_STEP_RESULTS];
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static size_t vector_bytes(const abar_device *dev, int64_t n)
 {
@@ -328,7 +321,7 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
 
 static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *to_mean)
 {
-    const double began = now();
+    const double began = abar__seconds();
     bool committed = false;
     for (int i = 0; i < s->desc.n_maps; i++) {
         if (s->control.skip) {
@@ -340,7 +333,7 @@ static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *
         if (s->plans[i].link == i) committed = to_mean && commit(dev, s, i, to_mean);
         refresh(dev, s, i, committed);
     }
-    s->refresh_seconds += now() - began;
+    s->refresh_seconds += abar__seconds() - began;
     return ABAR_OK;
 }
 
@@ -455,7 +448,7 @@ static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool m
 {
     for (int i = 0; i < 3 * s->desc.n_maps; i++) s->products[i] = NAN;
     if (s->control.skip) return ABAR_OK;
-    const double began = now();
+    const double began = abar__seconds();
     double sum = 0.0;
     for (int i = 0; i < s->desc.n_maps; i++) {
         s->maps[i].pre = identity;
@@ -465,7 +458,7 @@ static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool m
     const double clip = s->control.state.kl_scale = abar__kl_scale(&s->desc.cadence, sum, s->control.scale);
     for (int i = 0; clip != 1.0 && i < s->desc.n_maps; i++)
         if (s->states[i].count[ABAR_COUNT_READY]) s->maps[i].pre.scale *= clip;
-    s->apply_seconds += now() - began;
+    s->apply_seconds += abar__seconds() - began;
     return ABAR_OK;
 }
 
