@@ -46,7 +46,7 @@ struct command {
 };
 
 extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,
-    command_models, command_data, command_optimizers;
+    command_models, command_data, command_optimizers, command_sweep, command_tune, command_runs;
 
 /* ---- errors.c: "abar: subject: reason, and what to do" on stderr, once; with --json also {"error": ..., "status": CODE} on
  * stdout --------------------------------------------------------------------------------------------------------- */
@@ -73,11 +73,14 @@ typedef struct setup_list {
     abar_setup *setup[ABAR_COMPARE_METHODS_MAX];
     char label[ABAR_COMPARE_METHODS_MAX][ABAR_COMPARE_LABEL_MAX]; /* "": there is only one */
     int64_t seeds[ABAR_COMPARE_METHODS_MAX];                      /* N of "mac:N"; 0: not given */
+    bool of_all[ABAR_COMPARE_METHODS_MAX];                        /* named by "all" alone: may be left out */
 } setup_list;
 
 void setup_list_destroy(const cli *c, setup_list *list);
 /* The value given last for --NAME; NULL: none. For flags that must be known before the others can be read. */
 const char *flags_peek(const cli *c, const char *name);
+/* All values given for --NAME, in their order; *n: how many. Returns an exit code. */
+int flags_all(const cli *c, const char *name, const char **values, int max, int *n);
 /* The folder of --resume; NULL: the flag is not given. Refuses an empty name, as an unset shell variable gives. Returns an exit
  * code. */
 int flags_resume(const cli *c, const char **folder);
@@ -89,7 +92,8 @@ bool flags_ask_json(const cli *c);
 /* Reads every flag into own (command->own) and setup (either may be NULL). resumed: the folder of a resumed
  * run, whose model, data and optimizer may be repeated but not changed; or NULL. Returns an exit code. */
 int flags_read(cli *c, void *own, abar_setup *setup, const char *resumed);
-/* The setups that --model, --data and --optim name, with the defaults of their recipes. Returns an exit code. */
+/* The setups that --model, --data and --optim name, with the defaults of their recipes. In a list "all" stands for every update
+ * rule, then every method (on sgd), but for names that the list has already. Returns an exit code. */
 int flags_recipes(cli *c, setup_list *out);
 /* flags_read for a list. A flag goes to every setup that has it, --LABEL.flag to one of them, in any order. */
 int flags_read_list(cli *c, void *own, const setup_list *list, const char *resumed);
@@ -183,6 +187,9 @@ void print_profile_json(json_writer *j, const abar_bench *bench, const abar_benc
 /* ---- table.c --------------------------------------------------------------------------------------------------- */
 
 void print_comparison(const abar_compare *compare, const struct progress *out);
+/* verdict.c: when the target was reached, if there is one; which optimizers are told apart, if there are several seeds. */
+void print_targets(const abar_compare *compare, const struct progress *out);
+void print_pairs(const abar_compare *compare, const struct progress *out);
 int comparison_seeds(const abar_compare *compare); /* of the method that has most */
 bool comparison_is_text(const abar_compare *compare);
 bool comparison_validates(const abar_compare *compare); /* its results are of a validation part */

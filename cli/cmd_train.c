@@ -112,6 +112,13 @@ static void announce_sizes(const abar_train_config *train, FILE *out, int width)
     print_wrapped(out, 0, width, line);
 }
 
+/* Settings of the optimizer; those of averages where the method keeps some. */
+static bool is_shown(const abar_setup *setup, const abar_setup_table *table)
+{
+    if (strcmp(table->section, "images") == 0) return false;
+    return strcmp(table->section, "curvature") != 0 || !abar_method_takes_whole_batch(setup->method->name);
+}
+
 static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FILE *out, int width)
 {
     static const char *const said[] = {"epochs", "batch", "lr", "schedule", "warmup", "weight-decay", "seed", NULL};
@@ -128,7 +135,7 @@ static void announce(cli *c, const abar_setup *setup, abar_trainer *trainer, FIL
     abar_setup_table tables[ABAR_SETUP_TABLES_MAX];
     int n = abar_setup_tables(setup, tables);
     for (int i = 2; i < n; i++)
-        for (const abar_option *row = tables[i].options; row->name && strcmp(tables[i].section, "images") != 0; row++)
+        for (const abar_option *row = tables[i].options; row->name && is_shown(setup, &tables[i]); row++)
             at = append_setting(c, tables[i].options, tables[i].config, row->name, i == 2 /* 0: as another option says */, line,
                                 at, sizeof line);
     print_wrapped(out, 0, width, line);

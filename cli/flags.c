@@ -35,6 +35,23 @@ const char *flags_peek(const cli *c, const char *name)
     return value;
 }
 
+int flags_all(const cli *c, const char *name, const char **values, int max, int *n)
+{
+    const size_t length = strlen(name);
+    *n = 0;
+    for (int i = 0; i < c->argc; i++) {
+        const char *word = c->argv[i], *value = NULL;
+        if (!is_flag(word) || strncmp(word + 2, name, length) != 0) continue;
+        if (word[2 + length] == '=')
+            value = word + length + 3;
+        else if (word[2 + length] == '\0' && i + 1 < c->argc && !is_flag(c->argv[i + 1]))
+            value = c->argv[i + 1];
+        if (value && *n == max) return cli_fail(c, EXIT_USAGE, "--%s: more than %d are too many", name, max);
+        if (value) values[(*n)++] = value;
+    }
+    return EXIT_SUCCESS;
+}
+
 int flags_resume(const cli *c, const char **folder)
 {
     *folder = flags_peek(c, "resume");
@@ -119,7 +136,27 @@ static int take_seeds(const cli *c, char *entry, int64_t *out)
     return EXIT_SUCCESS;
 }
 
-/* One entry of "sgd,mac:3,slow=mac". */
+static bool has_label(const setup_list *list, const char *label)
+{
+    for (int i = 0; i < list->n; i++)
+        if (strcmp(list->label[i], label) == 0) return true;
+    return false;
+}
+
+static int add_names_of_all(cli *c, const char *const *names, int64_t seeds, setup_list *out)
+{
+    for (int code; *names; names++) {
+        if (has_label(out, *names)) continue;
+        if (out->n == ABAR_COMPARE_METHODS_MAX)
+            return cli_fail(c, EXIT_USAGE, "--optim all: more than %d are too many, name fewer", ABAR_COMPARE_METHODS_MAX);
+        out->seeds[out->n] = seeds;
+        out->of_all[out->n] = true;
+        if ((code = add_recipe(c, *names, *names, out)) != EXIT_SUCCESS) return code;
+    }
+    return EXIT_SUCCESS;
+}
+
+/* One entry of "sgd,mac:3,slow=mac,all". */
 static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
 {
     int64_t seeds;
@@ -127,6 +164,10 @@ static int add_labelled_recipe(cli *c, char *entry, setup_list *out)
     snprintf(given, sizeof given, "%s", entry);
     int code = take_seeds(c, entry, &seeds);
     if (code) return code;
+    if (strcmp(entry, "all") == 0) {
+        code = add_names_of_all(c, abar_rule_names(), seeds, out);
+        return code ? code : add_names_of_all(c, abar_method_names(), seeds, out);
+    }
     char *equals = strchr(entry, '=');
     if (equals) *equals = '\0';
     if (!entry[0] || (equals && !equals[1]))

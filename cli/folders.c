@@ -29,14 +29,25 @@ int folder_missing(const cli *c, const char *checkpoint)
     return cli_fail(c, EXIT_FAILURE, "%s: no such file or folder, give the folder of a run or a safetensors file", checkpoint);
 }
 
+/* The checkpoint has the weights that are trained: where others are tested, the export comes first. */
+static bool exports_others(const cli *c, const char *folder)
+{
+    abar_setup *setup;
+    if (abar_setup_load(c->ctx, folder, &setup) < 0) return false; /* whoever reads the weights tells */
+    const bool others = setup->rule->averages;
+    abar_setup_destroy(c->ctx, setup);
+    return others;
+}
+
 int folder_weights(const cli *c, const char *checkpoint, char *weights, size_t size)
 {
     static const char *const name[] = {"state.safetensors", "model.safetensors"};
     snprintf(weights, size, "%s", checkpoint);
     if (!path_exists(checkpoint)) return folder_missing(c, checkpoint);
     if (!path_is_folder(checkpoint)) return EXIT_SUCCESS;
+    const int first = exports_others(c, checkpoint);
     for (int i = 0; i < 2; i++) {
-        snprintf(weights, size, "%s/%s", checkpoint, name[i]);
+        snprintf(weights, size, "%s/%s", checkpoint, name[(first + i) % 2]);
         if (path_exists(weights)) return EXIT_SUCCESS;
     }
     return cli_fail(c, EXIT_FAILURE, "%s: holds no checkpoint (state.safetensors or model.safetensors), train into it first",

@@ -9,12 +9,13 @@
 
 int comparison_seeds(const abar_compare *compare)
 {
-    int most = 0, n[ABAR_COMPARE_METHODS_MAX] = {0};
+    int64_t most = 0;
     for (int i = 0; i < abar_compare_run_count(compare); i++) {
-        int count = ++n[abar_compare_run_of(compare, i)->method];
-        if (count > most) most = count;
+        const abar_compare_run *run = abar_compare_run_of(compare, i);
+        const int64_t n = run->seed - abar_compare_setup(compare, run->method)->train.seed + 1;
+        if (n > most) most = n;
     }
-    return most;
+    return (int)most;
 }
 
 bool comparison_is_text(const abar_compare *compare) { return abar_compare_setup(compare, 0)->model->text; }

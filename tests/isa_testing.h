@@ -21,6 +21,7 @@ static inline char *isa_save(void)
     return copy;
 }
 
+/* For the contexts that are created from now on. */
 static inline void isa_force(const char *value) { assert_int_equal(setenv("ABAR_ISA", value, 1), 0); }
 
 static inline void isa_restore(char *saved)

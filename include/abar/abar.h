@@ -12,7 +12,10 @@
 #include "abar/images.h"
 #include "abar/net.h"
 #include "abar/optim.h"
+#include "abar/runs.h"
+#include "abar/sweep.h"
 #include "abar/tensor.h"
 #include "abar/train.h"
+#include "abar/tune.h"
 
 #endif

@@ -50,7 +50,8 @@ typedef struct abar_compare_run {
     int64_t side_by_side; /* the most trainings on the device at a time, this one included; 1: it was alone */
     int64_t memory_bytes; /* held while training: data, net, optimizer, loader. Saving briefly takes more */
     int64_t optimizer_bytes, skipped_steps;
-    bool retry; /* it failed for lack of memory: abar_compare_run_all tries it again */
+    bool retry;             /* it failed for lack of memory: abar_compare_run_all tries it again */
+    double steps_per_epoch; /* NaN: not known */
 } abar_compare_run;
 
 /* Mean and sample standard deviation; NaN if there are too few values. */
@@ -69,7 +70,25 @@ typedef struct abar_compare_row {
     double memory_bytes;               /* the maximum over its runs */
     double time_ratio, memory_ratio;   /* to the baseline: of memory_bytes, and of ms_alone if trainings shared the device, else
                                         * of ms_per_step */
+    /* with a target: runs that reached it and runs that ended without, and when those that did had it first. Runs are tested
+     * after epochs only. Seconds of training and testing, if the device was shared, scaled to the time alone */
+    int64_t reached, never;
+    abar_compare_spread target_epochs, target_steps, target_seconds;
 } abar_compare_row;
+
+/* Two methods: the difference of their mean results (test accuracy, of texts test loss; with a validation part, of it) by
+ * Welch's test, corrected by Holm's procedure for the number of pairs. NaN: a method has fewer than two successful runs, or no
+ * spread. */
+typedef struct abar_compare_pair {
+    int a, b;           /* methods */
+    double difference;  /* a's mean minus b's */
+    double low, high;   /* its interval: all pairs together are covered with 95 % */
+    double df, p, holm; /* degrees of freedom; two-sided p; the same after Holm */
+    bool apart;         /* holm is at most 0.05: the two are told apart */
+    /* Seeds of each that would tell them apart with a probability of 0.8, if difference and spread stay as they are. 0: more
+     * than 10,000, or not known */
+    int64_t seeds_needed;
+} abar_compare_pair;
 
 /* A run in progress. */
 typedef struct abar_compare_running {
@@ -111,11 +130,19 @@ abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *co
 abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,
                               abar_compare **out);
 void abar_compare_destroy(abar_compare *compare);
+/* For abar_compare_load: the network and the data of a program's own are not in the folder. Results can be read without them,
+ * runs need them. As abar_setup_set_network and abar_setup_set_data, for all methods. */
+abar_status abar_compare_set_network(abar_compare *compare, abar_network_builder builder, void *user);
+abar_status abar_compare_set_data(abar_compare *compare, const abar_dataset *data);
 
 #define ABAR_COMPARE_JOBS_MAX 64
 /* Sets how many trainings run side by side, each in its own thread. 0, the default: one on the host; on a GPU the fastest
  * number, by measurement, that fits in memory. The results do not depend on it. */
 void abar_compare_jobs(abar_compare *compare, int jobs);
+
+/* Limits abar_compare_run_all to a part of the runs, from 1 to parts: every parts-th, so that parts cost alike. Parts made on
+ * several machines join when their folders are copied into one: a run has ended if its folder has a report. */
+abar_status abar_compare_part(abar_compare *compare, int part, int parts);
 
 /* Executes every run that has not ended, and those that failed for lack of memory before this call. The files are rewritten
  * after each run.
@@ -130,6 +157,11 @@ const char *abar_compare_failed(const abar_compare *compare);
 /* May be called from a signal handler or another thread. */
 void abar_compare_stop(abar_compare *compare);
 
+/* A result that runs are to reach: "acc=93" (percent) or "loss=0.2" of the test part; NULL or "": none. Rows and files then say
+ * when. It may be changed at any time while no run trains, and is kept in compare.json. */
+abar_status abar_compare_target(abar_compare *compare, const char *target);
+const char *abar_compare_target_of(const abar_compare *compare); /* "": none */
+
 int abar_compare_method_count(const abar_compare *compare);
 const abar_setup *abar_compare_setup(const abar_compare *compare, int method);
 /* Good until the next call for the same method. */
@@ -139,6 +171,8 @@ int abar_compare_baseline(const abar_compare *compare);
 /* Ordered by seed, then by method. */
 int abar_compare_run_count(const abar_compare *compare);
 const abar_compare_run *abar_compare_run_of(const abar_compare *compare, int run);
+/* Every pair of methods once; *n: their number. Good until the next call. */
+const abar_compare_pair *abar_compare_pairs(const abar_compare *compare, int *n);
 const char *abar_compare_dir(const abar_compare *compare);
 
 /* The content of compare.json; valid until the next call or destroy. */

@@ -22,6 +22,11 @@ const char *const *abar_method_names(void);            /* NULL-terminated */
 abar_status abar_method_check(abar_context *ctx, const abar_method *method, const void *config);
 /* Whether observe needs output gradients besides inputs; false for an unknown name. */
 bool abar_method_reads_output_grad(const char *name);
+/* Whether a step's batch must be one backward pass: ngd, which needs the gradients of its examples together; false for an
+ * unknown name. */
+bool abar_method_takes_whole_batch(const char *name);
+/* The passes that a method with this config needs beside the batch's own (abar/optim.h). */
+abar_extra abar_method_extra(const abar_method *method, const void *config);
 
 /* The settings that all methods share (methods.md section 0): their table, and the bytes of the config that it describes. */
 const abar_option *abar_curvature_options(void);
@@ -31,7 +36,7 @@ size_t abar_curvature_config_size(void);
 typedef struct abar_map_info {
     const char *layer;
     int64_t group, rows, columns; /* rows, columns: of the preconditioned matrix, with the bias column */
-    size_t state_bytes;
+    size_t state_bytes; /* of ngd, which has no state: of the rows that a step works on */
     int64_t commits;                        /* updates of its averages so far */
     int64_t dropped, raised, doubled, kept; /* counts of the events of methods.md section 9 */
     double damping, mean_square, condition; /* rho, |a|^2, an upper bound; NaN: not of this method */

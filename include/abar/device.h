@@ -44,6 +44,9 @@ const char *const *abar_device_names(void);
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
 void abar_device_free(abar_device *dev, void *memory, size_t bytes);
 
+/* Gradients beside that of the batch, which some update rules and methods need (abar/optim.h). */
+typedef enum abar_extra { ABAR_EXTRA_NONE, ABAR_EXTRA_DIFFERENCE, ABAR_EXTRA_SAMPLED, ABAR_EXTRA_ROWS } abar_extra;
+
 /* The result of a forward pass. */
 typedef struct abar_loss {
     double loss;            /* mean over the valid samples */

@@ -156,10 +156,14 @@ typedef struct abar_compile_config {
     bool training;  /* for backward too */
     bool plan_only; /* do everything but allocate memory: for reports */
     uint64_t seed;  /* of the initial weights */
-    /* A compiled net of the same layers on the same device, which must outlive this one; NULL: none. This net, not for
-     * training, uses its parameters and running statistics, and its arena where that is large enough: the two never run at the
-     * same time. Their inputs may differ in size, their losses in kind. */
+    /* A compiled net of the same layers on the same device, which must outlive this one; NULL: none. This net uses its
+     * parameters and running statistics, and its arena where that is large enough: the two never run at the same time. Their
+     * inputs may differ in size, their losses in kind. With patterns it may be compiled for training: it
+     * then has gradients of its own, and its forward passes leave the running statistics alone. */
     const abar_net *share;
+    /* ReLUs and maximum pools record their choices in a forward pass, and repeat them in passes with
+     * abar_run_config.repeat: the function that such passes compute is smooth. They are not fused with other operations. */
+    bool patterns;
 } abar_compile_config;
 
 abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config);
@@ -262,6 +266,14 @@ typedef struct abar_run_config {
     double loss_scale;       /* multiplies the gradients, 0: 1 */
     const int64_t *step_now; /* queued devices: device memory with the step, for captured graphs; NULL: use step */
     const struct abar_forward_observer *observer; /* called for every linear map after it has run; NULL: none */
+    bool repeat;                                  /* of a net with patterns: the choices of its last pass without this */
+    bool draw_labels;  /* first replaces the labels by some drawn from the softmax, by seed, step and sample; cross entropy of
+                        * one label a row */
+    int64_t draw;      /* of draw_labels: draws of other numbers are independent of each other */
+    int64_t one_class; /* 1 + k: first sets all labels to class k, and multiplies the gradient of each sample's loss by the root
+                        * of its probability of k: of all classes together the rows of the exact Fisher matrix (ngd); cross
+                        * entropy of one label a sample. 0: no */
+    bool hold_statistics; /* running statistics stay as they are, where training would update them; not on queued devices */
 } abar_run_config;
 
 /* out may be NULL. On a queued device it waits for the result if out is given, and otherwise returns at once. */

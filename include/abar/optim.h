@@ -27,10 +27,13 @@ typedef struct abar_rule {
     const abar_option *options;
     size_t config_size; /* bytes of the config that the options describe */
     int states;         /* at most so many tensors are kept per parameter */
+    bool averages; /* gradients are taken at other weights than are tested: abar_optim_average. The rate must be constant */
 } abar_rule;
 
 const abar_rule *abar_rule_find(const char *name); /* NULL: no such rule */
 const char *const *abar_rule_names(void);          /* NULL-terminated */
+/* The gradients that a rule needs beside that of the batch: see "rules that need further gradients" below. */
+abar_extra abar_rule_extra(const abar_rule *rule);
 /* Checks a config, as abar_optim_create does. */
 abar_status abar_rule_check(abar_context *ctx, const abar_rule *rule, const void *config);
 
@@ -51,6 +54,13 @@ typedef struct abar_optim_config {
         *shadows; /* cuda: (n_params) BF16 copies of values in their order, which steps write too, or NULL; NULL: none */
     const bool
         *yields_output; /* (n_layers): layers that make the network's output, for rules that treat them apart; NULL: none */
+    int64_t examples;   /* of a step's batch, all micro-batches together, at most: for methods that keep their rows (skfac,
+                         * kpsvd, ngd); 0: not known */
+    void *const *extra_grads; /* (n_params): memory for further gradients, as large and in the order of params[i].grad; NULL:
+                               * the caller computes none, and rules that need them are refused */
+    int64_t loss_terms;       /* sophia: examples, or tokens of a text, in the mean that the loss of a step is */
+    uint64_t seed;            /* adahessian: of the random signs */
+    int64_t classes;          /* ngd --fisher exact: of the labels, one a sample; else 0 */
 } abar_optim_config;
 
 /* Allocates all state. Copies the config and what it points to, but not the tensors' memory. */
@@ -72,8 +82,8 @@ typedef struct abar_step_report {
     double grad_norm; /* before clipping */
 } abar_step_report;
 
-/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) overwrite grad by the
- * preconditioned gradient, muon by the step of what it takes, shampoo by its step. */
+/* One update of all parameters. report may be NULL. Methods with dense factors (foof, kfac, lngd) and mfac overwrite grad by
+ * the preconditioned gradient, muon by the step of what it takes, shampoo, soap and kbfgs by their step. */
 abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, abar_step_report *report);
 
 /* Replaces the pointers and factors of params[index], until the next call: for callers whose tensors move.
@@ -83,6 +93,11 @@ abar_status abar_optim_step(abar_optim *optim, const abar_step_config *step, aba
 abar_status abar_optim_set_param(abar_optim *optim, int index, void *value, void *grad, double lr_scale, double weight_decay);
 /* Changes the rule's settings from the next step on. Refused if they need other state (momentum from or to 0). */
 abar_status abar_optim_set_rule(abar_optim *optim, const void *rule_config);
+
+/* Changes the parameters' values from those that gradients are taken at to those that are tested and exported. The caller keeps
+ * a copy of the former and restores it before the next step. Only of rules that average (abar_rule): for others it does
+ * nothing. Does not wait for a queued device. */
+abar_status abar_optim_average(abar_optim *optim);
 
 /* Instead of a step whose loss was not finite: counts the step and discards its statistics. */
 void abar_optim_skip(abar_optim *optim);
@@ -129,12 +144,13 @@ typedef void (*abar_param_visitor)(void *user, const abar_param_info *param);
 abar_status abar_optim_plan_params(abar_device *dev, const abar_optim_config *config, abar_param_visitor visit, void *user);
 const abar_param_info *abar_optim_param_info(abar_optim *optim, int i); /* of params[i]; valid until the next call */
 
-/* Blocks of muon and shampoo, and what happened to them (methods.md sections 11 and 12), summed over all steps so far. */
+/* Blocks of muon, shampoo and soap, and what happened to them (methods.md section 11, optimizers.md sections 1 and 2), summed
+ * over all steps so far. */
 typedef struct abar_block_counts {
     int64_t blocks;
     int64_t dropped; /* updates dropped because a block was not finite */
     int64_t small;   /* blocks whose norm was below --muon-eps, and whose update is therefore small */
-    int64_t kept;    /* shampoo: factors and roots that stayed as they were because the new ones were not finite */
+    int64_t kept;    /* shampoo, soap: factors, roots and bases that stayed as they were because the new ones were not finite */
 } abar_block_counts;
 
 const abar_block_counts *abar_optim_blocks(abar_optim *optim); /* valid until the next call; waits for a queued device */
@@ -191,6 +207,47 @@ const abar_step_note *abar_optim_note(abar_optim *optim, int64_t k); /* valid un
 int64_t abar_optim_steps(const abar_optim *optim);                   /* enqueued so far: k of the next one */
 const int32_t *abar_optim_skip_flag(const abar_optim *optim);        /* device memory: 1 after a skipped step, else 0 */
 const int64_t *abar_optim_step_now(const abar_optim *optim);         /* device memory: k of the step that is running */
+
+/* ---- rules and methods that need further gradients ---------------------------------------------------------------------
+ *
+ * ABAR_EXTRA_DIFFERENCE (adahessian), between the backward pass and the step:
+ * - abar_optim_perturb(optim, 1), then extra_grads = gradient of the same batch at the perturbed weights;
+ * - abar_optim_perturb(optim, -1), then extra_grads -= gradient there;
+ * - abar_optim_perturb(optim, 0), which restores the weights.
+ * With micro-batches, repeat it for each and add. Kinks (ReLU, maximum pooling) must be those of the unperturbed pass:
+ * abar_compile_config.patterns.
+ *
+ * ABAR_EXTRA_SAMPLED (sophia), after the step, unless it was skipped: extra_grads = gradient of the same batch at the new
+ * weights, with labels drawn from the model's softmax (abar_run_config.draw_labels), without label smoothing; then
+ * abar_optim_take_sampled.
+ *
+ * ABAR_EXTRA_ROWS (ngd --fisher mc:S and exact), between the backward pass, which is not observed, and the step: for i = 0, 1,
+ * ... below abar_optim_row_passes call abar_optim_begin_rows(optim, i), run the same batch forward and backward at the same
+ * weights, and observe every layer. mc: pass i with drawn labels (abar_run_config.draw_labels) of draw i. exact: with labels of
+ * class i, each sample's gradient times the root of its probability of i (abar_run_config.one_class 1 + i); of a squared loss
+ * |y - t|^2 / 2, with the i-th unit vector for every sample's output gradient, over the batch. The gradients of parameters that
+ * such passes compute are not used. */
+
+abar_extra abar_optim_extra(const abar_optim *optim); /* of the step that comes next */
+/* Moves all parameters that have a gradient to W + h z (sign 1), W - h z (-1), or exactly back to W (0). */
+abar_status abar_optim_perturb(abar_optim *optim, int sign);
+int64_t abar_optim_row_passes(const abar_optim *optim); /* of every step; 0: it needs none */
+bool abar_optim_draws_rows(const abar_optim *optim);    /* mc; false: exact, a pass for each class */
+abar_status abar_optim_begin_rows(abar_optim *optim, int64_t pass);
+/* step: the clip and grad_scale of the step before. Without a call the diagonal stays as it is. */
+abar_status abar_optim_take_sampled(abar_optim *optim, const abar_step_config *step);
+
+/* ---- methods that need a second pass ------------------------------------------------------------------------------------
+ *
+ * kbfgs learns from a second pass over the batch of every step. After a step that was not skipped abar_optim_wants_pass says
+ * so: run the same batch forward and backward again at the weights as they are now, with the same dropout, call
+ * abar_optim_observe for every layer as in the first pass, then abar_optim_end_pass. With micro-batches, all of them. Gradients
+ * of the second pass are not read. */
+
+bool abar_optim_wants_pass(const abar_optim *optim);
+/* finite: the loss of the second pass was. If not, or if what was observed is not, *undone becomes true, weights and state are
+ * as they were before the step, and the step counts as skipped. observed_scale as in abar_step_config; undone may be NULL. */
+abar_status abar_optim_end_pass(abar_optim *optim, bool finite, double observed_scale, bool *undone);
 
 /* ---- schedules ------------------------------------------------------------------------------------------------ */
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 
 F64, F32, BF16, F16, I64 = range(5)  # abar_dtype
 OPTION_INT, OPTION_REAL, OPTION_BOOL, OPTION_CHOICE, OPTION_TEXT = range(5)  # abar_option_type
@@ -102,6 +102,7 @@ class Rule(ctypes.Structure):
         ("options", POINTER(Option)),
         ("config_size", c_size_t),
         ("states", c_int),
+        ("averages", c_bool),
     ]
 
 
@@ -168,6 +169,11 @@ class OptimConfig(ctypes.Structure):
         ("base_lr", c_double),
         ("shadows", c_void_p),
         ("yields_output", POINTER(c_bool)),
+        ("examples", c_int64),
+        ("extra_grads", POINTER(c_void_p)),
+        ("loss_terms", c_int64),
+        ("seed", c_uint64),
+        ("classes", c_int64),
     ]
 
 
@@ -256,7 +262,10 @@ FUNCTIONS = {
     "abar_optim_set_param": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_double, c_double]),
     "abar_optim_set_rule": (c_int, [c_void_p, c_void_p]),
     "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), c_void_p]),
+    "abar_optim_average": (c_int, [c_void_p]),
     "abar_optim_skip": (None, [c_void_p]),
+    "abar_optim_wants_pass": (c_bool, [c_void_p]),
+    "abar_optim_end_pass": (c_int, [c_void_p, c_bool, c_double, POINTER(c_bool)]),
     "abar_optim_forget": (None, [c_void_p]),
     "abar_optim_observes": (c_bool, [c_void_p]),
     "abar_optim_observe": (c_int, [c_void_p, c_int, POINTER(Layer)]),

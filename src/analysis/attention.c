@@ -2,7 +2,7 @@
 #include "analysis/attention.h"
 
 #include "analysis/dense.h"
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 
 #include <math.h>
 #include <omp.h>
@@ -154,10 +154,10 @@ static void put_column(int64_t width, const float *x, int64_t i, double *panels)
 }
 
 /* T (n, n) of one sample, window and head. */
-static void fill_probabilities(const abar__attention_view *v, int64_t n, int64_t sample, int64_t window, int64_t head,
-                               const place *p)
+static void fill_probabilities(const abar__attention_sums *s, const abar__attention_view *v, int64_t sample, int64_t window,
+                               int64_t head, const place *p)
 {
-    const int64_t width = v->width / v->heads, stride = 3 * v->width, side = abar__gram_side(n);
+    const int64_t n = s->n, width = v->width / v->heads, stride = 3 * v->width, side = abar__gram_side(n);
     const float *first = v->qkv + sample * v->tokens * stride + head * width;
     int64_t part_i, part_j;
     for (int64_t i = 0; i < n; i++) {
@@ -166,7 +166,7 @@ static void fill_probabilities(const abar__attention_view *v, int64_t n, int64_t
         put_column(width, q + v->width, i, p->k);
     }
     memset(p->scores, 0, (size_t)(side * side) * sizeof *p->scores);
-    abar__gram_multiply(width, side, p->q, side, p->k, p->scores);
+    abar__gram_multiply(s->ctx, width, side, p->q, side, p->k, p->scores);
     for (int64_t i = 0; i < n; i++) {
         double *row = p->t + i * n;
         window_token(v, window, i, &part_i);
@@ -187,7 +187,7 @@ static abar_status add_some(abar__attention_sums *s, const abar__attention_view 
 #pragma omp parallel for schedule(static) num_threads(n)
     for (int m = 0; m < n; m++) {
         const int64_t index = first + m, head = index % v->heads, window = index / v->heads % windows;
-        fill_probabilities(v, s->n, index / v->heads / windows, window, head, &places[m]);
+        fill_probabilities(s, v, index / v->heads / windows, window, head, &places[m]);
         places[m].found = measure(s->n, places[m].t, places[m].vectors);
     }
     for (int m = 0; m < n; m++) {

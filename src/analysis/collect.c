@@ -1,7 +1,7 @@
 /* Collects sums over rows, output gradients and attention probabilities of every map while batches run. */
 #include "analysis/collect.h"
 
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 
 #include <fnmatch.h>
 #include <math.h>
@@ -350,8 +350,8 @@ static abar_status observe_inputs(void *user, int layer_index, const abar_layer 
 /* ---- output gradients ------------------------------------------------------------------------------------------------- */
 
 /* g (outputs, side; in whole panels) = sum over rows of p a^T of one example, for some of the outputs. */
-static void make_gradient(const abar__map_stats *m, const float *input, const float *grad, double scale, int64_t first,
-                          int64_t outputs, double *work, double *g)
+static void make_gradient(const abar_context *ctx, const abar__map_stats *m, const float *input, const float *grad,
+                          double scale, int64_t first, int64_t outputs, double *work, double *g)
 {
     const abar__row_shape *s = &m->shape;
     const int64_t side = abar__map_side(m), a_side = abar__gram_side(side);
@@ -361,7 +361,7 @@ static void make_gradient(const abar__map_stats *m, const float *input, const fl
     abar__gram_pack(a, s->rows, side, side, 1, a_panels);
     abar__gram_pack(p + first, s->rows, s->out - first < outputs ? s->out - first : outputs, s->out, 1, p_panels);
     memset(g, 0, (size_t)(outputs * a_side) * sizeof *g);
-    abar__gram_multiply(s->rows, outputs, p_panels, a_side, a_panels, g);
+    abar__gram_multiply(ctx, s->rows, outputs, p_panels, a_side, a_panels, g);
 }
 
 /* K_nm = <g_n, g_m>, g = sum over rows of p a^T, of the first examples of a batch: a few outputs at a time, because all
@@ -376,9 +376,9 @@ static void add_fisher(abar__collection *c, abar__map_stats *m, const float *inp
         const int64_t outputs = all - first < most ? all - first : most, size = outputs * side;
 #pragma omp parallel for schedule(static) num_threads(c->threads)
         for (int64_t i = 0; i < examples; i++)
-            make_gradient(m, input + i * s->in_size, grad + i * s->out_size, scale, first, outputs,
+            make_gradient(c->pass->ctx, m, input + i * s->in_size, grad + i * s->out_size, scale, first, outputs,
                           c->rows + omp_get_thread_num() * work, g + i * size);
-        abar__gram_add_rows(examples, size, g, panels, m->gram);
+        abar__gram_add_rows(c->pass->ctx, examples, size, g, panels, m->gram);
     }
 }
 

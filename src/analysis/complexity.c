@@ -109,7 +109,8 @@ static abar_status make_optim(const lab *l, const char *method, const void *curv
                                       .n_params = 1,
                                       .layers = layer,
                                       .n_layers = 1,
-                                      .base_lr = 0.1};
+                                      .base_lr = 0.1,
+                                      .examples = l->o->batch};
     return abar_optim_create(l->dev, &config, out);
 }
 
@@ -135,6 +136,10 @@ static abar_status run_step(const lab *l, abar_optim *optim, const abar_layer *l
     ABAR_TRY(abar_optim_step(optim, &step, &report));
     ABAR_TRY(abar_device_wait(l->dev));
     *stepped = abar__seconds() - began;
+    if (abar_optim_wants_pass(optim)) {
+        ABAR_TRY(abar_optim_observe(optim, 0, layer));
+        ABAR_TRY(abar_optim_end_pass(optim, true, 1.0, &report.skipped));
+    }
     if (report.skipped) return abar__fail(l->a->ctx, ABAR_E_NUMERIC, "analyze complexity: a step was skipped");
     return ABAR_OK;
 }

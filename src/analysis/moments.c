@@ -2,7 +2,7 @@
  * of the first block, so that the covariance does not drown in the rounding of the mean's square. */
 #include "abar/analysis.h"
 #include "analysis/dense.h"
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 
 #include <cblas.h>
 #include <math.h>
@@ -98,7 +98,7 @@ static void add_block(abar_moments *m, const abar_tensor *rows, int64_t from, in
         fetch_panel(rows, from, n, p * WIDTH, panel);
         shift_panel(n, m->rows == 0.0, panel, m->shift + p * WIDTH, m->sum + p * WIDTH);
     }
-    abar__gram_add(n, m->side, m->block, m->products);
+    abar__gram_add(m->ctx, n, m->side, m->block, m->products);
     m->rows += (double)n;
 }
 

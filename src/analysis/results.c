@@ -2,7 +2,7 @@
 #include "analysis/results.h"
 
 #include "analysis/dense.h"
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -34,6 +34,8 @@ abar_status abar__struct_read(abar_context *ctx, const char *name, const void *f
 /* Copies a result, of bytes bytes, into the caller's struct as far as its size reaches. The size has been checked. */
 void abar__struct_write(const void *from, size_t bytes, void *out);
 
+/* The value that the environment variable ABAR_ISA had when the context was created; "": none. */
+const char *abar__context_isa(const abar_context *ctx);
 /* A new context with the same allocator, for another thread (a context serves one thread at a time). It logs through log. */
 abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user, abar_log_level level, const char *text),
                                  void *log_user, abar_context **out);

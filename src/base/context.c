@@ -7,12 +7,14 @@
 #include <string.h>
 
 #define ERROR_MAX 1024
+#define ISA_MAX 32
 
 struct abar_context {
     abar_context_config config;
     atomic_size_t now, peak;
     atomic_uint_fast64_t allocations;
     char error[ERROR_MAX];
+    char isa[ISA_MAX];
 };
 
 static void *libc_alloc(void *user, size_t bytes, size_t align)
@@ -62,6 +64,8 @@ abar_status abar_context_create(const abar_context_config *config, abar_context 
     if (!ctx) return ABAR_E_MEMORY;
     memset(ctx, 0, sizeof *ctx);
     ctx->config = c;
+    const char *isa = getenv("ABAR_ISA"); /* once: another thread may change the environment later */
+    if (isa) snprintf(ctx->isa, sizeof ctx->isa, "%s", isa);
     *out = ctx;
     return ABAR_OK;
 }
@@ -70,7 +74,9 @@ abar_status abar__context_beside(const abar_context *ctx, void (*log)(void *user
                                  void *log_user, abar_context **out)
 {
     abar_context_config config = {.size = sizeof config, .allocator = ctx->config.allocator, .log = log, .log_user = log_user};
-    return abar_context_create(&config, out);
+    ABAR_TRY(abar_context_create(&config, out));
+    memcpy((*out)->isa, ctx->isa, sizeof ctx->isa);
+    return ABAR_OK;
 }
 
 void abar_context_destroy(abar_context *ctx)
@@ -79,6 +85,8 @@ void abar_context_destroy(abar_context *ctx)
 }
 
 const char *abar_context_error(const abar_context *ctx) { return ctx->error; }
+
+const char *abar__context_isa(const abar_context *ctx) { return ctx->isa; }
 
 abar_memory_stats abar_context_memory(const abar_context *ctx)
 {

@@ -22,6 +22,8 @@ typedef enum abar__purpose {                          /* the numbers are part of
                              ABAR_DRAW_NOISE = 13,
                              ABAR_DRAW_MIX = 14, /* sample: number of the group in the epoch */
                              ABAR_DRAW_JITTER = 15,
+                             ABAR_DRAW_SIGNS = 16,  /* when: step, index: element / 128; a bit each */
+                             ABAR_DRAW_LABELS = 17, /* when: step, index: row of the global batch | draw << 32 */
 } abar__purpose;
 
 typedef struct abar__draw {

@@ -20,6 +20,8 @@ typedef struct abar__curvature_config {
 
 /* The average of this name is the mean activation, which abar_optim_mean_activation reads. */
 #define ABAR_MEAN_ACTIVATION "a"
+/* The map that all parameters together are. */
+#define ABAR_ALL_PARAMETERS "@all"
 
 /* A method's row of --kl-clip, by whose name the framework finds kappa (methods.md section 7); 0: off. config: its config
  * struct, with a double kl_clip. */
@@ -34,8 +36,8 @@ typedef struct abar__map abar__map;
 
 /* One linear map with its state. */
 struct abar__map {
-    const char *name; /* of the layer; its groups share it; rows of v: LAYER@v, or by head LAYER@v0, LAYER@v1, ... */
-    int layer;
+    const char *name;          /* of the layer; its groups share it; rows of v: LAYER@v, or by head LAYER@v0, LAYER@v1, ... */
+    int layer;                 /* -1: all parameters together */
     int64_t group, in, d, out; /* d: in, and the bias */
     int64_t row, weight_rows;  /* the first of its rows in the layer's weight, and how many that has */
     /* A layer that makes q, k and v may be several maps on the same input, one after the other: maps link .. link + links - 1
@@ -47,11 +49,13 @@ struct abar__map {
     bool bias, first; /* first: reads the network's input */
     abar_window window;
     bool convolution;
+    bool one_row;                  /* an example is known to be one row of it */
     bool channels_last;            /* the weight's memory is (O, kh, kw, I) */
     void *weight_grad, *bias_grad; /* this map's rows, in the caller's memory; NULL: no gradient now */
     abar__plan plan;
     abar__position_sums by_position; /* where plan.positions */
     double rows, examples;           /* of the pending sums */
+    int64_t passes;                  /* whose rows of single examples are there, since the last step */
     abar__map_state state;           /* as the device's step had it when it was last asked */
     double cosine, ratio;            /* measured on request */
 };
@@ -60,12 +64,21 @@ typedef struct abar__curvature_ops {
     abar_method method;     /* what the public sees */
     bool reads_output_grad; /* a plan of it has statistics of output gradients */
     bool every_commit;      /* refresh after every commit, whatever tinv says */
+    bool second_pass;       /* every step needs a second pass over its batch, and statistics: --tcov has no effect */
+    bool one_batch;         /* statistics are those of one batch, that of the refresh: --stat-decay has no effect */
+    bool by_example; /* plans have rows of single examples: of every step, whatever tcov says, and of its whole batch at once */
     /* Optional: what the option table cannot say. method: its name, for the error's text. */
     abar_status (*check)(abar_context *ctx, const char *method, const void *config);
+    /* Optional: whether the rows of single examples come from further passes with labels of their own. */
+    bool (*labels)(const void *config);
+    /* Optional: the same as check, with the batch. */
+    abar_status (*check_batch)(const abar__curvature *cv);
     /* Optional: the same, once the maps are known. */
     abar_status (*check_maps)(const abar__curvature *cv);
     /* Optional: into how many maps the rows of v of a layer that feeds attention are divided; 0: they are like the others. */
     int64_t (*value_parts)(const abar__curvature *cv, const abar_layer *layer);
+    /* Optional: whether all parameters together are one map (1, their number), called ABAR_ALL_PARAMETERS. */
+    bool (*is_joint)(const void *config);
     /* Required: describes what is done for one map. p is begun. */
     void (*plan)(const abar__curvature *cv, const abar__map *map, abar__plan *p);
 } abar__curvature_ops;
@@ -79,16 +92,22 @@ struct abar__curvature {
     size_t config_bytes;
     abar__map *maps;
     int n_maps, maps_capacity, n_layers, n_numbers;
-    int64_t k;               /* optimizer steps so far, skipped ones included */
-    double base_lr, kl_clip; /* eta_0 and kappa of methods.md section 7 */
-    void *state;             /* all averages, pending sums and derived tensors */
+    int64_t k;                 /* optimizer steps so far, skipped ones included */
+    int64_t examples, classes; /* of a step's batch, of its labels; 0: unknown */
+    int64_t pass;              /* further pass whose rows are being observed; -1: none */
+    double base_lr, kl_clip;   /* eta_0 and kappa of methods.md section 7 */
+    void *state;               /* all averages, pending sums and derived tensors */
     void *scratch; /* scratch_bytes that accumulating and calibrating need: the step's workspace, lent between steps */
-    size_t state_bytes, scratch_bytes;
+    void *rows;    /* of single examples */
+    size_t state_bytes, scratch_bytes, rows_bytes;
     char *names; /* of the layers, one after the other, then a buffer for the longest name of a state tensor */
     size_t names_bytes, label_bytes;
     double observe_seconds;
     double kl_scale; /* of the last step the host has read */
     bool measure;
+    bool observing; /* some map has statistics */
+    bool second;    /* what comes is of the second pass */
+    bool plan_only; /* as in the request */
 };
 
 const abar__curvature_ops *abar__method_find(const char *name); /* NULL: none of that name */
@@ -105,7 +124,10 @@ typedef struct abar__curvature_request {
     const abar__curvature_config *common; /* likewise */
     const abar_layer *layers;
     int n_layers;
+    int64_t parameters; /* elements of all parameters together */
+    bool plan_only;     /* no memory is allocated for rings: it is never run */
     double base_lr;
+    int64_t examples, classes; /* as abar_optim_config has them */
 } abar__curvature_request;
 
 /* Copies what it needs of the layers; their memory is the caller's. */
@@ -122,6 +144,11 @@ abar_status abar__curvature_plan_maps(abar_device *dev, const abar__curvature_re
 
 bool abar__curvature_observes(const abar__curvature *cv);
 abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_layer *tensors);
+/* Rows of single examples: how many further passes a step needs, and which of them is observed from now on. */
+int64_t abar__curvature_passes(const abar__curvature *cv);
+abar_status abar__curvature_begin_pass(abar__curvature *cv, int64_t pass);
+/* Whether the step has all passes that it needs. */
+abar_status abar__curvature_check_passes(const abar__curvature *cv);
 /* Forget what is pending. */
 void abar__curvature_forget(abar__curvature *cv);
 /* What is pending of all maps as one host vector (pending.c). */
@@ -146,6 +173,12 @@ size_t abar__accumulate_scratch(const abar__curvature *cv, const abar__map *map)
 static inline int64_t abar__weights_chunk(const abar__curvature *cv) { return cv->dev->ops->stream ? 1024 : 256; }
 
 static inline size_t abar__element(const abar__curvature *cv) { return abar_dtype_size(cv->dev->ops->dtype); }
+
+/* Bytes of a number of rows of single examples. */
+static inline size_t abar__row_element(const abar__curvature *cv)
+{
+    return cv->dev->ops->stream ? sizeof(float) : sizeof(double);
+}
 
 /* Of n elements in a piece of state, rounded up to whole cache lines. */
 static inline size_t abar__vector_bytes(const abar__curvature *cv, int64_t n)

@@ -152,6 +152,7 @@ static void describe_map(abar__curvature *cv, const abar_layer *l, int layer, in
                        .first = l->reads_network_input,
                        .window = conv ? l->window : abar_window_unit(),
                        .convolution = conv,
+                       .one_row = !conv && l->input.ndim == 2,
                        .channels_last = abar_tensor_is_channels_last(&l->weight),
                        .cosine = NAN,
                        .ratio = NAN};
@@ -186,9 +187,26 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
             at += abar__vector_bytes(cv, a->n);
         }
     }
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        abar__running_average *a = &p->average[i];
+        const bool pending = a->source == ABAR_INPUT_ROWS || a->source == ABAR_GRAD_ROWS;
+        a->rows = pending ? a->pending : a->kept ? place_at(state, at) : NULL;
+        at += pending ? 0 : abar__vector_bytes(cv, a->kept * a->row);
+    }
     for (int i = 0; i < p->n_derived; i++) {
+        const abar_dtype dtype = abar__derived_dtype(p, &p->derived[i], cv->dev->ops->dtype);
         p->derived[i].data = place_at(state, at);
-        at += abar__vector_bytes(cv, p->derived[i].n);
+        at += abar__round_up((size_t)p->derived[i].n * abar_dtype_size(dtype), ABAR_ALIGN);
+    }
+    for (int i = 0; i < 2 && p->secant.used; i++) {
+        p->secant.inputs[i] = place_at(state, at);
+        at += abar__vector_bytes(cv, map->d);
+        p->secant.grads[i] = place_at(state, at);
+        at += abar__vector_bytes(cv, map->out);
+    }
+    if (p->secant.used) {
+        p->secant.outputs = place_at(state, at);
+        at += abar__round_up((size_t)map->out * sizeof(double), ABAR_ALIGN);
     }
     if (p->positions) {
         map->by_position.sum = place_at(state, at);
@@ -207,12 +225,24 @@ static size_t place_state(const abar__curvature *cv, abar__map *map, char *state
     return at;
 }
 
+/* Likewise what a step works on and nobody keeps: rows of single examples. */
+static size_t place_rows(const abar__curvature *cv, abar__map *map, char *memory)
+{
+    abar__example_rows *r = &map->plan.rows;
+    if (!abar__plan_is_natural(&map->plan)) return 0;
+    const size_t a = abar__round_up((size_t)abar__natural_a_count(r) * abar__row_element(cv), ABAR_ALIGN);
+    r->a = place_at(memory, 0);
+    if (abar__natural_is_split(r)) r->p = place_at(memory, a);
+    return a + abar__round_up((size_t)abar__natural_p_count(r) * abar__row_element(cv), ABAR_ALIGN);
+}
+
 static bool sums_products(const abar__plan *p) { return p->average[0].square || p->average[1].square; }
 
 size_t abar__accumulate_scratch(const abar__curvature *cv, const abar__map *map)
 {
     const abar__rows rows = {
         .window = map->window, .convolution = map->convolution, .bias = map->bias, .in = map->in, .out = map->out};
+    if (abar__plan_is_natural(&map->plan)) return abar__round_up(cv->stats->example_rows_scratch(cv->dev, &rows), ABAR_ALIGN);
     return sums_products(&map->plan) ? abar__round_up(cv->stats->product_scratch(cv->dev, &rows), ABAR_ALIGN) : 0;
 }
 
@@ -223,6 +253,7 @@ static void count_memory(abar__curvature *cv)
         abar__map *map = &cv->maps[i];
         const abar__plan *p = &map->plan;
         cv->state_bytes += place_state(cv, map, NULL);
+        cv->rows_bytes += place_rows(cv, map, NULL);
         size_t need = abar__accumulate_scratch(cv, map);
         if (p->average[0].source == ABAR_INPUT_WEIGHED_PRODUCT) need += 2 * (size_t)abar__weights_chunk(cv) * sizeof(double);
         const size_t derive = abar__plan_is_calibrated(p) ? abar__derive_scratch(cv->dev, p, ABAR_DERIVE_ALL) : 0;
@@ -233,9 +264,13 @@ static void count_memory(abar__curvature *cv)
 
 static abar_status take_memory(abar__curvature *cv)
 {
+    if (cv->plan_only) return ABAR_OK; /* rings may be larger than memory */
     ABAR_TRY(abar_device_alloc(cv->dev, cv->state_bytes, &cv->state));
     char *at = cv->state;
     for (int i = 0; i < cv->n_maps; i++) at += place_state(cv, &cv->maps[i], at);
+    ABAR_TRY(abar_device_alloc(cv->dev, cv->rows_bytes, &cv->rows));
+    at = cv->rows;
+    for (int i = 0; i < cv->n_maps; i++) at += place_rows(cv, &cv->maps[i], at);
     return ABAR_OK;
 }
 
@@ -262,6 +297,7 @@ static abar_status configure(abar__curvature *cv, const abar__curvature_request 
     else
         abar_options_default(shared_options, &cv->config);
     ABAR_TRY(abar__options_check(ctx, method->name, shared_options, &cv->config));
+    if (cv->ops->by_example) cv->config.tcov = cv->config.tinv = 1;
     cv->config_bytes = method->config_size;
     ABAR_TRY(abar__alloc(ctx, cv->config_bytes, &cv->method_config));
     if (request->method_config)
@@ -330,7 +366,35 @@ static void add_maps(abar__curvature *cv, const abar_layer *l, int layer, const 
     cv->n_numbers += linked ? 1 : maps;
 }
 
-static abar_status make_maps(abar__curvature *cv, const abar__curvature_request *request)
+/* The map that all parameters together are. */
+static abar_status make_joint_map(abar__curvature *cv, int64_t parameters)
+{
+    static const char name[] = ABAR_ALL_PARAMETERS;
+    cv->label_bytes = sizeof name + LABEL_EXTRA;
+    cv->names_bytes = sizeof name + cv->label_bytes;
+    ABAR_TRY(abar__alloc(cv->dev->ctx, cv->names_bytes, (void **)&cv->names));
+    ABAR_TRY(abar__alloc(cv->dev->ctx, sizeof *cv->maps, (void **)&cv->maps));
+    cv->maps_capacity = cv->n_maps = cv->n_numbers = 1;
+    memcpy(cv->names, name, sizeof name);
+    abar__map *map = cv->maps;
+    *map = (abar__map){.name = cv->names,
+                       .layer = -1,
+                       .in = parameters,
+                       .d = parameters,
+                       .out = 1,
+                       .links = 1,
+                       .part = -1,
+                       .window = abar_window_unit(),
+                       .cosine = NAN,
+                       .ratio = NAN};
+    map->state.real[ABAR_REAL_DAMPING] = map->state.real[ABAR_REAL_MEAN_SQUARE] = map->state.real[ABAR_REAL_CONDITION] = NAN;
+    map->plan = abar__plan_begin(1, parameters, parameters);
+    cv->ops->plan(cv, map, &map->plan);
+    return ABAR_OK;
+}
+
+/* Those of the layers. */
+static abar_status make_layer_maps(abar__curvature *cv, const abar__curvature_request *request)
 {
     const abar_layer *layers = request->layers;
     const int n = request->n_layers;
@@ -349,9 +413,22 @@ static abar_status make_maps(abar__curvature *cv, const abar__curvature_request 
         name += strlen(name) + 1;
         for (int m = first; m < cv->n_maps; m++) ABAR_TRY(name_part(cv, &cv->maps[m], layers, n, &name));
     }
+    return ABAR_OK;
+}
+
+static abar_status make_maps(abar__curvature *cv, const abar__curvature_request *request)
+{
+    abar_context *ctx = cv->dev->ctx;
+    const bool joint = cv->ops->is_joint && cv->ops->is_joint(cv->method_config);
+    ABAR_TRY(joint ? make_joint_map(cv, request->parameters) : make_layer_maps(cv, request));
     for (int i = 0; i < cv->n_maps; i++) {
         const abar__plan *p = &cv->maps[i].plan;
+        cv->observing = cv->observing || p->average[0].name || p->average[1].name || abar__plan_is_natural(p);
+        cv->plan_only = cv->plan_only || (request->plan_only && p->slots > 0);
         ABAR_TRY(abar__plan_check(ctx, p, cv->ops->method.name));
+        if ((abar__plan_keeps_rows(p) && !cv->stats->example_means) || (p->slots > 0 && !cv->stats->row_products))
+            return abar__fail(ctx, ABAR_E_UNSUPPORTED, "%s: not on %s yet, use --device cpu", cv->ops->method.name,
+                              cv->dev->ops->name);
         if (abar__plan_reads_grad(p) && !cv->ops->reads_output_grad)
             return abar__fail(ctx, ABAR_E_STATE, "plan of %s: it has statistics of output gradients, set reads_output_grad",
                               cv->ops->method.name);
@@ -366,6 +443,9 @@ static abar_status prepare(abar_device *dev, const abar__curvature_request *requ
     ABAR_TRY(find_method(dev->ctx, request->method, &ops));
     if (request->n_layers < 0 || (request->n_layers > 0 && !request->layers))
         return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: give it the layers it is to precondition", request->method);
+    if (request->examples < 0)
+        return abar__fail(dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: %lld examples in a step, give 1 or more, or 0: not known",
+                          request->method, (long long)request->examples);
     abar__curvature *cv;
     ABAR_TRY(abar__alloc(dev->ctx, sizeof *cv, (void **)&cv));
     *cv = (abar__curvature){.dev = dev,
@@ -373,8 +453,12 @@ static abar_status prepare(abar_device *dev, const abar__curvature_request *requ
                             .ops = ops,
                             .n_layers = request->n_layers,
                             .base_lr = request->base_lr,
+                            .examples = request->examples,
+                            .classes = request->classes,
+                            .pass = -1,
                             .kl_scale = 1.0};
     abar_status status = configure(cv, request);
+    if (status == ABAR_OK && ops->check_batch) status = ops->check_batch(cv);
     if (status == ABAR_OK) status = make_maps(cv, request);
     if (status == ABAR_OK && ops->check_maps) status = ops->check_maps(cv);
     if (status < 0) {
@@ -404,7 +488,8 @@ void abar__curvature_destroy(abar__curvature *cv)
 {
     if (!cv) return;
     abar_context *ctx = cv->dev->ctx;
-    abar_device_free(cv->dev, cv->state, cv->state_bytes);
+    if (cv->state) abar_device_free(cv->dev, cv->state, cv->state_bytes);
+    abar_device_free(cv->dev, cv->rows, cv->rows_bytes);
     abar__free(ctx, cv->maps, (size_t)cv->maps_capacity * sizeof *cv->maps);
     abar__free(ctx, cv->names, cv->names_bytes);
     abar__free(ctx, cv->method_config, cv->config_bytes);
@@ -413,11 +498,12 @@ void abar__curvature_destroy(abar__curvature *cv)
 
 abar__cadence abar__curvature_cadence(const abar__curvature *cv)
 {
-    return (abar__cadence){.stat_decay = cv->config.stat_decay,
+    return (abar__cadence){.stat_decay = cv->ops->one_batch ? 0.0 : cv->config.stat_decay,
                            .tinv = cv->config.tinv,
                            .spread = cv->config.refresh,
                            .numbers = cv->n_numbers,
                            .every_commit = cv->ops->every_commit,
+                           .one_batch = cv->ops->one_batch,
                            .kl_clip = cv->kl_clip,
                            .base_lr = cv->base_lr};
 }
@@ -427,7 +513,7 @@ size_t abar__curvature_state_bytes(const abar__curvature *cv) { return cv->state
 size_t abar__curvature_bytes(const abar__curvature *cv)
 {
     return sizeof *cv + abar__curvature_state_bytes(cv) + (size_t)cv->maps_capacity * sizeof *cv->maps + cv->names_bytes +
-           cv->config_bytes;
+           cv->config_bytes + cv->rows_bytes;
 }
 
 abar_status abar__curvature_plan_bytes(abar_device *dev, const abar__curvature_request *request, int *maps, size_t *bytes)
@@ -465,7 +551,7 @@ static abar_status visit_map(abar__curvature *cv, abar__map *map, abar_state_vis
     }
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
-        abar_tensor t = abar_tensor_wrap(cv->dev, d->data, dtype, 1, &d->n);
+        const abar_tensor t = abar_tensor_wrap(cv->dev, d->data, abar__derived_dtype(p, d, dtype), 1, &d->n);
         ABAR_TRY(visit(user, label(cv, map, "", d->name), &t));
     }
     abar_tensor counts = abar_tensor_wrap(NULL, map->state.count, ABAR_I64, 1, (int64_t[]){ABAR_COUNTS});
@@ -488,7 +574,7 @@ abar_map_info abar__curvature_map(const abar__curvature *cv, int i)
                            .group = copy.group,
                            .rows = copy.out,
                            .columns = copy.d,
-                           .state_bytes = place_state(cv, &copy, NULL),
+                           .state_bytes = place_state(cv, &copy, NULL) + place_rows(cv, &copy, NULL),
                            .commits = copy.state.count[ABAR_COUNT_COMMITS],
                            .dropped = copy.state.count[ABAR_COUNT_DROPPED],
                            .raised = copy.state.count[ABAR_COUNT_RAISED],

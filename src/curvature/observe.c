@@ -72,7 +72,76 @@ static abar_status add_columns(const abar__curvature *cv, const abar__map *map, 
     return ABAR_OK;
 }
 
-bool abar__curvature_observes(const abar__curvature *cv) { return cv->k % cv->config.tcov == 0; }
+bool abar__curvature_observes(const abar__curvature *cv)
+{
+    if (abar__curvature_passes(cv) > 0) return cv->pass >= 0;
+    return cv->observing && (cv->ops->second_pass || cv->k % cv->config.tcov == 0);
+}
+
+/* ---- rows of single examples ---------------------------------------------------------------------------------------- */
+
+int64_t abar__curvature_passes(const abar__curvature *cv)
+{
+    if (!cv->ops->by_example || cv->n_maps == 0 || cv->maps[0].plan.rows.own) return 0;
+    return cv->maps[0].plan.rows.passes;
+}
+
+abar_status abar__curvature_begin_pass(abar__curvature *cv, int64_t pass)
+{
+    const int64_t passes = abar__curvature_passes(cv);
+    if (pass < 0 || pass >= passes)
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "rows: there is no pass %lld, %s needs %lld of them", (long long)pass,
+                          cv->ops->method.name, (long long)passes);
+    cv->pass = pass;
+    return ABAR_OK;
+}
+
+abar_status abar__curvature_check_passes(const abar__curvature *cv)
+{
+    const int64_t passes = abar__curvature_passes(cv);
+    for (int i = 0; i < cv->n_maps && passes > 0; i++)
+        if (cv->maps[i].passes != passes)
+            return abar__fail(cv->dev->ctx, ABAR_E_STATE,
+                              "step: %s has seen %lld of %lld further passes of %s, make those that abar_optim_begin_rows "
+                              "describes between backward and step",
+                              cv->ops->method.name, (long long)cv->maps[i].passes, (long long)passes, cv->maps[i].name);
+    return ABAR_OK;
+}
+
+/* The batch's rows of this map in pass cv->pass, or of its own gradient. */
+static abar_status take_rows(abar__curvature *cv, abar__map *map, const abar__rows *rows)
+{
+    const abar__example_rows *r = &map->plan.rows;
+    const char *method = cv->ops->method.name;
+    const int64_t pass = cv->pass < 0 ? 0 : cv->pass, n = rows->examples;
+    if (map->passes != pass)
+        return abar__fail(cv->dev->ctx, ABAR_E_STATE,
+                          "observe %s: %s takes the whole batch of a step in one backward pass, without accumulation, and "
+                          "further passes in their order",
+                          map->name, method);
+    if (n > r->examples)
+        return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: %lld examples, %s was created for at most %lld",
+                          map->name, (long long)n, method, (long long)r->examples);
+    for (int i = 0; i < cv->n_maps; i++)
+        if (cv->maps[i].passes > 0 && cv->maps[i].examples != (double)n)
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT, "observe %s: %lld examples, but %.0f of %s", map->name,
+                              (long long)n, cv->maps[i].examples, cv->maps[i].name);
+    if (abar__natural_is_split(r) && rows->per_example != 1)
+        return abar__fail(
+            cv->dev->ctx, ABAR_E_ARGUMENT,
+            "observe %s: it reads sequences, %s must know that when it is created: give layers their input's shape", map->name,
+            method);
+    const bool split = abar__natural_is_split(r);
+    char *a = r->a, *p = r->p;
+    if (!split) a += (size_t)(pass * n * r->inputs) * abar__row_element(cv);
+    if (split) p += (size_t)(pass * n * r->outputs) * abar__row_element(cv);
+    cv->stats->example_rows(cv->dev, rows, a, p, cv->scratch);
+    map->examples = (double)n;
+    map->passes++;
+    return ABAR_OK;
+}
+
+/* ---- sums of rows --------------------------------------------------------------------------------------------------- */
 
 /* The parts of v, all at once: their sums are one after the other in memory, at equal distances. */
 static void add_values(abar__curvature *cv, abar__map *map, const abar__rows *rows)
@@ -125,6 +194,29 @@ static bool add_both(abar__curvature *cv, const abar__plan *p, const abar__rows 
     return false;
 }
 
+static char *row_at(const abar__curvature *cv, const abar__running_average *a, int64_t n)
+{
+    return (char *)a->rows + (size_t)(n * a->row) * abar__element(cv);
+}
+
+/* Behind those of the micro-batches before. */
+static void keep_rows(abar__curvature *cv, const abar__map *map, const abar__running_average *a, const abar__rows *rows)
+{
+    const bool of_grads = a == &map->plan.average[1];
+    cv->stats->example_means(cv->dev, rows, of_grads, row_at(cv, a, (int64_t)map->examples));
+}
+
+static abar_status check_kept(const abar__curvature *cv, const abar__map *map, const abar__rows *rows)
+{
+    const int64_t examples = (int64_t)map->examples + rows->examples;
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++)
+        if (map->plan.average[i].kept && examples > map->plan.average[i].kept)
+            return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
+                              "observe %s: %lld examples in a step, %s was made for %lld, raise examples in abar_optim_config",
+                              map->name, (long long)examples, cv->ops->method.name, (long long)map->plan.average[i].kept);
+    return ABAR_OK;
+}
+
 static void add_average(abar__curvature *cv, abar__map *map, const abar__running_average *a, const abar__rows *rows)
 {
     const abar__stats_ops *stats = cv->stats;
@@ -142,6 +234,10 @@ static void add_average(abar__curvature *cv, abar__map *map, const abar__running
     case ABAR_GRAD_SQUARES: stats->grad_squares(cv->dev, rows, NULL, a->pending); break;
     case ABAR_GRAD_PRODUCT: stats->grad_product(cv->dev, rows, a->pending, cv->scratch); break;
     case ABAR_GRAD_MEAN_PRODUCT: stats->grad_mean_product(cv->dev, rows, a->pending, cv->scratch); break;
+    case ABAR_INPUT_ROWS:
+    case ABAR_GRAD_ROWS:
+    case ABAR_INPUT_NEAREST:
+    case ABAR_GRAD_NEAREST: keep_rows(cv, map, a, rows); break;
     default: break; /* weighed ones come together */
     }
 }
@@ -152,7 +248,13 @@ static void accumulate(abar__curvature *cv, abar__map *map, const abar__rows *gi
 {
     const abar__plan *p = &map->plan;
     abar__rows rows = *given;
-    if (p->average[1].source == ABAR_GRAD_MEAN_PRODUCT && cv->config.pgrad) rows.grad_scale *= (double)rows.per_example;
+    if (p->secant.used) {
+        cv->stats->input_sum(cv->dev, &rows, p->secant.inputs[cv->second]);
+        cv->stats->grad_sum(cv->dev, &rows, p->secant.grads[cv->second]);
+        if (cv->second) return;
+    }
+    if (p->average[1].source == ABAR_GRAD_MEAN_PRODUCT && cv->config.pgrad && !p->average[1].own_loss)
+        rows.grad_scale *= (double)rows.per_example;
     if (p->average[0].source == ABAR_INPUT_WEIGHED_PRODUCT) {
         add_weighed(cv, map, &rows);
         return;
@@ -184,6 +286,11 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
             make_rows(cv, map, &tensors->input, needs_grad ? &tensors->output_grad : &none, tensors->output_grad_scale, &rows));
         if (map->parts > 0) ABAR_TRY(add_columns(cv, map, &tensors->attention.columns, &rows));
         if (rows.examples < 1) continue;
+        if (abar__plan_is_natural(&map->plan)) {
+            ABAR_TRY(take_rows(cv, map, &rows));
+            continue;
+        }
+        ABAR_TRY(check_kept(cv, map, &rows));
         accumulate(cv, map, &rows);
         map->examples += (double)rows.examples;
         map->rows += (double)(rows.examples * rows.per_example);
@@ -192,9 +299,23 @@ abar_status abar__curvature_observe(abar__curvature *cv, int layer, const abar_l
     return ABAR_OK;
 }
 
+static void forget_differences(abar__curvature *cv, abar__map *map)
+{
+    const abar__secant *s = &map->plan.secant;
+    for (int i = cv->second; i < 2; i++) { /* the first pass is the step's until the second ends */
+        cv->stats->clear(cv->dev, map->d, false, s->inputs[i]);
+        cv->stats->clear(cv->dev, map->out, false, s->grads[i]);
+    }
+}
+
 static void forget_pending(abar__curvature *cv, abar__map *map)
 {
     const abar__plan *p = &map->plan;
+    if (p->secant.used) forget_differences(cv, map);
+    if (cv->second) {
+        map->rows = map->examples = 0.0;
+        return;
+    }
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
         const abar__running_average *a = &p->average[i];
         if (a->name) cv->stats->clear(cv->dev, a->n, a->square, a->pending);
@@ -206,10 +327,12 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
     if (sums->columns) cv->stats->clear(cv->dev, sums->positions, false, sums->columns);
     if (sums->square) cv->stats->clear(cv->dev, sums->positions * per_double, false, sums->square);
     map->rows = map->examples = 0.0;
+    map->passes = 0;
 }
 
 void abar__curvature_forget(abar__curvature *cv)
 {
+    cv->pass = -1;
     for (int i = 0; i < cv->n_maps; i++) forget_pending(cv, &cv->maps[i]);
 }
 
@@ -218,7 +341,8 @@ void abar__curvature_skip(abar__curvature *cv)
     const abar__cadence cadence = abar__curvature_cadence(cv);
     abar__curvature_forget(cv);
     for (int i = 0; i < cv->n_maps; i++)
-        if (abar__due_when_skipped(&cadence, cv->k, cv->maps[i].number)) cv->maps[i].state.count[ABAR_COUNT_DUE] = 1;
+        if (cv->maps[i].plan.slots == 0 && abar__due_when_skipped(&cadence, cv->k, cv->maps[i].number))
+            cv->maps[i].state.count[ABAR_COUNT_DUE] = 1;
     cv->k++;
 }
 
@@ -244,20 +368,52 @@ static void join(abar__curvature *cv, abar__map *map)
 
 static double to_mean(const abar__curvature *cv, const abar__map *map, const abar__running_average *a, double observed_scale)
 {
-    const double p = observed_scale * (cv->config.pgrad ? map->examples : 1.0);
+    const double p = observed_scale * (cv->config.pgrad || a->own_loss ? map->examples : 1.0);
     const double scale = a->grad_power ? pow(p, a->grad_power) : 1.0;
-    return scale / pending_count(map, a->per);
+    if (a->source == ABAR_GRAD_NEAREST) return scale; /* its partner's rows have 1 / sqrt(B) twice in every product */
+    return scale / (a->kept ? sqrt(pending_count(map, a->per)) : pending_count(map, a->per));
+}
+
+/* There are none behind those of this step. */
+static void clear_other_rows(abar__curvature *cv, const abar__map *map)
+{
+    for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+        const abar__running_average *a = &map->plan.average[i];
+        const int64_t examples = (int64_t)map->examples;
+        if (a->kept > examples) cv->stats->clear(cv->dev, (a->kept - examples) * a->row, false, row_at(cv, a, examples));
+    }
+}
+
+/* What makes R of the rows in memory: j = B times them, each by the root of its weight; and the examples. */
+static bool rows_to_use(abar__curvature *cv, double observed_scale, double *out)
+{
+    bool observed = false;
+    for (int i = 0; i < cv->n_maps; i++, out += 3) {
+        abar__map *map = &cv->maps[i];
+        const bool seen = map->passes == map->plan.rows.passes;
+        out[0] = seen ? observed_scale * sqrt(map->examples * map->plan.rows.weight) : 0.0;
+        out[1] = seen ? map->examples : 0.0;
+        out[2] = 0.0;
+        observed = observed || seen;
+        map->examples = 0.0;
+        map->passes = 0;
+    }
+    cv->pass = -1;
+    return observed;
 }
 
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out)
 {
+    if (cv->ops->by_example) return rows_to_use(cv, observed_scale, out);
     bool observed = false;
     for (int i = 0; i < cv->n_maps; i++, out += 3) {
         abar__map *map = &cv->maps[i];
         const abar__running_average *const sums[3] = {&map->plan.average[0], &map->plan.average[1], &map->plan.mean_number};
         const bool seen = map->examples > 0.0;
         for (int k = 0; k < 3; k++) out[k] = seen && sums[k]->name ? to_mean(cv, map, sums[k], observed_scale) : 0.0;
+        if (seen && map->plan.secant.used) out[1] = observed_scale * map->examples / map->rows; /* p of each example's loss */
         if (seen) join(cv, map);
+        if (seen) clear_other_rows(cv, map);
         observed = observed || seen;
         map->rows = map->examples = 0.0;
     }
@@ -268,7 +424,8 @@ bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double 
 
 static bool wants_calibration(const abar__map *map)
 {
-    return abar__plan_is_calibrated(&map->plan) && !map->state.count[ABAR_COUNT_CALIBRATED];
+    const bool wants = abar__plan_is_calibrated(&map->plan) || map->plan.secant.first_pass;
+    return wants && !map->state.count[ABAR_COUNT_CALIBRATED];
 }
 
 bool abar__curvature_wants_calibration(const abar__curvature *cv, int layer)
@@ -301,6 +458,7 @@ static bool end_calibration(abar__curvature *cv, abar__map *map)
     const double over = 1.0 / map->rows;
     if (!cv->stats->all_finite(cv->dev, a->n, a->square, a->pending, over)) return false;
     cv->stats->commit(cv->dev, a->n, a->square, a->average, a->pending, 0.0, over);
+    if (p->secant.first_pass) return true; /* the first step derives the rest */
     if (p->mean_number.calibrated) {
         double number = 0.0;
         if (cv->dev->ops->stream)
@@ -328,7 +486,8 @@ abar_status abar__curvature_end_calibration(abar__curvature *cv)
             return abar__fail(cv->dev->ctx, ABAR_E_NUMERIC,
                               "%s: the calibration of %s gave no usable statistics, raise --damping", cv->ops->method.name,
                               map->name);
-        map->state.count[ABAR_COUNT_CALIBRATED] = map->state.count[ABAR_COUNT_READY] = 1;
+        map->state.count[ABAR_COUNT_CALIBRATED] = 1;
+        map->state.count[ABAR_COUNT_READY] = !map->plan.secant.first_pass;
     }
     return ABAR_OK;
 }

@@ -79,6 +79,10 @@ static abar_status move_positions(const abar__curvature *cv, const abar__map *ma
 
 static abar_status move_all(abar__curvature *cv, double *host, direction way)
 {
+    if (cv->ops->by_example)
+        return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
+                          "optimizer %s: gradients of single examples are not joined over ranks, train in one process",
+                          cv->ops->method.name);
     for (int m = 0; m < cv->n_maps; m++) {
         abar__map *map = &cv->maps[m];
         ABAR_TRY(move_numbers(cv, map, host, way));
@@ -95,9 +99,29 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
     return ABAR_OK;
 }
 
-abar_status abar__curvature_pending_read(abar__curvature *cv, double *out) { return move_all(cv, out, READ); }
+/* Rows do not add up over ranks. */
+static abar_status check_rows(const abar__curvature *cv)
+{
+    for (int m = 0; m < cv->n_maps; m++)
+        if (cv->maps[m].plan.secant.used)
+            return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
+                              "%s: it compares two passes, which ranks do not exchange, train in one process",
+                              cv->ops->method.name);
+        else if (abar__plan_keeps_rows(&cv->maps[m].plan))
+            return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
+                              "%s: it keeps the rows of a step, which ranks do not exchange, train in one process",
+                              cv->ops->method.name);
+    return ABAR_OK;
+}
+
+abar_status abar__curvature_pending_read(abar__curvature *cv, double *out)
+{
+    ABAR_TRY(check_rows(cv));
+    return move_all(cv, out, READ);
+}
 
 abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in)
 {
+    ABAR_TRY(check_rows(cv));
     return move_all(cv, (double *)in, WRITE); /* only read from */
 }

@@ -9,7 +9,12 @@
     USE(foof)            \
     USE(kfac)            \
     USE(eva)             \
-    USE(lngd)
+    USE(lngd)            \
+    USE(skfac)           \
+    USE(kpsvd)           \
+    USE(mfac)            \
+    USE(kbfgs)           \
+    USE(ngd)
 
 #define DECLARED(method) extern const abar__curvature_ops abar__method_##method;
 #define LISTED(method) &abar__method_##method,
@@ -46,4 +51,16 @@ bool abar_method_reads_output_grad(const char *name)
 {
     const abar__curvature_ops *ops = abar__method_find(name);
     return ops && ops->reads_output_grad;
+}
+
+bool abar_method_takes_whole_batch(const char *name)
+{
+    const abar__curvature_ops *ops = abar__method_find(name);
+    return ops && ops->by_example;
+}
+
+abar_extra abar_method_extra(const abar_method *method, const void *config)
+{
+    const abar__curvature_ops *ops = abar__method_find(method->name);
+    return ops && ops->labels && ops->labels(config) ? ABAR_EXTRA_ROWS : ABAR_EXTRA_NONE;
 }

@@ -121,7 +121,7 @@ static abar_status take_labels(abar_dataset *data, abar__part *part, const char 
     return ABAR_OK;
 }
 
-static abar_status read_part(abar_dataset *data, abar__part *part, const char *image_file, const char *label_file,
+static abar_status read_pair(abar_dataset *data, abar__part *part, const char *image_file, const char *label_file,
                              int64_t limit)
 {
     abar__idx idx;
@@ -154,6 +154,6 @@ abar_status abar__idx_look(abar_dataset *data, const abar_dataset_config *config
 abar_status abar__idx_read(abar_dataset *data, const abar_dataset_config *config)
 {
     const char *const *file = data->kind->files; /* training images, labels, test images, labels */
-    ABAR_TRY(read_part(data, &data->part[0], file[0], file[1], config->limit_train));
-    return read_part(data, &data->part[1], file[2], file[3], config->limit_test);
+    ABAR_TRY(read_pair(data, &data->part[0], file[0], file[1], config->limit_train));
+    return read_pair(data, &data->part[1], file[2], file[3], config->limit_test);
 }

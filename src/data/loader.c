@@ -70,7 +70,7 @@ static void *work(void *argument)
 
 /* ---- create and destroy --------------------------------------------------------------------------------------- */
 
-static void lay_out(abar_loader *l)
+static void set_pointers(abar_loader *l)
 {
     const abar__loader_plan *p = &l->plan;
     char *base = (char *)l;
@@ -142,7 +142,7 @@ abar_status abar_loader_create(abar_context *ctx, const abar_dataset *data, cons
     l->part = &data->part[plan.config.test];
     l->plan = plan;
     atomic_init(&l->abandon, false);
-    lay_out(l);
+    set_pointers(l);
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->room, NULL);
     pthread_cond_init(&l->done, NULL);

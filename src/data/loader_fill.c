@@ -195,10 +195,11 @@ static abar_status fail_damaged(const abar_loader *l, int64_t sample, int64_t da
 {
     char name[NAME_MAX_PRINTED];
     abar_dataset_sample_name(l->data, l->plan.config.test, sample, name, sizeof name);
-    return abar__fail(l->ctx, ABAR_E_FORMAT,
-                      "%s: one of %lld damaged files so far, more than 1 %% of the %lld of the %s part, repair or remove them, "
-                      "`abar data` lists them",
-                      name, (long long)damaged, (long long)l->part->count, part_name(l));
+    return abar__fail(
+        l->ctx, ABAR_E_FORMAT,
+        "%s: is damaged; %lld of the %lld files of the %s part are so far, more than 1 %%, repair or remove them, "
+        "`abar data` lists them",
+        name, (long long)damaged, (long long)l->part->count, part_name(l));
 }
 
 static abar_status report_failure(const abar_loader *l, const abar__slot *s)

@@ -6,7 +6,6 @@
 #define THREADS_MAX 1024
 #define PREFETCH_MAX 1024
 #define REPEAT_MAX 255
-#define GROUP_DEFAULT 256
 #define CLAIM_MAX 16        /* images: enough to leave the lock alone */
 #define CLAIMS_PER_THREAD 4 /* at least, in the batches that are made ahead: all threads are busy */
 
@@ -78,29 +77,6 @@ static int64_t claim_size(const abar__loader_plan *p)
     return fair < 1 ? 1 : fair < CLAIM_MAX ? fair : CLAIM_MAX;
 }
 
-/* The largest divisor of the batch that may be a group; 0: none. */
-static int64_t possible_group(int64_t batch, bool even)
-{
-    for (int64_t g = batch < GROUP_DEFAULT ? batch : GROUP_DEFAULT; g > 1; g--)
-        if (batch % g == 0 && !(even && g % 2)) return g;
-    return 0;
-}
-
-static abar_status check_group(abar_context *ctx, const abar__loader_plan *p)
-{
-    const int64_t batch = p->config.batch, group = p->group;
-    const bool even = p->config.augment.style == ABAR_STYLE_TIMM, divides = group > 0 && batch % group == 0;
-    if (divides && !(even && group % 2)) return ABAR_OK;
-    const char *reason = divides ? "is odd, and timm mixes pairs of rows" : "does not divide the batch";
-    const int64_t possible = possible_group(batch, even);
-    if (possible > 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--mix-group %lld: %s, choose %lld for the batch of %lld", (long long)group,
-                          reason, (long long)possible, (long long)batch);
-    return abar__fail(ctx, ABAR_E_ARGUMENT,
-                      "--mix-group %lld: %s, and the batch of %lld has no fitting one, choose another --batch",
-                      (long long)group, reason, (long long)batch);
-}
-
 /* A device decodes, but the operations of a policy and what stands in for a damaged file are the host's. */
 static abar_status check_encoded(abar_context *ctx, const abar_loader_config *c)
 {
@@ -130,8 +106,8 @@ static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *inf
         p->finishes = p->mixes || a->erase > 0.0;
     }
     const int64_t batch = p->config.batch;
-    p->group = a->mix_group != 0 ? a->mix_group : batch < GROUP_DEFAULT ? batch : GROUP_DEFAULT;
-    if (p->mixes) ABAR_TRY(check_group(ctx, p));
+    p->group = abar__mix_group_of(a->mix_group, batch);
+    if (p->mixes) ABAR_TRY(abar__mix_group_check(ctx, a->style, p->group, batch, 1));
     p->claim = claim_size(p);
     return ABAR_OK;
 }

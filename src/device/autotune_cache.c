@@ -159,15 +159,9 @@ static bool write_all(int fd, const char *text, size_t n)
 /* No fsync: a file that a power cut leaves half written fails its checksum, and its choices are measured again. */
 static bool replace_file(const abar__autotune_cache *c, const abar__text *text)
 {
-    char temporary[PATH_MAX + 64]; /* unique to this process and this table */
-    snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, c->path, (long)getpid(), (uintptr_t)c);
-    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return false;
-    bool good = write_all(fd, text->data, text->length);
-    good = close(fd) == 0 && good;
-    good = good && rename(temporary, c->path) == 0;
-    if (!good) unlink(temporary);
-    return good;
+    char temporary[PATH_MAX + 64];
+    const int fd = abar__cache_begin(c->path, c, temporary, sizeof temporary);
+    return fd >= 0 && abar__cache_end(fd, write_all(fd, text->data, text->length), temporary, c->path);
 }
 
 static abar_status save(abar__autotune_cache *c)
@@ -220,6 +214,7 @@ abar_status abar__autotune_cache_open(abar_context *ctx, const char *title, abar
     ABAR_TRY(make(ctx, title, &c));
     const int length = snprintf(c->path, sizeof c->path, "%s/%s.txt", folder, name);
     const bool fits = length > 0 && (size_t)length < sizeof c->path;
+    if (fits) abar__cache_sweep(c->path);
     const abar_status status = fits ? join_file(c) : ABAR_OK;
     if (fits && status >= 0)
         *out = c;

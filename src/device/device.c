@@ -102,6 +102,14 @@ abar_status abar_tensor_copy(abar_context *ctx, const abar_tensor *dst, const ab
     return ABAR_OK;
 }
 
+abar_status abar__device_copy(abar_device *dev, void *to, void *from, size_t bytes)
+{
+    const int64_t n = (int64_t)bytes;
+    if (n == 0) return ABAR_OK;
+    const abar_tensor dst = abar_tensor_wrap(dev, to, ABAR_U8, 1, &n), src = abar_tensor_wrap(dev, from, ABAR_U8, 1, &n);
+    return abar_tensor_copy(dev->ctx, &dst, &src);
+}
+
 abar__rows abar__rows_slice(const abar__rows *r, int64_t first, int64_t count)
 {
     abar__rows slice = *r;

@@ -14,9 +14,11 @@
 struct abar__update_item {
     abar__update_kind kind; /* that of a bias may differ from its weight's */
     void *weight, *grad;
-    void *state[2]; /* sgd, momentum: one, NULL without; adamw: first and second moment */
+    void *state[3]; /* sgd, momentum: one, NULL without; adamw, nadamw: first and second moment; sfadamw: z - y, second moment;
+                     * adahessian: first and second moment, diagonal; sophia: first moment, diagonal */
     int64_t count;
     double lr_scale, weight_decay;
+    bool cautious;                 /* adamw, plain: the decay acts only where it agrees with the step */
     const abar__precondition *pre; /* NULL: the gradient as it is; set by ref's and cpu's step */
     int64_t rows;
     const struct abar__update_item *bias; /* (rows), updated with this item; NULL: none */
@@ -29,6 +31,7 @@ struct abar__update_item {
  * 9). Gradients of runs that work are far below it; there the rule is torch.optim.AdamW. */
 #define ABAR_ADAMW_LARGEST_F32 1e19
 #define ABAR_ADAMW_LARGEST_F64 1e150
+#define ABAR_SOPHIA_LEAST 1e-15 /* added to what sophia divides by */
 
 /* The scalars of one step, for all kinds of updates. */
 struct abar__update_scalars {
@@ -37,9 +40,15 @@ struct abar__update_scalars {
     double momentum;          /* sgd, momentum */
     bool nesterov;            /* likewise */
     bool decoupled;           /* sgd */
-    double beta1, beta2, eps; /* adamw */
-    int64_t t;                /* adamw: this is its t-th update, from 1 */
-    const int32_t *verdicts;  /* plain: of the blocks, 1: leave the weight as it is */
+    bool inside;              /* G <- G + lambda W before anything else is done to G, instead of any other decay */
+    double beta1, beta2, eps; /* adamw, nadamw, sfadamw, adahessian; sophia: beta1 */
+    int64_t t;                /* adamw and the like, adahessian: this is its t-th update, from 1 */
+    bool schedule_free;       /* the rule is sfadamw, whose z have the weights t^time_power * (largest rate)^rate_power in x */
+    double time_power, rate_power;
+    double share;            /* sfadamw: c of this update */
+    double power;            /* adahessian: kappa */
+    double clip_scale;       /* sophia: rho times the number of loss terms */
+    const int32_t *verdicts; /* plain: of the blocks, 1: leave the weight as it is */
 };
 
 /* Queued back ends (cuda): work is given in order and runs later, and a whole step can be recorded once and replayed. */
@@ -108,5 +117,8 @@ extern const abar__step_ops abar__host_step; /* of ref and cpu */
 extern const abar_device_ops *const abar__ref_device, *const abar__cpu_device, *const abar__cuda_device;
 
 const abar_device_ops *abar__device_find(const char *name); /* NULL: not in this build */
+
+/* Between two places in the device's memory; enqueued where the device has streams. */
+abar_status abar__device_copy(abar_device *dev, void *to, void *from, size_t bytes);
 
 #endif

@@ -66,6 +66,7 @@ typedef struct abar__op_desc {
     bool pad;                              /* LINEAR: the reader of the output accepts PADDED rows as well */
     abar__activation activation;           /* ACTIVATION; RELU fused into LINEAR, CONV2D, BATCH_NORM */
     bool residual;                         /* BATCH_NORM: y = act(norm(in[0]) + in[1]); LAYER_NORM: y = norm(in[0] + in[1]) */
+    bool patterned;                        /* ReLU alone, maximum POOL2D: its choices are recorded, and can be repeated */
     bool average;                          /* POOL2D: average (padding counts), else maximum */
     bool soft_targets, label_pairs;        /* SOFTMAX_CROSS_ENTROPY: the target, if not one label a row */
     double eps, momentum;                  /* norms */
@@ -100,8 +101,22 @@ typedef struct abar__run {
     const int64_t *step_now;
     int64_t sample0;   /* and the global number of the batch's first sample */
     double loss_scale; /* factor of the loss's gradient: 1 / micro-batches */
+    bool repeat;       /* patterned operations repeat the choices of the last forward pass that recorded them */
+    bool draw_labels;  /* SOFTMAX_CROSS_ENTROPY with a label a row: forward first draws the labels from the softmax. That of row
+                        * r of  the global batch is the first class whose cumulative probability exceeds the uniform number of
+                        * word 0 of  abar__random(seed, ABAR_DRAW_LABELS, step, r + 2^32 draw) */
+    int64_t draw;      /* which of several */
+    int64_t one_class; /* SOFTMAX_CROSS_ENTROPY with a label a row, 1 + k: forward first sets all labels to class k, and
+                        * backward multiplies each row of the gradient by the root of its probability of k; 0: no */
+    bool hold;         /* running statistics stay as they are; host devices only */
     bool observing;    /* curvature observes the backward pass: attention writes its column means */
 } abar__run;
+
+/* Where the random number for the label of a row is. */
+static inline uint64_t abar__run_label_index(const abar__run *run, int64_t row)
+{
+    return (uint64_t)row + ((uint64_t)run->draw << 32);
+}
 
 /* The memory of one run. Pointers that an operation did not ask for may be NULL. */
 typedef struct abar__op_args {
@@ -123,7 +138,9 @@ typedef struct abar__op_args {
     void *buffer[ABAR_OP_MAX_BUFFER];      /* running statistics, updated by a training forward */
     bool accumulate;
     bool table_written; /* EMBEDDING: the tied layer has already written dparam[0] in this pass: always add to it */
-    const void *target; /* losses; label_pairs: I32 (rows, 2), the row's own label and its partner's */
+    void *pattern;      /* op->pattern_bytes, kept from a forward pass that records to those that repeat */
+    const void
+        *target; /* losses; written where labels are drawn; label_pairs: I32 (rows, 2), the row's own label and its partner's */
     const float *share; /* label_pairs: (rows), of the row's own label; its partner's has the rest */
     abar_loss *result;  /* losses; memory that the host can read: at once, or on a queued device after a wait */
     /* ATTENTION, written by backward where run->observing, unless NULL: (N, heads, T) of the device's dtype, in the original
@@ -158,7 +175,7 @@ struct abar__op {
     abar__op_desc desc;
     abar_layout in_layout[ABAR_OP_MAX_IN], out_layout; /* gradients have the layouts of their values */
     unsigned backward_needs;
-    size_t saved_bytes, scratch_bytes;
+    size_t saved_bytes, scratch_bytes, pattern_bytes;
     bool takes_dy2; /* backward can add dy2 to dy itself */
     bool y_is_x;    /* forward does nothing: y may be the memory of x[0] (flatten), and dx[0] that of dy */
     bool dx_is_dy;  /* backward only copies: every dx may be the memory of dy (add) */

@@ -108,6 +108,17 @@ typedef struct abar__stats_ops {
     void (*both_mean_products)(abar_device *dev, const abar__rows *r, void *square_a, void *square_p, void *scratch);
     size_t (*product_scratch)(abar_device *dev, const abar__rows *r);
 
+    /* Rows of single examples for the natural gradient (natural.h). p NULL: a (N, out * d) = sum over r of p aT, else a (N, d)
+     * and p (N, out), of maps with one row per example. scratch: example_rows_scratch bytes, which depend on the map alone. */
+    void (*example_rows)(abar_device *dev, const abar__rows *r, void *a, void *p, void *scratch);
+    size_t (*example_rows_scratch)(abar_device *dev, const abar__rows *r);
+    /* sums (rows, rows; the lower triangle, pitch numbers from row to row) += x xT, x (rows, numbers); pitch: rows rounded up
+     * to 8. panels: pitch * 512 numbers. NULL on cuda, like the next. */
+    void (*rows_gram)(abar_device *dev, int64_t rows, int64_t numbers, const double *x, double *panels, double *sums);
+    /* x (n) = (K + shift I)^-1 x by Cholesky's factor, which is left in factor (n, n); K by its lower triangle, pitch numbers
+     * from row to row. False, x as it was, where that is not positive definite. */
+    bool (*solve_shifted)(abar_device *dev, int64_t n, const double *k, int64_t pitch, double shift, double *factor, double *x);
+
     /* Whether n elements, or the lower triangle of a square of side n, are finite, and still are times scale. */
     bool (*all_finite)(abar_device *dev, int64_t n, bool square, const void *pending, double scale);
     /* average = beta * average + add * pending; pending = 0. n elements, or the two triangles of a square of side n. */
@@ -145,8 +156,10 @@ typedef struct abar__stats_ops {
     void (*affine)(abar_device *dev, int64_t n, const void *x, double scale, double shift, void *y); /* y = scale x + shift */
     void (*reciprocal)(abar_device *dev, int64_t n, const void *x, double scale, double shift,
                        void *y); /* 1 / (scale x + shift) */
-    /* x_ij /= rows_i * columns_j + shift, negative rows and columns (rounding) taken as 0 */
-    void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift);
+    /* x_ij /= rows_i * columns_j + shift, negative rows and columns (rounding) taken as 0; with a least above 0 as they are,
+     * and the divisor is at least that */
+    void (*divide_outer)(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift,
+                         double least);
     double (*sum)(abar_device *dev, int64_t n, const void *x);
     /* <G, G>, <G^, G> and <G^, G^> of a map (out, in) with bias (out; NULL: none), G^ as pre describes it. */
     void (*compare)(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,
@@ -161,18 +174,50 @@ typedef struct abar__stats_ops {
                           int32_t *verdict, void *scratch);
     size_t (*orthogonalise_scratch)(const abar_device *dev, const abar__ns_block *blocks, int n);
 
+    /* Rows that are kept (host/rows.c). NULL on cuda, whose step has no such stage.
+     * (examples, d) or, of output gradients, (examples, out): the mean row of each example. */
+    void (*example_means)(abar_device *dev, const abar__rows *r, bool of_grads, void *means);
+    /* y (m, n) = scale * A B + keep * y; A = a (m, k) or its transposed a (k, m), B = b (k, n) or b (n, k). y is neither. keep
+     * 0: y is not read. */
+    void (*multiply)(abar_device *dev, int64_t m, int64_t n, int64_t k, double scale, const void *a, bool a_t, const void *b,
+                     bool b_t, double keep, void *y);
+    /* solved (n, d) = L^-1 X, X = scale * rows (n, d), L LT = X XT + shift I: all in double. False, leaving solved as it was,
+     * where that is not positive definite or solved not finite. */
+    bool (*solve_rows)(abar_device *dev, int64_t n, int64_t d, const void *rows, double scale, double shift, void *solved,
+                       void *scratch);
+    size_t (*solve_rows_scratch)(abar_device *dev, int64_t n, int64_t d);
+
+    /* Of a ring (host/ring.c): rows (n, d) of the device's dtype, or bf16 where narrow. NULL on cuda, which has none.
+     * products[i] = <row i, row j>, in double. */
+    void (*row_products)(abar_device *dev, int64_t n, int64_t d, const void *rows, bool narrow, int64_t j, double *products);
+    /* y (d) = sum over i of c[i] row i, added up in double. */
+    void (*combine_rows)(abar_device *dev, int64_t n, int64_t d, const void *rows, bool narrow, const double *c, void *y);
+    /* c (n) = (scale * gram + shift I)^-1 e_j, gram (n, stride). False where that is not positive definite or c not finite.
+     * scratch: (n, n). */
+    bool (*solve_gram)(abar_device *dev, int64_t n, const double *gram, int64_t stride, double scale, double shift, int64_t j,
+                       double *c, double *scratch);
+
     /* Of blocks (blocks.h), x dense as (before, n, behind). NULL on cuda, whose step has them (cuda/step/blocks.cu).
      * The upper triangle of average (n, n) = beta * average + add * sum over the first and the last index of x xT. */
     void (*average_mode)(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *x, double beta, double add,
                          void *average);
     /* root (n, n; full) = (scale * average + eps I)^-exponent by its eigenvalues, in double; where the least is below eps, all
-     * are shifted so that it is eps. False, leaving root as it was, where it is not finite. */
-    bool (*inverse_root)(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
-                         void *root, void *scratch);
+     * are shifted so that it is eps. ridge: NULL, or this part of the largest of these eigenvalues is added to all; it becomes
+     * what was added. False, leaving root as it was, where it is not finite. */
+    bool (*inverse_root)(abar_device *dev, int64_t n, const void *average, double scale, double eps, double *ridge,
+                         double exponent, void *root, void *scratch);
     size_t (*inverse_root_scratch)(abar_device *dev, int64_t n);
-    /* y (before, n, behind) = x times factor (n, n) along the middle index; y is not x. */
-    void (*multiply_mode)(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *factor, const void *x,
-                          void *y);
+    /* y (before, n, behind) = x times factor (n, n), or its transpose, along the middle index; y is not x. */
+    void (*multiply_mode)(abar_device *dev, int64_t before, int64_t n, int64_t behind, const void *factor, bool transposed,
+                          const void *x, void *y);
+    /* basis (n, n) by rows: the eigenvectors of the average, the largest eigenvalue first. In double, as turn_basis. False,
+     * leaving basis as it was, where there are none. scratch: basis_scratch bytes. */
+    bool (*eigenbasis)(abar_device *dev, int64_t n, const void *average, void *basis, void *scratch);
+    /* A step of orthogonal iteration: the rows of basis * average, made orthonormal one after the other (Q of its QR). order
+     * (n), NULL: they stay in their order: row i of the new basis comes of row order[i], whose quotient is the i-th largest.
+     * False, leaving both as they were, where the new basis is not finite. */
+    bool (*turn_basis)(abar_device *dev, int64_t n, const void *average, void *basis, int64_t *order, void *scratch);
+    size_t (*basis_scratch)(abar_device *dev, int64_t n);
 } abar__stats_ops;
 
 #endif

@@ -12,6 +12,8 @@
 #include "abar/tensor.h"
 #include "base/both.h"
 #include "device/blocks.h"
+#include "device/extra.h"
+#include "device/natural.h"
 #include "device/orthogonalise.h"
 
 typedef struct abar__update_item abar__update_item;
@@ -20,7 +22,7 @@ typedef struct abar__compiled_step abar__compiled_step; /* of the back end */
 
 #define ABAR_PLAN_AVERAGES 2
 #define ABAR_PLAN_SCALARS 24
-#define ABAR_PLAN_DERIVED 4
+#define ABAR_PLAN_DERIVED 8
 
 /* ---- the state of a map that is not a tensor ------------------------------------------------------------------------ */
 
@@ -65,8 +67,13 @@ typedef enum abar__statistic {
     ABAR_GRAD_WEIGHED_SQUARES,  /* (out): p * p, weighted by the size of each example's input */
     ABAR_GRAD_PRODUCT,          /* (out, out): p pT */
     ABAR_GRAD_MEAN_PRODUCT,     /* (out, out): of the examples' mean rows */
-    ABAR_NUMBER_SQUARE,         /* |a|^2, weighted as the mean is */
-    ABAR_NUMBER_WEIGHTS,        /* the product of both weights */
+    /* Of the mean rows of a step's examples, which are kept until the step. */
+    ABAR_INPUT_ROWS,    /* (kept, d): themselves */
+    ABAR_GRAD_ROWS,     /* (kept, out) */
+    ABAR_INPUT_NEAREST, /* (d, d) and (out, out): the factors whose Kronecker product is nearest to E[aaT (x) ppT] */
+    ABAR_GRAD_NEAREST,
+    ABAR_NUMBER_SQUARE,  /* |a|^2, weighted as the mean is */
+    ABAR_NUMBER_WEIGHTS, /* the product of both weights */
 } abar__statistic;
 
 /* What a sum is divided by at the commit. */
@@ -80,8 +87,11 @@ typedef struct abar__running_average {
     bool square; /* symmetric, kept by triangles (stats_impl.h) */
     abar__per per;
     int grad_power;          /* how often p is a factor: --pgrad per-example multiplies by B to this power */
+    bool own_loss;           /* p is the gradient of each example's own loss, whatever --pgrad says */
     bool calibrated;         /* from one pass over the training set before step 0; never committed */
+    int64_t kept, row;       /* mean rows that are kept until the step, and their length; kept 0: none */
     void *average, *pending; /* of the device's dtype, in its memory */
+    void *rows;              /* likewise, (kept, row): zero behind those of the step; may be what is pending */
 } abar__running_average;
 
 /* Numbers that are computed at a refresh, from averages (read with their bias corrected) and from each other. */
@@ -111,11 +121,15 @@ typedef struct abar__scalar_op {
 
 /* A tensor that is derived from an average at a refresh. */
 typedef enum abar__derived_kind {
-    ABAR_DERIVED_BUFFER,      /* not derived: memory that the step works in */
-    ABAR_DERIVED_VECTOR,      /* scale * average */
-    ABAR_DERIVED_RECIPROCAL,  /* 1 / (scale * average + shift) */
-    ABAR_DERIVED_INVERSE,     /* (average + shift I)^-1, by the ladder of section 9 */
-    ABAR_DERIVED_EIGENVECTORS /* of average, one per row; their eigenvalues in derived tensor `values` */
+    ABAR_DERIVED_BUFFER,       /* not derived: memory that the step works in */
+    ABAR_DERIVED_VECTOR,       /* scale * average */
+    ABAR_DERIVED_RECIPROCAL,   /* 1 / (scale * average + shift) */
+    ABAR_DERIVED_INVERSE,      /* (average + shift I)^-1, by the ladder of section 9 */
+    ABAR_DERIVED_EIGENVECTORS, /* of average, one per row; their eigenvalues in derived tensor `values` */
+    ABAR_DERIVED_SOLVED,       /* of averaged rows X: L^-1 X, L LT = X XT + shift I; the shift, after the ladder, in `values` */
+    ABAR_DERIVED_RING,         /* gradients of the last steps, one per row: written at every step (host/ring.h) */
+    ABAR_DERIVED_GRAM,         /* their products with each other, in double on every device */
+    ABAR_DERIVED_PAIRED /* B with B (average + shift I) BT = I and B second BT diagonal, by rows; the diagonal in `values` */
 } abar__derived_kind;
 
 typedef struct abar__derived_tensor {
@@ -131,16 +145,30 @@ typedef struct abar__derived_tensor {
 
 /* How a map's gradient is treated; indices of derived tensors, -1: none. In one of these ways, or none of them,
  *     G - (G u) uT,   G - s (wT G u) w uT  (s: ABAR_REAL_FACTOR),   left G right
- * or, with eigenvalues, left^T ((left G right^T) / (values + shift)) right; then rows are scaled, and the whole. */
+ * or, with eigenvalues or paired, left^T ((left G right^T) / (values + shift)) right; then rows are scaled, and the whole.
+ * Solved rows Z of X stand for (XT X + shift I)^-1 = (I - ZT Z) / shift. */
 typedef struct abar__treatment {
     int32_t u, w, coefficient; /* coefficient: a buffer (out), where w is */
     int32_t left, right, row_scale;
     double shift;      /* beside products of eigenvalues */
+    double least;      /* not 0: eigenvalues may be negative, and nothing is divided by less */
     double scale;      /* of all */
     bool over_damping; /* divide by ABAR_REAL_DAMPING, too */
     double mu;         /* not 0: multiply by c = <G^, G> / (<G^, G>^2 + mu), too (section 6) */
     double bound;      /* |G^| is at most this times |G|, without over_damping; of vectors only */
 } abar__treatment;
+
+/* Inverses that are learnt from differences between two passes over a batch, the second at new weights (host/secant.h): H_a of
+ * the activations, derived[0], and H_p of the output gradients, derived[1]; the averages of differences in derived[2] and
+ * derived[3]. */
+typedef struct abar__secant {
+    bool used;
+    bool first_pass;            /* the average begins with one pass over the training set, and is read as it is */
+    int64_t pairs;              /* derived[1] is (pairs, 2, out): the newest differences, from which H_p is made; 0: H_p */
+    double shift, decay;        /* sqrt(lambda) of optimizers.md section 7; of the averages of differences */
+    void *inputs[2], *grads[2]; /* sums over the rows of each pass: (d), (out) of the device's dtype */
+    double *outputs;            /* (out): E[z] of the first pass */
+} abar__secant;
 
 /* The plan of one map. Vectors are in PyTorch's column order (I, kh, kw), the bias last. */
 typedef struct abar__plan {
@@ -152,16 +180,31 @@ typedef struct abar__plan {
     int64_t positions; /* not 0: average[0] is pending as sums by position (abar__position_sums), multiplied at the commit */
     abar__running_average average[ABAR_PLAN_AVERAGES]; /* of activations, of output gradients */
     abar__running_average mean_number;                 /* one more average, a single number: pending in double */
+    int32_t rounds;                                    /* of the iteration for nearest factors, */
+    int32_t start;                                     /* which begins from this derived tensor, (out, out) */
+    int32_t second[2],
+        second_start;    /* of a second term: averages of its factors, (d, d) and (out, out), and likewise; -1: none */
+    int64_t slots;       /* of a ring of gradients: derived[0], with its products in derived[1]; 0: none */
+    bool narrow;         /* the ring is bf16 */
+    double ring_damping; /* lambda of optimizers.md section 8 */
+    abar__secant secant;
     int32_t n_scalars, n_derived;
     abar__scalar_op scalar[ABAR_PLAN_SCALARS];
     abar__derived_tensor derived[ABAR_PLAN_DERIVED];
     int32_t report[ABAR_REALS]; /* scalars that become reals of the map at a refresh; -1: none */
     abar__treatment apply;
-    const char *wrong; /* NULL, or what the description got wrong */
+    abar__example_rows rows; /* instead of all that: the natural gradient */
+    const char *wrong;       /* NULL, or what the description got wrong */
 } abar__plan;
 
 ABAR_BOTH bool abar__plan_is_calibrated(const abar__plan *p) { return p->average[0].calibrated; }
+ABAR_BOTH bool abar__plan_keeps_rows(const abar__plan *p) { return p->average[0].kept || p->average[1].kept; }
+ABAR_BOTH abar_dtype abar__derived_dtype(const abar__plan *p, const abar__derived_tensor *d, abar_dtype usual)
+{
+    return d->kind == ABAR_DERIVED_GRAM ? ABAR_F64 : d->kind == ABAR_DERIVED_RING && p->narrow ? ABAR_BF16 : usual;
+}
 ABAR_BOTH bool abar__plan_is_dense(const abar__plan *p) { return p->apply.right >= 0; }
+ABAR_BOTH bool abar__plan_is_natural(const abar__plan *p) { return p->rows.examples > 0; }
 ABAR_BOTH void *abar__plan_data(const abar__plan *p, int32_t derived) { return derived < 0 ? NULL : p->derived[derived].data; }
 
 /* When to refresh, and what joins all maps. */
@@ -169,6 +212,7 @@ typedef struct abar__cadence {
     double stat_decay;             /* beta, the weight of the old value */
     int64_t tinv, spread, numbers; /* steps between refreshes; 1: spread over the steps; numbers: of maps, linked ones as one */
     int32_t every_commit;          /* refresh after every commit, whatever tinv says */
+    int32_t one_batch;             /* a refresh needs the statistics of its own step */
     double kl_clip, base_lr;       /* kappa and eta_0 of section 7; kl_clip 0: off */
 } abar__cadence;
 
@@ -181,10 +225,20 @@ typedef enum abar__update_kind {
     ABAR_UPDATE_MOMENTUM, /* the gradient's memory becomes the average that methods.md section 11 orthogonalises; without state
                            * the gradient itself, preconditioned and scaled, for what treats it block by block */
     ABAR_UPDATE_PLAIN,    /* W <- (1 - eta lambda) W - eta G, G as it is in memory */
+    ABAR_UPDATE_NADAMW,   /* adamw that looks one average ahead */
+    ABAR_UPDATE_SFADAMW,  /* Schedule-Free AdamW: the weight is y, the states are z - y and v */
+    ABAR_UPDATE_ADAHESSIAN,
+    ABAR_UPDATE_SOPHIA,
     ABAR_UPDATE_KINDS
 } abar__update_kind;
 
-typedef enum abar__pass_kind { ABAR_PASS_UPDATE, ABAR_PASS_ORTHOGONALISE, ABAR_PASS_BLOCKS } abar__pass_kind;
+typedef enum abar__pass_kind {
+    ABAR_PASS_UPDATE,
+    ABAR_PASS_ORTHOGONALISE,
+    ABAR_PASS_BLOCKS,
+    ABAR_PASS_HYPERBALL /* of plain updates: each block is moved by G at a rate relative to its norm, which it keeps (section
+                           11) */
+} abar__pass_kind;
 
 typedef struct abar__update_pass {
     abar__pass_kind kind;
@@ -192,7 +246,18 @@ typedef struct abar__update_pass {
     int first, n;             /* among the updates, or among the blocks of its kind */
 } abar__update_pass;
 
-#define ABAR_PASSES_MAX 8
+#define ABAR_PASSES_MAX 11
+
+/* A gradient that is part of a ring's rows. */
+typedef struct abar__ring_piece {
+    void *grad;
+    int64_t count, at; /* at: where it begins in a row */
+} abar__ring_piece;
+
+typedef struct abar__ring {
+    int32_t map;      /* whose plan has the ring */
+    int32_t first, n; /* pieces that have a gradient now; what has none is zero in the row */
+} abar__ring;
 
 typedef struct abar__step_desc {
     const abar__update_item *items; /* every parameter with a gradient once: the norm is taken of these */
@@ -211,6 +276,11 @@ typedef struct abar__step_desc {
     const abar__block_plan *block_plan;
     const abar__plan *plans;
     int n_maps;
+    const abar__extra_plan *extra; /* its items may change between steps, and their number at a rebind */
+    const abar__ring *rings;       /* and their pieces must stay, too */
+    int n_rings;
+    const abar__ring_piece *pieces;
+    bool second_pass;                    /* plans learn from a second pass: what a step changes is kept until that is judged */
     const abar__update_scalars *scalars; /* what rules set: all but lr, grad_scale and t */
     abar__cadence cadence;
     size_t workspace_bytes; /* that the caller wants to use between steps */
@@ -220,11 +290,15 @@ typedef struct abar__step_desc {
 
 /* What of a step's state is no map's. */
 typedef struct abar__step_state {
-    int64_t k, t;    /* steps so far; updates performed */
-    double kl_scale; /* of the last step; 1 without a KL clip */
-    int64_t dropped; /* blocks whose step (orthogonal factor) was not finite, so far, */
-    int64_t small;   /* whose average was too small to be normalised, */
-    int64_t kept;    /* or whose average or root stayed as it was because the new one was not finite */
+    int64_t k, t;          /* steps so far; updates performed */
+    double kl_scale;       /* of the last step; 1 without a KL clip */
+    int64_t dropped;       /* blocks whose step (orthogonal factor) was not finite, so far, */
+    int64_t small;         /* whose average was too small to be normalised, */
+    int64_t kept;          /* or whose average or root stayed as it was because the new one was not finite */
+    double rate_max;       /* sfadamw: the largest rate so far, */
+    double weight_sum;     /* and the sum of the weights of z in x */
+    int64_t diagonals;     /* taken from extra gradients so far, */
+    int64_t extra_dropped; /* and extra gradients that were not finite */
 } abar__step_state;
 
 /* What one step reports: complete once the step has finished on the device. */
@@ -257,17 +331,31 @@ typedef struct abar__step_ops {
      * it. */
     abar_status (*add_loss)(abar_device *dev, abar__compiled_step *s, const void *result);
 
+    /* Extra gradients (device/extra.h). perturb: sign 1, -1 or 0. check_extra comes in front of check: a difference that is not
+     * finite skips the step where no diagonal has been taken yet. take_extra: DIFFERENCE comes after check, SAMPLED after the
+     * passes; both do nothing in a step that was skipped. */
+    abar_status (*perturb)(abar_device *dev, abar__compiled_step *s, int sign);
+    abar_status (*check_extra)(abar_device *dev, abar__compiled_step *s);
+    abar_status (*take_extra)(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip);
+
     /* The stages of a step, in the order of src/optim/step.c. grad_scale and clip as in abar_step_config. */
     abar_status (*check)(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip);
     /* to_mean: (n_maps, 3) host numbers that turn the pending sums of average[0], average[1] and the number into means, all of
-     * them 0 for a map that was not observed; NULL: no statistics were taken. Copied at once. */
+     * them 0 for a map that was not observed; NULL: no statistics were taken. Of the natural gradient: what turns the rows in
+     * memory into R, examples of the batch, 0. Copied at once. */
     abar_status (*commit)(abar_device *dev, abar__compiled_step *s, const double *to_mean); /* and derive what is due */
     abar_status (*precondition)(abar_device *dev, abar__compiled_step *s, bool measure);
     abar_status (*pass)(abar_device *dev, abar__compiled_step *s, int index);
+    /* After the second pass over the batch of a step that was not skipped, where plans learn from it; NULL: the device has no
+     * such stage. to_mean as above, of the second pass; fine: its loss was finite. *undone: a number of it was not, and the
+     * step is as if it had been skipped. */
+    abar_status (*second)(abar_device *dev, abar__compiled_step *s, const double *to_mean, bool fine, bool *undone);
 
     /* <G,G>, <G^,G>, <G^,G^> (before the KL clip) of every map in the last step, where it measured: (n_maps, 3) in host
      * memory. Waits. */
     abar_status (*measured)(abar_device *dev, abar__compiled_step *s, double *products);
+    /* weight += factor * by, n elements; shadow: its bf16 copy, NULL: none. Enqueued between steps. */
+    abar_status (*shift)(abar_device *dev, int64_t n, void *weight, const void *by, double factor, void *shadow);
     const int32_t *(*skipped)(const abar__compiled_step *s);  /* memory of the device: the last step was skipped */
     const int64_t *(*step_now)(const abar__compiled_step *s); /* likewise: k */
     /* The outcome of step k, one of the last ABAR_STEP_RESULTS. */

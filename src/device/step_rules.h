@@ -42,7 +42,8 @@ ABAR_BOTH bool abar__refreshes(const abar__cadence *c, abar__map_state *s, int64
 {
     const bool wanted = c->every_commit ? committed : abar__on_schedule(c, k, number) || s->count[ABAR_COUNT_DUE];
     if (!wanted) return false;
-    const bool possible = s->count[ABAR_COUNT_COMMITS] > 0 && (!calibrated || s->count[ABAR_COUNT_CALIBRATED]);
+    const bool possible =
+        s->count[ABAR_COUNT_COMMITS] > 0 && (!calibrated || s->count[ABAR_COUNT_CALIBRATED]) && (!c->one_batch || committed);
     s->count[ABAR_COUNT_DUE] = !possible;
     return possible;
 }
@@ -80,6 +81,52 @@ ABAR_BOTH double abar__own_length(double mu, double inner, double grad_scale)
 
 /* What is added to all eigenvalues before the root is taken: eps, or so much that the least becomes eps. */
 ABAR_BOTH double abar__root_shift(double least, double eps) { return least < 0.0 ? eps - least : eps; }
+
+/* What divide_outer of stats_impl.h divides by. */
+ABAR_BOTH double abar__outer_divisor(double a, double b, double shift, double least)
+{
+    return least > 0.0 ? fmax(a * b + shift, least) : fmax(a, 0.0) * fmax(b, 0.0) + shift;
+}
+
+/* And what a ridge adds: this part of the largest eigenvalue. */
+ABAR_BOTH double abar__take_ridge(double largest, double *ridge)
+{
+    if (!ridge) return 0.0;
+    *ridge *= largest;
+    return *ridge;
+}
+
+/* Schedule-Free AdamW (optimizers.md section 4): counts update t at this rate in, and returns c, the share of the new z in x. */
+ABAR_BOTH double abar__schedule_free_share(abar__step_state *s, double lr, double time_power, double rate_power)
+{
+    s->rate_max = fmax(s->rate_max, lr);
+    const double weight = pow((double)s->t, time_power) * pow(s->rate_max, rate_power);
+    s->weight_sum += weight;
+    return s->weight_sum > 0.0 ? weight / s->weight_sum : 0.0;
+}
+
+/* What brings a block from one norm to another (methods.md section 11, hyperball). */
+ABAR_BOTH double abar__hyperball_rate(double radius, double length) { return radius / fmax(length, 1e-10); }
+
+/* The place of value k among n in descending order, equals in theirs. */
+ABAR_BOTH int64_t abar__place_of(int64_t n, const double *values, int64_t k)
+{
+    int64_t place = 0;
+    for (int64_t j = 0; j < n; j++) place += values[j] > values[k] || (values[j] == values[k] && j < k);
+    return place;
+}
+
+/* What SOAP multiplies m / sqrt(v) by at update t, whose first is without a step. */
+ABAR_BOTH double abar__late_unbias(double beta1, double beta2, int64_t t)
+{
+    return sqrt(1.0 - pow(beta2, (double)(t - 1))) / (1.0 - pow(beta1, (double)(t - 1)));
+}
+
+/* KL-SOAP's next scale, from the mean square of what it scales. */
+ABAR_BOTH double abar__scale_next(double scale, double square, double beta)
+{
+    return fmin(1.0 / sqrt(fmax(beta / (scale * scale) + (1.0 - beta) * square, 1e-30)), ABAR_SCALE_MOST);
+}
 
 /* methods.md section 7, sum: of <G^, G> over all maps, as gradients are in memory. */
 ABAR_BOTH double abar__kl_scale(const abar__cadence *c, double sum, double grad_scale)

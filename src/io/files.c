@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- what the system said ---------------------------------------------------------------------------------------- */
@@ -32,6 +33,7 @@ static const struct {
     {EFBIG, ABAR_E_IO, "file too large, raise the limit (ulimit -f) or use another disk"},
     {EIO, ABAR_E_IO, "input/output error, check the disk"},
     {EMFILE, ABAR_E_IO, "too many open files, raise the limit (ulimit -n)"},
+    {ELOOP, ABAR_E_IO, "is a link that leads back to itself, remove it"},
     {ENAMETOOLONG, ABAR_E_ARGUMENT, "name too long, choose a shorter one"},
     {ENOMEM, ABAR_E_MEMORY, "the system is out of memory, free some"},
 };
@@ -312,13 +314,35 @@ static void sweep(const char *dir)
     closedir(folder);
 }
 
+/* Tries for a tenth of a second: abar__folder_locked holds locks for a moment. */
+static int lock(int fd)
+{
+    const struct timespec moment = {.tv_nsec = 5000000};
+    for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; tries++) {
+        if (errno != EWOULDBLOCK || tries == 20) return errno;
+        nanosleep(&moment, NULL);
+    }
+    return 0;
+}
+
+bool abar__folder_locked(const char *dir)
+{
+    char name[4096];
+    if (snprintf(name, sizeof name, "%s/.lock", dir) >= (int)sizeof name) return false;
+    const int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) return false;
+    const bool locked = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    close(fd);
+    return locked;
+}
+
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd)
 {
     *out_fd = -1;
     abar__text path = {0};
     ABAR_TRY(abar__text_printf(ctx, &path, "%s/.lock", dir));
     int fd = open(path.data, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    int error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    int error = fd < 0 ? errno : lock(fd);
     abar_status status = ABAR_OK;
     if (error == EWOULDBLOCK)
         status = abar__fail(ctx, ABAR_E_BUSY, "%s: another run is using this folder, choose another --out or wait", dir);

@@ -52,6 +52,8 @@ abar_status abar__folder_make(abar_context *ctx, const char *path);
  * killed processes in DIR are removed. */
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd);
 void abar__folder_unlock(int fd);
+/* Whether a process holds the lock. Creates nothing. */
+bool abar__folder_locked(const char *dir);
 
 /* ---- logs ----------------------------------------------------------------------------------------------------- */
 

@@ -200,8 +200,10 @@ static void draw_axes(abar__canvas *c, const abar__panel *p, const abar__frame *
     }
     for (int i = 0; i < p->x.ticks; i++) {
         const int x = x_of(p, f, p->x.tick[i]);
-        abar__put(c, "<path class='axis' d='M%d %dv55'/><text x='%d' y='%d' text-anchor='middle'>%s</text>\n", x,
-                  f->y + PLOT_HEIGHT, x, f->y + PLOT_HEIGHT + 195, abar__tick_text(&p->x, i, text));
+        abar__put(c, "<path class='axis' d='M%d %dv55'/><text x='%d' y='%d' text-anchor='middle'>", x, f->y + PLOT_HEIGHT, x,
+                  f->y + PLOT_HEIGHT + 195);
+        abar__put_text(c, p->x.names ? p->x.names[i] : abar__tick_text(&p->x, i, text));
+        abar__put(c, "</text>\n");
     }
     abar__put(c, "<path class='axis' d='M%d %dh%d'/>\n</g>\n", f->x, f->y + PLOT_HEIGHT, f->width);
 }
@@ -262,11 +264,11 @@ static void draw_line(abar__canvas *c, const abar__panel *p, const abar__frame *
 
 /* ---- names beside the ends of lines --------------------------------------------------------------------------------- */
 
-typedef struct name {
+typedef struct line_name {
     const abar__series *series;
     int y;
     const char *arrow; /* where the line has left the plot */
-} name;
+} line_name;
 
 /* 0: there are none, or too many: the legend must do. */
 static int name_width(const abar__panel *p)
@@ -281,10 +283,10 @@ static int name_width(const abar__panel *p)
     return n == 0 || n * NAME_HEIGHT > PLOT_HEIGHT ? 0 : 150 + letters * PLOT_LETTER;
 }
 
-static void sort_names(name *names, int n)
+static void sort_names(line_name *names, int n)
 {
     for (int i = 1; i < n; i++) {
-        const name moving = names[i];
+        const line_name moving = names[i];
         int k = i;
         for (; k > 0 && names[k - 1].y > moving.y; k--) names[k] = names[k - 1];
         names[k] = moving;
@@ -292,7 +294,7 @@ static void sort_names(name *names, int n)
 }
 
 /* From top to bottom without overlap: neighbours are pushed apart, then kept inside the plot. */
-static void spread_names(name *names, int n, int top, int bottom)
+static void spread_names(line_name *names, int n, int top, int bottom)
 {
     sort_names(names, n);
     for (int round = 0; round < 100; round++)
@@ -308,9 +310,9 @@ static void spread_names(name *names, int n, int top, int bottom)
         if (names[i].y > most) names[i].y = most;
 }
 
-static void draw_names(abar__canvas *c, const abar__panel *p, const abar__frame *f)
+static void draw_line_names(abar__canvas *c, const abar__panel *p, const abar__frame *f)
 {
-    name names[SERIES_MAX];
+    line_name names[SERIES_MAX];
     int n = 0;
     const int top = f->y, bottom = f->y + PLOT_HEIGHT;
     for (int i = 0; i < p->n_series && n < SERIES_MAX; i++) {
@@ -318,7 +320,7 @@ static void draw_names(abar__canvas *c, const abar__panel *p, const abar__frame 
         if (s->broken || !s->name || s->n < 1) continue;
         const int y = y_of(p, f, s->y[s->n - 1]);
         const char *arrow = y < top ? " &#8593;" : y > bottom ? " &#8595;" : "";
-        names[n++] = (name){s, y < top ? top : y > bottom ? bottom : y, arrow};
+        names[n++] = (line_name){s, y < top ? top : y > bottom ? bottom : y, arrow};
     }
     spread_names(names, n, top, bottom);
     for (int i = 0; i < n; i++) {
@@ -343,7 +345,7 @@ static void draw_lines(abar__canvas *c, const abar__panel *p, const abar__frame 
     for (int i = 0; i < p->n_series; i++)
         if (!p->series[i].broken) draw_line(c, p, f, &p->series[i]);
     abar__put(c, "</g>\n");
-    if (name_width(p) > 0) draw_names(c, p, f);
+    if (name_width(p) > 0) draw_line_names(c, p, f);
     bool empty = true;
     for (int i = 0; i < p->n_series; i++) empty = empty && p->series[i].n == 0;
     if (empty)

@@ -14,6 +14,7 @@ typedef struct abar__axis {
     bool logarithmic;
     int ticks, decimals; /* decimals -1: as many as the number needs */
     double tick[ABAR_TICKS_MAX];
+    const char *const *names; /* of the ticks, in place of their numbers; NULL: none */
 } abar__axis;
 
 double abar__axis_place(const abar__axis *axis, double value);
@@ -50,6 +51,8 @@ typedef struct abar__panel {
     const double *cell;
     int64_t rows, columns;
     bool logarithmic;                                   /* colours by logarithm */
+    bool numbers;                                       /* written into the cells, with y.decimals */
+    bool limited;                                       /* colours span y.low to y.high; else all cells */
     const char *const *row_names, *const *column_names; /* NULL: none */
 } abar__panel;
 

@@ -39,6 +39,7 @@ static abar__axis color_axis(const abar__panel *p)
         high = fmax(high, v);
     }
     if (!(low <= high)) low = high = 1.0;
+    if (p->limited) low = fmax(low, p->y.low), high = fmin(high, p->y.high);
     abar__axis axis = {
         .low = p->logarithmic ? log10(low) : low, .high = p->logarithmic ? log10(high) : high, .logarithmic = p->logarithmic};
     if (!(axis.high > axis.low)) axis.high = axis.low + 1e-12 + 1e-12 * fabs(axis.low);
@@ -62,6 +63,32 @@ static void draw_cells(abar__canvas *c, const abar__panel *p, const abar__frame 
                       y1 - y0, rgb[0], rgb[1], rgb[2]);
         }
     abar__put(c, "</g>\n");
+}
+
+/* Dark on light colours, light on dark ones; a cross where there is no number. */
+static void draw_numbers(abar__canvas *c, const abar__panel *p, const abar__frame *f, const abar__axis *axis, int width)
+{
+    char text[ABAR_REAL_TEXT_MAX];
+    size_t letters = 1;
+    for (int64_t i = 0; i < p->rows * p->columns; i++) {
+        const size_t n = isfinite(p->cell[i]) ? strlen(abar__plot_number(p->cell[i], p->y.decimals, text)) : 1;
+        letters = n > letters ? n : letters;
+    }
+    const int across = (int)(width / p->columns / (int64_t)letters * 3 / 2), up = (int)(PLOT_HEIGHT / p->rows * 3 / 5);
+    const int size = across < up ? (across < 120 ? across : 120) : (up < 120 ? up : 120);
+    if (size < 50) return; /* not readable */
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->columns; j++) {
+            const double v = p->cell[i * p->columns + j];
+            const bool known = isfinite(v), light = known && abar__axis_place(axis, v) > 0.55;
+            abar__put(c, "<text text-anchor='middle' font-size='%d' x='%d' y='%d' %s>%s</text>\n", size,
+                      f->x + (int)((2 * j + 1) * width / (2 * p->columns)),
+                      f->y + (int)((2 * i + 1) * PLOT_HEIGHT / (2 * p->rows)) + size * 35 / 100,
+                      !known  ? "class='soft'"
+                      : light ? "fill='#1c1f23'"
+                              : "fill='#fff'",
+                      known ? abar__plot_number(v, p->y.decimals, text) : "&#215;");
+        }
 }
 
 /* ---- PNG ---------------------------------------------------------------------------------------------------------- */
@@ -117,15 +144,15 @@ static abar_status encode_png(abar_context *ctx, const abar__panel *p, const uns
                               unsigned char *packed, uLong packed_bytes, abar__text *png)
 {
     static const unsigned char signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
-    unsigned char header[13] = {[8] = 8, [9] = 3}, palette[3 * (SHADES + 1)]; /* eight bits, by palette */
+    unsigned char header[13] = {[8] = 8, [9] = 3}, rgb[3 * (SHADES + 1)]; /* eight bits, by palette */
     big_endian(header, (uint32_t)(p->columns * cell_pixels(p)));
     big_endian(header + 4, (uint32_t)(p->rows * cell_pixels(p)));
-    fill_palette(palette);
+    fill_palette(rgb);
     if (compress2(packed, &packed_bytes, raw, (uLong)raw_bytes, 9) != Z_OK)
         return abar__fail(ctx, ABAR_E_MEMORY, "picture: zlib could not compress a heat map, free some memory");
     ABAR_TRY(abar__text_append(ctx, png, signature, sizeof signature));
     ABAR_TRY(append_chunk(ctx, png, "IHDR", header, sizeof header));
-    ABAR_TRY(append_chunk(ctx, png, "PLTE", palette, sizeof palette));
+    ABAR_TRY(append_chunk(ctx, png, "PLTE", rgb, sizeof rgb));
     ABAR_TRY(append_chunk(ctx, png, "tRNS", "", 1));
     ABAR_TRY(append_chunk(ctx, png, "IDAT", packed, packed_bytes));
     return append_chunk(ctx, png, "IEND", "", 0);
@@ -230,6 +257,7 @@ void abar__draw_heat(abar__canvas *c, const abar__panel *p, const abar__frame *f
         draw_cells(c, p, &f, &axis, width);
     else
         draw_image(c, p, &f, &axis, width);
+    if (p->numbers) draw_numbers(c, p, &f, &axis, width);
     draw_bar(c, &f, &axis, f.x + width + BAR_GAP);
     draw_names(c, p, &f, width);
 }

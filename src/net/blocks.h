@@ -10,7 +10,7 @@ typedef struct abar__net_blocks {
     void *values, *grads;
     size_t value_bytes; /* of each of the two */
     void *running, *pending;
-    size_t running_bytes; /* likewise; never more than value_bytes */
+    size_t running_bytes; /* likewise */
 } abar__net_blocks;
 
 abar__net_blocks abar__net_blocks_of(const abar_net *net);

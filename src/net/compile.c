@@ -84,7 +84,10 @@ static abar_status take_blocks(abar_net *net)
         net->shadow_block = share->shadow_block;
         net->running = share->running;
         net->pending = share->pending;
-        return ABAR_OK;
+        if (!net->config.training) return ABAR_OK;
+        net->pending = NULL;
+        ABAR_TRY(abar_device_alloc(net->dev, net->running_bytes, &net->pending));
+        return abar_device_alloc(net->dev, net->param_bytes, &net->grad_block);
     }
     ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->param_block));
     if (net->config.training) ABAR_TRY(abar_device_alloc(net->dev, net->param_bytes, &net->grad_block));
@@ -100,6 +103,7 @@ static abar_status take_memory(abar_net *net)
         net->arena = net->config.share->arena;
     else
         ABAR_TRY(abar_device_alloc(net->dev, net->arena_bytes, &net->arena));
+    ABAR_TRY(abar_device_alloc(net->dev, net->pattern_bytes, &net->patterns));
     ABAR_TRY(abar_device_alloc(net->dev, net->target_bytes, &net->target));
     net->share = (float *)((char *)net->target + net->share_at);
     ABAR_TRY(abar__net_reset_share(net));
@@ -150,6 +154,7 @@ static void settle_pointers(abar_net *net, abar__step *step)
     a->share = net->share;
     a->result = net->result;
     a->saved = address(net, step->saved);
+    a->pattern = step->op->pattern_bytes ? (char *)net->patterns + step->pattern : NULL;
     a->columns = address(net, step->columns);
     a->moments = moments_address(net, step);
     a->table_written = net->tied >= 0;
@@ -230,6 +235,14 @@ static void describe_layer(abar_net *net, const abar__step *step)
     }
 }
 
+static void place_patterns(abar_net *net)
+{
+    for (int s = 0; s < net->n_steps; s++) {
+        net->steps[s].pattern = net->pattern_bytes;
+        net->pattern_bytes += abar__round_up(net->steps[s].op->pattern_bytes, ABAR_ALIGN);
+    }
+}
+
 abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile_config *config)
 {
     ABAR_TRY(check(net, config));
@@ -241,6 +254,7 @@ abar_status abar_net_compile(abar_net *net, abar_device *dev, const abar_compile
     abar__net_fuse(net);
     ABAR_TRY(abar__net_make_steps(net));
     abar__net_place_views(net);
+    place_patterns(net);
     ABAR_TRY(abar__net_plan_memory(net));
     net->borrows_arena = net->config.share && net->arena_bytes <= net->config.share->arena_bytes;
     if (!net->config.plan_only) {

@@ -81,7 +81,7 @@ void abar__net_fuse(abar_net *net)
         } else if (d->kind == ABAR_OP_LAYER_NORM) {
             const int below = net->values[net->nodes[n].in[0]].producer;
             if (is_kind(net, below, ABAR_OP_ADD)) fold_norm(net, below, n);
-        } else if (d->kind == ABAR_OP_ACTIVATION && d->activation == ABAR_ACT_RELU) {
+        } else if (d->kind == ABAR_OP_ACTIVATION && d->activation == ABAR_ACT_RELU && !net->config.patterns) {
             int below = sole_producer(net, net->nodes[n].in[0]);
             bool fusable = is_kind(net, below, ABAR_OP_BATCH_NORM) || is_kind(net, below, ABAR_OP_CONV2D) ||
                            is_kind(net, below, ABAR_OP_LINEAR);

@@ -28,11 +28,14 @@ static void free_blocks(abar_net *net)
 {
     if (!net->config.share) {
         abar_device_free(net->dev, net->param_block, net->param_bytes);
-        abar_device_free(net->dev, net->grad_block, net->param_bytes);
         abar_device_free(net->dev, net->shadow_block, net->shadow_bytes);
         abar_device_free(net->dev, net->running, net->running_bytes);
+    }
+    if (!net->config.share || net->config.training) {
+        abar_device_free(net->dev, net->grad_block, net->param_bytes);
         abar_device_free(net->dev, net->pending, net->running_bytes);
     }
+    abar_device_free(net->dev, net->patterns, net->pattern_bytes);
     if (!net->borrows_arena) abar_device_free(net->dev, net->arena, net->arena_bytes);
     abar_device_free(net->dev, net->target, net->target_bytes);
     free_result(net);
@@ -349,9 +352,11 @@ void abar__net_sum_memory(abar_net *net)
     const bool own = !net->config.share;
     abar_net_memory m = {.parameters = own ? net->param_bytes : 0,
                          .gradients = net->config.training ? net->param_bytes : 0,
-                         .buffers = own ? 2 * net->running_bytes : 0,
+                         .buffers = own                    ? 2 * net->running_bytes
+                                    : net->config.training ? net->running_bytes
+                                                           : 0,
                          .arena = net->borrows_arena ? 0 : net->arena_bytes,
-                         .other = net->target_bytes + (own ? net->shadow_bytes : 0)};
+                         .other = net->target_bytes + net->pattern_bytes + (own ? net->shadow_bytes : 0)};
     for (int i = 0; i < net->n_buffers; i++) m.arena_without_reuse += abar__round_up(net->buffers[i].bytes, ABAR_ALIGN);
     net->memory_plan = m;
 }

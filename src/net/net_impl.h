@@ -60,6 +60,7 @@ typedef struct abar__step {
     int dx[ABAR_OP_MAX_IN];                       /* buffers, -1: not wanted */
     int sum[ABAR_OP_MAX_IN][3];                   /* after backward: buffer [2] = [0] + [1], -1: nothing to add */
     int columns;                                  /* buffer of an attention's column means, -1: not wanted */
+    size_t pattern;                               /* where its pattern is in the block of them */
     bool passes_dy;                               /* its dx is its dy: backward has nothing to do */
     int layer;                                    /* index of its abar_layer, -1: none */
     abar__op_args args;                           /* pointers, set once */
@@ -107,9 +108,10 @@ struct abar_net {
 
     /* device memory */
     void *param_block, *grad_block, *shadow_block, *running, *pending, *arena, *target;
-    float *share; /* of pairs of labels, share_at bytes into the target's block */
-    size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes, share_at;
-    bool borrows_arena; /* it is that of config.share, as all blocks before it are */
+    float *share;   /* of pairs of labels, share_at bytes into the target's block */
+    void *patterns; /* choices of ReLUs and maximum pools */
+    size_t param_bytes, shadow_bytes, running_bytes, arena_bytes, target_bytes, share_at, pattern_bytes;
+    bool borrows_arena; /* it is that of config.share, as are all blocks before it but the gradients' and the pending one */
 
     abar__run run;
     abar_loss *result;       /* memory that both host and device can access */

@@ -4,14 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct entry {
+typedef struct ranked {
     abar__buffer *buffer;
     int index;
-} entry;
+} ranked;
 
 static int by_size(const void *pa, const void *pb)
 {
-    const entry *a = pa, *b = pb;
+    const ranked *a = pa, *b = pb;
     if (a->buffer->bytes != b->buffer->bytes) return a->buffer->bytes < b->buffer->bytes ? 1 : -1;
     return a->index - b->index;
 }
@@ -22,16 +22,16 @@ abar_status abar__plan_arena(abar_context *ctx, abar__buffer *buffers, int n, si
 {
     *total = 0;
     if (n == 0) return ABAR_OK;
-    size_t entry_bytes = (size_t)n * sizeof(entry), placed_bytes = (size_t)n * sizeof(abar__buffer *);
-    entry *order;
+    size_t order_bytes = (size_t)n * sizeof(ranked), placed_bytes = (size_t)n * sizeof(abar__buffer *);
+    ranked *order;
     abar__buffer **placed; /* sorted by offset */
-    ABAR_TRY(abar__alloc(ctx, entry_bytes, (void **)&order));
+    ABAR_TRY(abar__alloc(ctx, order_bytes, (void **)&order));
     abar_status status = abar__alloc(ctx, placed_bytes, (void **)&placed);
     if (status < 0) {
-        abar__free(ctx, order, entry_bytes);
+        abar__free(ctx, order, order_bytes);
         return status;
     }
-    for (int i = 0; i < n; i++) order[i] = (entry){&buffers[i], i};
+    for (int i = 0; i < n; i++) order[i] = (ranked){&buffers[i], i};
     qsort(order, (size_t)n, sizeof *order, by_size);
 
     for (int i = 0; i < n; i++) {
@@ -51,6 +51,6 @@ abar_status abar__plan_arena(abar_context *ctx, abar__buffer *buffers, int n, si
         placed[at] = b;
     }
     abar__free(ctx, placed, placed_bytes);
-    abar__free(ctx, order, entry_bytes);
+    abar__free(ctx, order, order_bytes);
     return ABAR_OK;
 }

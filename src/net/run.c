@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static abar_status check(abar_net *net, const abar_run_config *run, abar_run_config *r)
+static abar_status check_run(abar_net *net, const abar_run_config *run, abar_run_config *r)
 {
     abar_context *ctx = net->ctx;
     if (!net->arena) return abar__fail(ctx, ABAR_E_STATE, "net: forward needs a compiled net, call abar_net_compile first");
@@ -11,6 +11,22 @@ static abar_status check(abar_net *net, const abar_run_config *run, abar_run_con
     if (r->valid < 0 || r->valid > net->config.batch)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "net: run.valid is %lld, give at most the batch of %lld, or 0 for all",
                           (long long)r->valid, (long long)net->config.batch);
+    if (r->repeat && !net->config.patterns)
+        return abar__fail(ctx, ABAR_E_STATE, "net: run.repeat needs a net compiled with patterns");
+    const abar__op_desc *loss = &net->nodes[net->loss].desc;
+    const bool labels = r->draw_labels || r->one_class != 0;
+    if (labels && (loss->kind != ABAR_OP_SOFTMAX_CROSS_ENTROPY || loss->soft_targets || loss->label_pairs))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "net: run.draw_labels and run.one_class need a cross entropy with one label a row");
+    const abar_tensor logits = abar_net_output(net);
+    if (r->one_class != 0 && (logits.ndim != 2 || r->draw_labels || r->one_class < 0 || r->one_class > logits.dim[1]))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "net: run.one_class is %lld, give 1 to the number of classes, for one label a sample and without "
+                          "draw_labels",
+                          (long long)r->one_class);
+    if (r->hold_statistics && net->dev->ops->stream)
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "net: run.hold_statistics is not for device %s, leave it out",
+                          net->dev->ops->name);
     return ABAR_OK;
 }
 
@@ -40,7 +56,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
 {
     abar_run_config r = {0};
     abar_forward_observer observer = {0};
-    ABAR_TRY(check(net, run, &r));
+    ABAR_TRY(check_run(net, run, &r));
     if (r.observer) ABAR_TRY(abar__struct_read(net->ctx, "abar_forward_observer", r.observer, &observer, sizeof observer));
     net->run = (abar__run){.training = r.training,
                            .valid = r.valid ? r.valid : net->config.batch,
@@ -48,6 +64,11 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
                            .step = (uint32_t)r.step,
                            .step_now = r.step_now,
                            .sample0 = r.sample0,
+                           .repeat = r.repeat,
+                           .draw_labels = r.draw_labels,
+                           .hold = r.hold_statistics,
+                           .draw = r.draw,
+                           .one_class = r.one_class,
                            .loss_scale = r.loss_scale != 0.0 ? r.loss_scale : 1.0};
     net->ran_forward = false;
     ABAR_TRY(abar__profile_forward(net, -1));
@@ -58,7 +79,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
         if (step->layer >= 0 && r.observer) ABAR_TRY(observe_forward(net, step, &observer));
         ABAR_TRY(abar__profile_forward(net, s));
     }
-    if (r.training) net->pending_batches++;
+    if (r.training && !r.hold_statistics) net->pending_batches++;
     net->ran_forward = r.training && net->config.training;
     if (!out) return ABAR_OK;
     ABAR_TRY(abar_device_wait(net->dev));
@@ -127,15 +148,12 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
 
 static void copy_statistics(abar_net *net, void *to, void *from)
 {
-    int64_t bytes = (int64_t)net->running_bytes;
-    if (bytes == 0) return;
-    abar_tensor dst = abar_tensor_wrap(net->dev, to, ABAR_U8, 1, &bytes),
-                src = abar_tensor_wrap(net->dev, from, ABAR_U8, 1, &bytes);
-    abar_tensor_copy(net->ctx, &dst, &src); /* one device, one shape: cannot fail */
+    abar__device_copy(net->dev, to, from, net->running_bytes); /* one device, one shape: cannot fail */
 }
 
 void abar_net_commit(abar_net *net)
 {
+    if (net->config.share) return; /* what it shares is the other net's to commit */
     copy_statistics(net, net->running, net->pending);
     abar_net_count_batches(net, net->pending_batches);
 }

@@ -7,12 +7,15 @@ static abar_status check_use(abar_net *net)
 {
     const abar_net *with = net->config.share;
     abar_context *ctx = net->ctx;
-    if (net->config.training)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "net: config.share is for a net that is not trained, set training to false");
+    if (net->config.training && !net->config.patterns)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "net: config.share is for a net that is not trained, set training to false, or patterns to true");
     if (!with->dev || with->dev != net->dev)
         return abar__fail(ctx, ABAR_E_STATE, "net: config.share is not compiled on this device, compile it first");
     if (with->config.share)
         return abar__fail(ctx, ABAR_E_STATE, "net: config.share has no parameters of its own, share those of the first net");
+    if (net->config.training && !with->config.training)
+        return abar__fail(ctx, ABAR_E_STATE, "net: config.share is not compiled for training, as this net is");
     if (with->config.plan_only && !net->config.plan_only)
         return abar__fail(ctx, ABAR_E_STATE, "net: config.share has no memory, compile it without plan_only");
     return ABAR_OK;

@@ -40,6 +40,8 @@ static abar__op_desc describe(const abar_net *net, const abar__node *node)
         d.in_layout[i] = v->layout;
         d.need_dx[i] = net->config.training && v->wants_grad;
     }
+    const bool relu = d.kind == ABAR_OP_ACTIVATION && d.activation == ABAR_ACT_RELU;
+    d.patterned = net->config.patterns && (relu || (d.kind == ABAR_OP_POOL2D && !d.average));
     d.pad = d.kind == ABAR_OP_LINEAR && may_pad(net, node->out);
     if (node->out < 0)
         d.out = (abar__shape){1, {1}}; /* a loss */

@@ -1,10 +1,12 @@
 /* Adam with decoupled weight decay, as torch.optim.AdamW (methods.md section 8):
  *   m <- beta1 m + (1 - beta1) G;  v <- beta2 v + (1 - beta2) G^2;
- *   W <- (1 - eta lambda) W - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) */
+ *   W <- (1 - eta lambda) W - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+ * cautious: lambda = 0 where m and W have different signs */
 #include "optim/optim_impl.h"
 
 typedef struct config {
     double beta1, beta2, eps;
+    bool cautious;
 } config;
 
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
@@ -32,6 +34,11 @@ static const abar_option options[] = {
      .min = 1e-30,
      .max = 1.0,
      .help = "added to the root of the second moment"},
+    {.name = "cautious",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(config, cautious),
+     .fallback = "false",
+     .help = "weight decay only where it agrees with the step"},
     {.name = NULL},
 };
 
@@ -45,8 +52,9 @@ static void scalars(const void *settings, abar__update_scalars *s)
 
 static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)
 {
-    (void)settings, (void)param;
+    (void)param;
     chain->first = ABAR_UPDATE_ADAMW;
+    chain->cautious = ((const config *)settings)->cautious;
 }
 
 const abar__rule_ops abar__rule_adamw = {

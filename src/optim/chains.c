@@ -49,6 +49,7 @@ static abar__chain chain_of(const abar_optim *o, const void *settings, int i)
     abar__param_view view = o->views[i];
     view.name = o->params[i].name;
     o->rule->plan(settings, &view, &chain);
+    if (o->two_passes) chain.first = ABAR_UPDATE_MOMENTUM;
     return chain;
 }
 
@@ -61,6 +62,7 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
     for (int i = 0; i < o->n; i++) {
         o->views[i] = view_of(c, i);
         o->chains[i] = chain_of(o, o->config, i);
+        ABAR_TRY(abar__optim_check_decay(o, i, o->params[i].weight_decay));
         any = any || abar__chain_is_own(&o->chains[i]);
         splits = splits || o->chains[i].why;
     }
@@ -75,7 +77,7 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *c)
                           "optimizer %s: the peak of the learning rate is %g, give one above 0: the rates of the parameters it "
                           "leaves to AdamW are relative to it",
                           rule, c->base_lr);
-    return ABAR_OK;
+    return abar__blocks_check(o);
 }
 
 static bool same_cut(const abar__cut *a, const abar__cut *b)
@@ -107,6 +109,84 @@ bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const ab
 void abar__optim_renew_chains(abar_optim *o)
 {
     for (int i = 0; i < o->n; i++) o->chains[i] = chain_of(o, o->config, i);
+}
+
+/* ---- hyperball ------------------------------------------------------------------------------------------------------- */
+
+abar_status abar__optim_check_decay(const abar_optim *o, int i, double decay)
+{
+    if (!o->chains[i].hyperball || decay == 0.0) return ABAR_OK;
+    return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
+                      "--hyperball: the weight decay of %s is %g, but its norm stays as it is; set --weight-decay 0",
+                      o->params[i].name, decay);
+}
+
+/* The first block of a parameter that is all 0, in row-major order on the host; -1: none is. */
+static int64_t zero_block(const double *w, int64_t blocks, int64_t count)
+{
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t i = 0;
+        while (i < count && w[b * count + i] == 0.0) i++;
+        if (i == count) return b;
+    }
+    return -1;
+}
+
+static abar_status check_weight(const abar_optim *o, int i)
+{
+    abar_context *ctx = o->dev->ctx;
+    const abar_tensor *value = &o->params[i].value;
+    const int64_t count = abar_tensor_count(value), blocks = o->views[i].rows / o->chains[i].block_rows;
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, (size_t)count * sizeof(double), &memory));
+    const abar_tensor host = abar_tensor_wrap(NULL, memory, ABAR_F64, value->ndim, value->dim);
+    const abar_status status = abar_tensor_copy(ctx, &host, value);
+    const int64_t zero = status == ABAR_OK ? zero_block(memory, blocks, count / blocks) : -1;
+    abar__free(ctx, memory, (size_t)count * sizeof(double));
+    if (zero < 0) return status;
+    return abar__fail(ctx, ABAR_E_ARGUMENT,
+                      "--hyperball: block %lld of %s is zero and would stay so; initialise it, or leave it out by --muon-skip",
+                      (long long)zero, o->params[i].name);
+}
+
+abar_status abar__optim_check_blocks(abar_optim *o)
+{
+    for (int i = 0; i < o->n && !o->blocks_checked; i++)
+        if (o->chains[i].hyperball && o->items[i].grad) ABAR_TRY(check_weight(o, i));
+    o->blocks_checked = true;
+    return ABAR_OK;
+}
+
+/* ---- what a device or a method has no place for ----------------------------------------------------------------------- */
+
+static abar_status check_inside(abar_device *dev, const char *method, const abar__update_scalars *s)
+{
+    const abar__curvature_ops *ops = method ? abar__method_find(method) : NULL;
+    if (!s->inside || !dev->ops->stream) return ABAR_OK;
+    if (ops && ops->is_joint) /* whose recipe it is, but which the device has not either */
+        return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "%s: not on %s yet, use --device cpu", method, dev->ops->name);
+    return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "--decay inside: not on %s yet, use --device cpu or another --decay",
+                      dev->ops->name);
+}
+
+/* Such a method has its own place for momentum and decay: it takes sgd's settings. */
+static abar_status check_two_passes(const abar_optim *o, const char *method, const abar__update_scalars *s)
+{
+    abar_context *ctx = o->dev->ctx;
+    if (!o->dev->ops->step->second)
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "%s: not on %s yet, use --device cpu", method, o->dev->ops->name);
+    if (o->rule != &abar__rule_sgd)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s+%s: %s has an update of its own, use --optim %s", method,
+                          o->rule->rule.name, method, method);
+    if (s->nesterov || s->decoupled)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: its momentum is an average that has the decay in it, leave out --%s",
+                          method, s->nesterov ? "nesterov" : "decay decoupled");
+    return ABAR_OK;
+}
+
+abar_status abar__optim_check_rule(const abar_optim *o, const char *method, const abar__update_scalars *s)
+{
+    return o->two_passes ? check_two_passes(o, method, s) : check_inside(o->dev, method, s);
 }
 
 /* ---- looking at them -------------------------------------------------------------------------------------------------- */

@@ -1,10 +1,14 @@
-/* How parameters are cut into blocks (methods.md sections 11 and 12), and what a chain keeps of a parameter and its blocks. */
+/* How parameters are cut into blocks (methods.md section 11, optimizers.md sections 1 and 2), and what a chain keeps of a parameter and its blocks.
+ */
 #include "optim/optim_impl.h"
 
 #include "base/number.h"
 
 #include <math.h>
 #include <string.h>
+
+#define BLOCKS_MAX 67108864.0 /* of an optimizer: 16 GiB of tables, and far from what an int counts */
+#define FACTORS_MAX 0x1p54    /* elements: their bytes are far from what an int64_t counts */
 
 /* ---- parts --------------------------------------------------------------------------------------------------------- */
 
@@ -69,6 +73,31 @@ void abar__chain_tensor(abar__chain *chain, const abar__param_view *param, int64
     cut->order = n;
 }
 
+void abar__chain_tensor_forwards(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece)
+{
+    begin(chain, param, part_rows, piece);
+    abar__cut *cut = &chain->cut;
+    int64_t product = 1;
+    for (int i = 0; i < param->ndim; i++) {
+        const int64_t d = i == 0 ? cut->part_rows : param->dim[i];
+        if (product * d > cut->piece && product > 1) cut->dim[cut->order++] = product;
+        product = product * d > cut->piece ? d : product * d;
+    }
+    if (product > 1 || cut->order == 0) cut->dim[cut->order++] = product;
+}
+
+void abar__chain_modes(abar__chain *chain, const abar__param_view *param, int64_t part_rows, bool flat)
+{
+    begin(chain, param, part_rows, 0);
+    abar__cut *cut = &chain->cut;
+    const int n = flat ? 2 : param->ndim;
+    for (int i = 0; i < n; i++) {
+        const int64_t d = i == 0 ? cut->part_rows : flat ? param->columns : param->dim[i];
+        if (d != 1) cut->dim[cut->order++] = d;
+    }
+    if (cut->order == 0) cut->dim[cut->order++] = 1;
+}
+
 /* ---- blocks ------------------------------------------------------------------------------------------------------------ */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -80,6 +109,46 @@ static int blocks_of_part(const abar__cut *cut)
     int64_t n = 1;
     for (int m = 0; m < cut->order; m++) n *= pieces_of(cut, m);
     return (int)n;
+}
+
+/* The blocks of parameter i, also where they are too many to be counted by an int. */
+static double count_blocks(const abar_optim *o, int i)
+{
+    const abar__chain *chain = &o->chains[i];
+    const abar__param_view *view = &o->views[i];
+    if (chain->orthogonalise) return (double)(view->rows / chain->block_rows);
+    if (chain->cut.order == 0 || view->columns == 0) return 0.0;
+    double n = (double)(view->rows / chain->cut.part_rows);
+    for (int m = 0; m < chain->cut.order; m++) n *= (double)pieces_of(&chain->cut, m);
+    return n;
+}
+
+/* Elements of a factor of every mode, each block taken as a whole one. */
+static double count_factors(const abar__cut *cut, double blocks)
+{
+    double n = 0.0;
+    for (int m = 0; m < cut->order; m++) {
+        const double side = (double)least(cut->piece, cut->dim[m]);
+        n += blocks * side * side;
+    }
+    return n;
+}
+
+abar_status abar__blocks_check(const abar_optim *o)
+{
+    double blocks = 0.0, factors = 0.0;
+    for (int i = 0; i < o->n; i++) {
+        const double more = count_blocks(o, i);
+        blocks += more;
+        factors += count_factors(&o->chains[i].cut, more);
+        if (blocks <= BLOCKS_MAX && factors <= FACTORS_MAX) continue;
+        const bool many = blocks > BLOCKS_MAX;
+        return abar__fail(
+            o->dev->ctx, ABAR_E_ARGUMENT, "optimizer %s: %s is cut into %.0f blocks%s, choose %s blocks or another optimizer",
+            o->rule->rule.name, o->params[i].name, more,
+            many ? ", more than an optimizer keeps" : ", whose factors no memory holds", many ? "larger" : "smaller");
+    }
+    return ABAR_OK;
 }
 
 /* Block k of a part whose first element is first; without addresses. */
@@ -108,9 +177,12 @@ static void address(const abar_optim *o, int i, abar__block *b, int64_t factors[
     b->grad = o->items[i].grad;
     b->weight = o->items[i].weight;
     b->decay = o->chains[i].coupled ? o->items[i].weight_decay : 0.0;
+    b->late_decay = o->chains[i].late_decay ? o->items[i].weight_decay : 0.0;
+    b->lr_scale = o->items[i].lr_scale;
     for (int k = 0; k < o->block_plan.n_states; k++) {
         const abar__block_state *s = &o->block_plan.state[k];
-        b->state[k] = (char *)o->states[i][k] + (s->modes ? (size_t)factors[k] * element : 0);
+        b->state[k] = o->states[i][k];
+        if (factors[k] > 0) b->state[k] = (char *)b->state[k] + (size_t)factors[k] * element;
         if (s->modes) factors[k] += abar__block_factor(b, s, b->order);
     }
 }

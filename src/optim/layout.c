@@ -86,8 +86,23 @@ static void lay_out_tensors(abar_optim *o, int i)
     abar__update_item *plain = &o->updates[o->n_updates++];
     *plain = o->items[i];
     plain->kind = ABAR_UPDATE_PLAIN;
-    if (chain->coupled) plain->weight_decay = 0.0;
+    if (chain->coupled || chain->late_decay) plain->weight_decay = 0.0;
     o->n_tensors += abar__param_blocks(o, i, o->tensors + o->n_tensors);
+}
+
+/* What a method that has preconditioned the momentum takes off a weight. */
+static void lay_out_whole(abar_optim *o, int i)
+{
+    if (!o->two_passes || !o->items[i].grad) return;
+    o->updates[o->n_updates] = o->items[i];
+    o->updates[o->n_updates++].kind = ABAR_UPDATE_PLAIN;
+}
+
+/* Weight decay is in the gradients that the passes get. */
+static void decay_no_more(abar_optim *o)
+{
+    for (int i = 0; i < o->n_updates; i++) o->updates[i].weight_decay = 0.0;
+    for (int m = 0; m < o->n_maps; m++) o->biases[m].weight_decay = 0.0;
 }
 
 /* An elementwise pass for each kind of update, maps first, each with its bias, then whatever belongs to no map; then what
@@ -109,8 +124,14 @@ void abar__optim_lay_out(abar_optim *o)
     const int first = o->n_updates;
     for (int i = 0; i < o->n; i++) lay_out_blocks(o, i);
     for (int i = 0; i < o->n; i++) lay_out_tensors(o, i);
+    for (int i = 0; i < o->n; i++) lay_out_whole(o, i);
     add_pass(o, ABAR_PASS_ORTHOGONALISE, ABAR_UPDATE_PLAIN, 0, o->n_blocks);
     add_pass(o, ABAR_PASS_BLOCKS, ABAR_UPDATE_PLAIN, 0, o->n_tensors);
-    add_pass(o, ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, o->n_updates);
+    bool hyperball = false; /* then it is that of all blocks */
+    for (int i = 0; i < o->n; i++) hyperball = hyperball || o->chains[i].hyperball;
+    add_pass(o, hyperball ? ABAR_PASS_HYPERBALL : ABAR_PASS_UPDATE, ABAR_UPDATE_PLAIN, first, o->n_updates);
+    abar__optim_lay_out_extra(o);
+    if (o->scalars.inside) decay_no_more(o);
+    abar__optim_lay_out_rings(o);
     o->moved = false;
 }

@@ -1,7 +1,8 @@
 /* Muon (methods.md section 11): the momentum of a hidden matrix with all its singular values driven to about 1.
  *
  *     M ← μM + (1−μ)G;   u = (1−μ)G + μM with Nesterov, else M;   O = Newton-Schulz(u), block by block
- *     W ← (1 − ηλ)W − η·adj·O
+ *     W ← (1 − ηλ)W − η·adj·O;   cautious: λ = 0 where O and W have different signs
+ *     hyperball, for the last line: W ← W − η·(‖W‖/‖O‖)·O, then scaled to the norm it had
  *
  * AdamW updates everything else: embeddings, norms, biases, the first layer, the head, and blocks too narrow or too long. */
 #include "optim/optim_impl.h"
@@ -13,7 +14,7 @@ typedef struct config {
     bool nesterov;
     int64_t ns, ns_steps, ns_precision, adjust;
     double eps;
-    bool normuon;
+    bool normuon, cautious, hyperball;
     double row_decay;
     char split[ABAR_OPTION_TEXT_MAX], take[ABAR_OPTION_TEXT_MAX], skip[ABAR_OPTION_TEXT_MAX];
     double aux_lr, embed_lr, head_lr, aux_weight_decay, aux_beta1, aux_beta2, aux_eps;
@@ -67,6 +68,16 @@ static const abar_option options[] = {
      .fallback = "false",
      .help = "NorMuon: rows of the step are normalised by their second moment"},
     REAL("normuon-beta2", row_decay, "0.95", 0.0, 0.999999, "decay of NorMuon's second moment"),
+    {.name = "cautious",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(config, cautious),
+     .fallback = "false",
+     .help = "weight decay only where it agrees with the step"},
+    {.name = "hyperball",
+     .type = ABAR_OPTION_BOOL,
+     .offset = offsetof(config, hyperball),
+     .fallback = "false",
+     .help = "every block keeps its norm, and the rate is relative to it; without weight decay"},
     TEXT("split", split, "qkv", "blocks of a fused projection: qkv, heads:N, or none"),
     TEXT("muon-take", take, "", "parameters that Muon takes all the same: names with * and ?, joined by commas"),
     TEXT("muon-skip", skip, "", "parameters that are left to AdamW: names with * and ?, joined by commas"),
@@ -82,7 +93,11 @@ static const abar_option options[] = {
 
 static abar_status check(abar_context *ctx, const void *settings)
 {
-    return abar__split_check(ctx, ((const config *)settings)->split);
+    const config *c = settings;
+    if (c->cautious && c->hyperball)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--cautious: --hyperball has no weight decay to be cautious with, leave one out");
+    return abar__split_check(ctx, c->split);
 }
 
 /* ---- which parameters ------------------------------------------------------------------------------------------------ */
@@ -138,6 +153,8 @@ static void plan(const void *settings, const abar__param_view *param, abar__chai
     chain->block_rows = abar__split_rows(c->split, param);
     chain->scale = adjusted(c, chain->block_rows, param->columns);
     chain->row_moment = c->normuon;
+    chain->cautious = c->cautious;
+    chain->hyperball = c->hyperball;
 }
 
 static void scalars(const void *settings, abar__update_scalars *s)

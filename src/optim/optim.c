@@ -82,7 +82,8 @@ abar__update_item abar__optim_factors(const abar_optim *o, int i)
     const abar__chain *chain = &o->chains[i];
     const double decay = o->params[i].weight_decay;
     return (abar__update_item){.lr_scale = o->params[i].lr_scale * chain->lr_scale,
-                               .weight_decay = chain->decay < 0.0 || decay == 0.0 ? decay : chain->decay};
+                               .weight_decay = chain->decay < 0.0 || decay == 0.0 ? decay : chain->decay,
+                               .cautious = chain->cautious};
 }
 
 static void set_factors(abar_optim *o, int i)
@@ -90,6 +91,7 @@ static void set_factors(abar_optim *o, int i)
     const abar__update_item factors = abar__optim_factors(o, i);
     o->items[i].lr_scale = factors.lr_scale;
     o->items[i].weight_decay = factors.weight_decay;
+    o->items[i].cautious = factors.cautious;
 }
 
 /* What one parameter takes in each block of state: whole cache lines, so that vectors never straddle two. */
@@ -183,6 +185,7 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
         o->n_cut++;
         o->tensors_capacity += abar__param_blocks(o, i, NULL);
     }
+    if (o->two_passes) o->n_cut = o->n;
     const size_t blocks = (size_t)o->blocks_capacity, tensors = (size_t)o->tensors_capacity, cut = (size_t)o->n_cut;
     ABAR_TRY(abar__alloc(ctx, blocks * sizeof *o->blocks, (void **)&o->blocks));
     ABAR_TRY(abar__alloc(ctx, tensors * sizeof *o->tensors, (void **)&o->tensors));
@@ -191,10 +194,13 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
     ABAR_TRY(abar__alloc(ctx, maps * sizeof *o->owners, (void **)&o->owners));
     ABAR_TRY(abar__alloc(ctx, n * sizeof *o->mapped, (void **)&o->mapped));
     for (int m = 0; m < o->n_maps; m++) {
+        o->owners[m] = (abar__owner){-1, -1};
+        if (o->curvature->maps[m].layer < 0) continue; /* all parameters */
         ABAR_TRY(find_owner(o, &layers[o->curvature->maps[m].layer], &o->owners[m]));
         o->mapped[o->owners[m].weight] = true;
         if (o->owners[m].bias >= 0) o->mapped[o->owners[m].bias] = true;
     }
+    ABAR_TRY(abar__optim_make_rings(o));
     abar__optim_lay_out(o);
     return ABAR_OK;
 }
@@ -202,6 +208,13 @@ static abar_status make_updates(abar_optim *o, const abar_layer *layers)
 abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out)
 {
     return abar__struct_read(dev->ctx, "abar_optim_config", config, out, sizeof *out);
+}
+
+static int64_t count_elements(const abar_optim *o)
+{
+    int64_t count = 0;
+    for (int i = 0; i < o->n; i++) count += abar_tensor_count(&o->params[i].value);
+    return count;
 }
 
 static abar__curvature_request curvature_request(const abar_optim *o, const abar_optim_config *c, const bool *skip)
@@ -213,7 +226,11 @@ static abar__curvature_request curvature_request(const abar_optim *o, const abar
                                      .common = c->curvature,
                                      .layers = c->layers,
                                      .n_layers = c->n_layers,
-                                     .base_lr = c->base_lr};
+                                     .parameters = count_elements(o),
+                                     .plan_only = o->plan_only,
+                                     .base_lr = c->base_lr,
+                                     .examples = c->examples,
+                                     .classes = c->classes};
 }
 
 /* ---- the method in front ------------------------------------------------------------------------------------------- */
@@ -257,18 +274,24 @@ static void read_rule(abar_optim *o)
 {
     o->scalars = (abar__update_scalars){0};
     o->rule->scalars(o->config, &o->scalars);
+    if (o->two_passes) o->scalars.inside = true;
     o->block_plan = (abar__block_plan){0};
     if (o->rule->stages) o->rule->stages(o->config, &o->block_plan);
     if (o->rule->orthogonalise) o->rule->orthogonalise(o->config, &o->ns, &o->row_decay, &o->ns_exact);
+    o->scalars.clip_scale *= (double)o->loss_terms;
+    abar__optim_read_extra(o);
 }
 
 abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar_optim **out)
 {
-    abar_optim o = {.dev = dev, .n = c->n_params}, *made;
+    abar_optim o = {.dev = dev, .n = c->n_params, .loss_terms = c->loss_terms}, *made;
     *out = NULL;
     ABAR_TRY(find_rule(dev->ctx, c->rule, &o.rule));
     ABAR_TRY(abar__rule_configure(dev->ctx, o.rule, c->rule_config, o.config));
+    const abar__curvature_ops *method = c->method ? abar__method_find(c->method) : NULL;
+    o.two_passes = method && method->second_pass;
     read_rule(&o);
+    ABAR_TRY(abar__optim_check_rule(&o, c->method, &o.scalars));
     if (o.block_plan.wrong)
         return abar__fail(dev->ctx, ABAR_E_STATE, "stages of %s: %s", o.rule->rule.name, o.block_plan.wrong);
     ABAR_TRY(check_params(dev, c->params, c->n_params));
@@ -287,19 +310,20 @@ abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *c, abar
 static abar_status make(abar_optim *o, const abar_optim_config *config)
 {
     ABAR_TRY(make_state(o, config->shadows));
+    ABAR_TRY(abar__optim_make_extra(o, config));
     ABAR_TRY(make_curvature(o, config));
     ABAR_TRY(make_updates(o, config->layers));
     return abar__optim_make_step(o);
 }
 
-abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
+static abar_status create(abar_device *dev, const abar_optim_config *config, bool plan_only, abar_optim **out)
 {
-    if (!dev || !out) return ABAR_E_ARGUMENT;
     *out = NULL;
     abar_optim_config c;
     abar_optim *made;
     ABAR_TRY(abar__optim_read_config(dev, config, &c));
     ABAR_TRY(abar__optim_begin(dev, &c, &made));
+    made->plan_only = plan_only;
     abar_status status = make(made, &c);
     if (status < 0) {
         abar_optim_destroy(made);
@@ -309,11 +333,22 @@ abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config,
     return ABAR_OK;
 }
 
+abar_status abar_optim_create(abar_device *dev, const abar_optim_config *config, abar_optim **out)
+{
+    return dev && out ? create(dev, config, false, out) : ABAR_E_ARGUMENT;
+}
+
+abar_status abar__optim_imagine(abar_device *dev, const abar_optim_config *config, abar_optim **out)
+{
+    return create(dev, config, true, out);
+}
+
 void abar_optim_destroy(abar_optim *o)
 {
     if (!o) return;
     abar_context *ctx = o->dev->ctx;
     abar__optim_free_step(o);
+    abar__optim_free_extra(o);
     for (int k = 0; k < ABAR_PARAM_STATES; k++) abar_device_free(o->dev, o->state[k], o->state_bytes[k]);
     abar__free(ctx, o->views, (size_t)o->n * sizeof *o->views);
     abar__free(ctx, o->chains, (size_t)o->n * sizeof *o->chains);
@@ -324,6 +359,8 @@ void abar_optim_destroy(abar_optim *o)
     abar__free(ctx, o->biases, (size_t)o->n_maps * sizeof *o->biases);
     abar__free(ctx, o->owners, (size_t)o->n_maps * sizeof *o->owners);
     abar__free(ctx, o->mapped, (size_t)o->n * sizeof *o->mapped);
+    abar__free(ctx, o->rings, (size_t)o->n_rings * sizeof *o->rings);
+    abar__free(ctx, o->pieces, (size_t)o->pieces_capacity * sizeof *o->pieces);
     abar__curvature_destroy(o->curvature);
     abar__free(ctx, o->items, (size_t)o->n * sizeof *o->items);
     abar__free(ctx, o->states, (size_t)o->n * sizeof *o->states);
@@ -360,6 +397,7 @@ abar_status abar_optim_set_param(abar_optim *o, int index, void *value, void *gr
     p.value.data = value;
     p.grad.data = grad;
     ABAR_TRY(check_factors(o->dev, &p));
+    ABAR_TRY(abar__optim_check_decay(o, index, weight_decay));
     o->params[index] = p;
     item->weight = value;
     item->grad = grad;
@@ -374,6 +412,7 @@ abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
     abar__update_scalars scalars = {0};
     ABAR_TRY(abar__rule_configure(o->dev->ctx, o->rule, rule_config, config));
     o->rule->scalars(config, &scalars);
+    ABAR_TRY(abar__optim_check_rule(o, o->curvature ? o->curvature->ops->method.name : NULL, &scalars));
     if (!abar__optim_keeps_state(o, config, &scalars))
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT,
                           "set_rule: %s with these settings keeps other state, create a new optimizer", o->rule->rule.name);
@@ -382,6 +421,19 @@ abar_status abar_optim_set_rule(abar_optim *o, const void *rule_config)
     abar__optim_renew_chains(o);
     for (int i = 0; i < o->n; i++) set_factors(o, i);
     o->moved = o->reruled = true;
+    return ABAR_OK;
+}
+
+/* ---- the point that is tested --------------------------------------------------------------------------------------- */
+
+abar_status abar_optim_average(abar_optim *o)
+{
+    if (!o->scalars.schedule_free) return ABAR_OK;
+    for (int i = 0; i < o->n; i++) { /* those without a gradient, too */
+        const abar__update_item *item = &o->items[i];
+        ABAR_TRY(o->dev->ops->step->shift(o->dev, item->count, item->weight, item->state[0], 1.0 - 1.0 / o->scalars.beta1,
+                                          item->shadow));
+    }
     return ABAR_OK;
 }
 
@@ -470,13 +522,16 @@ const abar_phase_times *abar_optim_times(abar_optim *o)
 abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user)
 {
     char *label = o->text + o->text_bytes - o->label_bytes;
+    ABAR_TRY(abar__optim_check_pass(o, "state"));
     ABAR_TRY(abar__optim_pull(o));
     for (int k = 0; k < ABAR_PARAM_STATES; k++) {
         for (int i = 0; i < o->n; i++) {
             const int64_t count = abar__optim_state_count(o, i, k);
             if (k >= abar__optim_states(o, i)) continue;
-            abar_tensor t = o->params[i].value; /* in its order */
-            if (!abar__optim_is_like_param(o, i, k)) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
+            const bool like_param = abar__optim_is_like_param(o, i, k);
+            if (count == 0 && !like_param) continue; /* its blocks have no such matrices */
+            abar_tensor t = o->params[i].value;      /* in its order */
+            if (!like_param) t = abar_tensor_wrap(o->dev, NULL, t.dtype, 1, &count);
             t.data = o->states[i][k];
             snprintf(label, o->label_bytes, "%s.%s", abar__optim_state_name(o, i, k), o->params[i].name);
             abar_status status = visit(user, label, &t);
@@ -485,6 +540,12 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
     }
     const abar_tensor updates = abar_tensor_wrap(NULL, &o->step_state.t, ABAR_I64, 0, NULL);
     ABAR_TRY(visit(user, "updates", &updates));
+    if (o->scalars.schedule_free) {
+        const abar_tensor rate = abar_tensor_wrap(NULL, &o->step_state.rate_max, ABAR_F64, 0, NULL);
+        const abar_tensor sum = abar_tensor_wrap(NULL, &o->step_state.weight_sum, ABAR_F64, 0, NULL);
+        ABAR_TRY(visit(user, "rate_max", &rate));
+        ABAR_TRY(visit(user, "weight_sum", &sum));
+    }
     if (o->blocks_capacity > 0) { /* of chains that orthogonalise only */
         const abar_tensor dropped = abar_tensor_wrap(NULL, &o->step_state.dropped, ABAR_I64, 0, NULL);
         const abar_tensor small = abar_tensor_wrap(NULL, &o->step_state.small, ABAR_I64, 0, NULL);
@@ -496,6 +557,14 @@ abar_status abar_optim_visit(abar_optim *o, abar_state_visitor visit, void *user
         const abar_tensor kept = abar_tensor_wrap(NULL, &o->step_state.kept, ABAR_I64, 0, NULL);
         ABAR_TRY(visit(user, "blocks_dropped", &dropped));
         ABAR_TRY(visit(user, "blocks_kept", &kept));
+    }
+    if (o->extra_items) { /* which step needs extra gradients, and whether there has been one */
+        const abar_tensor steps = abar_tensor_wrap(NULL, &o->k, ABAR_I64, 0, NULL);
+        const abar_tensor taken = abar_tensor_wrap(NULL, &o->step_state.diagonals, ABAR_I64, 0, NULL);
+        const abar_tensor dropped = abar_tensor_wrap(NULL, &o->step_state.extra_dropped, ABAR_I64, 0, NULL);
+        ABAR_TRY(visit(user, "steps", &steps));
+        ABAR_TRY(visit(user, "diagonals", &taken));
+        ABAR_TRY(visit(user, "diagonals_dropped", &dropped));
     }
     if (o->curvature) ABAR_TRY(abar__curvature_visit(o->curvature, visit, user));
     return abar__optim_push(o); /* the visitor may have come to write */
@@ -524,7 +593,8 @@ static size_t book_bytes(const abar_optim *o)
            n * (sizeof *o->params + sizeof *o->views + sizeof *o->chains + sizeof *o->states + 2 * sizeof(abar__update_item) +
                 sizeof(bool)) +
            (n + maps + blocks + cut) * sizeof(abar__update_item) + maps * (sizeof(abar__update_item) + sizeof(abar__owner)) +
-           blocks * sizeof(abar__ns_block) + (size_t)o->tensors_capacity * sizeof(abar__block);
+           blocks * sizeof(abar__ns_block) + (size_t)o->tensors_capacity * sizeof(abar__block) +
+           (size_t)o->n_rings * sizeof *o->rings + (size_t)o->pieces_capacity * sizeof *o->pieces;
 }
 
 static size_t allocated_bytes(const abar_optim *o)
@@ -545,7 +615,7 @@ size_t abar__optim_rule_bytes(const abar_optim *o)
 size_t abar_optim_bytes(const abar_optim *o)
 {
     return book_bytes(o) + o->text_bytes + allocated_bytes(o) + (o->curvature ? abar__curvature_bytes(o->curvature) : 0) +
-           abar__optim_step_bytes(o);
+           abar__optim_step_bytes(o) + abar__optim_extra_bytes(o);
 }
 
 size_t abar_optim_state_bytes(const abar_optim *o)

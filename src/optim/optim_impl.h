@@ -10,7 +10,7 @@
 
 #include <stdalign.h>
 
-#define ABAR_ITEM_STATES 2                  /* of an elementwise update */
+#define ABAR_ITEM_STATES 3                  /* of an elementwise update */
 #define ABAR_PARAM_STATES ABAR_BLOCK_STATES /* the most that a chain keeps */
 #define ABAR_RULE_CONFIG_MAX 2048           /* bytes; every rule asserts that its own fits */
 
@@ -45,8 +45,11 @@ typedef struct abar__chain {
     int64_t block_rows; /* of a block, where the matrix is cut; 0: it is one block */
     double scale;       /* of each block's result */
     bool row_moment;    /* NorMuon's state */
+    bool hyperball;     /* its blocks keep their norm */
+    bool cautious;      /* weight decay only where it agrees with the step */
     abar__cut cut;      /* set by abar__chain_matrix or abar__chain_tensor: the rule's stages treat these blocks */
-    bool coupled;       /* then: weight decay goes through the gradient, not beside it */
+    bool coupled;       /* then: weight decay goes through the gradient, not beside it, */
+    bool late_decay;    /* or is applied by the stages */
     double lr_scale;    /* multiplies the parameter's own */
     double decay;       /* in place of the parameter's own weight decay; negative: that one */
     const char *why;    /* in words, for reports: why it is treated so; NULL: the rule takes everything */
@@ -66,13 +69,16 @@ typedef struct abar__rule_ops {
     void (*plan)(const void *config, const abar__param_view *param, abar__chain *chain);
     /* Required: the numbers of its passes. */
     void (*scalars)(const void *config, abar__update_scalars *s);
+    /* Optional: the further gradients that the rule needs. */
+    void (*extra)(const void *config, abar__extra_request *request);
     /* Where chains are cut into blocks: what is done to each (plan/block_plan.h). The plan is empty. */
     void (*stages)(const void *config, abar__block_plan *plan);
     /* Where chains orthogonalise: by which polynomial, and how. */
     void (*orthogonalise)(const void *config, abar__ns *ns, double *row_decay, bool *exact);
 } abar__rule_ops;
 
-extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw, abar__rule_muon, abar__rule_shampoo;
+extern const abar__rule_ops abar__rule_sgd, abar__rule_adamw, abar__rule_nadamw, abar__rule_sfadamw, abar__rule_muon,
+    abar__rule_shampoo, abar__rule_soap, abar__rule_adahessian, abar__rule_sophia;
 
 const abar__rule_ops *abar__rule_find(const char *name); /* NULL: none of that name */
 /* Copies config, or the defaults when it is NULL; refuses values outside the option table's ranges. */
@@ -91,8 +97,13 @@ abar_status abar__split_check(abar_context *ctx, const char *split);
  * piece 0: whole. */
 void abar__chain_matrix(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece);
 /* Likewise of the tensor: unit dimensions are dropped, and from the last on a dimension is joined with the one in front of it
- * while their product is at most the piece (methods.md section 12). */
+ * while their product is at most the piece (optimizers.md section 1). */
 void abar__chain_tensor(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece);
+/* Likewise, but dimensions are joined from the first on: with their product while that is at most the piece. */
+void abar__chain_tensor_forwards(abar__chain *chain, const abar__param_view *param, int64_t part_rows, int64_t piece);
+/* Likewise of the tensor, or where flat of the matrix view: unit dimensions are dropped, the others are modes, nothing is cut.
+ */
+void abar__chain_modes(abar__chain *chain, const abar__param_view *param, int64_t part_rows, bool flat);
 
 /* The parameters of a map; bias -1: none. */
 typedef struct abar__owner {
@@ -121,11 +132,27 @@ struct abar_optim {
     abar__owner *owners;  /* of the maps */
     bool *mapped;         /* parameters that belong to a map */
     abar__update_pass passes[ABAR_PASSES_MAX];
+    abar__ring *rings;        /* of maps that keep the gradients of many steps, */
+    abar__ring_piece *pieces; /* and what these are made of */
+    int n_rings, pieces_capacity;
     int n_active, n_updates, n_maps, n_blocks, n_tensors, n_passes;
     int blocks_capacity, tensors_capacity;
-    int n_cut;                  /* chains that are cut */
+    int n_cut; /* chains whose result is taken off the weight whole: those that are cut, or all */
+    /* extra gradients (extra.c) */
+    abar__extra_plan extra;
+    abar__extra_item *extra_items;  /* of the parameters with a gradient */
+    abar__update_item *extra_norms; /* likewise */
+    void **extra_grads;             /* (n) */
+    void *saved;                    /* weights, while they are perturbed */
+    size_t saved_bytes;
+    int64_t loss_terms;
+    int sign;                   /* of the perturbation now */
+    unsigned perturbed;         /* since the last step: bit 0 by +h, bit 1 by -h */
     bool moved;                 /* a parameter or gradient has a new place since the passes were laid out */
     abar__curvature *curvature; /* NULL: the rule alone */
+    bool plan_only;             /* it is never run */
+    bool two_passes;            /* the method learns from a second pass: it preconditions sgd's momentum */
+    bool awaits;                /* the step is made, its second pass is not */
     char *text;                 /* the names one after the other, then a buffer for the longest name of a state tensor */
     size_t text_bytes, label_bytes;
     void *state[ABAR_PARAM_STATES]; /* one block of memory each */
@@ -143,6 +170,7 @@ struct abar_optim {
     abar__map_state *map_states;
     int64_t k;                      /* steps given so far, skipped ones included */
     int64_t rates_first, rates_end; /* steps whose rate the device knows */
+    bool blocks_checked;            /* abar__optim_check_blocks */
     bool reruled;                   /* the rule has new settings, which the step does not know */
     bool stale;                     /* the device has gone on since its state was read */
 };
@@ -150,10 +178,16 @@ struct abar_optim {
 abar_status abar__optim_read_config(abar_device *dev, const abar_optim_config *config, abar_optim_config *out);
 /* Parameters, rule and chains: what abar_optim_create does before it allocates state. Destroy it as any other. */
 abar_status abar__optim_begin(abar_device *dev, const abar_optim_config *config, abar_optim **out);
+/* As abar_optim_create; what is large and needed by steps alone is counted, but not allocated. */
+abar_status abar__optim_imagine(abar_device *dev, const abar_optim_config *config, abar_optim **out);
 /* The maps that config's method would get behind this optimizer's chains. */
 abar_status abar__optim_list_maps(const abar_optim *o, const abar_optim_config *config, abar_map_visitor visit, void *user);
-/* lr_scale and weight_decay: the parameter's own, with what its chain makes of them. One without decay stays so. */
+/* lr_scale, weight_decay and cautious: the parameter's own, with what its chain makes of them. One without decay stays so. */
 abar__update_item abar__optim_factors(const abar_optim *o, int i);
+
+/* rings.c */
+abar_status abar__optim_make_rings(abar_optim *o);
+void abar__optim_lay_out_rings(abar_optim *o); /* what they are made of now */
 
 /* chains.c */
 abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *config);
@@ -161,9 +195,17 @@ abar_status abar__optim_make_chains(abar_optim *o, const abar_optim_config *conf
 bool abar__optim_keeps_state(const abar_optim *o, const void *settings, const abar__update_scalars *scalars);
 void abar__optim_renew_chains(abar_optim *o);
 abar_param_info abar__optim_param_info(const abar_optim *o, int i);
+/* Blocks that keep their norm have no weight decay ... */
+abar_status abar__optim_check_decay(const abar_optim *o, int i, double decay);
+/* ... and must not be zero. Reads the weights, before the first step only. */
+abar_status abar__optim_check_blocks(abar_optim *o);
+/* Whether device and method (NULL: none) have a place for the rule's settings. */
+abar_status abar__optim_check_rule(const abar_optim *o, const char *method, const abar__update_scalars *s);
 
 /* cut.c */
 
+/* Refuses more blocks than an optimizer keeps. */
+abar_status abar__blocks_check(const abar_optim *o);
 /* Blocks of parameter i; out: (as many), or NULL: counts. State addresses are those of now. */
 int abar__param_blocks(const abar_optim *o, int i, abar__block *out);
 int abar__optim_states(const abar_optim *o, int i);                 /* tensors that it keeps */
@@ -175,12 +217,23 @@ abar_status abar__optim_read_step(abar_context *ctx, const abar_step_config *ste
 /* layout.c */
 void abar__optim_lay_out(abar_optim *o); /* active, updates, blocks and passes anew, after a parameter moved */
 
+/* extra.c */
+abar_status abar__optim_make_extra(abar_optim *o, const abar_optim_config *config);
+void abar__optim_free_extra(abar_optim *o);
+void abar__optim_lay_out_extra(abar_optim *o);
+void abar__optim_read_extra(abar_optim *o);          /* after the rule has new settings */
+size_t abar__optim_extra_bytes(const abar_optim *o); /* host and device */
+abar_status abar__optim_check_extra(abar_optim *o);  /* whether the passes of the next step were made */
+
 size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, without padding */
 
 /* step.c */
 abar_status abar__optim_make_step(abar_optim *o);
+/* ABAR_E_STATE where a step waits for its second pass. what: cannot be done then. */
+abar_status abar__optim_check_pass(const abar_optim *o, const char *what);
 void abar__optim_free_step(abar_optim *o);
 size_t abar__optim_step_bytes(const abar_optim *o); /* with the books kept for it */
+abar_status abar__optim_ready(abar_optim *o);       /* the step, where parameters have moved since */
 abar_status abar__optim_pull(abar_optim *o);        /* the device's state, where it is stale */
 abar_status abar__optim_push(abar_optim *o);
 

@@ -53,15 +53,20 @@ static abar_status imagine(abar_device *dev, const abar_optim_config *config, im
     abar_optim_config c;
     ABAR_TRY(abar__optim_read_config(dev, config, &c));
     const size_t params = (size_t)c.n_params * sizeof *c.params, layers = (size_t)c.n_layers * sizeof *c.layers;
-    *out = (imagined){.bytes = params + layers + (size_t)c.n_params * sizeof(bool), .config = c};
+    const size_t extra = (size_t)c.n_params * sizeof(void *);
+    *out = (imagined){.bytes = params + layers + extra + (size_t)c.n_params * sizeof(bool), .config = c};
     ABAR_TRY(abar__alloc(dev->ctx, out->bytes, &out->memory));
     abar_optim_param *p = out->memory;
     abar_layer *l = (abar_layer *)(void *)((char *)out->memory + params);
     if (params) memcpy(p, c.params, params);
     if (layers) memcpy(l, c.layers, layers);
-    invent_memory(p, c.n_params, l, c.n_layers, (bool *)l + layers);
+    void **grads = (void **)(void *)((char *)l + layers);
+    invent_memory(p, c.n_params, l, c.n_layers, (bool *)grads + extra);
+    for (int i = 0; i < c.n_params; i++) grads[i] = p[i].grad.data;
     out->config.params = p;
     out->config.layers = l;
+    out->config.extra_grads = grads;
+    if (out->config.loss_terms == 0) out->config.loss_terms = 1;
     return ABAR_OK;
 }
 
@@ -72,7 +77,7 @@ abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *con
     abar_optim *made;
     *out = 0;
     ABAR_TRY(imagine(dev, config, &i));
-    abar_status status = abar_optim_create(dev, &i.config, &made);
+    abar_status status = abar__optim_imagine(dev, &i.config, &made);
     if (status == ABAR_OK) {
         *out = abar_optim_bytes(made) - made->text_bytes;
         abar_optim_destroy(made);

@@ -3,8 +3,11 @@
 
 #include <string.h>
 
-static const abar__rule_ops *const rules[] = {&abar__rule_sgd, &abar__rule_adamw, &abar__rule_muon, &abar__rule_shampoo};
-static const char *const names[] = {"sgd", "adamw", "muon", "shampoo", NULL};
+static const abar__rule_ops *const rules[] = {&abar__rule_sgd,     &abar__rule_adamw,      &abar__rule_nadamw,
+                                              &abar__rule_sfadamw, &abar__rule_muon,       &abar__rule_shampoo,
+                                              &abar__rule_soap,    &abar__rule_adahessian, &abar__rule_sophia};
+static const char *const names[] = {"sgd",     "adamw", "nadamw",     "sfadamw", "muon",
+                                    "shampoo", "soap",  "adahessian", "sophia",  NULL};
 
 const char *const *abar_rule_names(void) { return names; }
 
@@ -40,7 +43,11 @@ abar_status abar__rule_configure(abar_context *ctx, const abar__rule_ops *ops, c
 int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s)
 {
     switch (chain->first) {
-    case ABAR_UPDATE_ADAMW: return 2;
+    case ABAR_UPDATE_ADAMW:
+    case ABAR_UPDATE_NADAMW:
+    case ABAR_UPDATE_SFADAMW:
+    case ABAR_UPDATE_SOPHIA: return 2;
+    case ABAR_UPDATE_ADAHESSIAN: return 3;
     case ABAR_UPDATE_SGD: return s->momentum > 0.0 ? 1 : 0;
     case ABAR_UPDATE_MOMENTUM: return chain->row_moment ? 2 : s->momentum > 0.0 ? 1 : 0;
     case ABAR_UPDATE_PLAIN:
@@ -51,6 +58,10 @@ int abar__chain_states(const abar__chain *chain, const abar__update_scalars *s)
 
 const char *abar__chain_state_name(const abar__chain *chain, int state)
 {
-    if (chain->first == ABAR_UPDATE_ADAMW) return state == 0 ? "exp_avg" : "exp_avg_sq";
+    static const char *const adahessian[] = {"exp_avg", "exp_hess_sq", "hessian"};
+    if (chain->first == ABAR_UPDATE_ADAMW || chain->first == ABAR_UPDATE_NADAMW) return state == 0 ? "exp_avg" : "exp_avg_sq";
+    if (chain->first == ABAR_UPDATE_SFADAMW) return state == 0 ? "z_minus_y" : "exp_avg_sq";
+    if (chain->first == ABAR_UPDATE_ADAHESSIAN) return adahessian[state];
+    if (chain->first == ABAR_UPDATE_SOPHIA) return state == 0 ? "exp_avg" : "hessian";
     return state == 0 ? "momentum" : "row_moment";
 }

@@ -1,9 +1,10 @@
 /* Stochastic gradient descent with momentum (methods.md section 8):
  *   g <- G + lambda W (coupled decay);  v <- mu v + g;  W <- W - eta v, or with Nesterov W <- W - eta (g + mu v);
- * decoupled decay: W <- (1 - eta lambda) W - eta v. A new rule starts as a copy of this file. */
+ * decoupled decay: W <- (1 - eta lambda) W - eta v; inside: lambda W is added before a method gets the gradient. A new rule
+ * starts as a copy of this file. */
 #include "optim/optim_impl.h"
 
-enum { DECAY_COUPLED, DECAY_DECOUPLED };
+enum { DECAY_COUPLED, DECAY_DECOUPLED, DECAY_INSIDE };
 
 typedef struct config {
     double momentum;
@@ -30,8 +31,8 @@ static const abar_option options[] = {
      .type = ABAR_OPTION_CHOICE,
      .offset = offsetof(config, decay),
      .fallback = "coupled",
-     .choices = "coupled|decoupled",
-     .help = "weight decay through the gradient, or beside it"},
+     .choices = "coupled|decoupled|inside",
+     .help = "weight decay through the gradient that a method leaves, beside it, or through the one that it gets"},
     {.name = NULL},
 };
 
@@ -49,6 +50,7 @@ static void scalars(const void *settings, abar__update_scalars *s)
     s->momentum = c->momentum;
     s->nesterov = c->nesterov;
     s->decoupled = c->decay == DECAY_DECOUPLED;
+    s->inside = c->decay == DECAY_INSIDE;
 }
 
 static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)

@@ -27,11 +27,16 @@ static abar__step_desc describe(const abar_optim *o, const abar__plan *plans)
                             .block_plan = &o->block_plan,
                             .plans = plans,
                             .n_maps = o->n_maps,
+                            .extra = &o->extra,
+                            .rings = o->rings,
+                            .n_rings = o->n_rings,
+                            .pieces = o->pieces,
                             .scalars = &o->scalars,
                             .cadence = {.tinv = 1}};
     if (cv) {
         desc.cadence = abar__curvature_cadence(cv);
         desc.workspace_bytes = cv->scratch_bytes;
+        desc.second_pass = o->two_passes;
     }
     return desc;
 }
@@ -130,12 +135,15 @@ static abar_status move(abar_optim *o)
     return status;
 }
 
+abar_status abar__optim_ready(abar_optim *o) { return o->moved ? move(o) : ABAR_OK; }
+
 /* ---- the stages --------------------------------------------------------------------------------------------------- */
 
 static void advance(abar_optim *o)
 {
     o->k++;
     o->stale = true;
+    o->perturbed = 0;
     if (o->curvature) o->curvature->k = o->k;
 }
 
@@ -143,13 +151,16 @@ static abar_status run_stages(abar_optim *o, const abar_step_config *c)
 {
     const abar__step_ops *ops = ops_of(o);
     abar__curvature *cv = o->curvature;
+    const bool differs = abar_optim_extra(o) == ABAR_EXTRA_DIFFERENCE;
     const bool observed = cv && abar__curvature_to_mean(cv, c->observed_scale, o->to_mean);
+    if (differs) ABAR_TRY(ops->check_extra(o->dev, o->step));
     ABAR_TRY(ops->check(o->dev, o->step, c->grad_scale, c->clip));
-    if (cv) {
-        ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL));
-        ABAR_TRY(ops->precondition(o->dev, o->step, cv->measure));
-    }
-    for (int i = 0; i < o->n_passes; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
+    if (differs) ABAR_TRY(ops->take_extra(o->dev, o->step, c->grad_scale, 0.0));
+    if (cv) ABAR_TRY(ops->commit(o->dev, o->step, observed ? o->to_mean : NULL));
+    const int before = o->two_passes && o->n_passes > 0 ? 1 : 0; /* momentum, which is then preconditioned */
+    for (int i = 0; i < before; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
+    if (cv) ABAR_TRY(ops->precondition(o->dev, o->step, cv->measure));
+    for (int i = before; i < o->n_passes; i++) ABAR_TRY(ops->pass(o->dev, o->step, i));
     return ABAR_OK;
 }
 
@@ -167,9 +178,18 @@ static abar_status read_measures(abar_optim *o)
     return ABAR_OK;
 }
 
+abar_status abar__optim_check_pass(const abar_optim *o, const char *what)
+{
+    if (!o->awaits) return ABAR_OK;
+    return abar__fail(o->dev->ctx, ABAR_E_STATE,
+                      "%s: the last step waits for the second pass over its batch, make it and call abar_optim_end_pass", what);
+}
+
 static abar_status enqueue(abar_optim *o, const abar_step_config *c)
 {
+    ABAR_TRY(abar__optim_check_extra(o));
     ABAR_TRY(run_stages(o, c));
+    if (o->two_passes) o->awaits = o->curvature->second = *ops_of(o)->skipped(o->step) == 0;
     advance(o);
     return o->curvature && o->curvature->measure ? read_measures(o) : ABAR_OK;
 }
@@ -177,8 +197,10 @@ static abar_status enqueue(abar_optim *o, const abar_step_config *c)
 static abar_status take_step(abar_optim *o, const abar_step_config *step, abar_step_report *report)
 {
     abar_step_config c;
+    ABAR_TRY(abar__optim_check_pass(o, "step"));
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->moved) ABAR_TRY(move(o));
+    ABAR_TRY(abar__optim_check_blocks(o));
     ABAR_TRY(ops_of(o)->rates(o->dev, o->step, o->k, &c.lr, 1));
     ABAR_TRY(ops_of(o)->begin(o->dev, o->step));
     ABAR_TRY(enqueue(o, &c));
@@ -199,8 +221,24 @@ abar_status abar_optim_step(abar_optim *o, const abar_step_config *step, abar_st
     return ABAR_OK;
 }
 
+bool abar_optim_wants_pass(const abar_optim *o) { return o->awaits; }
+
+abar_status abar_optim_end_pass(abar_optim *o, bool finite, double observed_scale, bool *undone)
+{
+    bool ignored;
+    if (!o->awaits) return abar__fail(o->dev->ctx, ABAR_E_STATE, "second pass: no step waits for one");
+    (void)abar__curvature_to_mean(o->curvature, observed_scale == 0.0 ? 1.0 : observed_scale, o->to_mean);
+    o->awaits = o->curvature->second = false;
+    o->stale = true;
+    return ops_of(o)->second(o->dev, o->step, o->to_mean, finite, undone ? undone : &ignored);
+}
+
 void abar_optim_skip(abar_optim *o)
 {
+    if (o->awaits) { /* its second pass came to nothing; the step is counted */
+        (void)abar_optim_end_pass(o, false, 1.0, NULL);
+        return;
+    }
     if (abar__optim_pull(o) < 0) return; /* the next wait tells */
     abar__curvature *cv = o->curvature;
     if (cv) {
@@ -208,6 +246,7 @@ void abar_optim_skip(abar_optim *o)
     } else {
         o->k++;
     }
+    o->perturbed = 0;
     (void)abar__optim_push(o);
 }
 
@@ -232,6 +271,7 @@ abar_status abar_optim_rates(abar_optim *o, int64_t first, const double *lr, int
     if (n < 1 || n > ABAR_STEP_RATES)
         return abar__fail(o->dev->ctx, ABAR_E_ARGUMENT, "rates: %lld of them, give 1 to %d", (long long)n, ABAR_STEP_RATES);
     if (o->moved) ABAR_TRY(move(o));
+    ABAR_TRY(abar__optim_check_blocks(o));
     if (first != o->k) { /* a run that goes on: its rule alone remembers no k */
         if (o->curvature)
             return abar__fail(o->dev->ctx, ABAR_E_STATE, "rates: step %lld comes next, not %lld", (long long)o->k,
@@ -252,6 +292,7 @@ abar_status abar_optim_add_loss(abar_optim *o, const abar_loss *loss) { return o
 abar_status abar_optim_queue(abar_optim *o, const abar_step_config *step)
 {
     abar_step_config c;
+    ABAR_TRY(abar__optim_check_pass(o, "enqueue"));
     ABAR_TRY(abar__optim_read_step(o->dev->ctx, step, &c));
     if (o->moved) ABAR_TRY(move(o));
     if (o->k < o->rates_first || o->k >= o->rates_end)

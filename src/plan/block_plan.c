@@ -38,7 +38,16 @@ abar__factors abar__blocks_average(abar__block_plan *p, const char *name, uint32
 {
     const abar__factors f = {state(p, name, modes, false)};
     if (modes == 0) fail(p, "it averages products of no mode");
-    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_AVERAGE, .state = f.index, .beta = beta});
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_AVERAGE, .state = f.index, .beta = beta, .every = 1});
+    return f;
+}
+
+abar__factors abar__blocks_sum_of_tensors(abar__block_plan *p, const char *name, int64_t every)
+{
+    const abar__factors f = abar__blocks_average(p, name, ABAR_EVERY_MODE, 1.0);
+    if (every < 1) fail(p, "products are summed up at multiples of at least 1");
+    p->state[f.index].of_tensors = true;
+    if (p->n_stages > 0) p->stage[p->n_stages - 1].every = every;
     return f;
 }
 
@@ -56,6 +65,7 @@ abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, a
     if (!from || from->kind != ABAR_BLOCK_AVERAGE) fail(p, "it takes the root of what is no average of products");
     if (start < 1 || every < 1) fail(p, "roots are taken from update 1 on, and at multiples of at least 1");
     const abar__factors f = {state(p, name, p->state[average.index].modes, true)};
+    p->state[f.index].of_tensors = p->state[average.index].of_tensors;
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_ROOT,
                                  .state = f.index,
                                  .from = average.index,
@@ -67,10 +77,28 @@ abar__factors abar__blocks_inverse_root(abar__block_plan *p, const char *name, a
     return f;
 }
 
+void abar__blocks_ridge(abar__block_plan *p, double ridge)
+{
+    if (p->n_stages == 0 || p->stage[p->n_stages - 1].kind != ABAR_BLOCK_ROOT)
+        fail(p, "it raises the eigenvalues of what it takes no root of");
+    else
+        p->stage[p->n_stages - 1].ridge = ridge;
+}
+
 void abar__blocks_momentum(abar__block_plan *p, const char *name, double beta, double ahead)
 {
     if (beta == 0.0) return;
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_MOMENTUM, .state = state(p, name, 0, false), .beta = beta, .ahead = ahead});
+}
+
+void abar__blocks_heavy_ball(abar__block_plan *p, const char *name, double beta, double gain, double ahead, double rest)
+{
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_HEAVY,
+                                 .state = state(p, name, 0, false),
+                                 .beta = beta,
+                                 .gain = gain,
+                                 .ahead = ahead,
+                                 .rest = rest});
 }
 
 void abar__blocks_multiply(abar__block_plan *p, abar__factors factors)
@@ -100,10 +128,99 @@ void abar__blocks_rescale(abar__block_plan *p)
     stage(p, (abar__block_stage){.kind = ABAR_BLOCK_RESCALE, .state = -1, .start = measured ? measured->start : 1});
 }
 
+void abar__blocks_rescale_whole(abar__block_plan *p)
+{
+    for (int i = 0; i < p->n_stages; i++)
+        if (p->stage[i].kind == ABAR_BLOCK_RESCALE) fail(p, "it rescales before it rescales whole parameters");
+    abar__blocks_rescale(p);
+    if (p->n_stages > 0) p->stage[p->n_stages - 1].whole = true;
+}
+
+static abar__basis begin_basis(abar__block_plan *p, const char *average, const char *basis, const char *scales, int64_t longest)
+{
+    const abar__basis b = {.average = {state(p, average, ABAR_EVERY_MODE, false)},
+                           .basis = {state(p, basis, ABAR_EVERY_MODE, true)},
+                           .scales = {scales ? state(p, scales, ABAR_EVERY_MODE, false) : -1}};
+    const int32_t own[] = {b.average.index, b.basis.index, b.scales.index};
+    for (int i = 0; i < (scales ? 3 : 2); i++) {
+        p->state[own[i]].of_tensors = true;
+        p->state[own[i]].longest = longest;
+        p->state[own[i]].vector = i == 2;
+    }
+    if (longest < 1) fail(p, "its bases are those of modes of no entries");
+    return b;
+}
+
+abar__basis abar__blocks_basis(abar__block_plan *p, const char *average, const char *basis, int64_t longest, double beta)
+{
+    const abar__basis b = begin_basis(p, average, basis, NULL, longest);
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_AVERAGE, .state = b.average.index, .beta = beta, .every = 1});
+    return b;
+}
+
+abar__basis abar__blocks_whitened_basis(abar__block_plan *p, const char *average, const char *basis, const char *scales,
+                                        int64_t longest, double beta)
+{
+    const abar__basis b = begin_basis(p, average, basis, scales, longest);
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_WHITENED,
+                                 .state = b.average.index,
+                                 .basis = b.basis.index,
+                                 .scales = b.scales.index,
+                                 .beta = beta});
+    return b;
+}
+
+void abar__blocks_rotate(abar__block_plan *p, abar__basis b)
+{
+    const abar__block_stage *from = source(p, b.average.index);
+    abar__blocks_multiply(p, b.basis);
+    if (b.scales.index >= 0)
+        stage(p, (abar__block_stage){.kind = ABAR_BLOCK_SCALES, .state = b.scales.index, .beta = from ? from->beta : 1.0});
+}
+
+void abar__blocks_rotate_back(abar__block_plan *p, abar__basis b)
+{
+    abar__blocks_multiply(p, b.basis);
+    if (p->n_stages > 0) p->stage[p->n_stages - 1].transposed = true;
+}
+
+abar__adam abar__blocks_adam(abar__block_plan *p, const char *mean, const char *squares, double beta1, double beta2, double eps)
+{
+    const abar__adam a = {{state(p, mean, 0, false)}, {state(p, squares, 0, false)}, beta1, beta2};
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_ADAM,
+                                 .state = -1,
+                                 .mean = a.mean.index,
+                                 .squares = a.squares.index,
+                                 .beta = beta1,
+                                 .beta2 = beta2,
+                                 .eps = eps});
+    return a;
+}
+
+void abar__blocks_even(abar__block_plan *p) { stage(p, (abar__block_stage){.kind = ABAR_BLOCK_EVEN, .state = -1}); }
+
+void abar__blocks_step(abar__block_plan *p, abar__adam adam, bool corrected)
+{
+    stage(p, (abar__block_stage){
+                 .kind = ABAR_BLOCK_STEP, .state = -1, .beta = adam.beta1, .beta2 = adam.beta2, .corrected = corrected});
+}
+
+void abar__blocks_turn(abar__block_plan *p, abar__basis b, abar__adam adam, int64_t every)
+{
+    if (every < 1) fail(p, "bases are renewed at multiples of at least 1");
+    stage(p, (abar__block_stage){.kind = ABAR_BLOCK_BASIS,
+                                 .state = b.basis.index,
+                                 .from = b.average.index,
+                                 .mean = adam.mean.index,
+                                 .squares = b.scales.index >= 0 ? -1 : adam.squares.index,
+                                 .every = every});
+}
+
 bool abar__blocks_agree(const abar__block_plan *a, const abar__block_plan *b)
 {
     bool same = a->n_states == b->n_states;
     for (int i = 0; same && i < a->n_states; i++)
-        same = a->state[i].modes == b->state[i].modes && strcmp(a->state[i].name, b->state[i].name) == 0;
+        same = a->state[i].modes == b->state[i].modes && a->state[i].longest == b->state[i].longest &&
+               a->state[i].of_tensors == b->state[i].of_tensors && strcmp(a->state[i].name, b->state[i].name) == 0;
     return same;
 }

@@ -10,7 +10,8 @@ static void fail(abar__plan *p, const char *what)
 
 abar__plan abar__plan_begin(int64_t out, int64_t columns, int64_t d)
 {
-    abar__plan p = {.d = d, .columns = columns, .out = out, .links = 1, .kernel = 1};
+    abar__plan p = {
+        .d = d, .columns = columns, .out = out, .links = 1, .kernel = 1, .start = -1, .second = {-1, -1}, .second_start = -1};
     p.apply = (abar__treatment){
         .u = -1, .w = -1, .coefficient = -1, .left = -1, .right = -1, .row_scale = -1, .scale = 1.0, .bound = 1.0};
     for (int i = 0; i < ABAR_REALS; i++) p.report[i] = -1;
@@ -25,13 +26,19 @@ static bool weighed_alone(const abar__plan *p)
     return weighed != 0 && weighed != 3;
 }
 
-bool abar__plan_reads_grad(const abar__plan *p) { return p->average[1].name || p->average[0].grad_power > 0; }
+bool abar__plan_reads_grad(const abar__plan *p)
+{
+    return abar__plan_is_natural(p) || p->average[1].name || p->average[0].grad_power > 0 || p->secant.used;
+}
 
 abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char *method)
 {
     const abar__treatment *t = &p->apply;
     const char *wrong = p->wrong;
-    if (!wrong && t->u < 0 && t->right < 0 && t->row_scale < 0) wrong = "it never says what becomes of the gradient";
+    const bool natural = abar__plan_is_natural(p), treated = t->u >= 0 || t->right >= 0 || t->row_scale >= 0 || p->slots > 0;
+    if (!wrong && natural && (treated || p->average[0].name || p->average[1].name))
+        wrong = "the natural gradient keeps no averages, and treats the gradient in no other way";
+    if (!wrong && !natural && !treated) wrong = "it never says what becomes of the gradient";
     if (!wrong && t->u >= 0 && t->right >= 0) wrong = "it treats the gradient in two ways";
     if (!wrong && t->mu > 0.0 && t->right < 0) wrong = "a length of its own needs a dense factor";
     if (!wrong && t->over_damping && p->report[ABAR_REAL_DAMPING] < 0) wrong = "it divides by a damping that it never reports";
@@ -47,7 +54,9 @@ abar_status abar__plan_check(abar_context *ctx, const abar__plan *p, const char 
 static int grad_power(abar__statistic source)
 {
     switch (source) {
-    case ABAR_GRAD_MEAN: return 1;
+    case ABAR_GRAD_MEAN:
+    case ABAR_GRAD_ROWS:
+    case ABAR_GRAD_NEAREST: return 1;
     case ABAR_GRAD_SQUARES:
     case ABAR_GRAD_WEIGHED_SQUARES:
     case ABAR_GRAD_PRODUCT:
@@ -61,13 +70,15 @@ static int grad_power(abar__statistic source)
 static bool is_product(abar__statistic source)
 {
     return source == ABAR_INPUT_PRODUCT || source == ABAR_INPUT_MEAN_PRODUCT || source == ABAR_INPUT_WEIGHED_PRODUCT ||
-           source == ABAR_GRAD_PRODUCT || source == ABAR_GRAD_MEAN_PRODUCT;
+           source == ABAR_GRAD_PRODUCT || source == ABAR_GRAD_MEAN_PRODUCT || source == ABAR_INPUT_NEAREST ||
+           source == ABAR_GRAD_NEAREST;
 }
 
 static bool is_of_inputs(abar__statistic source)
 {
     return source == ABAR_INPUT_MEAN || source == ABAR_ATTENTION_MEAN || source == ABAR_INPUT_PRODUCT ||
-           source == ABAR_INPUT_MEAN_PRODUCT || source == ABAR_INPUT_WEIGHED_PRODUCT;
+           source == ABAR_INPUT_MEAN_PRODUCT || source == ABAR_INPUT_WEIGHED_PRODUCT || source == ABAR_INPUT_ROWS ||
+           source == ABAR_INPUT_NEAREST;
 }
 
 abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic source, abar__per per)
@@ -77,10 +88,28 @@ abar__stat abar__plan_average(abar__plan *p, const char *name, abar__statistic s
     p->average[at] = (abar__running_average){.name = name,
                                              .source = source,
                                              .n = at == 0 ? p->d : p->out,
+                                             .row = at == 0 ? p->d : p->out,
                                              .square = is_product(source),
                                              .per = per,
                                              .grad_power = grad_power(source)};
     return (abar__stat){at};
+}
+
+void abar__plan_own_loss(abar__plan *p, abar__stat g) { p->average[g.index].own_loss = true; }
+
+static abar__stat kept(abar__plan *p, const char *name, abar__statistic source, int64_t examples)
+{
+    const abar__stat s = abar__plan_average(p, name, source, ABAR_PER_EXAMPLE);
+    p->average[s.index].kept = examples;
+    abar__plan_own_loss(p, s);
+    return s;
+}
+
+abar__stat abar__plan_rows(abar__plan *p, const char *name, abar__statistic source, int64_t examples)
+{
+    const abar__stat s = kept(p, name, source, examples);
+    p->average[s.index].n = examples * p->average[s.index].row;
+    return s;
 }
 
 static abar__scalar scalar(abar__plan *p, abar__scalar_kind kind, int32_t a, int32_t b, bool calibrated, double value)
@@ -89,7 +118,8 @@ static abar__scalar scalar(abar__plan *p, abar__scalar_kind kind, int32_t a, int
         fail(p, "it has too many scalars, raise ABAR_PLAN_SCALARS");
         return (abar__scalar){0};
     }
-    p->scalar[p->n_scalars] = (abar__scalar_op){.kind = (int32_t)kind, .a = a, .b = b, .calibrated = calibrated, .value = value};
+    p->scalar[p->n_scalars] =
+        (abar__scalar_op){.kind = (int32_t)kind, .a = a, .b = b, .calibrated = calibrated, .value = value};
     return (abar__scalar){p->n_scalars++};
 }
 
@@ -211,12 +241,72 @@ abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, a
     return f;
 }
 
+abar__factor abar__plan_inverse_by_rows(abar__plan *p, const char *name, const char *shift_name, abar__stat rows,
+                                        abar__scalar shift)
+{
+    const abar__factor f = derived(p, name, ABAR_DERIVED_SOLVED, rows.index, p->average[rows.index].n);
+    const abar__factor own = derived(p, shift_name, ABAR_DERIVED_BUFFER, -1, 1);
+    depend(p, f, &p->derived[f.index < 0 ? 0 : f.index].shift, shift);
+    if (f.index >= 0) p->derived[f.index].values = own.index;
+    return f;
+}
+
+void abar__plan_nearest(abar__plan *p, const char *const names[3], int64_t examples, int rounds, abar__stat *a, abar__stat *g)
+{
+    *a = kept(p, names[0], ABAR_INPUT_NEAREST, examples);
+    *g = kept(p, names[1], ABAR_GRAD_NEAREST, examples);
+    p->start = derived(p, names[2], ABAR_DERIVED_BUFFER, -1, p->out * p->out).index;
+    p->rounds = rounds;
+}
+
+void abar__plan_second_nearest(abar__plan *p, const char *const names[3])
+{
+    p->second[0] = derived(p, names[0], ABAR_DERIVED_BUFFER, -1, p->d * p->d).index;
+    p->second[1] = derived(p, names[1], ABAR_DERIVED_BUFFER, -1, p->out * p->out).index;
+    p->second_start = derived(p, names[2], ABAR_DERIVED_BUFFER, -1, p->out * p->out).index;
+    if (p->start < 0) fail(p, "it has a second nearest product and no first");
+}
+
+abar__factor abar__plan_paired(abar__plan *p, const char *name, const char *values, abar__stat a, abar__scalar shift)
+{
+    const abar__factor f = derived(p, name, ABAR_DERIVED_PAIRED, a.index, matrix_count(p, a));
+    const abar__factor v = derived(p, values, ABAR_DERIVED_BUFFER, -1, p->average[a.index].n);
+    if (p->second[a.index] < 0) fail(p, "it pairs a factor with none");
+    depend(p, f, &p->derived[f.index < 0 ? 0 : f.index].shift, shift);
+    if (f.index >= 0) p->derived[f.index].values = v.index;
+    return f;
+}
+
 abar__factor abar__plan_eigenbasis(abar__plan *p, const char *vectors, const char *values, abar__stat a)
 {
     const abar__factor f = derived(p, vectors, ABAR_DERIVED_EIGENVECTORS, a.index, matrix_count(p, a));
     const abar__factor v = derived(p, values, ABAR_DERIVED_BUFFER, -1, p->average[a.index].n);
     if (f.index >= 0) p->derived[f.index].values = v.index;
     return f;
+}
+
+abar__factor abar__plan_secant(abar__plan *p, const char *const names[3], abar__factor right, int64_t pairs, double shift,
+                               double decay)
+{
+    if (right.index != 0) fail(p, "the inverse that is learnt must be the first that it derives");
+    const int64_t n = pairs > 0 ? 2 * pairs * p->out : p->out * p->out;
+    const abar__factor left = derived(p, names[0], ABAR_DERIVED_BUFFER, -1, n);
+    derived(p, names[1], ABAR_DERIVED_BUFFER, -1, p->out);
+    derived(p, names[2], ABAR_DERIVED_BUFFER, -1, p->out);
+    p->secant = (abar__secant){.used = true, .pairs = pairs, .shift = shift, .decay = decay};
+    return pairs > 0 ? ABAR_IDENTITY : left;
+}
+
+void abar__plan_first_pass(abar__plan *p) { p->secant.first_pass = true; }
+
+void abar__plan_ring(abar__plan *p, const char *const names[2], int64_t slots, bool narrow, double damping)
+{
+    if (p->n_derived > 0) fail(p, "a ring must be all that it has");
+    derived(p, names[0], ABAR_DERIVED_RING, -1, slots * p->out * p->d);
+    derived(p, names[1], ABAR_DERIVED_GRAM, -1, slots * slots);
+    p->slots = slots;
+    p->narrow = narrow;
+    p->ring_damping = damping;
 }
 
 /* ---- treatment ---------------------------------------------------------------------------------------------------- */
@@ -241,10 +331,20 @@ void abar__plan_subtract_outer(abar__plan *p, const char *name, abar__factor w, 
     p->apply.coefficient = derived(p, name, ABAR_DERIVED_BUFFER, -1, p->out).index;
 }
 
+/* A factor of this side, (n, n), or rows of that length that stand for it. */
+static void expect_side(abar__plan *p, abar__factor f, int64_t n)
+{
+    const abar__derived_tensor *d = f.index < 0 ? NULL : &p->derived[f.index];
+    if (!d || d->kind != ABAR_DERIVED_SOLVED)
+        expect(p, f, n * n);
+    else if (p->average[d->average].row != n)
+        fail(p, "the rows of a factor do not fit the gradient");
+}
+
 void abar__plan_sandwich(abar__plan *p, abar__factor left, abar__factor right)
 {
-    if (left.index >= 0) expect(p, left, p->out * p->out);
-    expect(p, right, p->d * p->d);
+    if (left.index >= 0) expect_side(p, left, p->out);
+    expect_side(p, right, p->d);
     p->apply.left = left.index;
     p->apply.right = right.index;
 }
@@ -256,11 +356,23 @@ void abar__plan_divide_in_basis(abar__plan *p, abar__factor left, abar__factor r
     p->apply.shift = shift;
 }
 
+void abar__plan_divide_paired(abar__plan *p, abar__factor left, abar__factor right, double least)
+{
+    abar__plan_divide_in_basis(p, left, right, 1.0);
+    p->apply.least = least;
+}
+
 void abar__plan_scale_rows(abar__plan *p, abar__factor r, double least)
 {
     expect(p, r, p->out);
     p->apply.row_scale = r.index;
     p->apply.bound /= least;
+}
+
+void abar__plan_natural(abar__plan *p, const abar__example_rows *rows)
+{
+    if (rows->examples < 1 || rows->passes < 1 || rows->inputs < 1) fail(p, "its natural gradient has no rows");
+    p->rows = *rows;
 }
 
 void abar__plan_scale(abar__plan *p, double scale) { p->apply.scale *= scale; }

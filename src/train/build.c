@@ -130,7 +130,7 @@ static abar_status check_output(abar_context *ctx, const abar_net *net, const ab
 
 static void add_loss(const abar_setup *setup, const abar__net_request *request, abar_net *net, abar_value x)
 {
-    if (!request->training)
+    if (!request->training || request->hard_labels)
         abar_softmax_cross_entropy(net, x, 0.0);
     else if (abar__mixes(&setup->train))
         abar_softmax_cross_entropy_pairs(net, x, setup->train.label_smoothing);
@@ -172,7 +172,8 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
                                   .training = request->training,
                                   .plan_only = request->plan_only,
                                   .seed = (uint64_t)setup->train.seed,
-                                  .share = request->share};
+                                  .share = request->share,
+                                  .patterns = request->patterns};
     abar_status status = abar_net_compile(net, dev, &config);
     if (status == ABAR_OK && setup->model == &abar__own_model) status = check_output(ctx, net, info);
     if (status < 0) {
@@ -183,18 +184,45 @@ abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const ab
     return ABAR_OK;
 }
 
+abar_extra abar__setup_extra(const abar_setup *setup)
+{
+    const abar_extra extra = setup->method ? abar_method_extra(setup->method, setup->method_config) : ABAR_EXTRA_NONE;
+    return extra != ABAR_EXTRA_NONE ? extra : abar_rule_extra(setup->rule);
+}
+
+abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                                  const abar_net *net, bool plan_only, abar_net **out)
+{
+    const abar_extra extra = abar__setup_extra(setup);
+    const abar__net_request request = {.batch = setup->train.batch / setup->train.accumulate,
+                                       .training = true,
+                                       .hard_labels = extra != ABAR_EXTRA_DIFFERENCE,
+                                       .plan_only = plan_only,
+                                       .share = net,
+                                       .patterns = true};
+    *out = NULL;
+    return extra == ABAR_EXTRA_NONE ? ABAR_OK : abar__net_build(ctx, setup, info, dev, &request, out);
+}
+
+/* Of labels, one a sample; 0: a sample has several. */
+static int64_t class_count(const abar_net *net)
+{
+    const abar_tensor output = abar_net_output(net);
+    return output.ndim == 2 ? output.dim[1] : 0;
+}
+
 /* Parameters and layers as the optimizer wants them, in one piece of memory that the caller frees. */
-static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup, const abar_net *net, abar_optim_config *out,
-                                      void **memory, size_t *bytes)
+static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup, const abar_net *net, const abar_net *extra,
+                                      abar_optim_config *out, void **memory, size_t *bytes)
 {
     const int n = abar_net_param_count(net), layers = abar_net_layer_count(net), output = abar_net_output_layer(net);
     const size_t params_bytes = abar__round_up((size_t)n * sizeof(abar_optim_param), ABAR_ALIGN);
-    const size_t shadows_bytes = abar__round_up((size_t)n * sizeof(void *), ABAR_ALIGN);
+    const size_t shadows_bytes = abar__round_up(2 * (size_t)n * sizeof(void *), ABAR_ALIGN);
     const size_t layers_bytes = (size_t)layers * sizeof(abar_layer);
     *bytes = params_bytes + shadows_bytes + layers_bytes + (size_t)layers * sizeof(bool);
     ABAR_TRY(abar__alloc(ctx, *bytes, memory));
     abar_optim_param *params = *memory;
-    void **shadows = (void **)((char *)*memory + params_bytes);
+    void **shadows = (void **)((char *)*memory + params_bytes), **extra_grads = shadows + n;
     abar_layer *layer = (abar_layer *)((char *)*memory + params_bytes + shadows_bytes);
     bool *yields_output = (bool *)layer + layers_bytes;
     for (int i = 0; i < n; i++) {
@@ -206,6 +234,7 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                        .lr_scale = 1.0,
                                        .weight_decay = decays ? setup->train.weight_decay : 0.0};
         shadows[i] = p->shadow.ndim ? p->shadow.data : NULL;
+        extra_grads[i] = extra ? abar_net_param(extra, i)->grad.data : NULL;
     }
     for (int i = 0; i < layers; i++) {
         layer[i] = *abar_net_layer(net, i);
@@ -223,7 +252,12 @@ static abar_status describe_optimizer(abar_context *ctx, const abar_setup *setup
                                .n_layers = layers,
                                .base_lr = setup->train.lr,
                                .shadows = shadows,
-                               .yields_output = yields_output};
+                               .yields_output = yields_output,
+                               .extra_grads = extra ? extra_grads : NULL,
+                               .loss_terms = setup->train.batch * abar__context_of(setup),
+                               .seed = (uint64_t)setup->train.seed,
+                               .examples = setup->train.batch,
+                               .classes = class_count(net)};
     return ABAR_OK;
 }
 
@@ -233,7 +267,7 @@ abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, ab
     abar_optim_config config;
     void *memory;
     size_t bytes;
-    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    ABAR_TRY(describe_optimizer(ctx, setup, net, NULL, &config, &memory, &bytes));
     abar_status status = abar_optim_plan_maps(dev, &config, visit, user);
     abar__free(ctx, memory, bytes);
     return status;
@@ -245,7 +279,7 @@ abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, 
     abar_optim_config config;
     void *memory;
     size_t bytes;
-    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    ABAR_TRY(describe_optimizer(ctx, setup, net, NULL, &config, &memory, &bytes));
     abar_status status = abar_optim_plan_params(dev, &config, visit, user);
     abar__free(ctx, memory, bytes);
     return status;
@@ -338,12 +372,18 @@ static abar_status tell_split(abar_context *ctx, const abar_setup *setup, const 
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out)
 {
+    return abar__optim_build_with(ctx, setup, dev, net, NULL, out);
+}
+
+abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                   const abar_net *extra, abar_optim **out)
+{
     abar_optim_config config;
     void *memory;
     size_t bytes;
     ABAR_TRY(abar__optim_check(ctx, setup, dev, net));
     ABAR_TRY(tell_split(ctx, setup, net));
-    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    ABAR_TRY(describe_optimizer(ctx, setup, net, extra, &config, &memory, &bytes));
     abar_status status = abar_optim_create(dev, &config, out);
     abar__free(ctx, memory, bytes);
     return status;
@@ -354,7 +394,7 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
     abar_optim_config config;
     void *memory;
     size_t bytes;
-    ABAR_TRY(describe_optimizer(ctx, setup, net, &config, &memory, &bytes));
+    ABAR_TRY(describe_optimizer(ctx, setup, net, NULL, &config, &memory, &bytes));
     abar_status status = abar_optim_plan_bytes(dev, &config, out);
     abar__free(ctx, memory, bytes);
     return status;

@@ -37,9 +37,12 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
     if (there && !resume)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "%s: already holds a run, add --resume %s to continue or choose another --out", dir, dir);
-    ABAR_TRY(abar__run_path(t->ctx, dir, "compare.json", path));
-    if (!resume && abar__path_exists(path))
-        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a comparison, choose another --out", dir);
+    static const char *const other[][2] = {{"compare.json", "comparison"}, {"sweep.json", "sweep"}, {"tune.json", "tuning"}};
+    for (size_t i = 0; i < sizeof other / sizeof *other && !resume; i++) {
+        ABAR_TRY(abar__run_path(t->ctx, dir, other[i][0], path));
+        if (abar__path_exists(path))
+            return abar__fail(t->ctx, ABAR_E_ARGUMENT, "%s: already holds a %s, choose another --out", dir, other[i][1]);
+    }
     bool lost = false;
     if (resume && !there) ABAR_TRY(lost_checkpoint(t->ctx, dir, &lost));
     if (lost)
@@ -389,14 +392,22 @@ static abar_status write_export(abar_trainer *t, const abar__ema *average, const
     return abar__weights_export(t->ctx, t->net, average, t->stage, &notes, path);
 }
 
-abar_status abar__export_write(abar_trainer *t, const char *path) { return write_export(t, NULL, path); }
+/* The weights that are tested. */
+abar_status abar__export_write(abar_trainer *t, const char *path)
+{
+    const bool entered = t->tested.swapped;
+    abar_status status = entered ? ABAR_OK : abar__tested_enter(t);
+    if (status == ABAR_OK) status = write_export(t, t->tested.swapped ? &t->tested : NULL, path);
+    const abar_status back = entered ? ABAR_OK : abar__tested_leave(t);
+    return back < 0 ? back : status;
+}
 
 abar_status abar__export_save(abar_trainer *t)
 {
     char path[ABAR_RUN_PATH_MAX];
     if (!t->setup->train.out[0]) return ABAR_OK;
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model.safetensors", path));
-    ABAR_TRY(write_export(t, NULL, path));
+    ABAR_TRY(abar__export_write(t, path));
     if (!t->average.net) return ABAR_OK;
     ABAR_TRY(abar__run_path(t->ctx, t->setup->train.out, "model_ema.safetensors", path));
     return write_export(t, &t->average, path);

@@ -330,8 +330,9 @@ static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
 }
 
 /* A program may have written to the setup itself. */
-static abar_status check_batch(abar_context *ctx, const abar_train_config *train)
+static abar_status check_batch(abar_context *ctx, const abar_setup *setup)
 {
+    const abar_train_config *train = &setup->train;
     if (train->batch < 1)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--batch %lld: out of range, give at least 1", (long long)train->batch);
     if (train->accumulate < 1)
@@ -340,6 +341,10 @@ static abar_status check_batch(abar_context *ctx, const abar_train_config *train
     if (train->batch % train->accumulate != 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
                           (long long)train->accumulate, (long long)train->batch);
+    if (train->accumulate > 1 && setup->method && abar_method_takes_whole_batch(setup->method->name))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--accumulate %lld: %s needs the gradients of all examples together, leave it out and lower --batch",
+                          (long long)train->accumulate, setup->method->name);
     return ABAR_OK;
 }
 
@@ -353,14 +358,33 @@ static abar_status check_average(abar_context *ctx, const abar_train_config *tra
                       (long long)train->ema_steps);
 }
 
+/* A rule that averages its weights does so in place of a falling rate, and of another average. */
+static abar_status check_averaging_rule(abar_context *ctx, const abar_setup *setup)
+{
+    const abar_train_config *train = &setup->train;
+    if (!setup->rule->averages) return ABAR_OK;
+    if (train->schedule != ABAR_SCHEDULE_CONSTANT)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--schedule: %s averages the weights in place of a schedule, set --schedule constant",
+                          setup->rule->name);
+    if (train->ema > 0.0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--ema: %s averages the weights itself, leave it out", setup->rule->name);
+    return ABAR_OK;
+}
+
 abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
+{
+    ABAR_TRY(abar__settings_check(ctx, setup));
+    return abar__own_check(ctx, setup);
+}
+
+abar_status abar__settings_check(abar_context *ctx, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
     ABAR_TRY(check_device(ctx, train));
     ABAR_TRY(check_data_name(ctx, train->data));
     ABAR_TRY(check_text_model(ctx, setup));
-    ABAR_TRY(abar__own_check(ctx, setup));
-    ABAR_TRY(check_batch(ctx, train));
+    ABAR_TRY(check_batch(ctx, setup));
     ABAR_TRY(abar__images_check(ctx, train));
     if (train->warmup > (double)train->epochs)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--warmup %g: longer than the run, --epochs %lld, choose less", train->warmup,
@@ -373,6 +397,7 @@ abar_status abar_setup_check(abar_context *ctx, const abar_setup *setup)
                           (long long)train->limit_train, (long long)train->batch);
     ABAR_TRY(check_validation(ctx, setup));
     ABAR_TRY(check_average(ctx, train));
+    ABAR_TRY(check_averaging_rule(ctx, setup));
     ABAR_TRY(abar__snapshot_check(ctx, train));
     if (train->diagnose > 0 && !setup->method)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--diagnose: %s has no curvature to look at, choose mac or leave it out",

@@ -13,14 +13,6 @@ double abar__ema_decay(const abar_train_config *train)
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
-static abar_status copy_bytes(abar__ema *e, void *to, void *from, size_t bytes)
-{
-    const int64_t n = (int64_t)bytes;
-    if (n == 0) return ABAR_OK;
-    const abar_tensor dst = abar_tensor_wrap(e->dev, to, ABAR_U8, 1, &n), src = abar_tensor_wrap(e->dev, from, ABAR_U8, 1, &n);
-    return abar_tensor_copy(e->ctx, &dst, &src);
-}
-
 size_t abar__ema_bytes(const abar_net *net)
 {
     const abar__net_blocks b = abar__net_blocks_of(net);
@@ -30,6 +22,8 @@ size_t abar__ema_bytes(const abar_net *net)
 abar_status abar__ema_create(abar_context *ctx, abar_device *dev, abar_net *net, abar__ema *out)
 {
     *out = (abar__ema){.ctx = ctx, .dev = dev, .net = net, .blocks = abar__net_blocks_of(net)};
+    if (!out->blocks.grads || out->blocks.value_bytes == 0)
+        return abar__fail(ctx, ABAR_E_STATE, "--ema: the network has no gradients, average one that is trained");
     out->count_bytes = (size_t)abar_net_tensor_count(net) * sizeof *out->counts;
     ABAR_TRY(abar_device_alloc(dev, out->blocks.value_bytes, &out->values));
     ABAR_TRY(abar_device_alloc(dev, out->blocks.running_bytes, &out->running));
@@ -51,6 +45,7 @@ void abar__ema_tensor(const abar__ema *e, int i, const char **name, abar_tensor 
     const abar__net_blocks *b = &e->blocks;
     abar_net_tensor(e->net, i, name, out);
     const char *data = out->data;
+    if (out->dtype == ABAR_I64 && !e->counts) return;
     if (out->dtype == ABAR_I64)
         out->data = &e->counts[i];
     else if (data >= (char *)b->values && data < (char *)b->values + b->value_bytes)
@@ -68,12 +63,17 @@ bool abar__ema_copies(const abar_train_config *train, int64_t epoch, int64_t ste
     return (double)epoch < train->warmup || (first && step == 0);
 }
 
+/* In pieces that fit the gradients. */
 static abar_status average(abar__ema *e, void *to, void *from, size_t bytes, double decay)
 {
-    const int64_t n = (int64_t)(bytes / abar_dtype_size(e->dev->ops->dtype));
-    if (n == 0) return ABAR_OK;
-    ABAR_TRY(copy_bytes(e, e->blocks.grads, from, bytes)); /* commit clears what it adds */
-    e->dev->ops->stats->commit(e->dev, n, false, to, e->blocks.grads, decay, 1.0 - decay);
+    const size_t element = abar_dtype_size(e->dev->ops->dtype);
+    for (size_t at = 0; at < bytes;) {
+        const size_t piece = bytes - at < e->blocks.value_bytes ? bytes - at : e->blocks.value_bytes;
+        ABAR_TRY(abar__device_copy(e->dev, e->blocks.grads, (char *)from + at, piece)); /* commit clears what it adds */
+        e->dev->ops->stats->commit(e->dev, (int64_t)(piece / element), false, (char *)to + at, e->blocks.grads, decay,
+                                   1.0 - decay);
+        at += piece;
+    }
     return ABAR_OK;
 }
 
@@ -85,8 +85,8 @@ abar_status abar__ema_update(abar__ema *e, double decay)
 
 abar_status abar__ema_copy(abar__ema *e)
 {
-    ABAR_TRY(copy_bytes(e, e->values, e->blocks.values, e->blocks.value_bytes));
-    return copy_bytes(e, e->running, e->blocks.running, e->blocks.running_bytes);
+    ABAR_TRY(abar__device_copy(e->dev, e->values, e->blocks.values, e->blocks.value_bytes));
+    return abar__device_copy(e->dev, e->running, e->blocks.running, e->blocks.running_bytes);
 }
 
 void abar__ema_count(abar__ema *e)
@@ -104,10 +104,10 @@ void abar__ema_count(abar__ema *e)
 abar_status abar__ema_swap_in(abar__ema *e)
 {
     const abar__net_blocks *b = &e->blocks;
-    ABAR_TRY(copy_bytes(e, b->grads, b->values, b->value_bytes));
+    ABAR_TRY(abar__device_copy(e->dev, b->grads, b->values, b->value_bytes));
     e->swapped = true;
-    ABAR_TRY(copy_bytes(e, b->values, e->values, b->value_bytes));
-    ABAR_TRY(copy_bytes(e, b->pending, e->running, b->running_bytes));
+    ABAR_TRY(abar__device_copy(e->dev, b->values, e->values, b->value_bytes));
+    ABAR_TRY(abar__device_copy(e->dev, b->pending, e->running, b->running_bytes));
     return abar_net_weights_changed(e->net);
 }
 
@@ -115,7 +115,7 @@ abar_status abar__ema_swap_out(abar__ema *e)
 {
     if (!e->swapped) return ABAR_OK;
     e->swapped = false;
-    ABAR_TRY(copy_bytes(e, e->blocks.values, e->blocks.grads, e->blocks.value_bytes));
+    ABAR_TRY(abar__device_copy(e->dev, e->blocks.values, e->blocks.grads, e->blocks.value_bytes));
     abar_net_rollback(e->net); /* pending becomes running again */
     return abar_net_weights_changed(e->net);
 }

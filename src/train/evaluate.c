@@ -26,7 +26,7 @@ static void release(abar_context *ctx, evaluator *e)
 }
 
 /* A text is encoded with the vocabulary of the weights, where the file has one. */
-static abar_status open_data(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
+static abar_status open_test_data(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     abar__safetensors *file;
     const bool test_only = setup->train.validation == 0.0;
@@ -41,7 +41,7 @@ static abar_status open_data(abar_context *ctx, const abar_setup *setup, const c
 static abar_status prepare(abar_context *ctx, const abar_setup *setup, const char *weights, evaluator *e)
 {
     ABAR_TRY(abar_setup_check(ctx, setup));
-    ABAR_TRY(open_data(ctx, setup, weights, e));
+    ABAR_TRY(open_test_data(ctx, setup, weights, e));
     abar_loader_config request = abar__loader_request(setup, true);
     abar__net_request shape = {.batch = request.batch};
     abar__tests_apart(setup, abar_dataset_info_of(e->data), &e->info);

@@ -12,7 +12,6 @@
 
 #define AT(field) offsetof(abar_train_config, field)
 #define FILTERS "style|nearest|bilinear|bicubic"
-#define USUAL_GROUP 256 /* rows that are mixed with each other, where the batch has as many */
 
 static const abar_option image_options[] = {
     {"style", ABAR_OPTION_CHOICE, AT(style), "torchvision", 0, 0, "torchvision|timm",
@@ -63,39 +62,9 @@ bool abar__mixes(const abar_train_config *train)
     return abar__is_streamed(train) && train->augment && (train->mixup > 0.0 || train->cutmix > 0.0);
 }
 
-int64_t abar__mix_group(const abar_train_config *train)
-{
-    if (train->mix_group > 0) return train->mix_group;
-    return train->batch < USUAL_GROUP ? train->batch : USUAL_GROUP;
-}
+int64_t abar__mix_group(const abar_train_config *train) { return abar__mix_group_of(train->mix_group, train->batch); }
 
 /* ---- checking ------------------------------------------------------------------------------------------------- */
-
-/* The largest group that fits the micro-batch; 0: none does. */
-static int64_t fitting_group(int64_t micro, bool even)
-{
-    for (int64_t g = micro < USUAL_GROUP ? micro : USUAL_GROUP; g > 0; g--)
-        if (micro % g == 0 && (!even || g % 2 == 0)) return g;
-    return 0;
-}
-
-static abar_status check_group(abar_context *ctx, const abar_train_config *train)
-{
-    const int64_t micro = train->batch / train->accumulate, group = abar__mix_group(train);
-    const bool pairs = train->style == ABAR_STYLE_TIMM;
-    if (!abar__mixes(train) || (micro % group == 0 && !(pairs && group % 2))) return ABAR_OK;
-    const int64_t better = fitting_group(micro, pairs);
-    if (better == 0)
-        return abar__fail(
-            ctx, ABAR_E_ARGUMENT,
-            "--mix-group %lld: --style timm mixes pairs, and a micro-batch of %lld has no even divisor, choose an "
-            "even --batch / --accumulate",
-            (long long)group, (long long)micro);
-    return abar__fail(
-        ctx, ABAR_E_ARGUMENT, "--mix-group %lld: %s of %lld images (--batch %lld, --accumulate %lld), give --mix-group %lld",
-        (long long)group, micro % group ? "does not divide the micro-batch" : "--style timm needs an even one in a micro-batch",
-        (long long)micro, (long long)train->batch, (long long)train->accumulate, (long long)better);
-}
 
 static abar_status check_policy(abar_context *ctx, const abar_train_config *train)
 {
@@ -123,7 +92,8 @@ abar_status abar__images_check(abar_context *ctx, const abar_train_config *train
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--decode gpu: device %s does not decode images, use --decode cpu",
                           train->device);
     ABAR_TRY(check_policy(ctx, train));
-    return check_group(ctx, train);
+    if (!abar__mixes(train)) return ABAR_OK;
+    return abar__mix_group_check(ctx, train->style, abar__mix_group(train), train->batch, train->accumulate);
 }
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */

@@ -84,6 +84,24 @@ static abar_status plan_test_net(abar_context *ctx, const abar_setup *setup, con
     return ABAR_OK;
 }
 
+/* Likewise of the net that makes further passes. */
+static abar_status plan_extra_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                                  const abar_net *trained, abar_memory_plan *plan)
+{
+    abar_net *net;
+    size_t before = abar_context_memory(ctx).now;
+    ABAR_TRY(abar__extra_net_build(ctx, setup, info, dev, trained, true, &net));
+    if (!net) return ABAR_OK;
+    plan->other += abar_context_memory(ctx).now - before;
+    const abar_net_memory m = *abar_net_memory_plan(net);
+    plan->gradients += m.gradients;
+    plan->buffers += m.buffers;
+    plan->activations += m.arena;
+    plan->other += m.other;
+    abar_net_destroy(net);
+    return ABAR_OK;
+}
+
 static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             abar_memory_plan *plan)
 {
@@ -101,6 +119,7 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     plan->other += m.other + plan_books(setup, net);
     if (train->ema > 0.0) plan->average = abar__ema_bytes(net);
     abar_status status = plan_test_net(ctx, setup, info, dev, net, plan);
+    if (status == ABAR_OK) status = plan_extra_net(ctx, setup, info, dev, net, plan);
     if (status == ABAR_OK) status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
     abar_net_destroy(net);
     return status;

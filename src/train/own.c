@@ -9,7 +9,7 @@ typedef struct own_config {
     void *user;
 } own_config;
 
-static abar_value build(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
+static abar_value build_own(const abar_model *model, abar_net *net, abar_value x, int64_t classes, const void *config)
 {
     (void)model;
     const own_config *own = config;
@@ -21,7 +21,7 @@ const abar_model abar__own_model = {.name = ABAR_OWN_MODEL,
                                     .config_size = sizeof(own_config),
                                     .input = {1, 28, 28}, /* of synthetic data */
                                     .classes = 10,
-                                    .build = build};
+                                    .build = build_own};
 
 abar_status abar_setup_set_network(abar_context *ctx, abar_setup *setup, abar_network_builder builder, void *user)
 {
@@ -51,9 +51,13 @@ abar_status abar__own_check(abar_context *ctx, const abar_setup *setup)
 {
     if (setup->model == &abar__own_model && !((const own_config *)setup->model_config)->build)
         return abar__fail(ctx, ABAR_E_STATE,
-                          "--model " ABAR_OWN_MODEL ": is a network that a program builds, give it by abar_setup_set_network");
+                          "--model " ABAR_OWN_MODEL
+                          ": is a network that a program builds, give it by abar_setup_set_network, or to a "
+                          "comparison by abar_compare_set_network");
     if (abar__is_own_data(setup) && !setup->dataset)
         return abar__fail(ctx, ABAR_E_STATE,
-                          "--data " ABAR_OWN_DATA ": is a data set in a program's memory, give it by abar_setup_set_data");
+                          "--data " ABAR_OWN_DATA
+                          ": is a data set in a program's memory, give it by abar_setup_set_data, or to a "
+                          "comparison by abar_compare_set_data");
     return ABAR_OK;
 }

@@ -1,6 +1,6 @@
-/* Steps enqueued ahead of a queued device. A step is captured once per kind (plain, or with statistics) and then replayed;
- * the host enqueues steps ahead and reads their results when they are done. On the host device a step runs when it is
- * enqueued. */
+/* Steps enqueued ahead of a queued device. A step is captured once per kind (plain, or with statistics or further passes) and
+ * then replayed; the host enqueues steps ahead and reads their results when they are done. On the host device a step runs when
+ * it is enqueued. */
 #include "train/train_impl.h"
 
 abar_status abar__pipeline_create(const abar__stepper *stepper, abar_device *dev, abar_loader *loader, abar__pipeline *out)
@@ -76,7 +76,7 @@ static abar_status capture(abar__pipeline *p, int kind)
 static abar_status enqueue_device(abar__pipeline *p, bool alone)
 {
     abar_optim *optim = p->stepper->optim;
-    const int kind = abar_optim_observes(optim);
+    const int kind = abar_optim_observes(optim) || abar_optim_extra(optim) != ABAR_EXTRA_NONE;
     ABAR_TRY(send_batch(p));
     if (!p->stepper->feed->resident) ABAR_TRY(p->stream->event_record(p->dev, p->began[p->enqueued % ABAR_STEPS_AHEAD]));
     if (alone || !p->warm[kind]) {

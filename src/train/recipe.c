@@ -20,47 +20,48 @@ typedef struct recipe {
 
 #define LARGE "imagenet imagefolder"   /* images of ImageNet's size */
 #define FOLDERS LARGE " tiny-imagenet" /* all sets of image files */
+#define ADAMS "adamw nadamw sfadamw"
 #define RESNETS "resnet50 resnet101"
 
 /* The first that fits wins. */
 static const recipe recipes[] = {
-    {"resnet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
+    {"resnet", "cifar", ADAMS, 50, 128, 1e-3, 0.5, true, true},
     {"resnet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
-    {RESNETS, LARGE, "adamw", 100, 1024, 1e-3, 0.05, false, true},
+    {RESNETS, LARGE, ADAMS, 100, 1024, 1e-3, 0.05, false, true},
     {RESNETS, LARGE, "", 100, 1024, 0.5, 2e-5, false, true},
-    {RESNETS " wrn", "tiny-imagenet", "adamw", 50, 256, 1e-3, 0.05, false, true},
+    {RESNETS " wrn", "tiny-imagenet", ADAMS, 50, 256, 1e-3, 0.05, false, true},
     {RESNETS " wrn", "tiny-imagenet", "", 50, 256, 0.125, 5e-4, false, true},
-    {"resnet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
+    {"resnet", "", ADAMS, 5, 128, 1e-3, 0.5, false, false},
     {"resnet", "", "", 5, 128, 0.1, 5e-4, false, false},
-    {"wrn densenet", "cifar", "adamw", 50, 128, 1e-3, 0.5, true, true},
+    {"wrn densenet", "cifar", ADAMS, 50, 128, 1e-3, 0.5, true, true},
     {"wrn densenet", "cifar", "", 50, 128, 0.1, 5e-4, true, true},
-    {"wrn densenet", "", "adamw", 5, 128, 1e-3, 0.5, false, false},
+    {"wrn densenet", "", ADAMS, 5, 128, 1e-3, 0.5, false, false},
     {"wrn densenet", "", "", 5, 128, 0.1, 5e-4, false, false},
     {"deit swin", LARGE, "lngd", 100, 1024, 0.005, 2e-5, false, true},
-    {"deit swin", LARGE, "adamw", 100, 1024, 1e-3, 0.05, false, true},
+    {"deit swin", LARGE, ADAMS, 100, 1024, 1e-3, 0.05, false, true},
     {"deit swin", LARGE, "", 100, 1024, 0.5, 2e-5, false, true},
     {"deit swin", "tiny-imagenet", "lngd", 60, 256, 0.005, 2e-5, false, true},
-    {"deit swin", "tiny-imagenet", "adamw", 60, 256, 1e-3, 0.05, false, true},
+    {"deit swin", "tiny-imagenet", ADAMS, 60, 256, 1e-3, 0.05, false, true},
     {"deit swin", "tiny-imagenet", "", 60, 256, 0.125, 2e-5, false, true},
     {"deit swin", "cifar", "lngd", 30, 256, 0.005, 2e-5, false, true},
-    {"deit swin", "cifar", "adamw", 30, 256, 1e-3, 0.05, false, true},
+    {"deit swin", "cifar", ADAMS, 30, 256, 1e-3, 0.05, false, true},
     {"deit swin", "cifar", "", 30, 256, 0.125, 2e-5, false, true},
     {"deit swin", "", "lngd", 30, 256, 0.005, 2e-5, false, false},
-    {"deit swin", "", "adamw", 30, 256, 1e-3, 0.05, false, false},
+    {"deit swin", "", ADAMS, 30, 256, 1e-3, 0.05, false, false},
     {"deit swin", "", "", 30, 256, 0.125, 2e-5, false, false},
-    {"gpt-char", "", "adamw", 20, 64, 1e-3, 0.1, false, false},
+    {"gpt-char", "", ADAMS, 20, 64, 1e-3, 0.1, false, false},
     {"gpt-char", "", "lngd", 20, 64, 0.005, 1e-4, false, false},
     {"gpt-char", "", "", 20, 64, 0.1, 1e-4, false, false},
-    {"gpt2", "", "adamw", 20, 8, 6e-4, 0.1, false, false},
+    {"gpt2", "", ADAMS, 20, 8, 6e-4, 0.1, false, false},
     {"gpt2", "", "lngd", 20, 8, 0.005, 1e-4, false, false},
     {"gpt2", "", "", 20, 8, 0.1, 1e-4, false, false},
-    {"", "cifar", "adamw", 50, 128, 1e-3, 0.05, false, true},
+    {"", "cifar", ADAMS, 50, 128, 1e-3, 0.05, false, true},
     {"", "cifar", "", 50, 128, 0.05, 5e-4, false, true},
     /* lngd sets its own step length per layer: without batch norm the usual rate is far too large */
     {"", "", "lngd", 10, 128, 0.005, 5e-4, false, false},
-    {"", "synthetic", "adamw", 5, 128, 1e-3, 0.05, false, false},
+    {"", "synthetic", ADAMS, 5, 128, 1e-3, 0.05, false, false},
     {"", "synthetic", "", 5, 128, 0.05, 5e-4, false, false},
-    {"", "", "adamw", 10, 128, 2e-3, 0.05, false, false},
+    {"", "", ADAMS, 10, 128, 2e-3, 0.05, false, false},
     {"", "", "", 10, 128, 0.05, 5e-4, false, false},
 };
 
@@ -94,8 +95,10 @@ static const addition additions[] = {
     {"gpt", "", "", "+", "tinv=5"},
     {"gpt", "", "sgd", "mac", "decay=decoupled"},
     {"gpt-char", "", "", "", "drop=0.2 attention-drop=0.2"},
-    {"gpt-char", "", "adamw", "", "final-lr=1e-4 beta2=0.99"},
-    {"gpt2", "", "adamw", "", "final-lr=6e-5 beta2=0.95"},
+    {"gpt-char", "", "adamw nadamw", "", "final-lr=1e-4 beta2=0.99"},
+    {"gpt2", "", "adamw nadamw", "", "final-lr=6e-5 beta2=0.95"},
+    /* x lags behind z, so that the rate can be larger than AdamW's; the average takes the place of the schedule. */
+    {"", "", "sfadamw", "", "lr=0.0025 schedule=constant ema=0"},
     /* Muon's rate hardly depends on the model; what it leaves to AdamW learns as in the model's AdamW recipe. No KL clip: one
      * that varies reweights the momentum (methods.md section 11). */
     {"", "", "muon", "", "lr=0.02 weight-decay=0.01 aux-lr=1e-3"},
@@ -104,10 +107,24 @@ static const addition additions[] = {
     {"gpt2", "", "muon", "", "aux-lr=6e-4 aux-beta2=0.95"},
     {"", "", "muon", "kfac", "kl-clip=0"},
     {"", "", "muon", "eva", "kl-clip=0"},
+    {"", "", "muon", "kpsvd", "kl-clip=0"},
+    /* skfac has neither a KL clip nor KFAC's small gradients: its steps are 1 / damping times as long */
+    {"", "", "sgd", "skfac", "lr=0.005"},
+    /* K-BFGS's and M-FAC's authors' own settings; M-FAC's steps are up to m times as long as the gradient */
+    {"", "", "sgd", "kbfgs", "lr=0.3 weight-decay=1e-5 stat-decay=0.9"},
+    {"", "", "sgd", "mfac", "lr=1e-3 weight-decay=0 momentum=0 decay=inside"},
     /* Shampoo's steps are as long as Adam's: rates and decay are AdamW's. */
     {"", "", "shampoo", "", "lr=1e-3 weight-decay=0.05 graft=adam graft-eps=1e-8 shampoo-beta=0.99 shampoo-freq=50"},
     {"gpt", "", "shampoo", "", "weight-decay=0.1 final-lr=1e-4"},
     {"gpt2", "", "shampoo", "", "lr=6e-4 final-lr=6e-5"},
+    /* The rate and decay of its authors. */
+    {"", "", "soap", "", "lr=3e-3 weight-decay=0.01"},
+    {"gpt", "", "soap", "", "final-lr=3e-4"},
+    {"", "", "adahessian", "", "lr=0.15 weight-decay=5e-4"},
+    {"", "", "sophia", "", "lr=1e-3 weight-decay=0.1"},
+    {"gpt", "", "sophia", "", "lr=3e-4 final-lr=3e-5"},
+    /* directions without curvature are divided by the damping alone */
+    {"", "", "sgd", "ngd", "lr=0.003"},
 };
 
 static bool begins(const char *name, const char *with)

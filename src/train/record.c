@@ -1,4 +1,5 @@
 /* What a run reports: log.jsonl, TensorBoard scalars, and the report at its end. */
+#include "base/clock.h"
 #include "base/json.h"
 #include "train/train_impl.h"
 
@@ -6,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #define STEPS_PER_LINE 50
 #define EVENTS_NAME "events.out.tfevents.0.abar" /* one name per folder: a run that starts over replaces its scalars */
@@ -32,13 +32,6 @@ abar_status abar__record_open(abar_trainer *t)
     return abar__tfevents_open(t->ctx, path, keep_of(t->ctx, path, t->at.events_bytes), &t->scalars);
 }
 
-static double wall_time(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static int64_t global_step(const abar_trainer *t) { return t->at.epoch * t->steps + t->at.step; }
 
 abar_status abar__record_step(abar_trainer *t, double loss, double lr)
@@ -51,8 +44,8 @@ abar_status abar__record_step(abar_trainer *t, double loss, double lr)
     ABAR_TRY(abar__json_number(t->ctx, &t->text, lr));
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
     ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
-    ABAR_TRY(abar__tfevents_scalar(t->scalars, "train/batch_loss", global_step(t), wall_time(), loss));
-    return abar__tfevents_scalar(t->scalars, "lr", global_step(t), wall_time(), lr);
+    ABAR_TRY(abar__tfevents_scalar(t->scalars, "train/batch_loss", global_step(t), abar__wall_time(), loss));
+    return abar__tfevents_scalar(t->scalars, "lr", global_step(t), abar__wall_time(), lr);
 }
 
 static abar_status record_scalar(abar_trainer *t, const char *part, const char *what, double value)
@@ -60,7 +53,7 @@ static abar_status record_scalar(abar_trainer *t, const char *part, const char *
     char tag[64];
     if (isnan(value)) return ABAR_OK; /* training numbers of an epoch whose steps were all skipped; no average of weights */
     snprintf(tag, sizeof tag, "%s%s", part, what);
-    return abar__tfevents_scalar(t->scalars, tag, global_step(t), wall_time(), value);
+    return abar__tfevents_scalar(t->scalars, tag, global_step(t), abar__wall_time(), value);
 }
 
 abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)

@@ -1,17 +1,10 @@
 /* What a run reports about its curvature: diagnostics of every map in log.jsonl and TensorBoard, counters in the report. */
+#include "base/clock.h"
 #include "base/json.h"
 #include "train/train_impl.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <time.h>
-
-static double wall_time(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static abar_status write_real(abar_trainer *t, abar__text *out, const char *name, double value)
 {
@@ -46,7 +39,7 @@ static abar_status record_map(abar_trainer *t, const abar_map_info *m, int64_t s
         ABAR_TRY(write_real(t, &t->text, reals[i].name, reals[i].value));
         if (!isfinite(reals[i].value)) continue;
         snprintf(tag, sizeof tag, "curvature/%s/%s", m->layer, reals[i].name);
-        if (m->group == 0) ABAR_TRY(abar__tfevents_scalar(t->scalars, tag, step, wall_time(), reals[i].value));
+        if (m->group == 0) ABAR_TRY(abar__tfevents_scalar(t->scalars, tag, step, abar__wall_time(), reals[i].value));
     }
     return abar__text_append(t->ctx, &t->text, "}", 1);
 }
@@ -68,7 +61,7 @@ abar_status abar__record_curvature(abar_trainer *t)
     ABAR_TRY(write_real(t, &t->text, "refresh_ms", 1e3 * times.refresh));
     ABAR_TRY(write_real(t, &t->text, "apply_ms", 1e3 * times.apply));
     ABAR_TRY(abar__text_append(t->ctx, &t->text, "}", 1));
-    ABAR_TRY(abar__tfevents_scalar(t->scalars, "curvature/kl_scale", step, wall_time(), times.kl_scale));
+    ABAR_TRY(abar__tfevents_scalar(t->scalars, "curvature/kl_scale", step, abar__wall_time(), times.kl_scale));
     return abar__jsonl_write(t->log, t->text.data);
 }
 

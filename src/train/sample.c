@@ -43,7 +43,7 @@ static abar_status read_vocabulary(sampler *s, const abar_setup *setup, const ch
     return status;
 }
 
-static abar_status make_net(sampler *s, const abar_setup *setup, const char *weights)
+static abar_status make_sampler_net(sampler *s, const abar_setup *setup, const char *weights)
 {
     const abar_dataset_info info = {.text = true, .classes = s->vocabulary.count};
     const abar__net_request request = {.batch = 1};
@@ -76,7 +76,7 @@ static abar_status make_workspace(sampler *s)
     return ABAR_OK;
 }
 
-static void release(sampler *s)
+static void release_sampler(sampler *s)
 {
     abar__free(s->ctx, s->memory, s->memory ? s->memory_bytes : 0);
     abar_net_destroy(s->net);
@@ -195,7 +195,7 @@ static abar_status sample(sampler *s, const abar_setup *setup, const char *weigh
     ABAR_TRY(read_vocabulary(s, setup, weights));
     if (!s->vocabulary.bytes && !abar__utf8_valid(prompt, strlen(prompt)))
         return abar__fail(s->ctx, ABAR_E_ARGUMENT, "--prompt: not UTF-8 text, write it in another way");
-    ABAR_TRY(make_net(s, setup, weights));
+    ABAR_TRY(make_sampler_net(s, setup, weights));
     ABAR_TRY(make_workspace(s));
     ABAR_TRY(abar__text_encode(s->ctx, "--prompt", &s->vocabulary, prompt, strlen(prompt), s->prompt, &s->prompt_count));
     return make_text(s);
@@ -210,6 +210,6 @@ abar_status abar_sample(abar_context *ctx, const abar_setup *setup, const char *
     if (!c.prompt) c.prompt = "";
     sampler s = {.ctx = ctx, .config = &c};
     abar_status status = sample(&s, setup, weights);
-    release(&s);
+    release_sampler(&s);
     return status;
 }

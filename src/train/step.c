@@ -57,11 +57,86 @@ static abar_status fill(const abar__stepper *s, const abar__data_feed *f, const 
 /* Gradients include loss_scale, so they are those of the whole batch's mean already. */
 static abar_status observe(void *user, int index, const abar_layer *layer) { return abar_optim_observe(user, index, layer); }
 
+/* ---- further passes of rules that need them (device/extra.h) -------------------------------------------------------- */
+
+/* Samples of micro-batch i into the net that makes them; batch NULL: those that are there. */
+static abar_status fill_extra(const abar__stepper *s, const abar_batch *batch, int64_t i)
+{
+    abar__stepper e = *s;
+    e.net = s->extra;
+    if (is_queued(s->feed)) return fill_queued(&e, s->feed, i * s->micro);
+    return batch ? fill(&e, s->feed, batch, i * s->micro) : ABAR_OK;
+}
+
+/* The settings of the pass over micro-batch i, with sign times its share of the gradient. */
+static abar_run_config extra_run(const abar__stepper *s, int64_t k, int64_t i, double sign)
+{
+    return (abar_run_config){.size = sizeof(abar_run_config),
+                             .training = true,
+                             .seed = s->seed,
+                             .step = k,
+                             .step_now = abar_optim_is_queued(s->optim) ? abar_optim_step_now(s->optim) : NULL,
+                             .sample0 = i * s->micro,
+                             .loss_scale = sign / (double)s->accumulate};
+}
+
+/* Adds the difference of the gradients of micro-batch i at W + hz and W - hz, with the choices that ReLUs and pools make at W.
+ */
+static abar_status add_difference(const abar__stepper *s, const abar_batch *batch, int64_t k, int64_t i)
+{
+    const abar_run_config record = extra_run(s, k, i, 1.0);
+    ABAR_TRY(fill_extra(s, batch, i));
+    ABAR_TRY(abar_net_forward(s->extra, &record, NULL));
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        abar_run_config run = extra_run(s, k, i, sign);
+        run.repeat = true;
+        ABAR_TRY(abar_optim_perturb(s->optim, sign));
+        ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
+        ABAR_TRY(abar_net_backward(s->extra, i > 0 || sign < 0, NULL));
+    }
+    return abar_optim_perturb(s->optim, 0);
+}
+
+/* After step k, which has been counted: the gradient of the whole batch on labels that the model draws. */
+static abar_status take_sampled(const abar__stepper *s, const abar_batch *batch, int64_t k)
+{
+    const abar_step_config step = {.size = sizeof step, .clip = s->clip};
+    for (int64_t i = 0; i < s->accumulate; i++) {
+        abar_run_config run = extra_run(s, k + 1, i, 1.0); /* as a queued device counts, whose steps read their number */
+        run.draw_labels = true;
+        ABAR_TRY(fill_extra(s, batch, i));
+        ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
+        ABAR_TRY(abar_net_backward(s->extra, i > 0, NULL));
+    }
+    return abar_optim_take_sampled(s->optim, &step);
+}
+
+/* The gradients of single examples with labels that the model draws, or of each class in turn, before step k. */
+static abar_status add_rows(const abar__stepper *s, const abar_batch *batch, int64_t k)
+{
+    const abar_observer observer = {sizeof observer, observe, s->optim};
+    const bool drawn = abar_optim_draws_rows(s->optim);
+    ABAR_TRY(fill_extra(s, batch, 0));
+    for (int64_t i = 0; i < abar_optim_row_passes(s->optim); i++) {
+        abar_run_config run = extra_run(s, k, 0, 1.0);
+        run.draw_labels = drawn;
+        run.draw = drawn ? i : 0;
+        run.one_class = drawn ? 0 : 1 + i;
+        ABAR_TRY(abar_optim_begin_rows(s->optim, i));
+        ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
+        ABAR_TRY(abar_net_backward(s->extra, false, &observer));
+    }
+    return ABAR_OK;
+}
+
+/* ---- one step ---------------------------------------------------------------------------------------------------- */
+
 /* Forward and backward over all micro-batches; the gradients then are those of the mean over the whole batch. */
 static abar_status gradients(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
 {
     double sum = 0.0;
     const bool observes = abar_optim_observes(s->optim);
+    const abar_extra extra = abar_optim_extra(s->optim);
     const abar_observer observer = {sizeof observer, observe, s->optim};
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (batch) ABAR_TRY(fill(s, s->feed, batch, i * s->micro));
@@ -79,6 +154,8 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
         out->skipped = !isfinite(loss.loss);
         if (out->skipped) return ABAR_OK;
         ABAR_TRY(abar_net_backward(s->net, i > 0, observes ? &observer : NULL));
+        if (extra == ABAR_EXTRA_DIFFERENCE) ABAR_TRY(add_difference(s, batch, k, i));
+        if (extra == ABAR_EXTRA_ROWS) ABAR_TRY(add_rows(s, batch, k));
         out->backward_seconds += abar__seconds() - turned;
         sum += loss.loss * (double)loss.count;
         out->loss.correct += loss.correct;
@@ -86,6 +163,29 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
     }
     out->loss.loss = sum / (double)out->loss.count;
     return ABAR_OK;
+}
+
+/* The batch again at the weights of the step that was made, for a method that learns from it. *undone: the step was given up.
+ */
+static abar_status run_second(const abar__stepper *s, const abar_batch *batch, int64_t k, bool *undone)
+{
+    const abar_observer observer = {sizeof observer, observe, s->optim};
+    bool finite = true;
+    for (int64_t i = 0; i < s->accumulate && finite; i++) {
+        if (batch) ABAR_TRY(fill(s, s->feed, batch, i * s->micro));
+        const abar_run_config run = {.size = sizeof run,
+                                     .training = true,
+                                     .seed = s->seed,
+                                     .step = k,
+                                     .sample0 = i * s->micro,
+                                     .loss_scale = 1.0 / (double)s->accumulate,
+                                     .hold_statistics = true};
+        abar_loss loss;
+        ABAR_TRY(abar_net_forward(s->net, &run, &loss));
+        finite = isfinite(loss.loss);
+        if (finite) ABAR_TRY(abar_net_backward(s->net, i > 0, &observer));
+    }
+    return abar_optim_end_pass(s->optim, finite, 1.0, undone);
 }
 
 /* ---- on a queued device ------------------------------------------------------------------------------------------ */
@@ -126,14 +226,18 @@ abar_status abar__stepper_enqueue_update(const abar__stepper *s)
 abar_status abar__stepper_enqueue(const abar__stepper *s)
 {
     const bool observes = abar_optim_observes(s->optim);
+    const abar_extra extra = abar_optim_extra(s->optim);
     const abar__data_feed *f = s->feed;
     ABAR_TRY(abar_optim_begin(s->optim));
     for (int64_t i = 0; i < s->accumulate; i++) {
         if (f) ABAR_TRY(fill_queued(s, f, i * s->micro));
         ABAR_TRY(enqueue_forward(s, i));
         ABAR_TRY(enqueue_backward(s, i, observes));
+        if (extra == ABAR_EXTRA_DIFFERENCE) ABAR_TRY(add_difference(s, NULL, 0, i));
+        if (extra == ABAR_EXTRA_ROWS) ABAR_TRY(add_rows(s, NULL, 0));
     }
     ABAR_TRY(abar__stepper_enqueue_update(s));
+    if (extra == ABAR_EXTRA_SAMPLED) ABAR_TRY(take_sampled(s, NULL, 0));
     return f && f->resident ? f->ops->advance(f->dev, f->batches) : ABAR_OK;
 }
 
@@ -156,6 +260,7 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
 {
     *out = (abar__step_result){0};
     if (abar_optim_is_queued(s->optim)) return run_queued(s, batch, k, lr, out);
+    const abar_extra extra = abar_optim_extra(s->optim);
     ABAR_TRY(gradients(s, batch, k, out));
     if (out->skipped) {
         abar_optim_skip(s->optim);
@@ -164,8 +269,10 @@ abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, i
         abar_step_report report = {.size = sizeof report};
         double began = abar__seconds();
         ABAR_TRY(abar_optim_step(s->optim, &step, &report));
-        out->update_seconds = abar__seconds() - began;
         out->skipped = report.skipped;
+        if (extra == ABAR_EXTRA_SAMPLED && !out->skipped) ABAR_TRY(take_sampled(s, batch, k));
+        if (abar_optim_wants_pass(s->optim)) ABAR_TRY(run_second(s, batch, k, &out->skipped));
+        out->update_seconds = abar__seconds() - began;
     }
     if (out->skipped)
         abar_net_rollback(s->net);
@@ -183,10 +290,33 @@ static abar_tensor first_input(const abar_net *net, const abar_layer *layer)
     return abar_tensor_wrap(input.dev, input.data, input.dtype, 2, dim);
 }
 
+static abar_status calibrate_layer(void *user, int index, const abar_layer *layer, const abar_layer_forward *forward)
+{
+    (void)layer;
+    return abar_optim_wants_calibration(user, index) ? abar_optim_calibrate(user, index, &forward->input) : ABAR_OK;
+}
+
+/* Layers behind others see their inputs in a forward pass. */
+static abar_status calibrate_all(const abar__stepper *s, int64_t micro)
+{
+    const abar_forward_observer observer = {sizeof observer, calibrate_layer, s->optim};
+    const abar_run_config run = {.size = sizeof run,
+                                 .training = true,
+                                 .seed = s->seed,
+                                 .sample0 = micro * s->micro,
+                                 .observer = &observer,
+                                 .hold_statistics = true};
+    return abar_net_forward(s->net, &run, NULL);
+}
+
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
 {
-    bool wanted = false;
-    for (int l = 0; l < abar_net_layer_count(s->net); l++) wanted = wanted || abar_optim_wants_calibration(s->optim, l);
+    bool wanted = false, deep = false;
+    for (int l = 0; l < abar_net_layer_count(s->net); l++) {
+        const bool wants = abar_optim_wants_calibration(s->optim, l);
+        wanted = wanted || wants;
+        deep = deep || (wants && !abar_net_layer(s->net, l)->reads_network_input);
+    }
     if (!wanted) return ABAR_OK;
     const bool resident = is_queued(s->feed) && s->feed->resident;
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
@@ -196,7 +326,8 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
         for (int64_t i = 0; i < s->accumulate; i++) {
             ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, s->feed, &batch, i * s->micro));
-            for (int l = 0; l < abar_net_layer_count(s->net); l++) {
+            if (deep) ABAR_TRY(calibrate_all(s, i));
+            for (int l = 0; !deep && l < abar_net_layer_count(s->net); l++) {
                 if (!abar_optim_wants_calibration(s->optim, l)) continue;
                 abar_tensor input = first_input(s->net, abar_net_layer(s->net, l));
                 ABAR_TRY(abar_optim_calibrate(s->optim, l, &input));
@@ -205,6 +336,28 @@ abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
         if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
     }
     return abar_optim_end_calibration(s->optim);
+}
+
+abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, int64_t epoch, int64_t n)
+{
+    const bool resident = is_queued(s->feed) && s->feed->resident;
+    ABAR_TRY(abar_loader_seek(loader, epoch, 0));
+    if (resident) ABAR_TRY(abar__data_feed_seek(s->feed, loader, epoch, 0));
+    for (int64_t b = 0; b < n; b++) {
+        abar_batch batch = {.size = sizeof batch};
+        if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
+        for (int64_t i = 0; i < s->accumulate; i++) {
+            const abar_run_config run = {.size = sizeof run,
+                                         .training = true,
+                                         .seed = s->seed,
+                                         .step = epoch * abar_loader_batches(loader) + b,
+                                         .sample0 = i * s->micro};
+            ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, s->feed, &batch, i * s->micro));
+            ABAR_TRY(abar_net_forward(s->net, &run, NULL));
+        }
+        if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
+    }
+    return ABAR_OK;
 }
 
 static abar_status infer(const abar__stepper *s, const abar__data_feed *f, const abar_batch *batch, abar_loss *out)

@@ -66,6 +66,9 @@ abar_status abar__setup_compare(abar_context *ctx, const abar_setup *was, const 
 extern const abar_model abar__own_model;
 bool abar__is_own_data(const abar_setup *setup);
 /* Whether the setup has been given what its names stand for. */
+/* As abar_setup_check, but a network and data of the program's own may be missing. */
+abar_status abar__settings_check(abar_context *ctx, const abar_setup *setup);
+/* Whether it has them. */
 abar_status abar__own_check(abar_context *ctx, const abar_setup *setup);
 
 /* ---- building ------------------------------------------------------------------------------------------------- */
@@ -82,10 +85,12 @@ abar_status abar__data_open(abar_context *ctx, const abar_setup *setup, bool tes
 abar_status abar__device_open(abar_context *ctx, const abar_setup *setup, abar_device **out);
 
 typedef struct abar__net_request {
-    int64_t batch; /* of one forward pass */
-    bool training; /* else its loss is that of hard labels, without smoothing */
+    int64_t batch;    /* of one forward pass */
+    bool training;    /* else its loss is that of hard labels, without smoothing */
+    bool hard_labels; /* its loss is, all the same */
     bool plan_only;
     const abar_net *share; /* as in abar_compile_config */
+    bool patterns;         /* likewise */
 } abar__net_request;
 
 abar_status abar__net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
@@ -98,6 +103,15 @@ abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, con
                                  abar_device *dev, const abar__net_request *request, abar_net **out);
 /* Whether the names in the options of method and rule fit the net. */
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
+/* The further gradients that the setup's rule or method needs. */
+abar_extra abar__setup_extra(const abar_setup *setup);
+/* The net that makes those passes, on the parameters of net; NULL: there are none. The loss of labels that are not the data's is
+ * that of hard ones. */
+abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
+                                  const abar_net *net, bool plan_only, abar_net **out);
+/* extra: that net; NULL: there is none, and rules that need it are refused. */
+abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                   const abar_net *extra, abar_optim **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
@@ -144,6 +158,7 @@ abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *ba
 typedef struct abar__stepper {
     abar_context *ctx;
     abar_net *net;
+    abar_net *extra;               /* makes the further passes of rules that need them; NULL: none */
     abar_optim *optim;             /* NULL: evaluation only */
     const abar_dataset_info *info; /* shape and normalisation of the images, or text */
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
@@ -169,6 +184,9 @@ abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observe)
 abar_status abar__stepper_enqueue_update(const abar__stepper *s);
 /* For optimizers that calibrate on the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
+/* Forward passes over the first n batches of a training epoch, which update the provisional running statistics. Moves the
+ * loader. */
+abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, int64_t epoch, int64_t n);
 /* One forward pass over a batch of micro samples, with running statistics and without dropout. */
 abar_status abar__stepper_infer(const abar__stepper *s, const abar_batch *batch, abar_loss *out);
 /* Loss and correct predictions over the whole test part; feed: that of the test part, or NULL. ABAR_STOPPED when stop (may
@@ -229,11 +247,18 @@ void abar__ema_release(abar__ema *e);
 abar_status abar__ema_copy(abar__ema *e);
 abar_status abar__ema_update(abar__ema *e, double decay);
 void abar__ema_count(abar__ema *e);
-/* Tensor i of the net's state dict, as averaged. */
+/* Tensor i of the net's state dict, as averaged; without counts with the net's own counters. */
 void abar__ema_tensor(const abar__ema *e, int i, const char **name, abar_tensor *out);
 /* Between steps: gives the net the average's values, and its own back (if they were taken). No step may run in between. */
 abar_status abar__ema_swap_in(abar__ema *e);
 abar_status abar__ema_swap_out(abar__ema *e);
+
+/* ---- the weights that are tested (tested.c) ----------------------------------------------------------------------- */
+
+/* Between steps: gives the net the weights that the optimizer wants tested and exported, and back those that it trains. Does
+ * nothing where they are the same. leave: also after a failure, and after nothing. */
+abar_status abar__tested_enter(abar_trainer *t);
+abar_status abar__tested_leave(abar_trainer *t);
 
 /* ---- weights in files ------------------------------------------------------------------------------------------ */
 
@@ -305,8 +330,10 @@ struct abar_trainer {
     abar_dataset *data;
     abar_device *dev;
     abar_net *net, *test_net; /* test_net: NULL, the net itself is tested */
+    abar_net *extra_net;      /* as abar__stepper's */
     abar_optim *optim;
     abar__ema average;
+    abar__ema tested; /* the net itself, while it has the weights that are tested and not those that are trained */
     abar_loader *train, *test;
     abar__data_feed train_feed, test_feed;
     abar_dataset_info test_info; /* with the size of test images */

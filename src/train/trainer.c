@@ -50,11 +50,13 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
-    ABAR_TRY(abar__optim_build(t->ctx, t->setup, t->dev, t->net, &t->optim));
+    ABAR_TRY(abar__extra_net_build(t->ctx, t->setup, info, t->dev, t->net, false, &t->extra_net));
+    ABAR_TRY(abar__optim_build_with(t->ctx, t->setup, t->dev, t->net, t->extra_net, &t->optim));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     ABAR_TRY(make_feeds(t, request.batch));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
+                                 .extra = t->extra_net,
                                  .optim = t->optim,
                                  .info = info,
                                  .micro = request.batch,
@@ -153,6 +155,7 @@ void abar_trainer_destroy(abar_trainer *t)
     abar__data_feed_release(t->ctx, &t->test_feed);
     abar_optim_destroy(t->optim);
     abar__ema_release(&t->average);
+    abar_net_destroy(t->extra_net);
     abar_net_destroy(t->test_net);
     abar_net_destroy(t->net);
     abar_device_close(t->dev);
@@ -364,6 +367,7 @@ static abar_status finish_epoch(abar_trainer *t, const abar_loss *test, const ab
     t->at.correct = t->at.count = t->at.epoch_skipped = t->pace_samples = 0;
     ABAR_TRY(abar__snapshot_save(t)); /* before the checkpoint: a run that dies between them makes it again */
     ABAR_TRY(abar__export_save(t));
+    ABAR_TRY(abar__tested_leave(t));
     ABAR_TRY(save_checkpoint(t));
     const abar_block_counts blocks = *abar_optim_blocks(t->optim);
     p.blocks_dropped = blocks.dropped;
@@ -399,6 +403,19 @@ static abar_status test_average(abar_trainer *t, abar_loss *out)
     return back < 0 ? back : status;
 }
 
+/* Tests and exports. The net gets the weights that are trained back whatever happens. */
+static abar_status end_epoch(abar_trainer *t)
+{
+    abar_loss own, average = {0};
+    abar_status status = abar__tested_enter(t);
+    if (status == ABAR_OK) status = test(t, &own);
+    if (status == ABAR_OK && t->average.net) status = test_average(t, &average);
+    t->at.test_seconds += tick(t);
+    if (status == ABAR_OK) status = finish_epoch(t, &own, &average);
+    const abar_status back = abar__tested_leave(t);
+    return back < 0 ? back : status;
+}
+
 /* Goes on from wherever t->at is, through the end of that epoch. */
 static abar_status run_epoch(abar_trainer *t)
 {
@@ -416,11 +433,7 @@ static abar_status run_epoch(abar_trainer *t)
     }
     ABAR_TRY(take_all(t));
     if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
-    abar_loss own, average = {0};
-    abar_status status = test(t, &own);
-    if (status == ABAR_OK && t->average.net) status = test_average(t, &average);
-    t->at.test_seconds += tick(t);
-    return status == ABAR_OK ? finish_epoch(t, &own, &average) : status;
+    return end_epoch(t);
 }
 
 /* Fewer steps than GIVE_UP_AFTER, and not one that counted. The checkpoint is there and holds the first weights. */

@@ -1,4 +1,5 @@
 /* A net's tensors in safetensors files: reading ours and PyTorch's, strictly by name and shape, and writing the export. */
+#include "base/number.h"
 #include "train/train_impl.h"
 
 #include <stdio.h>
@@ -60,12 +61,75 @@ abar_status abar__weights_load(abar_context *ctx, const abar__safetensors *file,
     return abar_net_weights_changed(net);
 }
 
+/* ---- checkpoints of rules that average ---------------------------------------------------------------------------- */
+
+#define APART ABAR_STATE_PREFIX "z_minus_y." /* z - y of a parameter (optimizers.md section 4) */
+
+/* dst = y + factor (z - y). */
+static abar_status combine(abar_context *ctx, const abar_tensor *y, const abar_tensor *apart, double factor,
+                           const abar_tensor *dst)
+{
+    const int64_t n = abar_tensor_count(dst);
+    void *memory;
+    ABAR_TRY(abar__alloc(ctx, 2 * (size_t)n * sizeof(double), &memory));
+    double *x = memory, *d = x + n;
+    const abar_tensor to = abar_tensor_wrap(NULL, x, ABAR_F64, dst->ndim, dst->dim);
+    const abar_tensor by = abar_tensor_wrap(NULL, d, ABAR_F64, dst->ndim, dst->dim);
+    abar_status status = abar_tensor_copy(ctx, &to, y);
+    if (status == ABAR_OK) status = abar_tensor_copy(ctx, &by, apart);
+    for (int64_t i = 0; i < n; i++) x[i] += factor * d[i];
+    if (status == ABAR_OK) status = abar_tensor_copy(ctx, dst, &to);
+    abar__free(ctx, memory, 2 * (size_t)n * sizeof(double));
+    return status;
+}
+
+/* 1 - 1 / beta1 of the run that made the checkpoint. */
+static abar_status read_factor(abar_context *ctx, const char *path, double *out)
+{
+    char text[ABAR_OPTION_TEXT_MAX];
+    abar_setup *setup;
+    double beta1;
+    ABAR_TRY(abar_setup_load_file(ctx, path, &setup));
+    abar_status status = abar_options_get(ctx, setup->rule->options, setup->rule_config, "beta1", text, sizeof text);
+    if (status == ABAR_OK && (!abar__real_parse(text, &beta1) || !(beta1 > 0.0)))
+        status = abar__fail(ctx, ABAR_E_FORMAT, "%s: its optimizer has no beta1 above 0, the checkpoint is damaged", path);
+    if (status == ABAR_OK) *out = 1.0 - 1.0 / beta1;
+    abar_setup_destroy(ctx, setup);
+    return status;
+}
+
+/* A checkpoint has the weights that are trained, y; wanted are those that are tested, x. */
+static abar_status load_tested(abar_context *ctx, const abar__safetensors *file, const char *path, abar_net *net)
+{
+    double factor = 0.0;
+    for (int i = 0; i < abar_net_tensor_count(net); i++) {
+        const char *name;
+        char full[256];
+        abar_tensor dst, y, apart;
+        abar_net_tensor(net, i, &name, &dst);
+        snprintf(full, sizeof full, APART "%s", name);
+        if (!abar__safetensors_find(file, full, &apart) || !abar__safetensors_find(file, name, &y)) continue;
+        if (abar__net_blocks_of(net).running_bytes > 0)
+            return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                              "%s: its statistics of batch norms belong to the weights that are trained, not to those that are "
+                              "tested; take model.safetensors of the same folder",
+                              path);
+        if (!same_shape(&apart, &dst))
+            return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %s has another shape than %s, the checkpoint is damaged", path,
+                              full, name);
+        if (factor == 0.0) ABAR_TRY(read_factor(ctx, path, &factor));
+        ABAR_TRY(combine(ctx, &y, &apart, factor, &dst));
+    }
+    return abar_net_weights_changed(net);
+}
+
 abar_status abar__weights_read(abar_context *ctx, const char *path, abar_net *net)
 {
     abar__safetensors *file;
     ABAR_TRY(abar__safetensors_open(ctx, path, &file));
     abar_status status = abar__weights_exact(ctx, file, path, net);
     if (status == ABAR_OK) status = abar__weights_load(ctx, file, path, net, false);
+    if (status == ABAR_OK) status = load_tested(ctx, file, path, net);
     abar__safetensors_close(file);
     return status;
 }
@@ -81,14 +145,14 @@ static bool net_has(const abar_net *net, const char *wanted)
     return false;
 }
 
-static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
+static bool has_prefix(const char *name, const char *prefix) { return strncmp(name, prefix, strlen(prefix)) == 0; }
 
 abar_status abar__weights_exact(abar_context *ctx, const abar__safetensors *file, const char *path, const abar_net *net)
 {
     for (int i = 0; i < abar__safetensors_count(file); i++) {
         abar_tensor tensor;
         const char *name = abar__safetensors_get(file, i, &tensor);
-        if (begins(name, ABAR_STATE_PREFIX) || begins(name, ABAR_EMA_PREFIX) || net_has(net, name)) continue;
+        if (has_prefix(name, ABAR_STATE_PREFIX) || has_prefix(name, ABAR_EMA_PREFIX) || net_has(net, name)) continue;
         return abar__fail(ctx, ABAR_E_FORMAT, "%s: tensor %.160s is not one of the model's, is it of another model?", path,
                           name);
     }

@@ -2,7 +2,7 @@
 #include "analysis/collect.h"
 #include "analysis/dense.h"
 #include "analysis/factors.h"
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 #include "analysis/results.h"
 #include "observe_testing.h"
 

@@ -1,5 +1,5 @@
 /* Sums of products of columns: every instruction set against plain loops, exactly. */
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 #include "analysis_testing.h"
 #include "isa_testing.h"
 
@@ -28,14 +28,14 @@ static double *numbers(int64_t n)
     return x;
 }
 
-static void check_add(int64_t rows, int64_t columns)
+static void check_add(const abar_context *ctx, int64_t rows, int64_t columns)
 {
     const int64_t side = abar__gram_side(columns);
     double *x = numbers(rows * columns), *panels = numbers(rows * side), *sums = numbers(side * side);
     make_matrix(rows, columns, x);
     abar__gram_pack(x, rows, columns, columns, 1, panels);
     for (int64_t i = 0; i < side * side; i++) sums[i] = 3.0; /* it adds */
-    abar__gram_add(rows, side, panels, sums);
+    abar__gram_add(ctx, rows, side, panels, sums);
     for (int64_t i = 0; i < side; i++)
         for (int64_t j = 0; j <= i; j++) {
             const bool inside = i < columns && j < columns;
@@ -47,7 +47,7 @@ static void check_add(int64_t rows, int64_t columns)
     test_free(sums);
 }
 
-static void check_multiply(int64_t rows, int64_t a_columns, int64_t b_columns)
+static void check_multiply(const abar_context *ctx, int64_t rows, int64_t a_columns, int64_t b_columns)
 {
     const int64_t a_side = abar__gram_side(a_columns), b_side = abar__gram_side(b_columns);
     double *a = numbers(rows * a_columns), *b = numbers(rows * b_columns), *sums = numbers(a_side * b_side);
@@ -56,7 +56,7 @@ static void check_multiply(int64_t rows, int64_t a_columns, int64_t b_columns)
     make_matrix(rows, b_columns, b);
     abar__gram_pack(a, rows, a_columns, a_columns, 1, a_panels);
     abar__gram_pack(b, rows, b_columns, b_columns, 1, b_panels);
-    abar__gram_multiply(rows, a_side, a_panels, b_side, b_panels, sums);
+    abar__gram_multiply(ctx, rows, a_side, a_panels, b_side, b_panels, sums);
     for (int64_t i = 0; i < a_columns; i++)
         for (int64_t j = 0; j < b_columns; j++)
             assert_true(sums[i * b_side + j] == dot_of_columns(rows, a, a_columns, i, b, b_columns, j));
@@ -74,12 +74,15 @@ static void gram_of_any_shape_equals_plain_loops(void **state)
     char *saved = isa_save();
     (void)state;
     for (int isa = 0; isa <= (int)abar__isa_supported(); isa++) {
+        abar_context *ctx;
         isa_force(abar__isa_name((abar__isa)isa));
+        assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
             for (size_t c = 0; c < sizeof columns / sizeof *columns; c++) {
-                check_add(rows[r], columns[c]);
-                check_multiply(rows[r], columns[c], columns[(c + 4) % (sizeof columns / sizeof *columns)]);
+                check_add(ctx, rows[r], columns[c]);
+                check_multiply(ctx, rows[r], columns[c], columns[(c + 4) % (sizeof columns / sizeof *columns)]);
             }
+        abar_context_destroy(ctx);
     }
     isa_restore(saved);
 }
@@ -102,18 +105,21 @@ static void gram_does_not_depend_on_the_number_of_threads(void **state)
 {
     enum { ROWS = 300, SIDE = 136 };
     const int before = omp_get_max_threads();
+    abar_context *ctx;
     double *panels = numbers(ROWS * SIDE), *one = numbers(SIDE * SIDE), *several = numbers(SIDE * SIDE);
     (void)state;
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
     for (int64_t i = 0; i < ROWS * SIDE; i++) panels[i] = number(i) / 3.0;
     omp_set_num_threads(1);
-    abar__gram_add(ROWS, SIDE, panels, one);
+    abar__gram_add(ctx, ROWS, SIDE, panels, one);
     for (int threads = 2; threads <= 5; threads++) {
         memset(several, 0, SIDE * SIDE * sizeof *several);
         omp_set_num_threads(threads);
-        abar__gram_add(ROWS, SIDE, panels, several);
+        abar__gram_add(ctx, ROWS, SIDE, panels, several);
         assert_memory_equal(one, several, SIDE * SIDE * sizeof *several);
     }
     omp_set_num_threads(before);
+    abar_context_destroy(ctx);
     test_free(panels);
     test_free(one);
     test_free(several);

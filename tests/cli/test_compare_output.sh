@@ -31,6 +31,34 @@ check "--json prints one object" one_json_object
 check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 check "--json prints what the file holds" cmp -s stdout pipe/compare.json
 
+# --- targets and pairs ---
+succeeds "a target" compare --resume pipe --target acc=1
+check "when it is reached is told" test "$(grep -cE '^  (sgd|adamw|mac) +1\.0 \+- 0\.0 +8 \+- 0 .* 0 of 2$' stdout)" = 3
+check "pairs are told" test "$(grep -cE '^  (sgd|adamw) - (adamw|mac) .*told apart' stdout)" = 3
+check "no line of them is too long" awk 'length > 80 { exit 1 }' stdout
+check "the page has both" test "$(grep -cE '^\| (sgd|adamw|mac) \| 1\.0 ± 0\.0 \| 8 ± 0 \|' pipe/compare.md)" = 3 -a "$(grep -cE 'told apart \|' pipe/compare.md)" = 3
+succeeds "a target that nobody reaches" compare --resume pipe --target loss=0
+check "never is counted" test "$(grep -cE '^  (sgd|adamw|mac) .* 2 of 2$' stdout)" = 3
+succeeds "the target is kept" compare --resume pipe
+check "and told again" says '^to reach test loss=0:'
+succeeds "no target" compare --resume pipe --target ''
+check "is none" bash -c "! grep -q 'to reach' stdout"
+succeeds "an optimizer twice under two names" compare "${tiny[@]}" --optim a=sgd,b=sgd --seeds 2 --out twins
+check "is not told apart from itself" says '^  a - b +0\.00 .* not told apart'
+# --- all ---
+names=$("$abar" optimizers --json | python3 -c "import json, sys; o = json.load(sys.stdin); print(*[x['name'] for x in o['rules'] + o['methods']])")
+all=(--model lenet5 --data synthetic --limit-train 32 --limit-test 16 --batch 16 --epochs 1 --threads 1)
+succeeds "--optim all runs every optimizer" compare "${all[@]}" --optim all --out all
+check "in the order of abar optimizers" test "$(sed -nE 's/^\[.*\] ([a-z]+) +seed 0.*/\1/p' stdout | tr '\n' ' ')" = "$names "
+check "and leaves none out" bash -c "! grep -q 'left out' stdout"
+succeeds "names beside all are not run twice" compare "${tiny[@]}" --optim mac,slow=mac,all:1 --slow.lr 0.01 --epochs 1 --out named
+check "named ones come first" says '^\[ *1/[0-9]+\] mac +seed 0'
+check "what the network has nothing for is left out, with the reason" says '^muon is left out: .*muon'
+check "muon was not run" test ! -e named/muon-s0
+succeeds "what the settings rule out is left out" compare "${all[@]}" --optim all --ema 0.9 --out averaged
+check "with the reason" says '^sfadamw is left out: --ema'
+refuses "what rules all of them out is refused" 2 "limit-train" compare "${all[@]}" --optim all --batch 64 --out none
+
 # --- resuming ---
 times='seconds|seconds_std|ms_per_step|ms_per_step_std|time_ratio|epoch_seconds|epoch_seconds_std|ms_alone|wall_seconds|jobs|side_by_side'
 numbers() { sed -E "s/\"($times)\": ([0-9.e+-]+|null)//g" "$1/compare.json"; }

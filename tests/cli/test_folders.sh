@@ -188,4 +188,13 @@ succeeds "eval of a checkpoint that lies elsewhere" eval --checkpoint apart.safe
 cp whole/model.safetensors apart.safetensors
 refuses "eval of an export that lies elsewhere" 2 '--model: needed' eval --checkpoint apart.safetensors
 refuses "eval with another model" 1 'whole' eval --checkpoint whole/model.safetensors --model mlp --data synthetic
+
+# --- Schedule-Free AdamW: the checkpoint has the weights that are trained, the export those that are tested ---
+succeeds "a training with Schedule-Free AdamW" train --model resnet50 --blocks 1-1 --width 4 --classes 10 --image-size 28 --data synthetic --limit-train 256 \
+    --limit-test 128 --batch 32 --epochs 2 --threads 1 --optim sfadamw --quiet --out free
+succeeds "eval of its folder" eval --checkpoint free --json
+check "the export is taken" says 'free/model\.safetensors'
+refuses "eval of its checkpoint" 1 'take model\.safetensors' eval --checkpoint free/state.safetensors
+refuses "a schedule in place of the average" 2 '--schedule constant' train "${small[@]}" --optim sfadamw --schedule cosine
+refuses "weights that keep their norm and decay" 2 '--weight-decay 0' train "${small[@]}" --optim muon --hyperball
 finish

@@ -35,13 +35,15 @@ tells "the rules of a model's parameters" "[p['rule'] for p in o['rule']['parame
 tells "a model's memory" "2 * o['memory_bytes']['total'] == sum(o['memory_bytes'].values()) and o['memory_bytes']['activations'] > 0" models --model lenet5 --batch 16
 tells "the blocks of a model's parameters" "[p['blocks'] for p in o['rule']['parameters'] if p['name'] in ('fc1.weight', 'fc1.bias')] == [8, 2]" \
     models --model lenet5 --optim shampoo --shampoo-block 100
+tells "blocks that are not cut" "{p['blocks'] for p in o['rule']['parameters']} == {1} and {p['rule'] for p in o['rule']['parameters']} == {'soap'}" \
+    models --model lenet5 --optim soap --max-dim 200
 tells "a model's maps" "[m['columns'] for m in o['method']['maps']] == [26, 151, 401, 121, 85] and o['method']['name'] == 'mac'" \
     models --model lenet5 --optim mac
 tells "data" "any(d['name'] == 'synthetic' and d['found'] for d in o['data']) and all(d['found'] or d['remedy'] for d in o['data'])" data
 tells "a data set" "o['train'] == sum(o['train_per_class']) == 8192 and (o['channels'], o['height'], o['width']) == (1, 28, 28)" data --data synthetic
 printf 'äöü\n%.0s' {1..50} >text
 tells "a text" "(o['train'], o['test'], o['classes'], o['samples']) == (180, 20, 4, 'characters')" data --data text:text
-tells "optimizers" "{'sgd', 'adamw', 'muon', 'shampoo'} == {r['name'] for r in o['rules']} and 'mac' in [m['name'] for m in o['methods']]" optimizers
+tells "optimizers" "{'sgd', 'adamw', 'nadamw', 'sfadamw', 'muon', 'shampoo', 'soap', 'adahessian', 'sophia'} == {r['name'] for r in o['rules']} and 'mac' in [m['name'] for m in o['methods']]" optimizers
 tells "options of optimizers" "any(x['name'] == 'momentum' and x['default'] == '0.9' and x['max'] == 1 for x in o['rules'][0]['options'])" optimizers
 tells "one optimizer" "[r['name'] for r in o['rules']] == ['adamw'] and [m['name'] for m in o['methods']] == ['mac'] and o['method_options']" \
     optimizers --optim mac+adamw

@@ -74,7 +74,7 @@ void lab_open(lab *l, const char *device, const abar_allocator *allocator, const
 void lab_close(lab *l); /* fails the test when something is still held */
 
 /* Everything create wants. method NULL: the rule alone. options: "damping=0.1 tcov=1", of method, curvature or rule, and
- * rule=NAME (sgd, without momentum unless asked for), base-lr=X, weight-decay=X. */
+ * rule=NAME (sgd, without momentum unless asked for), base-lr=X, weight-decay=X, examples=N (those of the lab), classes=N. */
 typedef struct lab_request {
     abar_optim_config config;
     abar__curvature_config common;
@@ -153,9 +153,10 @@ const char *lab_state_changed(const lab_state *a, const lab_state *b);
 /* Weights and device tensors only; NULL when all numbers are finite. */
 const char *lab_state_not_finite(const lab_state *state);
 
-extern const char *const lab_methods[];  /* NULL-terminated */
-extern const char *const lab_cases[][2]; /* method, options: all of them in their variants; ends in NULL */
-extern const char *const lab_devices[];  /* NULL-terminated */
+extern const char *lab_methods[];       /* NULL-terminated: those of the device */
+extern const char *lab_cases[][2];      /* method, options: all of them in their variants; ends in NULL */
+bool lab_has(const char *method);       /* whether the device of the tests has it */
+extern const char *const lab_devices[]; /* NULL-terminated */
 bool lab_uses_output_grad(const char *method);
 bool lab_is_dense(const char *method);
 const char *lab_with(char buffer[256], const char *options, const char *more); /* both, joined */

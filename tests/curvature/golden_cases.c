@@ -65,11 +65,11 @@ static bool find(const abar__safetensors *file, abar_tensor *out, const char *fo
     return abar__safetensors_find(file, key, out);
 }
 
-/* Step k of a tensor whose first dimension is the step. */
+/* Step k of a tensor whose first dimension is the step; behind the last one they come round again. */
 static abar_tensor step_of(const abar_tensor *t, int64_t k)
 {
     abar_tensor s = *t;
-    s.data = (char *)t->data + (size_t)(k * t->stride[0]) * abar_dtype_size(t->dtype);
+    s.data = (char *)t->data + (size_t)(k % t->dim[0] * t->stride[0]) * abar_dtype_size(t->dtype);
     s.ndim = t->ndim - 1;
     memmove(s.dim, t->dim + 1, sizeof s.dim - sizeof *s.dim);
     memmove(s.stride, t->stride + 1, sizeof s.stride - sizeof *s.stride);
@@ -241,6 +241,8 @@ static void *rule_config(bench *b, const cJSON *update, const char **name, doubl
             NEED(b, abar_options_set(b->ctx, r->options, config, "nesterov", "true"));
         if (cJSON_IsTrue(cJSON_GetObjectItem(update, "decoupled")))
             NEED(b, abar_options_set(b->ctx, r->options, config, "decay", "decoupled"));
+        if (cJSON_IsTrue(cJSON_GetObjectItem(update, "inside")))
+            NEED(b, abar_options_set(b->ctx, r->options, config, "decay", "inside"));
         return config;
     }
     const cJSON *betas = cJSON_GetObjectItem(update, "betas");
@@ -272,8 +274,10 @@ static abar_optim *make_optimizer(bench *b, double *lr)
     abar_layer layers[LAYERS_MAX];
     char names[2 * LAYERS_MAX][64];
     int n = 0, maps = 0;
+    double examples = 0.0;
     for (int i = 0; i < b->n; i++) {
         const layer_data *l = &b->layer[i];
+        if (l->is_map) examples = fmax(examples, (double)l->x.dim[1]);
         snprintf(names[n], sizeof *names, "%s.weight", l->name);
         params[n] = (abar_optim_param){names[n], l->weight, l->weight_grad, 1.0, decay};
         n++;
@@ -296,7 +300,8 @@ static abar_optim *make_optimizer(bench *b, double *lr)
                                                    .n_params = n,
                                                    .layers = layers,
                                                    .n_layers = maps,
-                                                   .base_lr = number(b->info, "lr", 0.1)},
+                                                   .base_lr = number(b->info, "lr", 0.1),
+                                                   .examples = (int64_t)number(b->info, "examples", examples)},
                               &optim));
     free(common);
     free(own);
@@ -459,6 +464,11 @@ static void run_steps(bench *b, abar_optim *optim, double lr, double allowed)
         abar_step_config step = {.size = sizeof step, .lr = lr, .clip = number(b->info, "clip", 0.0)};
         abar_step_report report = {.size = sizeof report};
         NEED(b, abar_optim_step(optim, &step, &report));
+        if (abar_optim_wants_pass(optim)) { /* it sees the next batch */
+            for (int i = 0, at = 0; i < b->n; i++)
+                if (b->layer[i].is_map) observe(b, optim, at++, &b->layer[i], k + 1);
+            NEED(b, abar_optim_end_pass(optim, true, 1.0, NULL));
+        }
         if (report.skipped != listed(cJSON_GetObjectItem(b->info, "skipped"), k))
             fail_msg("%s: step %d skipped?", b->name, (int)k);
         for (int i = 0; i < b->n && !updates; i++) {

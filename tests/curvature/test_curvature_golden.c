@@ -34,6 +34,11 @@ int main(void)
         METHOD(golden_ref_matches_every_case, "kfac"),
         METHOD(golden_ref_matches_every_case, "eva"),
         METHOD(golden_ref_matches_every_case, "lngd"),
+        METHOD(golden_ref_matches_every_case, "skfac"),
+        METHOD(golden_ref_matches_every_case, "kpsvd"),
+        METHOD(golden_ref_matches_every_case, "mfac"),
+        METHOD(golden_ref_matches_every_case, "kbfgs"),
+        METHOD(golden_ref_matches_every_case, "mfac_authors"),
         METHOD(golden_ref_matches_every_case, "attention"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "mac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "smac"),
@@ -41,6 +46,11 @@ int main(void)
         METHOD(golden_cpu_matches_every_case_in_every_layout, "kfac"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "eva"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "lngd"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "skfac"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "kpsvd"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "mfac"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "kbfgs"),
+        METHOD(golden_cpu_matches_every_case_in_every_layout, "mfac_authors"),
         METHOD(golden_cpu_matches_every_case_in_every_layout, "attention"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -232,13 +232,21 @@ static void steps_allocate_nothing(void **state)
 
 static void creation_survives_every_failing_allocation(void **state)
 {
-    static const char *const cases[][2] = {{"mac", "first-layer=dataset-cov"}, {"smac", "damping=adaptive"}, {"foof", ""},
-                                           {"kfac", "kfac-inverse=eigen"},     {"eva", "rule=adamw"},        {"lngd", ""}};
+    static const char *const cases[][2] = {{"mac", "first-layer=dataset-cov"},
+                                           {"smac", "damping=adaptive"},
+                                           {"foof", ""},
+                                           {"kfac", "kfac-inverse=eigen"},
+                                           {"eva", "rule=adamw"},
+                                           {"lngd", ""},
+                                           {"skfac", ""},
+                                           {"kpsvd", ""},
+                                           {"kpsvd", "kpsvd-terms=2"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lab l;
         lab_request request;
         counter c = {0};
         const abar_allocator allocator = {counted_alloc, counted_release, &c};
+        if (!lab_has(cases[i][0])) continue;
         lab_open(&l, *state, &allocator, shapes, LAYERS, EXAMPLES, 1);
         lab_request_make(&l, cases[i][0], cases[i][1], &request);
         const size_t held = c.held;

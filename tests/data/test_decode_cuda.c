@@ -4,6 +4,7 @@
 
 #include "data/data_impl.h"
 #include "data/images/draws.h"
+#include "data/images/encoded.h"
 #include "data/images_support.h"
 #include "device/feed_impl.h"
 
@@ -29,8 +30,8 @@ static void need(const rig *r, abar_status status, const char *what)
 
 static const abar__feed_ops *ops(const rig *r) { return abar__feed_of(r->dev); }
 
-/* False: there is no nvJPEG. */
-static bool make_feed(rig *r)
+/* side: of its images. False: there is no nvJPEG. */
+static bool make_feed(rig *r, int64_t side, int64_t batch)
 {
     float table[3][256], noise[ABAR_NOISE_COUNT];
     for (int c = 0; c < 3; c++) {
@@ -40,10 +41,10 @@ static bool make_feed(rig *r)
     }
     abar__noise_table(noise);
     const abar__feed_desc desc = {.channels = 3,
-                                  .height = SIDE,
-                                  .width = SIDE,
-                                  .batch = BATCH,
-                                  .step_batch = BATCH,
+                                  .height = side,
+                                  .width = side,
+                                  .batch = batch,
+                                  .step_batch = batch,
                                   .table = &table[0][0],
                                   .rows = true,
                                   .noise = noise,
@@ -85,7 +86,7 @@ static bool open_rig(rig *r, int train, int side)
     r->target = abar_tensor_wrap(r->dev, NULL, ABAR_I32, 1, dim);
     r->input.data = cuda_alloc(r->dev, abar_tensor_bytes(&r->input));
     r->target.data = cuda_alloc(r->dev, abar_tensor_bytes(&r->target));
-    return make_feed(r);
+    return make_feed(r, SIDE, BATCH);
 }
 
 static void close_rig(rig *r)
@@ -169,6 +170,74 @@ static void decoded_rows_of_larger_files_are_nearly_the_hosts(void **unused)
     check_steps(30, 300, 20, 10.0);
 }
 
+enum { TALL_VIEW = 264 };
+
+/* The largest mean difference of an output row, in steps of a byte. got: normalised. */
+static double worst_row(const abar_dataset_info *info, const double *got, const uint8_t *want)
+{
+    double worst = 0.0;
+    for (int row = 0; row < 3 * TALL_VIEW; row++, got += TALL_VIEW, want += TALL_VIEW) {
+        const int c = row / TALL_VIEW;
+        double sum = 0.0;
+        for (int x = 0; x < TALL_VIEW; x++) sum += fabs((got[x] * info->std[c] + info->mean[c]) * 255.0 - want[x]);
+        if (!(sum <= worst)) worst = sum;
+    }
+    return worst / TALL_VIEW;
+}
+
+/* One row of a batch: stages the file and reads the input of the net back. */
+static void decode_one(rig *r, const abar_encoded *file, const uint8_t *samples, double *out)
+{
+    const abar_tensor target = abar_tensor_wrap(r->dev, r->target.data, ABAR_I32, 1, (int64_t[]){1}), no_share = {0};
+    abar_tensor input = abar_tensor_wrap(r->dev, NULL, ABAR_F32, 4, (int64_t[]){1, 3, TALL_VIEW, TALL_VIEW});
+    const int32_t label = 0;
+    input.layout = ABAR_LAYOUT_NHWC;
+    input.data = cuda_alloc(r->dev, abar_tensor_bytes(&input));
+    NEED(r, ops(r)->stage(r->dev, r->feed, &(abar__feed_batch){.samples = samples, .labels = &label, .files = file}));
+    NEED(r, ops(r)->fill(r->dev, r->feed, 0, &input, &target, &no_share));
+    cuda_get(r->dev, out, input.data, input);
+    abar_device_free(r->dev, input.data, abar_tensor_bytes(&input));
+}
+
+/* A tall file in a view of more than 256 pixels: more outputs than a grid of one dimension has threads. */
+static void decoded_rows_of_tall_files_are_nearly_the_hosts(void **unused)
+{
+    (void)unused;
+    enum { WIDTH = 16, HEIGHT = 65500, VALUES = 3 * TALL_VIEW * TALL_VIEW };
+    static uint8_t want[VALUES];
+    static double got[VALUES];
+    const abar__image_view view = {.crop = {0, 0, HEIGHT, WIDTH},
+                                   .height = TALL_VIEW,
+                                   .width = TALL_VIEW,
+                                   .window = {0, 0, TALL_VIEW, TALL_VIEW},
+                                   .filter = ABAR_IMAGE_BILINEAR};
+    rig r;
+    if (!open_rig(&r, BATCH, 20)) {
+        close_rig(&r);
+        skip();
+    }
+    ops(&r)->destroy(r.dev, r.feed);
+    assert_true(make_feed(&r, TALL_VIEW, 1));
+    bytes file = make_jpeg(WIDTH, HEIGHT, 3);
+    abar__image_header header;
+    abar__image_fault fault;
+    abar__image_reader *reader;
+    abar__encoded_block block = {0};
+    abar_encoded encoded;
+    NEED(&r, abar__image_reader_create(r.ctx, &reader));
+    assert_true(abar__image_look(file.data, file.n, &header, &fault));
+    assert_true(abar__encoded_fits(&header, file.data, file.n));
+    assert_true(abar__image_read(reader, file.data, file.n, &view, want, &fault));
+    assert_true(abar__encoded_make(r.ctx, file.data, file.n, &header, &view, &block, &encoded));
+    decode_one(&r, &encoded, want, got);
+    const double off = worst_row(&r.data->info, got, want);
+    if (!(off <= 10.0)) fail_msg("the pixels of a row are off by %.2f in the mean", off);
+    abar__encoded_release(r.ctx, &block);
+    abar__image_reader_destroy(reader);
+    free(file.data);
+    close_rig(&r);
+}
+
 static void file_that_is_no_jpeg_is_refused(void **unused)
 {
     (void)unused;
@@ -202,6 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoded_rows_are_nearly_the_hosts),
         cmocka_unit_test(decoded_rows_of_larger_files_are_nearly_the_hosts),
+        cmocka_unit_test(decoded_rows_of_tall_files_are_nearly_the_hosts),
         cmocka_unit_test(file_that_is_no_jpeg_is_refused),
     };
     return cmocka_run_group_tests(tests, make_cache, remove_cache);

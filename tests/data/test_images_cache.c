@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <utime.h>
 
 /* ---- the file ------------------------------------------------------------------------------------------------ */
@@ -282,6 +283,13 @@ static void cache_that_cannot_be_written_is_a_log_line(void **state)
     check_contains(s->log, "cannot be written");
     check_contains(s->log, s->cache);
     assert_false(opens_from_cache(s, NULL, SMALL_TRAIN));
+    s->log[0] = '\0';
+    abar__images_index *index = open_set(s); /* what a check does: it writes once more, with what it has found */
+    assert_int_equal(abar__images_keep(index, NULL), ABAR_OK);
+    const char *first = strstr(s->log, "cannot be written");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "cannot be written")); /* it is said once */
+    abar__images_close(index);
     set_free(s);
 }
 
@@ -398,6 +406,21 @@ static void cache_failing_allocation_is_reported(void **state)
         assert_int_equal(abar_context_memory(s->ctx).now, 0);
     }
     s->memory = (failing){0};
+    set_free(s);
+}
+
+/* ---- what a killed process leaves ---------------------------------------------------------------------------- */
+
+static void cache_temporary_file_of_a_killed_process_is_removed(void **state)
+{
+    (void)state;
+    set *s = cached_set();
+    char path[1024], temporary[1100];
+    assert_true(cache_file(s, path));
+    snprintf(temporary, sizeof temporary, "%s.4711-55d0c0ffee", path);
+    write_file(temporary, "half", 4);
+    assert_true(opens_from_cache(s, NULL, SMALL_TRAIN));
+    assert_int_equal(access(temporary, F_OK), -1);
     set_free(s);
 }
 
@@ -548,6 +571,7 @@ int main(void)
         cmocka_unit_test(cache_of_a_folder_with_another_name_is_not_used),
         cmocka_unit_test(cache_damage_anywhere_is_noticed),
         cmocka_unit_test(cache_failing_allocation_is_reported),
+        cmocka_unit_test(cache_temporary_file_of_a_killed_process_is_removed),
         cmocka_unit_test(cache_scans_at_once_are_harmless),
         cmocka_unit_test(cache_keeps_what_a_check_found),
         cmocka_unit_test(cache_keeps_what_a_check_found_after_an_early_scan),

@@ -247,7 +247,7 @@ static void index_directory_that_contains_itself_is_refused(void **state)
     make_link(s, "loop", "train/ant/loop");
     abar__images_close(open_set(s)); /* a link to itself is nothing */
     make_link(s, "loop.jpg", "train/ant/loop.jpg");
-    open_fails(s, ABAR_E_IO, "train/ant/loop.jpg", "check the path");
+    open_fails(s, ABAR_E_IO, "train/ant/loop.jpg", "is a link that leads back to itself");
     set_free(s);
 }
 
@@ -299,7 +299,8 @@ static void index_long_paths_are_read_or_refused(void **state)
     assert_int_equal(abar__images_size(index, 0, 2), 2);
     abar__images_name(index, 0, 2, shown, sizeof shown);
     assert_int_equal(strlen(shown), 63);
-    assert_memory_equal(shown, "...ddd", 6);
+    assert_memory_equal(shown, s->data, 21); /* a third, for the beginning */
+    assert_memory_equal(shown + 21, "...ddd", 6);
     assert_string_equal(shown + 57, "/1.jpg");
     assert_int_equal(abar__images_read(index, 0, 2, buffer), ABAR_IMAGES_READ);
     abar__images_close(index);

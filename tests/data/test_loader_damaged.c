@@ -1,16 +1,10 @@
 /* Damaged, changed and missing image files: what ends a run, what takes their place, and that threads do not matter. */
-#include "data/images_support.h"
+#include "data/loader_testing.h"
 
 #include "data/data_impl.h"
 #include "data/images/stream.h"
 
 enum { TRAIN = 240, TEST = 130, SIDE = 8, BATCH = 20, BATCHES = TRAIN / BATCH };
-
-typedef struct fixture {
-    abar_context *ctx;
-    folder dir;
-    abar_dataset *data;
-} fixture;
 
 /* Damages these images of a part: half of the file is missing. */
 static void damage(const folder *f, bool test, const int *images, int n)
@@ -27,34 +21,10 @@ static void damage(const folder *f, bool test, const int *images, int n)
 
 static fixture begin(const int *train, int n_train, const int *test, int n_test)
 {
-    fixture f = {.ctx = plain_context(), .dir = make_images(TRAIN, TEST, 10)};
-    damage(&f.dir, false, train, n_train);
-    damage(&f.dir, true, test, n_test);
-    f.data = open_images(f.ctx, &f.dir, (abar_dataset_config){.view = SIDE});
-    return f;
-}
-
-static void end(fixture *f)
-{
-    abar_dataset_close(f->data);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    folder_remove(&f->dir);
-}
-
-static abar_loader *make_loader(const fixture *f, abar_loader_config config)
-{
-    abar_loader *loader;
-    config.size = sizeof config;
-    if (abar_loader_create(f->ctx, f->data, &config, &loader) != ABAR_OK) fail_msg("%s", abar_context_error(f->ctx));
-    return loader;
-}
-
-static abar_batch next(abar_loader *loader)
-{
-    abar_batch batch = {.size = sizeof batch};
-    assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
-    return batch;
+    folder dir = make_images(TRAIN, TEST, 10);
+    damage(&dir, false, train, n_train);
+    damage(&dir, true, test, n_test);
+    return fixture_open(dir, SIDE);
 }
 
 /* The sample of a set whose file is this image. */
@@ -111,7 +81,7 @@ static void damaged_file_ends_a_run_at_its_turn(void **state)
         for (int i = 0; i < k; i++) next(loader);
         abar_loader_destroy(loader);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* Two damaged files in succession: both places go to the sample behind them. */
@@ -151,7 +121,7 @@ static void damaged_file_is_replaced_by_the_next_sample(void **state)
                     (found.first[0] == first + 1 && found.first[1] == first));
         abar_loader_destroy(loader);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* The draws are the place's, the pixels the other sample's. */
@@ -187,7 +157,7 @@ static void damaged_file_keeps_the_draws_of_its_place(void **state)
     assert_true(seen);
     abar__stream_destroy(stream);
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 static void damaged_files_are_left_out_of_a_test(void **state)
@@ -222,7 +192,7 @@ static void damaged_files_are_left_out_of_a_test(void **state)
             assert_true(found.files == 1 && found.places == 1 && found.first[0] == damaged);
             abar_loader_destroy(loader);
         }
-    end(&f);
+    fixture_end(&f);
 }
 
 static void more_than_one_percent_damaged_ends_the_run(void **state)
@@ -239,12 +209,13 @@ static void more_than_one_percent_damaged_ends_the_run(void **state)
                 const int k = take_until_failure(loader, BATCHES);
                 assert_true(k < abar_loader_batches(loader));
                 check_contains(abar_context_error(f.ctx), "more than 1 %");
-                check_contains(abar_context_error(f.ctx), part ? "130 of the test part" : "240 of the training part");
+                check_contains(abar_context_error(f.ctx),
+                               part ? "2 of the 130 files of the test part" : "3 of the 240 files of the training part");
                 if (batches[part] < 0) batches[part] = k;
                 assert_int_equal(k, batches[part]);
                 abar_loader_destroy(loader);
             }
-        end(&f);
+        fixture_end(&f);
     }
 }
 
@@ -273,7 +244,7 @@ static void changed_and_missing_files_end_a_run(void **state)
         abar_loader_destroy(loader);
         free(other.data);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 int main(void)

@@ -1,32 +1,13 @@
 /* Batches whose files are left to a device that decodes: what the loader hands over, resampled here in plain C, gives the bytes
  * of a loader that decodes. */
-#include "data/images_support.h"
+#include "data/loader_testing.h"
 
 #include "data/data_impl.h"
 #include "data/images/encoded.h"
 
 enum { TRAIN = 23, SIDE = 24, BATCH = 8, PRECISION = 22 };
 
-typedef struct fixture {
-    abar_context *ctx;
-    folder dir;
-    abar_dataset *data;
-} fixture;
-
-static fixture begin(void)
-{
-    fixture f = {.ctx = plain_context(), .dir = make_images(TRAIN, 5, 30)};
-    f.data = open_images(f.ctx, &f.dir, (abar_dataset_config){.view = SIDE});
-    return f;
-}
-
-static void end(fixture *f)
-{
-    abar_dataset_close(f->data);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    folder_remove(&f->dir);
-}
+static fixture begin(void) { return fixture_open(make_images(TRAIN, 5, 30), SIDE); }
 
 static abar_loader_config request(bool encoded, bool on, abar_style style, int threads)
 {
@@ -38,13 +19,6 @@ static abar_loader_config request(bool encoded, bool on, abar_style style, int t
                                 .test_resize = 28,
                                 .test_size = SIDE,
                                 .augment = {.on = on, .style = style, .flip = true, .erase = 0.5}};
-}
-
-static abar_loader *make_loader(const fixture *f, const abar_loader_config *config)
-{
-    abar_loader *loader;
-    if (abar_loader_create(f->ctx, f->data, config, &loader) != ABAR_OK) fail_msg("%s", abar_context_error(f->ctx));
-    return loader;
 }
 
 /* All pixels of a file, as (3, height, width). */
@@ -122,12 +96,10 @@ static void files_resampled_are_the_images(void **state)
         const bool on = way < 4;
         const abar_style style = way % 2 ? ABAR_STYLE_TIMM : ABAR_STYLE_TORCHVISION;
         const abar_loader_config encoded = request(true, on, style, way / 2), plain = request(false, on, style, 0);
-        abar_loader *a = make_loader(&f, &encoded), *b = make_loader(&f, &plain);
+        abar_loader *a = make_loader(&f, encoded), *b = make_loader(&f, plain);
         int decoded = 0;
         for (int i = 0; i < 3 * (TRAIN / BATCH); i++) {
-            abar_batch files = {.size = sizeof files}, images = {.size = sizeof images};
-            assert_int_equal(abar_loader_next(a, &files), ABAR_OK);
-            assert_int_equal(abar_loader_next(b, &images), ABAR_OK);
+            const abar_batch files = next(a), images = next(b);
             check_batch(&f, &files, &images, &decoded);
         }
         assert_in_range(decoded, 1, 3 * (TRAIN / BATCH) * BATCH / 2);
@@ -137,7 +109,7 @@ static void files_resampled_are_the_images(void **state)
         abar_loader_destroy(a);
         abar_loader_destroy(b);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- which files a device decodes ---------------------------------------------------------------------------------- */
@@ -260,11 +232,11 @@ static void test_images_are_always_decoded(void **state)
     abar_batch batch = {.size = sizeof batch};
     config.test = true;
     config.batch = 5;
-    abar_loader *loader = make_loader(&f, &config);
+    abar_loader *loader = make_loader(&f, config);
     assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
     assert_null(batch.files);
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 static void refuse(const fixture *f, const abar_loader_config *config, const char *part)
@@ -287,14 +259,14 @@ static void what_needs_pixels_is_refused(void **state)
     refuse(&f, &config, "--damaged fail");
 
     config = request(true, true, ABAR_STYLE_TORCHVISION, 0);
-    abar_loader *loader = make_loader(&f, &config);
+    abar_loader *loader = make_loader(&f, config);
     abar_batch batch = {.size = sizeof batch};
     static float values[BATCH * 3 * SIDE * SIDE];
     const abar_tensor input = abar_tensor_wrap(NULL, values, ABAR_F32, 2, (int64_t[]){BATCH, 3 * SIDE * SIDE});
     assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
     assert_int_equal(abar_batch_normalise(f.ctx, abar_dataset_info_of(f.data), &batch, BATCH, &input), ABAR_E_ARGUMENT);
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 int main(void)

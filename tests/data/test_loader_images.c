@@ -1,6 +1,6 @@
 /* The loader of streamed images: rows against their definition, that threads change nothing, seeking, the order with
  * repetitions, views, memory and what is refused. */
-#include "data/images_support.h"
+#include "data/loader_testing.h"
 
 #include "data/data_impl.h"
 #include "data/images/stream.h"
@@ -30,41 +30,7 @@ static const abar_augment_config timm = {.on = true,
                                          .mix_group = 4,
                                          .repeat = 3};
 
-typedef struct fixture {
-    abar_context *ctx;
-    folder dir;
-    abar_dataset *data;
-} fixture;
-
-static fixture begin(int train, int test, abar_dataset_config config)
-{
-    fixture f = {.ctx = plain_context(), .dir = make_images(train, test, 20)};
-    f.data = open_images(f.ctx, &f.dir, config);
-    return f;
-}
-
-static void end(fixture *f)
-{
-    abar_dataset_close(f->data);
-    assert_int_equal(abar_context_memory(f->ctx).now, 0);
-    abar_context_destroy(f->ctx);
-    folder_remove(&f->dir);
-}
-
-static abar_loader *make_loader(const fixture *f, abar_loader_config config)
-{
-    abar_loader *loader;
-    config.size = sizeof config;
-    if (abar_loader_create(f->ctx, f->data, &config, &loader) != ABAR_OK) fail_msg("%s", abar_context_error(f->ctx));
-    return loader;
-}
-
-static abar_batch next(abar_loader *loader)
-{
-    abar_batch batch = {.size = sizeof batch};
-    assert_int_equal(abar_loader_next(loader, &batch), ABAR_OK);
-    return batch;
-}
+static fixture begin(int train, int test, int64_t side) { return fixture_open(make_images(train, test, 20), side); }
 
 static uint64_t batch_checksum(const abar_batch *b, int64_t rows)
 {
@@ -146,7 +112,7 @@ static void check_mixing(const abar_batch *b, int64_t r, const abar_augment_conf
 static void loader_rows_are_as_defined(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     for (int style = 0; style < 2; style++) {
         const abar_augment_config *a = style ? &timm : &torchvision;
         int erased = 0, cut = 0, mixed = 0;
@@ -165,7 +131,7 @@ static void loader_rows_are_as_defined(void **state)
         assert_true(erased > 0 && cut > 0 && mixed > 0);
         abar_loader_destroy(loader);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* A net that takes a batch in parts gets the values of the whole. */
@@ -174,7 +140,7 @@ static void loader_micro_batches_give_the_same_input(void **state)
     (void)state;
     enum { VALUES = 3 * SIDE * SIDE };
     static float whole[BATCH * VALUES], part[BATCH * VALUES];
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     const abar_dataset_info *info = abar_dataset_info_of(f.data);
     for (int style = 0; style < 2; style++) {
         const abar_augment_config *a = style ? &timm : &torchvision;
@@ -193,7 +159,7 @@ static void loader_micro_batches_give_the_same_input(void **state)
         }
         abar_loader_destroy(loader);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- threads, seeking ------------------------------------------------------------------------------------------- */
@@ -203,7 +169,7 @@ static void loader_threads_change_no_streamed_batch(void **state)
     (void)state;
     enum { STEPS = 2 * BATCHES + 1 };
     static const int settings[][2] = {{0, 0}, {1, 1}, {1, 0}, {3, 1}, {3, 4}, {8, 1}, {8, 3}};
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     for (int kind = 0; kind < 3; kind++) { /* torchvision, timm, testing */
         uint64_t expected[STEPS];
         for (size_t s = 0; s < sizeof settings / sizeof settings[0]; s++) {
@@ -222,14 +188,14 @@ static void loader_threads_change_no_streamed_batch(void **state)
             abar_loader_destroy(loader);
         }
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_seek_gives_the_same_streamed_batches(void **state)
 {
     (void)state;
     enum { STEPS = 3 * BATCHES };
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     abar_loader_config config = {.batch = BATCH, .seed = 2, .augment = timm};
     uint64_t expected[STEPS + 1];
     abar_loader *loader = make_loader(&f, config);
@@ -250,13 +216,13 @@ static void loader_seek_gives_the_same_streamed_batches(void **state)
         }
         abar_loader_destroy(loader);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_of_images_can_be_destroyed_at_any_moment(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     const size_t held = abar_context_memory(f.ctx).now;
     for (int k = 0; k < 20; k++) {
         abar_loader *loader = make_loader(
@@ -266,7 +232,7 @@ static void loader_of_images_can_be_destroyed_at_any_moment(void **state)
         abar_loader_destroy(loader);
         assert_int_equal(abar_context_memory(f.ctx).now, held);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
@@ -276,7 +242,7 @@ static void loader_repetitions_come_after_first_copies(void **state)
     (void)state;
     enum { N = 20, ROWS = 8 };
     static const uint32_t samples[ROWS] = {4, 1, 8, 4, 1, 8, 4, 1}, repetitions[ROWS] = {0, 0, 0, 1, 1, 1, 2, 2};
-    fixture f = begin(N, 3, (abar_dataset_config){.view = 8});
+    fixture f = begin(N, 3, 8);
     const abar_augment_config a = {.on = true, .erase = 0.5, .repeat = 3};
     abar_loader *loader = make_loader(&f, (abar_loader_config){.batch = ROWS, .seed = 7, .augment = a});
     assert_int_equal(abar_loader_batches(loader), N / ROWS);
@@ -295,14 +261,14 @@ static void loader_repetitions_come_after_first_copies(void **state)
         }
     }
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 /* Place p of an epoch is repetition p mod r of the sample at place p / r of the shuffle. */
 static void loader_repetitions_follow_the_shuffle(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, 3, (abar_dataset_config){.view = 8});
+    fixture f = begin(TRAIN, 3, 8);
     for (int64_t repeat = 2; repeat < 8; repeat++) {
         int32_t shuffled[TRAIN];
         abar_augment_config a = {.on = true, .erase = 0.5, .repeat = repeat};
@@ -325,7 +291,7 @@ static void loader_repetitions_follow_the_shuffle(void **state)
         abar_loader_destroy(loader);
         abar_loader_destroy(plain);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- views ---------------------------------------------------------------------------------------------------- */
@@ -334,7 +300,7 @@ static void loader_test_view_is_the_centre_in_order(void **state)
 {
     (void)state;
     enum { T = 16, R = 19, ROWS = 5 };
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     const abar__stream_view view = {.side = T, .resize = R, .filter = ABAR_IMAGE_BICUBIC};
     abar__stream *stream = make_stream(&f);
     abar_loader *loader = make_loader(&f, (abar_loader_config){.test = true,
@@ -359,13 +325,13 @@ static void loader_test_view_is_the_centre_in_order(void **state)
     }
     abar_loader_destroy(loader);
     abar__stream_destroy(stream);
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_without_augmentation_has_the_test_view_at_its_size(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     const abar__stream_view view = {.side = SIDE, .resize = 29, .filter = ABAR_IMAGE_BILINEAR}; /* 24 * 39 / 32 = 29.25 */
     abar_loader *loader = make_loader(&f, (abar_loader_config){.batch = BATCH, .seed = 4, .test_resize = 39, .test_size = 32});
     abar__stream *stream = make_stream(&f);
@@ -380,7 +346,7 @@ static void loader_without_augmentation_has_the_test_view_at_its_size(void **sta
     }
     abar__stream_destroy(stream);
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -388,7 +354,7 @@ static void loader_without_augmentation_has_the_test_view_at_its_size(void **sta
 static void loader_of_images_counts_its_buffers(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     for (int threads = 0; threads < 3; threads++) {
         abar_loader_config config = {
             .size = sizeof config, .batch = BATCH, .threads = threads, .augment = threads ? timm : torchvision};
@@ -404,13 +370,13 @@ static void loader_of_images_counts_its_buffers(void **state)
         abar_loader_destroy(loader);
         assert_int_equal(abar_context_memory(f.ctx).now, before);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_plan_refuses_what_create_refuses(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     static const abar_loader_config wrong[] = {
         {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = 1, .prefetch = INT_MAX},
         {.size = sizeof(abar_loader_config), .batch = BATCH, .threads = INT_MAX},
@@ -423,13 +389,13 @@ static void loader_plan_refuses_what_create_refuses(void **state)
         assert_int_equal(abar_loader_plan_bytes(f.ctx, abar_dataset_info_of(f.data), &wrong[i], &planned), ABAR_E_ARGUMENT);
         check_contains(abar_context_error(f.ctx), "batches ahead, choose 0 to");
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_of_images_allocates_no_more_once_all_were_seen(void **state)
 {
     (void)state;
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     abar_loader *loader = make_loader(&f, (abar_loader_config){.test = true, .batch = TEST});
     next(loader);
     const size_t held = abar_loader_bytes(loader), now = abar_context_memory(f.ctx).now;
@@ -439,7 +405,7 @@ static void loader_of_images_allocates_no_more_once_all_were_seen(void **state)
     assert_int_equal(abar_context_memory(f.ctx).now, now);
     assert_int_equal(abar_context_memory(f.ctx).allocations, allocations);
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 static void loader_of_images_reports_failing_allocations(void **state)
@@ -468,7 +434,7 @@ static void loader_of_images_reports_failing_allocations(void **state)
     }
     assert_int_equal(status, ABAR_OK);
     failure.fail_at = 0;
-    end(&f);
+    fixture_end(&f);
 }
 
 /* An allocator that has no memory for threads other than the test's. */
@@ -511,7 +477,7 @@ static void loader_threads_without_memory_leave_the_error_text_alone(void **stat
     assert_int_equal(abar_loader_next(loader, &b), ABAR_E_MEMORY);
     assert_non_null(strstr(abar_context_error(f.ctx), "no memory to decode it"));
     abar_loader_destroy(loader);
-    end(&f);
+    fixture_end(&f);
 }
 
 /* ---- refusals ------------------------------------------------------------------------------------------------- */
@@ -528,19 +494,19 @@ static void loader_impossible_views_and_groups_are_refused(void **state)
         {{.size = sizeof(abar_loader_config), .batch = 12, .test_filter = ABAR_FILTER_NEAREST}, "bilinear or bicubic"},
         {{.size = sizeof(abar_loader_config), .batch = 12, .augment = {.on = true, .repeat = 256}}, "1 to 255"},
         {{.size = sizeof(abar_loader_config), .batch = 12, .augment = {.on = true, .mixup = 0.2, .mix_group = 5}},
-         "--mix-group 5: does not divide the batch, choose 12"},
+         "--mix-group 5: does not divide the batch of 12 images, give --mix-group 12"},
         {{.size = sizeof(abar_loader_config), .batch = 15, .augment = {.on = true, .style = ABAR_STYLE_TIMM, .cutmix = 1.0}},
          "choose another --batch"},
         {{.size = sizeof(abar_loader_config), .batch = 12, .augment = {.on = true, .erase = 2.0}}, "erase 2"},
     };
-    fixture f = begin(TRAIN, TEST, (abar_dataset_config){.view = SIDE});
+    fixture f = begin(TRAIN, TEST, SIDE);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         abar_loader *loader = (abar_loader *)f.ctx;
         assert_int_equal(abar_loader_create(f.ctx, f.data, &wrong[i].config, &loader), ABAR_E_ARGUMENT);
         assert_null(loader);
         check_contains(abar_context_error(f.ctx), wrong[i].reason);
     }
-    end(&f);
+    fixture_end(&f);
 }
 
 int main(void)

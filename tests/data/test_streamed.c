@@ -66,6 +66,12 @@ static void streamed_set_names_classes_and_samples(void **state)
     assert_string_equal(path, "");
     abar_dataset_sample_name(data, false, 0, small, sizeof small);
     assert_int_equal(strlen(small), sizeof small - 1);
+    for (size_t n = 0; n < sizeof small; n++) { /* nothing is written behind a buffer of any size */
+        memset(small, '#', sizeof small);
+        abar_dataset_sample_name(data, false, 0, small, n);
+        assert_true(n == 0 || memchr(small, '\0', n));
+        for (size_t i = n; i < sizeof small; i++) assert_int_equal(small[i], '#');
+    }
     abar_dataset_close(data);
     assert_int_equal(abar_dataset_open(f.ctx, "synthetic", NULL, &data), ABAR_OK);
     assert_null(abar_dataset_class(data, 0));

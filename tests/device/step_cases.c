@@ -44,8 +44,9 @@ static void steps_of_every_rule_and_method_equal_ref(void **state)
 
 static void steps_with_clipping_equal_ref(void **state)
 {
-    static const int cases[] = {0,        RIG_MAC + 1, RIG_SMAC,    RIG_EVA,      RIG_FOOF,
-                                RIG_KFAC, RIG_LNGD,    RIG_NORMUON, RIG_MUON_MAC, RIG_SHAMPOO};
+    static const int cases[] = {
+        0,           RIG_MAC + 1, RIG_SMAC,    RIG_EVA,       RIG_FOOF, RIG_KFAC,       RIG_LNGD,   RIG_NORMUON, RIG_MUON_MAC,
+        RIG_SHAMPOO, RIG_NADAMW,  RIG_SFADAMW, RIG_HYPERBALL, RIG_SOAP, RIG_ADAHESSIAN, RIG_SOPHIA, RIG_NGD,     RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig_config config = rig_configs[cases[i]];
         config.clip = 0.5;
@@ -58,7 +59,8 @@ static void steps_with_clipping_equal_ref(void **state)
 
 static void steps_from_micro_batches_equal_ref(void **state)
 {
-    static const int cases[] = {RIG_MAC, RIG_SMAC, RIG_SMAC_ADAPTIVE, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_MUON_MAC};
+    static const int cases[] = {RIG_MAC,  RIG_SMAC, RIG_SMAC_ADAPTIVE, RIG_EVA,        RIG_FOOF,
+                                RIG_KFAC, RIG_LNGD, RIG_MUON_MAC,      RIG_SFADAMW_MAC};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig_config config = rig_configs[cases[i]];
         config.parts = 4; /* of 1, 2, 1 and 2 examples */
@@ -80,8 +82,8 @@ static void steps_with_bad_gradients_are_skipped_as_on_ref(void **state)
 
 static void statistics_with_bad_numbers_are_dropped_as_on_ref(void **state)
 {
-    static const int cases[] = {RIG_MAC,  7,        RIG_SMAC,  RIG_SMAC_ADAPTIVE, RIG_EVA,
-                                RIG_FOOF, RIG_KFAC, RIG_EIGEN, RIG_LNGD,          RIG_MUON_MAC};
+    static const int cases[] = {RIG_MAC,   7,        RIG_SMAC,     RIG_SMAC_ADAPTIVE, RIG_EVA,     RIG_FOOF,     RIG_KFAC,
+                                RIG_EIGEN, RIG_LNGD, RIG_MUON_MAC, RIG_NGD,           RIG_NGD + 1, RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride())
         for (int layer = 0; layer < RIG_LAYERS; layer += rig_stride()) {
             rig_config config = rig_configs[cases[i]];
@@ -97,7 +99,23 @@ static void statistics_with_bad_numbers_are_dropped_as_on_ref(void **state)
 static void parameters_without_gradient_stay_as_on_ref(void **state)
 {
     static const int params[] = {0, 1, 5}; /* fc's weight and bias, the weight of wide */
-    static const int cases[] = {0, 4, RIG_MAC, RIG_FOOF, RIG_NORMUON, RIG_MUON_MAC, RIG_SHAMPOO_ADAM};
+    static const int cases[] = {0,
+                                4,
+                                RIG_MAC,
+                                RIG_FOOF,
+                                RIG_NORMUON,
+                                RIG_MUON_MAC,
+                                RIG_SHAMPOO_ADAM,
+                                RIG_NADAMW,
+                                RIG_SFADAMW,
+                                RIG_SFADAMW_MAC,
+                                RIG_HYPERBALL,
+                                RIG_SOAP,
+                                RIG_SOAP_KL,
+                                RIG_ADAHESSIAN,
+                                RIG_SOPHIA + 1,
+                                RIG_NGD,
+                                RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride())
         for (int which = 0; which < 3; which += rig_stride()) {
             rig r;
@@ -138,6 +156,36 @@ static void matrices_with_gradients_in_turn_equal_ref(void **state)
         rig_check_weights(&r, MUON_TOLERANCE, true);
     }
     rig_close(&r);
+}
+
+/* ---- the point that is tested ---------------------------------------------------------------------------------------- */
+
+/* Of every parameter, one that has no gradient any more included. */
+static void averaged_weights_equal_ref(void **state)
+{
+    enum { FC = 0 };
+    static const int cases[] = {RIG_SFADAMW, RIG_SFADAMW + 1, RIG_SFADAMW_MAC};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        rig_config config = rig_configs[cases[i]];
+        config.bad_step = RIG_STEPS - 1; /* the last step is skipped: its flag must not stop the averaging */
+        rig_open(&r, *state, &config);
+        rig_side *const sides[] = {&r.ref, &r.side};
+        for (; r.k < RIG_STEPS; r.k++) {
+            for (int s = 0; s < 2 && r.k == 8; s++) rig_set_param(&r, sides[s], FC, false);
+            rig_draw(&r);
+            for (int s = 0; s < 2; s++) (void)rig_step(&r, sides[s]);
+        }
+        double *y = malloc((size_t)r.param[FC].count * sizeof *y), *x = malloc((size_t)r.param[FC].count * sizeof *x);
+        assert_true(y && x);
+        rig_get(&r, y, &r.side.value[FC]);
+        for (int s = 0; s < 2; s++) NEED(&r, abar_optim_average(sides[s]->optim));
+        rig_get(&r, x, &r.side.value[FC]);
+        assert_true(x[0] != y[0]);
+        rig_check_weights(&r, TOLERANCE, false);
+        free(y), free(x);
+        rig_close(&r);
+    }
 }
 
 /* ---- losses, copies, measurements ------------------------------------------------------------------------------------------
@@ -239,7 +287,7 @@ static void products_of_step(const rig *r, int param, const double *before, doub
 /* With sgd and nothing else, what a step takes off is the preconditioned gradient, which measure sees without the KL clip. */
 static void measured_products_are_those_of_what_the_step_takes_off(void **state)
 {
-    static const int cases[] = {RIG_MAC, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_EIGEN, RIG_LNGD};
+    static const int cases[] = {RIG_MAC, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_EIGEN, RIG_LNGD, RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         rig_config config = rig_configs[cases[i]];
@@ -270,7 +318,7 @@ static void measured_products_are_those_of_what_the_step_takes_off(void **state)
 
 static void measurements_stay_where_a_measured_step_was_skipped(void **state)
 {
-    static const int cases[] = {RIG_MAC, RIG_FOOF};
+    static const int cases[] = {RIG_MAC, RIG_FOOF, RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         rig_config config = rig_configs[cases[i]];
@@ -302,6 +350,7 @@ static int cases_beside_ref(const char *device, struct CMUnitTest *out)
         CASE(statistics_with_bad_numbers_are_dropped_as_on_ref),
         CASE(parameters_without_gradient_stay_as_on_ref),
         CASE(matrices_with_gradients_in_turn_equal_ref),
+        CASE(averaged_weights_equal_ref),
         CASE(losses_of_micro_batches_are_summed_in_the_result),
         CASE(measured_products_are_those_of_what_the_step_takes_off),
         CASE(measurements_stay_where_a_measured_step_was_skipped),

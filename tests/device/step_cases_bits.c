@@ -73,7 +73,7 @@ static void steps_called_one_by_one_equal_enqueued_ones_bit_for_bit(void **state
 
 static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 {
-    static const int cases[] = {0, 4, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO};
+    static const int cases[] = {0, 4, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO, RIG_SFADAMW, RIG_SOAP};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
@@ -91,7 +91,7 @@ static void rates_given_in_two_parts_equal_one_list_bit_for_bit(void **state)
 
 static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 {
-    static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO_ADAM};
+    static const int cases[] = {RIG_SGD, RIG_ADAMW, RIG_MAC, RIG_NORMUON, RIG_SHAMPOO_ADAM, RIG_SFADAMW, RIG_SOAP};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
@@ -110,7 +110,7 @@ static void step_called_between_enqueued_ones_leaves_their_rates(void **state)
 
 static void calibration_that_ends_late_changes_no_bit(void **state)
 {
-    static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC, RIG_SHAMPOO_ADAM};
+    static const int cases[] = {RIG_ADAMW, RIG_MAC, RIG_FOOF, RIG_MUON_MAC, RIG_SHAMPOO_ADAM, RIG_SOAP};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;
@@ -138,7 +138,7 @@ static void replayed_steps_equal_eager_ones_bit_for_bit(void **state)
         rig_open(&r, *state, &config);
         const abar__stream_ops *q = r.side.dev->ops->stream;
         for (; r.k < RIG_STEPS; r.k++) {
-            const int kind = abar_optim_observes(r.side.optim);
+            const int kind = abar_optim_observes(r.side.optim) || abar_optim_extra(r.side.optim) != ABAR_EXTRA_NONE;
             rig_draw(&r);
             if (graph[kind]) {
                 abar_optim_replayed(r.side.optim);
@@ -279,7 +279,8 @@ static void move_tensor(const rig *r, abar_tensor *t)
 /* The weights of two parameters move, then the gradients of all. */
 static void parameters_that_moved_are_updated_where_they_are(void **state)
 {
-    static const int cases[] = {0, RIG_MAC, RIG_SMAC, RIG_EVA, RIG_FOOF, RIG_KFAC, RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC};
+    static const int cases[] = {0,        RIG_MAC,     RIG_SMAC,     RIG_EVA,         RIG_FOOF,     RIG_KFAC,
+                                RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC, RIG_SFADAMW_MAC, RIG_HYPERBALL};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;

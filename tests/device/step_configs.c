@@ -5,6 +5,11 @@
 #define CADENCE .tcov = 2, .tinv = 3
 #define SGD .rule = "sgd", .momentum = 0.9, .weight_decay = 0.01, .lr = 0.05
 #define SHAMPOO .rule = "shampoo", .weight_decay = 0.1, .lr = 0.05
+#define ADAMS .weight_decay = 0.1, .lr = 0.01
+#define HYPERBALL .rule = "muon", .momentum = 0.95, .lr = 0.05, .options = {"hyperball=true"}
+#define SOAP .rule = "soap", .weight_decay = 0.1, .lr = 0.02
+#define ADAHESSIAN .rule = "adahessian", .weight_decay = 0.05, .lr = 0.05
+#define SOPHIA .rule = "sophia", .weight_decay = 0.1, .lr = 0.02
 #define MUON .rule = "muon", .momentum = 0.95, .weight_decay = 0.1, .lr = 0.05
 
 const rig_config rig_configs[] = {
@@ -50,6 +55,42 @@ const rig_config rig_configs[] = {
     {SHAMPOO, .options = {"shampoo-block=3", "shampoo-eps=0.1", "shampoo-freq=2", "graft=adagrad", "beta1=0"}},
     {SHAMPOO, .options = {"shampoo-block=16", "shampoo-eps=0.1", "shampoo-exponent=0.4", "graft=sgd", "beta3=0.5"}},
     {SHAMPOO, CADENCE, .method = "mac", .rho = 0.3, .options = {"shampoo-block=16", "shampoo-eps=0.1", "graft=rmsprop"}},
+    {.rule = "nadamw", ADAMS},
+    {.rule = "nadamw", ADAMS, CADENCE, .method = "mac", .rho = 0.3},
+    {.rule = "sfadamw", ADAMS},
+    {.rule = "sfadamw", ADAMS, .options = {"beta1=0.5", "beta2=0.9", "sf-time-power=0.5", "sf-rate-power=1"}},
+    {.rule = "sfadamw", ADAMS, CADENCE, .method = "mac", .rho = 0.3},
+    {.rule = "sfadamw", ADAMS, CADENCE, .method = "kfac", .rho = 0.3},
+    {.rule = "adamw", ADAMS, CADENCE, .method = "mac", .rho = 0.3, .options = {"cautious=true"}},
+    {MUON, .nesterov = true, .take = "grouped.*", .options = {"cautious=true"}},
+    {HYPERBALL, .nesterov = true, .take = "grouped.*"},
+    {MUON, .nesterov = true, CADENCE, .method = "foof", .rho = 0.2, .options = {"damping=trace:0.2", "ns=exact"}},
+    {HYPERBALL, .nesterov = true, CADENCE, .method = "foof", .rho = 0.2, .normuon = true},
+    /* Sides that are rotated are at most one longer than the rest of their tensor: the null space of the first gradient has no
+     * basis in particular. */
+    {SOAP, .options = {"max-dim=6", "eps=1e-2", "soap-freq=2"}},
+    {SOAP, .options = {"max-dim=16", "eps=1e-2", "soap-freq=3", "soap-conv=modes", "normalize=true"}},
+    {SOAP, .options = {"max-dim=6", "eps=1e-2", "soap-freq=1", "soap-factors=kl", "correct-bias=false"}},
+    {SOAP, .options = {"max-dim=0", "eps=1e-2", "beta1=0.9"}},
+    {SOAP, CADENCE, .method = "mac", .rho = 0.3, .options = {"max-dim=6", "eps=1e-2", "soap-freq=4", "shampoo-beta=0.8"}},
+    /* mac-paper's sums are singular here, and float32 has other eigenvalues than 0: its stages are in test_block_stages */
+    {SHAMPOO, .options = {"shampoo-preset=mac-paper-intended"}},
+    {ADAHESSIAN, .options = {"fd-step=0.5", "eps=0.01"}},
+    {ADAHESSIAN, .options = {"fd-step=0.3", "eps=0.1", "hessian-every=3", "hessian-power=0.7", "beta2=0.9"}},
+    {SOPHIA, .options = {"hessian-every=1", "sophia-rho=2"}},
+    /* without momentum: before the first diagonal the step is a sign, and rounding decides that of a sum of gradients near 0 */
+    {SOPHIA, .options = {"hessian-every=3", "beta1=0", "beta2=0.5", "sophia-rho=1"}},
+    {SGD, .tcov = 1, .tinv = 1, .method = "ngd", .rho = 50},
+    {SGD, .tcov = 1, .tinv = 1, .method = "ngd", .rho = 50, .kl_clip = 1e-4, .options = {"fisher-blocks=layer"}},
+    {SGD, .tcov = 1, .tinv = 1, .method = "ngd", .rho = 50, .options = {"fisher=mc:2"}},
+    {.rule = "adamw",
+     .weight_decay = 0.1,
+     .lr = 0.01,
+     .tcov = 1,
+     .tinv = 1,
+     .method = "ngd",
+     .rho = 50,
+     .options = {"fisher=exact", "fisher-blocks=layer"}},
 };
 
 _Static_assert(sizeof rig_configs / sizeof *rig_configs == RIG_CONFIGS, "RIG_CONFIGS is not the number of rows");

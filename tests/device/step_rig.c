@@ -132,6 +132,8 @@ static abar_tensor batch_tensor(const rig *r, abar_device *dev, const abar_tenso
 
 static size_t shadow_bytes(const rig_param *p) { return (size_t)p->count * abar_dtype_size(ABAR_BF16); }
 
+static bool needs_more(const rig *r) { return abar_rule_extra(abar_rule_find(r->config.rule)) != ABAR_EXTRA_NONE; }
+
 static void open_side(rig *r, rig_side *s, const char *device)
 {
     const abar_device_config config = cuda_config(ABAR_PRECISION_FP32, true);
@@ -140,6 +142,7 @@ static void open_side(rig *r, rig_side *s, const char *device)
         const rig_param *p = &r->param[i];
         s->value[i] = param_tensor(r, s->dev, p);
         s->grad[i] = param_tensor(r, s->dev, p);
+        if (needs_more(r)) s->extra[i] = param_tensor(r, s->dev, p);
         put(r, &s->value[i], p->start);
         if (s->dev->ops->stream && p->has_shadow) s->shadow[i] = alloc(r, s->dev, shadow_bytes(p));
     }
@@ -158,6 +161,7 @@ static void close_side(const rig *r, rig_side *s)
     for (int i = 0; i < r->n_params; i++) {
         release(&s->value[i]);
         release(&s->grad[i]);
+        if (needs_more(r)) release(&s->extra[i]);
         abar_device_free(s->dev, s->shadow[i], shadow_bytes(&r->param[i]));
     }
     for (int i = 0; i < RIG_LAYERS; i++) {
@@ -247,6 +251,8 @@ void rig_make_optim(rig *r, rig_side *s)
     const settings set = configure(r);
     abar_optim_param params[RIG_PARAMS];
     abar_layer layers[RIG_LAYERS];
+    void *extra[RIG_PARAMS];
+    for (int i = 0; i < r->n_params; i++) extra[i] = s->extra[i].data;
     for (int i = 0; i < r->n_params; i++)
         params[i] = (abar_optim_param){r->param[i].name, s->value[i], s->grad[i], r->param[i].lr_scale, r->config.weight_decay};
     for (int i = 0; i < RIG_LAYERS; i++) layers[i] = layer_of(r, s, i);
@@ -262,7 +268,12 @@ void rig_make_optim(rig *r, rig_side *s)
                                                    .layers = layers,
                                                    .n_layers = RIG_LAYERS,
                                                    .base_lr = 0.1,
-                                                   .shadows = s->dev->ops->stream ? s->shadow : NULL},
+                                                   .shadows = s->dev->ops->stream ? s->shadow : NULL,
+                                                   .extra_grads = needs_more(r) ? extra : NULL,
+                                                   .loss_terms = 3,
+                                                   .examples = RIG_EXAMPLES,
+                                                   .classes = 3,
+                                                   .seed = 7},
                               &s->optim));
     assert_true(s->dev->ops->step->bytes(s->optim->step) > 0);
     free(set.rule);
@@ -295,6 +306,13 @@ static void load(const rig *r, const rig_side *s)
         put(r, &s->p[i], r->layer[i].p.data);
     }
     for (int i = 0; i < r->n_params; i++) put(r, &s->grad[i], r->param[i].grad);
+    for (int i = 0; needs_more(r) && i < r->n_params; i++) {
+        const rig_param *p = &r->param[i];
+        double *finite = host_numbers(p->count);
+        for (int64_t e = 0; e < p->count; e++) finite[e] = isfinite(p->grad[e]) ? p->grad[e] : 0.0;
+        put(r, &s->extra[i], finite);
+        free(finite);
+    }
 }
 
 void rig_draw(rig *r)
@@ -371,12 +389,27 @@ static abar_step_config step_config(const rig *r)
         .size = sizeof(abar_step_config), .lr = rig_rate(r, r->k), .clip = r->config.clip, .grad_scale = r->config.grad_scale};
 }
 
+/* The further passes of the step that comes next, whose gradients are there already; rows of single examples are those of the
+ * batch. Returns which. */
+static abar_extra pass_further(const rig *r, rig_side *s)
+{
+    for (int64_t i = 0; i < abar_optim_row_passes(s->optim); i++) {
+        NEED(r, abar_optim_begin_rows(s->optim, i));
+        observe(r, s);
+    }
+    const abar_extra extra = abar_optim_extra(s->optim);
+    for (int i = 0; extra == ABAR_EXTRA_DIFFERENCE && i < 3; i++) NEED(r, abar_optim_perturb(s->optim, i == 2 ? 0 : 1 - 2 * i));
+    return extra;
+}
+
 abar_step_report rig_step(rig *r, rig_side *s)
 {
     abar_step_report report = {.size = sizeof report};
     const abar_step_config step = step_config(r);
     observe(r, s);
+    const abar_extra extra = pass_further(r, s);
     NEED(r, abar_optim_step(s->optim, &step, &report));
+    if (extra == ABAR_EXTRA_SAMPLED) NEED(r, abar_optim_take_sampled(s->optim, &step));
     return report;
 }
 
@@ -386,7 +419,9 @@ void rig_enqueue(rig *r)
     step.lr = 0.0; /* the rate comes from rig_give_rates */
     NEED(r, abar_optim_begin(r->side.optim));
     observe(r, &r->side);
+    const abar_extra extra = pass_further(r, &r->side);
     NEED(r, abar_optim_queue(r->side.optim, &step));
+    if (extra == ABAR_EXTRA_SAMPLED) NEED(r, abar_optim_take_sampled(r->side.optim, &step));
 }
 
 void rig_one_step(rig *r)

@@ -31,7 +31,7 @@ typedef struct rig_config {
 
 /* Every rule and method. */
 enum {
-    RIG_CONFIGS = 41,
+    RIG_CONFIGS = 66,
     RIG_SGD = 0,
     RIG_ADAMW = 4,
     RIG_MAC = 5,
@@ -46,10 +46,20 @@ enum {
     RIG_NORMUON = 31,
     RIG_MUON_MAC = 32,
     RIG_SHAMPOO = 35,
-    RIG_SHAMPOO_ADAM = 37
+    RIG_SHAMPOO_ADAM = 37,
+    RIG_NADAMW = 41,
+    RIG_SFADAMW = 43,
+    RIG_SFADAMW_MAC = 45,
+    RIG_HYPERBALL = 49,
+    RIG_SOAP = 52,
+    RIG_SOAP_KL = 54,
+    RIG_ADAHESSIAN = 58,
+    RIG_SOPHIA = 60,
+    RIG_NGD = 62,
+    RIG_NGD_DRAWN = 64
 };
 extern const rig_config rig_configs[]; /* (RIG_CONFIGS) */
-int rig_stride(void); /* 1; under compute-sanitizer some of them will do */
+int rig_stride(void);                  /* 1; under compute-sanitizer some of them will do */
 bool rig_is_muon(const rig_config *config);
 
 typedef struct rig_param {
@@ -74,6 +84,8 @@ typedef struct rig_side {
     abar_device *dev;
     abar_optim *optim;
     abar_tensor value[RIG_PARAMS], grad[RIG_PARAMS];
+    abar_tensor
+        extra[RIG_PARAMS];    /* of rules that need further gradients: the step's gradient, with 0 where that is not finite */
     void *shadow[RIG_PARAMS]; /* of a queued device */
     abar_tensor x[RIG_LAYERS], p[RIG_LAYERS];
 } rig_side;

@@ -1,17 +1,10 @@
 /* Stages of blocks (plan/block_plan.h) in the step of every device, whatever rules there are: factors on one side, on the
  * other, on both one after the other; pieces of a matrix, and tensors. Ref by the formula, the others beside ref; cuda where
  * there is one. */
-#include "device/device_impl.h"
+#include "cuda_testing.h"
 #include "plan/block_plan.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 5, MOST = 4096, BLOCKS_MOST = 16 };
 #define RATE 0.1
@@ -121,6 +114,7 @@ static void open_rig(rig *r, abar_context *ctx, abar_device *dev, const shape *s
         r->blocks[i].grad = r->grad;
         r->blocks[i].weight = r->weight;
         r->blocks[i].decay = coupled ? DECAY : 0.0;
+        r->blocks[i].late_decay = DECAY; /* of heavy balls */
     }
     place_states(r, n);
     const abar__update_item item = {.kind = ABAR_UPDATE_MOMENTUM,
@@ -234,7 +228,19 @@ static void every_mode(abar__block_plan *p)
     abar__blocks_rescale(p);
 }
 
-static const description descriptions[] = {left, right, right_then_left, chained, every_mode};
+/* Lengths of all blocks together, with momentum behind them. */
+static void whole(abar__block_plan *p)
+{
+    const abar__factors s = abar__blocks_sum_of_tensors(p, "S", 2);
+    const abar__factors r = abar__blocks_inverse_root(p, "R", s, false, ABAR_BY_ORDER, 0.1, 2, 2);
+    abar__blocks_ridge(p, 0.05);
+    abar__blocks_measure(p, ABAR_NO_MOMENTS, false, 0.0, 1);
+    abar__blocks_multiply(p, r);
+    abar__blocks_rescale_whole(p);
+    abar__blocks_heavy_ball(p, "m", 0.8, 1.5, 0.9, 0.5);
+}
+
+static const description descriptions[] = {left, right, right_then_left, chained, every_mode, whole};
 static const shape shapes[] = {{2, {12, 20}, 100}, {2, {9, 30}, 8}, {3, {6, 7, 10}, 6}, {1, {40}, 25}, {2, {70, 50}, 66}};
 
 static void check_beside_ref(const char *name)
@@ -242,14 +248,16 @@ static void check_beside_ref(const char *name)
     abar_context *ctx;
     abar_device *ref, *dev;
     static double expected[STEPS * MOST], found[STEPS * MOST];
+    const int step = cuda_only("ABAR_TEST_SMALL") ? 2 : 1; /* small: each with coupled decay or without */
     assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
     assert_int_equal(abar_device_open(ctx, "ref", NULL, &ref), ABAR_OK);
     if (abar_device_open(ctx, name, NULL, &dev) != ABAR_OK) {
+        assert_false(cuda_only("ABAR_TEST_REQUIRE_CUDA"));
         print_message("%s is not there\n", name);
     } else {
         for (size_t d = 0; d < sizeof descriptions / sizeof *descriptions; d++)
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-                for (int coupled = 0; coupled < 2; coupled++) {
+                for (int coupled = (int)(d + s) % step; coupled < 2; coupled += step) {
                     const int64_t n = STEPS * count_of(&shapes[s]);
                     double error = 0.0;
                     run(ctx, ref, &shapes[s], descriptions[d], coupled, expected);
@@ -301,6 +309,37 @@ static void factors_multiply_from_their_side(void **state)
     }
 }
 
+/* The step of a whole parameter is as long as its gradient, whatever its blocks are. */
+static void lengths_of_whole_parameters_are_those_of_gradients(void **state)
+{
+    (void)state;
+    const shape s = {2, {9, 30}, 8};
+    abar_context *ctx;
+    abar_device *ref;
+    rig r;
+    double x[270], w[270], before[270];
+    assert_int_equal(abar_context_create(NULL, &ctx), ABAR_OK);
+    assert_int_equal(abar_device_open(ctx, "ref", NULL, &ref), ABAR_OK);
+    open_rig(&r, ctx, ref, &s, whole, false);
+    for (int k = 0; k < 2; k++) {
+        double moved = 0.0, length = 0.0, inner = 0.0;
+        for (int i = 0; i < 270; i++) x[i] = sin(7.0 * i + k), before[i] = 0.0, length += x[i] * x[i];
+        copy(&r, r.weight, before, 270, true);
+        for (int m = 0; m < 270; m++) w[m] = 0.0;
+        copy(&r, r.state[2], w, 270, true); /* no momentum */
+        make_step(&r, k, x, 270, 1.0);
+        copy(&r, r.weight, w, 270, false);
+        for (int i = 0; i < 270; i++) moved += w[i] * w[i], inner -= w[i] * x[i];
+        const double factor = RATE * (0.9 * 1.5 + 0.5);
+        assert_true(fabs(sqrt(moved) - factor * sqrt(length)) <= 1e-12);
+        /* without roots the step is the gradient, with them it is not */
+        assert_true(k == 0 ? fabs(inner - factor * length) <= 1e-10 : inner < 0.99 * factor * length);
+    }
+    close_rig(&r);
+    abar_device_close(ref);
+    abar_context_destroy(ctx);
+}
+
 /* A block's step that is not finite is dropped, the others are made; the weight of the dropped one only decays. */
 static void steps_that_are_not_finite_are_dropped(void **state)
 {
@@ -327,10 +366,12 @@ static void steps_that_are_not_finite_are_dropped(void **state)
     abar_context_destroy(ctx);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cuda_choose_tests(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(factors_multiply_from_their_side),
+        cmocka_unit_test(lengths_of_whole_parameters_are_those_of_gradients),
         cmocka_unit_test(steps_that_are_not_finite_are_dropped),
         cmocka_unit_test(stages_on_cpu_equal_ref),
         cmocka_unit_test(stages_on_cuda_equal_ref),

@@ -85,7 +85,7 @@ static void check_multiply(abar_device *dev)
         const int64_t n = g->n, count = g->before * n * g->behind;
         double *x = numbers(count), *f = numbers(n * n); /* not symmetric: the order counts */
         void *own = on_device(dev, x, count), *factor = on_device(dev, f, n * n), *y = on_device(dev, x, count);
-        dev->ops->stats->multiply_mode(dev, g->before, n, g->behind, factor, own, y);
+        dev->ops->stats->multiply_mode(dev, g->before, n, g->behind, factor, false, own, y);
         for (int64_t a = 0; a < g->before; a++)
             for (int64_t i = 0; i < n; i++)
                 for (int64_t b = 0; b < g->behind; b++) {
@@ -120,7 +120,7 @@ static bool root_of(abar_device *dev, int64_t n, const double *a, double scale, 
     char *scratch = take(dev, bytes + GUARD);
     memset(scratch, 0xff, bytes + GUARD);
     void *average = on_device(dev, a, n * n), *root = on_device(dev, out, n * n);
-    const bool fine = dev->ops->stats->inverse_root(dev, n, average, scale, eps, exponent, root, scratch);
+    const bool fine = dev->ops->stats->inverse_root(dev, n, average, scale, eps, NULL, exponent, root, scratch);
     for (int i = 0; i < GUARD; i++) assert_int_equal(scratch[bytes + (size_t)i], (char)0xff);
     for (int64_t i = 0; i < n * n; i++) out[i] = at(dev, root, i);
     abar_device_free(dev, scratch, bytes + GUARD);
@@ -229,7 +229,7 @@ static void run_plan(abar_device *dev, const abar__block_plan *plan, int64_t row
         b.state[k] = calloc((size_t)abar__block_factor(&b, &plan->state[k], b.order), sizeof(double));
     const size_t bytes = abar__blocks_scratch(dev, plan, &b, 1);
     void *scratch = take(dev, bytes);
-    abar__blocks_run(dev, plan, &b, 1, &now, scratch);
+    abar__blocks_run(dev, plan, &b, 1, 0.0, &now, scratch);
     assert_true(now.kept == 0 && now.dropped == 0);
     for (int64_t i = 0; i < count; i++) g[i] = at(dev, b.grad, i);
     abar_device_free(dev, scratch, bytes);

@@ -301,7 +301,9 @@ static void product_kernels_of_every_instruction_set_equal_ref(void **unused)
     (void)unused;
     char *outer = isa_save();
     for (int k = 0; k <= (int)abar__isa_supported(); k++) {
+        close_devices(NULL);
         isa_force(abar__isa_name((abar__isa)k));
+        open_devices(NULL);
         for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
             const bool weighted = i % 3 == 0;
             problem x =
@@ -309,7 +311,9 @@ static void product_kernels_of_every_instruction_set_equal_ref(void **unused)
             check_all(&x, weighted);
         }
     }
+    close_devices(NULL);
     isa_restore(outer);
+    open_devices(NULL);
 }
 
 static void product_rows_of_linear_layers_equal_ref(void **unused)

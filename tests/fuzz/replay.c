@@ -5,6 +5,15 @@
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+
+/* Of libFuzzer, for targets that change inputs themselves; nothing is changed here. */
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size)
+{
+    (void)data;
+    (void)max_size;
+    return size;
+}
 
 static int replay(const char *path)
 {

@@ -216,6 +216,38 @@ static void net_rollback_forgets_running_statistics(void **state)
     fixture_close(&f);
 }
 
+/* As a second pass over a batch does. */
+static void net_pass_may_hold_running_statistics(void **state)
+{
+    (void)state;
+    const char *const devices[] = {"ref", "cpu"};
+    for (int d = 0; d < 2; d++) {
+        fixture f = fixture_open(devices[d], 1);
+        const abar_run_config again = {.size = sizeof again, .training = true, .hold_statistics = true};
+        abar_softmax_cross_entropy(f.net, abar__resnet_cifar(f.net, image(f.net), 1, 16, 10), 0.0);
+        OK(f.ctx, compile(&f, 4, true));
+        fill_batch(f.net, 1, 10);
+        forward(&f, true);
+        abar_net_commit(f.net);
+        const double once = forward(&f, false);
+        fill_batch(f.net, 2, 10);
+        for (int i = 0; i < 3; i++) {
+            OK(f.ctx, abar_net_forward(f.net, &again, NULL));
+            OK(f.ctx, abar_net_backward(f.net, false, NULL));
+        }
+        abar_net_commit(f.net); /* of nothing */
+        fill_batch(f.net, 1, 10);
+        assert_true(forward(&f, false) == once);
+        const char *name;
+        abar_tensor t;
+        for (int i = 0; i < abar_net_tensor_count(f.net); i++) {
+            abar_net_tensor(f.net, i, &name, &t);
+            if (strcmp(name, "bn1.num_batches_tracked") == 0) assert_true(load(&t, 0) == 1.0);
+        }
+        fixture_close(&f);
+    }
+}
+
 static void net_backward_without_forward_is_refused(void **state)
 {
     (void)state;
@@ -325,6 +357,7 @@ int main(void)
         cmocka_unit_test(net_transformer_is_fused_to_sums_and_norms),
         cmocka_unit_test(net_step_after_compile_allocates_nothing),
         cmocka_unit_test(net_rollback_forgets_running_statistics),
+        cmocka_unit_test(net_pass_may_hold_running_statistics),
         cmocka_unit_test(net_backward_without_forward_is_refused),
         cmocka_unit_test(net_partial_batch_counts_only_valid_samples),
         cmocka_unit_test(net_observer_sees_input_and_gradient_of_every_map),

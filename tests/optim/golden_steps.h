@@ -1,5 +1,6 @@
 /* Steps of a rule on given gradients against a golden file whose metadata lists cases: lr, weight_decay, options of the rule,
- * and whether the case is for double precision alone (exact). Tensors: initial.P, grad.P (steps, ...), CASE.P. */
+ * and whether the case is for double precision alone (exact); optional rates replace lr step by step. Tensors: initial.P,
+ * grad.P (steps, ...), CASE.P; optional CASE.tested.P: after abar_optim_average. */
 #ifndef GOLDEN_STEPS_H
 #define GOLDEN_STEPS_H
 
@@ -18,11 +19,12 @@ typedef struct golden_set {
     const shape *shapes;
     int n, layers;      /* the first so many parameters are weights of layers */
     int cases, options; /* at least so many cases, and options of each */
+    int steps;          /* 0: GOLDEN_STEPS */
 } golden_set;
 
 static inline abar_tensor golden(const abar__safetensors *file, const char *prefix, const char *name)
 {
-    char full[64];
+    char full[96];
     abar_tensor t;
     snprintf(full, sizeof full, "%s.%s", prefix, name);
     assert_true(abar__safetensors_find(file, full, &t));
@@ -53,13 +55,33 @@ static inline void golden_optim(const golden_set *g, rig *r, const cJSON *settin
     if (rig_try_rule(r, g->rule, options) != ABAR_OK) fail_msg("%s", abar_context_error(r->f.ctx));
 }
 
+static inline double golden_rate(const cJSON *settings, int k)
+{
+    const cJSON *rates = cJSON_GetObjectItem(settings, "rates");
+    return (rates ? cJSON_GetArrayItem(rates, k) : cJSON_GetObjectItem(settings, "lr"))->valuedouble;
+}
+
+/* The largest difference of any weight from those in the file, relative to the largest. */
+static inline double golden_difference(const golden_set *g, const rig *r, const abar__safetensors *file, const char *name)
+{
+    double error = 0.0, largest = 0.0;
+    for (int i = 0; i < g->n; i++) {
+        const abar_tensor expected = golden(file, name, g->names[i]);
+        for (int64_t j = 0; j < abar_tensor_count(&expected); j++) {
+            error = fmax(error, fabs(fixture_get(&r->f.params[i].value, j) - golden_get(&expected, j)));
+            largest = fmax(largest, fabs(golden_get(&expected, j)));
+        }
+    }
+    return error / largest;
+}
+
 static inline double golden_error(const golden_set *g, rig *r, const abar__safetensors *file, const char *name,
                                   const cJSON *settings)
 {
-    const double lr = cJSON_GetObjectItem(settings, "lr")->valuedouble;
-    double error = 0.0, largest = 0.0;
+    char tested[64], first[96];
+    abar_tensor t;
     golden_optim(g, r, settings);
-    for (int k = 0; k < GOLDEN_STEPS; k++) {
+    for (int k = 0; k < (g->steps ? g->steps : GOLDEN_STEPS); k++) {
         for (int i = 0; i < g->n; i++) {
             const abar_tensor initial = golden(file, "initial", g->names[i]), grads = golden(file, "grad", g->names[i]);
             const abar_optim_param *p = &r->f.params[i];
@@ -69,18 +91,18 @@ static inline double golden_error(const golden_set *g, rig *r, const abar__safet
                 fixture_set(&p->grad, j, golden_get(&grads, k * count + j));
             }
         }
-        assert_false(fixture_step(r->optim, lr, 0.0, 0.0).skipped);
+        assert_false(fixture_step(r->optim, golden_rate(settings, k), 0.0, 0.0).skipped);
     }
-    for (int i = 0; i < g->n; i++) {
-        const abar_tensor expected = golden(file, name, g->names[i]);
-        for (int64_t j = 0; j < abar_tensor_count(&expected); j++) {
-            error = fmax(error, fabs(fixture_get(&r->f.params[i].value, j) - golden_get(&expected, j)));
-            largest = fmax(largest, fabs(golden_get(&expected, j)));
-        }
+    double error = golden_difference(g, r, file, name);
+    snprintf(tested, sizeof tested, "%s.tested", name);
+    snprintf(first, sizeof first, "%s.%s", tested, g->names[0]);
+    if (abar__safetensors_find(file, first, &t)) {
+        assert_int_equal(abar_optim_average(r->optim), ABAR_OK);
+        error = fmax(error, golden_difference(g, r, file, tested));
     }
     abar_optim_destroy(r->optim);
     r->optim = NULL;
-    return error / largest;
+    return error;
 }
 
 /* The largest difference after all steps, relative to the largest weight, is at most the tolerance in every case. */

@@ -75,6 +75,64 @@ static inline abar_status rig_try(rig *r, const char *const *settings) { return 
 
 static inline void rig_optim(rig *r, const char *const *settings) { assert_int_equal(rig_try(r, settings), ABAR_OK); }
 
+/* A linear layer with bias, and a convolution. */
+static const shape mixed[] = {{2, {12, 20}}, {1, {12}}, {4, {8, 3, 3, 3}}};
+
+static inline void rig_open_mixed(rig *r, const char *device, const char *rule, const char *const *settings)
+{
+    rig_open(r, device, mixed, 3);
+    rig_layer(r, 0, 1);
+    rig_layer(r, 2, -1);
+    if (rig_try_rule(r, rule, settings) != ABAR_OK) fail_msg("%s", abar_context_error(r->f.ctx));
+}
+
+/* Largest difference of b's elements and those of a from `first` on, relative to the largest of b. */
+static inline double rig_difference(const abar_tensor *a, int64_t first, const abar_tensor *b)
+{
+    double error = 0.0, largest = 0.0;
+    for (int64_t i = 0; i < abar_tensor_count(b); i++) {
+        error = fmax(error, fabs(fixture_get(a, first + i) - fixture_get(b, i)));
+        largest = fmax(largest, fabs(fixture_get(b, i)));
+    }
+    return error / largest;
+}
+
+/* Parameter 0 of a is made of the parameters of b, one below the other: after some steps it still is. */
+static inline void rig_check_pieces(rig *a, rig *b, double tolerance)
+{
+    for (int k = 0; k < 6; k++) {
+        int64_t at = 0;
+        for (int i = 0; i < b->f.n; i++) {
+            const abar_optim_param *whole = &a->f.params[0], *piece = &b->f.params[i];
+            fixture_fill(&b->f, &piece->grad, 1.0);
+            for (int64_t j = 0; j < abar_tensor_count(&piece->value); j++, at++) {
+                if (k == 0) fixture_set(&whole->value, at, fixture_get(&piece->value, j));
+                fixture_set(&whole->grad, at, fixture_get(&piece->grad, j));
+            }
+        }
+        fixture_step(a->optim, 0.02, 0.0, 0.0);
+        fixture_step(b->optim, 0.02, 0.0, 0.0);
+    }
+    int64_t at = 0;
+    for (int i = 0; i < b->f.n; i++) {
+        assert_true(rig_difference(&a->f.params[0].value, at, &b->f.params[i].value) <= tolerance);
+        at += abar_tensor_count(&b->f.params[i].value);
+    }
+}
+
+/* A sum over four micro-batches, divided by the step, gives what their mean gives. */
+static inline void rig_check_divided(rig *sums, rig *means, double tolerance)
+{
+    for (int k = 0; k < 4; k++) {
+        fixture_fill_grads(&means->f, 1.0);
+        fixture_fill_grads(&sums->f, 4.0);
+        fixture_step(means->optim, 0.02, 0.0, 0.0);
+        fixture_step(sums->optim, 0.02, 0.0, 0.25);
+    }
+    for (int i = 0; i < means->f.n; i++)
+        assert_true(rig_difference(&means->f.params[i].value, 0, &sums->f.params[i].value) <= tolerance);
+}
+
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 #endif

@@ -6,15 +6,7 @@ static const char *const devices[] = {"ref", "cpu"};
 
 /* ---- state ------------------------------------------------------------------------------------------------------------ */
 
-static const shape mixed[] = {{2, {12, 20}}, {1, {12}}, {4, {8, 3, 3, 3}}};
-
-static void open_mixed(rig *r, const char *device, const char *const *settings)
-{
-    rig_open(r, device, mixed, 3);
-    rig_layer(r, 0, 1);
-    rig_layer(r, 2, -1);
-    rig_optim(r, settings);
-}
+static void open_mixed(rig *r, const char *device, const char *const *settings) { rig_open_mixed(r, device, "muon", settings); }
 
 static void muon_names_its_state(void **state)
 {

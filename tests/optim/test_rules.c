@@ -307,7 +307,7 @@ static void rules_registry_finds_every_name_and_nothing_else(void **state)
         assert_non_null(rule->summary);
         assert_non_null(rule->options);
     }
-    assert_int_equal(n, 4);
+    assert_int_equal(n, 9);
     assert_null(abar_rule_find("adam"));
 }
 
@@ -334,7 +334,7 @@ static void rules_impossible_settings_are_refused_by_name(void **state)
     fixture_open(&f, "ref", 1, (const int64_t[]){3}, 1);
     assert_refused(&f, "sgd", "momentum", -0.1);
     assert_refused(&f, "sgd", "momentum", (double)NAN);
-    assert_refused(&f, "sgd", "decay", 2);
+    assert_refused(&f, "sgd", "decay", 3);
     assert_refused(&f, "adamw", "beta1", 1.0);
     assert_refused(&f, "adamw", "beta2", 1.0);
     assert_refused(&f, "adamw", "eps", 0.0);

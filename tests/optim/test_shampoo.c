@@ -1,5 +1,5 @@
-/* Shampoo through an optimizer: against the float64 oracle (tests/oracle/shampoo.py), and the identities of methods.md
- * section 12. Its state: test_shampoo_state.c. */
+/* Shampoo through an optimizer: against the float64 oracle (tests/oracle/shampoo.py), and the identities of optimizers.md
+ * section 1. Its state: test_shampoo_state.c. */
 #include "optim/golden_steps.h"
 
 static const char *const devices[] = {"ref", "cpu"};
@@ -37,18 +37,44 @@ static void shampoo_on_cpu_is_the_oracles(void **state)
     golden_check(&steps, "cpu", 1e-4);
 }
 
-/* ---- identities ------------------------------------------------------------------------------------------------------ */
+/* The MAC paper's comparator: as its code runs, and as it was meant. */
+static const char *const paper_names[] = {"matrix", "long", "conv", "tensor", "merged", "bias"};
+static const shape paper_shapes[] = {{2, {12, 12}}, {2, {129, 3}}, {4, {4, 4, 3, 3}}, {3, {2, 65, 2}}, {2, {5, 5}}, {1, {7}}};
+static const golden_set paper = {.rule = "shampoo",
+                                 .file = ABAR_TEST_DATA "/golden/shampoo_paper.safetensors",
+                                 .names = paper_names,
+                                 .shapes = paper_shapes,
+                                 .n = 6,
+                                 .layers = 3,
+                                 .cases = 2,
+                                 .options = 2};
+static const char *const intended_names[] = {"matrix", "rows", "bias"};
+static const shape intended_shapes[] = {{2, {12, 11}}, {3, {11, 12, 2}}, {1, {7}}};
+static const golden_set intended = {.rule = "shampoo",
+                                    .file = ABAR_TEST_DATA "/golden/shampoo_intended.safetensors",
+                                    .names = intended_names,
+                                    .shapes = intended_shapes,
+                                    .n = 3,
+                                    .layers = 1,
+                                    .cases = 2,
+                                    .options = 2,
+                                    .steps = 55};
 
-/* Largest difference of b's elements and those of a from `first` on, relative to the largest of b. */
-static double difference(const abar_tensor *a, int64_t first, const abar_tensor *b)
+static void presets_on_ref_are_the_oracles(void **state)
 {
-    double error = 0.0, largest = 0.0;
-    for (int64_t i = 0; i < abar_tensor_count(b); i++) {
-        error = fmax(error, fabs(fixture_get(a, first + i) - fixture_get(b, i)));
-        largest = fmax(largest, fabs(fixture_get(b, i)));
-    }
-    return error / largest;
+    (void)state;
+    golden_check(&paper, "ref", 1e-9);
+    golden_check(&intended, "ref", 1e-9);
 }
+
+static void presets_on_cpu_are_the_oracles(void **state)
+{
+    (void)state;
+    golden_check(&paper, "cpu", 1e-4);
+    golden_check(&intended, "cpu", 1e-4);
+}
+
+/* ---- identities ------------------------------------------------------------------------------------------------------ */
 
 static void no_decay(rig *r)
 {
@@ -105,7 +131,7 @@ static void shampoo_with_exponent_0_is_sgd(void **state)
             fixture_step(b.optim, 0.1, 1.0, 0.0);
         }
         for (int i = 0; i < PARAMS; i++)
-            assert_true(difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
+            assert_true(rig_difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
         rig_close(&a);
         rig_close(&b);
     }
@@ -163,29 +189,6 @@ static void shampoo_of_one_gradient_is_orthogonal(void **state)
     }
 }
 
-/* Parameter 0 of a is made of the parameters of b, one below the other. */
-static void check_pieces(rig *a, rig *b, double tolerance)
-{
-    for (int k = 0; k < 6; k++) {
-        int64_t at = 0;
-        for (int i = 0; i < b->f.n; i++) {
-            const abar_optim_param *whole = &a->f.params[0], *piece = &b->f.params[i];
-            fixture_fill(&b->f, &piece->grad, 1.0);
-            for (int64_t j = 0; j < abar_tensor_count(&piece->value); j++, at++) {
-                if (k == 0) fixture_set(&whole->value, at, fixture_get(&piece->value, j));
-                fixture_set(&whole->grad, at, fixture_get(&piece->grad, j));
-            }
-        }
-        fixture_step(a->optim, 0.02, 0.0, 0.0);
-        fixture_step(b->optim, 0.02, 0.0, 0.0);
-    }
-    int64_t at = 0;
-    for (int i = 0; i < b->f.n; i++) {
-        assert_true(difference(&a->f.params[0].value, at, &b->f.params[i].value) <= tolerance);
-        at += abar_tensor_count(&b->f.params[i].value);
-    }
-}
-
 static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **state)
 {
     (void)state;
@@ -199,7 +202,7 @@ static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **sta
         for (int k = 0; k < 3; k++) rig_layer(&b, k, -1);
         rig_shampoo(&a, SETTINGS("shampoo-block=12", "graft=adam", "shampoo-eps=1e-3"));
         rig_shampoo(&b, SETTINGS("shampoo-block=12", "graft=adam", "shampoo-eps=1e-3"));
-        check_pieces(&a, &b, 0.0);
+        rig_check_pieces(&a, &b, 0.0);
         rig_close(&a);
         rig_close(&b);
         rig_open(&a, devices[d], grouped, 1);
@@ -208,7 +211,7 @@ static void shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts(void **sta
         for (int k = 0; k < 2; k++) rig_layer(&b, k, -1);
         rig_shampoo(&a, SETTINGS("shampoo-block=20", "shampoo-eps=1e-3"));
         rig_shampoo(&b, SETTINGS("shampoo-block=20", "shampoo-eps=1e-3"));
-        check_pieces(&a, &b, 0.0);
+        rig_check_pieces(&a, &b, 0.0);
         rig_close(&a);
         rig_close(&b);
     }
@@ -224,14 +227,7 @@ static void shampoo_divides_accumulated_gradients(void **state)
         rig_open(&b, devices[d], shapes, PARAMS);
         rig_shampoo(&a, SETTINGS("shampoo-block=16", "shampoo-eps=0.1"));
         rig_shampoo(&b, SETTINGS("shampoo-block=16", "shampoo-eps=0.1"));
-        for (int k = 0; k < 4; k++) {
-            fixture_fill_grads(&a.f, 1.0);
-            fixture_fill_grads(&b.f, 4.0);
-            fixture_step(a.optim, 0.02, 0.0, 0.0);
-            fixture_step(b.optim, 0.02, 0.0, 0.25);
-        }
-        for (int i = 0; i < PARAMS; i++)
-            assert_true(difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
+        rig_check_divided(&b, &a, tolerance_on(devices[d]));
         rig_close(&a);
         rig_close(&b);
     }
@@ -242,6 +238,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shampoo_on_ref_is_the_oracles),
         cmocka_unit_test(shampoo_on_cpu_is_the_oracles),
+        cmocka_unit_test(presets_on_ref_are_the_oracles),
+        cmocka_unit_test(presets_on_cpu_are_the_oracles),
         cmocka_unit_test(shampoo_grafted_to_sgd_moves_as_far_as_the_gradient),
         cmocka_unit_test(shampoo_with_exponent_0_is_sgd),
         cmocka_unit_test(shampoo_with_blocks_of_1_is_adagrad),

@@ -1,4 +1,4 @@
-/* What Shampoo keeps and what it does when numbers go wrong (methods.md section 12), its arguments, and mistakes in the plans
+/* What Shampoo keeps and what it does when numbers go wrong (optimizers.md section 1), its arguments, and mistakes in the plans
  * of blocks. */
 #include "optim/muon_rig.h"
 #include "optim/optim_snapshot.h"
@@ -6,14 +6,9 @@
 #include "plan/block_plan.h"
 
 static const char *const devices[] = {"ref", "cpu"};
-static const shape mixed[] = {{2, {12, 20}}, {1, {12}}, {4, {8, 3, 3, 3}}};
-
 static void open_mixed(rig *r, const char *device, const char *const *settings)
 {
-    rig_open(r, device, mixed, 3);
-    rig_layer(r, 0, 1);
-    rig_layer(r, 2, -1);
-    if (rig_try_rule(r, "shampoo", settings) != ABAR_OK) fail_msg("%s", abar_context_error(r->f.ctx));
+    rig_open_mixed(r, device, "shampoo", settings);
 }
 
 /* ---- state ------------------------------------------------------------------------------------------------------------ */
@@ -218,6 +213,41 @@ static void shampoo_skips_a_gradient_that_is_not_finite(void **state)
     }
 }
 
+/* ---- huge shapes --------------------------------------------------------------------------------------------------------- */
+
+static void keep_blocks(void *user, const abar_param_info *info) { *(int64_t *)user = info->blocks; }
+
+/* Parameters have shapes, but no memory. */
+static void shampoo_refuses_more_blocks_than_it_can_count(void **state)
+{
+    (void)state;
+    static const struct {
+        shape shape;
+        const char *block, *refusal;
+        int64_t blocks;
+    } row[] = {{{2, {65536, 65536}}, "shampoo-block=1", "p0 is cut into 4294967296 blocks", 0},
+               {{2, {70000, 70000}}, "shampoo-block=1", "p0 is cut into 4900000000 blocks", 0},
+               {{3, {INT64_C(1) << 20, INT64_C(1) << 20, INT64_C(1) << 20}}, "shampoo-block=1", "choose larger blocks", 0},
+               {{1, {INT64_C(1) << 46}}, "shampoo-block=1048576", "choose smaller blocks", 0},
+               {{2, {70000, 70000}}, "shampoo-block=1024", NULL, 69 * 69}};
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        rig r;
+        int64_t blocks = 0;
+        rig_open(&r, "cpu", mixed, 1);
+        const abar_tensor t = abar_tensor_wrap(r.f.dev, NULL, abar_device_dtype(r.f.dev), row[i].shape.ndim, row[i].shape.dim);
+        const abar_optim_param param = {.name = "p0", .value = t, .grad = t, .lr_scale = 1.0};
+        void *config = fixture_config(&r.f, "shampoo", SETTINGS(row[i].block));
+        const abar_optim_config c = {
+            .size = sizeof c, .rule = "shampoo", .rule_config = config, .params = &param, .n_params = 1, .base_lr = 0.02};
+        const abar_status status = abar_optim_plan_params(r.f.dev, &c, keep_blocks, &blocks);
+        assert_int_equal(status, row[i].refusal ? ABAR_E_ARGUMENT : ABAR_OK);
+        assert_int_equal(blocks, row[i].blocks);
+        if (row[i].refusal && !strstr(abar_context_error(r.f.ctx), row[i].refusal)) fail_msg("%s", abar_context_error(r.f.ctx));
+        free(config);
+        rig_close(&r);
+    }
+}
+
 /* ---- plans --------------------------------------------------------------------------------------------------------------- */
 
 static void plans_of_blocks_refuse_handles_of_another_kind(void **state)
@@ -259,6 +289,7 @@ int main(void)
         cmocka_unit_test(shampoo_keeps_its_factors_when_products_overflow),
         cmocka_unit_test(shampoo_without_roots_multiplies_by_the_identity),
         cmocka_unit_test(shampoo_skips_a_gradient_that_is_not_finite),
+        cmocka_unit_test(shampoo_refuses_more_blocks_than_it_can_count),
         cmocka_unit_test(plans_of_blocks_refuse_handles_of_another_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
-"""The curvature methods of methods.md (sections 0, 1, 3 to 7 and 9), dense and slow.
+"""The curvature methods of methods.md (sections 0, 1, 3 to 7 and 9) and of optimizers.md (sections 5, 6 and 8), dense and slow.
 
-Written from that page alone: every matrix is formed, every inverse is numpy's. A method holds
+Written from these pages alone: every matrix is formed, every inverse is numpy's. A method holds
 maps; `observe` takes a layer's batch (or part of it), `step` takes the gradients and gives what
 replaces them. Choices where the page leaves one are marked CHOICE and listed in README.md.
 """
@@ -343,4 +343,180 @@ class Lngd(Method):
         return inner / (inner**2 + float(self.options["mu"])) * v
 
 
-METHODS = {"mac": Mac, "smac": Smac, "foof": Foof, "kfac": Kfac, "eva": Eva, "lngd": Lngd}
+class Skfac(Method):
+    """optimizers.md section 5, by the dense inverses that it stands for. Statistics are those of the refresh's own batch."""
+
+    def __init__(self, layers, options, lr=None, dtype=np.float64):
+        super().__init__(layers, {**options, "pgrad": "per-example"}, lr, dtype)
+        self.decay = 0.0
+
+    def statistics(self, a, p):
+        return {"A": second_moment(a.mean(axis=1, keepdims=True)), "P": second_moment(p.mean(axis=1, keepdims=True))}
+
+    def must_refresh(self, m, committed):
+        return m.due and committed
+
+    def derive(self, m, averages):
+        alpha = math.sqrt(self.damping())
+        left, right = self.inverse(m, averages["P"], alpha), self.inverse(m, averages["A"], alpha)
+        return None if left is None or right is None else (left, right)
+
+    def precondition(self, m, grad):
+        left, right = m.derived
+        return left @ grad @ right
+
+
+def rearranged(a, q):
+    """E_n[vec(a a^T) vec(q q^T)^T]: its singular triples are the nearest Kronecker products to E_n[aa^T x qq^T]."""
+    left, right = (np.einsum("ni,nj->nij", v, v).reshape(v.shape[0], -1) for v in (a, q))
+    return left.T @ right / a.shape[0]
+
+
+class Kpsvd(Method):
+    """optimizers.md section 6, on the rearranged block written out."""
+
+    kl_clip = 1e-3
+
+    def __init__(self, layers, options, lr=None, dtype=np.float64):
+        super().__init__(layers, {**options, "pgrad": "per-example"}, lr, dtype)
+        self.rounds, self.terms = int(options.get("kpsvd-rounds", 3)), int(options.get("kpsvd-terms", 1))
+        self.start = {}  # map -> the last S, and map, 2 -> the last Q
+
+    def triple(self, block, key, first):
+        """A singular triple (left, right, value) by the power iteration from the last right vector on."""
+        s = first
+        if key in self.start and (block @ self.start[key]).any():
+            s = self.start[key]
+        for _ in range(self.rounds):
+            r = block @ (s / np.linalg.norm(s))
+            r = r / np.linalg.norm(r)
+            s = block.T @ r
+        return r, s, np.linalg.norm(s)
+
+    def commit(self, m):
+        """As any method's, but for the start of the iteration, and for zero factors: they are not committed."""
+        if not m.pending:
+            return False
+        a, p = (np.concatenate(parts).mean(axis=1) for parts in zip(*m.pending))
+        m.pending = []
+        q = p * a.shape[0]
+        with np.errstate(all="ignore"):
+            block = rearranged(a, q)
+            first = (q.T @ q / q.shape[0]).reshape(-1)
+            r, s, sigma = self.triple(block, m, first)
+            remains = block - np.outer(r, s)
+            p2, q2, sigma2 = self.triple(remains, (m, 2), first) if self.terms == 2 else (r, s, 0.0)
+        if np.isfinite(block).all() and not block.any():
+            return False
+        if not np.isfinite(sigma):
+            m.dropped += 1
+            return False
+        self.start[m] = s
+        if not sigma2 > 1e-6 * sigma:  # rounding of the first term, or nothing
+            p2, q2, sigma2 = 0 * r, 0 * s, 1.0
+        elif self.terms == 2:
+            self.start[m, 2] = q2
+        left, right = a.shape[1], q.shape[1]
+        terms = [("R", r * math.sqrt(sigma), left), ("S", s / math.sqrt(sigma), right)]
+        terms += [("P", p2 * math.sqrt(sigma2), left), ("Q", q2 / math.sqrt(sigma2), right)] if self.terms == 2 else []
+        for key, value, n in terms:
+            new = value.reshape(n, n).astype(self.dtype)
+            m.average[key] = self.decay * m.average.get(key, 0.0) + (1 - self.decay) * new
+        m.commits += 1
+        return True
+
+    def derive(self, m, averages):
+        R, S = averages["R"], averages["S"]
+        pi = min(max(math.sqrt((np.trace(R) / R.shape[0]) / (np.trace(S) / S.shape[0])), 1e-10), 1e10)
+        root = math.sqrt(self.damping())
+        if self.terms == 2:
+            return self.pair(R, averages["P"], root * pi), self.pair(S, averages["Q"], root / pi)
+        left, right = self.inverse(m, S, root / pi), self.inverse(m, R, root * pi)
+        return None if left is None or right is None else (left, right)
+
+    @staticmethod
+    def pair(first, second, shift):
+        """(first + shift I)^-1/2, and the eigenvalues and vectors of second between two of them."""
+        values, vectors = np.linalg.eigh(first + shift * np.eye(len(first)))
+        root = (vectors / np.sqrt(values)) @ vectors.T
+        return root, *np.linalg.eigh(root @ second @ root)
+
+    def precondition(self, m, grad):
+        if self.terms == 2:
+            (r, l1, E1), (s, l2, E2) = m.derived
+            return s @ E2 @ ((E2.T @ s @ grad @ r @ E1) / np.maximum(1 + np.outer(l2, l1), 0.1)) @ E1.T @ r
+        left, right = m.derived
+        return left @ grad @ right
+
+
+def to_bf16(values):
+    """To the nearest number of eight significant bits, ties to even."""
+    fraction, exponent = np.frexp(values)
+    return np.ldexp(np.round(fraction * 256), exponent - 8)
+
+
+class Ring:
+    """optimizers.md section 8: the newest m gradients of one vector. The matrix is formed in full."""
+
+    def __init__(self, length, options):
+        self.rows = np.zeros((int(options["mfac-gradients"]), length))
+        self.narrow = options.get("mfac-precision") == "bf16"
+        self.damping, self.written = float(options["damping"]), 0
+
+    def product(self, g):
+        g = to_bf16(g) if self.narrow else g
+        m, length = self.rows.shape
+        self.rows[self.written % m] = g
+        self.written += 1
+        return np.linalg.solve(self.damping * np.eye(length) + self.rows.T @ self.rows / m, g)
+
+
+class Mfac(Method):
+    """optimizers.md section 8. It takes no statistics."""
+
+    def __init__(self, layers, options, lr=None, dtype=np.float64):
+        super().__init__(layers, options, lr, dtype)
+        self.rings = {}
+
+    def observe(self, *_args, **_more):
+        pass
+
+    def joined(self, key, parts):
+        """The parts (arrays, or None) as one vector, replaced by its product, cut up again; in double throughout."""
+        vector = np.concatenate([part.reshape(-1).astype(np.float64) for part in parts if part is not None])
+        ring = self.rings.setdefault(key, Ring(vector.size, self.options))
+        result, out = ring.product(vector).astype(self.dtype), []
+        for part in parts:
+            size = 0 if part is None else part.size
+            out.append(None if part is None else result[:size].reshape(part.shape))
+            result = result[size:]
+        return out
+
+    def apply(self, grads):
+        if self.options.get("mfac-scope", "full") == "full":
+            flat = self.joined("all", [g for pair in grads.values() for g in pair])
+            return {name: tuple(flat[2 * i : 2 * i + 2]) for i, name in enumerate(grads)}
+        out = dict(grads)
+        for name, (weight, bias) in grads.items():
+            maps = [m for m in self.maps if m.layer.name == name]
+            parts = []
+            for m in maps:
+                rows = slice(m.group * weight.shape[0] // len(maps), (m.group + 1) * weight.shape[0] // len(maps))
+                parts.append(self.joined(m, [weight[rows], None if bias is None else bias[rows]]))
+            if maps:
+                biases = None if bias is None else np.concatenate([part[1] for part in parts])
+                out[name] = np.concatenate([part[0] for part in parts]), biases
+        return out
+
+
+METHODS = {
+    "mac": Mac,
+    "smac": Smac,
+    "foof": Foof,
+    "kfac": Kfac,
+    "eva": Eva,
+    "lngd": Lngd,
+    "skfac": Skfac,
+    "kpsvd": Kpsvd,
+    "mfac": Mfac,
+}

@@ -319,6 +319,67 @@ def check_rules():
     close(curvature_rules.clip({"w": (grads[0], None)}, 0.5)["w"][0], parameter.grad.numpy())
 
 
+def check_skfac():
+    """Of one batch: KFAC reduce where there is one row for each example, but for pi."""
+    problem = Problem(rows=1, steps=1)
+    result, grad, _ = problem.run(curvature.Skfac, FOOF)
+    a = np.concatenate([problem.x[0, :, 0], np.ones((5, 1))], axis=1)
+    q = 5 * problem.p[0, :, 0]
+    alpha = np.sqrt(0.1)
+    left, right = q.T @ q / 5 + alpha * np.eye(OUTPUTS), a.T @ a / 5 + alpha * np.eye(INPUTS + 1)
+    close(result, solve(left, right, 0, grad))
+    for rows, n in ((a, INPUTS + 1), (q, OUTPUTS)):  # Woodbury, and by rows L^-1 X
+        x = rows / np.sqrt(5)
+        gram = x @ x.T + alpha * np.eye(5)
+        close((np.eye(n) - x.T @ np.linalg.solve(gram, x)) / alpha, np.linalg.inv(x.T @ x + alpha * np.eye(n)))
+        z = np.linalg.solve(np.linalg.cholesky(gram), x)
+        close((np.eye(n) - z.T @ z) / alpha, np.linalg.inv(x.T @ x + alpha * np.eye(n)))
+
+
+def check_kpsvd():
+    """Never farther than KFAC, the leading triple in the end, KFAC where all inputs are equal."""
+    options = {**FOOF, "stat-decay": "0", "kl-clip": "0"}
+    problem = Problem(steps=1)
+    a = np.concatenate([problem.x[0], np.ones((5, 3, 1))], axis=2).mean(axis=1)
+    q = 5 * problem.p[0].mean(axis=1)
+    block = curvature.rearranged(a, q)
+    kfac = np.outer(a.T @ a / 5, q.T @ q / 5)
+    for rounds in (1, 2, 3, 1000):
+        _, _, method = problem.run(curvature.Kpsvd, {**options, "kpsvd-rounds": rounds})
+        R, S = (problem.averages(method)[key] for key in "RS")
+        nearest = np.outer(R, S)
+        assert np.linalg.norm(block - nearest) <= np.linalg.norm(block - kfac)
+        assert min(np.linalg.eigvalsh(R)[0], np.linalg.eigvalsh(S)[0]) > -1e-12
+    u, values, v = np.linalg.svd(block)
+    close(nearest, values[0] * np.outer(u[:, 0], v[0]))
+    ours, grad, method = problem.run(curvature.Kpsvd, {**options, "kpsvd-rounds": 1000, "kpsvd-terms": 2})
+    R, S, P, Q = (problem.averages(method)[key] for key in "RSPQ")
+    close(np.outer(R, S) + np.outer(P, Q), (u[:, :2] * values[:2]) @ v[:2])  # the two leading triples
+    pi, rho = np.sqrt(np.trace(R) / len(R) / (np.trace(S) / len(S))), np.sqrt(method.damping())
+    R, S = R + pi * rho * np.eye(len(R)), S + rho / pi * np.eye(len(S))
+    close(S @ ours @ R + Q @ ours @ P, grad)  # where no divisor is below its least
+    problem = Problem(rows=1)
+    problem.x[:] = problem.x[:, :1]
+    ours, _, _ = problem.run(curvature.Kpsvd, options)
+    close(ours, problem.run(curvature.Kfac, {**KFAC, "stat-decay": "0", "kfac": "reduce"})[0])
+
+
+def check_mfac():
+    """By products of gradients alone, one gradient, a large damping."""
+    rng = np.random.RandomState(7)
+    for m, damping in ((1, 0.1), (4, 0.03), (6, 1e9)):
+        ring = curvature.Ring(9, {"damping": damping, "mfac-gradients": m})
+        for k in range(3 * m):
+            g = rng.randn(9)
+            found = ring.product(g)
+            c = np.linalg.solve(damping * np.eye(m) + ring.rows @ ring.rows.T / m, np.eye(m)[k % m])
+            close(found, ring.rows.T @ c)
+            if m == 1:
+                close(found, g / (damping + g @ g))
+            if damping > 1e6:
+                assert np.allclose(damping * found, g, rtol=1e-7, atol=1e-7)
+
+
 def check_all(shapes):
     """shapes: (layer, shape of one input, outputs) of every geometry in use."""
     check_mac()
@@ -328,6 +389,9 @@ def check_all(shapes):
     check_eva()
     check_kl_clip()
     check_lngd()
+    check_skfac()
+    check_kpsvd()
+    check_mfac()
     check_limits()
     check_averages()
     check_batches()

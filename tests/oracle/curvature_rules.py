@@ -11,13 +11,19 @@ def clip(grads, limit):
 
 
 class Sgd:
-    def __init__(self, weight, lr, momentum=0.0, nesterov=False, weight_decay=0.0, decoupled=False):
+    def __init__(self, weight, lr, momentum=0.0, nesterov=False, weight_decay=0.0, decoupled=False, inside=False):
         self.weight, self.velocity = weight.copy(), np.zeros_like(weight)
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
-        self.decay, self.decoupled = weight_decay, decoupled
+        self.decay, self.decoupled, self.inside = weight_decay, decoupled, inside
+
+    def before(self, grad):
+        """What a method gets."""
+        return grad + self.decay * self.weight if self.inside else grad
 
     def step(self, grad):
-        if self.decoupled:
+        if self.inside:
+            pass
+        elif self.decoupled:
             self.weight = (1 - self.lr * self.decay) * self.weight
         else:
             grad = grad + self.decay * self.weight

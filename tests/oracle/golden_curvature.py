@@ -134,6 +134,10 @@ OPTIONS = {
     },
     "eva": {"damping": "0.03", "pgrad": "per-example", "kl-clip": "0.001"},
     "lngd": {"pgrad": "batch-mean", "nu1": "1e-5", "nu2": "1e-2", "mu": "0.03"},
+    "skfac": {"damping": "0.03"},
+    "kpsvd": {"damping": "0.03", "kl-clip": "0.001"},
+    "mfac": {"damping": "0.05", "mfac-gradients": "4"},
+    "kbfgs": {"damping": "0.3"},
 }
 LEAST_SHARES = {"double": 1e-8, "single": 1e-5}  # section 1: the floor of adaptive damping
 OFTEN = {"tcov": "1", "tinv": "1"}
@@ -158,11 +162,13 @@ class Cases:
     def add_common(self):
         """What every method must get right."""
         self.add("all", ALL)
-        self.add("wide", WIDE, {"tcov": "1", "tinv": "2"})
+        damped = {"damping": "1"} if self.method in ("skfac", "kpsvd") else {}  # p is 16 times as large
+        self.add("wide", WIDE, {"tcov": "1", "tinv": "2", **damped})
         self.add("often", None, OFTEN)
         self.add("seldom", PAIR, SELDOM)
-        self.add("decay_half", PAIR, {"stat-decay": "0.5"})
-        self.add("decay_eva", PAIR, {"stat-decay": "0.05"})
+        if self.method != "skfac":  # it has no averages
+            self.add("decay_half", PAIR, {"stat-decay": "0.5"})
+            self.add("decay_eva", PAIR, {"stat-decay": "0.05"})
         self.add("dead", ["fc", "dead", "silent"])
         self.add("parts", PAIR, OFTEN, parts=[1, 2], scales=[1.0, 1.0])
         # a statistic with a NaN: of one map only, at a step that refreshes; and before there is any average
@@ -174,6 +180,12 @@ class Cases:
         if "kl-clip" not in OPTIONS[self.method]:
             self.add("kl", None, {"kl-clip": "0.001"})
             self.add("kl_bad_first_x", LINEAR, {"kl-clip": "0.01"}, poison=[poison("x", 0, "fc", 7)])
+
+    def add_long(self):
+        """Twenty steps: the batches come round again."""
+        self.add("long", SMALL, {"tcov": "2", "tinv": "5"}, steps=20)
+        sgd = {"rule": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+        self.add("long_sgd", SMALL + ["gain"], {"tcov": "1", "tinv": "3"}, steps=20, update=sgd)
 
     def add_first(self, layer, other):
         """Ready from step 0 on: after a first step that is skipped, and where nothing is ever committed."""
@@ -344,6 +356,65 @@ def lngd_cases():
     return cases.cases
 
 
+def skfac_cases():
+    cases = Cases("skfac")
+    cases.add_common()
+    cases.add_uses_p()
+    cases.add_spread()
+    cases.add_long()
+    cases.add("rho_1", None, {"damping": "1"})
+    cases.add("dense", ALL, {"damping": "0.1"}, examples=0)  # the batch is not known: no side is inverted through it
+    cases.add("fewer", SMALL, {"damping": "0.2"}, examples=4)  # than the optimizer was made for
+    cases.add("zero_grad", PAIR, zero_grad=[4])
+    cases.add("clip", PAIR + ["gain"], clip=0.5)
+    return cases.cases
+
+
+def kpsvd_cases():
+    cases = Cases("kpsvd")
+    cases.add_common()
+    cases.add_uses_p()
+    cases.add_long()
+    for rounds in ("1", "10"):
+        cases.add(f"rounds_{rounds}", SMALL, {"kpsvd-rounds": rounds, "kl-clip": "0"})
+    two = {"kpsvd-terms": "2"}
+    cases.add("two", ALL, two)
+    cases.add("two_often", PAIR, {**two, **OFTEN, "kl-clip": "0", "stat-decay": "0.5"})
+    cases.add("two_rounds_10", SMALL, {**two, "kpsvd-rounds": "10", "kl-clip": "0"})
+    cases.add("rho_001", SMALL, {"damping": "0.001"})
+    cases.add("no_kl", MANY_ROWS, {"kl-clip": "0"})
+    cases.add("fewer", PAIR, {"damping": "0.2", "kl-clip": "0"}, examples=20)  # than the optimizer was made for
+    cases.add("zero_grad", PAIR, zero_grad=[4])
+    cases.add("clip", PAIR + ["gain"], clip=0.5)
+    cases.add("spread3", FOUR_MAPS, {"tcov": "1", "refresh": "spread"})
+    return cases.cases
+
+
+def mfac_cases():
+    cases = Cases("mfac")
+    cases.add("all", ALL)
+    for m in ("1", "2", "7", "64"):
+        cases.add(f"m_{m}", SMALL, {"mfac-gradients": m})
+    for name, rho in (("rho_1", "1"), ("rho_0001", "0.0001")):
+        cases.add(name, SMALL, {"damping": rho})
+    cases.add("gain", PAIR + ["gain"])
+    cases.add("layer", ALL + ["gain"], {"mfac-scope": "layer"})
+    cases.add("layer_m_1", PAIR, {"mfac-scope": "layer", "mfac-gradients": "1"})
+    cases.add("bf16", SMALL, {"mfac-precision": "bf16"})
+    cases.add("layer_bf16", PAIR, {"mfac-precision": "bf16", "mfac-scope": "layer"})
+    cases.add("bad_grad", PAIR, poison=[poison("gw", 2, "grouped", 7)])
+    cases.add("bad_first_grad", LINEAR, poison=[poison("gw", 0, "seq_nobias", 3, "inf")])
+    cases.add("zero_grad", PAIR, zero_grad=[0, 4])
+    cases.add("clip", PAIR + ["gain"], clip=0.5)
+    cases.add("long", SMALL, {"mfac-gradients": "8"}, steps=20)
+    sgd = {"rule": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 5e-2}
+    cases.add("long_sgd", SMALL + ["gain"], steps=20, update=sgd)
+    cases.add("inside", SMALL + ["gain"], steps=20, update={**sgd, "inside": True})
+    cases.add("inside_clip", SMALL, steps=20, update={**sgd, "inside": True}, clip=2.0)
+    cases.add("inside_layer", SMALL + ["gain"], {"mfac-scope": "layer"}, steps=20, update={**sgd, "inside": True})
+    return cases.cases
+
+
 FILES = {
     "mac": mac_cases,
     "smac": smac_cases,
@@ -351,6 +422,9 @@ FILES = {
     "kfac": kfac_cases,
     "eva": eva_cases,
     "lngd": lngd_cases,
+    "skfac": skfac_cases,
+    "kpsvd": kpsvd_cases,
+    "mfac": mfac_cases,
 }
 
 
@@ -407,16 +481,22 @@ def run(case, data, dtype=np.float64, layers=LAYERS, methods=curvature.METHODS):
     updates = make_updates(case, data, dtype) if "update" in case else {}
     history, skipped = [], []
     for step in range(case["steps"]):
+        at = step % STEPS
         for name in case["layers"]:
             if "x" in data[name]:
-                batch = {key: data[name][key][step] for key in ("x", "p", "columns") if key in data[name]}
+                batch = {key: data[name][key][at] for key in ("x", "p", "columns") if key in data[name]}
                 observe(method, name, batch, case)
         grads = {
-            name: tuple(data[name][key][step].astype(dtype) if key in data[name] else None for key in ("gw", "gb"))
+            name: tuple(data[name][key][at].astype(dtype) if key in data[name] else None for key in ("gw", "gb"))
             for name in case["layers"]
         }
         if "clip" in case:
             grads = curvature_rules.clip(grads, case["clip"])
+        if case.get("update", {}).get("inside"):
+            grads = {
+                name: tuple(g if g is None else updates[name, key].before(g) for g, key in zip(pair, "wb"))
+                for name, pair in grads.items()
+            }
         result = method.step(grads)
         if result is None:
             skipped.append(step)
@@ -462,7 +542,8 @@ def check_telling(method, results, cases, data):
     for name in names:
         case = cases[name]
         if "update" not in case:
-            plain = {f"{layer}.w": data[layer]["gw"].astype(np.float64) for layer in case["layers"]}
+            steps = [step % STEPS for step in range(case["steps"])]
+            plain = {f"{layer}.w": data[layer]["gw"][steps].astype(np.float64) for layer in case["layers"]}
             assert distance(plain, results[name]) > 0.02, (method, name)
     for i, one in enumerate(names):
         for other in names[i + 1 :]:

@@ -6,17 +6,25 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import adams
 import golden_analysis
 import golden_attention
 import golden_curvature
 import golden_ops
 import golden_optim
 import golden_train
+import golden_welch
+import hessian
+import hessian_net
+import kbfgs
 import muon
 import networks
 import networks_vit
+import ngd
 import philox
 import shampoo
+import shampoo_paper
+import soap
 import store
 
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
@@ -70,15 +78,23 @@ def main():
     golden_optim.write_optimizers(out / "optim.safetensors")
     golden_optim.write_schedules(out / "schedule.json")
     golden_curvature.write(out)
+    kbfgs.write(out)
     golden_attention.write(out)
     golden_analysis.write(out)
+    adams.write(out)
     muon.write(out)
     shampoo.write(out)
+    shampoo_paper.write(out)
+    soap.write(out)
+    hessian.write(out)
+    hessian_net.write(out)
+    ngd.write(out)
     convolutional = ("mlp", "lenet5", "resnet20", "resnet110", "wrn28-10", "densenet121", *networks.BOTTLENECKS)
     for name in (*convolutional, *networks.TRANSFORMERS):
         write_state_dict(out / f"state_dict_{name}.txt", networks.build(name))
     write_lenet5(out, lenet5)
     philox.write(out / "philox.json")
+    golden_welch.write(out / "welch.json")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,13 @@ class Muon:
         if s["normuon"]:
             o, self.v = normalise_rows(o, self.v, s["beta2"])
         o = adjustment(s["adjust"], *self.w.shape) * o
-        self.w = (1 - s["lr"] * s["weight_decay"]) * self.w - s["lr"] * o
+        if s["hyperball"]:
+            radius = np.linalg.norm(self.w)
+            moved = self.w - s["lr"] * o * radius / max(np.linalg.norm(o), 1e-10)
+            self.w = moved * radius / max(np.linalg.norm(moved), 1e-10)
+            return
+        decayed = (o * self.w >= 0) if s["cautious"] else 1.0
+        self.w = (1 - s["lr"] * s["weight_decay"] * decayed) * self.w - s["lr"] * o
 
 
 # ---- the files -------------------------------------------------------------------------------------
@@ -186,6 +192,8 @@ DEFAULTS = {
     "adjust": "original",
     "normuon": False,
     "beta2": 0.95,
+    "cautious": False,
+    "hyperball": False,
 }
 CASES = {
     "defaults": {},
@@ -198,6 +206,9 @@ CASES = {
     "polar_express": {"ns": "polar-express"},
     "no_momentum": {"momentum": 0.0, "weight_decay": 0.0},
     "normuon": {"normuon": True},
+    "cautious": {"cautious": True, "weight_decay": 1.0},
+    "hyperball": {"hyperball": True, "weight_decay": 0.0},
+    "hyperball_exact": {"hyperball": True, "weight_decay": 0.0, "ns": "exact", "ns_steps": 12, "adjust": "match-rms"},
 }
 
 
@@ -224,16 +235,38 @@ def run(initial, grads, settings, kind=Muon):
     return ends
 
 
+OPTIONS = {  # of the command line
+    "momentum": "momentum",
+    "nesterov": "nesterov",
+    "ns": "ns",
+    "ns_steps": "ns-steps",
+    "adjust": "muon-adjust",
+    "normuon": "normuon",
+    "beta2": "normuon-beta2",
+    "cautious": "cautious",
+    "hyperball": "hyperball",
+}
+
+
+def as_option(value):
+    return str(value).lower() if isinstance(value, bool) else f"{value:.17g}" if isinstance(value, float) else value
+
+
 def write_steps(path):
     initial, grads = make_problem()
     tensors = {f"initial.{name}": value for name, value in initial.items()}
     tensors.update({f"grad.{name}": value for name, value in grads.items()})
     metadata = {}
     for case, changes in CASES.items():
-        metadata[case] = {"rule": "muon", "steps": STEPS, **DEFAULTS, **changes}
-        for name, end in run(initial, grads, metadata[case]).items():
+        settings = {**DEFAULTS, **changes}
+        metadata[case] = {
+            "lr": settings["lr"],
+            "weight_decay": settings["weight_decay"],
+            "options": [f"{option}={as_option(settings[key])}" for key, option in OPTIONS.items()] + ["ns-precision=fp32"],
+        }
+        for name, end in run(initial, grads, settings).items():
             tensors[f"{case}.{name}"] = end
-    store.save(path, tensors, metadata)
+    store.save(path, tensors, {"cases": list(CASES), **metadata})
 
 
 def write(out):

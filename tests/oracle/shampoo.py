@@ -1,6 +1,6 @@
 """Shampoo in float64: shampoo_steps.safetensors. See README.md.
 
-Written from docs/methods.md section 12: blocks are numpy arrays of any order, S_i and R_i are lists by mode, and roots come from
+Written from docs/optimizers.md section 1: blocks are numpy arrays of any order, S_i and R_i are lists by mode, and roots come from
 numpy.linalg.eigh.
 """
 

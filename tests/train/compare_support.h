@@ -166,4 +166,36 @@ static inline void assert_same_comparison(const char *a, const char *b)
     free(y);
 }
 
+/* ---- no memory -------------------------------------------------------------------------------------------------- */
+
+static inline void *alloc_until(void *user, size_t bytes, size_t align)
+{
+    int64_t *left = user;
+    return (*left)-- == 0 ? NULL : aligned_alloc(align, abar__round_up(bytes, align));
+}
+
+static inline void release(void *user, void *memory, size_t bytes)
+{
+    (void)user, (void)bytes;
+    free(memory);
+}
+
+/* Lets each allocation of a call fail in turn. Returns how many there are. */
+static inline int64_t fail_every_allocation(abar_status (*call)(abar_context *ctx, const char *dir), const char *dir)
+{
+    abar_status status = ABAR_E_MEMORY;
+    int64_t n = 1; /* 0 would be the context itself */
+    for (; status != ABAR_OK; n++) {
+        int64_t left = n;
+        abar_context_config config = {.size = sizeof config, .allocator = {alloc_until, release, &left}};
+        abar_context *ctx;
+        assert_int_equal(abar_context_create(&config, &ctx), ABAR_OK);
+        status = call(ctx, dir);
+        assert_true(status == ABAR_OK || status == ABAR_E_MEMORY);
+        assert_int_equal(abar_context_memory(ctx).now, 0);
+        abar_context_destroy(ctx);
+    }
+    return n;
+}
+
 #endif

@@ -98,6 +98,10 @@ static void recipes_of_the_cifar_table_are_the_papers(void **state)
                {"kfac", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
                {"eva", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 damping=0.03 kl-clip=1e-3"},
                {"lngd", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 nu1=1e-5 nu2=1e-2 mu=0.03"},
+               {"skfac", "lr=0.005 weight-decay=5e-4 momentum=0.9 tcov=5 tinv=50 damping=0.03 kl-clip=0"},
+               {"kpsvd", "lr=0.1 weight-decay=5e-4 momentum=0.9 stat-decay=0.95 tcov=5 tinv=50 damping=0.03 kl-clip=1e-3"},
+               {"kbfgs", "lr=0.3 weight-decay=1e-5 momentum=0.9 stat-decay=0.9 damping=0.3 kbfgs-pairs=0 kbfgs-decay=0.9"},
+               {"mfac", "lr=1e-3 weight-decay=0 momentum=0 damping=1e-5 mfac-gradients=1024"},
                {"adamw", "lr=1e-3 weight-decay=0.5 beta1=0.9 beta2=0.999 eps=1e-8"}};
     fixture *f = *state;
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
@@ -176,6 +180,40 @@ static void recipe_of_shampoo_is_that_of_adamw_with_a_graft(void **state)
                {"lenet5", "fashion-mnist", "mac+shampoo", "lr=1e-3 damping=1 shampoo-block=1024"},
                {"gpt-char", "text:/data", "shampoo", "lr=1e-3 weight-decay=0.1 final-lr=1e-4"},
                {"gpt2", "text:/data", "shampoo", "lr=6e-4 weight-decay=0.1 final-lr=6e-5 decay-all=0"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, row[i].model, row[i].data, row[i].optim, &s));
+        assert_settings(f, s, row[i].settings);
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
+static void recipes_of_nadamw_and_sfadamw_are_those_of_adamw(void **state)
+{
+    static const struct {
+        const char *model, *data, *optim, *settings;
+    } row[] = {{"resnet20", "cifar10:/data", "nadamw", "epochs=50 batch=128 lr=1e-3 weight-decay=0.5 augment=1"},
+               {"gpt-char", "text:/data", "nadamw", "lr=1e-3 weight-decay=0.1 final-lr=1e-4 beta2=0.99"},
+               {"resnet20", "cifar10:/data", "sfadamw", "epochs=50 lr=0.0025 weight-decay=0.5 schedule=constant"},
+               {"gpt2", "text:/data", "sfadamw", "lr=0.0025 weight-decay=0.1 final-lr=0 schedule=constant"},
+               {"resnet50", "imagenet:/data", "sfadamw", "lr=0.0025 ema=0 schedule=constant"}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        abar_setup *s;
+        need(f, abar_setup_create(f->ctx, row[i].model, row[i].data, row[i].optim, &s));
+        assert_settings(f, s, row[i].settings);
+        abar_setup_destroy(f->ctx, s);
+    }
+}
+
+static void recipe_of_soap_is_that_of_its_authors(void **state)
+{
+    static const struct {
+        const char *model, *data, *optim, *settings;
+    } row[] = {{"resnet20", "cifar10:/data", "soap", "epochs=50 batch=128 lr=3e-3 weight-decay=0.01 soap-freq=10 augment=1"},
+               {"lenet5", "fashion-mnist", "mac+soap", "lr=3e-3 damping=1 beta2=0.95"},
+               {"gpt-char", "text:/data", "soap", "lr=3e-3 weight-decay=0.01 final-lr=3e-4"}};
     fixture *f = *state;
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         abar_setup *s;
@@ -451,7 +489,9 @@ int main(void)
         with_fixture(recipe_of_resnet_on_cifar_is_the_papers),
         with_fixture(recipe_of_lenet5_on_fashion_mnist_is_short_and_plain),
         with_fixture(recipe_of_muon_leaves_the_rest_to_adamw),
+        with_fixture(recipes_of_nadamw_and_sfadamw_are_those_of_adamw),
         with_fixture(recipe_of_shampoo_is_that_of_adamw_with_a_graft),
+        with_fixture(recipe_of_soap_is_that_of_its_authors),
         with_fixture(recipes_of_the_cifar_table_are_the_papers),
         with_fixture(recipes_of_imagenet_resnets_are_the_papers),
         with_fixture(recipes_of_transformers_are_those_of_the_list),

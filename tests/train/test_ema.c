@@ -42,6 +42,28 @@ static void warm_up_epochs_and_the_first_update_copy(void **state)
     assert_false(abar__ema_copies(&c, 1, 2));
 }
 
+/* Running statistics of more bytes than the gradients, which are the scratch: nothing behind these is written. */
+static void statistics_larger_than_the_gradients_are_averaged(void **state)
+{
+    fixture *f = *state;
+    enum { VALUES = 16, RUNNING = 100 };
+    float values[VALUES], grads[2 * VALUES], running[RUNNING], e_values[VALUES], e_running[RUNNING];
+    abar_device *dev;
+    need(f, abar_device_open(f->ctx, "cpu", NULL, &dev));
+    for (int i = 0; i < RUNNING; i++) running[i] = (float)i, e_running[i] = 1.0f;
+    for (int i = 0; i < VALUES; i++) values[i] = (float)-i, e_values[i] = 2.0f, grads[VALUES + i] = 7.0f;
+    abar__ema e = {.ctx = f->ctx, .dev = dev, .values = e_values, .running = e_running};
+    e.blocks.values = values;
+    e.blocks.grads = grads;
+    e.blocks.value_bytes = sizeof values;
+    e.blocks.running = running;
+    e.blocks.running_bytes = sizeof running;
+    need(f, abar__ema_update(&e, 0.75));
+    for (int i = 0; i < VALUES; i++) assert_true(e_values[i] == 1.5f - 0.25f * (float)i && grads[VALUES + i] == 7.0f);
+    for (int i = 0; i < RUNNING; i++) assert_true(e_running[i] == 0.75f + 0.25f * (float)i);
+    abar_device_close(dev);
+}
+
 /* The average in double, from the weights after every step. */
 typedef struct oracle {
     fixture *f;
@@ -340,6 +362,7 @@ int main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "--child") == 0) return run_child(argv[2], argv[3]);
     snprintf(self, sizeof self, "%s", argv[0]);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(statistics_larger_than_the_gradients_are_averaged, make_fixture, drop_fixture),
         cmocka_unit_test(decay_is_that_of_the_definition),
         cmocka_unit_test(warm_up_epochs_and_the_first_update_copy),
         cmocka_unit_test_setup_teardown(average_follows_the_formula, make_fixture, drop_fixture),

@@ -249,8 +249,10 @@ static void groups_that_do_not_fit_are_refused_with_one_that_does(void **state)
                {"torchvision", "1000", "1", "0", "give --mix-group 250"},
                {"torchvision", "100", "1", "0", NULL}, /* 256, or the batch */
                {"torchvision", "99", "1", "0", NULL},
-               {"timm", "99", "1", "0", "no even divisor"},
-               {"timm", "100", "1", "25", "--mix-group 25: --style timm needs an even one in a micro-batch of 100 images"},
+               {"timm", "99", "1", "0", "no other group fits, choose another --batch"},
+               {"timm", "18", "2", "0", "micro-batch of 9 images (--batch 18, --accumulate 2), and no other group fits"},
+               {"timm", "100", "1", "25",
+                "--mix-group 25: is odd, and --style timm mixes pairs of rows of a batch of 100 images, give --mix-group 100"},
                {"timm", "100", "1", "0", NULL}};
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         abar_setup *s = setup_of(f, "resnet50", large[0], "sgd");

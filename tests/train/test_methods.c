@@ -4,7 +4,8 @@
 
 #include <math.h>
 
-static const char *const optimizers[] = {"sgd", "adamw", "mac", "smac", "foof", "kfac", "eva", "lngd", NULL};
+static const char *const optimizers[] = {"sgd",  "adamw", "mac",   "smac",  "foof", "kfac", "eva",
+                                         "lngd", "skfac", "kpsvd", "kbfgs", "mfac", NULL};
 
 /* The reference device factorises in plain loops: it leaves out the layer with 785 columns. */
 #define CPU "device=cpu threads=1 workers=0 limit-test=32 augment=false"
@@ -21,9 +22,16 @@ static abar_setup *setup_for(fixture *f, const char *device, const char *optim, 
     if (strcmp(optim, "adamw") == 0) set(f, setup, "weight-decay", "0.01");
     if (strcmp(optim, "lngd") == 0) set(f, setup, "lr", "0.003"); /* its steps are of unit length in the metric */
     if (!has_method(optim)) return setup;
+    const bool ring = strcmp(optim, "mfac") == 0;
+    if (ring) {
+        set(f, setup, "mfac-gradients", "24");
+        set(f, setup, "lr", "0.005"); /* over the damping it is sgd's */
+        set(f, setup, "damping", "0.1");
+        set(f, setup, "momentum", "0.9");
+    }
     set(f, setup, "tcov", "2");
     set(f, setup, "tinv", "3");
-    if (ref) set(f, setup, "skip-layers", "fc1");
+    if (ref && !ring) set(f, setup, "skip-layers", "fc1"); /* a ring is of all parameters together */
     return setup;
 }
 
@@ -45,10 +53,10 @@ static void check_learns(fixture *f, const char *device, const char *optim)
     if (!(last < 0.9 * first && last < log(10.0))) fail_msg("%s on %s: loss %g, then %g", optim, device, first, last);
     for (int i = 0; i < abar_optim_map_count(t->optim); i++) {
         abar_map_info m = *abar_optim_map(t->optim, i);
-        assert_int_equal(m.commits, 64); /* steps 0, 2, ... 126 */
+        assert_int_equal(m.commits, strcmp(optim, "kbfgs") == 0 || strcmp(optim, "mfac") == 0 ? 128 : 64); /* or every other */
         assert_int_equal(m.dropped + m.kept + m.doubled, 0);
     }
-    const int layers = device[0] == 'r' ? 1 : 5;
+    const int layers = device[0] == 'r' || strcmp(optim, "mfac") == 0 ? 1 : 5;
     assert_int_equal(abar_optim_map_count(t->optim), has_method(optim) ? layers : 0);
     abar_trainer_destroy(t);
     abar_setup_destroy(f->ctx, setup);
@@ -183,6 +191,9 @@ static void every_optimizer_resumes_bit_for_bit(void **state)
     check_resume(*state, "cpu", "smac", "damping=adaptive pgrad=per-example accumulate=2");
     check_resume(*state, "cpu", "kfac", "kfac-inverse=eigen kfac=expand skip-layers=conv*");
     check_resume(*state, "cpu", "mac", "first-layer=dataset-mean");
+    check_resume(*state, "cpu", "kbfgs", "kbfgs-pairs=3 accumulate=2");
+    check_resume(*state, "cpu", "kbfgs", "first-pass=true");
+    check_resume(*state, "cpu", "mfac", "mfac-precision=bf16 mfac-gradients=4 mfac-scope=layer accumulate=2");
     check_resume(*state, "cpu", "smac", "first-layer=dataset-cov accumulate=2");
 }
 
@@ -230,6 +241,32 @@ static void first_layer_mean_is_that_of_the_training_set(void **state)
     assert_int_equal(found, 1);
     drop(&before);
     drop(&after);
+    abar_trainer_destroy(t);
+    abar_setup_destroy(f->ctx, setup);
+}
+
+/* K-BFGS: the last column of E[aaT] is the mean. */
+static void first_pass_of_kbfgs_is_over_the_training_set(void **state)
+{
+    fixture *f = *state;
+    double mean[785];
+    abar_setup *setup =
+        make_setup(f, "mlp", "kbfgs", CPU " widths=784-12-10 batch=16 limit-train=80 epochs=1 first-pass=true accumulate=2");
+    abar_trainer *t;
+    snapshot s;
+    need(f, abar_trainer_create(f->ctx, setup, false, NULL, &t));
+    mean_of_the_set(f, t, mean);
+    take(t, &s);
+    int found = 0;
+    for (int i = 0; i < s.n; i++) {
+        const float *a = s.bytes[i];
+        if (strcmp(s.name[i], "curvature.fc1.average.A") == 0)
+            for (int k = 0; k < 785; k++) assert_true(fabs((double)a[k * 785 + 784] - mean[k]) <= 1e-5);
+        if (strcmp(s.name[i], "curvature.fc2.average.A") == 0) assert_true(fabs((double)a[12 * 13 + 12] - 1.0) <= 1e-6);
+        found += strstr(s.name[i], ".average.A") != NULL;
+    }
+    assert_int_equal(found, 2);
+    drop(&s);
     abar_trainer_destroy(t);
     abar_setup_destroy(f->ctx, setup);
 }
@@ -448,6 +485,7 @@ int main(void)
         with_fixture(every_optimizer_learns),
         with_fixture(every_optimizer_resumes_bit_for_bit),
         with_fixture(first_layer_mean_is_that_of_the_training_set),
+        with_fixture(first_pass_of_kbfgs_is_over_the_training_set),
         with_fixture(micro_batches_join_for_every_optimizer),
         with_fixture(steps_that_go_wrong_are_skipped_counted_and_change_nothing),
         with_fixture(ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint),

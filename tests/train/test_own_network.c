@@ -2,6 +2,7 @@
  * resumed run must be given again. */
 #include "train_runs.h"
 
+#include "abar/compare.h"
 #include "data/data_impl.h"
 
 #include <math.h>
@@ -384,6 +385,52 @@ static void own_data_that_do_not_fit_are_refused(void **state)
     drop(&h);
 }
 
+/* ---- comparisons ------------------------------------------------------------------------------------------------- */
+
+/* Loaded with its builder and its data, it goes on as it would have; without them its results can be read. */
+static void own_comparison_is_loaded_and_continued(void **state)
+{
+    fixture *f = *state;
+    held h;
+    int built = 0;
+    char dir[PATH_MAX_TEST];
+    abar_dataset *data;
+    abar_compare *c;
+    hold(f, &h);
+    need(f, abar_dataset_wrap(f->ctx, &h.images, &data));
+    abar_setup *setup = own_setup(f, "own", "memory", SETTINGS, "cpu");
+    const abar_setup *setups[] = {setup};
+    path_in(f, "own-comparison", dir);
+    const abar_compare_config config = {.size = sizeof config, .out = dir, .setups = setups, .methods = 1, .seeds = 1};
+    need(f, abar_compare_create(f->ctx, &config, NULL, &c)); /* they may come later */
+    assert_int_equal(abar_compare_run_all(c), ABAR_E_STATE);
+    assert_error(f, "abar_compare_set_network");
+    need(f, abar_compare_set_network(c, build_lenet, &built));
+    assert_int_equal(abar_compare_run_all(c), ABAR_E_STATE);
+    assert_error(f, "abar_compare_set_data");
+    need(f, abar_compare_set_data(c, data));
+    assert_int_equal(abar_compare_run_all(c), ABAR_OK);
+    abar_compare_destroy(c);
+
+    need(f, abar_compare_load(f->ctx, dir, 0, NULL, &c));
+    assert_int_equal(abar_compare_run_count(c), 1);
+    const double accuracy = abar_compare_run_of(c, 0)->test_accuracy;
+    assert_true(abar_compare_run_of(c, 0)->ended && accuracy > 0.0);
+    assert_int_equal(abar_compare_run_all(c), ABAR_OK); /* there is nothing left to run */
+    abar_compare_destroy(c);
+
+    need(f, abar_compare_load(f->ctx, dir, 2, NULL, &c));
+    assert_int_equal(abar_compare_run_all(c), ABAR_E_STATE);
+    need(f, abar_compare_set_network(c, build_lenet, &built));
+    need(f, abar_compare_set_data(c, data));
+    assert_int_equal(abar_compare_run_all(c), ABAR_OK);
+    assert_true(abar_compare_run_of(c, 0)->test_accuracy == accuracy && abar_compare_run_of(c, 1)->ended);
+    abar_compare_destroy(c);
+    abar_setup_destroy(f->ctx, setup);
+    abar_dataset_close(data);
+    drop(&h);
+}
+
 int main(void)
 {
 #define with_fixture(test) cmocka_unit_test_setup_teardown(test, make_fixture, drop_fixture)
@@ -395,6 +442,7 @@ int main(void)
         with_fixture(own_setup_serves_evaluation_plans_and_reports),
         with_fixture(own_network_that_does_not_fit_is_refused),
         with_fixture(own_data_that_do_not_fit_are_refused),
+        with_fixture(own_comparison_is_loaded_and_continued),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

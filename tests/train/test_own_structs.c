@@ -4,6 +4,7 @@
 
 #include "abar/compare.h"
 #include "abar/images.h"
+#include "abar/tune.h"
 #include "tiny_jpeg.h"
 
 #include <math.h>
@@ -198,6 +199,22 @@ static abar_status compare(rig *r, const void *config, const void *events)
 }
 
 static abar_status call_compare(rig *r, void *from) { return compare(r, from, NULL); }
+static abar_status call_sweep(rig *r, void *from)
+{
+    abar_compare *sweep = (abar_compare *)(void *)r; /* a failure sets it to NULL */
+    abar_status status = abar_sweep_create(r->f->ctx, from, NULL, &sweep);
+    assert_true(status >= 0 || !sweep);
+    abar_compare_destroy(sweep);
+    return status;
+}
+static abar_status call_tune(rig *r, void *from)
+{
+    abar_tune *tune = (abar_tune *)(void *)r;
+    abar_status status = abar_tune_create(r->f->ctx, from, NULL, &tune);
+    assert_true(status >= 0 || !tune);
+    abar_tune_destroy(tune);
+    return status;
+}
 static abar_status call_compare_events(rig *r, void *from)
 {
     char path[PATH_MAX_TEST];
@@ -317,6 +334,12 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
     rig_open(&r, f);
     char compared[PATH_MAX_TEST];
     path_in(f, "compared", compared);
+    const char *over = "lr=0.1";
+    abar_setup *held;
+    need(f, abar__setup_copy(f->ctx, r.setup, &held));
+    held->train.limit_test = 0; /* the test part is not used where there is a validation part */
+    set(f, held, "validation", "0.25");
+    const abar_setup *tuned = held;
     const abar_setup *setup = r.setup;
     const uint8_t pixel = 7;
     const int32_t label = 0;
@@ -354,6 +377,10 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
         ROW(abar_memory_plan, call_memory_plan, parameters, .parameters = 0),
         ROW(abar_evaluation, call_evaluate, loss, .loss = 0.0),
         ROW(abar_compare_config, call_compare, seeds, .out = compared, .setups = &setup, .methods = 1, .seeds = 1),
+        ROW(abar_sweep_config, call_sweep, n_over, .out = compared, .setups = &setup, .optimizers = 1, .seeds = 1,
+            .over = &over, .n_over = 1),
+        ROW(abar_tune_config, call_tune, seeds, .out = compared, .setups = &tuned, .optimizers = 1, .over = &over, .n_over = 1,
+            .trials = 1, .seeds = 1),
         ROW(abar_compare_events, call_compare_events, progress, .progress = NULL),
         ROW(abar_bench_config, call_bench, steps, .steps = 1),
         ROW(abar_bench_result, call_bench_result, ms_median, .ms_median = 0.0),
@@ -365,6 +392,7 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
 #undef ROW
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) check(&r, &rows[i]);
     rig_close(&r);
+    abar_setup_destroy(f->ctx, held);
 }
 
 static void results_reach_the_members_that_a_caller_has(void **state)

@@ -129,6 +129,8 @@ static void memory_plan_is_within_two_percent_of_the_peak(void **state)
     check_plan(f, "mlp", "adamw", "limit-train=512 limit-test=256 epochs=1 threads=1");
     check_plan(f, "lenet5", "sgd", "limit-train=512 limit-test=256 threads=1 epochs=1 batch=64 accumulate=2");
     check_plan(f, "resnet20", "sgd", "limit-train=64 limit-test=64 threads=1 epochs=1 batch=32");
+    check_plan(f, "lenet5", "kbfgs", "limit-train=128 limit-test=64 threads=1 epochs=1 batch=64");
+    check_plan(f, "lenet5", "mfac", "limit-train=128 limit-test=64 threads=1 epochs=1 batch=64 mfac-gradients=40");
     check_plan(f, "lenet5", "adamw", "device=ref limit-train=64 limit-test=32 threads=1 epochs=1 batch=32");
 }
 

@@ -105,6 +105,10 @@ static void small_networks_train_as_on_ref(void **state)
         {"lenet5", "eva", "batch=8 tcov=2"},
         {"lenet5", "lngd", "batch=8 tcov=2 tinv=3 nu1=1e-3 lr=1e-3"},
         {"lenet5", "mac", "batch=8 tcov=2 tinv=3 damping=0.3"},
+        {"mlp", "ngd", "batch=16 widths=784-32-10 damping=1 lr=1e-2"},
+        {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher-blocks=layer"},
+        {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher=mc:2"},
+        {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher=exact"},
         {"densenet121", "mac", "batch=8 layers=2-3-2 growth=8 tcov=2 tinv=3 lr=1e-3"},
         {"densenet121", "sgd", "batch=8 layers=1-2 growth=3 lr=1e-3"},
         {"resnet50", "mac", "batch=8 image-size=49 classes=10 blocks=1-2-1 width=8 tcov=2 tinv=3 lr=1e-3"},
@@ -236,6 +240,8 @@ static void recorded_steps_equal_those_taken_one_by_one(void **state)
         {"lenet5", "lngd", "precision=fp32 tcov=2 tinv=3"},
         {"resnet20", "lngd", "precision=bf16 tcov=3 tinv=4"},
         {"mlp", "adamw", "precision=bf16"},
+        {"lenet5", "ngd", "precision=fp32 damping=1 lr=1e-2"},
+        {"lenet5", "ngd", "precision=bf16 damping=1 lr=1e-2 fisher=exact"},
     };
     fixture *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

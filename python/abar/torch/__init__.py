@@ -5,13 +5,16 @@ from __future__ import annotations
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
 from ._report import LayerReport, ParamReport
-from .methods import FOOF, KFAC, LNGD, MAC, SMAC, Eva, Muon, Shampoo
+from .methods import FOOF, KBFGS, KFAC, LNGD, MAC, MFAC, NGD, SMAC, Eva, Muon, NAdamW, SFAdamW, Shampoo, Soap
 
 __all__ = [
     "FOOF",
+    "KBFGS",
     "KFAC",
     "LNGD",
     "MAC",
+    "MFAC",
+    "NGD",
     "SMAC",
     "Analysis",
     "AttentionAnalysis",
@@ -20,7 +23,10 @@ __all__ = [
     "LayerAnalysis",
     "LayerReport",
     "Muon",
+    "NAdamW",
     "ParamReport",
+    "SFAdamW",
     "Shampoo",
+    "Soap",
     "analyze",
 ]

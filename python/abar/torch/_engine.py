@@ -43,6 +43,7 @@ class Settings:
     method_options: _library.Options
     curvature_options: _library.Options
     rule_options: _library.Options
+    examples: int = 0  # of a step's batch at most, for methods that must know
 
     def tables(self) -> tuple[_library.Options, ...]:
         return self.method_options, self.curvature_options, self.rule_options
@@ -67,6 +68,7 @@ class StateTensor:
     param: int | None
     key: str
     shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Place(NamedTuple):
@@ -128,6 +130,7 @@ class Engine:
         self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
         self.optim = self._create(factors, settings)
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
+        self.averages = bool(self.library.abar_rule_find(settings.rule.encode()).contents.averages)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
         self.state_tensors = self._list_state()
 
@@ -168,6 +171,7 @@ class Engine:
             n_layers=len(layers),
             base_lr=settings.base_lr,
             yields_output=outputs,
+            examples=settings.examples,
         )
         optim = ctypes.c_void_p()
         status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
@@ -261,6 +265,14 @@ class Engine:
         self._kept.append(g.to(p).contiguous())
         return self._kept[-1]
 
+    def set_rates(self, rates: Sequence[float]) -> float:
+        """The rate of the next step; returns what the parameters' own are relative to. A rule that averages looks at the
+        step's rate: it must be the scheduled one."""
+        if not self.averages:
+            return 1.0
+        self._step.lr = max(rates)
+        return self._step.lr or 1.0
+
     def place(self, index: int, p: Tensor, lr: float, weight_decay: float) -> None:
         """Tells the library where parameter and gradient are now, if anything has changed."""
         grad = p.grad
@@ -285,10 +297,33 @@ class Engine:
         self._follow_stream()
         self._step.clip, self._step.grad_scale, self._step.observed_scale = clip, grad_scale, observed_scale
         self.context.check(self.library.abar_optim_step(self.optim, ctypes.byref(self._step), None))
-        for index, shadow in self._shadows.items():
-            if self.params[index].grad is not None:
-                self.params[index].detach().copy_(shadow)
+        self._moved = [index for index in self._shadows if self.params[index].grad is not None]
+        self._copy_shadows()
         self._kept.clear()
+
+    def average(self) -> None:
+        """Parameters become those that are tested."""
+        self._follow_stream()
+        self.context.check(self.library.abar_optim_average(self.optim))
+        for index, shadow in self._shadows.items():
+            self.params[index].detach().copy_(shadow)
+        self._kept.clear()
+
+    def _copy_shadows(self) -> None:
+        for index in self._moved:
+            self.params[index].detach().copy_(self._shadows[index])
+
+    def wants_pass(self) -> bool:
+        """Whether the step that was made waits for a second pass over its batch."""
+        return self.library.abar_optim_wants_pass(self.optim)
+
+    def end_pass(self, finite: bool, observed_scale: float) -> None:
+        """Judges the second pass: where it is not finite, the step is undone."""
+        undone = ctypes.c_bool()
+        status = self.library.abar_optim_end_pass(self.optim, finite, observed_scale, ctypes.byref(undone))
+        self.context.check(status)
+        if undone.value:
+            self._copy_shadows()
 
     def skip(self) -> None:
         self.library.abar_optim_skip(self.optim)
@@ -298,7 +333,10 @@ class Engine:
     def param_infos(self) -> list[_abi.ParamInfo]:
         """Learning rates and decays are those of the last step."""
         find = self.library.abar_optim_param_info
-        return [_abi.ParamInfo.from_buffer_copy(find(self.optim, i).contents) for i in range(len(self.params))]
+        infos = [_abi.ParamInfo.from_buffer_copy(find(self.optim, i).contents) for i in range(len(self.params))]
+        for info in infos:
+            info.lr_scale *= self._step.lr
+        return infos
 
     def block_counts(self) -> _abi.BlockCounts:
         return _abi.BlockCounts.from_buffer_copy(self.library.abar_optim_blocks(self.optim).contents)
@@ -312,7 +350,7 @@ class Engine:
         found: dict[str, int] = {}
 
         def see(index: int, view: _abi.Tensor) -> None:
-            if self.state_tensors[index].param is None:
+            if self.state_tensors[index].param is None and view.dtype == _abi.I64:
                 found[self.state_tensors[index].key] = ctypes.c_int64.from_address(view.data).value
 
         self._visit(see)
@@ -352,7 +390,13 @@ class Engine:
         """The library names state by layer and group; here it belongs to parameters, in the order of the visit: the
         rule's by parameter, counters, then map by map, each ending in "numbers", and the count of steps."""
         shapes: list[tuple[int, ...]] = []
-        names = self._visit(lambda _index, view: shapes.append(tuple(view.dim[: view.ndim])))
+        dtypes: list[torch.dtype] = []
+
+        def see(_index: int, view: _abi.Tensor) -> None:
+            shapes.append(tuple(view.dim[: view.ndim]))
+            dtypes.append(TORCH_DTYPES[view.dtype])
+
+        names = self._visit(see)
         index = {name: i for i, name in enumerate(self.names)}
         weights = {layer.name: index_of for layer, index_of in zip(self.layers, self._weight_indices())}
         maps = iter(self.maps())
@@ -369,10 +413,10 @@ class Engine:
                 layer = at.layer.decode()
                 mark = f"#{at.group}" if name.startswith(f"curvature.{layer}#") else ""
                 part = name[len(f"curvature.{layer}{mark}.") :]
-                owners.append((weights[layer], part + mark))
+                owners.append((weights.get(layer, 0), part + mark))  # all parameters together: with the first
                 if part == "numbers":
                     at = None
-        return [StateTensor(param, key, shape) for (param, key), shape in zip(owners, shapes, strict=True)]
+        return [StateTensor(*owner, shape, dtype) for owner, shape, dtype in zip(owners, shapes, dtypes, strict=True)]
 
     def _weight_indices(self) -> list[int]:
         index = {id(p): i for i, p in enumerate(self.params)}

@@ -15,7 +15,7 @@ from ._hooks import Observer
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
-from ._state import BLOCKS, SHARED, check_state, load_state, read_shared, save_state
+from ._state import AVERAGES, BLOCKS, SHARED, check_state, load_state, read_shared, save_state
 
 
 class CurvatureOptimizer(torch.optim.Optimizer):
@@ -26,10 +26,11 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     Args:
         model: the module whose layers are preconditioned; DistributedDataParallel is seen through.
         lr: learning rate.
-        momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD) or "decoupled".
-        betas, eps: of rule "adamw", and of the parameters that "muon" leaves to AdamW.
+        momentum, nesterov, decay: of rule "sgd"; decay "coupled" (as torch.optim.SGD), "decoupled", or "inside" the
+            gradient that the method gets.
+        betas, eps: of rules "adamw", "nadamw" and "sfadamw", and of the parameters that "muon" leaves to AdamW.
         weight_decay: of the rule.
-        rule: "sgd", "adamw", "muon" or "shampoo".
+        rule: "sgd", "adamw", "nadamw", "sfadamw", "muon", "shampoo" or "soap".
         first, head: of rule "muon": patterns of the layers that read the network's input and make its output, which go
             to AdamW. Default: the first Linear or Conv2d, unless an embedding comes before it; the last Linear.
         stat_decay: weight of the old value in the averages of statistics (0.95).
@@ -44,6 +45,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     """
 
     method = ""
+    _examples = 0
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -71,7 +73,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if type(self) is CurvatureOptimizer:
-            raise TypeError("abar: CurvatureOptimizer is a base; use MAC, SMAC, FOOF, KFAC, Eva, LNGD, Muon or Shampoo")
+            raise TypeError("abar: CurvatureOptimizer is a base; use one of its subclasses, such as MAC, FOOF, KFAC or Muon")
         self._ready = False
         if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
             raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
@@ -80,6 +82,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._warn_if_alone()
         self._grad_scaler, self._clip = grad_scaler, float(clip)
         self._warned = False
+        self._trained: list[Tensor] | None = None  # the weights that are trained, while the model has others
         adamw = "aux_" if rule == "muon" else ""
         named = {"momentum": momentum, "nesterov": nesterov, "decay": decay, f"{adamw}eps": eps}
         named.update(stat_decay=stat_decay, tcov=tcov, tinv=tinv)
@@ -112,6 +115,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _configure(self, rule: str, base_lr: float, keywords: dict[str, Any]) -> Settings:
         settings = make_settings(self._context, self.method, rule, base_lr)
+        settings.examples = self._examples
         if rule == "muon" and "kl_clip" in settings.method_options:
             settings.method_options.set("kl_clip", 0.0)  # as in the library: methods.md section 11
         for name, value in keywords.items():
@@ -197,8 +201,9 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _place_params(self) -> None:
         index = 0
+        rate = self._engine.set_rates([float(group["lr"]) for group in self.param_groups])
         for group in self.param_groups:
-            lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+            lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
             for p in group["params"]:
                 self._engine.place(index, p, lr, weight_decay)
                 index += 1
@@ -229,7 +234,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """One step. A gradient that is not finite skips it: nothing changes, ``skipped_steps`` counts.
 
-        FOOF, KFAC and LNGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes, shampoo its step.
+        FOOF, KFAC, LNGD and NGD leave the preconditioned gradients in ``.grad``, muon the step of what it takes, shampoo and soap
+        theirs.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -237,6 +243,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         passed = kwargs.pop("grad_scaler", None)  # given by the GradScaler of torch 1.13
         if kwargs:
             raise TypeError(f"step() got an unexpected keyword argument {next(iter(kwargs))!r}")
+        if self._trained is not None:
+            raise RuntimeError("abar: the model has the weights that are tested; call train() of the optimizer first")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -247,7 +255,11 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         else:
             self._update(scaling)
         self._watch()
+        self._finish(closure, scaling)
         return loss
+
+    def _finish(self, closure: Callable[[], Any] | None, scaling: Scaling) -> None:
+        """What a method does once the weights have moved."""
 
     def _update(self, scaling: Scaling) -> None:
         self._follow_rule()
@@ -256,6 +268,26 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._warn_if_blind()
         self._join_ranks()
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Gives the model the weights that are to be tested and exported, until train(). Only of rule "sfadamw" are they
+        others than those that are trained. Running statistics of batch norms belong to the latter: before a test, run some
+        training batches forward in the model's train mode, and put the statistics back afterwards."""
+        if not self._engine.averages or self._trained is not None:
+            return
+        self._place_params()
+        self._trained = [p.detach().clone() for p in self._all_params()]
+        self._engine.average()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Gives the model back the weights that are trained."""
+        if self._trained is None:
+            return
+        for p, value in zip(self._all_params(), self._trained):
+            p.copy_(value)
+        self._trained = None
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; statistics of the gradients that are thrown away go with them."""
@@ -278,11 +310,15 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _drop_shared(self) -> None:
         for group in self.param_groups:
-            for key in (*SHARED, *BLOCKS):
+            for key in (*SHARED, *BLOCKS, *AVERAGES):
                 group.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Complete: moments and curvature per parameter, counters and settings in the groups."""
+        if self._trained is not None:
+            raise RuntimeError(
+                "abar: a run goes on with the weights that are trained; call train() of the optimizer, then save both"
+            )
         counters = save_state(self._engine, self.state)
         for group in self.param_groups:
             group.update(self._shared(), **counters)
@@ -306,6 +342,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         load_state(engine, state_dict, shared)
         self._engine.close()
         self._engine, self._settings, self._rule_in_force = engine, settings, wanted
+        self._trained = None  # what the model has now is what is trained
         self._watch()
 
     # ---- looking inside --------------------------------------------------------------------------------------------

@@ -12,14 +12,16 @@ from ._engine import Engine
 SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
 #: ... of rules that treat parameters in blocks.
 BLOCKS = ("blocks_dropped", "blocks_small", "blocks_kept")
+#: ... of rules that average.
+AVERAGES = ("rate_max", "weight_sum")
 
 
-def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, int]:
+def save_state(engine: Engine, state: dict[Any, dict[str, Any]]) -> dict[str, float]:
     """Fills state with copies of every tensor, by parameter; returns the counters of the whole."""
-    counters = {}
+    counters: dict[str, float] = {}
     for tensor, value in zip(engine.state_tensors, engine.read_state()):
         if tensor.param is None:
-            counters[tensor.key] = int(value)
+            counters[tensor.key] = value.item()
         else:
             state[engine.params[tensor.param]][tensor.key] = value
     counters.setdefault("steps", engine.counters()["steps"])
@@ -31,7 +33,7 @@ def read_shared(state_dict: dict[str, Any], groups: list[dict[str, Any]], method
     try:
         saved = state_dict["param_groups"]
         shared = {key: saved[0][key] for key in SHARED}
-        shared.update({key: saved[0].get(key, 0) for key in BLOCKS})
+        shared.update({key: saved[0].get(key, 0) for key in (*BLOCKS, *AVERAGES)})
     except (KeyError, IndexError, TypeError):
         raise ValueError("abar: this is not the state dict of an abar optimizer") from None
     for what, ours in (("method", method), ("rule", rule)):
@@ -71,7 +73,7 @@ def load_state(engine: Engine, state_dict: dict[str, Any], counters: dict[str, A
     states = _saved_states(state_dict)
     engine.write_state(
         [
-            torch.tensor(int(counters[tensor.key])) if tensor.param is None else states[tensor.param][tensor.key]
+            torch.tensor(counters[tensor.key], dtype=tensor.dtype) if tensor.param is None else states[tensor.param][tensor.key]
             for tensor in engine.state_tensors
         ]
     )

@@ -1,9 +1,12 @@
 /* What an augmentation's settings must satisfy. */
 #include "data/images/draws.h"
 
+#include <stdio.h>
+
 enum { REPEAT_MAX = 255, MAGNITUDE_MAX = 30 };
 #define ALPHA_MIN 1e-6 /* all but a few of a million Beta numbers are then 0 or 1 */
 #define STRENGTH_MAX 1e3
+#define USUAL_GROUP 256
 
 static abar_status check_choices(abar_context *ctx, const abar_augment_config *c)
 {
@@ -64,4 +67,40 @@ abar_status abar__augment_check(abar_context *ctx, const abar_augment_config *c,
     if (c->repeat < 0 || c->repeat > REPEAT_MAX)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "repeat %lld: out of range, choose 1 to %d", (long long)c->repeat, REPEAT_MAX);
     return ABAR_OK;
+}
+
+/* ---- groups ----------------------------------------------------------------------------------------------------- */
+
+int64_t abar__mix_group_of(int64_t request, int64_t batch)
+{
+    if (request != 0) return request;
+    return batch < USUAL_GROUP ? batch : USUAL_GROUP;
+}
+
+/* The largest group that fits the rows; 0: none does. */
+static int64_t fitting_group(int64_t rows, bool pairs)
+{
+    for (int64_t g = rows < USUAL_GROUP ? rows : USUAL_GROUP; g > 1; g--)
+        if (rows % g == 0 && !(pairs && g % 2)) return g;
+    return 0;
+}
+
+abar_status abar__mix_group_check(abar_context *ctx, int64_t style, int64_t group, int64_t batch, int64_t accumulate)
+{
+    const int64_t rows = batch / accumulate;
+    const bool pairs = style == ABAR_STYLE_TIMM, divides = group > 0 && rows % group == 0;
+    if (divides && !(pairs && group % 2)) return ABAR_OK;
+    const int64_t better = fitting_group(rows, pairs);
+    char where[128], remedy[64];
+    if (accumulate > 1)
+        snprintf(where, sizeof where, "micro-batch of %lld images (--batch %lld, --accumulate %lld)", (long long)rows,
+                 (long long)batch, (long long)accumulate);
+    else
+        snprintf(where, sizeof where, "batch of %lld images", (long long)rows);
+    if (better > 0)
+        snprintf(remedy, sizeof remedy, "give --mix-group %lld", (long long)better);
+    else
+        snprintf(remedy, sizeof remedy, "and no other group fits, choose another --batch");
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--mix-group %lld: %s %s, %s", (long long)group,
+                      divides ? "is odd, and --style timm mixes pairs of rows of a" : "does not divide the", where, remedy);
 }

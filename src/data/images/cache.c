@@ -203,6 +203,7 @@ abar_status abar__images_cache_read(abar__images_index *index, const char *folde
 {
     char path[2 * ABAR_IMAGES_PATH_MAX];
     if (!file_of(folder, path, sizeof path)) return ABAR_E_FORMAT;
+    abar__cache_sweep(path);
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return ABAR_E_FORMAT;
     abar_status status = load(index, fd);
@@ -233,29 +234,17 @@ static bool write_sections(const abar__images_index *index, int fd)
     return abar__write_all(fd, &sum, sizeof sum);
 }
 
-/* The temporary file is this index's own, so that threads do not meet in it either. */
 static bool replace_file(abar__images_index *index, const char *path)
 {
     char temporary[2 * ABAR_IMAGES_PATH_MAX + 64];
-    snprintf(temporary, sizeof temporary, "%s.%ld-%" PRIxPTR, path, (long)getpid(), (uintptr_t)index);
-    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const int fd = abar__cache_begin(path, index, temporary, sizeof temporary);
     if (fd < 0) return false;
     pthread_mutex_lock(&index->lock); /* else the sum may be of other facts than the file's */
-    bool good = write_sections(index, fd);
+    const bool written = write_sections(index, fd);
+    const int error = errno;
     pthread_mutex_unlock(&index->lock);
-    good = good && fsync(fd) == 0;
-    int error = errno;
-    if (close(fd) != 0 && good) {
-        error = errno;
-        good = false;
-    }
-    if (good && rename(temporary, path) != 0) {
-        error = errno;
-        good = false;
-    }
-    if (!good) unlink(temporary);
     errno = error;
-    return good;
+    return abar__cache_end(fd, written && fsync(fd) == 0, temporary, path);
 }
 
 bool abar__images_cache_write(abar__images_index *index)
@@ -266,6 +255,8 @@ bool abar__images_cache_write(abar__images_index *index)
     if (replace_file(index, path)) return true;
     const int error = errno;
     char reason[128] = "";
+    if (index->told) return false;
+    index->told = true;
     if (strerror_r(error, reason, sizeof reason) != 0) reason[0] = '\0';
     abar__images_escape(path, shown, sizeof shown);
     abar__log(index->ctx, ABAR_LOG_WARNING,

@@ -40,6 +40,11 @@ bool abar__draw_mixing(uint64_t seed, uint32_t epoch, uint32_t group, const abar
 /* The row that row i of a group of n is mixed with. */
 int32_t abar__mixing_partner(const abar_augment_config *config, int32_t i, int32_t n);
 
+/* Rows that are mixed with each other: as requested, or where that is 0 the usual 256, at most the batch. */
+int64_t abar__mix_group_of(int64_t request, int64_t batch);
+/* Refuses a group that does not divide the micro-batch, or that is odd where the style mixes pairs. */
+abar_status abar__mix_group_check(abar_context *ctx, int64_t style, int64_t group, int64_t batch, int64_t accumulate);
+
 /* 4096 normal quantiles, by which erased values are filled. */
 #define ABAR_NOISE_COUNT 4096
 void abar__noise_table(float out[ABAR_NOISE_COUNT]);

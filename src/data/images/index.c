@@ -35,25 +35,37 @@ static size_t step(const uint8_t **p)
     return bytes ? bytes : 4;
 }
 
+/* Prints one character, and a zero behind it; returns its bytes. */
+static size_t put(const uint8_t **p, char *out)
+{
+    const uint8_t *from = *p;
+    const size_t bytes = step(p);
+    if (printable(from))
+        memcpy(out, from, bytes);
+    else
+        snprintf(out, bytes + 1, "\\x%02x", *from);
+    out[bytes] = '\0';
+    return bytes;
+}
+
 void abar__images_escape(const char *path, char *out, size_t n)
 {
     const uint8_t *p = (const uint8_t *)path;
-    size_t needed = 1, used = 0;
+    size_t needed = 1, used = 0; /* needed: for what is left, with its zero */
+    if (n == 0) return;
+    out[0] = '\0';
     for (const uint8_t *q = p; *q;) needed += step(&q);
-    if (needed > n) { /* the end says more than the beginning */
-        while (*p && needed + 3 > n) needed -= step(&p);
-        used = (size_t)snprintf(out, n, "...");
+    if (needed > n) { /* the beginning, an archive perhaps, and as much of the end as fits */
+        if (n < sizeof "...") return;
+        for (const uint8_t *q = p; *p && used + step(&q) <= n / 3; q = p) {
+            const size_t bytes = put(&p, out + used);
+            used += bytes;
+            needed -= bytes;
+        }
+        while (*p && used + 3 + needed > n) needed -= step(&p);
+        used += (size_t)snprintf(out + used, n - used, "...");
     }
-    while (*p) {
-        const uint8_t *from = p;
-        const size_t bytes = step(&p);
-        if (printable(from))
-            memcpy(out + used, from, bytes);
-        else
-            snprintf(out + used, n - used, "\\x%02x", *from);
-        used += bytes;
-    }
-    out[used] = '\0';
+    while (*p) used += put(&p, out + used);
 }
 
 /* ---- the fingerprint ----------------------------------------------------------------------------------------- */

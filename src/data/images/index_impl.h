@@ -80,6 +80,7 @@ struct abar__images_index {
     int folder;           /* descriptor */
     int *archives;        /* (places) descriptors of archives, -1: not kept open; NULL: no archives */
     pthread_mutex_t lock; /* of the facts */
+    bool told;            /* that the cache cannot be written */
 };
 
 static inline const char *abar__images_string(const abar__images_index *index, uint32_t at)
@@ -106,7 +107,7 @@ static inline uint64_t abar__images_offset(const abar__images_index *index, int 
 
 /* ---- index.c ------------------------------------------------------------------------------------------------- */
 
-/* Copies a path with unprintable bytes as \xNN; a long one loses its beginning. n: at least 8. */
+/* Copies a path with unprintable bytes as \xNN; a long one loses its middle. */
 void abar__images_escape(const char *path, char *out, size_t n);
 
 /* ---- scan.c -------------------------------------------------------------------------------------------------- */

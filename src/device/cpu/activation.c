@@ -13,7 +13,7 @@ typedef struct activation {
 static abar_status create(abar__op *op)
 {
     static const abar__activation_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__activation);
-    const abar__activation_kernels *k = by_isa[abar__isa_best()];
+    const abar__activation_kernels *k = by_isa[abar__isa_best(op->dev->ctx)];
     activation act = {0};
     switch (op->desc.activation) {
     case ABAR_ACT_NONE: return ABAR_E_UNSUPPORTED;
@@ -32,6 +32,16 @@ static abar_status create(abar__op *op)
     op->takes_dy2 = true;
     bool from_y = op->desc.activation == ABAR_ACT_RELU || op->desc.activation == ABAR_ACT_TANH;
     op->backward_needs = from_y ? ABAR_NEEDS_Y : ABAR_NEEDS_X;
+    return ABAR_OK;
+}
+
+/* A ReLU whose choices are kept: a byte per float. */
+static abar_status pattern_create(abar__op *op)
+{
+    if (!op->desc.patterned) return ABAR_E_UNSUPPORTED;
+    ABAR_TRY(create(op));
+    op->backward_needs = 0;
+    op->pattern_bytes = (size_t)((const activation *)op->priv)->floats;
     return ABAR_OK;
 }
 
@@ -69,4 +79,40 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
+/* One that records lets a NaN through. */
+static void pass(const float *restrict x, float *restrict y, uint8_t *restrict pattern, int64_t n, bool repeat)
+{
+    if (!repeat)
+        for (int64_t i = 0; i < n; i++) pattern[i] = x[i] > 0.0f || x[i] != x[i];
+    for (int64_t i = 0; i < n; i++) y[i] = pattern[i] ? x[i] : 0.0f;
+}
+
+static abar_status pattern_forward(abar__op *op, const abar__op_args *a)
+{
+    const activation *act = op->priv;
+#pragma omp parallel for num_threads(act->parts) schedule(static) if (act->parts > 1)
+    for (int part = 0; part < act->parts; part++) {
+        const int64_t at = begin_of(act, part);
+        pass((const float *)a->x[0] + at, (float *)a->y + at, (uint8_t *)a->pattern + at, begin_of(act, part + 1) - at,
+             a->run->repeat);
+    }
+    return ABAR_OK;
+}
+
+static abar_status pattern_backward(abar__op *op, const abar__op_args *a)
+{
+    const activation *act = op->priv;
+    const float *dy = a->dy, *dy2 = a->dy2;
+    const uint8_t *pattern = a->pattern;
+    float *dx = a->dx[0];
+    if (!dx) return ABAR_OK;
+#pragma omp parallel for num_threads(act->parts) schedule(static) if (act->parts > 1)
+    for (int part = 0; part < act->parts; part++)
+        for (int64_t i = begin_of(act, part); i < begin_of(act, part + 1); i++)
+            dx[i] = !pattern[i] ? 0.0f : dy2 ? dy[i] + dy2[i] : dy[i];
+    return ABAR_OK;
+}
+
+const abar__op_impl abar__cpu_pattern = {"cpu-pattern",   ABAR_OP_ACTIVATION, pattern_create,
+                                         pattern_forward, pattern_backward,   NULL};
 const abar__op_impl abar__cpu_activation = {"cpu-activation", ABAR_OP_ACTIVATION, create, forward, backward, NULL};

@@ -111,9 +111,9 @@ static abar_status create(abar__op *op)
     const int64_t samples = d->out.dim[0], reach = 2 * d->side - 1;
     ABAR_TRY(abar__op_priv(op, sizeof(attention)));
     attention *t = op->priv;
-    t->kernels = by_isa[abar__isa_best()];
-    t->dropout = dropout_by_isa[abar__isa_best()];
-    t->reorder = reorder_by_isa[abar__isa_best()];
+    t->kernels = by_isa[abar__isa_best(op->dev->ctx)];
+    t->dropout = dropout_by_isa[abar__isa_best(op->dev->ctx)];
+    t->reorder = reorder_by_isa[abar__isa_best(op->dev->ctx)];
     t->tokens = d->out.dim[1];
     t->width = d->out.dim[2];
     t->heads = d->heads;

@@ -31,7 +31,8 @@ static abar_status create(abar__op *op)
     batch_norm *b = op->priv;
     abar__planes p = abar__planes_of(&d->in[0], op->in_layout[0]);
     bool columns = p.lanes == 1 && p.pixels == 1;
-    *b = (batch_norm){.kernels = by_isa[abar__isa_best()], .planes = p, .columns = columns, .count = p.images * p.pixels};
+    *b = (batch_norm){
+        .kernels = by_isa[abar__isa_best(op->dev->ctx)], .planes = p, .columns = columns, .count = p.images * p.pixels};
     b->period = columns ? 16 : p.layout == ABAR_LAYOUT_N16 ? 1 : p.lanes;
     b->pieces = columns ? (p.channels + 15) / 16 : p.outer * p.groups;
     b->padded = (p.channels + 15) / 16 * 16;
@@ -136,7 +137,7 @@ static void batch_statistics(const abar__op *op, const abar__op_args *a, float *
     const batch_norm *b = op->priv;
     const double *sum = join_parts(b, a), *square = sum + b->padded;
     float *running_mean = a->buffer[0], *running_variance = a->buffer[1];
-    double n = (double)b->count, momentum = op->desc.momentum;
+    double n = (double)b->count, momentum = a->run->hold ? 0.0 : op->desc.momentum;
     for (int64_t c = 0; c < b->planes.channels; c++) {
         double m = sum[c] / n, variance = square[c] / n - m * m;
         if (variance < 0) variance = 0;

@@ -4,10 +4,10 @@
 
 #include <string.h>
 
-static const abar__combine_kernels *kernels(void)
+static const abar__combine_kernels *kernels(const abar__op *op)
 {
     static const abar__combine_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__combine);
-    return by_isa[abar__isa_best()];
+    return by_isa[abar__isa_best(op->dev->ctx)];
 }
 
 /* to = from, or from + from2 where from2 is not NULL. */
@@ -32,7 +32,7 @@ static abar_status add_create(abar__op *op)
     ABAR_TRY(abar__op_priv(op, sizeof(adder)));
     adder *s = op->priv;
     abar__planes p = abar__planes_of(&op->desc.in[0], op->in_layout[0]);
-    s->kernels = kernels();
+    s->kernels = kernels(op);
     s->floats = abar__planes_floats(&p);
     s->parts = abar__parts(op->dev, s->floats, s->floats);
     op->in_layout[1] = op->out_layout = op->in_layout[0];
@@ -88,7 +88,7 @@ static abar_status concat_create(abar__op *op)
     abar_layout layout = concat_layout(op);
     ABAR_TRY(abar__op_priv(op, sizeof(concat)));
     concat *c = op->priv;
-    c->kernels = kernels();
+    c->kernels = kernels(op);
     for (int i = 0; i < op->desc.n_in; i++) {
         abar__planes p = abar__planes_of(&op->desc.in[i], layout);
         op->in_layout[i] = layout;
@@ -175,7 +175,7 @@ static abar_status shortcut_create(abar__op *op)
     const abar__op_desc *d = &op->desc;
     ABAR_TRY(abar__op_priv(op, sizeof(shortcut)));
     shortcut *s = op->priv;
-    s->kernels = kernels();
+    s->kernels = kernels(op);
     s->x = abar__planes_of(&d->in[0], op->in_layout[0]);
     s->y = abar__planes_of(&d->out, op->in_layout[0]);
     s->x_width = d->in[0].dim[3];

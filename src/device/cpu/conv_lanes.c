@@ -159,7 +159,7 @@ static abar_status create_any(abar__op *op)
     ABAR_TRY(abar__op_priv(op, sizeof(lanes) + (size_t)(w->stride[0] * w->stride[1]) * sizeof(phase)));
     lanes *l = op->priv;
     int64_t blocks = (d->in[0].dim[0] + ABAR_LANES - 1) / ABAR_LANES;
-    l->kernels = kernels[abar__isa_best()];
+    l->kernels = kernels[abar__isa_best(op->dev->ctx)];
     l->in_channels = d->in[0].dim[1] / w->groups;
     l->out_channels = d->out.dim[1] / w->groups;
     l->in_plane = d->in[0].dim[2] * d->in[0].dim[3] * ABAR_LANES;
@@ -181,7 +181,7 @@ static abar_status create_preferred(abar__op *op)
 {
     const abar__op_desc *d = &op->desc;
     const abar_window *w = &d->window;
-    int64_t block = abar__isa_best() == ABAR_ISA_AVX512 ? 16 : 8, images = d->in[0].dim[0];
+    int64_t block = abar__isa_best(op->dev->ctx) == ABAR_ISA_AVX512 ? 16 : 8, images = d->in[0].dim[0];
     int64_t weights = d->in[0].dim[1] / w->groups * d->out.dim[1] * w->kernel[0] * w->kernel[1];
     bool small = weights * op->dev->threads <= 1 << 20;
     bool narrow = d->out.dim[1] / w->groups % block != 0 && images >= ABAR_LANES / 2;

@@ -82,7 +82,7 @@ static void plan_scratch(abar__op *op)
 static abar_status create(abar__op *op)
 {
     static const abar__winograd_kernels *const tables[] = ABAR_ISA_TABLE(abar__winograd_table);
-    const abar__winograd_kernels *kernels = tables[abar__isa_best()];
+    const abar__winograd_kernels *kernels = tables[abar__isa_best(op->dev->ctx)];
     const abar__op_desc *d = &op->desc;
     const int64_t *pad = d->window.pad, images = d->in[0].dim[0];
     if (kernels->lanes == 0) return ABAR_E_UNSUPPORTED;

@@ -20,7 +20,7 @@ static abar_status cpu_open(abar_device *dev)
 {
     static const abar__core_kernels *const tables[] = ABAR_ISA_TABLE(abar__core);
     ABAR_TRY(abar__isa_check(dev->ctx, abar__isa_supported()));
-    abar__isa isa = abar__isa_best();
+    abar__isa isa = abar__isa_best(dev->ctx);
     dev->impl = (void *)tables[isa];
     /* OpenMP counts the processors of the affinity mask, also where it has bound this thread to one of them */
     int own = omp_get_num_procs() < omp_get_max_threads() ? omp_get_num_procs() : omp_get_max_threads();
@@ -136,7 +136,7 @@ static bool cpu_norm(abar_device *dev, const abar__update_item *items, int n, do
 typedef struct update {
     const abar__core_kernels *kernels;
     const abar__update_scalars *scalars;
-    double correction1, correction2; /* adamw: of the two moments' bias */
+    double correction1, correction2; /* adamw, nadamw, sfadamw: of the two moments' bias */
 } update;
 
 /* An update of n consecutive elements. row NULL: the gradient as it is; otherwise these are (part of) one row of a
@@ -224,11 +224,13 @@ static void sgd_run(const update *u, const abar__update_item *item, int64_t firs
  * agree, and 1 - 0.999 differs by 1e-5 from what the rounded 0.999 leaves. */
 static double rounded(double beta) { return (double)(float)beta; }
 
+/* ahead: nadamw. */
 static void adamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
-                      double scale)
+                      double scale, bool ahead)
 {
     const abar__update_scalars *k = u->scalars;
     const double lr = k->lr * item->lr_scale;
+    const float decay = (float)(lr * item->weight_decay);
     const abar__adamw_coefficients c = {
         .grad_scale = (float)scale,
         .largest = (float)ABAR_ADAMW_LARGEST_F32,
@@ -236,10 +238,13 @@ static void adamw_run(const update *u, const abar__update_item *item, int64_t fi
         .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
         .beta2 = (float)k->beta2,
         .one_minus_beta2 = (float)(1.0 - rounded(k->beta2)),
+        .of_first = ahead ? (float)k->beta1 : 1.0f,
+        .of_grad = ahead ? (float)(1.0 - rounded(k->beta1)) : 0.0f,
         .eps = (float)k->eps,
         .root = (float)(1.0 / sqrt(u->correction2)),
         .lr = (float)(lr / u->correction1),
-        .decay = (float)(lr * item->weight_decay),
+        .decay = decay,
+        .against = item->cautious ? 0.0f : decay,
     };
     float *weight = (float *)item->weight + first, *m = (float *)item->state[0] + first, *v = (float *)item->state[1] + first;
     const float *grad = (const float *)item->grad + first;
@@ -247,6 +252,28 @@ static void adamw_run(const update *u, const abar__update_item *item, int64_t fi
         u->kernels->adamw_row(weight, grad, m, v, row, n, &c);
     else
         u->kernels->adamw(weight, grad, m, v, n, &c);
+}
+
+static void sfadamw_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
+                        double scale)
+{
+    const abar__update_scalars *k = u->scalars;
+    const double lr = k->lr * item->lr_scale, keep = 1.0 - k->share;
+    const abar__sfadamw_coefficients c = {
+        .grad_scale = (float)scale,
+        .largest = (float)ABAR_ADAMW_LARGEST_F32,
+        .beta2 = (float)k->beta2,
+        .one_minus_beta2 = (float)(1.0 - rounded(k->beta2)),
+        .eps = (float)k->eps,
+        .root = (float)(1.0 / sqrt(u->correction2)),
+        .decay = (float)item->weight_decay,
+        .share = (float)k->share,
+        .step = (float)(lr * (1.0 - k->beta1 * keep)),
+        .keep = (float)keep,
+        .apart = (float)(lr * k->beta1),
+    };
+    u->kernels->sfadamw((float *)item->weight + first, (const float *)item->grad + first, (float *)item->state[0] + first,
+                        (float *)item->state[1] + first, row, n, &c);
 }
 
 static void momentum_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row,
@@ -263,22 +290,60 @@ static void momentum_run(const update *u, const abar__update_item *item, int64_t
     u->kernels->momentum((float *)item->grad + first, average, row, n, &c);
 }
 
-/* SGD without momentum and with decoupled decay. */
-static void plain_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, double scale)
+/* No method is in front of the rules with a diagonal: their gradients are never preconditioned. */
+static void adahessian_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, double scale)
+{
+    const abar__update_scalars *k = u->scalars;
+    const double lr = k->lr * item->lr_scale;
+    const abar__adahessian_coefficients c = {.grad_scale = (float)scale,
+                                             .largest = (float)ABAR_ADAMW_LARGEST_F32,
+                                             .beta1 = (float)k->beta1,
+                                             .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
+                                             .beta2 = (float)k->beta2,
+                                             .one_minus_beta2 = (float)(1.0 - rounded(k->beta2)),
+                                             .eps = (float)k->eps,
+                                             .root = (float)(1.0 / sqrt(u->correction2)),
+                                             .power = (float)k->power,
+                                             .lr = (float)(lr / u->correction1),
+                                             .decay = (float)(lr * item->weight_decay)};
+    u->kernels->adahessian((float *)item->weight + first, (const float *)item->grad + first, (float *)item->state[0] + first,
+                           (float *)item->state[1] + first, (const float *)item->state[2] + first, n, &c);
+}
+
+static void sophia_run(const update *u, const abar__update_item *item, int64_t first, int64_t n, double scale)
+{
+    const abar__update_scalars *k = u->scalars;
+    const double lr = k->lr * item->lr_scale;
+    const abar__sophia_coefficients c = {.grad_scale = (float)scale,
+                                         .beta1 = (float)k->beta1,
+                                         .one_minus_beta1 = (float)(1.0 - rounded(k->beta1)),
+                                         .scale = (float)k->clip_scale,
+                                         .least = (float)ABAR_SOPHIA_LEAST,
+                                         .lr = (float)lr,
+                                         .decay = (float)(lr * item->weight_decay)};
+    u->kernels->sophia((float *)item->weight + first, (const float *)item->grad + first, (float *)item->state[0] + first,
+                       (const float *)item->state[1] + first, n, &c);
+}
+
+static void plain_run(const update *u, const abar__update_item *item, int64_t first, int64_t n)
 {
     const double lr = u->scalars->lr * item->lr_scale;
-    const abar__sgd_coefficients c = {
-        .grad_scale = (float)scale, .decoupled = (float)(lr * item->weight_decay), .lr_grad = (float)lr};
-    u->kernels->sgd((float *)item->weight + first, (const float *)item->grad + first, n, &c);
+    const float decay = (float)(lr * item->weight_decay);
+    const abar__plain_coefficients c = {.lr = (float)lr, .decay = decay, .against = item->cautious ? 0.0f : decay};
+    u->kernels->plain((float *)item->weight + first, (const float *)item->grad + first, n, &c);
 }
 
 static void run(const update *u, const abar__update_item *item, int64_t first, int64_t n, const abar__row *row, double scale)
 {
     switch (item->kind) {
     case ABAR_UPDATE_SGD: sgd_run(u, item, first, n, row, scale); break;
-    case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, row, scale); break;
+    case ABAR_UPDATE_ADAMW: adamw_run(u, item, first, n, row, scale, false); break;
+    case ABAR_UPDATE_NADAMW: adamw_run(u, item, first, n, row, scale, true); break;
+    case ABAR_UPDATE_SFADAMW: sfadamw_run(u, item, first, n, row, scale); break;
     case ABAR_UPDATE_MOMENTUM: momentum_run(u, item, first, n, row, scale); break;
-    case ABAR_UPDATE_PLAIN: plain_run(u, item, first, n, scale); break;
+    case ABAR_UPDATE_PLAIN: plain_run(u, item, first, n); break;
+    case ABAR_UPDATE_ADAHESSIAN: adahessian_run(u, item, first, n, scale); break;
+    case ABAR_UPDATE_SOPHIA: sophia_run(u, item, first, n, scale); break;
     case ABAR_UPDATE_KINDS: break; /* no kind */
     }
 }

@@ -43,8 +43,8 @@ void abar__relu_gradient(const abar__op *op, const abar__op_args *a);
 
 extern const abar__op_impl abar__cpu_conv_lanes, abar__cpu_conv_winograd, abar__cpu_conv_onednn, abar__cpu_conv_lanes_any,
     abar__cpu_linear, abar__cpu_reorder;
-extern const abar__op_impl abar__cpu_batch_norm, abar__cpu_layer_norm, abar__cpu_activation, abar__cpu_pool, abar__cpu_add,
-    abar__cpu_concat, abar__cpu_flatten, abar__cpu_shortcut, abar__cpu_dropout, abar__cpu_cross_entropy,
+extern const abar__op_impl abar__cpu_batch_norm, abar__cpu_layer_norm, abar__cpu_pattern, abar__cpu_activation, abar__cpu_pool,
+    abar__cpu_add, abar__cpu_concat, abar__cpu_flatten, abar__cpu_shortcut, abar__cpu_dropout, abar__cpu_cross_entropy,
     abar__cpu_squared_error;
 extern const abar__op_impl abar__cpu_attention, abar__cpu_embedding, abar__cpu_tokens, abar__cpu_class_token,
     abar__cpu_patch_merge, abar__cpu_token_mean, abar__cpu_token_first;

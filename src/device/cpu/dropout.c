@@ -22,7 +22,7 @@ static abar_status create(abar__op *op)
     static const abar__dropout_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__dropout);
     ABAR_TRY(abar__op_priv(op, sizeof(dropout)));
     dropout *d = op->priv;
-    d->kernels = by_isa[abar__isa_best()];
+    d->kernels = by_isa[abar__isa_best(op->dev->ctx)];
     d->planes = abar__planes_of(&op->desc.in[0], op->in_layout[0]);
     d->elements = d->planes.channels * d->planes.pixels;
     int64_t images = d->planes.images;

@@ -1,7 +1,7 @@
-/* Which instruction set the cpu's own kernels use: the best this machine has, or the one that ABAR_ISA names. */
+/* Which instruction set the cpu's own kernels use: the best this machine has, or the one that ABAR_ISA names
+ * (base/context.c reads it). */
 #include "device/cpu/isa.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char *const names[] = {"baseline", "avx2", "avx512"};
@@ -20,20 +20,19 @@ abar__isa abar__isa_supported(void)
 }
 
 /* The index in names of what ABAR_ISA asks for: -1 where it is unset or empty, the number of names where it is none of them. */
-static int forced(const char **value)
+static int forced(const char *value)
 {
     const int n = sizeof names / sizeof *names;
-    *value = getenv("ABAR_ISA");
-    if (!*value || !**value) return -1;
+    if (!*value) return -1;
     int i = 0;
-    while (i < n && strcmp(*value, names[i]) != 0) i++;
+    while (i < n && strcmp(value, names[i]) != 0) i++;
     return i;
 }
 
 abar_status abar__isa_check(abar_context *ctx, abar__isa supported)
 {
-    const char *value;
-    int isa = forced(&value);
+    const char *value = abar__context_isa(ctx);
+    int isa = forced(value);
     if (isa <= (int)supported) return ABAR_OK;
     if (isa > (int)ABAR_ISA_AVX512)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "ABAR_ISA=%s: no such instruction set, use baseline, avx2 or avx512", value);
@@ -41,10 +40,9 @@ abar_status abar__isa_check(abar_context *ctx, abar__isa supported)
                       names[supported]);
 }
 
-abar__isa abar__isa_best(void)
+abar__isa abar__isa_best(const abar_context *ctx)
 {
-    const char *value;
-    int isa = forced(&value);
+    int isa = forced(abar__context_isa(ctx));
     abar__isa supported = abar__isa_supported();
     return isa >= 0 && isa < (int)supported ? (abar__isa)isa : supported;
 }

@@ -17,7 +17,7 @@ static abar_status create(abar__op *op)
     const abar__shape *shape = &op->desc.in[0];
     ABAR_TRY(abar__op_priv(op, sizeof(layer_norm)));
     layer_norm *n = op->priv;
-    n->kernels = by_isa[abar__isa_best()];
+    n->kernels = by_isa[abar__isa_best(op->dev->ctx)];
     n->width = shape->dim[shape->ndim - 1];
     n->rows = abar__shape_count(shape) / n->width;
     n->parts = abar__parts(op->dev, n->rows * n->width, n->rows);

@@ -2,6 +2,7 @@
  * cross entropy has one row of K logits, or T rows.
  * Cross entropy of a row x against q = (1 - s) target + s / K: sum_k q_k (log sum e^x - x_k), dx = softmax(x) - q. A pair of
  * labels is a target with the share of the first in one place and the rest in another. */
+#include "base/rng.h"
 #include "device/cpu/cpu_nn.h"
 #include "device/cpu/isa/loss_kernels.h"
 
@@ -26,7 +27,7 @@ static abar_status create_with(abar__op *op, int64_t width)
     const abar__shape *shape = &op->desc.in[0];
     ABAR_TRY(abar__op_priv(op, sizeof(loss)));
     loss *l = op->priv;
-    l->kernels = by_isa[abar__isa_best()];
+    l->kernels = by_isa[abar__isa_best(op->dev->ctx)];
     l->width = width;
     l->rows = abar__shape_count(shape) / width;
     l->per_sample = l->rows / shape->dim[0];
@@ -83,6 +84,26 @@ static abar_status check_labels(const abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
+/* A label for each row, from its softmax (nn_impl.h). */
+static void draw_labels(const loss *l, const abar__op_args *a)
+{
+    int32_t *label = (int32_t *)(uintptr_t)a->target; /* the net's own memory */
+#pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
+    for (int64_t n = 0; n < valid_rows(l, a); n++) {
+        const float *x = (const float *)a->x[0] + n * l->width, top = l->kernels->largest(x, l->width);
+        const uint64_t row = abar__run_label_index(a->run, a->run->sample0 * l->per_sample + n);
+        const double u = abar__uniform(abar__random(a->run->seed, ABAR_DRAW_LABELS, a->run->step, row).u[0]);
+        double all = 0.0, sum = 0.0;
+        for (int64_t k = 0; k < l->width; k++) all += exp((double)x[k] - (double)top);
+        int64_t k = 0;
+        for (; k < l->width - 1; k++) {
+            sum += exp((double)x[k] - (double)top);
+            if (sum > u * all) break;
+        }
+        label[n] = (int32_t)k;
+    }
+}
+
 static int64_t first_of(const float *x, float value, int64_t n)
 {
     int64_t i = 0;
@@ -133,6 +154,9 @@ static void entropy_row(const abar__op *op, const abar__op_args *a, int64_t n, p
 static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const loss *l = op->priv;
+    if (a->run->draw_labels) draw_labels(l, a);
+    for (int64_t n = 0; a->run->one_class && n < valid_rows(l, a); n++)
+        ((int32_t *)(uintptr_t)a->target)[n] = (int32_t)(a->run->one_class - 1); /* the net's own memory */
     if (!op->desc.soft_targets) ABAR_TRY(check_labels(op, a));
     int64_t valid = valid_rows(l, a);
 #pragma omp parallel for num_threads(l->parts) schedule(static) if (l->parts > 1)
@@ -163,6 +187,9 @@ static void entropy_grad_row(const abar__op *op, const abar__op_args *a, int64_t
     } else {
         dx[label[n]] -= certain;
     }
+    if (!a->run->one_class) return;
+    const double chance = exp((double)x[a->run->one_class - 1] - (double)saved[2 * n]) * (double)saved[2 * n + 1];
+    for (int64_t k = 0; k < l->width; k++) dx[k] *= (float)sqrt(chance);
 }
 
 static abar_status entropy_backward(abar__op *op, const abar__op_args *a)

@@ -31,7 +31,7 @@ static abar_status create(abar__op *op)
     const abar__op_desc *d = &op->desc;
     ABAR_TRY(abar__op_priv(op, sizeof(pool)));
     pool *p = op->priv;
-    p->kernels = by_isa[abar__isa_best()];
+    p->kernels = by_isa[abar__isa_best(op->dev->ctx)];
     p->x = abar__planes_of(&d->in[0], op->in_layout[0]);
     abar__pool *g = &p->geometry;
     g->window = d->window;
@@ -46,8 +46,11 @@ static abar_status create(abar__op *op)
     p->parts = abar__parts(op->dev, abar__planes_floats(&p->x), p->x.outer * p->x.groups);
     p->scattered = p->x.lanes > 1 && p->y_floats == p->x.lanes;
     op->out_layout = p->scattered ? ABAR_LAYOUT_STRIDED : op->in_layout[0];
-    if (!d->average && d->need_dx[0])
-        op->saved_bytes = (size_t)(p->x.outer * p->x.groups * p->y_floats) * (g->wide ? sizeof(int32_t) : sizeof(uint8_t));
+    const size_t cells = (size_t)(p->x.outer * p->x.groups * p->y_floats) * (g->wide ? sizeof(int32_t) : sizeof(uint8_t));
+    if (d->patterned)
+        op->pattern_bytes = cells;
+    else if (!d->average && d->need_dx[0])
+        op->saved_bytes = cells;
     return ABAR_OK;
 }
 
@@ -67,8 +70,10 @@ static int64_t scattered_at(const pool *p, int64_t plane, int64_t *stride, int64
     return o * p->x.channels + g * p->x.lanes;
 }
 
-static void *saved_cells(const pool *p, void *saved, int64_t plane)
+static void *cells_of(const abar__op *op, const abar__op_args *a, int64_t plane)
 {
+    const pool *p = op->priv;
+    void *saved = op->desc.patterned ? a->pattern : a->saved;
     size_t size = p->geometry.wide ? sizeof(int32_t) : sizeof(uint8_t);
     return saved ? (char *)saved + (size_t)(plane * p->y_floats) * size : NULL;
 }
@@ -80,8 +85,10 @@ static void forward_plane(const abar__op *op, const abar__op_args *a, int64_t pl
     float lane[16], *y = p->scattered ? lane : (float *)a->y + plane * p->y_floats;
     if (op->desc.average)
         p->kernels->average(&p->geometry, x, y);
+    else if (op->desc.patterned && a->run->repeat)
+        p->kernels->chosen(&p->geometry, x, y, cells_of(op, a, plane));
     else
-        p->kernels->max(&p->geometry, x, y, saved_cells(p, a->saved, plane));
+        p->kernels->max(&p->geometry, x, y, cells_of(op, a, plane));
     if (!p->scattered) return;
     int64_t stride, lanes, at = scattered_at(p, plane, &stride, &lanes);
     for (int64_t l = 0; l < lanes; l++) ((float *)a->y)[at + l * stride] = lane[l];
@@ -108,7 +115,7 @@ static void backward_plane(const abar__op *op, const abar__op_args *a, int64_t p
     if (op->desc.average)
         p->kernels->average_grad(&p->geometry, g, dx);
     else
-        p->kernels->max_grad(&p->geometry, g, saved_cells(p, a->saved, plane), dx);
+        p->kernels->max_grad(&p->geometry, g, cells_of(op, a, plane), dx);
 }
 
 static abar_status backward(abar__op *op, const abar__op_args *a)

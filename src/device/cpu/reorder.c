@@ -71,7 +71,7 @@ static void regroup(const abar_device *dev, const form *to, float *dst, const fo
 static void transpose_all(const abar_device *dev, const form *to, float *dst, const form *from, const float *src)
 {
     static const abar__reorder_kernels *const kernels[] = ABAR_ISA_TABLE(abar__reorder);
-    const abar__reorder_kernels *k = kernels[abar__isa_best()];
+    const abar__reorder_kernels *k = kernels[abar__isa_best(dev->ctx)];
     const int row = to->inner, column = from->inner, third = IMAGE + CHANNEL + PIXEL - row - column;
     const int64_t row_blocks = blocks(to, row, to->block), column_blocks = blocks(from, column, from->block);
     const int64_t tiles = to->extent[third] * row_blocks * column_blocks;

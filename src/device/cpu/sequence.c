@@ -17,7 +17,7 @@ static abar_status create_for(abar__op *op, const abar__shape *shape)
     static const abar__combine_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__combine);
     ABAR_TRY(abar__op_priv(op, sizeof(sequence)));
     sequence *s = op->priv;
-    s->kernels = by_isa[abar__isa_best()];
+    s->kernels = by_isa[abar__isa_best(op->dev->ctx)];
     s->samples = shape->dim[0];
     s->tokens = shape->dim[1];
     s->width = shape->dim[2];

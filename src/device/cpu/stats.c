@@ -3,6 +3,7 @@
 #include "device/cpu/stats.h"
 
 #include "device/cpu/stats_dense.h"
+#include "device/step_rules.h"
 
 #include <math.h>
 #include <string.h>
@@ -92,14 +93,15 @@ static void reciprocal(abar_device *dev, int64_t n, const void *px, double scale
     for (int64_t i = 0; i < n; i++) y[i] = (float)(1.0 / (scale * (double)x[i] + shift));
 }
 
-static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const void *rows, const void *columns, double shift)
+static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const void *rows, const void *columns, double shift,
+                         double least)
 {
     (void)dev;
     const float *a = rows, *b = columns;
     for (int64_t i = 0; i < m; i++) {
         float *x = (float *)px + i * n;
         for (int64_t j = 0; j < n; j++)
-            x[j] = (float)((double)x[j] / (fmax((double)a[i], 0.0) * fmax((double)b[j], 0.0) + shift));
+            x[j] = (float)((double)x[j] / abar__outer_divisor((double)a[i], (double)b[j], shift, least));
     }
 }
 
@@ -161,6 +163,10 @@ const abar__stats_ops abar__cpu_stats = {
     .commit = commit,
     .clear = clear,
     .trace = abar__cpu_trace,
+    .example_rows = abar__cpu_example_rows,
+    .example_rows_scratch = abar__cpu_example_rows_scratch,
+    .rows_gram = abar__cpu_rows_gram,
+    .solve_shifted = abar__cpu_solve_shifted,
     .invert = abar__cpu_invert,
     .invert_scratch = abar__cpu_invert_scratch,
     .eigen = abar__cpu_eigen,
@@ -179,8 +185,18 @@ const abar__stats_ops abar__cpu_stats = {
     .scatter = scatter,
     .orthogonalise = abar__cpu_orthogonalise,
     .orthogonalise_scratch = abar__cpu_orthogonalise_scratch,
+    .example_means = abar__cpu_example_means,
+    .multiply = abar__cpu_multiply,
+    .solve_rows = abar__cpu_solve_rows,
+    .solve_rows_scratch = abar__cpu_solve_rows_scratch,
+    .row_products = abar__cpu_row_products,
+    .combine_rows = abar__cpu_combine_rows,
+    .solve_gram = abar__cpu_solve_gram,
     .average_mode = abar__cpu_average_mode,
     .inverse_root = abar__cpu_inverse_root,
     .inverse_root_scratch = abar__cpu_inverse_root_scratch,
     .multiply_mode = abar__cpu_multiply_mode,
+    .eigenbasis = abar__cpu_eigenbasis,
+    .turn_basis = abar__cpu_turn_basis,
+    .basis_scratch = abar__cpu_basis_scratch,
 };

@@ -24,7 +24,7 @@ static void set_image(abar__field *f, const abar_tensor *t)
     f->out_width = abar_window_out(&f->window, 1, f->width);
 }
 
-static abar__field input_field(const abar__rows *r)
+abar__field abar__input_field(const abar__rows *r)
 {
     abar__field f = {.t = &r->input,
                      .window = r->window,
@@ -41,7 +41,7 @@ static abar__field input_field(const abar__rows *r)
     return f;
 }
 
-static abar__field grad_field(const abar__rows *r)
+abar__field abar__grad_field(const abar__rows *r)
 {
     abar__field f = {.t = &r->output_grad,
                      .window = abar_window_unit(),
@@ -77,22 +77,22 @@ void abar__field_read(const abar__field *f, int64_t offset, int64_t step, int64_
     for (int64_t i = 0; i < n; i++) to[i * to_step] = (float)abar__tensor_load(f->t, offset + i * step);
 }
 
-const abar__product_kernels *abar__product_pick(void)
+const abar__product_kernels *abar__product_pick(const abar_device *dev)
 {
     static const abar__product_kernels *const tables[] = ABAR_ISA_TABLE(abar__product);
-    return tables[abar__isa_best()];
+    return tables[abar__isa_best(dev->ctx)];
 }
 
-const abar__matrix_kernels *abar__matrix_pick(void)
+const abar__matrix_kernels *abar__matrix_pick(const abar_device *dev)
 {
     static const abar__matrix_kernels *const tables[] = ABAR_ISA_TABLE(abar__matrix);
-    return tables[abar__isa_best()];
+    return tables[abar__isa_best(dev->ctx)];
 }
 
-static const abar__reorder_kernels *reorder_pick(void)
+static const abar__reorder_kernels *reorder_pick(const abar_device *dev)
 {
     static const abar__reorder_kernels *const tables[] = ABAR_ISA_TABLE(abar__reorder);
-    return tables[abar__isa_best()];
+    return tables[abar__isa_best(dev->ctx)];
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------- */
@@ -105,13 +105,13 @@ static void product(const abar_device *dev, const abar__field *f, const double *
 
 void abar__cpu_input_product(abar_device *dev, const abar__rows *r, const double *weight, void *square, void *scratch)
 {
-    const abar__field f = input_field(r);
+    const abar__field f = abar__input_field(r);
     product(dev, &f, weight, square, scratch);
 }
 
 void abar__cpu_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
 {
-    const abar__field f = grad_field(r);
+    const abar__field f = abar__grad_field(r);
     product(dev, &f, NULL, square, scratch);
 }
 
@@ -126,19 +126,25 @@ static void mean_product(const abar_device *dev, const abar__field *f, float *sq
 
 void abar__cpu_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
 {
-    const abar__field f = input_field(r);
+    const abar__field f = abar__input_field(r);
     mean_product(dev, &f, square, scratch);
 }
 
 void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch)
 {
-    const abar__field f = grad_field(r);
+    const abar__field f = abar__grad_field(r);
     mean_product(dev, &f, square, scratch);
+}
+
+void abar__cpu_example_means(abar_device *dev, const abar__rows *r, bool of_grads, void *means)
+{
+    const abar__field f = of_grads ? abar__grad_field(r) : abar__input_field(r);
+    abar__mean_rows(dev, &f, means);
 }
 
 void abar__cpu_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number)
 {
-    const abar__field input = input_field(r), grad = grad_field(r);
+    const abar__field input = abar__input_field(r), grad = abar__grad_field(r);
     abar__mean_squares(dev, &input, a);
     abar__mean_squares(dev, &grad, p);
     for (int64_t n = 0; n < r->examples; n++) {
@@ -160,7 +166,7 @@ size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r)
 {
     abar__rows shape = *r;
     shape.input = shape.output_grad = (abar_tensor){0};
-    const abar__field input = input_field(&shape), grad = grad_field(&shape);
+    const abar__field input = abar__input_field(&shape), grad = abar__grad_field(&shape);
     const size_t a = field_scratch(dev, &input), p = field_scratch(dev, &grad);
     return a > p ? a : p;
 }
@@ -182,7 +188,7 @@ static int square_threads(const abar_device *dev, int64_t n) { return n < SERIAL
 bool abar__cpu_all_finite(abar_device *dev, int64_t n, bool square, const void *pending, double scale)
 {
     (void)square;
-    const abar__matrix_kernels *kernels = abar__matrix_pick();
+    const abar__matrix_kernels *kernels = abar__matrix_pick(dev);
     const float *x = pending, s = (float)fmax(scale, 1.0);
     float sum = 0.0f;
 #pragma omp parallel num_threads(square_threads(dev, n)) reduction(+ : sum)
@@ -225,7 +231,7 @@ static void commit_tile(const commit *c, int64_t row, int64_t column)
 void abar__cpu_commit(abar_device *dev, int64_t n, bool square, void *average, void *pending, double beta, double add)
 {
     (void)square;
-    const commit c = {n, average, pending, (float)beta, (float)add, abar__matrix_pick(), reorder_pick()};
+    const commit c = {n, average, pending, (float)beta, (float)add, abar__matrix_pick(dev), reorder_pick(dev)};
     const int64_t tiles = (n + TILE - 1) / TILE;
 #pragma omp parallel num_threads(square_threads(dev, n))
     {

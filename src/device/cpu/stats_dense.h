@@ -9,6 +9,7 @@ void abar__cpu_input_product(abar_device *dev, const abar__rows *r, const double
 void abar__cpu_grad_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cpu_input_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cpu_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
+void abar__cpu_example_means(abar_device *dev, const abar__rows *r, bool of_grads, void *means);
 size_t abar__cpu_product_scratch(abar_device *dev, const abar__rows *r);
 void abar__cpu_example_weights(abar_device *dev, const abar__rows *r, double *a, double *p, double *number);
 
@@ -23,8 +24,11 @@ size_t abar__cpu_invert_scratch(abar_device *dev, int64_t d);
 bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors,
                      void *scratch);
 size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d);
-bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
-                            void *root, void *scratch);
+/* In double: the eigenvectors of scale * average by rows, (d, d), and its eigenvalues, ascending, (d), from the beginning of
+ * scratch on, which is that of eigen. */
+bool abar__cpu_diagonalise(abar_device *dev, int64_t d, const float *average, double scale, void *scratch);
+bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double *ridge,
+                            double exponent, void *root, void *scratch);
 size_t abar__cpu_inverse_root_scratch(abar_device *dev, int64_t n);
 void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, bool left_t, const void *x, const void *right,
                         bool right_t, void *y, void *scratch);

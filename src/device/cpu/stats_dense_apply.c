@@ -22,11 +22,11 @@ static abar__range columns_of(int64_t n, int64_t parts, int64_t me)
 }
 
 /* b_t: b is the transposed of what p says, (n, k), and there is no last. */
-static void multiply(const abar__matrix_product *p, bool b_t)
+static void multiply(const abar__matrix_kernels *kernels, const abar__matrix_product *p, bool b_t)
 {
     if (p->begin >= p->end) return;
     if (!b_t) {
-        abar__matrix_pick()->product(p);
+        kernels->product(p);
         return;
     }
     const bool x_t = p->x_step != 1;
@@ -49,6 +49,7 @@ void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left
     const double work = 2.0 * (double)m * (double)n * (double)((left ? m : 0) + (right ? n : 0));
     const bool through_scratch = x == y || (left && right); /* where no product can read and write in place */
     float *half = through_scratch ? scratch : y;
+    const abar__matrix_kernels *kernels = abar__matrix_pick(dev);
 #pragma omp parallel num_threads(dev->threads) if (work > SERIAL_FLOPS)
     {
         const abar__range columns = columns_of(n, omp_get_num_threads(), omp_get_thread_num());
@@ -59,7 +60,7 @@ void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left
             p.k = m;
             p.x = left, p.x_row = left_t ? 1 : m, p.x_step = left_t ? m : 1;
             p.b = x, p.y = half;
-            multiply(&p, false);
+            multiply(kernels, &p, false);
         } else if (x == y) {
             copy_columns(m, n, x, half, columns);
         }
@@ -68,7 +69,7 @@ void abar__cpu_sandwich(abar_device *dev, int64_t m, int64_t n, const void *left
             p.k = n;
             p.x = first, p.x_row = n, p.x_step = 1;
             p.b = right, p.y = y;
-            multiply(&p, right_t);
+            multiply(kernels, &p, right_t);
         } else if (first != y) {
             copy_columns(m, n, first, y, columns);
         }
@@ -106,7 +107,7 @@ static void multiply_left(const dense *s, abar__range rows)
                               .b_pitch = g->in,
                               .y = s->half + rows.begin * g->d,
                               .y_pitch = g->d};
-    multiply(&p, false);
+    multiply(s->kernels, &p, false);
     if (!g->bias) return;
     for (int64_t i = rows.begin; i < rows.end; i++)
         s->half[i * g->d + g->in] = s->kernels->dot((const float *)g->left + i * g->out, g->bias, g->out);
@@ -130,7 +131,7 @@ static void multiply_right(const dense *s, abar__range rows)
                               .b_pitch = g->d,
                               .y = s->y + rows.begin * g->d,
                               .y_pitch = g->d};
-    multiply(&p, false);
+    multiply(s->kernels, &p, false);
 }
 
 static void look_at(const dense *s, abar__range rows, double *sums)
@@ -168,7 +169,7 @@ static dense make_dense(const abar_device *dev, const abar__dense_gradient *g, v
 {
     const int64_t count = g->out * g->d;
     const double work = 2.0 * (double)count * (double)((g->left ? g->out : 0) + g->d);
-    dense s = {.g = g, .kernels = abar__matrix_pick(), .half = scratch, .y = (float *)scratch + count, .compared = compared};
+    dense s = {.g = g, .kernels = abar__matrix_pick(dev), .half = scratch, .y = (float *)scratch + count, .compared = compared};
     s.sums = (double *)(void *)((char *)scratch + abar__round_up((size_t)(2 * count) * sizeof(float), ABAR_ALIGN));
     s.team = work > SERIAL_FLOPS ? (int)abar__min(dev->threads, (g->out + ROWS - 1) / ROWS) : 1;
     return s;

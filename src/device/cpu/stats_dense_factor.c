@@ -129,7 +129,7 @@ static void square_strip(const triangle *t, int64_t at)
 /* From the factor to the inverse, both in the upper triangle of a. */
 static void invert_factor(const abar_device *dev, int64_t d, float *a)
 {
-    const triangle t = {abar__matrix_pick(), d, a};
+    const triangle t = {abar__matrix_pick(dev), d, a};
     const int64_t blocks = (d + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(d < SERIAL_SIDE ? 1 : dev->threads)
     {
@@ -227,10 +227,8 @@ size_t abar__cpu_eigen_scratch(abar_device *dev, int64_t d)
            (size_t)eigen_integers(d) * sizeof(int);
 }
 
-/* The work of LAPACK: the eigenvectors of scale * average by rows, (d, d), and its eigenvalues, ascending, (d), from the
- * beginning of scratch on. In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by
- * products of small ones. */
-static bool diagonalise(abar_device *dev, int64_t d, const float *average, double scale, void *scratch)
+/* In double: an eigenvalue is only good to the precision times the largest one, and KFAC divides by products of small ones. */
+bool abar__cpu_diagonalise(abar_device *dev, int64_t d, const float *average, double scale, void *scratch)
 {
     const int n = (int)d, size = eigen_work(d), integers = eigen_integers(d);
     double *a = scratch, *w = a + d * d, *work = w + d, sum = 0.0;
@@ -246,7 +244,7 @@ static bool diagonalise(abar_device *dev, int64_t d, const float *average, doubl
 
 bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double scale, void *values, void *vectors, void *scratch)
 {
-    if (!diagonalise(dev, d, average, scale, scratch)) return false;
+    if (!abar__cpu_diagonalise(dev, d, average, scale, scratch)) return false;
     const double *a = scratch, *w = a + d * d;
     float *to_values = values, *to_vectors = vectors;
     for (int64_t i = 0; i < d; i++) to_values[i] = (float)w[i];
@@ -259,13 +257,13 @@ bool abar__cpu_eigen(abar_device *dev, int64_t d, const void *average, double sc
 size_t abar__cpu_inverse_root_scratch(abar_device *dev, int64_t n) { return abar__cpu_eigen_scratch(dev, n); }
 
 /* With the eigenvectors times the roots of their new eigenvalues as rows of U the result is U^T U; it takes LAPACK's place. */
-bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double exponent,
-                            void *root, void *scratch)
+bool abar__cpu_inverse_root(abar_device *dev, int64_t n, const void *average, double scale, double eps, double *ridge,
+                            double exponent, void *root, void *scratch)
 {
-    if (!diagonalise(dev, n, average, scale, scratch)) return false;
+    if (!abar__cpu_diagonalise(dev, n, average, scale, scratch)) return false;
     double *u = scratch, *w = u + n * n, *result = w + n, sum = 0.0;
     float *out = root;
-    const double shift = abar__root_shift(w[0], eps);
+    const double shift = abar__root_shift(w[0], eps) + abar__take_ridge(w[n - 1] + eps, ridge);
     for (int64_t i = 0; i < n; i++) {
         const double factor = pow(w[i] + shift, -0.5 * exponent);
         for (int64_t j = 0; j < n; j++) u[i * n + j] *= factor;

@@ -38,6 +38,9 @@ abar__range abar__triangle_share(int64_t n, int64_t unit, int64_t parts, int64_t
 
 static inline int64_t abar__field_taps(const abar__field *f) { return f->window.kernel[0] * f->window.kernel[1]; }
 
+abar__field abar__input_field(const abar__rows *r);
+abar__field abar__grad_field(const abar__rows *r);
+
 /* Element (y, x) of one channel of one image is element offset + y * row + x * column of the tensor. */
 typedef struct abar__plane {
     int64_t offset, row, column;
@@ -47,8 +50,12 @@ abar__plane abar__field_plane(const abar__field *f, int64_t image, int64_t chann
 /* to[i * to_step] = element offset + i * step, i < n. */
 void abar__field_read(const abar__field *f, int64_t offset, int64_t step, int64_t n, float *to, int64_t to_step);
 
-const abar__product_kernels *abar__product_pick(void);
-const abar__matrix_kernels *abar__matrix_pick(void);
+/* Rows [rows.begin, rows.end) of all examples' rows, (count, d), times the root of their example's weight (NULL: 1), but not
+ * times scale. */
+void abar__field_rows(const abar__field *f, const double *weight, abar__range rows, float *to);
+
+const abar__product_kernels *abar__product_pick(const abar_device *dev);
+const abar__matrix_kernels *abar__matrix_pick(const abar_device *dev);
 
 /* Sums of outer products, added to the lower triangle of square. Each file knows its scratch. */
 
@@ -63,6 +70,7 @@ size_t abar__shift_scratch(const abar_device *dev, const abar__field *f);
 /* Of every example's mean row. */
 void abar__mean_product(const abar_device *dev, const abar__field *f, float *square, void *scratch);
 size_t abar__mean_scratch(const abar__field *f);
+void abar__mean_rows(const abar_device *dev, const abar__field *f, float *rows); /* (examples, d): the mean rows */
 void abar__mean_squares(const abar_device *dev, const abar__field *f, double *out);
 
 /* The calling thread's part of square += scale * xT x, x (rows, d) with row pitch, inside a parallel region. Only the first d

@@ -32,10 +32,10 @@ static int64_t layout_lanes(const abar__field *f)
     return t->layout == ABAR_LAYOUT_STRIDED ? 1 : t->layout == ABAR_LAYOUT_C8 ? 8 : 16;
 }
 
-static lattice make_lattice(const abar__field *f)
+static lattice make_lattice(const abar_device *dev, const abar__field *f)
 {
     lattice l = {.f = f,
-                 .kernels = abar__product_pick(),
+                 .kernels = abar__product_pick(dev),
                  .fast = f->t->dtype == ABAR_F32,
                  .lanes_are_examples = f->convolution && f->t->layout == ABAR_LAYOUT_N16 && f->t->dtype == ABAR_F32,
                  .lanes = layout_lanes(f),
@@ -110,7 +110,7 @@ static abar__range own_lanes(const lattice *l, int64_t unit, int64_t block)
 
 void abar__mean_squares(const abar_device *dev, const abar__field *f, double *out)
 {
-    const lattice l = make_lattice(f);
+    const lattice l = make_lattice(dev, f);
     const int64_t per_unit = l.lanes_are_examples ? LANES : 1;
 #pragma omp parallel for num_threads(dev->threads) schedule(static)
     for (int64_t unit = 0; unit < l.units; unit++) {
@@ -151,9 +151,17 @@ static void fill_unit(const lattice *l, int64_t unit, float *rows)
         rows[i * d + d - 1] = 1.0f;
 }
 
+void abar__mean_rows(const abar_device *dev, const abar__field *f, float *rows)
+{
+    const lattice l = make_lattice(dev, f);
+    const int64_t per_unit = l.lanes_are_examples ? LANES : 1;
+#pragma omp parallel for num_threads(dev->threads) schedule(static)
+    for (int64_t unit = 0; unit < l.units; unit++) fill_unit(&l, unit, rows + unit * per_unit * f->d);
+}
+
 void abar__mean_product(const abar_device *dev, const abar__field *f, float *square, void *scratch)
 {
-    const lattice l = make_lattice(f);
+    const lattice l = make_lattice(dev, f);
     const int64_t per_unit = l.lanes_are_examples ? LANES : 1, d = f->d;
     float *panel = scratch;
 #pragma omp parallel num_threads(dev->threads)

@@ -112,8 +112,7 @@ static void read_patches(const abar__field *f, int64_t n, int64_t first, int64_t
     }
 }
 
-/* Rows [rows.begin, rows.end) of all examples' rows to a panel. */
-static void fill(const abar__field *f, const double *weight, abar__range rows, float *to)
+void abar__field_rows(const abar__field *f, const double *weight, abar__range rows, float *to)
 {
     const abar_tensor *t = f->t;
     for (int64_t r = rows.begin, count; r < rows.end; r += count, to += count * f->d) {
@@ -140,7 +139,7 @@ static void panels_product(const abar_device *dev, const abar__field *f, const d
         for (int64_t first = 0; first < rows; first += high) {
             const int64_t count = abar__min(high, rows - first);
             const abar__range mine = abar__share(count, omp_get_num_threads(), omp_get_thread_num());
-            fill(f, weight, (abar__range){first + mine.begin, first + mine.end}, panel + mine.begin * f->d);
+            abar__field_rows(f, weight, (abar__range){first + mine.begin, first + mine.end}, panel + mine.begin * f->d);
 #pragma omp barrier
             abar__triangle_add(f->d, count, panel, f->d, (float)(f->scale * f->scale), square, f->d);
 #pragma omp barrier

@@ -425,7 +425,7 @@ static double total_weight(const abar__field *f, const double *weight)
 
 bool abar__shift_product(const abar_device *dev, const abar__field *f, const double *weight, float *square, void *scratch)
 {
-    shift s = {.f = f, .kernels = abar__product_pick(), .weight = weight, .square = square};
+    shift s = {.f = f, .kernels = abar__product_pick(dev), .weight = weight, .square = square};
     if (!plan(&s)) return false;
     place(&s, dev, scratch);
     if (!pays(&s)) return false;

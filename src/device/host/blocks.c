@@ -1,66 +1,24 @@
 /* The stages of blocks on the host: one block after the other, its gradient packed into X. */
-#include "device/host/blocks.h"
+#include "device/host/blocks_impl.h"
 
 #include "device/step_rules.h"
 
 #include <math.h>
 
-/* A block while its stages run. */
-typedef struct work {
-    abar_device *dev;
-    const abar__block_plan *plan;
-    const abar__block *block;
-    bool wide;       /* double, else float */
-    bool overflows;  /* squares of these gradients do not fit: what is averaged stays as it is */
-    char *x, *y;     /* (count) */
-    void *scratch;   /* of roots */
-    double length;   /* that was measured */
-    int64_t t, kept; /* this update; matrices that stayed as they were */
-} work;
-
-static double get(const work *w, const void *p, int64_t i)
+static size_t packed_bytes(const abar_device *dev, int64_t n)
 {
-    return w->wide ? ((const double *)p)[i] : (double)((const float *)p)[i];
-}
-
-static void set(const work *w, void *p, int64_t i, double v)
-{
-    if (w->wide)
-        ((double *)p)[i] = v;
-    else
-        ((float *)p)[i] = (float)v;
-}
-
-static size_t element(const abar_device *dev) { return abar_dtype_size(dev->ops->dtype); }
-
-static size_t packed_bytes(const abar_device *dev, int64_t n) { return abar__round_up((size_t)n * element(dev), ABAR_ALIGN); }
-
-static void swap(work *w)
-{
-    char *x = w->x;
-    w->x = w->y;
-    w->y = x;
-}
-
-/* Elements of a block that follow each other in the parameter's memory: element first + i is at + i there. */
-typedef struct run {
-    int64_t first, at, n;
-} run;
-
-static run run_from(const abar__block *b, int64_t first)
-{
-    const int64_t n = b->kernel == 1 && b->stride[b->order - 1] == 1 ? b->dim[b->order - 1] : 1;
-    return (run){first, first < b->count ? abar__block_at(b, first) : 0, n};
+    return abar__round_up((size_t)n * abar__block_element(dev), ABAR_ALIGN);
 }
 
 /* ---- X and the gradient's memory ------------------------------------------------------------------------------------- */
 
-static void load(const work *w)
+/* coupled: with the weight decay that goes through the gradient. */
+static void load(const work *w, bool coupled)
 {
     const abar__block *b = w->block;
     for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
         for (int64_t i = 0; i < r.n; i++) {
-            const double decay = b->decay != 0.0 ? b->decay * get(w, b->weight, r.at + i) : 0.0;
+            const double decay = coupled && b->decay != 0.0 ? b->decay * get(w, b->weight, r.at + i) : 0.0;
             set(w, w->x, r.first + i, get(w, b->grad, r.at + i) + decay);
         }
 }
@@ -72,14 +30,11 @@ static double squares(const work *w)
     return sum;
 }
 
-/* Returns whether X is finite; where it is not there is no step. */
-static bool store(const work *w)
+static void store(const work *w, bool fine)
 {
     const abar__block *b = w->block;
-    const bool fine = isfinite(squares(w));
     for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
         for (int64_t i = 0; i < r.n; i++) set(w, b->grad, r.at + i, fine ? get(w, w->x, r.first + i) : 0.0);
-    return fine;
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------------------- */
@@ -89,38 +44,38 @@ static double rest(double beta) { return beta == 1.0 ? 1.0 : 1.0 - beta; }
 /* What an average is multiplied by to be read at update t. */
 static double unbias(double beta, int64_t t) { return beta == 1.0 ? 1.0 : abar__unbias(beta, t); }
 
-static void *factor_of(const work *w, int state, int mode)
-{
-    const int64_t at = abar__block_factor(w->block, &w->plan->state[state], mode);
-    return (char *)w->block->state[state] + (size_t)at * element(w->dev);
-}
-
 static void average(work *w, const abar__block_stage *s, int mode)
 {
     const abar__block *b = w->block;
     const int64_t n = b->dim[mode], behind = abar__block_behind(b, mode);
     w->kept += w->overflows;
-    if (!w->overflows)
+    if (!w->overflows && abar__average_is_due(s->every, w->t))
         w->dev->ops->stats->average_mode(w->dev, b->count / n / behind, n, behind, w->x, s->beta, rest(s->beta),
                                          factor_of(w, s->state, mode));
 }
 
 static void take_root(work *w, const abar__block_stage *s, int mode)
 {
+    const int64_t n = w->block->dim[mode];
+    void *average = factor_of(w, s->from, mode);
+    double ridge = s->ridge;
     const bool fine =
-        w->dev->ops->stats->inverse_root(w->dev, w->block->dim[mode], factor_of(w, s->from, mode), unbias(s->beta, w->t),
-                                         s->eps, abar__block_exponent(w->block, s), factor_of(w, s->state, mode), w->scratch);
+        w->dev->ops->stats->inverse_root(w->dev, n, average, unbias(s->beta, w->t), s->eps, s->ridge > 0.0 ? &ridge : NULL,
+                                         abar__block_exponent(w->block, s), factor_of(w, s->state, mode), w->scratch);
     w->kept += !fine;
+    for (int64_t i = 0; fine && s->ridge > 0.0 && i < n; i++) set(w, average, i * n + i, get(w, average, i * n + i) + ridge);
+}
+
+static void swap(work *w)
+{
+    char *x = w->x;
+    w->x = w->y;
+    w->y = x;
 }
 
 static void multiply(work *w, const abar__block_stage *s, int mode)
 {
-    const abar__block *b = w->block;
-    const int64_t n = b->dim[mode], behind = abar__block_behind(b, mode);
-    const void *root = factor_of(w, s->state, mode);
-    if (get(w, root, 0) == 0.0) return; /* a root has a positive diagonal: there is none yet */
-    w->dev->ops->stats->multiply_mode(w->dev, b->count / n / behind, n, behind, root, w->x, w->y);
-    swap(w);
+    if (abar__block_multiply(w, s->state, mode, s->transposed, w->x, w->y)) swap(w);
 }
 
 /* Those of a block's modes that the stage is about. */
@@ -170,8 +125,41 @@ static void measure(work *w, const abar__block_stage *s)
 static void rescale(work *w, const abar__block_stage *s)
 {
     if (w->t < s->start) return;
-    const double factor = w->length / (sqrt(squares(w)) + ABAR_GRAFT_EPS);
+    const double factor = w->length / (sqrt(s->whole ? w->squares : squares(w)) + ABAR_GRAFT_EPS);
     for (int64_t i = 0; i < w->block->count; i++) set(w, w->x, i, factor * get(w, w->x, i));
+}
+
+/* A step that is not finite leaves the momentum as it is. */
+static void push(work *w, const abar__block_stage *s)
+{
+    const abar__block *b = w->block;
+    void *m = b->state[s->state];
+    if (!isfinite(squares(w))) return;
+    for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double decay = b->late_decay != 0.0 ? b->late_decay * get(w, b->weight, r.at + i) : 0.0;
+            const double x = get(w, w->x, r.first + i) + decay, moved = s->beta * get(w, m, r.at + i) + s->gain * x;
+            set(w, m, r.at + i, moved);
+            set(w, w->x, r.first + i, s->ahead * moved + s->rest * x);
+        }
+}
+
+static void even(work *w)
+{
+    const double rms = sqrt(squares(w) / (double)w->block->count);
+    for (int64_t i = 0; i < w->block->count; i++) set(w, w->x, i, get(w, w->x, i) / (ABAR_RMS_EPS + rms));
+}
+
+static void finish(work *w, const abar__block_stage *s)
+{
+    const abar__block *b = w->block;
+    const double c = s->corrected && w->t > 1 ? abar__late_unbias(s->beta, s->beta2, w->t) : 1.0;
+    const double factor = (1.0 - w->lr * b->lr_scale * b->late_decay) * c;
+    for (run r = run_from(b, 0); r.first < b->count; r = run_from(b, r.first + r.n))
+        for (int64_t i = 0; i < r.n; i++) {
+            const double decay = b->late_decay != 0.0 ? b->late_decay * get(w, b->weight, r.at + i) : 0.0;
+            set(w, w->x, r.first + i, w->t == 1 ? 0.0 : factor * get(w, w->x, r.first + i) + decay);
+        }
 }
 
 static void run_stage(work *w, const abar__block_stage *s)
@@ -186,6 +174,15 @@ static void run_stage(work *w, const abar__block_stage *s)
     case ABAR_BLOCK_MULTIPLY: each_mode(w, s, multiply); break;
     case ABAR_BLOCK_MEASURE: measure(w, s); break;
     case ABAR_BLOCK_RESCALE: rescale(w, s); break;
+    case ABAR_BLOCK_HEAVY: push(w, s); break;
+    case ABAR_BLOCK_WHITENED: each_mode(w, s, abar__block_whitened); break;
+    case ABAR_BLOCK_SCALES: abar__block_scales(w, s); break;
+    case ABAR_BLOCK_ADAM: abar__block_adam(w, s); break;
+    case ABAR_BLOCK_EVEN: even(w); break;
+    case ABAR_BLOCK_STEP: finish(w, s); break;
+    case ABAR_BLOCK_BASIS:
+        if (abar__basis_is_due(s, w->t)) abar__block_turn(w, s);
+        break;
     }
 }
 
@@ -199,12 +196,12 @@ static int64_t largest_count(const abar__block *blocks, int n)
     return most;
 }
 
-/* The largest mode of which the root is taken. */
-static int64_t largest_root(const abar__block_plan *plan, const abar__block *blocks, int n)
+/* The largest mode that a stage of this kind renews a matrix of. */
+static int64_t largest_mode(const abar__block_plan *plan, abar__block_stage_kind kind, const abar__block *blocks, int n)
 {
     int64_t most = 0;
     for (int k = 0; k < plan->n_stages; k++) {
-        if (plan->stage[k].kind != ABAR_BLOCK_ROOT) continue;
+        if (plan->stage[k].kind != kind) continue;
         for (int i = 0; i < n; i++)
             for (int mode = 0; mode < blocks[i].order; mode++)
                 if (abar__block_has(&blocks[i], &plan->state[plan->stage[k].state], mode) && blocks[i].dim[mode] > most)
@@ -213,30 +210,93 @@ static int64_t largest_root(const abar__block_plan *plan, const abar__block *blo
     return most;
 }
 
+/* X, what it is multiplied into, and a third one for m where there are bases; then what roots and bases need. */
 size_t abar__blocks_scratch(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n)
 {
-    const int64_t root = largest_root(plan, blocks, n);
-    return 2 * packed_bytes(dev, largest_count(blocks, n)) + (root > 0 ? dev->ops->stats->inverse_root_scratch(dev, root) : 0);
+    const int64_t root = largest_mode(plan, ABAR_BLOCK_ROOT, blocks, n),
+                  basis = largest_mode(plan, ABAR_BLOCK_BASIS, blocks, n);
+    const size_t packed = packed_bytes(dev, largest_count(blocks, n));
+    size_t bytes = root > 0 ? dev->ops->stats->inverse_root_scratch(dev, root) : 0;
+    if (basis > 0) {
+        const size_t turn = abar__block_order_bytes(basis) + dev->ops->stats->basis_scratch(dev, basis);
+        bytes = packed + (turn > bytes ? turn : bytes);
+    }
+    return 2 * packed + bytes;
 }
 
-void abar__blocks_run(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n, abar__step_state *state,
-                      void *scratch)
+/* The stage before which the blocks of a parameter wait for each other; n_stages: none. */
+static int meeting_of(const abar__block_plan *plan)
 {
-    const size_t bytes = packed_bytes(dev, largest_count(blocks, n));
-    const bool wide = dev->ops->dtype == ABAR_F64;
-    for (int i = 0; i < n; i++) {
-        work w = {.dev = dev,
+    int k = 0;
+    while (k < plan->n_stages && !plan->stage[k].whole) k++;
+    return k;
+}
+
+static int blocks_together(const abar__block_plan *plan, const abar__block *blocks, int n)
+{
+    int together = 1;
+    while (meeting_of(plan) < plan->n_stages && together < n && blocks[together].grad == blocks[0].grad) together++;
+    return together;
+}
+
+static void run_first(work *w, int stages)
+{
+    load(w, true);
+    w->overflows = abar__squares_overflow(squares(w), w->wide);
+    for (int k = 0; k < stages; k++) run_stage(w, &w->plan->stage[k]);
+}
+
+static void finish_block(work *w, abar__step_state *state)
+{
+    const bool fine = isfinite(squares(w));
+    store(w, fine);
+    state->dropped += !fine;
+    state->kept += w->kept;
+}
+
+static work work_on(abar_device *dev, const abar__block_plan *plan, const abar__block *block, size_t bytes, bool has_bases,
+                    double lr, int64_t t, void *scratch)
+{
+    return (work){.dev = dev,
                   .plan = plan,
-                  .block = &blocks[i],
-                  .wide = wide,
+                  .block = block,
+                  .wide = dev->ops->dtype == ABAR_F64,
                   .x = scratch,
                   .y = (char *)scratch + bytes,
-                  .scratch = (char *)scratch + 2 * bytes,
-                  .t = state->t};
-        load(&w);
-        w.overflows = abar__squares_overflow(squares(&w), wide);
-        for (int k = 0; k < plan->n_stages; k++) run_stage(&w, &plan->stage[k]);
-        state->dropped += !store(&w);
-        state->kept += w.kept;
+                  .z = has_bases ? (char *)scratch + 2 * bytes : NULL,
+                  .scratch = (char *)scratch + (has_bases ? 3 : 2) * bytes,
+                  .lr = lr,
+                  .t = t};
+}
+
+void abar__blocks_run(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n, double lr,
+                      abar__step_state *state, void *scratch)
+{
+    const size_t bytes = packed_bytes(dev, largest_count(blocks, n));
+    const bool has_bases = largest_mode(plan, ABAR_BLOCK_BASIS, blocks, n) > 0;
+    const int meeting = meeting_of(plan);
+    for (int i = 0, together; i < n; i += together) {
+        double length = 0.0, measured = 0.0;
+        together = blocks_together(plan, blocks + i, n - i);
+        for (int k = 0; k < together; k++) {
+            work w = work_on(dev, plan, &blocks[i + k], bytes, has_bases, lr, state->t, scratch);
+            run_first(&w, meeting);
+            if (meeting == plan->n_stages) {
+                finish_block(&w, state);
+                continue;
+            }
+            length += w.length * w.length;
+            measured += squares(&w);
+            store(&w, true);
+            state->kept += w.kept;
+        }
+        for (int k = 0; meeting < plan->n_stages && k < together; k++) {
+            work w = work_on(dev, plan, &blocks[i + k], bytes, has_bases, lr, state->t, scratch);
+            w.length = sqrt(length);
+            w.squares = measured;
+            load(&w, false);
+            for (int s = meeting; s < plan->n_stages; s++) run_stage(&w, &plan->stage[s]);
+            finish_block(&w, state);
+        }
     }
 }

@@ -6,9 +6,9 @@
 #include "device/device_impl.h"
 
 size_t abar__blocks_scratch(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n);
-/* state: its t is that of this update; counts what happened to blocks. scratch:
- * abar__blocks_scratch bytes. */
-void abar__blocks_run(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n, abar__step_state *state,
-                      void *scratch);
+/* lr: of this update. state: its t is that of this update; counts what happened to blocks. scratch: abar__blocks_scratch bytes.
+ */
+void abar__blocks_run(abar_device *dev, const abar__block_plan *plan, const abar__block *blocks, int n, double lr,
+                      abar__step_state *state, void *scratch);
 
 #endif

@@ -11,7 +11,8 @@ static bool is_wanted(abar__derive_what what, bool calibrated) { return what == 
 
 static bool is_matrix(const abar__derived_tensor *d)
 {
-    return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS;
+    return d->kind == ABAR_DERIVED_INVERSE || d->kind == ABAR_DERIVED_EIGENVECTORS || d->kind == ABAR_DERIVED_SOLVED ||
+           d->kind == ABAR_DERIVED_PAIRED;
 }
 
 static bool is_vector(const abar__derived_tensor *d)
@@ -50,30 +51,46 @@ static void find_scalars(abar_device *dev, const abar__plan *p, const abar__map_
 
 /* ---- matrices ----------------------------------------------------------------------------------------------------- */
 
-/* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
-static bool climb(abar_device *dev, const abar__running_average *a, abar__map_state *state, double unbias, double *shift,
-                  void *inverse, void *scratch)
+/* The trace of what is inverted. */
+static double trace_of(abar_device *dev, const abar__running_average *a, double unbias)
+{
+    return a->square ? unbias * dev->ops->stats->trace(dev, a->n, a->average) : unbias * unbias * square_of(dev, a);
+}
+
+static bool factorise(abar_device *dev, const abar__running_average *a, double unbias, double shift, bool in_double, void *out,
+                      void *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
-    const double least = 1e-8 * unbias * stats->trace(dev, a->n, a->average) / (double)a->n;
+    return a->square ? stats->invert(dev, a->n, a->average, unbias, shift, in_double, out, scratch)
+                     : stats->solve_rows(dev, a->kept, a->row, a->average, unbias, shift, out, scratch);
+}
+
+/* methods.md section 9: raise the damping tenfold, at most five times, then factorise in double. */
+static bool climb(abar_device *dev, const abar__running_average *a, abar__map_state *state, double unbias, double *shift,
+                  void *out, void *scratch)
+{
+    const double least = 1e-8 * trace_of(dev, a, unbias) / (double)a->row;
     for (int raised = 0; raised < 5; raised++) {
-        if (stats->invert(dev, a->n, a->average, unbias, *shift, false, inverse, scratch)) return true;
+        if (factorise(dev, a, unbias, *shift, false, out, scratch)) return true;
         state->count[ABAR_COUNT_RAISED]++;
         *shift = fmax(10.0 * *shift, least);
     }
-    if (stats->invert(dev, a->n, a->average, unbias, *shift, false, inverse, scratch)) return true;
+    if (factorise(dev, a, unbias, *shift, false, out, scratch)) return true;
     state->count[ABAR_COUNT_DOUBLED]++;
-    return stats->invert(dev, a->n, a->average, unbias, *shift, true, inverse, scratch);
+    return factorise(dev, a, unbias, *shift, true, out, scratch);
 }
 
+/* own: where solved rows leave their shift. */
 static bool invert(abar_device *dev, const abar__running_average *a, abar__map_state *state, double unbias, double shift,
-                   void *inverse, void *scratch)
+                   void *out, void *own, void *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
-    if (!climb(dev, a, state, unbias, &shift, inverse, scratch)) return false;
-    /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm */
-    const double largest = unbias * stats->trace(dev, a->n, a->average) + shift * (double)a->n;
-    state->real[ABAR_REAL_CONDITION] = largest * sqrt(stats->dot(dev, a->n * a->n, inverse, inverse));
+    if (!climb(dev, a, state, unbias, &shift, out, scratch)) return false;
+    /* the largest eigenvalue is at most the trace, that of the inverse at most its Frobenius norm; with fewer rows than columns
+     * it is 1 / shift */
+    const double largest = trace_of(dev, a, unbias) + shift * (double)a->row;
+    state->real[ABAR_REAL_CONDITION] = largest * (a->square ? sqrt(stats->dot(dev, a->n * a->n, out, out)) : 1.0 / shift);
+    if (!a->square) stats->affine(dev, 1, out, 0.0, shift, own);
     return true;
 }
 
@@ -83,13 +100,45 @@ static size_t matrix_bytes(const abar_device *dev, const abar__plan *p, const ab
     return vector_bytes(dev, d->n) + (d->values >= 0 ? vector_bytes(dev, p->derived[d->values].n) : 0);
 }
 
+static size_t paired_scratch(abar_device *dev, int64_t n)
+{
+    return 3 * vector_bytes(dev, n * n) + vector_bytes(dev, n) + dev->ops->stats->eigen_scratch(dev, n);
+}
+
+/* W (A + shift I) W^T = I, by the eigenvectors of A; B = E W, the rows of E those of W P W^T. */
+static bool derive_paired(abar_device *dev, const abar__plan *p, const abar__derived_tensor *d, abar__map_state *state,
+                          double unbias, double shift, void *matrix, void *values, void *scratch)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    const int64_t n = p->average[d->average].n;
+    char *w = scratch, *t = w + vector_bytes(dev, n * n), *u = t + vector_bytes(dev, n * n);
+    char *own = u + vector_bytes(dev, n * n), *work = own + vector_bytes(dev, n);
+    double largest = 0.0, least = 0.0;
+    if (!stats->eigen(dev, n, p->average[d->average].average, unbias, own, w, work)) return false;
+    for (int64_t i = 0; i < n; i++) {
+        char *row = w + (size_t)(i * n) * element(dev);
+        const double value = fmax(stats->sum(dev, 1, own + (size_t)i * element(dev)), 0.0) + shift;
+        if (i == 0) least = value;
+        largest = value;
+        stats->affine(dev, n, row, 1.0 / sqrt(value), 0.0, row);
+    }
+    stats->multiply(dev, n, n, n, unbias, w, false, abar__plan_data(p, p->second[d->average]), false, 0.0, u);
+    stats->multiply(dev, n, n, n, 1.0, u, false, w, true, 0.0, t);
+    if (!stats->eigen(dev, n, t, 1.0, values, u, work)) return false;
+    stats->multiply(dev, n, n, n, 1.0, u, false, w, false, 0.0, matrix);
+    state->real[ABAR_REAL_CONDITION] = largest / least;
+    return true;
+}
+
 static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__derived_tensor *d, abar__map_state *state,
                           double unbias, const double *v, void *matrix, void *values, void *scratch)
 {
     const abar__running_average *a = &p->average[d->average];
     if (d->kind == ABAR_DERIVED_EIGENVECTORS)
         return dev->ops->stats->eigen(dev, a->n, a->average, unbias, values, matrix, scratch);
-    return invert(dev, a, state, unbias, abar__scalar_or(v, d->shift, 0.0), matrix, scratch);
+    const double shift = abar__scalar_or(v, d->shift, 0.0);
+    if (d->kind == ABAR_DERIVED_PAIRED) return derive_paired(dev, p, d, state, unbias, shift, matrix, values, scratch);
+    return invert(dev, a, state, unbias, shift, matrix, values, scratch);
 }
 
 /* The first of a plan's matrices is derived last, in its place; the others before it, into scratch, so that all are renewed or
@@ -101,15 +150,21 @@ static int first_matrix(const abar__plan *p, abar__derive_what what)
     return p->n_derived;
 }
 
+static size_t matrix_scratch(abar_device *dev, const abar__running_average *a, abar__derived_kind kind)
+{
+    const abar__stats_ops *stats = dev->ops->stats;
+    if (kind == ABAR_DERIVED_PAIRED) return paired_scratch(dev, a->n);
+    if (kind == ABAR_DERIVED_SOLVED) return stats->solve_rows_scratch(dev, a->kept, a->row);
+    return kind == ABAR_DERIVED_INVERSE ? stats->invert_scratch(dev, a->n) : stats->eigen_scratch(dev, a->n);
+}
+
 static size_t call_scratch(abar_device *dev, const abar__plan *p, abar__derive_what what)
 {
     size_t most = 0;
     for (int i = 0; i < p->n_derived; i++) {
         const abar__derived_tensor *d = &p->derived[i];
         if (!is_matrix(d) || !is_wanted(what, d->calibrated)) continue;
-        const int64_t n = p->average[d->average].n;
-        const size_t need =
-            d->kind == ABAR_DERIVED_INVERSE ? dev->ops->stats->invert_scratch(dev, n) : dev->ops->stats->eigen_scratch(dev, n);
+        const size_t need = matrix_scratch(dev, &p->average[d->average], d->kind);
         if (need > most) most = need;
     }
     return abar__round_up(most, ABAR_ALIGN);

@@ -3,24 +3,34 @@
 #include "base/clock.h"
 #include "device/host/blocks.h"
 #include "device/host/derive.h"
+#include "device/host/extra.h"
+#include "device/host/inside.h"
+#include "device/host/natural.h"
+#include "device/host/ring.h"
+#include "device/host/rows.h"
+#include "device/host/secant.h"
+#include "device/host/treat.h"
 #include "device/step_rules.h"
 
 #include <string.h>
 
 typedef struct control {
     abar__step_state state;
-    double norm, scale; /* |G| as gradients are in memory; what the passes multiply them by */
+    double norm, scale; /* |G| as gradients are in memory; what the passes multiply them by: */
+    double grad_scale;  /* without clipping */
     double lr;
     int64_t now; /* the step being made */
     int32_t skip;
     abar__step_outcome seen; /* losses of the step begun */
     bool bad;                /* one was not finite */
+    abar__extra_state extra;
 } control;
 
 /* A map with its gradients; NULL: none now. */
 typedef struct treated {
     abar__precondition pre;
     void *grad, *bias_grad;
+    abar__map_weights weights;
 } treated;
 
 struct abar__compiled_step {
@@ -30,14 +40,18 @@ struct abar__compiled_step {
     abar__plan *plans;
     abar__map_state *states;
     treated *maps;
+    abar__natural_item *natural; /* of the maps */
     double *products;
     abar__update_item *updates; /* the description's, with their preconditioners */
     int32_t *verdicts;
+    abar__first_pass *first_passes; /* where there is a second one */
     void *memory;
     size_t memory_bytes;
     /* of the device */
     void *workspace;
     size_t workspace_bytes;
+    void *saved; /* weights and momenta, until the second pass has been judged */
+    size_t saved_bytes;
     double rate, *rates; /* of the next step; of those from first_rate on, where there is more than one */
     int64_t first_rate, n_rates, rates_capacity;
     abar__update_scalars scalars;
@@ -45,18 +59,7 @@ struct abar__compiled_step {
     abar__step_outcome outcomes[ABAR_STEP_RESULTS];
 };
 
-static size_t vector_bytes(const abar_device *dev, int64_t n)
-{
-    return abar__round_up((size_t)n * abar_dtype_size(dev->ops->dtype), ABAR_ALIGN);
-}
-
 /* ---- compiling ---------------------------------------------------------------------------------------------------- */
-
-static size_t treat_scratch(const abar_device *dev, const abar__plan *p)
-{
-    const int64_t columns = p->d > 8 ? p->d : 8;
-    return abar__plan_is_dense(p) ? 3 * vector_bytes(dev, p->out * columns) : 0; /* G, its new form, and one more */
-}
 
 static size_t blocks_scratch(abar_device *dev, const abar__step_desc *desc)
 {
@@ -70,11 +73,15 @@ static void plan_workspace(abar_device *dev, abar__compiled_step *s)
     size_t most = desc->workspace_bytes;
     for (int i = 0; i < desc->n_maps; i++) {
         const size_t derive = abar__derive_scratch(dev, &desc->plans[i], ABAR_DERIVE_RUNNING);
-        const size_t treat = treat_scratch(dev, &desc->plans[i]);
+        const size_t treat = abar__treat_scratch(dev, &desc->plans[i]), join = abar__rows_nearest_scratch(dev, &desc->plans[i]);
         most = derive > most ? derive : most;
         most = treat > most ? treat : most;
+        most = join > most ? join : most;
+        const size_t ring = abar__ring_scratch(dev, &desc->plans[i]);
+        most = ring > most ? ring : most;
     }
-    const size_t blocks = blocks_scratch(dev, desc);
+    const size_t blocks = blocks_scratch(dev, desc), natural = abar__natural_scratch(desc->plans, desc->n_maps);
+    most = natural > most ? natural : most;
     s->workspace_bytes = blocks > most ? blocks : most;
 }
 
@@ -88,9 +95,11 @@ static size_t place(abar__compiled_step *s, char *base)
     } parts[] = {{(void **)&s->plans, maps * sizeof *s->plans},
                  {(void **)&s->states, maps * sizeof *s->states},
                  {(void **)&s->maps, maps * sizeof *s->maps},
+                 {(void **)&s->natural, maps * sizeof *s->natural},
                  {(void **)&s->products, 3 * maps * sizeof *s->products},
                  {(void **)&s->updates, (size_t)s->desc.n_updates * sizeof *s->updates},
-                 {(void **)&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts}};
+                 {(void **)&s->verdicts, (size_t)s->desc.n_blocks * sizeof *s->verdicts},
+                 {(void **)&s->first_passes, (s->desc.second_pass ? maps : 0) * sizeof *s->first_passes}};
     size_t at = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (base) *parts[i].out = base + at;
@@ -110,6 +119,7 @@ static void bind(abar__compiled_step *s)
         item->pre = &map->pre;
         map->grad = item->grad;
         map->bias_grad = item->bias ? item->bias->grad : NULL;
+        map->weights = (abar__map_weights){item->weight, item->bias ? item->bias->weight : NULL};
     }
 }
 
@@ -117,9 +127,15 @@ static void destroy(abar_device *dev, abar__compiled_step *s)
 {
     if (!s) return;
     abar_device_free(dev, s->workspace, s->workspace_bytes);
+    abar_device_free(dev, s->saved, s->saved_bytes);
     abar__free(dev->ctx, s->memory, s->memory_bytes);
     abar__free(dev->ctx, s->rates, (size_t)s->rates_capacity * sizeof *s->rates);
     abar__free(dev->ctx, s, sizeof *s);
+}
+
+static size_t saved_bytes(const abar_device *dev, const abar__step_desc *desc)
+{
+    return desc->second_pass ? abar__items_save(dev, desc->items, desc->n_items, NULL) : 0;
 }
 
 static abar_status make(abar_device *dev, abar__compiled_step *s)
@@ -131,6 +147,8 @@ static abar_status make(abar_device *dev, abar__compiled_step *s)
     s->desc.plans = s->plans;
     plan_workspace(dev, s);
     ABAR_TRY(abar_device_alloc(dev, s->workspace_bytes, &s->workspace));
+    s->saved_bytes = saved_bytes(dev, &s->desc);
+    ABAR_TRY(abar_device_alloc(dev, s->saved_bytes, &s->saved));
     s->scalars = *s->desc.scalars;
     s->scalars.verdicts = s->verdicts;
     s->control.state.kl_scale = 1.0;
@@ -153,13 +171,14 @@ static abar_status create(abar_device *dev, const abar__step_desc *desc, abar__c
     return ABAR_OK;
 }
 
-static size_t bytes(const abar__compiled_step *s) { return sizeof *s + s->memory_bytes + s->workspace_bytes; }
+static size_t bytes(const abar__compiled_step *s) { return sizeof *s + s->memory_bytes + s->workspace_bytes + s->saved_bytes; }
 static void *workspace(const abar__compiled_step *s) { return s->workspace; }
 
 static abar_status rebind(abar_device *dev, abar__compiled_step *s, const abar__step_desc *desc)
 {
     if (desc->n_updates != s->desc.n_updates || desc->n_blocks != s->desc.n_blocks || desc->n_tensors != s->desc.n_tensors ||
-        blocks_scratch(dev, desc) > s->workspace_bytes) /* the blocks may be other ones */
+        blocks_scratch(dev, desc) > s->workspace_bytes || /* the blocks may be other ones */
+        saved_bytes(dev, desc) > s->saved_bytes)
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "step: other parameters need another step");
     s->desc = *desc;
     s->desc.plans = s->plans;
@@ -233,15 +252,41 @@ static abar_status check(abar_device *dev, abar__compiled_step *s, double grad_s
     c->now = k;
     c->norm = own;
     c->scale = grad_scale * clipping;
+    c->grad_scale = grad_scale;
     c->state.k = k + 1;
     if (!c->skip) {
         c->state.t++;
         c->lr = rate_of(s, k);
+        if (s->scalars.schedule_free)
+            s->scalars.share = abar__schedule_free_share(&c->state, c->lr, s->scalars.time_power, s->scalars.rate_power);
+        if (s->scalars.inside) abar__decay_inside(dev, s->desc.items, s->desc.n_items, c->scale);
     }
     c->seen.grad_norm = norm;
     c->seen.k = k;
     c->seen.skipped = c->skip;
     s->outcomes[k % ABAR_STEP_RESULTS] = c->seen;
+    return ABAR_OK;
+}
+
+/* ---- extra gradients ------------------------------------------------------------------------------------------------ */
+
+static abar_status perturb(abar_device *dev, abar__compiled_step *s, int sign)
+{
+    abar__extra_perturb(dev, s->desc.extra, &s->control.extra, s->control.state.k, sign);
+    return ABAR_OK;
+}
+
+static abar_status check_extra(abar_device *dev, abar__compiled_step *s)
+{
+    control *c = &s->control;
+    abar__extra_check(dev, s->desc.extra, &c->extra);
+    if (!c->extra.fine && c->state.diagonals == 0) c->bad = true;
+    return ABAR_OK;
+}
+
+static abar_status take_extra(abar_device *dev, abar__compiled_step *s, double grad_scale, double clip)
+{
+    abar__extra_take(dev, s->desc.extra, &s->control.extra, &s->control.state, grad_scale, clip, s->control.skip);
     return ABAR_OK;
 }
 
@@ -285,6 +330,23 @@ static void commit_map(abar_device *dev, const abar__plan *p, abar__map_state *s
     state->count[ABAR_COUNT_COMMITS]++;
 }
 
+/* A map whose factors are made from kept rows; it has no links. Returns whether they were committed. */
+static bool commit_nearest(abar_device *dev, abar__compiled_step *s, int i, const double factor[3])
+{
+    static const double as_it_is[3] = {1.0, 1.0, 1.0};
+    const abar__plan *p = &s->plans[i];
+    abar__map_state *state = &s->states[i];
+    if (abar__rows_nearest(dev, p, state, factor, s->workspace) == ABAR_ROWS_ZERO) return false;
+    if (!pending_is_finite(dev, p, as_it_is) || !abar__rows_second_is_finite(dev, p, s->workspace)) {
+        state->count[ABAR_COUNT_DROPPED]++;
+        forget(dev, p);
+        return false;
+    }
+    commit_map(dev, p, state, s->desc.cadence.stat_decay, as_it_is);
+    abar__rows_keep(dev, p, s->desc.cadence.stat_decay, s->workspace);
+    return true;
+}
+
 /* Linked maps, from the first on: all of them or none. Returns whether they were. */
 static bool commit(abar_device *dev, abar__compiled_step *s, int first, const double *to_mean)
 {
@@ -292,6 +354,7 @@ static bool commit(abar_device *dev, abar__compiled_step *s, int first, const do
     const double *factor = to_mean + 3 * first;
     bool fine = true;
     if (factor[0] == 0.0 && factor[1] == 0.0 && factor[2] == 0.0) return false;
+    if (abar__plan_is_nearest(&s->plans[first])) return commit_nearest(dev, s, first, factor);
     for (int i = 0; i < links; i++) fine = pending_is_finite(dev, &s->plans[first + i], factor + 3 * i) && fine;
     for (int i = 0; i < links; i++) {
         if (fine) {
@@ -319,11 +382,41 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
         state->count[ABAR_COUNT_KEPT]++;
 }
 
+static void begin_secant(abar_device *dev, abar__compiled_step *s, int i, const double *to_mean)
+{
+    if (s->control.skip)
+        abar__secant_forget(dev, &s->plans[i]);
+    else
+        abar__secant_begin(dev, &s->plans[i], &s->states[i], &s->maps[i].weights, to_mean, s->desc.cadence.stat_decay,
+                           &s->first_passes[i], s->workspace);
+}
+
+/* Rows of single examples are used in this step, or never. */
+static void offer_rows(abar__compiled_step *s, int i, const double *factor)
+{
+    s->natural[i] = (abar__natural_item){.plan = &s->plans[i],
+                                         .state = &s->states[i],
+                                         .grad = s->maps[i].grad,
+                                         .bias_grad = s->maps[i].bias_grad,
+                                         .scale = factor ? factor[0] : 0.0,
+                                         .examples = factor ? (int64_t)factor[1] : 0,
+                                         .products = &s->products[3 * i]};
+}
+
 static abar_status keep(abar_device *dev, abar__compiled_step *s, const double *to_mean)
 {
     const double began = abar__seconds();
     bool committed = false;
     for (int i = 0; i < s->desc.n_maps; i++) {
+        if (abar__plan_is_natural(&s->plans[i])) {
+            offer_rows(s, i, to_mean ? to_mean + 3 * i : NULL);
+            continue;
+        }
+        if (s->plans[i].slots > 0) continue; /* it has no statistics */
+        if (s->plans[i].secant.used) {
+            begin_secant(dev, s, i, to_mean ? to_mean + 3 * i : NULL);
+            continue;
+        }
         if (s->control.skip) {
             forget(dev, &s->plans[i]);
             if (abar__due_when_skipped(&s->desc.cadence, s->control.now, s->plans[i].number))
@@ -347,37 +440,6 @@ static bool product_counts(const abar__compiled_step *s, const abar__plan *p)
     return s->desc.cadence.kl_clip > 0.0 || p->apply.mu > 0.0;
 }
 
-/* G^ from G joined to one matrix: what devices do without a call for all of it. counts: the step depends on <G^, G>. */
-static bool treat_joined(abar_device *dev, const abar__plan *p, const abar__dense_gradient *g, bool counts, void *scratch,
-                         double *products)
-{
-    const abar__stats_ops *stats = dev->ops->stats;
-    const abar__treatment *t = &p->apply;
-    const int64_t m = p->out, d = p->d, count = m * d;
-    char *joined = scratch, *result = joined + vector_bytes(dev, count), *spare = result + vector_bytes(dev, count);
-    void *bias = d > p->columns && !g->bias ? spare : g->bias;
-    if (bias == spare) stats->clear(dev, m, false, spare);
-    stats->gather(dev, m, p->columns, g->weight, bias, joined);
-    if (p->derived[t->right].kind == ABAR_DERIVED_EIGENVECTORS) { /* rows are eigenvectors: V_P G V_A^T is G in their basis */
-        const void *rows = p->derived[p->derived[t->left].values].data, *columns = p->derived[p->derived[t->right].values].data;
-        stats->sandwich(dev, m, d, g->left, false, joined, g->right, true, result, spare);
-        stats->divide_outer(dev, m, d, result, rows, columns, t->shift);
-        stats->sandwich(dev, m, d, g->left, true, result, g->right, false, result, spare);
-    } else {
-        stats->sandwich(dev, m, d, g->left, false, joined, g->right, false, result, spare);
-    }
-    if (g->row_scale) stats->scale_rows(dev, m, d, result, g->row_scale, 1.0);
-    if (!stats->all_finite(dev, count, false, result, g->largest)) return false;
-    if (products) {
-        products[0] = stats->dot(dev, count, joined, joined);
-        products[1] = stats->dot(dev, count, joined, result);
-        products[2] = stats->dot(dev, count, result, result);
-        if (counts && !isfinite(products[1])) return false;
-    }
-    stats->scatter(dev, m, p->columns, result, g->weight, bias);
-    return true;
-}
-
 /* Replaces the gradient of a dense map, all but its scale; returns <G^, G>, 0 where it stays as it is. */
 static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool measure)
 {
@@ -394,10 +456,12 @@ static double treat_dense(abar_device *dev, abar__compiled_step *s, int i, bool 
                               .right = abar__plan_data(p, t->right),
                               .row_scale = abar__plan_data(p, t->row_scale),
                               .largest = outer * (t->mu > 0.0 ? 0.5 / sqrt(t->mu) : 1.0)}; /* the largest length */
-    const bool plain = p->derived[t->right].kind == ABAR_DERIVED_INVERSE, counts = product_counts(s, p);
+    const bool plain =
+        p->derived[t->right].kind == ABAR_DERIVED_INVERSE && !abar__plan_treats_by_rows(p) && p->secant.pairs == 0;
+    const bool counts = product_counts(s, p);
     double sums[3] = {0.0}, *products = measure || counts ? sums : NULL;
     const bool fine = plain && dev->ops->stats->precondition ? dev->ops->stats->precondition(dev, &g, s->workspace, products)
-                                                             : treat_joined(dev, p, &g, counts, s->workspace, products);
+                                                             : abar__treat_joined(dev, p, &g, counts, s->workspace, products);
     if (!fine) {
         s->states[i].count[ABAR_COUNT_KEPT]++;
         return 0.0;
@@ -444,20 +508,38 @@ static double treat_rows(abar_device *dev, abar__compiled_step *s, int i, bool m
     return products[1];
 }
 
+static void run_rings(abar_device *dev, abar__compiled_step *s)
+{
+    for (int i = 0; i < s->desc.n_rings; i++) {
+        const abar__ring *ring = &s->desc.rings[i];
+        abar__ring_run(dev, &s->plans[ring->map], &s->states[ring->map], s->desc.pieces + ring->first, ring->n,
+                       s->control.scale, &s->products[3 * ring->map], s->workspace);
+    }
+}
+
+/* All maps of a method are, or none. */
+static bool is_natural(const abar__compiled_step *s) { return s->desc.n_maps > 0 && abar__plan_is_natural(&s->plans[0]); }
+
 static abar_status precondition(abar_device *dev, abar__compiled_step *s, bool measure)
 {
     for (int i = 0; i < 3 * s->desc.n_maps; i++) s->products[i] = NAN;
     if (s->control.skip) return ABAR_OK;
     const double began = abar__seconds();
     double sum = 0.0;
+    if (is_natural(s))
+        abar__natural_run(dev, s->natural, s->desc.n_maps, s->control.grad_scale, s->control.scale, s->workspace);
     for (int i = 0; i < s->desc.n_maps; i++) {
         s->maps[i].pre = identity;
         if (!s->states[i].count[ABAR_COUNT_READY] || !s->maps[i].grad) continue;
-        sum += abar__plan_is_dense(&s->plans[i]) ? treat_dense(dev, s, i, measure) : treat_rows(dev, s, i, measure);
+        if (abar__plan_is_natural(&s->plans[i]))
+            sum += s->products[3 * i + 1];
+        else
+            sum += abar__plan_is_dense(&s->plans[i]) ? treat_dense(dev, s, i, measure) : treat_rows(dev, s, i, measure);
     }
     const double clip = s->control.state.kl_scale = abar__kl_scale(&s->desc.cadence, sum, s->control.scale);
     for (int i = 0; clip != 1.0 && i < s->desc.n_maps; i++)
         if (s->states[i].count[ABAR_COUNT_READY]) s->maps[i].pre.scale *= clip;
+    run_rings(dev, s);
     s->apply_seconds += abar__seconds() - began;
     return ABAR_OK;
 }
@@ -474,6 +556,22 @@ static void orthogonalise(abar_device *dev, abar__compiled_step *s, const abar__
     }
 }
 
+/* Plain updates of blocks that keep their norm. */
+static void hyperball(abar_device *dev, abar__compiled_step *s, const abar__update_pass *pass)
+{
+    for (int i = pass->first; i < pass->first + pass->n; i++) {
+        abar__update_item item = s->updates[i], weight = item;
+        double radius, length, moved;
+        weight.grad = item.weight; /* whose norm is taken */
+        if (s->verdicts[item.block] == ABAR_NS_NOT_FINITE) continue;
+        if (!dev->ops->norm(dev, &weight, 1, &radius) || !dev->ops->norm(dev, &item, 1, &length)) continue;
+        item.lr_scale *= abar__hyperball_rate(radius, length);
+        dev->ops->update(dev, &item, 1, &s->scalars);
+        if (!dev->ops->norm(dev, &weight, 1, &moved)) continue;
+        dev->ops->stats->affine(dev, item.count, item.weight, abar__hyperball_rate(radius, moved), 0.0, item.weight);
+    }
+}
+
 static abar_status pass(abar_device *dev, abar__compiled_step *s, int index)
 {
     const abar__update_pass *p = &s->desc.passes[index];
@@ -483,13 +581,53 @@ static abar_status pass(abar_device *dev, abar__compiled_step *s, int index)
         return ABAR_OK;
     }
     if (p->kind == ABAR_PASS_BLOCKS) {
-        abar__blocks_run(dev, s->desc.block_plan, s->desc.tensors + p->first, p->n, &s->control.state, s->workspace);
+        abar__blocks_run(dev, s->desc.block_plan, s->desc.tensors + p->first, p->n, s->control.lr, &s->control.state,
+                         s->workspace);
         return ABAR_OK;
     }
+    if (s->desc.second_pass && index == 0) abar__items_save(dev, s->desc.items, s->desc.n_items, s->saved);
     s->scalars.lr = s->control.lr;
     s->scalars.grad_scale = s->control.scale;
     s->scalars.t = s->control.state.t;
+    if (p->kind == ABAR_PASS_HYPERBALL) {
+        hyperball(dev, s, p);
+        return ABAR_OK;
+    }
     dev->ops->update(dev, s->updates + p->first, p->n, &s->scalars);
+    return ABAR_OK;
+}
+
+/* A plain update. */
+static abar_status shift(abar_device *dev, int64_t n, void *weight, const void *by, double factor, void *shadow)
+{
+    (void)shadow; /* ref and cpu have none */
+    const abar__update_scalars scalars = {.lr = -factor};
+    const abar__update_item item = {
+        .kind = ABAR_UPDATE_PLAIN, .weight = weight, .grad = (void *)by, .count = n, .lr_scale = 1.0, .block = -1};
+    dev->ops->update(dev, &item, 1, &scalars);
+    return ABAR_OK;
+}
+
+/* ---- the second pass ------------------------------------------------------------------------------------------------ */
+
+static abar_status second(abar_device *dev, abar__compiled_step *s, const double *to_mean, bool fine, bool *undone)
+{
+    for (int i = 0; i < s->desc.n_maps; i++) fine = fine && abar__secant_is_finite(dev, &s->plans[i], to_mean + 3 * i);
+    *undone = !fine;
+    if (!fine) {
+        abar__items_restore(dev, s->desc.items, s->desc.n_items, s->saved);
+        s->control.state.t--;
+        s->outcomes[s->control.now % ABAR_STEP_RESULTS].skipped = 1;
+        s->control.skip = 1;
+    }
+    for (int i = 0; i < s->desc.n_maps; i++) {
+        const abar__first_pass *first = &s->first_passes[i];
+        if (fine)
+            abar__secant_learn(dev, &s->plans[i], &s->states[i], &s->maps[i].weights, to_mean + 3 * i,
+                               s->desc.cadence.stat_decay, first, s->workspace);
+        else
+            abar__secant_undo(dev, &s->plans[i], &s->states[i], first);
+    }
     return ABAR_OK;
 }
 
@@ -540,11 +678,16 @@ const abar__step_ops abar__host_step = {
     .rates = rates,
     .begin = begin,
     .add_loss = add_loss,
+    .perturb = perturb,
+    .check_extra = check_extra,
+    .take_extra = take_extra,
     .check = check,
     .commit = keep,
     .precondition = precondition,
     .pass = pass,
+    .second = second,
     .measured = measured,
+    .shift = shift,
     .skipped = skipped,
     .step_now = step_now,
     .outcome = outcome,

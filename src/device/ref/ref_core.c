@@ -81,16 +81,52 @@ static void sgd_element(const abar__update_item *item, const abar__update_scalar
     weight[i] = w - lr * step;
 }
 
+/* The decay of a weight w that is moved against this step. */
+static double decay_of(const abar__update_item *item, double w, double step)
+{
+    return item->cautious && step * w < 0.0 ? 0.0 : item->weight_decay;
+}
+
+/* The second moment takes g in; returns its corrected root, with eps. */
+static double second_root(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *second = item->state[1];
+    second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * g * g;
+    return sqrt(second[i] / (1.0 - pow(s->beta2, (double)s->t))) + s->eps;
+}
+
+static double clamped(double g) { return fmin(fmax(g, -ABAR_ADAMW_LARGEST_F64), ABAR_ADAMW_LARGEST_F64); }
+
+static void adam_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g, bool ahead)
+{
+    double *weight = item->weight, *first = item->state[0];
+    const double lr = s->lr * item->lr_scale, correction = 1.0 - pow(s->beta1, (double)s->t);
+    g = clamped(g);
+    first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
+    const double mean = ahead ? s->beta1 * first[i] + (1.0 - s->beta1) * g : first[i];
+    const double step = mean / correction / second_root(item, s, i, g);
+    weight[i] = (1.0 - lr * decay_of(item, weight[i], step)) * weight[i] - lr * step;
+}
+
 static void adamw_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
 {
-    double *weight = item->weight, *first = item->state[0], *second = item->state[1];
-    double lr = s->lr * item->lr_scale;
-    g = fmin(fmax(g, -ABAR_ADAMW_LARGEST_F64), ABAR_ADAMW_LARGEST_F64);
-    double correction1 = 1.0 - pow(s->beta1, (double)s->t), correction2 = 1.0 - pow(s->beta2, (double)s->t);
-    first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
-    second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * g * g;
-    double step = first[i] / correction1 / (sqrt(second[i] / correction2) + s->eps);
-    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
+    adam_element(item, s, i, g, false);
+}
+
+static void nadamw_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    adam_element(item, s, i, g, true);
+}
+
+/* The weight is y, the first state z - y. */
+static void sfadamw_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *y = item->weight, *apart = item->state[0];
+    const double lr = s->lr * item->lr_scale, c = s->share;
+    g = clamped(g);
+    const double step = g / second_root(item, s, i, g) + item->weight_decay * y[i];
+    y[i] += c * apart[i] - lr * (1.0 - s->beta1 * (1.0 - c)) * step;
+    apart[i] = (1.0 - c) * (apart[i] - lr * s->beta1 * step);
 }
 
 /* methods.md section 11, step 1: the gradient's memory becomes u. */
@@ -107,13 +143,41 @@ static void plain_element(const abar__update_item *item, const abar__update_scal
 {
     double *weight = item->weight;
     const double lr = s->lr * item->lr_scale;
-    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * g;
+    weight[i] = (1.0 - lr * decay_of(item, weight[i], g)) * weight[i] - lr * g;
+}
+
+/* optimizers.md section 3: the square root of the corrected second moment, to the power kappa. */
+static void adahessian_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *weight = item->weight, *first = item->state[0], *second = item->state[1];
+    const double *diagonal = item->state[2];
+    const double lr = s->lr * item->lr_scale, d = fmin(diagonal[i], ABAR_ADAMW_LARGEST_F64);
+    const double correction1 = 1.0 - pow(s->beta1, (double)s->t), correction2 = 1.0 - pow(s->beta2, (double)s->t);
+    first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
+    second[i] = s->beta2 * second[i] + (1.0 - s->beta2) * d * d;
+    const double length = pow(sqrt(second[i] / correction2), s->power) + s->eps;
+    const double step = length > 0.0 ? first[i] / correction1 / length : 0.0;
+    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * step;
+}
+
+static void sophia_element(const abar__update_item *item, const abar__update_scalars *s, int64_t i, double g)
+{
+    double *weight = item->weight, *first = item->state[0];
+    const double *diagonal = item->state[1];
+    const double lr = s->lr * item->lr_scale;
+    first[i] = s->beta1 * first[i] + (1.0 - s->beta1) * g;
+    const double ratio = fmin(fabs(first[i]) / (s->clip_scale * diagonal[i] + ABAR_SOPHIA_LEAST), 1.0);
+    weight[i] = (1.0 - lr * item->weight_decay) * weight[i] - lr * copysign(ratio, first[i]);
 }
 
 static rule *const rules[ABAR_UPDATE_KINDS] = {[ABAR_UPDATE_SGD] = sgd_element,
                                                [ABAR_UPDATE_ADAMW] = adamw_element,
                                                [ABAR_UPDATE_MOMENTUM] = momentum_element,
-                                               [ABAR_UPDATE_PLAIN] = plain_element};
+                                               [ABAR_UPDATE_PLAIN] = plain_element,
+                                               [ABAR_UPDATE_NADAMW] = nadamw_element,
+                                               [ABAR_UPDATE_SFADAMW] = sfadamw_element,
+                                               [ABAR_UPDATE_ADAHESSIAN] = adahessian_element,
+                                               [ABAR_UPDATE_SOPHIA] = sophia_element};
 
 /* Row o of a map: scale * row_scale * (G_o - c right), its bias as the last element. */
 static void update_row(const abar__update_item *item, const abar__update_scalars *s, int64_t o)

@@ -68,7 +68,23 @@ static abar_status activation_create(abar__op *op)
     case ABAR_ACT_GELU_ERF:
     case ABAR_ACT_GELU_TANH: op->backward_needs = ABAR_NEEDS_X; break;
     }
+    if (op->desc.patterned) {
+        op->backward_needs = 0;
+        op->pattern_bytes = (size_t)abar__shape_count(&op->desc.out);
+    }
     return ABAR_OK;
+}
+
+/* A ReLU that passes where the pattern says so; one that records lets a NaN through. */
+static void pass_pattern(const abar__op *op, const abar__op_args *a)
+{
+    uint8_t *pattern = a->pattern;
+    const double *x = a->x[0];
+    double *y = a->y;
+    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) {
+        if (!a->run->repeat) pattern[i] = x[i] > 0.0 || isnan(x[i]);
+        y[i] = pattern[i] ? x[i] : 0.0;
+    }
 }
 
 static double activate(abar__activation kind, double x)
@@ -104,6 +120,10 @@ static abar_status activation_forward(abar__op *op, const abar__op_args *a)
 {
     const double *x = a->x[0];
     double *y = a->y;
+    if (op->desc.patterned) {
+        pass_pattern(op, a);
+        return ABAR_OK;
+    }
     for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) y[i] = activate(op->desc.activation, x[i]);
     return ABAR_OK;
 }
@@ -112,8 +132,10 @@ static abar_status activation_backward(abar__op *op, const abar__op_args *a)
 {
     const double *dy = a->dy;
     double *dx = a->dx[0];
+    const uint8_t *pattern = a->pattern;
     if (!dx) return ABAR_OK;
-    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++) dx[i] = dy[i] * slope(op->desc.activation, a->x[0], a->y, i);
+    for (int64_t i = 0; i < abar__shape_count(&op->desc.out); i++)
+        dx[i] = op->desc.patterned ? (pattern[i] ? dy[i] : 0.0) : dy[i] * slope(op->desc.activation, a->x[0], a->y, i);
     return ABAR_OK;
 }
 

@@ -2,6 +2,8 @@
  * entropy has one row of K logits, or T rows. */
 #include "device/ref/ref_nn.h"
 
+#include "base/rng.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -76,10 +78,32 @@ static abar_status check_labels(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
+/* A label for each row, from its softmax (nn_impl.h). */
+static void draw_labels(const abar__op_desc *d, const abar__op_args *a)
+{
+    const int64_t classes = class_count(d), rows = valid_rows(d, a->run), each = d->in[0].ndim == 3 ? d->in[0].dim[1] : 1;
+    int32_t *label = (int32_t *)(uintptr_t)a->target; /* the net's own memory */
+    for (int64_t r = 0; r < rows; r++) {
+        const double *x = (const double *)a->x[0] + r * classes, norm = log_sum_exp(x, classes);
+        const uint64_t row = abar__run_label_index(a->run, a->run->sample0 * each + r);
+        const double u = abar__uniform(abar__random(a->run->seed, ABAR_DRAW_LABELS, a->run->step, row).u[0]);
+        double sum = 0.0;
+        int64_t k = 0;
+        for (; k < classes - 1; k++) {
+            sum += exp(x[k] - norm);
+            if (sum > u) break;
+        }
+        label[r] = (int32_t)k;
+    }
+}
+
 static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const abar__op_desc *d = &op->desc;
     int64_t classes = class_count(d), rows = valid_rows(d, a->run);
+    if (a->run->draw_labels) draw_labels(d, a);
+    for (int64_t r = 0; a->run->one_class && r < rows; r++)
+        ((int32_t *)(uintptr_t)a->target)[r] = (int32_t)(a->run->one_class - 1); /* the net's own memory */
     if (!d->soft_targets) ABAR_TRY(check_labels(op, a));
     double sum = 0.0;
     int64_t correct = 0;
@@ -102,8 +126,9 @@ static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = (const double *)a->x[0] + r * classes;
         double *dx = (double *)a->dx[0] + r * classes, norm = log_sum_exp(x, classes);
+        const double root = a->run->one_class ? exp(0.5 * (x[a->run->one_class - 1] - norm)) : 1.0;
         for (int64_t k = 0; k < classes; k++)
-            dx[k] = (exp(x[k] - norm) - wanted(d, a, r, k)) / (double)rows * a->run->loss_scale;
+            dx[k] = root * (exp(x[k] - norm) - wanted(d, a, r, k)) / (double)rows * a->run->loss_scale;
     }
     return ABAR_OK;
 }

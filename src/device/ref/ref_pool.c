@@ -8,7 +8,9 @@
 static abar_status create(abar__op *op)
 {
     abar__ref_dense(op);
-    if (!op->desc.average) op->saved_bytes = (size_t)abar__shape_count(&op->desc.out) * sizeof(int64_t);
+    const size_t places = (size_t)abar__shape_count(&op->desc.out) * sizeof(int64_t);
+    if (!op->desc.average && !op->desc.patterned) op->saved_bytes = places;
+    if (op->desc.patterned) op->pattern_bytes = places;
     return ABAR_OK;
 }
 
@@ -43,7 +45,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
     const abar__op_desc *d = &op->desc;
     const double *x = a->x[0];
     double *y = a->y;
-    int64_t *argmax = a->saved;
+    int64_t *argmax = d->patterned ? a->pattern : a->saved;
     for (int64_t n = 0; n < d->out.dim[0]; n++)
         for (int64_t c = 0; c < d->out.dim[1]; c++)
             for (int64_t p = 0; p < d->out.dim[2]; p++)
@@ -52,7 +54,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
                     if (d->average) {
                         y[at] = window_average(d, x, n, c, p, q);
                     } else {
-                        argmax[at] = window_maximum(d, x, n, c, p, q);
+                        if (!a->run->repeat || !d->patterned) argmax[at] = window_maximum(d, x, n, c, p, q);
                         y[at] = argmax[at] < 0 ? -INFINITY : x[argmax[at]];
                     }
                 }
@@ -62,7 +64,7 @@ static abar_status forward(abar__op *op, const abar__op_args *a)
 static void maximum_backward(const abar__op_desc *d, const abar__op_args *a)
 {
     const double *dy = a->dy;
-    const int64_t *argmax = a->saved;
+    const int64_t *argmax = d->patterned ? a->pattern : a->saved;
     double *dx = a->dx[0];
     for (int64_t i = 0; i < abar__shape_count(&d->out); i++)
         if (argmax[i] >= 0) dx[argmax[i]] += dy[i];

@@ -3,6 +3,7 @@
 #include "device/ref/ref_stats.h"
 
 #include "device/device_impl.h"
+#include "device/step_rules.h"
 #include "tensor/tensor_impl.h"
 
 #include <math.h>
@@ -130,6 +131,15 @@ static void grad_mean_product(abar_device *dev, const abar__rows *s, void *out, 
         }
 }
 
+static void example_means(abar_device *dev, const abar__rows *s, bool of_grads, void *out)
+{
+    (void)dev;
+    double *means = out;
+    const int64_t d = of_grads ? s->out : abar__rows_d(s);
+    for (int64_t n = 0; n < s->examples; n++)
+        for (int64_t k = 0; k < d; k++) means[n * d + k] = of_grads ? grad_mean(s, n, k) : input_mean(s, n, k);
+}
+
 static void input_product(abar_device *dev, const abar__rows *s, const double *weight, void *out, void *scratch)
 {
     (void)dev;
@@ -207,8 +217,7 @@ static double trace(abar_device *dev, int64_t d, const void *in)
 
 /* ---- factorisations --------------------------------------------------------------------------------------------- */
 
-/* Cholesky's L, in the lower triangle of l; false where a pivot is not positive. */
-static bool cholesky(int64_t d, double *l)
+bool abar__ref_cholesky(int64_t d, double *l)
 {
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++) {
@@ -220,11 +229,11 @@ static bool cholesky(int64_t d, double *l)
     return true;
 }
 
-/* Column c of the inverse: solve L L^T x = e_c. */
-static void solve_unit(int64_t d, const double *l, int64_t c, double *x)
+/* x becomes (L L^T)^-1 x. */
+static void solve(int64_t d, const double *l, double *x)
 {
     for (int64_t i = 0; i < d; i++) {
-        double sum = i == c ? 1.0 : 0.0;
+        double sum = x[i];
         for (int64_t k = 0; k < i; k++) sum -= l[i * d + k] * x[k];
         x[i] = sum / l[i * d + i];
     }
@@ -243,8 +252,12 @@ static bool invert(abar_device *dev, int64_t d, const void *in, double scale, do
     double *l = scratch, *inverse = l + d * d;
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++) l[i * d + j] = scale * average[j * d + i] + (i == j ? shift : 0.0);
-    if (!cholesky(d, l)) return false;
-    for (int64_t c = 0; c < d; c++) solve_unit(d, l, c, inverse + c * d);
+    if (!abar__ref_cholesky(d, l)) return false;
+    memset(inverse, 0, (size_t)(d * d) * sizeof *inverse);
+    for (int64_t c = 0; c < d; c++) {
+        inverse[c * (d + 1)] = 1.0;
+        solve(d, l, inverse + c * d);
+    }
     if (!all_finite(dev, d * d, false, inverse, 1.0)) return false;
     memcpy(out, inverse, (size_t)(d * d) * sizeof *inverse);
     return true;
@@ -254,6 +267,43 @@ static size_t square_scratch(abar_device *dev, int64_t d)
 {
     (void)dev;
     return (size_t)(2 * d * d) * sizeof(double);
+}
+
+/* ---- rows of single examples (natural.h) --------------------------------------------------------------------------- */
+
+static void example_rows(abar_device *dev, const abar__rows *s, void *a, void *p, void *scratch)
+{
+    (void)dev, (void)scratch;
+    const int64_t d = abar__rows_d(s);
+    double *left = p, *right = a;
+    for (int64_t n = 0; n < s->examples; n++) {
+        for (int64_t k = 0; p && k < d; k++) right[n * d + k] = input_at(s, n, 0, k);
+        for (int64_t o = 0; p && o < s->out; o++) left[n * s->out + o] = grad_at(s, n, 0, o);
+        for (int64_t i = 0; !p && i < s->out * d; i++) {
+            double sum = 0.0;
+            for (int64_t r = 0; r < s->per_example; r++) sum += grad_at(s, n, r, i / d) * input_at(s, n, r, i % d);
+            right[n * s->out * d + i] = sum;
+        }
+    }
+}
+
+static void rows_gram(abar_device *dev, int64_t rows, int64_t numbers, const double *x, double *panels, double *sums)
+{
+    (void)dev, (void)panels;
+    const int64_t pitch = (rows + 7) / 8 * 8;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j <= i; j++)
+            for (int64_t k = 0; k < numbers; k++) sums[i * pitch + j] += x[i * numbers + k] * x[j * numbers + k];
+}
+
+static bool solve_shifted(abar_device *dev, int64_t n, const double *k, int64_t pitch, double shift, double *factor, double *x)
+{
+    (void)dev;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= i; j++) factor[i * n + j] = k[i * pitch + j] + (i == j ? shift : 0.0);
+    if (!abar__ref_cholesky(n, factor)) return false;
+    solve(n, factor, x);
+    return true;
 }
 
 /* One Jacobi rotation that clears element (p, q) of the symmetric matrix a and turns the rows of v along. */
@@ -340,12 +390,15 @@ static void sandwich(abar_device *dev, int64_t m, int64_t n, const void *left, b
                      bool right_t, void *y, void *scratch)
 {
     (void)dev;
-    double *half = right ? scratch : y;
+    double *half = right || x == y ? scratch : y;
     if (left)
         multiply(m, m, n, left, left_t, x, false, half);
     else
         memcpy(half, x, (size_t)(m * n) * sizeof(double));
-    if (right) multiply(m, n, n, half, false, right, right_t, y);
+    if (right)
+        multiply(m, n, n, half, false, right, right_t, y);
+    else if (half != y)
+        memcpy(y, half, (size_t)(m * n) * sizeof(double));
 }
 
 static double dot(abar_device *dev, int64_t n, const void *px, const void *py)
@@ -399,13 +452,14 @@ static void reciprocal(abar_device *dev, int64_t n, const void *px, double scale
     for (int64_t i = 0; i < n; i++) y[i] = 1.0 / (scale * x[i] + shift);
 }
 
-static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const void *rows, const void *columns, double shift)
+static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *px, const void *rows, const void *columns, double shift,
+                         double least)
 {
     (void)dev;
     double *x = px;
     const double *a = rows, *b = columns;
     for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) x[i * n + j] /= fmax(a[i], 0.0) * fmax(b[j], 0.0) + shift;
+        for (int64_t j = 0; j < n; j++) x[i * n + j] /= abar__outer_divisor(a[i], b[j], shift, least);
 }
 
 static void compare(abar_device *dev, int64_t out, int64_t in, const void *weight, const void *bias,
@@ -461,6 +515,10 @@ const abar__stats_ops abar__ref_stats = {
     .input_mean_product = input_mean_product,
     .grad_mean_product = grad_mean_product,
     .product_scratch = no_product_scratch,
+    .example_rows = example_rows,
+    .example_rows_scratch = no_product_scratch,
+    .rows_gram = rows_gram,
+    .solve_shifted = solve_shifted,
     .all_finite = all_finite,
     .commit = commit,
     .clear = clear,
@@ -482,8 +540,18 @@ const abar__stats_ops abar__ref_stats = {
     .scatter = scatter,
     .orthogonalise = abar__ref_orthogonalise,
     .orthogonalise_scratch = abar__ref_orthogonalise_scratch,
+    .example_means = example_means,
+    .multiply = abar__ref_multiply,
+    .solve_rows = abar__ref_solve_rows,
+    .solve_rows_scratch = abar__ref_solve_rows_scratch,
+    .row_products = abar__ref_row_products,
+    .combine_rows = abar__ref_combine_rows,
+    .solve_gram = abar__ref_solve_gram,
     .average_mode = abar__ref_average_mode,
     .inverse_root = abar__ref_inverse_root,
     .inverse_root_scratch = abar__ref_inverse_root_scratch,
     .multiply_mode = abar__ref_multiply_mode,
+    .eigenbasis = abar__ref_eigenbasis,
+    .turn_basis = abar__ref_turn_basis,
+    .basis_scratch = abar__ref_basis_scratch,
 };

@@ -62,6 +62,10 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
     const abar_train_config *train = &setup->train;
     abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
+    if (abar__setup_extra(setup) != ABAR_EXTRA_NONE)
+        return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
+                          "bench: the further passes of %s are not timed here, abar train prints its images per second",
+                          setup->train.optim);
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));

@@ -75,8 +75,8 @@ static abar_status time_loader(abar_context *ctx, const abar_dataset *data, cons
     return status;
 }
 
-static abar_status measure(abar_context *ctx, const abar_setup *setup, const abar_dataset *data, int workers, double seconds,
-                           abar_bench_data_result *out)
+static abar_status measure_loading(abar_context *ctx, const abar_setup *setup, const abar_dataset *data, int workers,
+                                   double seconds, abar_bench_data_result *out)
 {
     const abar_dataset_info *info = abar_dataset_info_of(data);
     abar_loader_config request = abar__loader_request(setup, false);
@@ -107,7 +107,7 @@ abar_status abar_bench_data(abar_context *ctx, const abar_setup *setup, int64_t 
     if (workers < 1 || workers > 256) return abar__fail(ctx, ABAR_E_ARGUMENT, "--workers: give numbers from 1 to 256");
     ABAR_TRY(abar_setup_check(ctx, setup));
     ABAR_TRY(abar__data_open(ctx, setup, false, NULL, &data));
-    abar_status status = measure(ctx, setup, data, (int)workers, seconds, &measured);
+    abar_status status = measure_loading(ctx, setup, data, (int)workers, seconds, &measured);
     abar_dataset_close(data);
     abar__struct_write(&measured, sizeof measured, result);
     return status;

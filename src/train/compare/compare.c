@@ -48,11 +48,24 @@ abar_status abar_compare_align(abar_context *ctx, const abar_setup *with, abar_s
     return ABAR_OK;
 }
 
+static bool may_vary(const abar_compare *c, const char *name)
+{
+    for (int i = 0; i < c->n_varied; i++)
+        if (strcmp(c->varied[i], name) == 0) return true;
+    return may_differ(name);
+}
+
+void abar__compare_allow(abar_compare *c, const char *name)
+{
+    if (c->n_varied < ABAR_VARIED_MAX && strlen(name) < ABAR_VARIED_NAME_MAX && !may_vary(c, name))
+        memcpy(c->varied[c->n_varied++], name, strlen(name) + 1);
+}
+
 static abar_status check_same_table(const abar_compare *c, int m, const abar_setup_table *first, const abar_setup_table *other)
 {
     for (const abar_option *o = first->options; o->name; o++) {
         char a[ABAR_OPTION_TEXT_MAX], b[ABAR_OPTION_TEXT_MAX];
-        if (may_differ(o->name)) continue;
+        if (may_vary(c, o->name)) continue;
         ABAR_TRY(abar_options_get(c->ctx, first->options, first->config, o->name, a, sizeof a));
         ABAR_TRY(abar_options_get(c->ctx, other->options, other->config, o->name, b, sizeof b));
         if (strcmp(a, b) != 0)
@@ -74,9 +87,10 @@ static abar_status check_same_problem(const abar_compare *c, int m)
 
 static abar_status check_label(const abar_compare *c, int m)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-";
-    const char *label = c->method[m].label;
-    if (!label[0] || label[strspn(label, letters)])
+    static const char letters[] = "=.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-";
+    const char *label = c->method[m].label,
+               *known = letters + (c->kind == &abar__comparison_kind ? 2 : 0); /* only cells have = and points */
+    if (!label[0] || label[0] == '.' || label[strspn(label, known)])
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: cannot name a method, use letters, digits, +, - and _", label);
     for (int i = 0; i < m; i++)
         if (strcmp(c->method[i].label, label) == 0)
@@ -106,7 +120,7 @@ static abar_status check(abar_compare *c)
         abar_setup *setup = c->method[m].setup;
         ABAR_TRY(check_label(c, m));
         memset(setup->train.out, 0, sizeof setup->train.out);
-        ABAR_TRY(abar_setup_check(c->ctx, setup));
+        ABAR_TRY(abar__settings_check(c->ctx, setup)); /* without the network and data of a program: they may come later */
         ABAR_TRY(check_same_problem(c, m));
     }
     return check_seeds(c);
@@ -116,7 +130,7 @@ static abar_status check(abar_compare *c)
 
 static abar_status copy_dir(abar_compare *c, const char *dir)
 {
-    size_t n = strlen(dir), most = sizeof c->dir - ABAR_COMPARE_LABEL_MAX - 32; /* leaves space for LABEL-sSEED */
+    size_t n = strlen(dir), most = sizeof c->dir - c->kind->label_max - 32; /* leaves space for LABEL-sSEED */
     while (n > 1 && dir[n - 1] == '/') n--;
     if (n == 0 || n >= most)
         return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%.80s: %s, give another folder", dir,
@@ -128,9 +142,9 @@ static abar_status copy_dir(abar_compare *c, const char *dir)
 static abar_status copy_config(abar_compare *c, const abar_compare_config *config)
 {
     ABAR_TRY(copy_dir(c, config->out ? config->out : ""));
-    if (config->methods < 1 || config->methods > ABAR_COMPARE_METHODS_MAX)
-        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "compare: %d methods are %s, give 1 to %d", config->methods,
-                          config->methods < 1 ? "too few" : "too many", ABAR_COMPARE_METHODS_MAX);
+    if (config->methods < 1 || config->methods > c->kind->methods_max)
+        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: %d methods are %s, give 1 to %d", c->kind->stem, config->methods,
+                          config->methods < 1 ? "too few" : "too many", c->kind->methods_max);
     void *memory;
     ABAR_TRY(abar__alloc(c->ctx, (size_t)config->methods * sizeof *c->method, &memory));
     c->method = memory;
@@ -138,9 +152,9 @@ static abar_status copy_config(abar_compare *c, const abar_compare_config *confi
     c->seeds = config->seeds;
     for (int m = 0; m < c->methods; m++) {
         const char *label = config->labels ? config->labels[m] : config->setups[m]->train.optim;
-        if (strlen(label) >= sizeof c->method[m].label)
+        if (strlen(label) >= c->kind->label_max)
             return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%.40s: too long for a label, use at most %d letters", label,
-                              ABAR_COMPARE_LABEL_MAX - 1);
+                              (int)c->kind->label_max - 1);
         memcpy(c->method[m].label, label, strlen(label));
         c->method[m].ms_alone = NAN;
         c->method[m].seeds = config->method_seeds && config->method_seeds[m] ? config->method_seeds[m] : config->seeds;
@@ -164,9 +178,16 @@ int abar__compare_ended(const abar_compare *c)
     return n;
 }
 
-int64_t abar__compare_epochs(const abar_compare *c)
+int abar__compare_pending(const abar_compare *c)
 {
-    const abar_train_config *t = &c->method[0].setup->train;
+    int n = 0;
+    for (int i = 0; i < c->runs; i++) n += !c->record[i].run.ended && !c->record[i].elsewhere;
+    return n;
+}
+
+int64_t abar__compare_epochs(const abar_compare *c, int method)
+{
+    const abar_train_config *t = &c->method[method].setup->train;
     return t->stop_after > 0 && t->stop_after < t->epochs ? t->stop_after : t->epochs;
 }
 
@@ -182,10 +203,23 @@ static abar_status make_records(abar_compare *c)
         for (int m = 0; m < c->methods; m++) {
             const abar__compare_method *method = &c->method[m];
             if (s >= method->seeds) continue;
-            c->record[c->runs++].run = (abar_compare_run){
-                .label = method->label, .method = m, .seed = method->setup->train.seed + s, .side_by_side = 1};
+            c->record[c->runs++].run = (abar_compare_run){.label = method->label,
+                                                          .method = m,
+                                                          .seed = method->setup->train.seed + s,
+                                                          .side_by_side = 1,
+                                                          .steps_per_epoch = NAN};
         }
     }
+    return ABAR_OK;
+}
+
+static abar_status make_pairs(abar_compare *c)
+{
+    void *memory;
+    if (c->kind != &abar__comparison_kind) return ABAR_OK; /* the cells of a sweep are too many to be compared in pairs */
+    c->pairs = c->methods * (c->methods - 1) / 2;
+    ABAR_TRY(abar__alloc(c->ctx, (size_t)c->pairs * sizeof *c->pair, &memory));
+    c->pair = memory;
     return ABAR_OK;
 }
 
@@ -197,26 +231,38 @@ static abar_status check_folders(const abar_compare *c)
         ABAR_TRY(abar__compare_run_dir(c, i, dir));
         ABAR_TRY(abar__run_path(c->ctx, dir, "state.safetensors", path));
         if (abar__path_exists(path))
-            return abar__fail(c->ctx, ABAR_E_ARGUMENT,
-                              "%s: holds a run already, though %s holds no comparison, choose another --out", dir, c->dir);
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: holds a run already, though %s holds no %s, choose another --out",
+                              dir, c->dir, c->kind->noun);
     }
     return ABAR_OK;
 }
 
-static abar_status fill_new(abar_compare *c, const abar_compare_config *config)
+/* A folder has one thing. */
+static abar_status check_folder(const abar_compare *c)
 {
+    static const char *const other[][2] = {
+        {"config.json", "run"}, {"compare.json", "comparison"}, {"sweep.json", "sweep"}, {"tune.json", "tuning"}};
     char path[ABAR_RUN_PATH_MAX];
-    ABAR_TRY(copy_config(c, config));
-    ABAR_TRY(check(c));
-    ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
+    ABAR_TRY(abar__compare_config_path(c, path));
     if (abar__path_exists(path))
         return abar__fail(c->ctx, ABAR_E_ARGUMENT,
-                          "%s: already holds a comparison, continue it with --resume %s or choose another --out", c->dir,
+                          "%s: already holds a %s, continue it with --resume %s or choose another --out", c->dir, c->kind->noun,
                           c->dir);
-    ABAR_TRY(abar__run_path(c->ctx, c->dir, "config.json", path));
-    if (abar__path_exists(path))
-        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: already holds a run, choose another --out", c->dir);
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        ABAR_TRY(abar__run_path(c->ctx, c->dir, other[i][0], path));
+        if (abar__path_exists(path))
+            return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: already holds a %s, choose another --out", c->dir, other[i][1]);
+    }
+    return ABAR_OK;
+}
+
+abar_status abar__compare_fill(abar_compare *c, const abar_compare_config *config)
+{
+    ABAR_TRY(copy_config(c, config));
+    ABAR_TRY(check(c));
+    ABAR_TRY(check_folder(c));
     ABAR_TRY(make_records(c));
+    ABAR_TRY(make_pairs(c));
     return check_folders(c);
 }
 
@@ -240,29 +286,32 @@ static abar_status fill_records(abar_compare *c, int64_t seeds)
 {
     ABAR_TRY(grow_seeds(c, seeds));
     ABAR_TRY(check(c));
-    return make_records(c);
+    ABAR_TRY(make_records(c));
+    return make_pairs(c);
 }
 
-static abar_status fill_from_text(abar_compare *c, const char *label, const char *json, size_t n)
+abar_status abar__compare_fill_from_text(abar_compare *c, const char *label, const char *json, size_t n)
 {
     ABAR_TRY(abar__compare_config_parse(c, label, json, n));
     return fill_records(c, 0);
 }
 
-static abar_status fill_from_folder(abar_compare *c, const char *dir, int64_t seeds)
+abar_status abar__compare_fill_from_folder(abar_compare *c, const char *dir, int64_t seeds)
 {
     char path[ABAR_RUN_PATH_MAX];
     ABAR_TRY(copy_dir(c, dir));
-    ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
+    ABAR_TRY(abar__compare_config_path(c, path));
     if (!abar__path_exists(path))
-        return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no comparison (no compare.json), check the path", c->dir);
+        return abar__fail(c->ctx, ABAR_E_NOT_FOUND, "%s: holds no %s (no %s.json), check the path", c->dir, c->kind->noun,
+                          c->kind->stem);
     ABAR_TRY(abar__folder_lock(c->ctx, c->dir, &c->folder));
     ABAR_TRY(abar__compare_config_load(c));
     ABAR_TRY(fill_records(c, seeds));
     return abar__compare_records_load(c);
 }
 
-static abar_status make(abar_context *ctx, const abar_compare_events *events, abar_compare **out)
+abar_status abar__compare_make(abar_context *ctx, const abar__compare_kind *kind, const abar_compare_events *events,
+                               abar_compare **out)
 {
     void *memory;
     abar_compare_events known = {.size = sizeof known};
@@ -270,6 +319,7 @@ static abar_status make(abar_context *ctx, const abar_compare_events *events, ab
     if (events) ABAR_TRY(abar__struct_read(ctx, "abar_compare_events", events, &known, sizeof known));
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_compare), &memory));
     *out = memory;
+    (*out)->kind = kind;
     (*out)->events = known;
     pthread_mutex_init(&(*out)->lock, NULL);
     pthread_cond_init(&(*out)->built, NULL);
@@ -284,8 +334,7 @@ static abar_status make(abar_context *ctx, const abar_compare_events *events, ab
     return ABAR_OK;
 }
 
-/* Destroys a comparison whose creation failed. */
-static abar_status finish_making(abar_status status, abar_compare **out)
+abar_status abar__compare_finish(abar_status status, abar_compare **out)
 {
     if (status >= 0) return ABAR_OK;
     abar_compare_destroy(*out);
@@ -299,21 +348,21 @@ abar_status abar_compare_create(abar_context *ctx, const abar_compare_config *co
     abar_compare_config c;
     *out = NULL;
     ABAR_TRY(abar__struct_read(ctx, "abar_compare_config", config, &c, sizeof c));
-    ABAR_TRY(make(ctx, events, out));
-    return finish_making(fill_new(*out, &c), out);
+    ABAR_TRY(abar__compare_make(ctx, &abar__comparison_kind, events, out));
+    return abar__compare_finish(abar__compare_fill(*out, &c), out);
 }
 
 abar_status abar_compare_load(abar_context *ctx, const char *dir, int64_t seeds, const abar_compare_events *events,
                               abar_compare **out)
 {
-    ABAR_TRY(make(ctx, events, out));
-    return finish_making(fill_from_folder(*out, dir, seeds), out);
+    ABAR_TRY(abar__compare_make(ctx, &abar__comparison_kind, events, out));
+    return abar__compare_finish(abar__compare_fill_from_folder(*out, dir, seeds), out);
 }
 
 abar_status abar__compare_parse(abar_context *ctx, const char *label, const char *json, size_t n, abar_compare **out)
 {
-    ABAR_TRY(make(ctx, NULL, out));
-    return finish_making(fill_from_text(*out, label, json, n), out);
+    ABAR_TRY(abar__compare_make(ctx, &abar__comparison_kind, NULL, out));
+    return abar__compare_finish(abar__compare_fill_from_text(*out, label, json, n), out);
 }
 
 void abar_compare_destroy(abar_compare *c)
@@ -325,13 +374,29 @@ void abar_compare_destroy(abar_compare *c)
         abar__text_free(c->ctx, &r->failure_text);
     }
     for (int m = 0; m < c->methods; m++) abar_setup_destroy(c->ctx, c->method[m].setup);
+    if (c->kind->destroy) c->kind->destroy(c);
     abar__free(c->ctx, c->record, (size_t)c->runs * sizeof *c->record);
     abar__free(c->ctx, c->method, (size_t)c->methods * sizeof *c->method);
+    if (c->pair) abar__free(c->ctx, c->pair, (size_t)c->pairs * sizeof *c->pair);
     abar__text_free(c->ctx, &c->text);
     abar__folder_unlock(c->folder);
     pthread_cond_destroy(&c->built);
     pthread_mutex_destroy(&c->lock);
     abar__free(c->ctx, c, sizeof *c);
+}
+
+/* ---- a network and data of one's own ---------------------------------------------------------------------------- */
+
+abar_status abar_compare_set_network(abar_compare *c, abar_network_builder builder, void *user)
+{
+    for (int m = 0; m < c->methods; m++) ABAR_TRY(abar_setup_set_network(c->ctx, c->method[m].setup, builder, user));
+    return ABAR_OK;
+}
+
+abar_status abar_compare_set_data(abar_compare *c, const abar_dataset *data)
+{
+    for (int m = 0; m < c->methods; m++) ABAR_TRY(abar_setup_set_data(c->ctx, c->method[m].setup, data));
+    return ABAR_OK;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */

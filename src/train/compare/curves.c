@@ -18,9 +18,7 @@ static double value_of(const abar__epoch *e, int kind, bool text)
     return kind == ABAR_CURVE_LOSS ? e->train_loss : text ? e->test_loss : e->test_accuracy;
 }
 
-/* Seconds of the first epochs. If trainings shared the device: scaled to the time alone, and the same for every epoch, since
- * differences between epochs come from the other trainings. */
-static double elapsed(const abar_compare *c, const abar__compare_record *r, int64_t epochs)
+double abar__compare_elapsed(const abar_compare *c, const abar__compare_record *r, int64_t epochs)
 {
     const bool shared = r->run.side_by_side > 1;
     double seconds = 0.0;
@@ -52,7 +50,7 @@ static abar__curve_point point_at(const abar_compare *c, const abar__curve *curv
         const abar__compare_record *r = &c->record[i];
         if (only >= 0 ? i != only : r->run.method != curve->method || !succeeded(&r->run)) continue;
         for (int kind = 0; kind < ABAR_CURVE_KINDS; kind++) value[kind][n] = value_of(&r->history[e], kind, text);
-        seconds += elapsed(c, r, e + 1);
+        seconds += abar__compare_elapsed(c, r, e + 1);
         n++;
     }
     abar__curve_point p = {.epoch = (double)(e + 1), .seconds = seconds / (double)n};
@@ -214,20 +212,43 @@ static void include_values(abar__axis *axis, const double *value, int64_t n, boo
     axis->high = !less_is_better || fair == low ? high : fmin(high, fair + far * (fair - low));
 }
 
+/* The axis for n numbers in ascending order, which may become logarithms; without margin and ticks. */
+static abar__axis axis_of(double *value, int64_t n, bool loss)
+{
+    abar__axis axis = {.low = 0.0, .high = 1.0};
+    if (n == 0) return axis;
+    axis.logarithmic = loss && value[0] > 0.0 && value[n - 1] > LOG_FROM * value[0];
+    for (int64_t i = 0; i < n && axis.logarithmic; i++) value[i] = log10(value[i]);
+    include_values(&axis, value, n, loss);
+    return axis;
+}
+
+static void finish_axis(abar__axis *axis, int64_t n)
+{
+    const double margin = axis->high > axis->low ? 0.05 * (axis->high - axis->low) : fmax(0.05 * fabs(axis->high), 1e-6);
+    if (n > 0) {
+        axis->low -= margin;
+        axis->high += margin;
+    }
+    abar__axis_ticks(axis, 0.0);
+}
+
 abar__axis abar__axis_values(const abar__curves *curves, int kind, double *scratch)
 {
-    int64_t n = collect(curves, kind, scratch);
-    bool loss = kind == ABAR_CURVE_LOSS || curves->text;
-    abar__axis axis = {.low = 0.0, .high = 1.0};
-    if (n > 0) {
-        axis.logarithmic = loss && scratch[0] > 0.0 && scratch[n - 1] > LOG_FROM * scratch[0];
-        for (int64_t i = 0; i < n && axis.logarithmic; i++) scratch[i] = log10(scratch[i]);
-        include_values(&axis, scratch, n, loss);
-        include_bands(&axis, curves, kind);
-        double margin = axis.high > axis.low ? 0.05 * (axis.high - axis.low) : fmax(0.05 * fabs(axis.high), 1e-6);
-        axis.low -= margin;
-        axis.high += margin;
-    }
-    abar__axis_ticks(&axis, 0.0);
+    const int64_t n = collect(curves, kind, scratch);
+    abar__axis axis = axis_of(scratch, n, kind == ABAR_CURVE_LOSS || curves->text);
+    if (n > 0) include_bands(&axis, curves, kind);
+    finish_axis(&axis, n);
+    return axis;
+}
+
+abar__axis abar__axis_around(double *value, int64_t n, bool loss)
+{
+    int64_t finite = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(value[i])) value[finite++] = value[i];
+    if (finite > 1) qsort(value, (size_t)finite, sizeof *value, ascending);
+    abar__axis axis = axis_of(value, finite, loss);
+    finish_axis(&axis, finite);
     return axis;
 }

@@ -26,6 +26,7 @@ static const abar__field run_fields[] = {
     {"memory_bytes", ABAR_FIELD_WHOLE, RUN(memory_bytes)},
     {"optimizer_bytes", ABAR_FIELD_WHOLE, RUN(optimizer_bytes)},
     {"skipped_steps", ABAR_FIELD_WHOLE, RUN(skipped_steps)},
+    {"steps_per_epoch", ABAR_FIELD_OPTIONAL, RUN(steps_per_epoch)},
     {0},
 };
 
@@ -40,14 +41,14 @@ static const char *part_of(const abar_compare *c) { return abar__tested_part(&c-
 
 abar_status abar__compare_run_dir(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
 {
-    char name[ABAR_COMPARE_LABEL_MAX + 32];
+    char name[ABAR_LABEL_MAX + 32];
     snprintf(name, sizeof name, "%s-s%lld", c->record[i].run.label, (long long)c->record[i].run.seed);
     return abar__run_path(c->ctx, c->dir, name, path);
 }
 
 static abar_status report_path(const abar_compare *c, int i, char path[ABAR_RUN_PATH_MAX])
 {
-    char name[ABAR_COMPARE_LABEL_MAX + 48];
+    char name[ABAR_LABEL_MAX + 48];
     snprintf(name, sizeof name, "%s-s%lld/report.json", c->record[i].run.label, (long long)c->record[i].run.seed);
     return abar__run_path(c->ctx, c->dir, name, path);
 }
@@ -73,9 +74,23 @@ abar_status abar__compare_record_write(const abar_compare *c, int i, abar__text 
     return abar__text_append(c->ctx, out, "}", 1);
 }
 
+static abar_status write_varied(const abar_compare *c, abar__text *out)
+{
+    ABAR_TRY(abar__text_append(c->ctx, out, "\"may_differ\": [", 15));
+    for (int i = 0; i < c->n_varied; i++) {
+        if (i > 0) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+        ABAR_TRY(abar__json_string(c->ctx, out, c->varied[i]));
+    }
+    return abar__text_append(c->ctx, out, "], ", 3);
+}
+
 static abar_status write_config(const abar_compare *c, abar__text *out)
 {
-    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"seeds\": %lld, \"methods\": [", (long long)c->seeds));
+    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"seeds\": %lld, ", (long long)c->seeds));
+    if (c->target.kind) ABAR_TRY(abar__text_printf(c->ctx, out, "\"target\": \"%s\", ", c->target.text));
+    if (c->n_varied > 0) ABAR_TRY(write_varied(c, out));
+    if (c->kind->write_config) ABAR_TRY(c->kind->write_config(c, out));
+    ABAR_TRY(abar__text_append(c->ctx, out, "\"methods\": [", 12));
     for (int m = 0; m < c->methods; m++) {
         const abar__compare_method *method = &c->method[m];
         ABAR_TRY(abar__text_printf(c->ctx, out, "%s{\"label\": \"%s\", \"seeds\": %lld, \"ms_alone\": ", m ? ", " : "",
@@ -111,6 +126,7 @@ abar_status abar__compare_write(const abar_compare *c, abar__text *out)
     ABAR_TRY(write_runs(c, out));
     ABAR_TRY(abar__text_append(c->ctx, out, ", \"table\": ", 11));
     ABAR_TRY(abar__compare_table_write(c, out));
+    if (c->kind->write_results) ABAR_TRY(c->kind->write_results(c, out));
     return abar__text_append(c->ctx, out, "}", 1);
 }
 
@@ -132,25 +148,43 @@ static abar_status write_json_file(const abar_compare *c, abar__text *out)
     return abar__text_append(c->ctx, out, "\n", 1);
 }
 
+static abar_status save_file(abar_compare *c, const char *name, abar_status (*write)(const abar_compare *c, abar__text *out))
+{
+    char path[ABAR_RUN_PATH_MAX];
+    abar__text text = {0};
+    ABAR_TRY(abar__run_path(c->ctx, c->dir, name, path));
+    abar_status status = write(c, &text);
+    if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
+    abar__text_free(c->ctx, &text);
+    return status;
+}
+
+const abar__compare_kind abar__comparison_kind = {
+    .stem = "compare",
+    .noun = "comparison",
+    .methods_max = ABAR_COMPARE_METHODS_MAX,
+    .label_max = ABAR_COMPARE_LABEL_MAX,
+    .files = (const abar__compare_file[]){{"compare.csv", abar__compare_csv_write},
+                                          {"compare.svg", abar__compare_svg_write},
+                                          {"compare.md", abar__compare_md_write},
+                                          {0}},
+};
+
+static void config_name(const abar_compare *c, char name[32]) { snprintf(name, 32, "%s.json", c->kind->stem); }
+
+abar_status abar__compare_config_path(const abar_compare *c, char path[ABAR_RUN_PATH_MAX])
+{
+    char name[32];
+    config_name(c, name);
+    return abar__run_path(c->ctx, c->dir, name, path);
+}
+
 abar_status abar__compare_save(abar_compare *c)
 {
-    static const struct {
-        const char *name;
-        abar_status (*write)(const abar_compare *c, abar__text *out);
-    } file[] = {{"compare.csv", abar__compare_csv_write},
-                {"compare.svg", abar__compare_svg_write},
-                {"compare.md", abar__compare_md_write},
-                {"compare.json", write_json_file}};
-    abar_status status = ABAR_OK;
-    for (size_t i = 0; i < sizeof file / sizeof *file && status >= 0; i++) {
-        char path[ABAR_RUN_PATH_MAX];
-        abar__text text = {0};
-        status = abar__run_path(c->ctx, c->dir, file[i].name, path);
-        if (status >= 0) status = file[i].write(c, &text);
-        if (status >= 0) status = abar__file_replace(c->ctx, path, text.data, text.length);
-        abar__text_free(c->ctx, &text);
-    }
-    return status;
+    char name[32];
+    config_name(c, name);
+    for (const abar__compare_file *file = c->kind->files; file->name; file++) ABAR_TRY(save_file(c, file->name, file->write));
+    return save_file(c, name, write_json_file);
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
@@ -196,6 +230,54 @@ abar_status abar__compare_record_parse(const abar_compare *c, const char *label,
     return status;
 }
 
+/* Settings that change no result, or are folders of a machine. */
+static bool is_local(const char *name)
+{
+    static const char *const local[] = {"out",        "data",     "device",     "threads",          "workers",
+                                        "decode",     "classes",  "val-labels", "checkpoint-every", "init",
+                                        "stop-after", "snapshot", NULL};
+    for (const char *const *l = local; *l; l++)
+        if (strcmp(name, *l) == 0) return true;
+    return false;
+}
+
+/* Refuses a run that was made with other settings, as the folders of another comparison have it. */
+static abar_status check_settings(const abar_compare *c, const abar_compare_run *run, const char *dir, const abar_setup *found)
+{
+    abar_setup_table mine[ABAR_SETUP_TABLES_MAX], other[ABAR_SETUP_TABLES_MAX];
+    const abar_setup *setup = c->method[run->method].setup;
+    const int n = abar_setup_tables(setup, mine), m = abar_setup_tables(found, other);
+    const char *differs =
+        n != m || strcmp(setup->train.optim, found->train.optim) != 0 || setup->model != found->model ? "optim" : NULL;
+    for (int i = 0; i < n && !differs; i++) {
+        for (const abar_option *o = mine[i].options; o->name && !differs; o++) {
+            char a[ABAR_OPTION_TEXT_MAX], b[ABAR_OPTION_TEXT_MAX];
+            if (is_local(o->name) || strcmp(o->name, "seed") == 0) continue;
+            ABAR_TRY(abar_options_get(c->ctx, mine[i].options, mine[i].config, o->name, a, sizeof a));
+            ABAR_TRY(abar_options_get(c->ctx, other[i].options, other[i].config, o->name, b, sizeof b));
+            if (strcmp(a, b) != 0) differs = o->name;
+        }
+    }
+    if (!differs && found->train.seed != run->seed) differs = "seed";
+    if (!differs) return ABAR_OK;
+    return abar__fail(c->ctx, ABAR_E_ARGUMENT, "%s: was trained with another --%s than this %s has, move the folder away", dir,
+                      differs, c->kind->noun);
+}
+
+/* A run that failed before it began has no config.json. */
+static abar_status check_run(const abar_compare *c, int i)
+{
+    char dir[ABAR_RUN_PATH_MAX], path[ABAR_RUN_PATH_MAX];
+    abar_setup *found;
+    ABAR_TRY(abar__compare_run_dir(c, i, dir));
+    ABAR_TRY(abar__run_path(c->ctx, dir, "config.json", path));
+    if (!abar__path_exists(path)) return ABAR_OK;
+    ABAR_TRY(abar_setup_load(c->ctx, dir, &found));
+    const abar_status status = check_settings(c, &c->record[i].run, dir, found);
+    abar_setup_destroy(c->ctx, found);
+    return status;
+}
+
 abar_status abar__compare_records_load(abar_compare *c)
 {
     for (int i = 0; i < c->runs; i++) {
@@ -210,6 +292,7 @@ abar_status abar__compare_records_load(abar_compare *c)
             return abar__fail(c->ctx, status, "%s; remove the file to finish the run again, from its checkpoint",
                               abar_context_error(c->ctx));
         ABAR_TRY(status);
+        ABAR_TRY(check_run(c, i));
         abar__compare_method *method = &c->method[c->record[i].run.method];
         if (c->record[i].run.failure) continue;
         method->seconds += c->record[i].run.seconds;
@@ -222,7 +305,7 @@ static abar_status read_method(abar_compare *c, const char *path, const cJSON *i
 {
     const char *label = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "label"));
     const cJSON *setup = cJSON_GetObjectItemCaseSensitive(item, "setup");
-    if (!label || strlen(label) >= sizeof out->label || !setup)
+    if (!label || strlen(label) >= c->kind->label_max || !setup)
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: a method must have a label and a setup, the file is damaged", path);
     memcpy(out->label, label, strlen(label) + 1);
     out->seeds = (int64_t)number_or(item, "seeds", (double)c->seeds);
@@ -236,10 +319,15 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
     const cJSON *config = cJSON_GetObjectItemCaseSensitive(root, "config");
     const cJSON *methods = cJSON_GetObjectItemCaseSensitive(config, "methods");
     int n = cJSON_IsArray(methods) ? cJSON_GetArraySize(methods) : 0;
-    if (n < 1 || n > ABAR_COMPARE_METHODS_MAX)
+    if (n < 1 || n > c->kind->methods_max)
         return abar__fail(c->ctx, ABAR_E_FORMAT, "%s: \"config\" must list 1 to %d methods, is it from another program?", path,
-                          ABAR_COMPARE_METHODS_MAX);
+                          c->kind->methods_max);
     ABAR_TRY(abar__fields_read(c->ctx, path, config, seeds, "test", c));
+    const cJSON *target = cJSON_GetObjectItemCaseSensitive(config, "target");
+    if (cJSON_IsString(target)) ABAR_TRY(abar__target_parse(c->ctx, target->valuestring, &c->target));
+    const cJSON *varied;
+    cJSON_ArrayForEach(varied, cJSON_GetObjectItemCaseSensitive(config, "may_differ")) if (cJSON_IsString(varied))
+        abar__compare_allow(c, varied->valuestring);
     c->jobs = (int64_t)fmax(0.0, number_or(root, "jobs", 0.0));
     c->wall_seconds = number_or(root, "wall_seconds", 0.0);
     void *memory;
@@ -248,7 +336,7 @@ static abar_status read_config(abar_compare *c, const char *path, const cJSON *r
     c->methods = n;
     const cJSON *item = methods->child;
     for (int m = 0; m < n; m++, item = item->next) ABAR_TRY(read_method(c, path, item, &c->method[m]));
-    return ABAR_OK;
+    return c->kind->read_config ? c->kind->read_config(c, path, config) : ABAR_OK;
 }
 
 abar_status abar__compare_config_parse(abar_compare *c, const char *label, const char *json, size_t n)
@@ -264,7 +352,7 @@ abar_status abar__compare_config_load(abar_compare *c)
 {
     char path[ABAR_RUN_PATH_MAX];
     abar__text text;
-    ABAR_TRY(abar__run_path(c->ctx, c->dir, "compare.json", path));
+    ABAR_TRY(abar__compare_config_path(c, path));
     ABAR_TRY(abar__file_read(c->ctx, path, FILE_MAX, &text));
     abar_status status = abar__compare_config_parse(c, path, text.data, text.length);
     abar__text_free(c->ctx, &text);

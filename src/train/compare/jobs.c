@@ -72,7 +72,7 @@ static bool has_subject(const lab *l, int method)
 static int pending_method(const abar_compare *c, int k)
 {
     for (int i = 0; i < c->runs; i++)
-        if (!c->record[i].run.ended && k-- == 0) return c->record[i].run.method;
+        if (!c->record[i].run.ended && !c->record[i].elsewhere && k-- == 0) return c->record[i].run.method;
     return -1;
 }
 
@@ -194,7 +194,7 @@ static double time_together(lab *l, int n)
 static double steps_of(const abar_compare *c)
 {
     const abar_train_config *train = &c->method[0].setup->train;
-    const int64_t epochs = abar__compare_epochs(c);
+    const int64_t epochs = abar__compare_epochs(c, 0);
     abar_dataset_probe probe = {.size = sizeof probe};
     if (abar_dataset_probe_name(c->ctx, train->data, &probe) < 0 || !probe.found) return 0.0;
     int64_t samples = probe.info.train;
@@ -282,14 +282,14 @@ static int find_jobs(lab *l, int pending, double steps)
 int abar__compare_measure_jobs(abar_compare *c, double steps)
 {
     lab l = {.c = c};
-    const int jobs = find_jobs(&l, c->runs - abar__compare_ended(c), steps);
+    const int jobs = find_jobs(&l, abar__compare_pending(c), steps);
     close_subjects(&l);
     return jobs;
 }
 
 int abar__compare_choose_jobs(abar_compare *c)
 {
-    const int wanted = c->jobs_wanted, pending = c->runs - abar__compare_ended(c);
+    const int wanted = c->jobs_wanted, pending = abar__compare_pending(c);
     if (wanted == 1 || pending < 2 || (wanted == 0 && !abar__is_cuda(&c->method[0].setup->train))) return 1;
     const double steps = steps_of(c);
     if (steps == 0.0) return 1;

@@ -62,7 +62,7 @@ static void put_head(page *p)
     static const char *const precisions[] = {"", ", fp32", ", tf32", ", bf16"};
     const char *baseline = p->c->method[abar_compare_baseline(p->c)].label;
     const char *part = abar__tested_part(t);
-    const int64_t epochs = abar__compare_epochs(p->c);
+    const int64_t epochs = abar__compare_epochs(p->c, 0);
     put(p, "%s on %.*s, %lld epoch%s%s, batch %lld, %s%s:\n\n", t->model, (int)strcspn(t->data, ":"), t->data,
         (long long)epochs, epochs == 1 ? "" : "s", epochs < t->epochs ? " (of a longer schedule)" : "", (long long)t->batch,
         t->device, precisions[t->precision]);
@@ -95,6 +95,61 @@ static void put_row(page *p, int m)
     put(p, " | ");
     put_number(p, row.epoch_seconds.mean, row.epoch_seconds.mean < 10.0 ? 2 : 1);
     put(p, " | %lld |\n", (long long)row.failures);
+}
+
+/* When the runs reached the target. */
+static void put_targets(page *p)
+{
+    const abar_compare *c = p->c;
+    if (!c->target.kind) return;
+    put(p, "\n%s %s ", abar__tested_part(&c->method[0].setup->train),
+        c->target.kind == ABAR_TARGET_ACCURACY ? "accuracy of at least" : "loss of at most");
+    put_number(p, c->target.value, c->target.kind == ABAR_TARGET_ACCURACY ? 2 : 4);
+    put(p, "%s, tested after each epoch:\n\n", c->target.kind == ABAR_TARGET_ACCURACY ? " %" : "");
+    put(p, "| optimizer | epochs | steps | seconds | reached | never |\n|---|--:|--:|--:|--:|--:|\n");
+    for (int m = 0; m < c->methods; m++) {
+        const abar_compare_row row = *abar_compare_row_of(c, m);
+        put(p, "| %s | ", row.label);
+        put_spread(p, row.target_epochs, 1);
+        put(p, " | ");
+        put_spread(p, row.target_steps, 0);
+        put(p, " | ");
+        put_spread(p, row.target_seconds, 1);
+        put(p, " | %lld | %lld |\n", (long long)row.reached, (long long)row.never);
+    }
+}
+
+static void put_pair(page *p, const abar_compare_pair *pair)
+{
+    const int decimals = is_text(p->c) ? 4 : 2;
+    put(p, "| %s - %s | ", p->c->method[pair->a].label, p->c->method[pair->b].label);
+    put_number(p, pair->difference, decimals);
+    put(p, " | ");
+    put_number(p, pair->low, decimals);
+    put(p, " to ");
+    put_number(p, pair->high, decimals);
+    put(p, " | ");
+    put_number(p, pair->holm, 4);
+    put(p, " | %s | ", pair->apart ? "told apart" : "not told apart");
+    if (pair->seeds_needed > 0)
+        put(p, "%lld |\n", (long long)pair->seeds_needed);
+    else
+        put(p, "- |\n");
+}
+
+/* Which methods differ by more than their spread explains. One seed each says nothing about that. */
+static void put_pairs(page *p)
+{
+    int n;
+    const abar_compare_pair *pair = abar_compare_pairs(p->c, &n);
+    if (n == 0 || abar__compare_seeds_most(p->c) < 2) return;
+    put(p, "\n| difference | %s %s | 95 %% interval | p | | seeds needed |\n|---|--:|--:|--:|---|--:|\n",
+        abar__tested_part(&p->c->method[0].setup->train), is_text(p->c) ? "loss" : "accuracy, %");
+    for (int i = 0; i < n; i++) put_pair(p, &pair[i]);
+    put(p,
+        "\nDifference of means; interval and p: Welch's test, Holm's correction for %d pair%s. Seeds needed: of each, to tell\n"
+        "the pair apart with a probability of 0.8 if difference and spread stay as they are.\n",
+        n, n == 1 ? "" : "s");
 }
 
 static void put_failures(page *p)
@@ -132,6 +187,8 @@ abar_status abar__compare_md_write(const abar_compare *c, abar__text *out)
     page p = {.c = c, .out = out, .status = ABAR_OK};
     put_head(&p);
     for (int m = 0; m < c->methods; m++) put_row(&p, m);
+    put_targets(&p);
+    put_pairs(&p);
     put_failures(&p);
     put_foot(&p);
     return p.status;

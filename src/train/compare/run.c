@@ -33,7 +33,7 @@ static double seconds_left(const abar_compare *c)
     for (int i = 0; i < c->runs; i++) {
         const abar__compare_record *r = &c->record[i];
         const abar__compare_method *method = &c->method[r->run.method];
-        if (r->run.ended || is_training(r)) continue;
+        if (r->run.ended || r->elsewhere || is_training(r)) continue;
         total += method->ended > 0 ? method->seconds / (double)method->ended : usual;
     }
     return fmax(longest, total / (double)(c->working > 1 ? c->working : 1));
@@ -41,16 +41,19 @@ static double seconds_left(const abar_compare *c)
 
 static double share_done(const abar_compare *c)
 {
-    const int64_t epochs = abar__compare_epochs(c);
     double done = 0.0;
+    int runs = 0; /* of this part */
     for (int i = 0; i < c->runs; i++) {
-        const abar_progress *at = &c->record[i].at;
-        if (c->record[i].run.ended)
+        const abar__compare_record *r = &c->record[i];
+        const abar_progress *at = &r->at;
+        runs += r->run.ended || !r->elsewhere;
+        if (r->run.ended)
             done += 1.0;
-        else if (is_training(&c->record[i]))
-            done += ((double)at->epoch + (at->epoch_done ? 1.0 : (double)at->step / (double)at->steps)) / (double)epochs;
+        else if (is_training(r))
+            done += ((double)at->epoch + (at->epoch_done ? 1.0 : (double)at->step / (double)at->steps)) /
+                    (double)abar__compare_epochs(c, r->run.method);
     }
-    return done / (double)c->runs;
+    return done / (double)runs;
 }
 
 /* Reports the progress of run i, or its result. */
@@ -159,6 +162,7 @@ static abar_status take_numbers(abar_compare *c, abar__compare_record *r, const 
         run->train_loss = last->train_loss;
     }
     run->seconds = t->at.seconds;
+    run->steps_per_epoch = (double)t->steps;
     if (steps > 0) run->ms_per_step = 1e3 * t->at.step_seconds / steps;
     run->optimizer_bytes = (int64_t)abar_optim_state_bytes(t->optim);
     run->skipped_steps = t->at.skipped;
@@ -435,25 +439,39 @@ static void forget_failure(abar_compare *c, abar__compare_record *r)
     abar__free(c->ctx, r->history, (size_t)r->run.epochs * sizeof *r->history);
     abar__text_free(c->ctx, &r->failure_text);
     r->history = NULL;
-    r->run = (abar_compare_run){
-        .label = r->run.label, .method = r->run.method, .seed = r->run.seed, .side_by_side = r->run.side_by_side};
+    r->run = (abar_compare_run){.label = r->run.label,
+                                .method = r->run.method,
+                                .seed = r->run.seed,
+                                .side_by_side = r->run.side_by_side,
+                                .steps_per_epoch = NAN};
 }
 
 abar_status abar_compare_run_all(abar_compare *c)
 {
+    if (abar__compare_ended(c) < c->runs) ABAR_TRY(abar__own_check(c->ctx, c->method[0].setup)); /* all have the same */
     for (int i = 0; i < c->runs; i++) {
         if (c->record[i].run.retry) forget_failure(c, &c->record[i]);
-        c->record[i].taken = c->record[i].run.ended;
+        c->record[i].taken = c->record[i].run.ended || c->record[i].elsewhere;
         c->record[i].at = (abar_progress){0};
     }
     c->failure = ABAR_OK;
     c->failed = NULL;
     c->since = abar__seconds();
-    if (abar__compare_ended(c) < c->runs) run_pending(c);
-    const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_ended(c) < c->runs;
+    if (abar__compare_pending(c) > 0) run_pending(c);
+    const bool stopped = atomic_exchange(&c->stop, false) && abar__compare_pending(c) > 0;
     if (c->failure < 0) return c->failure;
+    if (abar__compare_ended(c) == c->runs && c->kind->finish) ABAR_TRY(c->kind->finish(c));
     if (c->folder >= 0) ABAR_TRY(abar__compare_save(c)); /* else it was stopped before anything was on disk */
     return stopped ? ABAR_STOPPED : ABAR_OK;
+}
+
+abar_status abar_compare_part(abar_compare *c, int part, int parts)
+{
+    if (parts < 1 || part < 1 || part > parts)
+        return abar__fail(c->ctx, ABAR_E_ARGUMENT, "--part %d/%d: not a part, give K/N with K from 1 to N, as in 1/3", part,
+                          parts);
+    for (int i = 0; i < c->runs; i++) c->record[i].elsewhere = i % parts != part - 1;
+    return ABAR_OK;
 }
 
 const char *abar_compare_failed(const abar_compare *c) { return c->failed; }

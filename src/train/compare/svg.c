@@ -57,7 +57,8 @@ static void write_subtitle(drawing *d)
 {
     const abar_compare *c = d->c;
     const abar_train_config *t = &c->method[0].setup->train;
-    const int64_t epochs = abar__compare_epochs(c), seeds = abar__compare_seeds_most(c), shared = abar__compare_side_by_side(c);
+    const int64_t epochs = abar__compare_epochs(c, 0), seeds = abar__compare_seeds_most(c),
+                  shared = abar__compare_side_by_side(c);
     const int ended = abar__compare_ended(c);
     int n = snprintf(d->subtitle, sizeof d->subtitle, "%lld epoch%s, batch %lld, %s%lld seed%s, %.32s", (long long)epochs,
                      epochs > 1 ? "s" : "", (long long)t->batch, c->runs < seeds * c->methods ? "up to " : "", (long long)seeds,

@@ -77,6 +77,7 @@ static abar_compare_row own_numbers(const abar_compare *c, int method)
     row.ms_per_step = spread_of(c, method, offsetof(abar_compare_run, ms_per_step));
     row.seconds = spread_of(c, method, offsetof(abar_compare_run, seconds));
     row.epoch_seconds = epoch_seconds(c, method);
+    abar__compare_reach(c, method, &row);
     return row;
 }
 
@@ -97,6 +98,22 @@ static abar_status write_number(const abar_compare *c, abar__text *out, const ch
 {
     ABAR_TRY(abar__text_printf(c->ctx, out, ", \"%s%s%s\": ", part, name, tail));
     return abar__json_number(c->ctx, out, value);
+}
+
+static abar_status write_reach(const abar_compare *c, const abar_compare_row *row, abar__text *out)
+{
+    const struct {
+        const char *name;
+        abar_compare_spread spread;
+    } spreads[] = {
+        {"target_epochs", row->target_epochs}, {"target_steps", row->target_steps}, {"target_seconds", row->target_seconds}};
+    ABAR_TRY(
+        abar__text_printf(c->ctx, out, ", \"reached\": %lld, \"never\": %lld", (long long)row->reached, (long long)row->never));
+    for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i++) {
+        ABAR_TRY(write_number(c, out, "", spreads[i].name, "", spreads[i].spread.mean));
+        ABAR_TRY(write_number(c, out, "", spreads[i].name, "_std", spreads[i].spread.std));
+    }
+    return ABAR_OK;
 }
 
 static abar_status write_row(const abar_compare *c, int m, abar__text *out)
@@ -121,7 +138,34 @@ static abar_status write_row(const abar_compare *c, int m, abar__text *out)
     ABAR_TRY(write_number(c, out, "", "memory_bytes", "", row.memory_bytes));
     ABAR_TRY(write_number(c, out, "", "time_ratio", "", row.time_ratio));
     ABAR_TRY(write_number(c, out, "", "memory_ratio", "", row.memory_ratio));
+    if (c->target.kind) ABAR_TRY(write_reach(c, &row, out));
     return abar__text_append(c->ctx, out, "}", 1);
+}
+
+static abar_status write_pair(const abar_compare *c, const abar_compare_pair *p, abar__text *out)
+{
+    const struct {
+        const char *name;
+        double value;
+    } number[] = {
+        {"difference", p->difference}, {"low", p->low}, {"high", p->high}, {"df", p->df}, {"p", p->p}, {"p_holm", p->holm}};
+    ABAR_TRY(abar__text_printf(c->ctx, out, "{\"a\": \"%s\", \"b\": \"%s\"", c->method[p->a].label, c->method[p->b].label));
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        ABAR_TRY(write_number(c, out, "", number[i].name, "", number[i].value));
+    ABAR_TRY(write_number(c, out, "", "seeds_needed", "", p->seeds_needed > 0 ? (double)p->seeds_needed : NAN));
+    return abar__text_printf(c->ctx, out, ", \"told_apart\": %s}", p->apart ? "true" : "false");
+}
+
+static abar_status write_pairs(const abar_compare *c, abar__text *out)
+{
+    int n;
+    const abar_compare_pair *pair = abar_compare_pairs(c, &n);
+    ABAR_TRY(abar__text_printf(c->ctx, out, ", \"pairs\": ["));
+    for (int i = 0; i < n; i++) {
+        if (i > 0) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
+        ABAR_TRY(write_pair(c, &pair[i], out));
+    }
+    return abar__text_append(c->ctx, out, "]", 1);
 }
 
 abar_status abar__compare_table_write(const abar_compare *c, abar__text *out)
@@ -132,7 +176,9 @@ abar_status abar__compare_table_write(const abar_compare *c, abar__text *out)
         if (m > 0) ABAR_TRY(abar__text_append(c->ctx, out, ", ", 2));
         ABAR_TRY(write_row(c, m, out));
     }
-    return abar__text_append(c->ctx, out, "]}", 2);
+    ABAR_TRY(abar__text_append(c->ctx, out, "]", 1));
+    ABAR_TRY(write_pairs(c, out));
+    return abar__text_append(c->ctx, out, "}", 1);
 }
 
 /* ---- as CSV ----------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#define RUN 64 /* rows summed in float before they are added in double: 32 terms per accumulator */
+#define ROWS_IN_FLOAT 64 /* before they are added in double: 32 terms per accumulator */
 
 /* Sums of d = x - k and d*d, with k the run's own first row: d is small even where |mean| >> deviation, so that float is
  * accurate enough. The shift back to k = 0 is done in double. A lane of zeros (padding) adds exactly zero. */
@@ -40,8 +40,8 @@ ABAR_SPECIALIZED void moments_run(const float *restrict x, int64_t rows, int64_t
 
 static void moments(const abar__norm_rows *at, const float *x, double *sum, double *square)
 {
-    for (int64_t r = 0; r < at->rows; r += RUN) {
-        int64_t rows = at->rows - r < RUN ? at->rows - r : RUN;
+    for (int64_t r = 0; r < at->rows; r += ROWS_IN_FLOAT) {
+        int64_t rows = at->rows - r < ROWS_IN_FLOAT ? at->rows - r : ROWS_IN_FLOAT;
         const float *from = x + at->begin + r * at->stride;
         if (at->lanes == ABAR_LANES)
             moments_run(from, rows, at->stride, ABAR_LANES, sum, square);
@@ -113,8 +113,8 @@ ABAR_SPECIALIZED void sums_lanes(const abar__norm_rows *at, int lanes, const aba
     const abar__norm_coef c = *coef;
     const abar__norm_grad in = *grad;
     int64_t begin = at->begin, stride = at->stride;
-    for (int64_t run = 0; run < at->rows; run += RUN) {
-        int64_t end = run + RUN < at->rows ? run + RUN : at->rows;
+    for (int64_t run = 0; run < at->rows; run += ROWS_IN_FLOAT) {
+        int64_t end = run + ROWS_IN_FLOAT < at->rows ? run + ROWS_IN_FLOAT : at->rows;
         float s[ABAR_LANES] = {0}, q[ABAR_LANES] = {0};
         for (int64_t r = run; r < end; r++)
 #pragma omp simd

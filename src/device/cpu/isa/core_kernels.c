@@ -62,7 +62,38 @@ static void adamw(float *restrict weight, const float *restrict grad, float *res
         float v = c.beta2 * second[i] + c.one_minus_beta2 * g * g;
         first[i] = m;
         second[i] = v;
-        weight[i] = w - (c.decay * w + c.lr * m / (c.root * sqrtf(v) + c.eps));
+        float mean = c.of_first * m + c.of_grad * g, decay = mean * w < 0.0f ? c.against : c.decay;
+        weight[i] = w - (decay * w + c.lr * mean / (c.root * sqrtf(v) + c.eps));
+    }
+}
+
+static void adahessian(float *restrict weight, const float *restrict grad, float *restrict first, float *restrict second,
+                       const float *restrict diagonal, int64_t n, const abar__adahessian_coefficients *coefficients)
+{
+    const abar__adahessian_coefficients c = *coefficients;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        const float d = diagonal[i] < c.largest ? diagonal[i] : c.largest;
+        first[i] = c.beta1 * first[i] + c.one_minus_beta1 * c.grad_scale * grad[i];
+        second[i] = c.beta2 * second[i] + c.one_minus_beta2 * d * d;
+    }
+    const bool plain = c.power == 1.0f; /* powf is not a vector operation */
+    for (int64_t i = 0; i < n; i++) {
+        const float root = c.root * sqrtf(second[i]), length = (plain ? root : powf(root, c.power)) + c.eps;
+        weight[i] -= c.decay * weight[i] + (length > 0.0f ? c.lr * first[i] / length : 0.0f);
+    }
+}
+
+static void sophia(float *restrict weight, const float *restrict grad, float *restrict first, const float *restrict diagonal,
+                   int64_t n, const abar__sophia_coefficients *coefficients)
+{
+    const abar__sophia_coefficients c = *coefficients;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        const float w = weight[i], m = c.beta1 * first[i] + c.one_minus_beta1 * c.grad_scale * grad[i];
+        const float ratio = fabsf(m) / (c.scale * diagonal[i] + c.least), bounded = ratio < 1.0f ? ratio : 1.0f;
+        first[i] = m;
+        weight[i] = w - (c.decay * w + c.lr * (m < 0.0f ? -bounded : bounded));
     }
 }
 
@@ -123,7 +154,45 @@ static void adamw_row(float *restrict weight, const float *restrict grad, float 
         float v = c.beta2 * second[i] + c.one_minus_beta2 * g * g;
         first[i] = m;
         second[i] = v;
-        weight[i] = w - (c.decay * w + c.lr * m / (c.root * sqrtf(v) + c.eps));
+        float mean = c.of_first * m + c.of_grad * g, decay = mean * w < 0.0f ? c.against : c.decay;
+        weight[i] = w - (decay * w + c.lr * mean / (c.root * sqrtf(v) + c.eps));
+    }
+}
+
+/* ---- other rules --------------------------------------------------------------------------------------------------- */
+
+static inline void sfadamw_element(float *w, float g, float *apart, float *second, const abar__sfadamw_coefficients *c)
+{
+    g = within(c->grad_scale * g, c->largest);
+    const float a = *apart, v = c->beta2 * *second + c->one_minus_beta2 * g * g;
+    const float u = g / (c->root * sqrtf(v) + c->eps) + c->decay * *w;
+    *second = v;
+    *w += c->share * a - c->step * u;
+    *apart = c->keep * (a - c->apart * u);
+}
+
+static void sfadamw(float *restrict weight, const float *restrict grad, float *restrict apart, float *restrict second,
+                    const abar__row *row, int64_t n, const abar__sfadamw_coefficients *coefficients)
+{
+    const abar__sfadamw_coefficients c = *coefficients;
+    if (!row) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) sfadamw_element(&weight[i], grad[i], &apart[i], &second[i], &c);
+        return;
+    }
+    const float *restrict right = row->right;
+    const float s = row->c;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) sfadamw_element(&weight[i], grad[i] - s * right[i], &apart[i], &second[i], &c);
+}
+
+static void plain(float *restrict weight, const float *restrict grad, int64_t n, const abar__plain_coefficients *coefficients)
+{
+    const abar__plain_coefficients c = *coefficients;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float w = weight[i], g = grad[i], decay = g * w < 0.0f ? c.against : c.decay;
+        weight[i] = w - (decay * w + c.lr * g);
     }
 }
 
@@ -183,10 +252,14 @@ const abar__core_kernels ABAR_ISA_NAME(abar__core) = {
     .sgd = sgd,
     .sgd_momentum = sgd_momentum,
     .adamw = adamw,
+    .adahessian = adahessian,
+    .sophia = sophia,
     .dot = dot,
     .sgd_row = sgd_row,
     .sgd_momentum_row = sgd_momentum_row,
     .adamw_row = adamw_row,
+    .sfadamw = sfadamw,
+    .plain = plain,
     .momentum = momentum,
     .add = add,
     .lane_sums = lane_sums,

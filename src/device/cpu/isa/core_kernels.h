@@ -14,15 +14,37 @@ typedef struct abar__sgd_coefficients {
 } abar__sgd_coefficients;
 
 /* g <- grad_scale g, between -largest and largest;  m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;
- * w <- w - (decay w + lr m / (root sqrt(v) + eps)), where lr and root hold the bias corrections */
+ * n = of_first m + of_grad g;  w <- w - (d w + lr n / (root sqrt(v) + eps)), where lr and root hold the bias corrections, and
+ * d is decay, or against where n and w have different signs */
 typedef struct abar__adamw_coefficients {
-    float grad_scale, largest, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, lr, decay;
+    float grad_scale, largest, beta1, one_minus_beta1, beta2, one_minus_beta2, of_first, of_grad, eps, root, lr, decay, against;
 } abar__adamw_coefficients;
+
+/* g and v likewise;  u = g / (root sqrt(v) + eps) + decay w;  w <- w + share a - step u;  a <- keep (a - apart u) */
+typedef struct abar__sfadamw_coefficients {
+    float grad_scale, largest, beta2, one_minus_beta2, eps, root, decay, share, step, keep, apart;
+} abar__sfadamw_coefficients;
+
+/* w <- w - (d w + lr g), d as in adamw */
+typedef struct abar__plain_coefficients {
+    float lr, decay, against;
+} abar__plain_coefficients;
 
 /* g <- grad_scale g;  m <- momentum m + rest g;  g <- of_grad g + of_average m */
 typedef struct abar__momentum_coefficients {
     float grad_scale, momentum, rest, of_grad, of_average;
 } abar__momentum_coefficients;
+
+/* m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) d^2, d at most largest;
+ * w <- w - (decay w + lr m / ((root sqrt(v))^power + eps)) */
+typedef struct abar__adahessian_coefficients {
+    float grad_scale, largest, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, root, power, lr, decay;
+} abar__adahessian_coefficients;
+
+/* m <- beta1 m + (1 - beta1) g;  w <- w - (decay w + lr sign(m) min(|m| / (scale h + least), 1)) */
+typedef struct abar__sophia_coefficients {
+    float grad_scale, beta1, one_minus_beta1, scale, least, lr, decay;
+} abar__sophia_coefficients;
 
 /* A row of a preconditioned map: g is grad[i] - c right[i] instead of grad[i]. */
 typedef struct abar__row {
@@ -36,12 +58,22 @@ typedef struct abar__core_kernels {
     void (*sgd_momentum)(float *weight, const float *grad, float *velocity, int64_t n, const abar__sgd_coefficients *c);
     void (*adamw)(float *weight, const float *grad, float *first, float *second, int64_t n, const abar__adamw_coefficients *c);
 
+    void (*adahessian)(float *weight, const float *grad, float *first, float *second, const float *diagonal, int64_t n,
+                       const abar__adahessian_coefficients *c);
+    void (*sophia)(float *weight, const float *grad, float *first, const float *diagonal, int64_t n,
+                   const abar__sophia_coefficients *c);
+
     float (*dot)(const float *x, const float *y, int64_t n);
     void (*sgd_row)(float *weight, const float *grad, const abar__row *row, int64_t n, const abar__sgd_coefficients *c);
     void (*sgd_momentum_row)(float *weight, const float *grad, float *velocity, const abar__row *row, int64_t n,
                              const abar__sgd_coefficients *c);
     void (*adamw_row)(float *weight, const float *grad, float *first, float *second, const abar__row *row, int64_t n,
                       const abar__adamw_coefficients *c);
+
+    /* row NULL: the gradient as it is. */
+    void (*sfadamw)(float *weight, const float *grad, float *apart, float *second, const abar__row *row, int64_t n,
+                    const abar__sfadamw_coefficients *c);
+    void (*plain)(float *weight, const float *grad, int64_t n, const abar__plain_coefficients *c);
 
     /* In place of the gradient. average NULL: there is none, of_grad alone. row NULL: the gradient as it is. */
     void (*momentum)(float *grad, float *average, const abar__row *row, int64_t n, const abar__momentum_coefficients *c);

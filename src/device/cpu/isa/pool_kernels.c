@@ -129,6 +129,33 @@ static void max(const abar__pool *p, const float *x, float *y, void *cell)
     }
 }
 
+/* A window that covers only padding has no cells. */
+ABAR_SPECIALIZED void chosen_lanes(const abar__pool *p, const float *restrict x, float *restrict y, const void *cells,
+                                   int lanes)
+{
+    const int64_t *kernel = p->window.kernel;
+    for (int64_t oh = 0; oh < p->out[0]; oh++)
+        for (int64_t ow = 0; ow < p->out[1]; ow++) {
+            const span h = span_of(p, 0, oh, kernel[0]), w = span_of(p, 1, ow, kernel[1]);
+            const int64_t at = (oh * p->out[1] + ow) * lanes;
+            int32_t cell[ABAR_LANES];
+            load_cells(cells, at, cell, lanes, p->wide);
+            for (int l = 0; l < lanes; l++) {
+                const bool some = h.begin < h.end && w.begin < w.end;
+                y[at + l] = some ? x[pixel(p, h, w, cell[l] / kernel[1], cell[l] % kernel[1], lanes) + l] : -INFINITY;
+            }
+        }
+}
+
+static void chosen(const abar__pool *p, const float *x, float *y, const void *cell)
+{
+    switch (p->lanes) {
+    case 16: chosen_lanes(p, x, y, cell, 16); break;
+    case 8: chosen_lanes(p, x, y, cell, 8); break;
+    default: chosen_lanes(p, x, y, cell, 1);
+    }
+}
+
 /* Every cell of a window gets its part of dy[l]: written where windows tile the input, added where they overlap. */
 ABAR_SPECIALIZED void spread(const abar__pool *p, const float *restrict g, const int32_t *restrict cell, float *restrict dx,
                              span h, span w, int64_t kernel_w, int lanes, bool by_cell, bool tiles)
@@ -225,4 +252,4 @@ static void average(const abar__pool *p, const float *x, float *y)
     }
 }
 
-const abar__pool_kernels ABAR_ISA_NAME(abar__pool) = {max, max_grad, average, average_grad};
+const abar__pool_kernels ABAR_ISA_NAME(abar__pool) = {max, chosen, max_grad, average, average_grad};

@@ -16,6 +16,7 @@ typedef struct abar__pool {
 typedef struct abar__pool_kernels {
     /* cell, unless NULL: the index within its window of each maximum, (H', W', lanes) of uint8_t or int32_t. */
     void (*max)(const abar__pool *p, const float *x, float *y, void *cell);
+    void (*chosen)(const abar__pool *p, const float *x, float *y, const void *cell); /* the pixels that cell names */
     void (*max_grad)(const abar__pool *p, const float *dy, const void *cell, float *dx);
     void (*average)(const abar__pool *p, const float *x, float *y);
     void (*average_grad)(const abar__pool *p, const float *dy, float *dx);

@@ -1,26 +1,36 @@
 /* Inverse p-th roots by the coupled Newton iteration in double precision: of A = scale * average + eps I, with |A| its
  * Frobenius norm,
  *
- *     M = z A,  X = z^(1/p) I,  z = (p + 1) / (2 |A|);     T = ((p + 1) I - M) / p,   X <- X T,   M <- T^p M,   until M is I
+ *     M = A / |A|,  X = |A|^(-1/p) I;     T = a I - b M,   X <- X T,   M <- T^p M,   until M is I
  *
- * and X is A^(-1/p). It is products alone: eigenvalues would take a thread block per factor and seconds for sides of 1000. All
- * matrices are polynomials of A: symmetric, and they commute, so a product is known by its lower triangle.
+ * and X is A^(-1/p). Newton's a = (p + 1) / p, b = 1 / p multiply a small eigenvalue of M by ((p + 1) / p)^p, which is 2.4 for
+ * p = 4: 30 iterations for a condition number of 1e12. So the first a and b are others, which bring all eigenvalues from
+ * FARTHEST to 1 as close to 1 as one T can: they multiply the small ones by 11. Eigenvalues below FARTHEST are left to
+ * Newton's.
+ *
+ * It is products alone, on tensor cores: eigenvalues would take a thread block per factor and seconds for sides of 1000. All
+ * matrices are polynomials of A: symmetric, and they commute, so a product is known by its lower triangle. They are padded with
+ * zeros to whole tiles.
  *
  * Every factor is in some phase, and one round, a launch over the tiles of all factors and a launch of one block that decides,
  * takes each a phase further. Where eigenvalues are negative (rounding of a singular average), M grows; then eps is raised as
  * by the ladder of methods.md section 9. Factors work in waves that share the workspace.
  *
- * Other exponents are those of eigen.cu. */
+ * Other exponents, and roots with a ridge, are those of eigen.cu. */
+#include "device/cuda/factors/double_tiles.h"
 #include "device/cuda/factors/repeat.h"
 #include "device/cuda/factors/roots.h"
 #include "device/cuda/stats/stats.h"
 
 #include <math.h>
 
-enum { TILE = 64, SLAB = 16, THREADS = 256, DECIDERS = 1024, BUFFERS = 5 };
+enum { TILE = DOUBLE_TILE, THREADS = DOUBLE_THREADS, DECIDERS = 1024, BUFFERS = 5, STEPS_MOST = 24 };
 
-#define WAVE_BYTES ((size_t)64 << 20)
+#define WAVE_BYTES ((size_t)128 << 20)
 #define LARGEST_P 64
+#define FARTHEST 1e-10 /* the smallest eigenvalue over |A| that the first steps are made for */
+#define LEAST 1e-4     /* T^p M of the largest eigenvalue over that of others: below, it would lose digits */
+#define NEAR 0.8       /* smallest over largest eigenvalue, from where on Newton's steps are as good */
 #define TOLERANCE 1e-8 /* of M: the next M would be its square away from I */
 #define DIVERGED 1e3
 #define ITERATIONS 100
@@ -41,11 +51,22 @@ typedef enum phase {
 /* Which of a factor's buffers is what: M, P and the next P, X and the next X. */
 enum { OF_M, OF_P, OF_NEXT_P, OF_X, OF_NEXT_X };
 
+typedef struct step {
+    double a, b;
+} step;
+
+/* The first steps for one p. */
+typedef struct schedule {
+    int32_t n;
+    step of[STEPS_MOST];
+} schedule;
+
 typedef struct factor {
     abar__cuda_root f;
     int32_t p, wave;
     int32_t first, tiles; /* its tiles in the table */
-    double *memory;       /* (BUFFERS, n, n), shared with other waves */
+    int64_t pitch;        /* of its buffers' rows: whole tiles */
+    double *memory;       /* (BUFFERS, pitch, pitch), shared with other waves */
 } factor;
 
 typedef struct factor_state {
@@ -69,6 +90,7 @@ typedef struct all_roots {
     const factor *factors;
     const tile *tiles;
     const int32_t *first_tile; /* (n_waves + 1) */
+    const schedule *schedules; /* (LARGEST_P + 1), of those p that there are */
     factor_state *states;
     double *partial; /* (tiles, 2): of a phase that sums up */
     control *now;
@@ -85,19 +107,58 @@ struct abar__cuda_rooter {
     cudaStream_t body;
 };
 
-/* ---- tiles ---------------------------------------------------------------------------------------------------------- */
+/* ---- the first steps -------------------------------------------------------------------------------------------------- */
 
-/* A side of a product: factor * matrix + diagonal * I. */
-typedef struct side {
-    const double *matrix;
-    double factor, diagonal;
-} side;
-
-__device__ static double element_of(const side &a, int64_t n, int64_t i, int64_t j)
+/* Extremes of m (1 - r m)^p for m from q to 1. */
+static void extremes(int p, double q, double r, double *least, double *most)
 {
-    if (i >= n || j >= n) return 0.0;
-    return a.factor * a.matrix[i * n + j] + (i == j ? a.diagonal : 0.0);
+    const double ends[] = {q * pow(1.0 - r * q, p), pow(1.0 - r, p)}, peak = 1.0 / (r * (p + 1));
+    *least = fmin(ends[0], ends[1]);
+    *most = peak > q && peak < 1.0 ? peak * pow(1.0 - r * peak, p) : fmax(ends[0], ends[1]);
 }
+
+/* The r that brings the ends of the range to one value, or the upper end to LEAST of the largest. The upper end falls with r.
+ */
+static double best_ratio(int p, double q)
+{
+    double low = 1.0 / (p + 1), high = 1.0;
+    for (int i = 0; i < 60; i++) {
+        const double r = 0.5 * (low + high);
+        double least, most;
+        extremes(p, q, r, &least, &most);
+        if (pow(1.0 - r, p) > fmax(q * pow(1.0 - r * q, p), LEAST * most))
+            low = r;
+        else
+            high = r;
+    }
+    return low;
+}
+
+/* Each step takes eigenvalues of a range into a shorter one around 1. */
+static schedule make_schedule(int p)
+{
+    schedule s = {};
+    double low = FARTHEST, high = 1.0;
+    while (low / high < NEAR && s.n < STEPS_MOST) {
+        const double r = best_ratio(p, low / high);
+        double least, most;
+        extremes(p, low / high, r, &least, &most);
+        const double scale = 2.0 / (least + most), a = pow(scale / high, 1.0 / p);
+        s.of[s.n++] = {a, a * r / high};
+        low = scale * least;
+        high = scale * most;
+    }
+    return s;
+}
+
+__device__ static step step_of(const all_roots &r, const factor &f, const factor_state &s)
+{
+    const schedule *steps = &r.schedules[f.p];
+    if (s.iterations < steps->n) return steps->of[s.iterations];
+    return {(f.p + 1.0) / f.p, 1.0 / f.p};
+}
+
+/* ---- tiles ---------------------------------------------------------------------------------------------------------- */
 
 __device__ static double a_at(const factor &f, const abar__cuda_root_call &call, double eps, int64_t i, int64_t j)
 {
@@ -105,7 +166,7 @@ __device__ static double a_at(const factor &f, const abar__cuda_root_call &call,
     return call.scale * (double)f.f.average[i <= j ? i * n + j : j * n + i] + (i == j ? eps : 0.0);
 }
 
-/* Calls visit(i, j) for the elements of the tile that are in the lower triangle. */
+/* Calls visit(i, j) for the elements of the tile that are in the lower triangle of n rows. */
 template <typename Visit> __device__ static void for_lower(int64_t n, const tile &t, Visit visit)
 {
     for (int e = (int)threadIdx.x; e < TILE * TILE; e += THREADS) {
@@ -129,67 +190,51 @@ __device__ static void sum_up(const factor &f, const abar__cuda_root_call &call,
     if (threadIdx.x == 0) out[1] = trace;
 }
 
+__device__ static double *buffer_of(const factor &f, const factor_state &s, int which)
+{
+    return f.memory + s.at[which] * f.pitch * f.pitch;
+}
+
 __device__ static void begin_tile(const factor &f, const abar__cuda_root_call &call, const factor_state &s, const tile &t)
 {
-    const int64_t n = f.f.n;
-    const double z = (f.p + 1) / (2.0 * s.norm), x = pow(z, 1.0 / f.p);
-    double *of_m = f.memory + s.at[OF_M] * n * n, *of_x = f.memory + s.at[OF_X] * n * n;
-    for_lower(n, t, [&](int64_t i, int64_t j) {
-        of_m[i * n + j] = of_m[j * n + i] = z * a_at(f, call, s.eps, i, j);
-        of_x[i * n + j] = of_x[j * n + i] = i == j ? x : 0.0;
+    const int64_t pitch = f.pitch;
+    const double x = pow(s.norm, -1.0 / f.p);
+    double *of_m = buffer_of(f, s, OF_M), *of_x = buffer_of(f, s, OF_X);
+    for_lower(pitch, t, [&](int64_t i, int64_t j) {
+        of_m[i * pitch + j] = of_m[j * pitch + i] = i < f.f.n ? a_at(f, call, s.eps, i, j) / s.norm : 0.0;
+        of_x[i * pitch + j] = of_x[j * pitch + i] = i == j && i < f.f.n ? x : 0.0;
     });
 }
 
 __device__ static void store_tile(const factor &f, const factor_state &s, const tile &t)
 {
     const int64_t n = f.f.n;
-    const double *x = f.memory + s.at[OF_X] * n * n;
-    for_lower(n, t, [&](int64_t i, int64_t j) { f.f.root[i * n + j] = f.f.root[j * n + i] = (float)x[i * n + j]; });
+    const double *x = buffer_of(f, s, OF_X);
+    for_lower(n, t, [&](int64_t i, int64_t j) { f.f.root[i * n + j] = f.f.root[j * n + i] = (float)x[i * f.pitch + j]; });
 }
 
-/* A slab of a tile's rows into shared memory, transposed: to[k][row]. */
-__device__ static void load_slab(double (&to)[SLAB][TILE + 1], const side &a, int64_t n, int64_t row, int64_t column)
-{
-    for (int e = (int)threadIdx.x; e < TILE * SLAB; e += THREADS)
-        to[e % SLAB][e / SLAB] = element_of(a, n, row + e / SLAB, column + e % SLAB);
-}
+/* to = product * left right + also * added + diagonal * I. */
+typedef struct operation {
+    const double *left, *right, *added;
+    double *to;
+    double product, also, diagonal;
+} operation;
 
-/* to = a b, both triangles; returns this thread's largest |to - I|, or infinity where an element is not finite. */
-__device__ static double multiply_tile(int64_t n, const side &a, const side &b, const tile &t, double *to)
+/* What is done in this phase: products with T are made of those with M. */
+__device__ static operation operation_of(const all_roots &r, const factor &f, const factor_state &s)
 {
-    __shared__ double left[SLAB][TILE + 1], right[SLAB][TILE + 1];
-    const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
-    const int64_t down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
-    double sum[4][4] = {}, farthest = 0.0;
-    for (int64_t k = 0; k < n; k += SLAB) {
-        load_slab(left, a, n, down, k);
-        load_slab(right, b, n, across, k); /* b is symmetric */
-        __syncthreads();
-#pragma unroll
-        for (int l = 0; l < SLAB; l++) {
-            double u[4], v[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) u[i] = left[l][y + 16 * i];
-#pragma unroll
-            for (int j = 0; j < 4; j++) v[j] = right[l][x + 16 * j];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) sum[i][j] += u[i] * v[j];
-        }
-        __syncthreads();
+    const step t = step_of(r, f, s);
+    const double *m = buffer_of(f, s, OF_M), *p = buffer_of(f, s, OF_P), *x = buffer_of(f, s, OF_X);
+    double *to = buffer_of(f, s, s.phase == APPLY ? OF_NEXT_X : OF_NEXT_P);
+    switch (s.phase) {
+    case APPLY: return {x, m, x, to, -t.b, t.a, 0.0};
+    case FIRST: return {m, m, m, to, t.b * t.b, -2.0 * t.a * t.b, t.a * t.a};
+    case SQUARE: return {p, p, p, to, 1.0, 0.0, 0.0};
+    case TIMES: return {p, m, p, to, -t.b, t.a, 0.0};
+    default: /* FINISH */ break;
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int64_t row = down + y + 16 * i, column = across + x + 16 * j;
-            if (row >= n || column > row) continue;
-            to[row * n + column] = to[column * n + row] = sum[i][j];
-            const double apart = fabs(sum[i][j] - (row == column ? 1.0 : 0.0));
-            farthest = isfinite(apart) ? fmax(farthest, apart) : INFINITY;
-        }
-    return farthest;
+    if (f.p == 1) return {m, m, m, to, -t.b, t.a, 0.0};
+    return {p, m, p, to, 1.0, 0.0, 0.0};
 }
 
 __device__ static double block_largest(double v)
@@ -202,22 +247,27 @@ __device__ static double block_largest(double v)
     return v;
 }
 
-/* What is multiplied in this phase, and where the product goes. */
-__device__ static void operands_of(const factor &f, const factor_state &s, side *a, side *b, double **to)
+/* Both triangles; returns the block's largest |to - I|, or infinity where an element is not finite. */
+__device__ static double operate(const factor &f, const operation &o, const tile &t)
 {
-    const int64_t square = f.f.n * f.f.n;
-    double *const of_m = f.memory + s.at[OF_M] * square, *const of_p = f.memory + s.at[OF_P] * square;
-    double *const of_x = f.memory + s.at[OF_X] * square;
-    const side t = {of_m, -1.0 / f.p, (f.p + 1.0) / f.p}, p = {of_p, 1.0, 0.0}, m = {of_m, 1.0, 0.0}, x = {of_x, 1.0, 0.0};
-    *to = f.memory + s.at[s.phase == APPLY ? OF_NEXT_X : OF_NEXT_P] * square;
-    *b = t;
-    switch (s.phase) {
-    case APPLY: *a = x; break;
-    case FIRST: *a = t; break;
-    case SQUARE: *a = *b = p; break;
-    case TIMES: *a = p; break;
-    default: /* FINISH */ *a = f.p == 1 ? t : p; *b = m;
-    }
+    const int64_t pitch = f.pitch, down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
+    double_sums sum = {};
+    double farthest = 0.0;
+    add_product(sum, o.left + down * pitch, o.right + across * pitch, pitch,
+                (f.f.n + DOUBLE_SLAB - 1) / DOUBLE_SLAB * DOUBLE_SLAB);
+    for_pairs(sum, [&](int row, int column, const double(&of)[2]) {
+        const int64_t i = down + row;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int64_t j = across + column + e;
+            if (j > i) continue;
+            const double diagonal = i == j && i < f.f.n ? 1.0 : 0.0;
+            const double value = o.product * of[e] + o.also * o.added[i * pitch + j] + o.diagonal * diagonal;
+            o.to[i * pitch + j] = o.to[j * pitch + i] = value;
+            farthest = isfinite(value) ? fmax(farthest, fabs(value - diagonal)) : INFINITY;
+        }
+    });
+    return block_largest(farthest);
 }
 
 /* Block b: tile b of the wave, as far as its factor's phase wants it. */
@@ -235,10 +285,7 @@ static __global__ void __launch_bounds__(THREADS) advance_tiles(const __grid_con
     case BEGIN: begin_tile(f, call, s, t); return;
     case STORE: store_tile(f, s, t); return;
     }
-    side a, b;
-    double *to;
-    operands_of(f, s, &a, &b, &to);
-    const double farthest = block_largest(multiply_tile(f.f.n, a, b, t, to));
+    const double farthest = operate(f, operation_of(r, f, s), t);
     if (threadIdx.x == 0) r.partial[2 * at] = farthest;
 }
 
@@ -381,11 +428,12 @@ extern "C" abar_status abar__cuda_rooter_run(abar_device *dev, abar__cuda_rooter
 
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
 
-/* p, where the exponent is 1 / p; 0: it is not. */
-static int32_t p_of(double exponent)
+/* p, where the exponent is 1 / p and there is no ridge; 0: by eigenvalues. */
+static int32_t p_of(const abar__cuda_root *root)
 {
-    const double p = exponent > 0.0 ? round(1.0 / exponent) : 0.0;
-    return p >= 1.0 && p <= LARGEST_P && fabs(exponent * p - 1.0) < 1e-12 ? (int32_t)p : 0;
+    const double p = root->exponent > 0.0 ? round(1.0 / root->exponent) : 0.0;
+    const bool newton = root->ridge == 0.0 && p >= 1.0 && p <= LARGEST_P && fabs(root->exponent * p - 1.0) < 1e-12;
+    return newton ? (int32_t)p : 0;
 }
 
 /* What the device is sent, in one piece: host is its copy, memory NULL: only counts. */
@@ -394,6 +442,7 @@ typedef struct tables {
     tile *tiles;
     int32_t *first_tile;
     abar__cuda_eigen_root *eigen;
+    schedule *schedules;
     size_t bytes;
 } tables;
 
@@ -411,10 +460,12 @@ static tables place_tables(const abar__cuda_rooter *r, size_t n_tiles, char *bas
     t.tiles = place<tile>(base, &t.bytes, n_tiles);
     t.first_tile = place<int32_t>(base, &t.bytes, (size_t)r->s.n + 1);
     t.eigen = place<abar__cuda_eigen_root>(base, &t.bytes, (size_t)r->n_eigen);
+    t.schedules = place<schedule>(base, &t.bytes, LARGEST_P + 1);
     return t;
 }
 
-static size_t factor_bytes(int64_t n) { return abar__round_up(BUFFERS * (size_t)(n * n) * sizeof(double), 256); }
+static int64_t pitch_of(int64_t n) { return abar__cuda_blocks(n, TILE) * TILE; }
+static size_t factor_bytes(int64_t n) { return BUFFERS * (size_t)(pitch_of(n) * pitch_of(n)) * sizeof(double); }
 
 static int32_t tiles_of(int64_t n)
 {
@@ -429,7 +480,7 @@ static size_t fill(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root
     int32_t tiles = 0, at = 0, e = 0;
     r->s.n_waves = r->most_tiles = 0;
     for (int i = 0; i < n; i++) {
-        const int32_t p = p_of(roots[i].exponent);
+        const int32_t p = p_of(&roots[i]);
         if (!p) continue;
         const size_t bytes = factor_bytes(roots[i].n);
         if (at == 0 || (own > 0 && own + bytes > WAVE_BYTES)) {
@@ -437,7 +488,10 @@ static size_t fill(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root
             if (t->first_tile) t->first_tile[r->s.n_waves] = tiles;
             r->s.n_waves++;
         }
-        if (t->factors) t->factors[at] = {roots[i], p, r->s.n_waves - 1, tiles, tiles_of(roots[i].n), (double *)(base + own)};
+        if (t->factors)
+            t->factors[at] = {
+                roots[i], p, r->s.n_waves - 1, tiles, tiles_of(roots[i].n), pitch_of(roots[i].n), (double *)(base + own)};
+        if (t->schedules && t->schedules[p].n == 0) t->schedules[p] = make_schedule(p);
         for (int32_t down = 0, k = tiles; t->tiles && down < abar__cuda_blocks(roots[i].n, TILE); down++)
             for (int32_t left = 0; left <= down; left++) t->tiles[k++] = {at, down, left};
         tiles += tiles_of(roots[i].n);
@@ -449,7 +503,7 @@ static size_t fill(abar_device *dev, abar__cuda_rooter *r, const abar__cuda_root
     for (int w = 0; t->first_tile && w < r->s.n_waves; w++)
         if (t->first_tile[w + 1] - t->first_tile[w] > r->most_tiles) r->most_tiles = t->first_tile[w + 1] - t->first_tile[w];
     for (int i = 0; i < n; i++) { /* behind the waves */
-        if (p_of(roots[i].exponent)) continue;
+        if (p_of(&roots[i])) continue;
         if (t->eigen) t->eigen[e++] = {roots[i], (double *)(base + most)};
         most += abar__round_up(abar__cuda_eigen_scratch(dev, roots[i].n), 256);
     }
@@ -460,7 +514,7 @@ static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda
 {
     size_t n_tiles = 0;
     for (int i = 0; i < n; i++) {
-        const bool newton = p_of(roots[i].exponent) != 0;
+        const bool newton = p_of(&roots[i]) != 0;
         r->s.n += newton;
         r->n_eigen += !newton;
         n_tiles += newton ? (size_t)tiles_of(roots[i].n) : 0;
@@ -482,6 +536,7 @@ static abar_status make(abar_device *dev, abar__cuda_rooter *r, const abar__cuda
     r->s.factors = device.factors;
     r->s.tiles = device.tiles;
     r->s.first_tile = device.first_tile;
+    r->s.schedules = device.schedules;
     r->eigen = device.eigen;
     ABAR_TRY(abar__alloc(dev->ctx, sent.bytes, (void **)&host));
     const tables filled = place_tables(r, n_tiles, host);

@@ -10,9 +10,11 @@
 
 typedef struct abar__cuda_root {
     int64_t n;
-    const float *average; /* (n, n): the upper triangle */
-    float *root;          /* (n, n), full; replaced only by a valid one */
+    float *average; /* (n, n): the upper triangle */
+    float *root;    /* (n, n), full; replaced only by a valid one */
     double exponent;
+    double
+        ridge; /* not 0: this part of the largest eigenvalue of scale * average + eps I is added to average's diagonal first */
 } abar__cuda_root;
 
 /* What is wanted of all roots: (scale * average + eps I)^-exponent. In device memory, written before by a kernel. */
@@ -38,8 +40,8 @@ abar_status abar__cuda_rooter_run(abar_device *dev, abar__cuda_rooter *r);
 }
 
 extern "C" {
-/* eigen.cu: of factors with other exponents than 1 / p, by their eigenvalues, one block each. scratch: eigen_scratch bytes of
- * each, in the order of the list. */
+/* eigen.cu: of factors with other exponents than 1 / p, or with a ridge, by their eigenvalues, one block each. scratch:
+ * eigen_scratch bytes of each, in the order of the list. */
 typedef struct abar__cuda_eigen_root {
     abar__cuda_root f;
     double *scratch;

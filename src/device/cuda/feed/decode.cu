@@ -14,6 +14,7 @@
 #define THREADS 256
 #define PRECISION 22
 #define ALIGNMENT 256
+#define GRID_Y_MAX 65535 /* blocks: fewer than a tall image, or a view of 4096 x 4096, has work for */
 
 /* One axis of one image, in device memory. */
 typedef struct axis {
@@ -55,56 +56,64 @@ __device__ static inline uint8_t clip(int32_t sum)
     return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
 }
 
-/* blockIdx.x: the image; a thread: one output of one image row. */
+/* blockIdx.x: the image; a thread: outputs of image rows. */
 static __global__ void across(const job *jobs, int side)
 {
     const job j = jobs[blockIdx.x];
-    const int t = blockIdx.y * THREADS + threadIdx.x, row = t / side, x = t % side;
-    if (row >= j.n_rows) return;
-    const int32_t *w = j.x.weights + (int64_t)x * j.x.taps;
-    const uint8_t *from = j.pixels + ((int64_t)(j.first_row + row) * j.width + j.x.begin[x]) * 3;
-    int32_t r = 1 << (PRECISION - 1), g = r, b = r;
-    for (int k = 0; k < j.x.count[x]; k++, from += 3) {
-        r += from[0] * w[k];
-        g += from[1] * w[k];
-        b += from[2] * w[k];
+    const int64_t n = (int64_t)j.n_rows * side, stride = (int64_t)gridDim.y * THREADS;
+    for (int64_t t = (int64_t)blockIdx.y * THREADS + threadIdx.x; t < n; t += stride) {
+        const int row = (int)(t / side), x = (int)(t % side);
+        const int32_t *w = j.x.weights + (int64_t)x * j.x.taps;
+        const uint8_t *from = j.pixels + ((int64_t)(j.first_row + row) * j.width + j.x.begin[x]) * 3;
+        int32_t r = 1 << (PRECISION - 1), g = r, b = r;
+        for (int k = 0; k < j.x.count[x]; k++, from += 3) {
+            r += from[0] * w[k];
+            g += from[1] * w[k];
+            b += from[2] * w[k];
+        }
+        uint8_t *to = j.rows + t * 3;
+        to[0] = clip(r);
+        to[1] = clip(g);
+        to[2] = clip(b);
     }
-    uint8_t *to = j.rows + (int64_t)t * 3;
-    to[0] = clip(r);
-    to[1] = clip(g);
-    to[2] = clip(b);
 }
 
-/* blockIdx.x: the image; a thread: one pixel. */
+/* blockIdx.x: the image; a thread: pixels. */
 static __global__ void down(const job *jobs, int side)
 {
     const job j = jobs[blockIdx.x];
-    const int t = blockIdx.y * THREADS + threadIdx.x, y = t / side, x = t % side;
-    if (y >= side) return;
-    const int32_t *w = j.y.weights + (int64_t)y * j.y.taps;
-    const uint8_t *from = j.rows + ((int64_t)(j.y.begin[y] - j.first_row) * side + x) * 3;
-    int32_t r = 1 << (PRECISION - 1), g = r, b = r;
-    for (int k = 0; k < j.y.count[y]; k++, from += 3 * side) {
-        r += from[0] * w[k];
-        g += from[1] * w[k];
-        b += from[2] * w[k];
+    const int64_t plane = (int64_t)side * side, stride = (int64_t)gridDim.y * THREADS;
+    for (int64_t t = (int64_t)blockIdx.y * THREADS + threadIdx.x; t < plane; t += stride) {
+        const int y = (int)(t / side), x = (int)(t % side);
+        const int32_t *w = j.y.weights + (int64_t)y * j.y.taps;
+        const uint8_t *from = j.rows + ((int64_t)(j.y.begin[y] - j.first_row) * side + x) * 3;
+        int32_t r = 1 << (PRECISION - 1), g = r, b = r;
+        for (int k = 0; k < j.y.count[y]; k++, from += 3 * side) {
+            r += from[0] * w[k];
+            g += from[1] * w[k];
+            b += from[2] * w[k];
+        }
+        j.out[t] = clip(r);
+        j.out[plane + t] = clip(g);
+        j.out[2 * plane + t] = clip(b);
     }
-    const int64_t plane = (int64_t)side * side;
-    j.out[t] = clip(r);
-    j.out[plane + t] = clip(g);
-    j.out[2 * plane + t] = clip(b);
+}
+
+/* A grid of n images, each of so many elements; a thread takes more than one where the grid would be too large. */
+static dim3 grid_of(int64_t n, int64_t elements)
+{
+    const int64_t blocks = abar__cuda_blocks(elements, THREADS);
+    return dim3((unsigned)n, (unsigned)(blocks < GRID_Y_MAX ? blocks : GRID_Y_MAX));
 }
 
 static abar_status resample(abar_device *dev, abar__decoder *d, int64_t n, int32_t most_rows, cudaStream_t stream)
 {
     const job *jobs = (const job *)d->memory;
     const int64_t side = d->side;
-    const dim3 rows((unsigned)n, (unsigned)abar__cuda_blocks(most_rows * side, THREADS));
-    const dim3 pixels((unsigned)n, (unsigned)abar__cuda_blocks(side * side, THREADS));
     CUDA_TRY(dev, cudaStreamWaitEvent(stream, d->decoded, 0));
-    across<<<rows, THREADS, 0, stream>>>(jobs, (int)side);
+    across<<<grid_of(n, most_rows * side), THREADS, 0, stream>>>(jobs, (int)side);
     CUDA_TRY(dev, cudaGetLastError());
-    down<<<pixels, THREADS, 0, stream>>>(jobs, (int)side);
+    down<<<grid_of(n, side * side), THREADS, 0, stream>>>(jobs, (int)side);
     CUDA_TRY(dev, cudaGetLastError());
     CUDA_TRY(dev, cudaEventRecord(d->resampled, stream));
     return ABAR_OK;

@@ -58,7 +58,8 @@ static abar_status activation_create(abar__op *op)
     op->in_layout[0] = op->out_layout = abar__cuda_layout(&op->desc.in[0]);
     op->takes_dy2 = true;
     bool from_y = op->desc.activation == ABAR_ACT_RELU || op->desc.activation == ABAR_ACT_TANH;
-    op->backward_needs = from_y ? ABAR_NEEDS_Y : ABAR_NEEDS_X;
+    op->backward_needs = op->desc.patterned ? 0 : from_y ? ABAR_NEEDS_Y : ABAR_NEEDS_X;
+    if (op->desc.patterned) op->pattern_bytes = (size_t)abar__shape_count(&op->desc.out);
     return ABAR_OK;
 }
 
@@ -143,8 +144,50 @@ static __global__ void activation_grad_kernel(int64_t n, abar__activation kind, 
     store_upto(dx, i, n, g);
 }
 
+/* A ReLU whose choices are kept, a byte per element; one that records lets a NaN through. */
+template <typename T> static __global__ void pattern_kernel(int64_t n, bool repeat, const T *x, uint8_t *pattern, T *y)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    pack<T> a = load_upto(x, i, n);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++) {
+        if (i + k >= n) break;
+        if (!repeat) pattern[i + k] = a.v[k] > 0.0f || a.v[k] != a.v[k];
+        if (!pattern[i + k]) a.v[k] = 0.0f;
+    }
+    store_upto(y, i, n, a);
+}
+
+template <typename T>
+static __global__ void pattern_grad_kernel(int64_t n, const T *dy, const T *dy2, const uint8_t *pattern, T *dx)
+{
+    const int64_t i = pack_begin<T>();
+    if (i >= n) return;
+    pack<T> g = sum_upto(dy, dy2, i, n);
+#pragma unroll
+    for (int k = 0; k < pack<T>::n; k++)
+        if (i + k < n && !pattern[i + k]) g.v[k] = 0.0f;
+    store_upto(dx, i, n, g);
+}
+
+template <typename T> static void pattern_run(abar__op *op, const abar__op_args *a, bool back)
+{
+    const int64_t n = abar__shape_count(&op->desc.out);
+    if (back)
+        abar__cuda_launch(op->dev, pattern_grad_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, (const T *)a->dy,
+                          (const T *)a->dy2, (const uint8_t *)a->pattern, (T *)a->dx[0]);
+    else
+        abar__cuda_launch(op->dev, pattern_kernel<T>, pack_grid<T>(n), ABAR_CUDA_THREADS, 0, n, a->run->repeat,
+                          (const T *)a->x[0], (uint8_t *)a->pattern, (T *)a->y);
+}
+
 template <typename T> static void activation_run(abar__op *op, const abar__op_args *a, bool back)
 {
+    if (op->desc.patterned) {
+        pattern_run<T>(op, a, back);
+        return;
+    }
     const int64_t n = abar__shape_count(&op->desc.out);
     const void *value = op->backward_needs == ABAR_NEEDS_Y ? a->y : a->x[0];
     if (back)

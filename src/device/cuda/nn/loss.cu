@@ -4,7 +4,7 @@
  * Logits, soft targets and those of the squared error are dev->activation, labels int32. A pair of labels is a target with
  * the share of the first in one place and the rest in another. A label outside the classes makes the loss NaN, without host
  * synchronisation. */
-#include "device/cuda/nn/cuda_nn.h"
+#include "device/cuda/nn/labels.h"
 
 #include <float.h>
 #include <limits.h>
@@ -398,6 +398,10 @@ template <typename T> static int entropy_launch(abar__op *op, const abar__op_arg
 static abar_status entropy_forward(abar__op *op, const abar__op_args *a)
 {
     const entropy e = entropy_of(op, a);
+    if (a->run->draw_labels)
+        abar__cuda_draw_labels(op->dev, a->run, a->x[0], e.valid, e.pitch, e.width, a->run->sample0 * rows_a_sample(op),
+                               (int32_t *)(uintptr_t)a->target); /* the net's own memory */
+    if (a->run->one_class) abar__cuda_set_labels(op->dev, a->run, e.valid, (int32_t *)(uintptr_t)a->target);
     const int parts = abar__cuda_is_bf16(op->dev) ? entropy_launch<bf16>(op, a, e) : entropy_launch<float>(op, a, e);
     return join(op, a, parts, (double)e.valid, e.valid);
 }
@@ -422,6 +426,8 @@ static abar_status entropy_backward(abar__op *op, const abar__op_args *a)
         entropy_grad_launch<bf16>(op, a, e);
     else
         entropy_grad_launch<float>(op, a, e);
+    if (a->run->one_class)
+        abar__cuda_weigh_by_class(op->dev, a->run, a->x[0], (const float *)a->saved, e.valid, e.pitch, e.width, a->dx[0]);
     return abar__cuda_status(op->dev);
 }
 

@@ -76,6 +76,25 @@ template <typename T, int V, typename Index> static __global__ void max_kernel(p
     }
 }
 
+/* The element of each window that saved names. */
+template <typename T, typename Index> static __global__ void chosen_kernel(pool p, const T *x, const Index *saved, T *y)
+{
+    const int units = p.out_h * p.out_w * p.channels;
+    const int64_t image = (int64_t)blockIdx.x * units;
+    x += (int64_t)blockIdx.x * p.in_h * p.in_w * p.channels;
+    for (int u = abar__unit_first(); u < units; u += abar__unit_step()) {
+        const spot s = spot_of<1>(p, u, p.out_w);
+        const Index tap = saved[image + u];
+        float v = -INFINITY;
+        if (tap != (Index)-1) {
+            const int h = s.h * p.stride_h - p.pad_h + (int)tap / p.kernel_w * p.dilation_h;
+            const int w = s.w * p.stride_w - p.pad_w + (int)tap % p.kernel_w * p.dilation_w;
+            v = load(x, (int64_t)(h * p.in_w + w) * p.channels + s.channel);
+        }
+        store(y, image + u, v);
+    }
+}
+
 /* dx = the sum of dy over the windows whose maximum is here. */
 template <typename T, int V, typename Index>
 static __global__ void max_grad_kernel(pool p, const T *dy, const Index *saved, T *dx)
@@ -111,7 +130,11 @@ static abar_status max_create(abar__op *op)
     const abar__op_desc *d = &op->desc;
     if (d->average) return ABAR_E_UNSUPPORTED;
     op->in_layout[0] = op->out_layout = ABAR_LAYOUT_NHWC;
-    if (d->need_dx[0]) op->saved_bytes = (size_t)abar__shape_count(&d->out) * (is_wide(d) ? sizeof(uint32_t) : sizeof(uint8_t));
+    const size_t taps = (size_t)abar__shape_count(&d->out) * (is_wide(d) ? sizeof(uint32_t) : sizeof(uint8_t));
+    if (d->patterned)
+        op->pattern_bytes = taps;
+    else if (d->need_dx[0])
+        op->saved_bytes = taps;
     return ABAR_OK;
 }
 
@@ -119,12 +142,16 @@ template <typename T, int V, typename Index> static void max_launch(abar__op *op
 {
     const pool p = pool_of(&op->desc);
     const int64_t images = op->desc.in[0].dim[0], groups = p.channels / V;
-    if (back)
+    Index *taps = (Index *)(op->desc.patterned ? a->pattern : a->saved);
+    if (!back && op->desc.patterned && a->run->repeat)
+        abar__cuda_launch(op->dev, chosen_kernel<T, Index>, abar__cuda_image_grid(images, p.out_h * p.out_w * p.channels),
+                          ABAR_CUDA_THREADS, 0, p, (const T *)a->x[0], (const Index *)taps, (T *)a->y);
+    else if (back)
         abar__cuda_launch(op->dev, max_grad_kernel<T, V, Index>, abar__cuda_image_grid(images, p.in_h * p.in_w * groups),
-                          ABAR_CUDA_THREADS, 0, p, (const T *)a->dy, (const Index *)a->saved, (T *)a->dx[0]);
+                          ABAR_CUDA_THREADS, 0, p, (const T *)a->dy, (const Index *)taps, (T *)a->dx[0]);
     else
         abar__cuda_launch(op->dev, max_kernel<T, V, Index>, abar__cuda_image_grid(images, p.out_h * p.out_w * groups),
-                          ABAR_CUDA_THREADS, 0, p, (const T *)a->x[0], (T *)a->y, (Index *)a->saved);
+                          ABAR_CUDA_THREADS, 0, p, (const T *)a->x[0], (T *)a->y, taps);
 }
 
 template <typename T> static void max_run(abar__op *op, const abar__op_args *a, bool back)

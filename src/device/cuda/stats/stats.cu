@@ -2,6 +2,8 @@
  * training step on this device uses none of them, its step decides in device memory (step/). */
 #include "device/cuda/stats/stats.h"
 
+#include "device/step_rules.h"
+
 #define THREADS 256
 #define PARTIALS 512 /* blocks of a reduction */
 
@@ -158,18 +160,18 @@ static void reciprocal(abar_device *dev, int64_t n, const void *x, double scale,
 struct divide_body {
     float *x;
     const float *rows, *columns;
-    double shift;
+    double shift, least;
     int64_t n;
     __device__ void operator()(int64_t i) const
     {
-        const double a = fmax((double)rows[i / n], 0.0), b = fmax((double)columns[i % n], 0.0);
-        x[i] = (float)((double)x[i] / (a * b + shift));
+        x[i] = (float)((double)x[i] / abar__outer_divisor((double)rows[i / n], (double)columns[i % n], shift, least));
     }
 };
 
-static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift)
+static void divide_outer(abar_device *dev, int64_t m, int64_t n, void *x, const void *rows, const void *columns, double shift,
+                         double least)
 {
-    run_each(dev, divide_body{(float *)x, (const float *)rows, (const float *)columns, shift, n}, m * n);
+    run_each(dev, divide_body{(float *)x, (const float *)rows, (const float *)columns, shift, least, n}, m * n);
 }
 
 struct join_body {
@@ -268,6 +270,10 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .grad_mean_product = abar__cuda_grad_mean_product,
     .both_mean_products = abar__cuda_both_mean_products,
     .product_scratch = abar__cuda_product_scratch,
+    .example_rows = abar__cuda_example_rows,
+    .example_rows_scratch = abar__cuda_example_rows_scratch,
+    .rows_gram = NULL,
+    .solve_shifted = NULL,
     .all_finite = all_finite,
     .commit = commit,
     .clear = clear,
@@ -290,8 +296,18 @@ extern "C" const abar__stats_ops abar__cuda_stats = {
     .scatter = scatter,
     .orthogonalise = NULL, /* its step keeps an object for it (step/orthogonalise.h) */
     .orthogonalise_scratch = NULL,
-    .average_mode = NULL,
+    .example_means = NULL, /* it has no stages of kept rows: plans with them are refused */
+    .multiply = NULL,
+    .solve_rows = NULL,
+    .solve_rows_scratch = NULL,
+    .row_products = NULL, /* nor of rings */
+    .combine_rows = NULL,
+    .solve_gram = NULL,
+    .average_mode = NULL, /* its stages of blocks are kernels of their own (step/blocks.h) */
     .inverse_root = NULL,
     .inverse_root_scratch = NULL,
     .multiply_mode = NULL,
+    .eigenbasis = NULL,
+    .turn_basis = NULL,
+    .basis_scratch = NULL,
 };

@@ -1,8 +1,8 @@
 /* The statistics of the CUDA back end: sums over rows (sums.cu; weighed by attention: values.cu), examples' means
- * (means.cu) and their products (mean_products.cu), products of rows (products*.cu) and of matrices
- * (factors/dense.cu), inverses (factors/inverse.cu), eigenvectors (factors/eigen.cu), vectors and the table (stats.cu). Partial
- * sums of products, and means, have all of the device's workspace; others are in the lower half of it, in the upper half single
- * results, weights of rows, and the partial sums of p where those of a have the lower. */
+ * (means.cu) and their products (mean_products.cu), rows of single examples (example_rows.cu), products of rows (products*.cu)
+ * and of matrices (factors/dense.cu), inverses (factors/inverse.cu), eigenvectors (factors/eigen.cu), vectors and the table
+ * (stats.cu). Partial sums of products, and means, have all of the device's workspace; others are in the lower half of it, in
+ * the upper half single results, weights of rows, and the partial sums of p where those of a have the lower. */
 #ifndef ABAR_CUDA_STATS_H
 #define ABAR_CUDA_STATS_H
 
@@ -79,6 +79,8 @@ void abar__cuda_input_mean_product(abar_device *dev, const abar__rows *r, void *
 void abar__cuda_grad_mean_product(abar_device *dev, const abar__rows *r, void *square, void *scratch);
 void abar__cuda_both_mean_products(abar_device *dev, const abar__rows *r, void *square_a, void *square_p, void *scratch);
 size_t abar__cuda_product_scratch(abar_device *dev, const abar__rows *r);
+void abar__cuda_example_rows(abar_device *dev, const abar__rows *r, void *a, void *p, void *scratch);
+size_t abar__cuda_example_rows_scratch(abar_device *dev, const abar__rows *r);
 bool abar__cuda_invert(abar_device *dev, int64_t d, const void *average, double scale, double shift, bool in_double,
                        void *inverse, void *scratch);
 size_t abar__cuda_invert_scratch(abar_device *dev, int64_t d);

@@ -46,12 +46,13 @@ __device__ static void load_columns(slab &to, const unfolding &u, int64_t row, i
     }
 }
 
-/* to[k][i] = element (row + i, column + k) of a symmetric matrix (n, n). */
-__device__ static void load_symmetric(slab &to, const float *matrix, int64_t n, int64_t row, int64_t column)
+/* to[k][i] = element (row + i, column + k) of a matrix (n, n), or of its transpose. Neighbouring threads read neighbours. */
+__device__ static void load_matrix(slab &to, const float *matrix, int64_t n, bool transposed, int64_t row, int64_t column)
 {
     for (int e = (int)threadIdx.x; e < SLAB * TILE; e += THREADS) {
-        const int k = e / TILE, i = e % TILE;
-        to[k][i] = row + i < n && column + k < n ? matrix[(column + k) * n + row + i] : 0.0f;
+        const int k = transposed ? e / TILE : e % SLAB, i = transposed ? e % TILE : e / SLAB;
+        const int64_t at = transposed ? (column + k) * n + row + i : (row + i) * n + column + k;
+        to[k][i] = row + i < n && column + k < n ? matrix[at] : 0.0f;
     }
 }
 
@@ -95,14 +96,17 @@ __device__ static bool join_chunks(float (&sum)[4][4], const abar__block_tile &t
 /* Block b: tile b. S (n, n), its upper triangle, = beta S + add X X^T. */
 static __global__ void __launch_bounds__(THREADS)
     average_tiles(const abar__block_item *items, const abar__block_result *results, const abar__block_tile *tiles,
-                  abar__block_state state, int which, double beta, float *partial, unsigned *tickets,
-                  const abar__cuda_live *now)
+                  const __grid_constant__ abar__block_average a, float *partial, unsigned *tickets, const abar__cuda_live *now)
 {
     __shared__ slab left, right;
     const abar__block_tile t = tiles[blockIdx.x];
-    const abar__block &b = items[t.item].b;
-    if (now->numbers.skip || results[t.item].overflows || !abar__block_has(&b, &state, t.mode)) return;
-    const unfolding u = unfold(b, items[t.item].x, t.mode);
+    const abar__block_item &item = items[t.item];
+    const abar__block &b = item.b;
+    if (now->numbers.skip || results[t.item].overflows || !abar__block_has(&b, &a.state, t.mode)) return;
+    if (!abar__average_is_due(a.every, now->state.t)) return;
+    if (a.mode >= 0 && a.mode != t.mode) return;
+    const bool in_y = a.whitened && abar__block_has(&b, &a.basis, 1 - t.mode);
+    const unfolding u = unfold(b, in_y ? item.y : item.x, t.mode);
     const int64_t down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
     const int64_t first = (int64_t)t.chunk * ABAR_BLOCK_CHUNK;
     const int64_t end = u.columns - first < ABAR_BLOCK_CHUNK ? u.columns : first + ABAR_BLOCK_CHUNK;
@@ -115,8 +119,9 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
     if (!join_chunks(sum, t, partial, tickets)) return;
-    float *s = (float *)b.state[which] + abar__block_factor(&b, &state, t.mode);
-    const double add = beta == 1.0 ? 1.0 : 1.0 - beta;
+    float *s = (float *)b.state[a.which] + abar__block_factor(&b, &a.state, t.mode);
+    const double beta = a.whitened && now->state.t == 1 ? 0.0 : a.beta;
+    const double add = (beta == 1.0 ? 1.0 : 1.0 - beta) / (a.whitened ? (double)u.columns : 1.0);
     for_own(down, across, [&](int64_t row, int64_t column, int i, int j) {
         if (row >= u.rows || column > row) return;
         float *to = s + column * u.rows + row;
@@ -124,25 +129,45 @@ static __global__ void __launch_bounds__(THREADS)
     });
 }
 
+/* The first row of a root has a positive entry, that of a basis has length 1. */
+__device__ static bool is_none(const float *matrix, int64_t n)
+{
+    bool some = false;
+    for (int64_t i = threadIdx.x; i < n; i += THREADS) some = some || matrix[i] != 0.0f;
+    return !__syncthreads_or(some);
+}
+
+/* Whether X is in y when it is this mode's turn. */
+__device__ static bool is_turned(const abar__block &b, const abar__block_product &p, int mode)
+{
+    bool turned = false;
+    for (int m = 0; m < mode; m++) turned = turned != abar__block_has(&b, &p.state, m);
+    for (int m = 0; p.again && m < b.order; m++) turned = turned != abar__block_has(&b, &p.state, m);
+    return turned && !p.alone;
+}
+
 /* Block b: tile b. The other one of x and y = R X; without a root it is X. */
-static __global__ void __launch_bounds__(THREADS) multiply_tiles(const abar__block_item *items, const abar__block_tile *tiles,
-                                                                 abar__block_state state, int which, const abar__cuda_live *now)
+static __global__ void __launch_bounds__(THREADS)
+    multiply_tiles(const abar__block_item *items, const abar__block_tile *tiles, const __grid_constant__ abar__block_product p,
+                   const abar__cuda_live *now)
 {
     __shared__ slab left, right;
     const abar__block_tile t = tiles[blockIdx.x];
     const abar__block_item &item = items[t.item];
     const abar__block &b = item.b;
-    if (now->numbers.skip || !abar__block_has(&b, &state, t.mode)) return;
-    bool turned = false;
-    for (int m = 0; m < t.mode; m++) turned = turned != abar__block_has(&b, &state, m);
-    const unfolding u = unfold(b, turned ? item.y : item.x, t.mode);
-    float *to = turned ? item.x : item.y;
-    const float *root = (const float *)b.state[which] + abar__block_factor(&b, &state, t.mode);
+    if (now->numbers.skip || !abar__block_has(&b, &p.state, t.mode)) return;
+    if (p.of_mean && (now->state.t - 1) % p.every != 0) return;
+    float *const x = p.of_mean ? item.z : item.x;
+    const bool turned = is_turned(b, p, t.mode);
+    const unfolding u = unfold(b, turned ? item.y : x, t.mode);
+    float *to = turned ? x : item.y;
+    const float *matrix = (const float *)b.state[p.which] + abar__block_factor(&b, &p.state, t.mode);
+    const float *scales = p.alone ? (const float *)b.state[p.which_scales] + abar__block_factor(&b, &p.scales, t.mode) : NULL;
     const int64_t down = (int64_t)t.down * TILE, across = (int64_t)t.left * TILE;
-    const bool none = root[0] == 0.0f; /* a root has a positive diagonal */
+    const bool none = is_none(matrix, u.rows);
     float sum[4][4] = {};
     for (int64_t k = 0; k < u.rows && !none; k += SLAB) {
-        load_symmetric(left, root, u.rows, down, k);
+        load_matrix(left, matrix, u.rows, p.transposed, down, k);
         load_columns(right, u, k, across);
         __syncthreads();
         add_slab(sum, left, right);
@@ -151,20 +176,70 @@ static __global__ void __launch_bounds__(THREADS) multiply_tiles(const abar__blo
     for_own(down, across, [&](int64_t row, int64_t column, int i, int j) {
         if (row >= u.rows || column >= u.columns) return;
         const int64_t at = place_of(u, row, column);
-        to[at] = none ? u.x[at] : sum[i][j];
+        to[at] = none ? u.x[at] : scales ? scales[row] * sum[i][j] : sum[i][j];
     });
 }
 
-extern "C" void abar__cuda_average_blocks(abar_device *dev, const abar__block_item *items, const abar__block_result *results,
-                                          const abar__block_tile *tiles, int64_t n, const abar__block_state *state, int which,
-                                          double beta, float *partial, unsigned *tickets, const abar__cuda_live *now)
+/* ---- scales of matrices ------------------------------------------------------------------------------------------------- */
+
+/* One warp: the mean over the other mode of (X w_j)^2, for entry k of the mode. */
+__device__ static double mean_square(const abar__block_item &item, const float *other_scales, int mode, int64_t k)
 {
-    abar__cuda_launch(dev, average_tiles, dim3((unsigned)n), dim3(THREADS), 0, items, results, tiles, *state, which, beta,
-                      partial, tickets, now);
+    const int64_t columns = item.b.dim[1], n = item.b.dim[1 - mode];
+    double sum = 0.0;
+    for (int64_t j = threadIdx.x % 32; j < n; j += 32) {
+        const double x = item.x[mode == 0 ? k * columns + j : j * columns + k] * (other_scales ? (double)other_scales[j] : 1.0);
+        sum += x * x;
+    }
+    return warp_sum(sum) / (double)n;
+}
+
+/* Block b: block b. Both modes read the old scales: the new ones wait in y. */
+static __global__ void __launch_bounds__(THREADS)
+    renew_scales(const abar__block_item *items, const abar__block_result *results, abar__block_state state,
+                 abar__block_stage stage, const abar__cuda_live *now)
+{
+    const abar__block_item &item = items[blockIdx.x];
+    const abar__block &b = item.b;
+    const bool first = now->state.t == 1;
+    if (now->numbers.skip || (results[blockIdx.x].overflows && !first)) return;
+    float *scales = (float *)b.state[stage.state];
+    int64_t at = 0;
+    for (int mode = 0; mode < b.order; mode++) {
+        if (!abar__block_has(&b, &state, mode)) continue;
+        const bool both = abar__block_has(&b, &state, 1 - mode);
+        const float *others = both ? scales + abar__block_factor(&b, &state, 1 - mode) : NULL;
+        for (int64_t k = threadIdx.x / 32; k < b.dim[mode]; k += THREADS / 32) {
+            const double old = scales[at + k], square = first ? 0.0 : mean_square(item, others, mode, k);
+            const double renewed = first || old == 0.0 ? ABAR_SCALE_FIRST : abar__scale_next(old, square, stage.beta);
+            if (threadIdx.x % 32 == 0) item.y[at + k] = (float)renewed;
+        }
+        at += b.dim[mode];
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < at; i += THREADS) scales[i] = item.y[i];
+}
+
+/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+
+extern "C" void abar__cuda_average_blocks(abar_device *dev, const abar__block_item *items, const abar__block_result *results,
+                                          const abar__block_tile *tiles, int64_t n, const abar__block_average *a,
+                                          float *partial, unsigned *tickets, const abar__cuda_live *now)
+{
+    if (n < 1) return;
+    abar__cuda_launch(dev, average_tiles, dim3((unsigned)n), dim3(THREADS), 0, items, results, tiles, *a, partial, tickets,
+                      now);
 }
 
 extern "C" void abar__cuda_multiply_blocks(abar_device *dev, const abar__block_item *items, const abar__block_tile *tiles,
-                                           int64_t n, const abar__block_state *state, int which, const abar__cuda_live *now)
+                                           int64_t n, const abar__block_product *p, const abar__cuda_live *now)
 {
-    if (n > 0) abar__cuda_launch(dev, multiply_tiles, dim3((unsigned)n), dim3(THREADS), 0, items, tiles, *state, which, now);
+    if (n > 0) abar__cuda_launch(dev, multiply_tiles, dim3((unsigned)n), dim3(THREADS), 0, items, tiles, *p, now);
+}
+
+extern "C" void abar__cuda_scale_blocks(abar_device *dev, const abar__block_item *items, const abar__block_result *results,
+                                        int n, const abar__block_state *state, const abar__block_stage *stage,
+                                        const abar__cuda_live *now)
+{
+    abar__cuda_launch(dev, renew_scales, dim3((unsigned)n), dim3(THREADS), 0, items, results, *state, *stage, now);
 }

@@ -50,10 +50,13 @@ __device__ static void decide(abar__cuda_live *l, double total, double grad_scal
     l->state.k = k + 1;
     l->norm = sqrt(total);
     l->scale = grad_scale * clipping;
+    l->grad_scale = grad_scale;
     l->numbers.skip = skip;
     if (!skip) {
         l->state.t++;
         l->numbers.lr = rates[k % ABAR_STEP_RATES];
+        if (rule.schedule_free)
+            l->numbers.share = abar__schedule_free_share(&l->state, l->numbers.lr, rule.time_power, rule.rate_power);
         l->numbers.grad_scale = (float)l->scale;
         l->numbers.first = (float)(1.0 / abar__cuda_correction(rule.beta1, l->state.t));
         l->numbers.second = (float)(1.0 / sqrt(abar__cuda_correction(rule.beta2, l->state.t)));
@@ -147,6 +150,7 @@ static abar_status rebind(abar_device *dev, abar__compiled_step *p, const abar__
     if (desc->n_items != p->n_items || desc->n_updates != p->n_updates || desc->n_blocks != p->n_blocks ||
         desc->n_tensors != p->n_tensors || !same_sizes(p, desc->items, desc->updates))
         return abar__fail(dev->ctx, ABAR_E_UNSUPPORTED, "device cuda: parameters of other sizes need another step");
+    if (p->extra) ABAR_TRY(abar__cuda_extra_rebind(dev, p->extra, desc->extra));
     if (p->blocks) ABAR_TRY(abar__cuda_block_stages_rebind(dev, p->blocks, desc->tensors));
     CUDA_TRY(dev, cudaEventSynchronize(p->sent)); /* the tables sent before have left this memory */
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
@@ -175,6 +179,8 @@ static void destroy(abar_device *dev, abar__compiled_step *p)
     abar__cuda_inverter_destroy(dev, p->m.inverter);
     abar__cuda_orthogonaliser_destroy(dev, p->orthogonaliser);
     abar__cuda_block_stages_destroy(dev, p->blocks);
+    abar__cuda_extra_destroy(dev, p->extra);
+    abar__cuda_natural_destroy(dev, p->natural);
     if (p->sent) cudaEventDestroy(p->sent);
     abar__cuda_pinned_free(dev, p->host, p->host_bytes);
     abar_device_free(dev, p->memory, p->memory_bytes);
@@ -196,9 +202,14 @@ static abar_status make(abar_device *dev, abar__compiled_step *p, const abar__st
         ABAR_TRY(abar__cuda_orthogonaliser_create(dev, desc->ns, desc->blocks, p->n_blocks, exact, &p->orthogonaliser));
     if (p->n_tensors > 0)
         ABAR_TRY(abar__cuda_block_stages_create(dev, desc->block_plan, desc->tensors, p->n_tensors, &p->blocks));
+    if (desc->extra && desc->extra->request.kind != ABAR_EXTRA_NONE)
+        ABAR_TRY(abar__cuda_extra_create(dev, desc->extra, &p->extra));
+    if (p->m.n > 0 && abar__plan_is_natural(&desc->plans[0]))
+        ABAR_TRY(abar__cuda_natural_create(dev, desc->plans, &p->m, &p->natural));
     ABAR_TRY(bind(dev, p, desc->items, desc->updates));
     ABAR_TRY(abar__cuda_make_dense(dev, p));
-    const abar__step_state state = {0, 0, 1.0, 0, 0, 0};
+    abar__step_state state = {};
+    state.kl_scale = 1.0;
     return fetch(dev, &p->m.now->state, &state, sizeof state);
 }
 
@@ -221,7 +232,8 @@ static size_t bytes(const abar__compiled_step *p)
     return sizeof *p + p->memory_bytes + p->host_bytes + (p->m.inverter ? abar__cuda_inverter_bytes(p->m.inverter) : 0) +
            (p->m.multiplier ? abar__cuda_multiplier_bytes(p->m.multiplier) : 0) +
            (p->orthogonaliser ? abar__cuda_orthogonaliser_bytes(p->orthogonaliser) : 0) +
-           (p->blocks ? abar__cuda_block_stages_bytes(p->blocks) : 0);
+           (p->blocks ? abar__cuda_block_stages_bytes(p->blocks) : 0) + (p->extra ? abar__cuda_extra_bytes(p->extra) : 0) +
+           (p->natural ? abar__cuda_natural_bytes(p->natural) : 0);
 }
 
 /* ---- stepping ----------------------------------------------------------------------------------------------------- */
@@ -255,6 +267,21 @@ static abar_status add_loss(abar_device *dev, abar__compiled_step *p, const void
     return abar__cuda_status(dev);
 }
 
+static abar_status perturb(abar_device *dev, abar__compiled_step *p, int sign)
+{
+    return abar__cuda_extra_perturb(dev, p->extra, p->m.now, sign);
+}
+
+static abar_status check_extra(abar_device *dev, abar__compiled_step *p)
+{
+    return abar__cuda_extra_check(dev, p->extra, p->m.now);
+}
+
+static abar_status take_extra(abar_device *dev, abar__compiled_step *p, double grad_scale, double clip)
+{
+    return abar__cuda_extra_take(dev, p->extra, p->m.now, grad_scale, clip);
+}
+
 static abar_status check(abar_device *dev, abar__compiled_step *p, double grad_scale, double clip)
 {
     abar__cuda_launch(dev, take_norm, dim3((unsigned)p->norm_blocks), dim3(THREADS), 0, p->norm_items, p->norm_table,
@@ -265,6 +292,10 @@ static abar_status check(abar_device *dev, abar__compiled_step *p, double grad_s
 static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *to_mean)
 {
     if (p->m.n == 0) return ABAR_OK;
+    if (p->natural) {
+        abar__cuda_natural_offer(p->natural, to_mean);
+        return ABAR_OK;
+    }
     ABAR_TRY(abar__cuda_keep_vectors(dev, &p->m, to_mean));
     return p->m.n_dense > 0 ? abar__cuda_keep_matrices(dev, &p->m, to_mean) : ABAR_OK;
 }
@@ -272,6 +303,7 @@ static abar_status keep(abar_device *dev, abar__compiled_step *p, const double *
 static abar_status precondition(abar_device *dev, abar__compiled_step *p, bool measure)
 {
     if (p->m.n == 0) return ABAR_OK;
+    if (p->natural) return abar__cuda_natural_run(dev, p->natural);
     abar__cuda_treat_vectors(dev, &p->m);
     if (p->m.n_dense > 0) ABAR_TRY(abar__cuda_treat_matrices(dev, &p->m));
     return measure ? abar__cuda_compare_maps(dev, &p->m) : abar__cuda_status(dev);
@@ -303,9 +335,19 @@ static abar_status pass(abar_device *dev, abar__compiled_step *p, int index)
         return abar__cuda_status(dev);
     }
     if (pass->kind == ABAR_PASS_BLOCKS) return abar__cuda_block_stages_run(dev, p->blocks, p->m.now);
+    if (pass->kind == ABAR_PASS_HYPERBALL) {
+        abar__cuda_hyperball(dev, p->items + pass->first, pass->n, &p->m.now->numbers, p->ball_sums);
+        return abar__cuda_status(dev);
+    }
     const int64_t first = p->first_unit[index];
     abar__cuda_update(dev, pass->update, p->items, p->table + first, p->first_unit[index + 1] - first, &p->m.now->numbers,
                       p->rule);
+    return abar__cuda_status(dev);
+}
+
+static abar_status shift(abar_device *dev, int64_t n, void *weight, const void *by, double factor, void *shadow)
+{
+    abar__cuda_shift(dev, n, (float *)weight, (const float *)by, factor, (bf16 *)shadow);
     return abar__cuda_status(dev);
 }
 
@@ -359,11 +401,16 @@ extern "C" const abar__step_ops abar__cuda_step = {
     .rates = set_rates,
     .begin = begin,
     .add_loss = add_loss,
+    .perturb = perturb,
+    .check_extra = check_extra,
+    .take_extra = take_extra,
     .check = check,
     .commit = keep,
     .precondition = precondition,
     .pass = pass,
+    .second = NULL, /* methods that learn from a second pass are refused */
     .measured = measured,
+    .shift = shift,
     .skipped = skipped,
     .step_now = step_now,
     .outcome = outcome,

@@ -18,7 +18,8 @@ typedef struct abar__cuda_live {
     abar__cuda_numbers numbers;
     abar__step_state state;
     int64_t now;        /* the step being made */
-    double norm, scale; /* |G| as it is in memory; what the update multiplies it by */
+    double norm, scale; /* |G| as it is in memory; what the update multiplies it by: */
+    double grad_scale;  /* without clipping */
     abar__cuda_losses seen;
     unsigned ticket;
 } abar__cuda_live;

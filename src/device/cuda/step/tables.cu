@@ -61,6 +61,7 @@ static void place_all(abar__compiled_step *p, char *base)
     place(&p->m.spoiled, base, &at, maps);
     place(&p->m.products, base, &at, 3 * maps);
     place(&p->partial, base, &at, (size_t)p->norm_blocks);
+    place(&p->ball_sums, base, &at, (size_t)p->n_balls * ABAR_BALL_SUMS);
     place(&p->rates, base, &at, ABAR_STEP_RATES);
 
     place(&p->m.unit_sums, base, &at, 2 * (size_t)p->m.n_units);
@@ -293,7 +294,10 @@ static void count_all(abar_device *dev, abar__compiled_step *p, const abar__step
     p->n_blocks = desc->n_blocks;
     p->n_tensors = desc->n_tensors;
     p->n_passes = desc->n_passes;
-    for (int i = 0; i < p->n_passes; i++) p->passes[i] = desc->passes[i];
+    for (int i = 0; i < p->n_passes; i++) {
+        p->passes[i] = desc->passes[i];
+        if (desc->passes[i].kind == ABAR_PASS_HYPERBALL) p->n_balls = desc->passes[i].n;
+    }
     p->m.n = desc->n_maps;
     const int64_t most = (int64_t)abar__cuda_of(dev)->processors * 8;
     p->m.span = outer_span(desc->plans, p->m.n, most);

@@ -3,6 +3,8 @@
 #define ABAR_CUDA_TABLES_H
 
 #include "device/cuda/step/blocks.h"
+#include "device/cuda/step/extra.h"
+#include "device/cuda/step/natural.h"
 #include "device/cuda/step/orthogonalise.h"
 #include "device/cuda/step/step.h"
 
@@ -17,7 +19,7 @@ typedef struct abar__norm_item {
 struct abar__compiled_step {
     int n_items, n_updates;
     int64_t norm_units, units, norm_blocks;
-    int n_passes, n_blocks, n_tensors;
+    int n_passes, n_blocks, n_tensors, n_balls;
     abar__update_pass passes[ABAR_PASSES_MAX];
     int64_t first_unit[ABAR_PASSES_MAX + 1]; /* of the table, of each pass */
     abar__cuda_rule rule;
@@ -25,6 +27,8 @@ struct abar__compiled_step {
     abar__cuda_orthogonaliser *orthogonaliser; /* NULL: no blocks */
     int32_t *verdicts;                         /* (n_blocks) */
     abar__cuda_block_stages *blocks;           /* NULL: no stages */
+    abar__cuda_extra *extra;                   /* NULL: the rule needs no extra gradients */
+    abar__cuda_natural *natural;               /* NULL: the method is another */
     abar__cuda_maps m;
     /* device memory: one block, of which the first tables_bytes are sent from p->host */
     char *memory;
@@ -35,8 +39,9 @@ struct abar__compiled_step {
     abar__norm_item *norm_items;
     abar__cuda_unit *norm_table, *table;
     abar__cuda_item *items;
-    double *partial; /* (norm_blocks) */
-    double *rates;   /* (ABAR_STEP_RATES): step k at k modulo that */
+    double *partial;   /* (norm_blocks) */
+    double *ball_sums; /* (items of passes that keep norms, ABAR_BALL_SUMS) */
+    double *rates;     /* (ABAR_STEP_RATES): step k at k modulo that */
     /* pinned */
     char *host;
     size_t host_bytes;

@@ -30,24 +30,58 @@ struct sgd_rule {
     }
 };
 
-struct adamw_rule {
+__device__ static inline float clamped(float g)
+{
+    const float largest = (float)ABAR_ADAMW_LARGEST_F32;
+    return fminf(fmaxf(g, -largest), largest);
+}
+
+/* AHEAD: nadamw. */
+template <bool AHEAD> struct adam_rule {
     static const int states = 2;
     static const bool to_grad = false, scaled = true;
-    float decay, lr, beta1, rest1, beta2, rest2, root, eps;
-    __device__ adamw_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+    float decay, against, lr, beta1, rest1, beta2, rest2, root,
+        eps; /* against: the decay where step and weight differ in sign */
+    __device__ adam_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
         : beta1(k.beta1), rest1(k.rest1), beta2(k.beta2), rest2(k.rest2), root(n.second), eps(k.eps)
     {
         const double rate = n.lr * part.lr_scale;
         decay = (float)(rate * part.decay);
+        against = part.cautious ? 0.0f : decay;
         lr = (float)(rate * (double)n.first);
     }
     __device__ float operator()(float w, float g, float &s0, float &s1) const
     {
-        const float largest = (float)ABAR_ADAMW_LARGEST_F32;
-        g = fminf(fmaxf(g, -largest), largest);
+        g = clamped(g);
         s0 = beta1 * s0 + rest1 * g;
         s1 = beta2 * s1 + rest2 * g * g;
-        return w - (decay * w + lr * s0 / (root * sqrtf(s1) + eps));
+        const float mean = AHEAD ? beta1 * s0 + rest1 * g : s0;
+        return w - ((mean * w < 0.0f ? against : decay) * w + lr * mean / (root * sqrtf(s1) + eps));
+    }
+};
+typedef adam_rule<false> adamw_rule;
+typedef adam_rule<true> nadamw_rule;
+
+/* The weight is y, s0 is z - y. */
+struct sfadamw_rule {
+    static const int states = 2;
+    static const bool to_grad = false, scaled = true;
+    float decay, beta2, rest2, root, eps, share, step, keep, apart;
+    __device__ sfadamw_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+        : decay((float)part.decay), beta2(k.beta2), rest2(k.rest2), root(n.second), eps(k.eps), share((float)n.share)
+    {
+        const double rate = n.lr * part.lr_scale, rest = 1.0 - n.share;
+        step = (float)(rate * (1.0 - (double)k.beta1 * rest));
+        keep = (float)rest;
+        apart = (float)(rate * (double)k.beta1);
+    }
+    __device__ float operator()(float w, float g, float &s0, float &s1) const
+    {
+        g = clamped(g);
+        s1 = beta2 * s1 + rest2 * g * g;
+        const float u = g / (root * sqrtf(s1) + eps) + decay * w, y = w + (share * s0 - step * u);
+        s0 = keep * (s0 - apart * u);
+        return y;
     }
 };
 
@@ -74,15 +108,74 @@ struct momentum_rule {
 struct plain_rule {
     static const int states = 0;
     static const bool to_grad = false, scaled = false; /* the gradient is as it is in memory */
-    float decay, lr;
+    float decay, against, lr;
     __device__ plain_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &)
+    {
+        const double rate = n.lr * part.lr_scale;
+        decay = (float)(rate * part.decay);
+        against = part.cautious ? 0.0f : decay;
+        lr = (float)rate;
+    }
+    __device__ float operator()(float w, float g, float &, float &) const
+    {
+        return w - ((g * w < 0.0f ? against : decay) * w + lr * g);
+    }
+};
+
+/* Reads the diagonal beside its two moments. */
+struct adahessian_rule {
+    static const int states = 2;
+    static const bool to_grad = false, scaled = true;
+    float decay, lr, beta1, rest1, beta2, rest2, root, eps, power;
+    __device__ adahessian_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+        : beta1(k.beta1), rest1(k.rest1), beta2(k.beta2), rest2(k.rest2), root(n.second), eps(k.eps), power(k.power)
+    {
+        const double rate = n.lr * part.lr_scale;
+        decay = (float)(rate * part.decay);
+        lr = (float)(rate * (double)n.first);
+    }
+    __device__ float operator()(float w, float g, float &s0, float &s1, float d) const
+    {
+        d = fminf(d, (float)ABAR_ADAMW_LARGEST_F32);
+        s0 = beta1 * s0 + rest1 * g;
+        s1 = beta2 * s1 + rest2 * d * d;
+        const float length = root * sqrtf(s1), all = (power == 1.0f ? length : powf(length, power)) + eps;
+        return w - (decay * w + (all > 0.0f ? lr * s0 / all : 0.0f));
+    }
+};
+
+/* Its second state is the diagonal, which the step does not change. */
+struct sophia_rule {
+    static const int states = 2;
+    static const bool to_grad = false, scaled = true;
+    float decay, lr, beta1, rest1, scale;
+    __device__ sophia_rule(const abar__cuda_part &part, const abar__cuda_numbers &n, const abar__cuda_rule &k)
+        : beta1(k.beta1), rest1(k.rest1), scale(k.clip_scale)
     {
         const double rate = n.lr * part.lr_scale;
         decay = (float)(rate * part.decay);
         lr = (float)rate;
     }
-    __device__ float operator()(float w, float g, float &, float &) const { return w - (decay * w + lr * g); }
+    __device__ float operator()(float w, float g, float &s0, float &s1) const
+    {
+        s0 = beta1 * s0 + rest1 * g;
+        const float ratio = fminf(fabsf(s0) / (scale * s1 + (float)ABAR_SOPHIA_LEAST), 1.0f);
+        return w - (decay * w + lr * copysignf(ratio, s0));
+    }
 };
+
+/* One element by any rule; those with a diagonal get it, too. */
+template <class Rule>
+__device__ static inline float apply(const Rule &rule, const abar__cuda_part &, int64_t, float w, float g, float &s0, float &s1)
+{
+    return rule(w, g, s0, s1);
+}
+
+__device__ static inline float apply(const adahessian_rule &rule, const abar__cuda_part &p, int64_t i, float w, float g,
+                                     float &s0, float &s1)
+{
+    return rule(w, g, s0, s1, p.state[2][i]);
+}
 
 /* ---- one element, four elements ----------------------------------------------------------------------------------- */
 
@@ -90,7 +183,7 @@ template <class Rule> __device__ static inline void update_one(const abar__cuda_
 {
     const bool has_state = Rule::states > 0 && p.state[0];
     float s0 = has_state ? p.state[0][i] : 0.0f, s1 = Rule::states > 1 ? p.state[1][i] : 0.0f;
-    const float w = rule(Rule::to_grad ? 0.0f : p.weight[i], g, s0, s1);
+    const float w = apply(rule, p, i, Rule::to_grad ? 0.0f : p.weight[i], g, s0, s1);
     (Rule::to_grad ? p.grad : p.weight)[i] = w;
     if (has_state) p.state[0][i] = s0;
     if (Rule::states > 1) p.state[1][i] = s1;
@@ -105,7 +198,7 @@ __device__ static inline void update_four(const abar__cuda_part &p, const Rule &
     pack<float> s1 = {};
     if (Rule::states > 1) s1 = load_pack(p.state[1] + i);
 #pragma unroll
-    for (int j = 0; j < 4; j++) w.v[j] = rule(w.v[j], g.v[j], s0.v[j], s1.v[j]);
+    for (int j = 0; j < 4; j++) w.v[j] = apply(rule, p, i + j, w.v[j], g.v[j], s0.v[j], s1.v[j]);
     store_pack((Rule::to_grad ? p.grad : p.weight) + i, w);
     if (Rule::states > 0 && p.state[0]) store_pack(p.state[0] + i, s0);
     if (Rule::states > 1) store_pack(p.state[1] + i, s1);
@@ -261,6 +354,17 @@ static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS, 2)
     update_unit<Rule>(item, unit.first, n, k);
 }
 
+/* Between steps: whatever the last one decided. */
+static __global__ void __launch_bounds__(ABAR_UPDATE_THREADS)
+    shift_weights(int64_t n, float *weight, const float *by, float factor, bf16 *shadow)
+{
+    const int64_t i = (int64_t)blockIdx.x * ABAR_UPDATE_THREADS + threadIdx.x;
+    if (i >= n) return;
+    const float w = weight[i] + factor * by[i];
+    weight[i] = w;
+    if (shadow) shadow[i] = __float2bfloat16_rn(w);
+}
+
 /* ---- the host's side ---------------------------------------------------------------------------------------------- */
 
 extern "C" abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s)
@@ -275,6 +379,11 @@ extern "C" abar__cuda_rule abar__cuda_rule_of(const abar__update_scalars *s)
     k.beta2 = (float)s->beta2;
     k.rest2 = (float)(1.0 - (double)k.beta2);
     k.eps = (float)s->eps;
+    k.schedule_free = s->schedule_free;
+    k.time_power = s->time_power;
+    k.rate_power = s->rate_power;
+    k.power = (float)s->power;
+    k.clip_scale = (float)s->clip_scale;
     return k;
 }
 
@@ -285,9 +394,11 @@ static abar__cuda_part part_of(const abar__update_item *item)
     p.grad = (float *)item->grad;
     p.state[0] = (float *)item->state[0];
     p.state[1] = (float *)item->state[1];
+    p.state[2] = (float *)item->state[2];
     p.shadow = (bf16 *)item->shadow;
     p.lr_scale = item->lr_scale;
     p.decay = item->weight_decay;
+    p.cautious = item->cautious;
     return p;
 }
 
@@ -333,6 +444,10 @@ static update_kernel kernel_of(abar__update_kind kind)
     case ABAR_UPDATE_ADAMW: return update_table<adamw_rule>;
     case ABAR_UPDATE_MOMENTUM: return update_table<momentum_rule>;
     case ABAR_UPDATE_PLAIN: return update_table<plain_rule>;
+    case ABAR_UPDATE_NADAMW: return update_table<nadamw_rule>;
+    case ABAR_UPDATE_SFADAMW: return update_table<sfadamw_rule>;
+    case ABAR_UPDATE_ADAHESSIAN: return update_table<adahessian_rule>;
+    case ABAR_UPDATE_SOPHIA: return update_table<sophia_rule>;
     case ABAR_UPDATE_KINDS: break; /* no kind */
     }
     return NULL;
@@ -344,4 +459,11 @@ extern "C" void abar__cuda_update(abar_device *dev, abar__update_kind kind, cons
 {
     if (n_units == 0) return;
     abar__cuda_launch(dev, kernel_of(kind), dim3((unsigned)n_units), dim3(ABAR_UPDATE_THREADS), 0, items, units, numbers, rule);
+}
+
+extern "C" void abar__cuda_shift(abar_device *dev, int64_t n, float *weight, const float *by, double factor, bf16 *shadow)
+{
+    if (n == 0) return;
+    abar__cuda_launch(dev, shift_weights, dim3((unsigned)abar__cuda_blocks(n, ABAR_UPDATE_THREADS)), dim3(ABAR_UPDATE_THREADS),
+                      0, n, weight, by, (float)factor, shadow);
 }

@@ -14,9 +14,10 @@
 typedef struct abar__cuda_part {
     float *weight; /* NULL: none */
     float *grad;
-    float *state[2];
+    float *state[3];
     bf16 *shadow;
     double lr_scale, decay;
+    int32_t cautious; /* 1: decay only where it agrees with the step */
 } abar__cuda_part;
 
 /* How a map's gradient is treated in this step. */
@@ -52,7 +53,8 @@ typedef struct abar__cuda_unit {
 typedef struct abar__cuda_numbers {
     double lr;
     float grad_scale;    /* micro-batches and clipping */
-    float first, second; /* adamw: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t) */
+    float first, second; /* adamw, nadamw, sfadamw, adahessian: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t) */
+    double share;        /* sfadamw: c */
     int32_t skip;
 } abar__cuda_numbers;
 
@@ -61,6 +63,10 @@ typedef struct abar__cuda_rule {
     float momentum, rest;                  /* rest: 1 - momentum */
     float nesterov, decoupled;             /* 0 or 1 */
     float beta1, rest1, beta2, rest2, eps; /* rest: 1 - beta */
+    int32_t schedule_free;                 /* 1: the share is computed */
+    double time_power, rate_power;
+    float power;      /* adahessian */
+    float clip_scale; /* sophia */
 } abar__cuda_rule;
 
 extern "C" {
@@ -71,7 +77,16 @@ int64_t abar__cuda_units_of(const abar__cuda_item *item);
 /* All units in one launch; numbers in device memory. */
 void abar__cuda_update(abar_device *dev, abar__update_kind kind, const abar__cuda_item *items, const abar__cuda_unit *units,
                        int64_t n_units, const abar__cuda_numbers *numbers, abar__cuda_rule rule);
+/* weight += factor * by; shadow NULL: none. */
+void abar__cuda_shift(abar_device *dev, int64_t n, float *weight, const float *by, double factor, bf16 *shadow);
+
+/* Plain updates of n items whose weights keep their norms (hyperball.cu); sums: (n, ABAR_BALL_SUMS). */
+void abar__cuda_hyperball(abar_device *dev, const abar__cuda_item *items, int n, const abar__cuda_numbers *numbers,
+                          double *sums);
 }
+
+#define ABAR_BALL_SHARES 32                   /* blocks that share an item */
+#define ABAR_BALL_SUMS (3 * ABAR_BALL_SHARES) /* squares of the weight, of the step, of the weight after it */
 
 /* 1 / (1 - beta^t) and its root, from the beta that the moments are made with. */
 __host__ __device__ static inline double abar__cuda_correction(float beta, int64_t t)

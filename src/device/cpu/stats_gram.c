@@ -1,5 +1,5 @@
 /* Sums of products of columns: shares strips of the result among threads. */
-#include "analysis/gram.h"
+#include "device/cpu/stats_gram.h"
 
 #include <string.h>
 
@@ -9,10 +9,10 @@ enum {
     SERIAL_PRODUCTS = 1 << 20 /* below so many products threads cost more than they save */
 };
 
-static const abar__gram_kernels *kernels(void)
+static const abar__gram_kernels *kernels(const abar_context *ctx)
 {
     static const abar__gram_kernels *const by_isa[] = ABAR_ISA_TABLE(abar__gram);
-    return by_isa[abar__isa_best()];
+    return by_isa[abar__isa_best(ctx)];
 }
 
 void abar__gram_pack(const double *x, int64_t rows, int64_t columns, int64_t row, int64_t column, double *panels)
@@ -39,9 +39,9 @@ static void add_strip(const abar__gram_kernels *k, int64_t rows, const double *a
                                    .pitch = pitch});
 }
 
-void abar__gram_add(int64_t rows, int64_t side, const double *panels, double *sums)
+void abar__gram_add(const abar_context *ctx, int64_t rows, int64_t side, const double *panels, double *sums)
 {
-    const abar__gram_kernels *k = kernels();
+    const abar__gram_kernels *k = kernels(ctx);
     const int64_t n = side / WIDTH;
 #pragma omp parallel for schedule(dynamic) if (rows * side * side / 2 > SERIAL_PRODUCTS)
     for (int64_t i = 0; i < n; i++) { /* the longest strips first */
@@ -50,7 +50,8 @@ void abar__gram_add(int64_t rows, int64_t side, const double *panels, double *su
     }
 }
 
-void abar__gram_add_rows(int64_t examples, int64_t numbers, const double *g, double *panels, double *sums)
+void abar__gram_add_rows(const abar_context *ctx, int64_t examples, int64_t numbers, const double *g, double *panels,
+                         double *sums)
 {
     const int64_t side = abar__gram_side(examples);
     for (int64_t first = 0; first < numbers; first += ABAR_GRAM_BLOCK) {
@@ -59,13 +60,14 @@ void abar__gram_add_rows(int64_t examples, int64_t numbers, const double *g, dou
         for (int64_t i = 0; i < side; i += WIDTH)
             abar__gram_pack(g + i * numbers + first, n, examples - i < WIDTH ? examples - i : WIDTH, 1, numbers,
                             panels + i * n);
-        abar__gram_add(n, side, panels, sums);
+        abar__gram_add(ctx, n, side, panels, sums);
     }
 }
 
-void abar__gram_multiply(int64_t rows, int64_t a_side, const double *a, int64_t b_side, const double *b, double *sums)
+void abar__gram_multiply(const abar_context *ctx, int64_t rows, int64_t a_side, const double *a, int64_t b_side,
+                         const double *b, double *sums)
 {
-    const abar__gram_kernels *k = kernels();
+    const abar__gram_kernels *k = kernels(ctx);
     for (int64_t p = 0; p < a_side / WIDTH; p++)
         add_strip(k, rows, a + p * rows * WIDTH, b, b_side / WIDTH, sums + p * WIDTH * b_side, b_side);
 }

@@ -1,0 +1,59 @@
+/* NAdamW (methods.md section 8): AdamW whose step looks one average ahead,
+ *   m <- beta1 m + (1 - beta1) G;  v <- beta2 v + (1 - beta2) G^2;  n = beta1 m + (1 - beta1) G;
+ *   W <- (1 - eta lambda) W - eta (n / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) */
+#include "optim/optim_impl.h"
+
+typedef struct config {
+    double beta1, beta2, eps;
+} config;
+
+_Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
+
+static const abar_option options[] = {
+    {.name = "beta1",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(config, beta1),
+     .fallback = "0.9",
+     .min = 0.0,
+     .max = 0.999999,
+     .help = "decay of the gradient's running mean"},
+    {.name = "beta2",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(config, beta2),
+     .fallback = "0.999",
+     .min = 0.0,
+     .max = 0.999999,
+     .help = "decay of the squared gradient's running mean"},
+    {.name = "eps",
+     .type = ABAR_OPTION_REAL,
+     .offset = offsetof(config, eps),
+     .fallback = "1e-8",
+     .min = 1e-30,
+     .max = 1.0,
+     .help = "added to the root of the second moment"},
+    {.name = NULL},
+};
+
+static void scalars(const void *settings, abar__update_scalars *s)
+{
+    const config *c = settings;
+    s->beta1 = c->beta1;
+    s->beta2 = c->beta2;
+    s->eps = c->eps;
+}
+
+static void plan(const void *settings, const abar__param_view *param, abar__chain *chain)
+{
+    (void)settings, (void)param;
+    chain->first = ABAR_UPDATE_NADAMW;
+}
+
+const abar__rule_ops abar__rule_nadamw = {
+    .rule = {.name = "nadamw",
+             .summary = "AdamW with Nesterov's momentum",
+             .options = options,
+             .config_size = sizeof(config),
+             .states = 2},
+    .plan = plan,
+    .scalars = scalars,
+};

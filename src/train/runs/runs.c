@@ -1,0 +1,346 @@
+/* Runs in a tree of folders. A run is a folder with config.json; comparisons, sweeps and tunings have a JSON file of their
+ * name. */
+#include "abar/runs.h"
+#include "train/train_json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define DEPTH_MAX 24
+#define PATH_LENGTH_MAX 4096
+#define FILE_MAX ((size_t)1 << 28)
+#define LOG_TAIL ((long)1 << 20) /* bytes of a log in which its last epoch is looked for */
+#define HEADER_MAX ((uint64_t)100 << 20)
+
+/* A visit; path is that of the current folder. */
+typedef struct tour {
+    abar_context *ctx;
+    abar_run_visitor visit;
+    void *user;
+    bool all, ended;
+    char path[PATH_LENGTH_MAX];
+    char optim[ABAR_OPTION_TEXT_MAX], model[ABAR_OPTION_TEXT_MAX], data[ABAR_OPTION_TEXT_MAX], problem[1024];
+} tour;
+
+/* The path of a file in the current folder; false: it is too long. */
+static bool file_path(const tour *t, const char *name, char path[PATH_LENGTH_MAX])
+{
+    return snprintf(path, PATH_LENGTH_MAX, "%s/%s", t->path, name) < PATH_LENGTH_MAX;
+}
+
+static bool has_file(const tour *t, const char *name)
+{
+    char path[PATH_LENGTH_MAX];
+    struct stat info;
+    return file_path(t, name, path) && lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+static void damage(tour *t, abar_run_info *info, const char *why)
+{
+    snprintf(t->problem, sizeof t->problem, "%s", why);
+    info->problem = t->problem;
+    info->condition = ABAR_RUN_DAMAGED;
+}
+
+static void copy(char *to, const char *from) { snprintf(to, ABAR_OPTION_TEXT_MAX, "%s", from ? from : ""); }
+
+/* The file as JSON; NULL: it cannot be read, and the context says why. */
+static cJSON *read_json(const tour *t, const char *name)
+{
+    char path[PATH_LENGTH_MAX];
+    abar__text text = {0};
+    cJSON *root = NULL;
+    if (!file_path(t, name, path) || abar__file_read(t->ctx, path, FILE_MAX, &text) < 0) return NULL;
+    if (abar__json_parse(t->ctx, path, text.data, text.length, &root) < 0) root = NULL;
+    abar__text_free(t->ctx, &text);
+    return root;
+}
+
+/* ---- runs -------------------------------------------------------------------------------------------------------------- */
+
+static double number_or(const cJSON *object, const char *name, double otherwise)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+}
+
+/* One line of the log; true: it tells of an epoch. A line that a crash cut short does not. */
+static bool read_epoch(const char *line, size_t n, abar_run_info *info)
+{
+    cJSON *root = cJSON_ParseWithLength(line, n);
+    const double epoch = number_or(root, "epoch", 0.0);
+    const bool found = epoch >= 1.0 && epoch < 0x1p53;
+    if (found) {
+        const char *part = info->validation ? "validation" : "test";
+        char name[32];
+        info->epochs = (int64_t)epoch;
+        snprintf(name, sizeof name, "%s_acc", part);
+        info->accuracy = number_or(root, name, NAN);
+        snprintf(name, sizeof name, "%s_loss", part);
+        info->loss = number_or(root, name, NAN);
+    }
+    cJSON_Delete(root);
+    return found;
+}
+
+/* The last epoch of the log, from its end. */
+static void read_log(const tour *t, abar_run_info *info)
+{
+    char path[PATH_LENGTH_MAX];
+    void *memory;
+    if (!file_path(t, "log.jsonl", path) || abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory) < 0) return;
+    char *text = memory;
+    FILE *file = fopen(path, "rb");
+    size_t n = 0;
+    if (file && fseek(file, 0, SEEK_END) == 0) {
+        const long size = ftell(file), from = size > LOG_TAIL ? size - LOG_TAIL : 0;
+        if (fseek(file, from, SEEK_SET) == 0) n = fread(text, 1, (size_t)LOG_TAIL, file);
+    }
+    if (file) fclose(file);
+    for (size_t end = n; end > 0;) {
+        size_t begin = end;
+        while (begin > 0 && text[begin - 1] != '\n') begin--;
+        if (end > begin && read_epoch(text + begin, end - begin, info)) break;
+        end = begin > 0 ? begin - 1 : 0;
+    }
+    abar__free(t->ctx, memory, (size_t)LOG_TAIL);
+}
+
+/* Where the last tensor ends, according to the header of a safetensors file; -1: it cannot be read. */
+static double tensors_end(const char *header, size_t n)
+{
+    cJSON *root = cJSON_ParseWithLength(header, n);
+    const cJSON *item;
+    double end = cJSON_IsObject(root) ? 0.0 : -1.0;
+    cJSON_ArrayForEach(item, root)
+    {
+        const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+        if (cJSON_IsArray(offsets) && cJSON_IsNumber(cJSON_GetArrayItem(offsets, 1)))
+            end = fmax(end, cJSON_GetArrayItem(offsets, 1)->valuedouble);
+    }
+    cJSON_Delete(root);
+    return end;
+}
+
+/* Whether the checkpoint has its whole length. Its checksums are left to who reads it: that takes long for a large one. */
+static bool is_whole(const tour *t)
+{
+    char path[PATH_LENGTH_MAX];
+    unsigned char word[8];
+    struct stat info;
+    void *memory = NULL;
+    uint64_t length = 0;
+    if (!file_path(t, "state.safetensors", path) || stat(path, &info) != 0) return false;
+    FILE *file = fopen(path, "rb");
+    bool whole = file && fread(word, 1, 8, file) == 8;
+    for (int i = 7; i >= 0 && whole; i--) length = length << 8 | word[i];
+    whole = whole && length < HEADER_MAX && (double)length + 8.0 <= (double)info.st_size;
+    whole = whole && abar__alloc(t->ctx, (size_t)length, &memory) >= 0 && memory;
+    whole = whole && fread(memory, 1, (size_t)length, file) == length;
+    whole = whole && tensors_end(memory, (size_t)length) + 8.0 + (double)length == (double)info.st_size;
+    if (memory) abar__free(t->ctx, memory, (size_t)length);
+    if (file) fclose(file);
+    return whole;
+}
+
+/* report.json of a run of a comparison tells whether it failed. */
+static void read_failure(tour *t, abar_run_info *info)
+{
+    cJSON *root = has_file(t, "report.json") ? read_json(t, "report.json") : NULL;
+    const char *failure = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "failure"));
+    if (failure) {
+        snprintf(t->problem, sizeof t->problem, "%s", failure);
+        info->problem = t->problem;
+    }
+    cJSON_Delete(root);
+}
+
+static void look_at_run(tour *t, abar_run_info *info)
+{
+    abar_setup *setup;
+    if (abar_setup_load(t->ctx, t->path, &setup) < 0) {
+        damage(t, info, abar_context_error(t->ctx));
+        return;
+    }
+    const abar_train_config *train = &setup->train;
+    copy(t->model, train->model);
+    copy(t->data, train->data);
+    copy(t->optim, train->optim);
+    info->text = setup->model->text;
+    info->validation = train->validation > 0.0;
+    info->epochs_wanted = train->stop_after > 0 && train->stop_after < train->epochs ? train->stop_after : train->epochs;
+    abar_setup_destroy(t->ctx, setup);
+    read_log(t, info);
+    if (info->epochs >= info->epochs_wanted) info->condition = ABAR_RUN_FINISHED;
+    read_failure(t, info);
+    if (has_file(t, "state.safetensors") && !is_whole(t))
+        damage(t, info, "state.safetensors: is not whole, restore it or begin the run anew");
+    else if (!has_file(t, "state.safetensors") && info->epochs > 1)
+        damage(t, info, "state.safetensors: is gone, restore it or begin the run anew");
+}
+
+/* ---- comparisons, sweeps, tunings -------------------------------------------------------------------------------------- */
+
+/* Settings that all methods share, from the first of them. */
+static void read_settings(tour *t, const cJSON *methods, abar_run_info *info)
+{
+    const cJSON *item, *setup = cJSON_GetObjectItemCaseSensitive(cJSON_IsArray(methods) ? methods->child : NULL, "setup");
+    const cJSON *train = cJSON_GetObjectItemCaseSensitive(setup, "train");
+    copy(t->model, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(train, "model")));
+    copy(t->data, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(train, "data")));
+    const abar_model *model = abar_model_find(t->model);
+    info->text = model && model->text;
+    info->validation = number_or(train, "validation", 0.0) > 0.0;
+    info->epochs_wanted = (int64_t)fmin(fmax(number_or(train, "epochs", 0.0), 0.0), 1e9);
+    cJSON_ArrayForEach(item, methods) info->runs_wanted += (int)fmin(fmax(number_or(item, "seeds", 1.0), 0.0), 1e6);
+}
+
+static void add_name(tour *t, const char *name)
+{
+    const size_t n = strlen(t->optim);
+    if (name && n + strlen(name) + 3 < sizeof t->optim) snprintf(t->optim + n, sizeof t->optim - n, "%s%s", n ? "," : "", name);
+}
+
+/* The best number of a member among objects; NaN: none. */
+static double best_of(const cJSON *list, const char *part, const char *name, bool least)
+{
+    const cJSON *item;
+    double best = NAN;
+    char member[48];
+    snprintf(member, sizeof member, "%s_%s", part, name);
+    cJSON_ArrayForEach(item, list)
+    {
+        const double value = number_or(item, member, NAN);
+        best = least ? fmin(best, value) : fmax(best, value); /* NaN loses */
+    }
+    return best;
+}
+
+static void read_results(tour *t, const cJSON *root, abar_run_info *info)
+{
+    const cJSON *config = cJSON_GetObjectItemCaseSensitive(root, "config"), *item;
+    const cJSON *methods = cJSON_GetObjectItemCaseSensitive(config, "methods");
+    const cJSON *names = cJSON_GetObjectItemCaseSensitive(config, "optimizers"); /* of a sweep: texts, of a tuning: objects */
+    const cJSON *rows = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(root, "table"), "rows");
+    const bool tuning = info->kind == ABAR_KIND_TUNING;
+    const cJSON *named = names ? names : methods;
+    cJSON_ArrayForEach(item, named)
+    {
+        add_name(t, cJSON_IsString(item) ? item->valuestring
+                                         : cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "label")));
+    }
+    read_settings(t, tuning ? names : methods, info);
+    if (tuning) {
+        rows = cJSON_GetObjectItemCaseSensitive(root, "results");
+        info->validation = false; /* its results are of the test part */
+        info->runs_wanted = 0;
+    }
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "runs"))
+    {
+        info->runs++;
+        info->failures += cJSON_IsString(cJSON_GetObjectItemCaseSensitive(item, "failure"));
+    }
+    const char *part = info->validation ? "validation" : "test";
+    info->accuracy = best_of(rows, part, "acc", false);
+    info->loss = best_of(rows, part, "loss", true);
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "complete"))) info->condition = ABAR_RUN_FINISHED;
+    if (!cJSON_IsObject(config) || !t->model[0]) damage(t, info, "has no configuration, is the file damaged?");
+}
+
+static void look_at_group(tour *t, const char *name, abar_run_info *info)
+{
+    cJSON *root = read_json(t, name);
+    if (root)
+        read_results(t, root, info);
+    else
+        damage(t, info, abar_context_error(t->ctx));
+    cJSON_Delete(root);
+}
+
+/* ---- the tree ---------------------------------------------------------------------------------------------------------- */
+
+/* Tells of the current folder if there is something in it; *group: whether it has runs of its own. */
+static void tell(tour *t, bool inside, bool *group)
+{
+    static const struct {
+        const char *name;
+        abar_run_kind kind;
+    } known[] = {{"tune.json", ABAR_KIND_TUNING},
+                 {"sweep.json", ABAR_KIND_SWEEP},
+                 {"compare.json", ABAR_KIND_COMPARISON},
+                 {"config.json", ABAR_KIND_RUN}};
+    const size_t n = sizeof known / sizeof *known;
+    size_t i = 0;
+    while (i < n && !has_file(t, known[i].name)) i++;
+    *group = i < n && known[i].kind != ABAR_KIND_RUN;
+    if (i == n || (inside && !t->all)) return;
+    t->optim[0] = t->model[0] = t->data[0] = '\0';
+    abar_run_info info = {.path = t->path,
+                          .kind = known[i].kind,
+                          .condition = ABAR_RUN_STOPPED,
+                          .model = t->model,
+                          .data = t->data,
+                          .optim = t->optim,
+                          .accuracy = NAN,
+                          .loss = NAN,
+                          .inside = inside};
+    if (*group)
+        look_at_group(t, known[i].name, &info);
+    else
+        look_at_run(t, &info);
+    if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->path)) info.condition = ABAR_RUN_RUNNING;
+    t->ended = !t->visit(t->user, &info);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* Folders only, and none that begins with a point. */
+static int wanted(const struct dirent *entry)
+{
+    if (entry->d_name[0] == '.') return 0;
+    return entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN;
+}
+
+static void walk(tour *t, bool inside, int depth)
+{
+    struct dirent **entries = NULL;
+    bool group = false;
+    const size_t end = strlen(t->path);
+    tell(t, inside, &group);
+    if (t->ended || depth == DEPTH_MAX || ((group || inside) && !t->all)) return;
+    const int n = scandir(t->path, &entries, wanted, alphasort);
+    for (int i = 0; i < n; i++) {
+        const size_t length = strlen(entries[i]->d_name);
+        if (!t->ended && end + length + 2 < sizeof t->path) {
+            snprintf(t->path + end, sizeof t->path - end, "%s%s", end > 0 && t->path[end - 1] == '/' ? "" : "/",
+                     entries[i]->d_name);
+            if (is_folder(t->path)) walk(t, inside || group, depth + 1);
+            t->path[end] = '\0';
+        }
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_run_visitor visit, void *user)
+{
+    tour t = {.ctx = ctx, .visit = visit, .user = user, .all = all};
+    struct stat info;
+    if (strlen(dir) + 1 >= sizeof t.path) return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s: its path is too long", dir);
+    if (stat(dir, &info) != 0)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
+    if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
+    snprintf(t.path, sizeof t.path, "%s", dir);
+    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
+    walk(&t, false, 0);
+    return ABAR_OK;
+}
