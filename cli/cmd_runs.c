@@ -56,6 +56,13 @@ static void write_json(json_writer *j, const abar_run_info *info)
     json_end(j);
 }
 
+/* Folders may have any name: what would control the terminal becomes ?. */
+static void tame(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
+}
+
 static void fill(row *r, const abar_run_info *info)
 {
     char number[NUMBER_MAX];
@@ -75,6 +82,7 @@ static void fill(row *r, const abar_run_info *info)
                  print_fixed(number, result, info->text ? 4 : 2), info->text ? "" : " %");
     snprintf(r->cell[STATE].text, GRID_TEXT_MAX, "%s%s", states[info->condition],
              run && info->problem && info->condition != ABAR_RUN_DAMAGED ? ", failed" : "");
+    for (int i = 0; i < COLUMNS; i++) tame(r->cell[i].text);
 }
 
 /* Appends "path: why". */
@@ -89,9 +97,11 @@ static void add_problem(list *l, const abar_run_info *info)
     l->problems = grown;
     /* texts of the library name the file themselves */
     if (strncmp(info->problem, info->path, strlen(info->path)) == 0)
-        snprintf(grown + before, more, "%s\n", info->problem);
+        snprintf(grown + before, more, "%s", info->problem);
     else
-        snprintf(grown + before, more, "%s/%s\n", info->path, info->problem);
+        snprintf(grown + before, more, "%s/%s", info->path, info->problem);
+    tame(grown + before);
+    strcat(grown + before, "\n");
 }
 
 static bool add(void *user, const abar_run_info *info)

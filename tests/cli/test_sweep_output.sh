@@ -168,6 +168,9 @@ check "runs --json prints one object" one_json_object
 ln -s / shelf/root
 run runs shelf
 check "links are not followed" bash -c "! grep -q shelf/root stdout"
+cp -r one0 "shelf/$(printf 'b\033[31m\nd')"
+run runs shelf
+check "names of folders cannot control the terminal" bash -c "grep -q '^shelf/b?.31m?d ' stdout && ! grep -q \$'\\033' stdout"
 mkdir bare
 run runs bare
 check "an empty folder" says '^no runs in bare$'
@@ -201,6 +204,9 @@ refuses "seeds of one optimizer" 2 '--optim mac:3: all have the same number of s
 refuses "runs of a file" 2 'is a file' runs ../one0/sweep.csv
 refuses "runs of nothing" 2 'no such folder' runs nowhere
 refuses "no target" 2 '--target 93: not a target' compare "${tiny[@]}" --target 93
+refuses "a misspelt setting of one of two" 2 'did you mean --damping' sweep "${tiny[@]}" --optim mac,sgd --over dampng=0.1,1
+refuses "optimizers with other epochs, before any trial" 2 '--epochs: 2 for sgd but 4 for mac' tune "${tiny[@]}" --over lr=0.1:1 --mac.epochs 4
+refuses "a fraction as a target" 2 'in percent' compare "${tiny[@]}" --target acc=0.93
 refuses "a target above 100" 2 'in percent' compare "${tiny[@]}" --target acc=930
 rmdir runs 2>/dev/null
 check "mistakes leave nothing" test -z "$(ls -A)"

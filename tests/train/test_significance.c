@@ -194,7 +194,7 @@ static void steps_to_a_target_are_those_of_the_logs(void **state)
 static void targets_that_are_none_are_refused(void **state)
 {
     fixture *f = *state;
-    static const char *const wrong[] = {"93",     "acc",     "acc=",     "acc=x", "acc=0",    "acc=101",
+    static const char *const wrong[] = {"93",     "acc",     "acc=",     "acc=x", "acc=0",    "acc=0.93",  "acc=101",
                                         "acc=-3", "speed=3", "loss=nan", "=93",   "acc=93\"", "loss=1e999"};
     abar_compare *c = begin(f, "wrong", "sgd", 1);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -47,19 +47,13 @@ static void lists_and_ranges_are_read(void **state)
 static void spaces_that_are_none_are_refused(void **state)
 {
     fixture *f = *state;
-    static const char *const wrong[][2] = {{"lr", "names no setting"},
-                                           {"=3", "names no setting"},
-                                           {"lr=", "a value is empty"},
-                                           {"lr=0.1,,0.3", "a value is empty"},
-                                           {"lr=0.1,0.1", "listed twice"},
-                                           {"lr=0.01:1", "how many values"},
-                                           {"lr=0.01:1:log", "how many values"},
-                                           {"lr=0.01:1:5lag", "is no range"},
-                                           {"lr=1:0.01:5log", "below its high end"},
-                                           {"lr=0:1:5log", "no logarithms"},
-                                           {"lr=0.1:1:1", "2 to 256 values"},
-                                           {"lr=0.1:1:999", "2 to 256 values"},
-                                           {"adam.lr=0.1", "none of the optimizers"}};
+    static const char *const wrong[][2] = {{"lr", "names no setting"},          {"=3", "names no setting"},
+                                           {"lr=", "a value is empty"},         {"lr=0.1,,0.3", "a value is empty"},
+                                           {"lr=0.1,0.1", "listed twice"},      {"lr=0.1,0.10", "listed twice"},
+                                           {"lr=0.01:1", "how many values"},    {"lr=0.01:1:log", "how many values"},
+                                           {"lr=0.01:1:5lag", "is no range"},   {"lr=1:0.01:5log", "below its high end"},
+                                           {"lr=0:1:5log", "no logarithms"},    {"lr=0.1:1:1", "2 to 256 values"},
+                                           {"lr=0.1:1:999", "2 to 256 values"}, {"adam.lr=0.1", "none of the optimizers"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         abar__space *s = calloc(1, sizeof *s);
         assert_int_equal(abar__space_parse(f->ctx, wrong[i][0], labels, 2, false, s), ABAR_E_ARGUMENT);
@@ -115,6 +109,10 @@ static void grid_has_every_combination_and_what_lacks_a_setting_varies_less(void
     abar_compare_destroy(c);
     need(f, make_sweep(f, "mac", "tinv=1:6:11", false, &c)); /* whole numbers, each once */
     assert_int_equal(abar_compare_method_count(c), 6);
+    abar_compare_destroy(c);
+    need(f, make_sweep(f, "sgd mac adamw", "epochs=1:20:10log", false, &c)); /* rounded once: the same for all */
+    assert_int_equal(abar_compare_method_count(c), 3 * 9);                   /* 1 2 3 4 5 7 10 14 20 */
+    assert_string_equal(abar_sweep_cell_value(c, 2, 0), "3");
     abar_compare_destroy(c);
     need(f, make_sweep(f, "sgd", "batch=8,16 epochs=1,2", false, &c)); /* settings of the problem vary, too */
     assert_int_equal(abar_compare_setup(c, 3)->train.batch, 16);

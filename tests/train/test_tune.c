@@ -93,6 +93,10 @@ static void spaces_that_cannot_be_tuned_are_refused(void **state)
     const abar_tune_config config = config_of(t, "none", over, 1, 9);
     assert_int_equal(abar_tune_create(f->ctx, &config, NULL, &tune), ABAR_E_ARGUMENT);
     assert_error(f, "chosen on a validation part");
+    set(f, t->setup, "validation", "0.1");
+    set(f, t->setup, "stop-after", "1");
+    assert_int_equal(abar_tune_create(f->ctx, &config, NULL, &tune), ABAR_E_ARGUMENT);
+    assert_error(f, "--stop-after 1: trials are whole runs");
     drop_toy(f, t);
 }
 

@@ -23,8 +23,8 @@ abar_status abar__target_parse(abar_context *ctx, const char *text, abar__target
     if (!t.kind || text[name] != '=' || strlen(text) >= sizeof t.text || !abar__real_parse(text + name + 1, &t.value) ||
         !isfinite(t.value))
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--target %.40s: not a target, give acc=PERCENT or loss=X, as in acc=93", text);
-    if (t.kind == ABAR_TARGET_ACCURACY && (t.value <= 0.0 || t.value > 100.0))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--target %s: accuracies are in percent, give more than 0 and at most 100",
+    if (t.kind == ABAR_TARGET_ACCURACY && (t.value <= 1.0 || t.value > 100.0)) /* 0.93 is meant as 93 % */
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--target %s: accuracies are in percent, give more than 1 and at most 100",
                           text);
     snprintf(t.text, sizeof t.text, "%s", text);
     *out = t;

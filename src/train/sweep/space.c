@@ -34,10 +34,13 @@ void abar__space_write(const abar_option *option, double number, char value[ABAR
     snprintf(value, ABAR_VALUE_MAX, "%s", text);
 }
 
+/* Also as another text of the same number. */
 static bool has_value(const abar__space *s, int n, const char *value)
 {
+    double x, y;
+    const bool number = abar__real_parse(value, &x);
     for (int i = 0; i < n; i++)
-        if (strcmp(s->value[i], value) == 0) return true;
+        if (strcmp(s->value[i], value) == 0 || (number && abar__real_parse(s->value[i], &y) && x == y)) return true;
     return false;
 }
 
@@ -167,6 +170,29 @@ int abar__space_for(const abar__space *space, int n, const char *label, const ch
     return found;
 }
 
+static bool is_for(const abar__space *space, const char *label) { return !space->label[0] || !strcmp(space->label, label); }
+
+/* The option that varies, of the first optimizer that has it; NULL: none has. */
+static const abar_option *option_of(const abar__space *space, const abar__subjects *of)
+{
+    const abar_option *found = NULL;
+    for (int i = 0; i < of->n && !found; i++)
+        if (is_for(space, of->labels[i])) found = abar__setup_option(of->setups[i], space->name, NULL);
+    return found;
+}
+
+/* ", did you mean --lr" where an option has a similar name; "" otherwise. */
+static abar_status guess(abar_context *ctx, const abar_setup *setup, const char *name, char *meant, size_t size)
+{
+    abar_setup *copy;
+    ABAR_TRY(abar__setup_copy(ctx, setup, &copy));
+    abar_setup_set(ctx, copy, name, "0"); /* fails, and says what may be meant */
+    abar_setup_destroy(ctx, copy);
+    const char *said = strstr(abar_context_error(ctx), ", ");
+    snprintf(meant, size, "%s", said ? said : "");
+    return ABAR_OK;
+}
+
 /* Refuses what cannot vary, and options that no optimizer has. */
 static abar_status check_space(abar_context *ctx, const abar__space *space, const abar__subjects *of)
 {
@@ -179,22 +205,14 @@ static abar_status check_space(abar_context *ctx, const abar__space *space, cons
                                            {"validation", "values are chosen on one validation part"},
                                            {"validation-seed", "values are chosen on one validation part"},
                                            {"accept-data", "all runs are on the same data"}};
-    const abar_setup *last = of->setups[0];
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(space->name, fixed[i][0]) == 0)
             return abar__fail(ctx, ABAR_E_ARGUMENT, "--over %s: cannot vary, %s", space->name, fixed[i][1]);
-    for (int i = 0; i < of->n; i++) {
-        if (space->label[0] && strcmp(space->label, of->labels[i]) != 0) continue;
-        if (abar__setup_option(of->setups[i], space->name, NULL)) return ABAR_OK;
-        last = of->setups[i];
-    }
-    abar_setup *copy;
-    ABAR_TRY(abar__setup_copy(ctx, last, &copy));
-    abar_setup_set(ctx, copy, space->name, "0"); /* fails, and says what may be meant */
-    abar_setup_destroy(ctx, copy);
-    const char *said = abar_context_error(ctx), *meant = strstr(said, ", ");
-    return abar__fail(ctx, ABAR_E_ARGUMENT, "--over %s: none of the optimizers has such an option%.200s", space->name,
-                      meant ? meant : "");
+    if (option_of(space, of)) return ABAR_OK;
+    char meant[200] = "";
+    for (int i = 0; i < of->n && !meant[0]; i++)
+        if (is_for(space, of->labels[i])) ABAR_TRY(guess(ctx, of->setups[i], space->name, meant, sizeof meant));
+    return abar__fail(ctx, ABAR_E_ARGUMENT, "--over %s: none of the optimizers has such an option%s", space->name, meant);
 }
 
 abar_status abar__spaces_read(abar_context *ctx, const char *const *over, int n, const abar__subjects *of, bool any,
@@ -207,10 +225,7 @@ abar_status abar__spaces_read(abar_context *ctx, const char *const *over, int n,
         for (int k = 0; k < i; k++)
             if (strcmp(out[k].name, space->name) == 0 && strcmp(out[k].label, space->label) == 0)
                 return abar__fail(ctx, ABAR_E_ARGUMENT, "--over %s: is given twice, join the two", space->name);
-        for (int o = 0; o < of->n; o++) {
-            const abar_option *option = abar__setup_option(of->setups[o], space->name, NULL);
-            if (option && abar__space_for(out, i + 1, of->labels[o], space->name) == i) round_values(space, option);
-        }
+        round_values(space, option_of(space, of));
     }
     return ABAR_OK;
 }

@@ -65,20 +65,20 @@ static int name_index(const scale *k, const char *value)
     return -1;
 }
 
-static void name_values(const drawing *d, int axis, scale *k)
-{
-    for (int i = 0; i < d->s->cells; i++) {
-        const char *value = d->s->cell[i].value[axis];
-        if (value[0] && name_index(k, value) < 0 && k->values < ABAR_TICKS_MAX) k->name[k->values++] = value;
-    }
-    k->axis = (abar__axis){.low = -0.5, .high = k->values - 0.5, .ticks = k->values, .names = k->name};
-    for (int i = 0; i < k->values; i++) k->axis.tick[i] = i;
-}
-
 static bool is_drawn(const drawing *d, int cell, int axis)
 {
     const abar__sweep_cell *at = &d->s->cell[cell];
     return at->value[axis][0] && (at->axis < 0 || at->axis == axis);
+}
+
+static void name_values(const drawing *d, int axis, scale *k)
+{
+    for (int i = 0; i < d->s->cells; i++) {
+        const char *value = d->s->cell[i].value[axis];
+        if (is_drawn(d, i, axis) && name_index(k, value) < 0 && k->values < ABAR_TICKS_MAX) k->name[k->values++] = value;
+    }
+    k->axis = (abar__axis){.low = -0.5, .high = k->values - 0.5, .ticks = k->values, .names = k->name};
+    for (int i = 0; i < k->values; i++) k->axis.tick[i] = i;
 }
 
 /* Logarithmic where the values were given so, or span much. */
@@ -202,16 +202,18 @@ static int color_of(const drawing *d, int optimizer)
     return optimizer - (d->baseline >= 0 && optimizer > d->baseline);
 }
 
-/* The time of a step of the baseline at a value, or its only one; NaN: none. */
+/* The time of a step of the baseline at its value nearest to x, of those that did not fail; x NaN: at its first. NaN: there is
+ * none. */
 static double baseline_ms(const drawing *d, int axis, double x)
 {
-    if (d->baseline < 0) return NAN;
-    const int lone = lone_cell(d, d->baseline, axis);
-    if (lone >= 0) return point_of(d, lone).mean[TIME];
-    for (int i = 0; i < d->s->cells; i++)
-        if (d->s->cell[i].optimizer == d->baseline && is_drawn(d, i, axis) && place_of(d, i, axis) == x)
-            return point_of(d, i).mean[TIME];
-    return NAN;
+    double nearest = INFINITY, ms = NAN;
+    for (int i = 0; i < d->s->cells; i++) {
+        if (d->s->cell[i].optimizer != d->baseline) continue;
+        const double time = point_of(d, i).mean[TIME], away = fabs(place_of(d, i, axis) - x);
+        const double distance = isnan(away) ? 0.0 : away;
+        if (!isnan(time) && distance < nearest) nearest = distance, ms = time;
+    }
+    return ms;
 }
 
 /* Whether cells that differ in several settings share an axis, as the trials of a tuning do: a line would connect what has
@@ -329,12 +331,12 @@ static void add_panel(drawing *d, const char *title, int axis, int quantity, boo
 /* ---- heat maps ------------------------------------------------------------------------------------------------------- */
 
 /* The distinct values of an optimizer along an axis, in the order of its cells. */
-static int list_values(const drawing *d, int optimizer, int axis, const char **names)
+static int list_values(const abar__sweep *s, int optimizer, int axis, const char **names)
 {
     int n = 0;
-    for (int i = 0; i < d->s->cells; i++) {
-        const char *value = d->s->cell[i].value[axis];
-        if (d->s->cell[i].optimizer != optimizer) continue;
+    for (int i = 0; i < s->cells; i++) {
+        const char *value = s->cell[i].value[axis];
+        if (s->cell[i].optimizer != optimizer) continue;
         int k = 0;
         while (k < n && strcmp(names[k], value) != 0) k++;
         if (k == n && n < ABAR_SWEEP_VALUES_MAX) names[n++] = value;
@@ -355,7 +357,7 @@ static void add_heat(drawing *d, int optimizer)
     const int i = d->panels++;
     const char **columns = d->names + 2 * i * ABAR_SWEEP_VALUES_MAX, **rows = columns + ABAR_SWEEP_VALUES_MAX;
     double *cell = d->number + i * d->number_each;
-    const int across = list_values(d, optimizer, 0, columns), up = list_values(d, optimizer, 1, rows);
+    const int across = list_values(d->s, optimizer, 0, columns), up = list_values(d->s, optimizer, 1, rows);
     for (int k = 0; k < up / 2; k++) {
         const char *other = rows[k];
         rows[k] = rows[up - 1 - k];
@@ -429,7 +431,7 @@ static void add_panels(drawing *d, bool heat)
     for (int a = 0; !heat && a < d->s->axes; a++) add_panel(d, result, a, RESULT, false);
     if (heat || d->s->axes > 1) return;
     add_panel(d, "Training loss", 0, LOSS, false);
-    add_panel(d, d->baseline >= 0 ? "Time of a step, relative to sgd" : "Time of a step, ms", 0, TIME, false);
+    add_panel(d, isnan(baseline_ms(d, 0, NAN)) ? "Time of a step, ms" : "Time of a step, relative to sgd", 0, TIME, false);
     add_panel(d, result, 0, RESULT, true);
 }
 
@@ -456,8 +458,17 @@ static abar_status draw(drawing *d, bool heat, abar__text *out)
                                out);
 }
 
-/* Every combination of two settings. */
-static bool is_heat(const abar__sweep *s) { return s->grid && s->axes == 2; }
+/* Every combination of two settings. A file that was changed by hand may claim so, and have others. */
+static bool is_heat(const abar__sweep *s)
+{
+    const char *names[ABAR_SWEEP_VALUES_MAX];
+    bool heat = s->grid && s->axes == 2;
+    for (int o = 0; o < s->optimizers && heat; o++) {
+        const int across = list_values(s, o, 0, names);
+        heat = across > 0 && across * list_values(s, o, 1, names) <= s->cells;
+    }
+    return heat;
+}
 
 abar_status abar__sweep_svg_write(const abar_compare *c, abar__text *out)
 {

@@ -99,10 +99,14 @@ static abar_status fill_trials(abar_tune *t, int optimizer)
     if (settings == 0)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "--over: nothing varies for %s, give it a space, as in --over %s.lr=0.01:1:log", label, label);
-    const int n = fill_different(t, optimizer, settings, only);
-    if (n == t->trials) return ABAR_OK;
+    const int wanted = t->trials, n = fill_different(t, optimizer, settings, only);
+    if (n == wanted) return ABAR_OK;
+    /* of whole numbers spaced by logarithm, n trials may share values again */
+    for (t->trials = n; fill_different(t, optimizer, settings, only) < t->trials;) t->trials--;
+    const int most = t->trials;
+    t->trials = wanted;
     return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--trials %d: the space of %s has only %d different values, give at most %d",
-                      t->trials, label, n, n);
+                      wanted, label, n, most);
 }
 
 /* Refuses values before anything is trained. */
@@ -248,13 +252,19 @@ static abar_status copy_optimizer(abar_tune *t, const abar_tune_config *config, 
     if (to->setup->train.validation <= 0.0)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
                           "--validation 0: trials are chosen on a validation part, give 0.1 for example");
+    if (to->setup->train.stop_after > 0)
+        return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--stop-after %lld: trials are whole runs of --epochs, leave it out",
+                          (long long)to->setup->train.stop_after);
     return abar_setup_check(t->ctx, to->setup);
 }
 
 static abar_status check_folder(const abar_tune *t)
 {
-    static const char *const there[][2] = {
-        {"tune.json", "tuning"}, {"config.json", "run"}, {"compare.json", "comparison"}, {"sweep.json", "sweep"}};
+    static const char *const there[][2] = {{"tune.json", "tuning"},
+                                           {"config.json", "run"},
+                                           {"compare.json", "comparison"},
+                                           {"sweep.json", "sweep"},
+                                           {"round1/sweep.json", "round of another tuning"}};
     for (size_t i = 0; i < sizeof there / sizeof *there; i++) {
         char path[ABAR_RUN_PATH_MAX];
         ABAR_TRY(abar__run_path(t->ctx, t->dir, there[i][0], path));
@@ -275,7 +285,8 @@ static abar_status fill_new(abar_tune *t, const abar_tune_config *config)
     t->trials = config->trials;
     t->seeds = config->seeds;
     ABAR_TRY(abar__tune_plan(t, config->over, config->n_over));
-    return check_folder(t);
+    ABAR_TRY(check_folder(t));
+    return abar__tune_check_final(t);
 }
 
 static abar_status fill_from_folder(abar_tune *t, const char *dir, int64_t seeds)

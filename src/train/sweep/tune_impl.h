@@ -56,6 +56,8 @@ struct abar_tune {
 abar_status abar__tune_plan(abar_tune *t, const char *const *over, int n);
 /* The setup of a trial for so many epochs. Its warmup keeps its share of the run. */
 abar_status abar__tune_setup(const abar_tune *t, int optimizer, int trial, int64_t epochs, abar_setup **out);
+/* Refuses before the trials what the comparison after them would refuse. */
+abar_status abar__tune_check_final(abar_tune *t);
 abar_status abar__tune_make(abar_context *ctx, const abar_compare_events *events, abar_tune **out);
 
 abar_status abar__tune_write(const abar_tune *t, abar__text *out);

@@ -302,6 +302,21 @@ static void begin(abar_tune *t)
     }
 }
 
+abar_status abar__tune_check_final(abar_tune *t)
+{
+    char dir[ABAR_OPTION_TEXT_MAX];
+    const abar_compare_events events = {sizeof events, pass, t};
+    abar_setup *setup[ABAR_COMPARE_METHODS_MAX] = {NULL};
+    begin(t);
+    for (int o = 0; o < t->optimizers; o++) t->optimizer[o].chosen = true;
+    snprintf(dir, sizeof dir, "%.400s/final", t->dir);
+    const abar_status status = make_final(t, dir, &events, setup);
+    for (int i = 0; i < ABAR_COMPARE_METHODS_MAX; i++) abar_setup_destroy(t->ctx, setup[i]);
+    close_current(t);
+    begin(t);
+    return status;
+}
+
 abar_status abar_tune_run(abar_tune *t)
 {
     abar_status status = ABAR_OK;
