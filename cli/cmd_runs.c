@@ -169,13 +169,18 @@ static int run(cli *c)
         json_begin(&j, "runs", '[');
     }
     abar_status status = abar_runs_visit(c->ctx, dir, flags.all, add, &l);
-    if (flags.json && status >= 0) json_finish(&j);
+    if (flags.json && status < 0) { /* the object has begun: it ends with the error */
+        json_end(&j);
+        json_text(&j, "error", abar_context_error(c->ctx));
+        json_int(&j, "status", EXIT_FAILURE);
+    }
+    if (flags.json) json_finish(&j);
     if (status >= 0 && !l.out_of_memory && !flags.json && l.n > 0) print_table(&l);
     if (status >= 0 && !flags.json && l.n == 0) printf("no runs in %s\n", dir);
     free(l.rows);
     free(l.problems);
     if (l.out_of_memory) return cli_fail(c, EXIT_FAILURE, "memory: could not get any more, list a smaller folder");
-    return status < 0 ? cli_fail_usage(c, status) : EXIT_SUCCESS;
+    return status < 0 ? cli_fail_reported(EXIT_FAILURE, "%s", abar_context_error(c->ctx)) : EXIT_SUCCESS;
 }
 
 const command command_runs = {

@@ -44,7 +44,7 @@ static void announce_round(watcher *w)
 
 static void say_nothing(watcher *w) { (void)w; }
 
-static const comparing tuning = {"tuning", "tune.md", comparing_judge, announce_round, say_nothing};
+static const comparing tuning = {"tuning", "compare.md", comparing_judge, announce_round, say_nothing};
 
 static void announce(tuner *u)
 {

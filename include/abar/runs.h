@@ -34,7 +34,7 @@ typedef struct abar_run_info {
 typedef bool (*abar_run_visitor)(void *user, const abar_run_info *info);
 
 /* Visits dir and what is below it, without following symbolic links. all: also the runs of comparisons and the like. A folder
- * that cannot be opened is passed over, but dir itself must exist. */
+ * that cannot be opened is passed over, but dir itself must exist. ABAR_E_MEMORY ends the visit. */
 abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_run_visitor visit, void *user);
 
 #ifdef __cplusplus

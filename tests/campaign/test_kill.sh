@@ -16,7 +16,10 @@ for _ in {1..60}; do printf 'abcdefg hij. '; done >text
 images=(--model lenet5 --data synthetic --limit-train 1024 --limit-test 128 --batch 32 --epochs 3 --threads 1)
 letters=(--model gpt-char --data "text:$work/text" --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 40 --epochs 3
     --threads 1)
-names=(sgd adamw mac smac foof kfac eva lngd ngd kbfgs mfac mac+adamw text compare)
+names=()
+while read -r name; do names+=("$name"); done < <("$abar" optimizers | sed -n 's/^\([a-z]*\): .*/\1/p')
+check "all optimizers are listed" test ${#names[@]} -ge 20
+names+=(mac+adamw kfac+muon text compare)
 
 # begin NAME, go_on NAME: the command in words. The folder is "run" for all, since exports name it.
 begin() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ten commands with an allocation failing at many positions, once or for good, whichever library asks. A command may end well, or
+# Commands with an allocation failing at many positions, once or for good, whichever library asks. A command may end well, or
 # with exit 1 and a line that names memory. It must not crash or hang, nor call a file damaged that is whole. Crashes inside
 # a library that abar calls, before that returns to abar, are counted by themselves: nothing in abar can prevent them.
 #
@@ -44,9 +44,13 @@ declare -A command=(
     [optimizers]="optimizers --optim mac"
     [data]="data --data fashion-mnist:images"
     [resume]="train --resume half --epochs 2 --quiet"
+    [sweep]="sweep ${conv[*]} --over lr=0.01,0.1 --optim mac --epochs 1 --out new --quiet"
+    [tune]="tune ${conv[*]} --over lr=0.01:0.1:log --trials 3 --optim sgd --seeds 1 --epochs 3 --out new --quiet"
+    [runs]="runs ."
 )
 # What a command writes to: made anew before each try.
-declare -A changes=([train]=new [train-ema]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half)
+declare -A changes=([train]=new [train-ema]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half
+    [sweep]=new [tune]=new)
 mkdir whole && cp -r compared half whole/
 
 restore() { # NAME
@@ -82,7 +86,7 @@ verdict() { # of the last try
         echo ended
     elif ((rc == 1)) && grep -qi memory stderr && [[ $(grep -c . stderr) == 1 ]]; then
         echo refused
-    elif ((rc == 3)) && grep -rq --include=report.json '"failure": "[^"]*memory' .; then # of a comparison: its table has the reason
+    elif ((rc == 1 || rc == 3)) && grep -rq --include=report.json '"failure": "[^"]*memory' .; then # of a comparison: its table has the reason
         echo refused
     else
         echo "exit $rc without a word of memory"
@@ -98,6 +102,9 @@ usable() { # NAME
         ;;
     compare*)
         [[ ! -e $folder/compare.json ]] || "$abar" compare --resume "$folder" --quiet >stdout 2>stderr </dev/null
+        ;;
+    sweep | tune)
+        [[ ! -e $folder/$1.json ]] || "$abar" "$1" --resume "$folder" --quiet >stdout 2>stderr </dev/null
         ;;
     esac
 }
@@ -149,7 +156,7 @@ rc=$? ran="FAIL_MAPS=1 LD_PRELOAD=fail_malloc.so abar ${command[models-optim]}"
 seen=$(verdict)
 check "nothing can be mapped: $seen" test "$seen" = refused -o "$seen" = ended
 
-for name in train train-ema train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume; do
+for name in train train-ema train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume sweep tune runs; do
     [[ ${ONLY-$name} == "$name" ]] || continue
     restore $name
     # shellcheck disable=SC2086

@@ -1,5 +1,5 @@
 /* Runs in a tree of folders. A run is a folder with config.json; comparisons, sweeps and tunings have a JSON file of their
- * name. */
+ * name. A file that cannot be read is damaged, unless memory was short: that ends the visit. */
 #include "abar/runs.h"
 #include "train/train_json.h"
 
@@ -49,16 +49,35 @@ static void damage(tour *t, abar_run_info *info, const char *why)
 
 static void copy(char *to, const char *from) { snprintf(to, ABAR_OPTION_TEXT_MAX, "%s", from ? from : ""); }
 
-/* The file as JSON; NULL: it cannot be read, and the context says why. */
-static cJSON *read_json(const tour *t, const char *name)
+/* What a failure to read something makes of a run. */
+static abar_status judge(tour *t, abar_run_info *info, abar_status status)
+{
+    if (status == ABAR_E_MEMORY) return status;
+    if (status < 0) damage(t, info, abar_context_error(t->ctx));
+    return ABAR_OK;
+}
+
+/* The file as JSON. */
+static abar_status read_json(const tour *t, const char *name, cJSON **out)
 {
     char path[PATH_LENGTH_MAX];
     abar__text text = {0};
-    cJSON *root = NULL;
-    if (!file_path(t, name, path) || abar__file_read(t->ctx, path, FILE_MAX, &text) < 0) return NULL;
-    if (abar__json_parse(t->ctx, path, text.data, text.length, &root) < 0) root = NULL;
+    if (!file_path(t, name, path)) return abar__fail(t->ctx, ABAR_E_IO, "%s: its path is too long", name);
+    abar_status status = abar__file_read(t->ctx, path, FILE_MAX, &text);
+    if (status == ABAR_OK) status = abar__json_parse(t->ctx, path, text.data, text.length, out);
     abar__text_free(t->ctx, &text);
-    return root;
+    return status;
+}
+
+/* *out NULL: it cannot be opened. */
+static abar_status open_file(const tour *t, const char *name, FILE **out)
+{
+    char path[PATH_LENGTH_MAX];
+    *out = NULL;
+    if (!file_path(t, name, path)) return ABAR_OK;
+    errno = 0;
+    *out = fopen(path, "rb");
+    return !*out && errno == ENOMEM ? abar__fail(t->ctx, ABAR_E_MEMORY, "%s: not enough memory to read it", path) : ABAR_OK;
 }
 
 /* ---- runs -------------------------------------------------------------------------------------------------------------- */
@@ -69,13 +88,14 @@ static double number_or(const cJSON *object, const char *name, double otherwise)
     return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
 }
 
-/* One line of the log; true: it tells of an epoch. A line that a crash cut short does not. */
-static bool read_epoch(const char *line, size_t n, abar_run_info *info)
+/* One line of the log. *found: it tells of an epoch; a line that a crash cut short does not. */
+static abar_status read_epoch(abar_context *ctx, const char *line, size_t n, abar_run_info *info, bool *found)
 {
-    cJSON *root = cJSON_ParseWithLength(line, n);
+    cJSON *root = NULL;
+    if (abar__json_parse(ctx, "log.jsonl", line, n, &root) == ABAR_E_MEMORY) return ABAR_E_MEMORY;
     const double epoch = number_or(root, "epoch", 0.0);
-    const bool found = epoch >= 1.0 && epoch < 0x1p53;
-    if (found) {
+    *found = epoch >= 1.0 && epoch < 0x1p53;
+    if (*found) {
         const char *part = info->validation ? "validation" : "test";
         char name[32];
         info->epochs = (int64_t)epoch;
@@ -85,88 +105,114 @@ static bool read_epoch(const char *line, size_t n, abar_run_info *info)
         info->loss = number_or(root, name, NAN);
     }
     cJSON_Delete(root);
-    return found;
+    return ABAR_OK;
 }
 
-/* The last epoch of the log, from its end. */
-static void read_log(const tour *t, abar_run_info *info)
+/* The last epoch of a log's end. */
+static abar_status find_epoch(const tour *t, const char *text, size_t n, abar_run_info *info)
 {
-    char path[PATH_LENGTH_MAX];
-    void *memory;
-    if (!file_path(t, "log.jsonl", path) || abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory) < 0) return;
-    char *text = memory;
-    FILE *file = fopen(path, "rb");
-    size_t n = 0;
-    if (file && fseek(file, 0, SEEK_END) == 0) {
-        const long size = ftell(file), from = size > LOG_TAIL ? size - LOG_TAIL : 0;
-        if (fseek(file, from, SEEK_SET) == 0) n = fread(text, 1, (size_t)LOG_TAIL, file);
-    }
-    if (file) fclose(file);
-    for (size_t end = n; end > 0;) {
+    bool found = false;
+    for (size_t end = n; end > 0 && !found;) {
         size_t begin = end;
         while (begin > 0 && text[begin - 1] != '\n') begin--;
-        if (end > begin && read_epoch(text + begin, end - begin, info)) break;
+        if (end > begin) ABAR_TRY(read_epoch(t->ctx, text + begin, end - begin, info, &found));
         end = begin > 0 ? begin - 1 : 0;
     }
-    abar__free(t->ctx, memory, (size_t)LOG_TAIL);
+    return ABAR_OK;
 }
 
-/* Where the last tensor ends, according to the header of a safetensors file; -1: it cannot be read. */
-static double tensors_end(const char *header, size_t n)
+static abar_status read_log(const tour *t, abar_run_info *info)
 {
-    cJSON *root = cJSON_ParseWithLength(header, n);
+    FILE *file;
+    void *memory;
+    size_t n = 0;
+    ABAR_TRY(open_file(t, "log.jsonl", &file));
+    if (!file) return ABAR_OK;
+    abar_status status = abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory);
+    if (status == ABAR_OK && fseek(file, 0, SEEK_END) == 0) {
+        const long size = ftell(file), from = size > LOG_TAIL ? size - LOG_TAIL : 0;
+        if (fseek(file, from, SEEK_SET) == 0) n = fread(memory, 1, (size_t)LOG_TAIL, file);
+    }
+    fclose(file);
+    if (status < 0) return status;
+    status = find_epoch(t, memory, n, info);
+    abar__free(t->ctx, memory, (size_t)LOG_TAIL);
+    return status;
+}
+
+/* Where the last tensor ends, according to the header of a safetensors file; -1: it is not valid. */
+static abar_status tensors_end(abar_context *ctx, const char *header, size_t n, double *end)
+{
+    cJSON *root = NULL;
     const cJSON *item;
-    double end = cJSON_IsObject(root) ? 0.0 : -1.0;
+    if (abar__json_parse(ctx, "header", header, n, &root) == ABAR_E_MEMORY) return ABAR_E_MEMORY;
+    *end = cJSON_IsObject(root) ? 0.0 : -1.0;
     cJSON_ArrayForEach(item, root)
     {
         const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
         if (cJSON_IsArray(offsets) && cJSON_IsNumber(cJSON_GetArrayItem(offsets, 1)))
-            end = fmax(end, cJSON_GetArrayItem(offsets, 1)->valuedouble);
+            *end = fmax(*end, cJSON_GetArrayItem(offsets, 1)->valuedouble);
     }
     cJSON_Delete(root);
-    return end;
+    return ABAR_OK;
 }
 
-/* Whether the checkpoint has its whole length. Its checksums are left to who reads it: that takes long for a large one. */
-static bool is_whole(const tour *t)
+/* Whether a safetensors file has its whole length. Its checksums are left to who reads it: that takes long for a large one. */
+static abar_status measure_checkpoint(const tour *t, FILE *file, bool *whole)
 {
-    char path[PATH_LENGTH_MAX];
     unsigned char word[8];
     struct stat info;
-    void *memory = NULL;
+    void *memory;
     uint64_t length = 0;
-    if (!file_path(t, "state.safetensors", path) || stat(path, &info) != 0) return false;
-    FILE *file = fopen(path, "rb");
-    bool whole = file && fread(word, 1, 8, file) == 8;
-    for (int i = 7; i >= 0 && whole; i--) length = length << 8 | word[i];
-    whole = whole && length < HEADER_MAX && (double)length + 8.0 <= (double)info.st_size;
-    whole = whole && abar__alloc(t->ctx, (size_t)length, &memory) >= 0 && memory;
-    whole = whole && fread(memory, 1, (size_t)length, file) == length;
-    whole = whole && tensors_end(memory, (size_t)length) + 8.0 + (double)length == (double)info.st_size;
-    if (memory) abar__free(t->ctx, memory, (size_t)length);
+    double end = 0.0;
+    *whole = fstat(fileno(file), &info) == 0 && fread(word, 1, 8, file) == 8;
+    for (int i = 7; i >= 0 && *whole; i--) length = length << 8 | word[i];
+    *whole = *whole && length > 0 && length < HEADER_MAX && (double)length + 8.0 <= (double)info.st_size;
+    if (!*whole) return ABAR_OK;
+    ABAR_TRY(abar__alloc(t->ctx, (size_t)length, &memory));
+    abar_status status = ABAR_OK;
+    *whole = fread(memory, 1, (size_t)length, file) == length;
+    if (*whole) status = tensors_end(t->ctx, memory, (size_t)length, &end);
+    *whole = *whole && end + 8.0 + (double)length == (double)info.st_size;
+    abar__free(t->ctx, memory, (size_t)length);
+    return status;
+}
+
+static abar_status check_checkpoint(tour *t, abar_run_info *info)
+{
+    FILE *file;
+    bool whole = false;
+    if (!has_file(t, "state.safetensors")) {
+        if (info->epochs > 1) damage(t, info, "state.safetensors: is gone, restore it or begin the run anew");
+        return ABAR_OK;
+    }
+    ABAR_TRY(open_file(t, "state.safetensors", &file));
+    const abar_status status = file ? measure_checkpoint(t, file, &whole) : ABAR_OK;
     if (file) fclose(file);
-    return whole;
+    if (status == ABAR_OK && !whole) damage(t, info, "state.safetensors: is not whole, restore it or begin the run anew");
+    return status;
 }
 
 /* report.json of a run of a comparison tells whether it failed. */
-static void read_failure(tour *t, abar_run_info *info)
+static abar_status read_failure(tour *t, abar_run_info *info)
 {
-    cJSON *root = has_file(t, "report.json") ? read_json(t, "report.json") : NULL;
+    cJSON *root = NULL;
+    if (!has_file(t, "report.json")) return ABAR_OK;
+    if (read_json(t, "report.json", &root) == ABAR_E_MEMORY) return ABAR_E_MEMORY;
     const char *failure = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "failure"));
     if (failure) {
         snprintf(t->problem, sizeof t->problem, "%s", failure);
         info->problem = t->problem;
     }
     cJSON_Delete(root);
+    return ABAR_OK;
 }
 
-static void look_at_run(tour *t, abar_run_info *info)
+static abar_status look_at_run(tour *t, abar_run_info *info)
 {
     abar_setup *setup;
-    if (abar_setup_load(t->ctx, t->path, &setup) < 0) {
-        damage(t, info, abar_context_error(t->ctx));
-        return;
-    }
+    const abar_status status = abar_setup_load(t->ctx, t->path, &setup);
+    if (status < 0) return judge(t, info, status);
     const abar_train_config *train = &setup->train;
     copy(t->model, train->model);
     copy(t->data, train->data);
@@ -175,13 +221,10 @@ static void look_at_run(tour *t, abar_run_info *info)
     info->validation = train->validation > 0.0;
     info->epochs_wanted = train->stop_after > 0 && train->stop_after < train->epochs ? train->stop_after : train->epochs;
     abar_setup_destroy(t->ctx, setup);
-    read_log(t, info);
+    ABAR_TRY(read_log(t, info));
     if (info->epochs >= info->epochs_wanted) info->condition = ABAR_RUN_FINISHED;
-    read_failure(t, info);
-    if (has_file(t, "state.safetensors") && !is_whole(t))
-        damage(t, info, "state.safetensors: is not whole, restore it or begin the run anew");
-    else if (!has_file(t, "state.safetensors") && info->epochs > 1)
-        damage(t, info, "state.safetensors: is gone, restore it or begin the run anew");
+    ABAR_TRY(read_failure(t, info));
+    return check_checkpoint(t, info);
 }
 
 /* ---- comparisons, sweeps, tunings -------------------------------------------------------------------------------------- */
@@ -252,20 +295,20 @@ static void read_results(tour *t, const cJSON *root, abar_run_info *info)
     if (!cJSON_IsObject(config) || !t->model[0]) damage(t, info, "has no configuration, is the file damaged?");
 }
 
-static void look_at_group(tour *t, const char *name, abar_run_info *info)
+static abar_status look_at_group(tour *t, const char *name, abar_run_info *info)
 {
-    cJSON *root = read_json(t, name);
-    if (root)
-        read_results(t, root, info);
-    else
-        damage(t, info, abar_context_error(t->ctx));
+    cJSON *root = NULL;
+    const abar_status status = read_json(t, name, &root);
+    if (status < 0) return judge(t, info, status);
+    read_results(t, root, info);
     cJSON_Delete(root);
+    return ABAR_OK;
 }
 
 /* ---- the tree ---------------------------------------------------------------------------------------------------------- */
 
 /* Tells of the current folder if there is something in it; *group: whether it has runs of its own. */
-static void tell(tour *t, bool inside, bool *group)
+static abar_status tell(tour *t, bool inside, bool *group)
 {
     static const struct {
         const char *name;
@@ -278,7 +321,7 @@ static void tell(tour *t, bool inside, bool *group)
     size_t i = 0;
     while (i < n && !has_file(t, known[i].name)) i++;
     *group = i < n && known[i].kind != ABAR_KIND_RUN;
-    if (i == n || (inside && !t->all)) return;
+    if (i == n || (inside && !t->all)) return ABAR_OK;
     t->optim[0] = t->model[0] = t->data[0] = '\0';
     abar_run_info info = {.path = t->path,
                           .kind = known[i].kind,
@@ -289,12 +332,10 @@ static void tell(tour *t, bool inside, bool *group)
                           .accuracy = NAN,
                           .loss = NAN,
                           .inside = inside};
-    if (*group)
-        look_at_group(t, known[i].name, &info);
-    else
-        look_at_run(t, &info);
+    ABAR_TRY(*group ? look_at_group(t, known[i].name, &info) : look_at_run(t, &info));
     if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->path)) info.condition = ABAR_RUN_RUNNING;
     t->ended = !t->visit(t->user, &info);
+    return ABAR_OK;
 }
 
 static bool is_folder(const char *path)
@@ -310,25 +351,27 @@ static int wanted(const struct dirent *entry)
     return entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN;
 }
 
-static void walk(tour *t, bool inside, int depth)
+static abar_status walk(tour *t, bool inside, int depth)
 {
     struct dirent **entries = NULL;
     bool group = false;
     const size_t end = strlen(t->path);
-    tell(t, inside, &group);
-    if (t->ended || depth == DEPTH_MAX || ((group || inside) && !t->all)) return;
+    abar_status status = tell(t, inside, &group);
+    if (status < 0 || t->ended || depth == DEPTH_MAX || ((group || inside) && !t->all)) return status;
     const int n = scandir(t->path, &entries, wanted, alphasort);
+    if (n < 0 && errno == ENOMEM) return abar__fail(t->ctx, ABAR_E_MEMORY, "%s: not enough memory to list it", t->path);
     for (int i = 0; i < n; i++) {
         const size_t length = strlen(entries[i]->d_name);
-        if (!t->ended && end + length + 2 < sizeof t->path) {
+        if (status == ABAR_OK && !t->ended && end + length + 2 < sizeof t->path) {
             snprintf(t->path + end, sizeof t->path - end, "%s%s", end > 0 && t->path[end - 1] == '/' ? "" : "/",
                      entries[i]->d_name);
-            if (is_folder(t->path)) walk(t, inside || group, depth + 1);
+            if (is_folder(t->path)) status = walk(t, inside || group, depth + 1);
             t->path[end] = '\0';
         }
         free(entries[i]);
     }
     free(entries);
+    return status;
 }
 
 abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_run_visitor visit, void *user)
@@ -341,6 +384,5 @@ abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_r
     if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
     snprintf(t.path, sizeof t.path, "%s", dir);
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
-    walk(&t, false, 0);
-    return ABAR_OK;
+    return walk(&t, false, 0);
 }

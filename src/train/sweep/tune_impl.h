@@ -35,7 +35,8 @@ struct abar_tune {
     abar_context *ctx;
     abar_compare_events events;
     char dir[ABAR_OPTION_TEXT_MAX];
-    int folder; /* descriptor of its lock, or -1 */
+    int folder;          /* descriptor of its lock, or -1 */
+    abar_status claimed; /* whether the folder could be made, of the comparison that runs */
     int trials, jobs, optimizers, n_over, axes, rounds;
     int64_t seeds;
     abar__space *over; /* n_over */

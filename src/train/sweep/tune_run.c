@@ -23,11 +23,13 @@ static abar_status claim(abar_tune *t)
     return abar__tune_save(t);
 }
 
-/* A failure to claim is found again after the round. */
 static void pass(void *user, const abar_compare_progress *p)
 {
     abar_tune *t = user;
-    if (!p->news && t->folder < 0 && claim(t) < 0) abar_compare_stop(t->compare);
+    if (!p->news && t->claimed >= 0) {
+        t->claimed = claim(t);
+        if (t->claimed < 0) abar_compare_stop(t->compare);
+    }
     if (t->events.progress) t->events.progress(t->events.user, p);
 }
 
@@ -37,11 +39,14 @@ static abar_status run_current(abar_tune *t)
 {
     abar_compare_jobs(t->compare, t->jobs);
     atomic_store(&t->running, t->compare);
+    t->claimed = ABAR_OK;
     if (atomic_load(&t->stop)) abar_compare_stop(t->compare);
     abar_status status = abar_compare_run_all(t->compare);
     atomic_store(&t->running, NULL);
     while (atomic_load(&t->handlers) > 0) {}
-    if (status >= 0 && t->folder < 0) ABAR_TRY(claim(t));
+    if (status < 0) return status;
+    ABAR_TRY(t->claimed);
+    ABAR_TRY(claim(t));
     return status;
 }
 
