@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 static const command *const commands[] = {
@@ -57,8 +58,17 @@ static bool open_closed_streams(void)
     return true;
 }
 
+/* OpenBLAS has chosen its kernels when main begins. Where it chose badly, the same command starts again with the right ones. */
+static void restart_for_blas(char **argv)
+{
+    const char *coretype = abar_blas_coretype();
+    if (!coretype || getauxval(AT_BASE) == 0) return; /* 0: started through the dynamic loader, /proc/self/exe is not abar */
+    if (setenv("OPENBLAS_CORETYPE", coretype, 1) == 0) execv("/proc/self/exe", argv); /* fails: slower, but it works */
+}
+
 int main(int argc, char **argv)
 {
+    restart_for_blas(argv);
     if (!open_closed_streams()) return EXIT_FAILURE; /* stderr may be closed: there is no way to say so */
     signal(SIGXFSZ, SIG_IGN);                        /* so that exceeding ulimit -f is reported like a full disk */
     bool help = argc > 1 && (strcmp(argv[1], "help") == 0 || is_any(argv[1], "--help", "-h"));

@@ -40,6 +40,11 @@ int abar_device_count(const char *name);
 /* The names of all back ends in this build, NULL-terminated. */
 const char *const *abar_device_names(void);
 
+/* What the environment variable OPENBLAS_CORETYPE should be on this processor, where OpenBLAS does not know its model and uses
+ * kernels for old ones, which take several times as long. NULL: OpenBLAS chose well, or the variable is set. OpenBLAS reads it
+ * when it is loaded: to have an effect it must be set before the program starts. */
+const char *abar_blas_coretype(void);
+
 /* Zeroed device memory, aligned for the widest vector. */
 abar_status abar_device_alloc(abar_device *dev, size_t bytes, void **out);
 void abar_device_free(abar_device *dev, void *memory, size_t bytes);

@@ -134,4 +134,15 @@ refuses "keep it, and do not" 2 'no-out.*--out x' train "${small[@]}" --no-out -
 check "neither kept anything" test ! -e runs -a ! -e x
 refuses "resume nothing" 2 '--resume: .*no name' train --resume '' --no-out
 refuses "resume no comparison" 2 '--resume: .*no name' compare --resume=
+# OpenBLAS prints each choice of kernels as "Core: NAME" when it is loaded.
+cores() { env -u OPENBLAS_CORETYPE -u ABAR_ISA OPENBLAS_VERBOSE=2 "$@" "$abar" models 2>&1 | sed -n 's/^Core: //p'; }
+if [[ -z $(cores) ]]; then
+    skip "this OpenBLAS does not say which kernels it uses"
+else
+    best=$("$root/tools/with-isa" --list | tail -1)
+    check "kernels of OpenBLAS are no older than the processor" \
+        bash -c "[[ $best == baseline || ! '$(cores | tail -1)' =~ ^(Prescott|Core2|Nehalem|Barcelona|Sandybridge|Generic)$ ]]"
+    check "kernels that were asked for are used, at once" test "$(cores OPENBLAS_CORETYPE=Prescott)" = Prescott
+    check "with ABAR_ISA the choice is OpenBLAS's own" test "$(cores ABAR_ISA=baseline | wc -l)" = 1
+fi
 finish

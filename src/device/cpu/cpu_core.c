@@ -21,6 +21,10 @@ static abar_status cpu_open(abar_device *dev)
     static const abar__core_kernels *const tables[] = ABAR_ISA_TABLE(abar__core);
     ABAR_TRY(abar__isa_check(dev->ctx, abar__isa_supported()));
     abar__isa isa = abar__isa_best(dev->ctx);
+    const char *coretype = abar_blas_coretype();
+    if (coretype)
+        abar__log(dev->ctx, ABAR_LOG_WARNING,
+                  "OpenBLAS does not know this processor and uses slow kernels, set OPENBLAS_CORETYPE=%s", coretype);
     dev->impl = (void *)tables[isa];
     /* OpenMP counts the processors of the affinity mask, also where it has bound this thread to one of them */
     int own = omp_get_num_procs() < omp_get_max_threads() ? omp_get_num_procs() : omp_get_max_threads();

@@ -1,8 +1,12 @@
 /* Which instruction set the cpu's own kernels use: the best this machine has, or the one that ABAR_ISA names
  * (base/context.c reads it). */
+#include "abar/device.h"
 #include "device/cpu/isa.h"
 
+#include <cblas.h>
+#include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const names[] = {"baseline", "avx2", "avx512"};
 
@@ -45,4 +49,16 @@ abar__isa abar__isa_best(const abar_context *ctx)
     int isa = forced(abar__context_isa(ctx));
     abar__isa supported = abar__isa_supported();
     return isa >= 0 && isa < (int)supported ? (abar__isa)isa : supported;
+}
+
+const char *abar_blas_coretype(void)
+{
+    static const char *const suitable[] = {NULL, "Haswell", "SkylakeX"};
+    /* what OpenBLAS takes for models that it does not know; all are older than AVX2 */
+    static const char *const fallbacks[] = {"Prescott", "Core2", "Nehalem", "Barcelona", "Sandybridge", "Generic"};
+    const char *told = getenv("OPENBLAS_CORETYPE"), *isa = getenv("ABAR_ISA");
+    if ((told && *told) || (isa && *isa)) return NULL;
+    for (size_t i = 0; i < sizeof fallbacks / sizeof *fallbacks; i++)
+        if (strcasecmp(openblas_get_corename(), fallbacks[i]) == 0) return suitable[abar__isa_supported()];
+    return NULL;
 }
