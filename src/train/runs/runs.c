@@ -1,15 +1,17 @@
 /* Runs in a tree of folders. A run is a folder with config.json; comparisons, sweeps and tunings have a JSON file of their
  * name. */
-#include "abar/runs.h"
+#include "train/runs/runs_impl.h"
+#include "io/beneath.h"
 #include "train/train_json.h"
 
-#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define DEPTH_MAX 24
 #define PATH_LENGTH_MAX 4096
@@ -17,12 +19,15 @@
 #define LOG_TAIL ((long)1 << 20) /* bytes of a log in which its last epoch is looked for */
 #define HEADER_MAX ((uint64_t)100 << 20)
 
-/* A visit; path is that of the current folder. */
+/* A visit; path and folder are those of the current folder. */
 typedef struct tour {
     abar_context *ctx;
-    abar_run_visitor visit;
+    abar__run_visitor visit;
     void *user;
-    bool all, ended;
+    int folder;
+    abar__runs_what what;
+    bool ended;
+    abar_status status;
     char path[PATH_LENGTH_MAX];
     char optim[ABAR_OPTION_TEXT_MAX], model[ABAR_OPTION_TEXT_MAX], data[ABAR_OPTION_TEXT_MAX], problem[1024];
 } tour;
@@ -35,9 +40,8 @@ static bool file_path(const tour *t, const char *name, char path[PATH_LENGTH_MAX
 
 static bool has_file(const tour *t, const char *name)
 {
-    char path[PATH_LENGTH_MAX];
     struct stat info;
-    return file_path(t, name, path) && lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+    return fstatat(t->folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode);
 }
 
 static void damage(tour *t, abar_run_info *info, const char *why)
@@ -55,7 +59,7 @@ static cJSON *read_json(const tour *t, const char *name)
     char path[PATH_LENGTH_MAX];
     abar__text text = {0};
     cJSON *root = NULL;
-    if (!file_path(t, name, path) || abar__file_read(t->ctx, path, FILE_MAX, &text) < 0) return NULL;
+    if (!file_path(t, name, path) || abar__beneath_read(t->ctx, t->folder, name, path, FILE_MAX, &text) < 0) return NULL;
     if (abar__json_parse(t->ctx, path, text.data, text.length, &root) < 0) root = NULL;
     abar__text_free(t->ctx, &text);
     return root;
@@ -91,24 +95,23 @@ static bool read_epoch(const char *line, size_t n, abar_run_info *info)
 /* The last epoch of the log, from its end. */
 static void read_log(const tour *t, abar_run_info *info)
 {
-    char path[PATH_LENGTH_MAX];
+    struct stat about;
     void *memory;
-    if (!file_path(t, "log.jsonl", path) || abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory) < 0) return;
-    char *text = memory;
-    FILE *file = fopen(path, "rb");
-    size_t n = 0;
-    if (file && fseek(file, 0, SEEK_END) == 0) {
-        const long size = ftell(file), from = size > LOG_TAIL ? size - LOG_TAIL : 0;
-        if (fseek(file, from, SEEK_SET) == 0) n = fread(text, 1, (size_t)LOG_TAIL, file);
+    const int fd = abar__beneath_file(t->folder, "log.jsonl", &about);
+    if (fd < 0) return;
+    const off_t from = about.st_size > LOG_TAIL ? about.st_size - LOG_TAIL : 0;
+    if (abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory) >= 0) {
+        const char *text = memory;
+        const ssize_t n = pread(fd, memory, (size_t)LOG_TAIL, from);
+        for (size_t end = n > 0 ? (size_t)n : 0; end > 0;) {
+            size_t begin = end;
+            while (begin > 0 && text[begin - 1] != '\n') begin--;
+            if (end > begin && read_epoch(text + begin, end - begin, info)) break;
+            end = begin > 0 ? begin - 1 : 0;
+        }
+        abar__free(t->ctx, memory, (size_t)LOG_TAIL);
     }
-    if (file) fclose(file);
-    for (size_t end = n; end > 0;) {
-        size_t begin = end;
-        while (begin > 0 && text[begin - 1] != '\n') begin--;
-        if (end > begin && read_epoch(text + begin, end - begin, info)) break;
-        end = begin > 0 ? begin - 1 : 0;
-    }
-    abar__free(t->ctx, memory, (size_t)LOG_TAIL);
+    close(fd);
 }
 
 /* Where the last tensor ends, according to the header of a safetensors file; -1: it cannot be read. */
@@ -130,21 +133,19 @@ static double tensors_end(const char *header, size_t n)
 /* Whether the checkpoint has its whole length. Its checksums are left to who reads it: that takes long for a large one. */
 static bool is_whole(const tour *t)
 {
-    char path[PATH_LENGTH_MAX];
     unsigned char word[8];
     struct stat info;
     void *memory = NULL;
     uint64_t length = 0;
-    if (!file_path(t, "state.safetensors", path) || stat(path, &info) != 0) return false;
-    FILE *file = fopen(path, "rb");
-    bool whole = file && fread(word, 1, 8, file) == 8;
+    const int fd = abar__beneath_file(t->folder, "state.safetensors", &info);
+    bool whole = fd >= 0 && pread(fd, word, 8, 0) == 8;
     for (int i = 7; i >= 0 && whole; i--) length = length << 8 | word[i];
     whole = whole && length < HEADER_MAX && (double)length + 8.0 <= (double)info.st_size;
     whole = whole && abar__alloc(t->ctx, (size_t)length, &memory) >= 0 && memory;
-    whole = whole && fread(memory, 1, (size_t)length, file) == length;
+    whole = whole && pread(fd, memory, (size_t)length, 8) == (ssize_t)length;
     whole = whole && tensors_end(memory, (size_t)length) + 8.0 + (double)length == (double)info.st_size;
     if (memory) abar__free(t->ctx, memory, (size_t)length);
-    if (file) fclose(file);
+    if (fd >= 0) close(fd);
     return whole;
 }
 
@@ -160,10 +161,21 @@ static void read_failure(tour *t, abar_run_info *info)
     cJSON_Delete(root);
 }
 
+static abar_status read_setup(const tour *t, abar_setup **out)
+{
+    char path[PATH_LENGTH_MAX];
+    abar__text json = {0};
+    if (!file_path(t, "config.json", path)) return abar__fail(t->ctx, ABAR_E_ARGUMENT, "config.json: its path is too long");
+    ABAR_TRY(abar__beneath_read(t->ctx, t->folder, "config.json", path, FILE_MAX, &json));
+    const abar_status status = abar__setup_parse(t->ctx, path, json.data, json.length, out);
+    abar__text_free(t->ctx, &json);
+    return status;
+}
+
 static void look_at_run(tour *t, abar_run_info *info)
 {
     abar_setup *setup;
-    if (abar_setup_load(t->ctx, t->path, &setup) < 0) {
+    if (read_setup(t, &setup) < 0) {
         damage(t, info, abar_context_error(t->ctx));
         return;
     }
@@ -278,7 +290,8 @@ static void tell(tour *t, bool inside, bool *group)
     size_t i = 0;
     while (i < n && !has_file(t, known[i].name)) i++;
     *group = i < n && known[i].kind != ABAR_KIND_RUN;
-    if (i == n || (inside && !t->all)) return;
+    if (i == n && t->what.other) t->ended = !t->what.other(t->user, t->folder, t->path);
+    if (i == n || (inside && !t->what.all)) return;
     t->optim[0] = t->model[0] = t->data[0] = '\0';
     abar_run_info info = {.path = t->path,
                           .kind = known[i].kind,
@@ -289,58 +302,83 @@ static void tell(tour *t, bool inside, bool *group)
                           .accuracy = NAN,
                           .loss = NAN,
                           .inside = inside};
-    if (*group)
+    if (*group && !t->what.brief)
         look_at_group(t, known[i].name, &info);
-    else
+    else if (!t->what.brief)
         look_at_run(t, &info);
-    if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->path)) info.condition = ABAR_RUN_RUNNING;
-    t->ended = !t->visit(t->user, &info);
+    if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->folder)) info.condition = ABAR_RUN_RUNNING;
+    t->ended = !t->visit(t->user, t->folder, &info);
 }
 
-static bool is_folder(const char *path)
-{
-    struct stat info;
-    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
-}
+static void walk(tour *t, bool inside, int depth);
 
-/* Folders only, and none that begins with a point. */
-static int wanted(const struct dirent *entry)
+/* The folder of this name in the current one; nothing happens if it is none. */
+static void enter(tour *t, const char *name, bool inside, int depth)
 {
-    if (entry->d_name[0] == '.') return 0;
-    return entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN;
+    const size_t end = strlen(t->path);
+    const int above = t->folder;
+    if (end + strlen(name) + 2 >= sizeof t->path || (t->folder = abar__beneath_folder(above, name)) < 0) {
+        t->folder = above;
+        return;
+    }
+    snprintf(t->path + end, sizeof t->path - end, "%s%s", end == 0 || t->path[end - 1] == '/' ? "" : "/", name);
+    walk(t, inside, depth);
+    t->path[end] = '\0';
+    close(t->folder);
+    t->folder = above;
 }
 
 static void walk(tour *t, bool inside, int depth)
 {
-    struct dirent **entries = NULL;
+    abar__names names;
     bool group = false;
-    const size_t end = strlen(t->path);
     tell(t, inside, &group);
-    if (t->ended || depth == DEPTH_MAX || ((group || inside) && !t->all)) return;
-    const int n = scandir(t->path, &entries, wanted, alphasort);
-    for (int i = 0; i < n; i++) {
-        const size_t length = strlen(entries[i]->d_name);
-        if (!t->ended && end + length + 2 < sizeof t->path) {
-            snprintf(t->path + end, sizeof t->path - end, "%s%s", end > 0 && t->path[end - 1] == '/' ? "" : "/",
-                     entries[i]->d_name);
-            if (is_folder(t->path)) walk(t, inside || group, depth + 1);
-            t->path[end] = '\0';
-        }
-        free(entries[i]);
-    }
-    free(entries);
+    if (t->ended || depth == DEPTH_MAX || ((group || inside) && !t->what.all)) return;
+    t->status = abar__beneath_list(t->ctx, t->folder, &names);
+    t->ended = t->status < 0;
+    for (size_t i = 0; i < names.n && !t->ended; i++) enter(t, names.name[i], inside || group, depth + 1);
+    abar__names_free(t->ctx, &names);
+}
+
+abar_status abar__runs_visit(abar_context *ctx, int folder, const char *label, abar__runs_what what, abar__run_visitor visit,
+                             void *user)
+{
+    tour t = {.ctx = ctx, .visit = visit, .user = user, .folder = folder, .what = what};
+    if (strlen(label) + 1 >= sizeof t.path) return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s: its path is too long", label);
+    snprintf(t.path, sizeof t.path, "%s", label);
+    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
+    walk(&t, false, 0);
+    return t.status;
+}
+
+abar_status abar__runs_open(abar_context *ctx, const char *dir, int *out)
+{
+    struct stat info;
+    if (stat(dir, &info) != 0)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
+    if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
+    *out = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *out >= 0 ? ABAR_OK : abar__fail(ctx, ABAR_E_IO, "%s: %s, check its permissions", dir, strerror(errno));
+}
+
+typedef struct public_visit {
+    abar_run_visitor visit;
+    void *user;
+} public_visit;
+
+static bool tell_public(void *user, int folder, const abar_run_info *info)
+{
+    const public_visit *p = user;
+    (void)folder;
+    return p->visit(p->user, info);
 }
 
 abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_run_visitor visit, void *user)
 {
-    tour t = {.ctx = ctx, .visit = visit, .user = user, .all = all};
-    struct stat info;
-    if (strlen(dir) + 1 >= sizeof t.path) return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s: its path is too long", dir);
-    if (stat(dir, &info) != 0)
-        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
-    if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
-    snprintf(t.path, sizeof t.path, "%s", dir);
-    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
-    walk(&t, false, 0);
-    return ABAR_OK;
+    int folder;
+    public_visit p = {.visit = visit, .user = user};
+    ABAR_TRY(abar__runs_open(ctx, dir, &folder));
+    const abar_status status = abar__runs_visit(ctx, folder, dir, (abar__runs_what){.all = all}, tell_public, &p);
+    close(folder);
+    return status;
 }
