@@ -12,6 +12,7 @@ const char *help_placeholder(const abar_option *option)
         {"model", "NAME"},      {"data", "NAME[:DIR]"},     {"optim", "NAME"},    {"device", "NAME"},     {"out", "DIR"},
         {"resume", "DIR"},      {"checkpoint", "PATH"},     {"logits", "N:FILE"}, {"jobs", "N|auto"},     {"init", "FILE"},
         {"val-labels", "FILE"}, {"target", "acc=X|loss=X"}, {"part", "K/N"},      {"over", "NAME=VALUES"}};
+    if (strcmp(option->fallback, "report.html") == 0) return "FILE"; /* --out of abar report */
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
         if (strcmp(option->name, named[i][0]) == 0) return named[i][1];
     }

@@ -12,6 +12,7 @@
 #include "abar/images.h"
 #include "abar/net.h"
 #include "abar/optim.h"
+#include "abar/report.h"
 #include "abar/runs.h"
 #include "abar/sweep.h"
 #include "abar/tensor.h"

@@ -192,7 +192,7 @@ abar_status abar__growing_close(abar__growing *file)
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-static abar_status read_all(abar_context *ctx, const char *path, int fd, size_t max, abar__text *out)
+abar_status abar__read_all(abar_context *ctx, const char *path, int fd, size_t max, abar__text *out)
 {
     char chunk[16384];
     ABAR_TRY(abar__text_append(ctx, out, "", 0)); /* an empty file is an empty string, not NULL */
@@ -213,7 +213,7 @@ abar_status abar__file_read(abar_context *ctx, const char *path, size_t max, aba
     *out = (abar__text){0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe must not block */
     if (fd < 0) return abar__fail_errno(ctx, path, errno);
-    abar_status status = read_all(ctx, path, fd, max, out);
+    abar_status status = abar__read_all(ctx, path, fd, max, out);
     close(fd);
     if (status < 0) abar__text_free(ctx, out);
     return status;
@@ -325,11 +325,9 @@ static int lock(int fd)
     return 0;
 }
 
-bool abar__folder_locked(const char *dir)
+bool abar__folder_locked(int folder)
 {
-    char name[4096];
-    if (snprintf(name, sizeof name, "%s/.lock", dir) >= (int)sizeof name) return false;
-    const int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    const int fd = openat(folder, ".lock", O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0) return false;
     const bool locked = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     close(fd);

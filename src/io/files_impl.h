@@ -7,6 +7,9 @@
 /* Fails with the text for errno about path, and what to do. */
 abar_status abar__fail_errno(abar_context *ctx, const char *path, int error);
 
+/* Appends what is left of an open file, as abar__file_read. */
+abar_status abar__read_all(abar_context *ctx, const char *path, int fd, size_t max, abar__text *out);
+
 /* Writes all n bytes; false with errno set. */
 bool abar__write_all(int fd, const void *bytes, size_t n);
 

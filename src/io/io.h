@@ -53,7 +53,7 @@ abar_status abar__folder_make(abar_context *ctx, const char *path);
 abar_status abar__folder_lock(abar_context *ctx, const char *dir, int *out_fd);
 void abar__folder_unlock(int fd);
 /* Whether a process holds the lock. Creates nothing. */
-bool abar__folder_locked(const char *dir);
+bool abar__folder_locked(int folder);
 
 /* ---- logs ----------------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 
 #include "abar/compare.h"
 #include "abar/images.h"
+#include "abar/report.h"
 #include "abar/tune.h"
 #include "tiny_jpeg.h"
 
@@ -188,6 +189,15 @@ static abar_status call_image_shrink(rig *r, void *from)
 }
 
 static abar_status call_evaluate(rig *r, void *from) { return abar_evaluate(r->f->ctx, r->setup, r->weights, from); }
+
+static abar_status call_report(rig *r, void *from)
+{
+    char folder[PATH_MAX_TEST], page[PATH_MAX_TEST];
+    const char *list = folder;
+    path_in(r->f, "run", folder);
+    path_in(r->f, "page.html", page);
+    return abar_report_write(r->f->ctx, &list, 1, page, from);
+}
 
 static abar_status compare(rig *r, const void *config, const void *events)
 {
@@ -376,6 +386,7 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
         ROW(abar_trainer_events, call_events, progress, .progress = NULL),
         ROW(abar_memory_plan, call_memory_plan, parameters, .parameters = 0),
         ROW(abar_evaluation, call_evaluate, loss, .loss = 0.0),
+        ROW(abar_report_counts, call_report, runs, .runs = 0),
         ROW(abar_compare_config, call_compare, seeds, .out = compared, .setups = &setup, .methods = 1, .seeds = 1),
         ROW(abar_sweep_config, call_sweep, n_over, .out = compared, .setups = &setup, .optimizers = 1, .seeds = 1,
             .over = &over, .n_over = 1),

@@ -1,15 +1,17 @@
 /* Runs in a tree of folders. A run is a folder with config.json; comparisons, sweeps and tunings have a JSON file of their
  * name. A file that cannot be read is damaged, unless memory was short: that ends the visit. */
-#include "abar/runs.h"
+#include "train/runs/runs_impl.h"
+#include "io/beneath.h"
 #include "train/train_json.h"
 
-#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define DEPTH_MAX 24
 #define PATH_LENGTH_MAX 4096
@@ -17,12 +19,15 @@
 #define LOG_TAIL ((long)1 << 20) /* bytes of a log in which its last epoch is looked for */
 #define HEADER_MAX ((uint64_t)100 << 20)
 
-/* A visit; path is that of the current folder. */
+/* A visit; path and folder are those of the current folder. */
 typedef struct tour {
     abar_context *ctx;
-    abar_run_visitor visit;
+    abar__run_visitor visit;
     void *user;
-    bool all, ended;
+    int folder;
+    abar__runs_what what;
+    bool ended;
+    abar_status status;
     char path[PATH_LENGTH_MAX];
     char optim[ABAR_OPTION_TEXT_MAX], model[ABAR_OPTION_TEXT_MAX], data[ABAR_OPTION_TEXT_MAX], problem[1024];
 } tour;
@@ -35,9 +40,8 @@ static bool file_path(const tour *t, const char *name, char path[PATH_LENGTH_MAX
 
 static bool has_file(const tour *t, const char *name)
 {
-    char path[PATH_LENGTH_MAX];
     struct stat info;
-    return file_path(t, name, path) && lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+    return fstatat(t->folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode);
 }
 
 static void damage(tour *t, abar_run_info *info, const char *why)
@@ -63,21 +67,10 @@ static abar_status read_json(const tour *t, const char *name, cJSON **out)
     char path[PATH_LENGTH_MAX];
     abar__text text = {0};
     if (!file_path(t, name, path)) return abar__fail(t->ctx, ABAR_E_IO, "%s: its path is too long", name);
-    abar_status status = abar__file_read(t->ctx, path, FILE_MAX, &text);
+    abar_status status = abar__beneath_read(t->ctx, t->folder, name, path, FILE_MAX, &text);
     if (status == ABAR_OK) status = abar__json_parse(t->ctx, path, text.data, text.length, out);
     abar__text_free(t->ctx, &text);
     return status;
-}
-
-/* *out NULL: it cannot be opened. */
-static abar_status open_file(const tour *t, const char *name, FILE **out)
-{
-    char path[PATH_LENGTH_MAX];
-    *out = NULL;
-    if (!file_path(t, name, path)) return ABAR_OK;
-    errno = 0;
-    *out = fopen(path, "rb");
-    return !*out && errno == ENOMEM ? abar__fail(t->ctx, ABAR_E_MEMORY, "%s: not enough memory to read it", path) : ABAR_OK;
 }
 
 /* ---- runs -------------------------------------------------------------------------------------------------------------- */
@@ -123,20 +116,17 @@ static abar_status find_epoch(const tour *t, const char *text, size_t n, abar_ru
 
 static abar_status read_log(const tour *t, abar_run_info *info)
 {
-    FILE *file;
+    struct stat about;
     void *memory;
-    size_t n = 0;
-    ABAR_TRY(open_file(t, "log.jsonl", &file));
-    if (!file) return ABAR_OK;
+    const int fd = abar__beneath_file(t->folder, "log.jsonl", &about);
+    if (fd < 0) return ABAR_OK;
     abar_status status = abar__alloc(t->ctx, (size_t)LOG_TAIL, &memory);
-    if (status == ABAR_OK && fseek(file, 0, SEEK_END) == 0) {
-        const long size = ftell(file), from = size > LOG_TAIL ? size - LOG_TAIL : 0;
-        if (fseek(file, from, SEEK_SET) == 0) n = fread(memory, 1, (size_t)LOG_TAIL, file);
+    if (status == ABAR_OK) {
+        const ssize_t n = pread(fd, memory, (size_t)LOG_TAIL, about.st_size > LOG_TAIL ? about.st_size - LOG_TAIL : 0);
+        status = find_epoch(t, memory, n > 0 ? (size_t)n : 0, info);
+        abar__free(t->ctx, memory, (size_t)LOG_TAIL);
     }
-    fclose(file);
-    if (status < 0) return status;
-    status = find_epoch(t, memory, n, info);
-    abar__free(t->ctx, memory, (size_t)LOG_TAIL);
+    close(fd);
     return status;
 }
 
@@ -157,38 +147,38 @@ static abar_status tensors_end(abar_context *ctx, const char *header, size_t n, 
     return ABAR_OK;
 }
 
-/* Whether a safetensors file has its whole length. Its checksums are left to who reads it: that takes long for a large one. */
-static abar_status measure_checkpoint(const tour *t, FILE *file, bool *whole)
+/* Whether a safetensors file of so many bytes is whole. Its checksums are left to who reads it: that takes long for a large
+ * one. */
+static abar_status measure_checkpoint(const tour *t, int fd, off_t bytes, bool *whole)
 {
     unsigned char word[8];
-    struct stat info;
     void *memory;
     uint64_t length = 0;
     double end = 0.0;
-    *whole = fstat(fileno(file), &info) == 0 && fread(word, 1, 8, file) == 8;
+    *whole = pread(fd, word, 8, 0) == 8;
     for (int i = 7; i >= 0 && *whole; i--) length = length << 8 | word[i];
-    *whole = *whole && length > 0 && length < HEADER_MAX && (double)length + 8.0 <= (double)info.st_size;
+    *whole = *whole && length > 0 && length < HEADER_MAX && (double)length + 8.0 <= (double)bytes;
     if (!*whole) return ABAR_OK;
     ABAR_TRY(abar__alloc(t->ctx, (size_t)length, &memory));
     abar_status status = ABAR_OK;
-    *whole = fread(memory, 1, (size_t)length, file) == length;
+    *whole = pread(fd, memory, (size_t)length, 8) == (ssize_t)length;
     if (*whole) status = tensors_end(t->ctx, memory, (size_t)length, &end);
-    *whole = *whole && end + 8.0 + (double)length == (double)info.st_size;
+    *whole = *whole && end + 8.0 + (double)length == (double)bytes;
     abar__free(t->ctx, memory, (size_t)length);
     return status;
 }
 
 static abar_status check_checkpoint(tour *t, abar_run_info *info)
 {
-    FILE *file;
+    struct stat about;
     bool whole = false;
     if (!has_file(t, "state.safetensors")) {
         if (info->epochs > 1) damage(t, info, "state.safetensors: is gone, restore it or begin the run anew");
         return ABAR_OK;
     }
-    ABAR_TRY(open_file(t, "state.safetensors", &file));
-    const abar_status status = file ? measure_checkpoint(t, file, &whole) : ABAR_OK;
-    if (file) fclose(file);
+    const int fd = abar__beneath_file(t->folder, "state.safetensors", &about);
+    const abar_status status = fd >= 0 ? measure_checkpoint(t, fd, about.st_size, &whole) : ABAR_OK;
+    if (fd >= 0) close(fd);
     if (status == ABAR_OK && !whole) damage(t, info, "state.safetensors: is not whole, restore it or begin the run anew");
     return status;
 }
@@ -208,10 +198,21 @@ static abar_status read_failure(tour *t, abar_run_info *info)
     return ABAR_OK;
 }
 
+static abar_status read_setup(const tour *t, abar_setup **out)
+{
+    char path[PATH_LENGTH_MAX];
+    abar__text json = {0};
+    if (!file_path(t, "config.json", path)) return abar__fail(t->ctx, ABAR_E_ARGUMENT, "config.json: its path is too long");
+    ABAR_TRY(abar__beneath_read(t->ctx, t->folder, "config.json", path, FILE_MAX, &json));
+    const abar_status status = abar__setup_parse(t->ctx, path, json.data, json.length, out);
+    abar__text_free(t->ctx, &json);
+    return status;
+}
+
 static abar_status look_at_run(tour *t, abar_run_info *info)
 {
     abar_setup *setup;
-    const abar_status status = abar_setup_load(t->ctx, t->path, &setup);
+    const abar_status status = read_setup(t, &setup);
     if (status < 0) return judge(t, info, status);
     const abar_train_config *train = &setup->train;
     copy(t->model, train->model);
@@ -321,7 +322,8 @@ static abar_status tell(tour *t, bool inside, bool *group)
     size_t i = 0;
     while (i < n && !has_file(t, known[i].name)) i++;
     *group = i < n && known[i].kind != ABAR_KIND_RUN;
-    if (i == n || (inside && !t->all)) return ABAR_OK;
+    if (i == n && t->what.other) t->ended = !t->what.other(t->user, t->folder, t->path);
+    if (i == n || (inside && !t->what.all)) return ABAR_OK;
     t->optim[0] = t->model[0] = t->data[0] = '\0';
     abar_run_info info = {.path = t->path,
                           .kind = known[i].kind,
@@ -332,57 +334,82 @@ static abar_status tell(tour *t, bool inside, bool *group)
                           .accuracy = NAN,
                           .loss = NAN,
                           .inside = inside};
-    ABAR_TRY(*group ? look_at_group(t, known[i].name, &info) : look_at_run(t, &info));
-    if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->path)) info.condition = ABAR_RUN_RUNNING;
-    t->ended = !t->visit(t->user, &info);
+    if (!t->what.brief) ABAR_TRY(*group ? look_at_group(t, known[i].name, &info) : look_at_run(t, &info));
+    if (info.condition != ABAR_RUN_DAMAGED && abar__folder_locked(t->folder)) info.condition = ABAR_RUN_RUNNING;
+    t->ended = !t->visit(t->user, t->folder, &info);
     return ABAR_OK;
 }
 
-static bool is_folder(const char *path)
+static void walk(tour *t, bool inside, int depth);
+
+/* The folder of this name in the current one; nothing happens if it is none. */
+static void enter(tour *t, const char *name, bool inside, int depth)
+{
+    const size_t end = strlen(t->path);
+    const int above = t->folder;
+    if (end + strlen(name) + 2 >= sizeof t->path || (t->folder = abar__beneath_folder(above, name)) < 0) {
+        t->folder = above;
+        return;
+    }
+    snprintf(t->path + end, sizeof t->path - end, "%s%s", end == 0 || t->path[end - 1] == '/' ? "" : "/", name);
+    walk(t, inside, depth);
+    t->path[end] = '\0';
+    close(t->folder);
+    t->folder = above;
+}
+
+static void walk(tour *t, bool inside, int depth)
+{
+    abar__names names;
+    bool group = false;
+    t->status = tell(t, inside, &group);
+    t->ended = t->ended || t->status < 0;
+    if (t->ended || depth == DEPTH_MAX || ((group || inside) && !t->what.all)) return;
+    t->status = abar__beneath_list(t->ctx, t->folder, &names);
+    t->ended = t->status < 0;
+    for (size_t i = 0; i < names.n && !t->ended; i++) enter(t, names.name[i], inside || group, depth + 1);
+    abar__names_free(t->ctx, &names);
+}
+
+abar_status abar__runs_visit(abar_context *ctx, int folder, const char *label, abar__runs_what what, abar__run_visitor visit,
+                             void *user)
+{
+    tour t = {.ctx = ctx, .visit = visit, .user = user, .folder = folder, .what = what};
+    if (strlen(label) + 1 >= sizeof t.path) return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s: its path is too long", label);
+    snprintf(t.path, sizeof t.path, "%s", label);
+    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
+    walk(&t, false, 0);
+    return t.status;
+}
+
+abar_status abar__runs_open(abar_context *ctx, const char *dir, int *out)
 {
     struct stat info;
-    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (stat(dir, &info) != 0)
+        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
+    if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
+    *out = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *out >= 0 ? ABAR_OK : abar__fail(ctx, ABAR_E_IO, "%s: %s, check its permissions", dir, strerror(errno));
 }
 
-/* Folders only, and none that begins with a point. */
-static int wanted(const struct dirent *entry)
-{
-    if (entry->d_name[0] == '.') return 0;
-    return entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN;
-}
+typedef struct public_visit {
+    abar_run_visitor visit;
+    void *user;
+} public_visit;
 
-static abar_status walk(tour *t, bool inside, int depth)
+static bool tell_public(void *user, int folder, const abar_run_info *info)
 {
-    struct dirent **entries = NULL;
-    bool group = false;
-    const size_t end = strlen(t->path);
-    abar_status status = tell(t, inside, &group);
-    if (status < 0 || t->ended || depth == DEPTH_MAX || ((group || inside) && !t->all)) return status;
-    const int n = scandir(t->path, &entries, wanted, alphasort);
-    if (n < 0 && errno == ENOMEM) return abar__fail(t->ctx, ABAR_E_MEMORY, "%s: not enough memory to list it", t->path);
-    for (int i = 0; i < n; i++) {
-        const size_t length = strlen(entries[i]->d_name);
-        if (status == ABAR_OK && !t->ended && end + length + 2 < sizeof t->path) {
-            snprintf(t->path + end, sizeof t->path - end, "%s%s", end > 0 && t->path[end - 1] == '/' ? "" : "/",
-                     entries[i]->d_name);
-            if (is_folder(t->path)) status = walk(t, inside || group, depth + 1);
-            t->path[end] = '\0';
-        }
-        free(entries[i]);
-    }
-    free(entries);
-    return status;
+    const public_visit *p = user;
+    (void)folder;
+    return p->visit(p->user, info);
 }
 
 abar_status abar_runs_visit(abar_context *ctx, const char *dir, bool all, abar_run_visitor visit, void *user)
 {
-    tour t = {.ctx = ctx, .visit = visit, .user = user, .all = all};
-    struct stat info;
-    if (strlen(dir) + 1 >= sizeof t.path) return abar__fail(ctx, ABAR_E_ARGUMENT, "%.80s: its path is too long", dir);
-    if (stat(dir, &info) != 0)
-        return abar__fail(ctx, ABAR_E_NOT_FOUND, "%s: %s, check the path", dir[0] ? dir : "\"\"", strerror(errno));
-    if (!S_ISDIR(info.st_mode)) return abar__fail(ctx, ABAR_E_ARGUMENT, "%s: is a file, give a folder", dir);
-    snprintf(t.path, sizeof t.path, "%s", dir);
-    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
-    return walk(&t, false, 0);
+    int folder;
+    public_visit p = {.visit = visit, .user = user};
+    ABAR_TRY(abar__runs_open(ctx, dir, &folder));
+    const abar_status status = abar__runs_visit(ctx, folder, dir, (abar__runs_what){.all = all}, tell_public, &p);
+    close(folder);
+    return status;
 }

@@ -1,0 +1,41 @@
+# Makes report_page.c: page/page.html with its style and scripts as the bytes of a C array (a string literal may be too long for a
+# compiler). The page allows scripts and styles by their hashes alone.
+set(page_folder ${CMAKE_CURRENT_LIST_DIR}/page)
+
+# The SHA-256 of a text in base64, as Content-Security-Policy has it.
+function(abar_hash text out)
+  string(SHA256 hex "${text}")
+  set(digits "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+  set(base64 "")
+  foreach(at RANGE 0 60 6) # six hexadecimal digits are four of base64; 64 digits leave four, which are three
+    string(SUBSTRING "${hex}00" ${at} 6 six)
+    foreach(shift IN ITEMS 18 12 6 0)
+      math(EXPR digit "(0x${six} >> ${shift}) & 63")
+      string(SUBSTRING "${digits}" ${digit} 1 digit)
+      string(APPEND base64 "${digit}")
+    endforeach()
+  endforeach()
+  string(SUBSTRING "${base64}" 0 43 base64)
+  set(${out} "${base64}=" PARENT_SCOPE)
+endfunction()
+
+set(page_script "")
+foreach(part IN ITEMS elements runs curves tables layers live main)
+  list(APPEND page_files ${page_folder}/${part}.js)
+  file(READ ${page_folder}/${part}.js part_text)
+  string(APPEND page_script "${part_text}")
+endforeach()
+file(READ ${page_folder}/page.css page_style)
+file(READ ${page_folder}/page.html page_text)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page_files} ${page_folder}/page.css ${page_folder}/page.html)
+abar_hash("${page_style}" style_hash)
+abar_hash("${page_script}" script_hash)
+string(REPLACE "@STYLE_HASH@" "${style_hash}" page_text "${page_text}")
+string(REPLACE "@SCRIPT_HASH@" "${script_hash}" page_text "${page_text}")
+string(REPLACE "@STYLE@" "${page_style}" page_text "${page_text}")
+string(REPLACE "@SCRIPT@" "${page_script}" page_text "${page_text}")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/report_page.html "${page_text}")
+file(READ ${CMAKE_CURRENT_BINARY_DIR}/report_page.html page_bytes HEX)
+string(REGEX REPLACE "(..)" "0x\\1," page_bytes "${page_bytes}")
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/report_page.c
+     CONTENT "#include \"train/report/page.h\"\n\nconst unsigned char abar__report_html[] = {@page_bytes@0};\n" @ONLY)

@@ -1,0 +1,110 @@
+
+/* ---- new lines of a log, as the C code reads them ---- */
+
+const layerQuantities = ["mean_square", "damping", "condition", "cosine", "ratio", "dropped", "raised", "doubled", "kept"];
+const isNumber = v => typeof v === "number" && Number.isFinite(v);
+
+function addRow(series, object) {
+  const rows = Object.values(series)[0]?.length ?? 0;
+  for (const [name, value] of Object.entries(object)) {
+    if (!isNumber(value) || (!Object.hasOwn(series, name) && Object.keys(series).length >= 24)) continue;
+    if (!Object.hasOwn(series, name)) Object.defineProperty(series, name, {value: new Array(rows).fill(null), enumerable: true, configurable: true, writable: true});
+    series[name].push(value);
+  }
+  for (const list of Object.values(series)) while (list.length <= rows) list.push(null);
+}
+
+function addLayers(run, step, list) {
+  if (run.layer_lines++ % run.layer_stride !== 0 || !list.length) return;
+  run.layers ??= {names: list.map(m => String(m?.layer ?? "?") + (m?.group > 0 ? ` [${m.group}]` : "")), step: [], ...Object.fromEntries(layerQuantities.map(q => [q, []]))};
+  if (list.length !== run.layers.names.length) return;
+  run.layers.step.push(step);
+  for (const q of layerQuantities) run.layers[q].push(list.map(m => isNumber(m?.[q]) ? m[q] : null));
+}
+
+function addLine(run, line) {
+  let object = null;
+  try { object = JSON.parse(line); } catch { /* counted below */ }
+  const plain = object !== null && typeof object === "object" && !Array.isArray(object), epoch = plain ? object.epoch : null, step = plain ? object.step : null;
+  if (isNumber(epoch) && epoch >= 1) {
+    run.least_steps = Math.max(run.least_steps, run.last_step / epoch);
+    run.ended_epoch = epoch;
+    run.epochs_done = epoch;
+    const part = run.validation ? "validation" : "test";
+    run.acc = object[part + "_acc"] ?? null;
+    run.loss = object[part + "_loss"] ?? null;
+    addRow(run.epochs, object);
+  } else if (!isNumber(step) || step < 0) {
+    run.damaged_lines++;
+  } else {
+    if (Array.isArray(object.layers)) addLayers(run, step, object.layers);
+    else if (run.step_lines++ % run.step_stride === 0) addRow(run.steps, object);
+    if (run.ended_epoch > 0 && step > run.last_step) {
+      const most = step / run.ended_epoch;
+      if (run.most_steps === 0 || most < run.most_steps) run.most_steps = most;
+      run.ended_epoch = 0;
+    }
+    run.last_step = step;
+  }
+}
+
+/* ---- the server of `abar serve` ---- */
+
+const token = new URLSearchParams(location.search).get("token");
+const pause = ms => new Promise(done => setTimeout(done, ms));
+let stamp = null;
+
+async function ask(path) {
+  const answer = await fetch(path, {cache: "no-store", headers: token ? {Authorization: "Bearer " + token} : {}});
+  if (!answer.ok) throw new Error(path + ": " + answer.status);
+  return answer;
+}
+
+/* Whole lines from the byte on that the page has already; true: there were some. */
+async function fetchLines(run, log) {
+  const bytes = new Uint8Array(await (await ask("log/" + log.id + "?from=" + run.log_bytes)).arrayBuffer());
+  const end = bytes.lastIndexOf(10) + 1, full = bytes.length >= 1 << 20;
+  if (end === 0 && !full) return false;
+  if (end === 0) run.damaged_lines++; /* a line without an end */
+  else for (const line of new TextDecoder().decode(bytes.subarray(0, end)).split("\n")) if (line) addLine(run, line);
+  run.log_bytes += end || bytes.length;
+  return true;
+}
+
+async function poll() {
+  const now = await (await ask("poll")).json();
+  const known = new Map(data.runs.map(r => [r.path, r]));
+  if (now.stamp !== stamp || now.logs.some(l => !known.has(l.path) || l.bytes < known.get(l.path).log_bytes)) {
+    show(await (await ask("data")).json());
+    stamp = now.stamp;
+    return;
+  }
+  let changed = false;
+  for (const log of now.logs) {
+    const run = known.get(log.path);
+    if (log.bytes <= run.log_bytes || !await fetchLines(run, log)) continue;
+    prepare(run);
+    changed = true;
+  }
+  if (changed) {
+    drawAll();
+    layersPart();
+    runsPart();
+  }
+}
+
+async function follow() {
+  $("kind").textContent = "live";
+  $("live").hidden = false;
+  for (;;) {
+    try {
+      await poll();
+      $("live").textContent = "live";
+      $("live").className = "badge finished";
+    } catch (error) {
+      $("live").textContent = "no answer from abar serve";
+      $("live").className = "badge damaged";
+    }
+    await pause(document.hidden ? 5000 : 1000);
+  }
+}
