@@ -4,7 +4,7 @@
 #
 #     KILLS=N ONLY=NAME SEED=N bash tests/campaign/test_kill.sh build/abar tests
 #
-# KILLS: how many in all, shared among the cases [26]. ONLY: this case alone. SEED: repeats the moments.
+# KILLS: how many in all, shared among the cases, at least one each [26]. ONLY: this case alone. SEED: repeats the moments.
 # shellcheck source=../cli/lib.sh
 source "$(dirname "$0")/../cli/lib.sh"
 KILLS=${KILLS:-26}
@@ -16,7 +16,9 @@ for _ in {1..60}; do printf 'abcdefg hij. '; done >text
 images=(--model lenet5 --data synthetic --limit-train 1024 --limit-test 128 --batch 32 --epochs 3 --threads 1)
 letters=(--model gpt-char --data "text:$work/text" --layers 1 --heads 2 --width 16 --context 8 --batch 4 --epoch-steps 40 --epochs 3
     --threads 1)
-names=(sgd adamw mac smac foof kfac eva lngd ngd kbfgs mfac mac+adamw text compare)
+read -ra names <<<"$("$abar" optimizers --json |
+    python3 -c "import json, sys; o = json.load(sys.stdin); print(*[x['name'] for x in o['rules'] + o['methods']])")"
+names+=(mac+adamw text compare)
 
 # begin NAME, go_on NAME: the command in words. The folder is "run" for all, since exports name it.
 begin() {
@@ -24,6 +26,9 @@ begin() {
     text) words=(train "${letters[@]}" --optim mac --checkpoint-every 7) ;;
     mfac) words=(train "${images[@]}" --optim mfac --mfac-gradients 16 --checkpoint-every 5) ;;
     compare) words=(compare "${images[@]}" --epochs 1 --optim sgd,mac --seeds 2) ;;
+    adahessian | sophia) words=(train "${images[@]}" --optim "$1" --hessian-every 3 --lr 1e-3 --checkpoint-every 5) ;;
+    shampoo) words=(train "${images[@]}" --optim shampoo --shampoo-freq 3 --shampoo-block 64 --checkpoint-every 5) ;;
+    soap) words=(train "${images[@]}" --optim soap --soap-freq 3 --max-dim 128 --checkpoint-every 5) ;;
     *) words=(train "${images[@]}" --optim "$1" --checkpoint-every 5) ;;
     esac
     words+=(--out run --quiet)
