@@ -74,6 +74,20 @@ static void presets_on_cpu_are_the_oracles(void **state)
     golden_check(&intended, "cpu", 1e-4);
 }
 
+/* By facebookresearch/optimizers' DistributedShampoo and by hseung88/mac's Shampoo, both in double precision
+ * (tests/oracle/check_rules.py). */
+static void shampoo_is_its_authors(void **state)
+{
+    (void)state;
+    golden_set peer = steps, paper_peer = paper;
+    peer.file = ABAR_TEST_DATA "/golden/shampoo_peer.safetensors";
+    paper_peer.file = ABAR_TEST_DATA "/golden/shampoo_paper_peer.safetensors";
+    for (int d = 0; d < 2; d++) {
+        golden_check(&peer, devices[d], 1e-5);
+        golden_check(&paper_peer, devices[d], 1e-5);
+    }
+}
+
 /* ---- identities ------------------------------------------------------------------------------------------------------ */
 
 static void no_decay(rig *r)
@@ -308,6 +322,7 @@ int main(void)
         cmocka_unit_test(shampoo_on_cpu_is_the_oracles),
         cmocka_unit_test(presets_on_ref_are_the_oracles),
         cmocka_unit_test(presets_on_cpu_are_the_oracles),
+        cmocka_unit_test(shampoo_is_its_authors),
         cmocka_unit_test(shampoo_grafted_to_sgd_moves_as_far_as_the_gradient),
         cmocka_unit_test(shampoo_with_exponent_0_is_sgd),
         cmocka_unit_test(shampoo_with_blocks_of_1_is_adagrad),
