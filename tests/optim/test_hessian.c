@@ -119,12 +119,14 @@ static double golden_case(lab *l, const abar__safetensors *file, const char *nam
     return error / largest;
 }
 
-static void check_golden(const char *device, double tolerance)
+static void check_golden(const char *name, const char *device, double tolerance)
 {
     lab l;
     lab_open(&l, device, shapes, PARAMS, MAPS);
     abar__safetensors *file;
-    assert_int_equal(abar__safetensors_open(l.r.f.ctx, ABAR_TEST_DATA "/golden/hessian_steps.safetensors", &file), ABAR_OK);
+    char path[256];
+    snprintf(path, sizeof path, ABAR_TEST_DATA "/golden/%s.safetensors", name);
+    assert_int_equal(abar__safetensors_open(l.r.f.ctx, path, &file), ABAR_OK);
     cJSON *cases = cJSON_Parse(abar__safetensors_metadata(file, "cases"));
     assert_in_range(cJSON_GetArraySize(cases), 8, 64);
     const cJSON *one;
@@ -143,13 +145,20 @@ static void check_golden(const char *device, double tolerance)
 static void steps_on_ref_are_the_oracles(void **state)
 {
     (void)state;
-    check_golden("ref", 1e-9);
+    check_golden("hessian_steps", "ref", 1e-9);
 }
 
 static void steps_on_cpu_are_the_oracles(void **state)
 {
     (void)state;
-    check_golden("cpu", 1e-4);
+    check_golden("hessian_steps", "cpu", 1e-4);
+}
+
+/* By amirgholami/adahessian, timm and Liuhong99/Sophia in double precision (tests/oracle/check_rules.py). */
+static void steps_are_those_of_the_authors(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) check_golden("hessian_peer", devices[d], 1e-5);
 }
 
 /* ---- perturbing ------------------------------------------------------------------------------------------------------- */
@@ -307,6 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_on_ref_are_the_oracles),
         cmocka_unit_test(steps_on_cpu_are_the_oracles),
+        cmocka_unit_test(steps_are_those_of_the_authors),
         cmocka_unit_test(perturb_moves_by_signs_and_restores),
         cmocka_unit_test(rules_without_a_way_to_make_passes_are_refused),
         cmocka_unit_test(step_without_its_passes_is_refused),

@@ -74,6 +74,20 @@ static void presets_on_cpu_are_the_oracles(void **state)
     golden_check(&intended, "cpu", 1e-4);
 }
 
+/* By facebookresearch/optimizers' DistributedShampoo and by hseung88/mac's Shampoo, both in double precision
+ * (tests/oracle/check_rules.py). */
+static void shampoo_is_its_authors(void **state)
+{
+    (void)state;
+    golden_set peer = steps, paper_peer = paper;
+    peer.file = ABAR_TEST_DATA "/golden/shampoo_peer.safetensors";
+    paper_peer.file = ABAR_TEST_DATA "/golden/shampoo_paper_peer.safetensors";
+    for (int d = 0; d < 2; d++) {
+        golden_check(&peer, devices[d], 1e-5);
+        golden_check(&paper_peer, devices[d], 1e-5);
+    }
+}
+
 /* ---- identities ------------------------------------------------------------------------------------------------------ */
 
 static void no_decay(rig *r)
@@ -163,19 +177,30 @@ static void shampoo_with_blocks_of_1_is_adagrad(void **state)
     }
 }
 
-/* One step from zero of a square matrix without eps: U V^T, whose products with itself are the identity. */
+/* Entry (i, j) of -W G^T, 7 x 7. */
+static double product(const rig *r, const double *g, int i, int j)
+{
+    double sum = 0.0;
+    for (int k = 0; k < 7; k++) sum -= fixture_get(&r->f.params[0].value, i * 7 + k) * g[j * 7 + k];
+    return sum;
+}
+
+/* One step from zero of a square matrix without eps: U V^T. Its product with itself is the identity, that with G symmetric and
+ * positive definite. */
 static void shampoo_of_one_gradient_is_orthogonal(void **state)
 {
     (void)state;
     static const shape one[] = {{2, {7, 7}}};
     for (int d = 0; d < 2; d++) {
         rig r;
+        double g[49];
         rig_open(&r, devices[d], one, 1);
         no_decay(&r);
         rig_shampoo(&r, SETTINGS("beta1=0", "shampoo-eps=0", "shampoo-block=7"));
         for (int i = 0; i < 49; i++) {
             fixture_set(&r.f.params[0].value, i, 0.0);
             fixture_set(&r.f.params[0].grad, i, 0.3 * fixture_noise(&r.f) + (i % 8 == 0 ? 2.0 : 0.0));
+            g[i] = fixture_get(&r.f.params[0].grad, i);
         }
         fixture_step(r.optim, 1.0, 0.0, 0.0);
         for (int i = 0; i < 7; i++)
@@ -184,7 +209,64 @@ static void shampoo_of_one_gradient_is_orthogonal(void **state)
                 for (int k = 0; k < 7; k++)
                     sum += fixture_get(&r.f.params[0].value, i * 7 + k) * fixture_get(&r.f.params[0].value, j * 7 + k);
                 assert_true(fabs(sum - (i == j)) <= tolerance_on(devices[d]));
+                assert_true(fabs(product(&r, g, i, j) - product(&r, g, j, i)) <= 3.0 * tolerance_on(devices[d]));
+                assert_true(i == j || fabs(product(&r, g, i, j)) < product(&r, g, i, i) / 6.0); /* hence definite */
             }
+        rig_close(&r);
+    }
+}
+
+/* Of a diagonal gradient it is the signs of the diagonal, of a vector g / |g|; eps, without which a vector's factor is
+ * singular, shortens both: x / sqrt(x^2 + eps). */
+static void shampoo_of_one_diagonal_or_vector_is_its_direction(void **state)
+{
+    (void)state;
+    static const shape two[] = {{2, {4, 4}}, {1, {5}}};
+    static const double diagonal[] = {0.5, -2.0, 3.0, -0.125}, vector[] = {3.0, -1.0, 0.0, 2.0, -0.5}, eps = 1e-3;
+    const double length = sqrt(9.0 + 1.0 + 4.0 + 0.25 + eps);
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], two, 2);
+        no_decay(&r);
+        rig_shampoo(&r, SETTINGS("beta1=0", "shampoo-eps=1e-3", "shampoo-block=5"));
+        for (int i = 0; i < 16; i++) {
+            fixture_set(&r.f.params[0].value, i, 0.0);
+            fixture_set(&r.f.params[0].grad, i, i % 5 == 0 ? diagonal[i / 5] : 0.0);
+        }
+        for (int i = 0; i < 5; i++) {
+            fixture_set(&r.f.params[1].value, i, 0.0);
+            fixture_set(&r.f.params[1].grad, i, vector[i]);
+        }
+        fixture_step(r.optim, 1.0, 0.0, 0.0);
+        for (int i = 0; i < 16; i++) {
+            const double x = i % 5 == 0 ? diagonal[i / 5] : 0.0;
+            assert_true(fabs(fixture_get(&r.f.params[0].value, i) + x / sqrt(x * x + eps)) <= tolerance_on(devices[d]));
+        }
+        for (int i = 0; i < 5; i++)
+            assert_true(fabs(fixture_get(&r.f.params[1].value, i) + vector[i] / length) <= tolerance_on(devices[d]));
+        rig_close(&r);
+    }
+}
+
+/* Without a graft and eps, with sums for factors, gradients times any constant give the same weights. */
+static void shampoo_without_eps_ignores_the_scale_of_gradients(void **state)
+{
+    (void)state;
+    static const shape two[] = {{2, {6, 6}}, {2, {6, 6}}};
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], two, 2);
+        rig_shampoo(&r, SETTINGS("shampoo-eps=0", "shampoo-block=6"));
+        for (int i = 0; i < 36; i++) fixture_set(&r.f.params[1].value, i, fixture_get(&r.f.params[0].value, i));
+        for (int k = 0; k < 6; k++) {
+            for (int i = 0; i < 36; i++) {
+                const double g = 0.3 * fixture_noise(&r.f) + (i % 7 == 0 ? 2.0 : 0.0);
+                fixture_set(&r.f.params[0].grad, i, g);
+                fixture_set(&r.f.params[1].grad, i, 1000.0 * fixture_get(&r.f.params[0].grad, i));
+            }
+            fixture_step(r.optim, 0.05, 0.0, 0.0);
+        }
+        assert_true(rig_difference(&r.f.params[1].value, 0, &r.f.params[0].value) <= tolerance_on(devices[d]));
         rig_close(&r);
     }
 }
@@ -240,10 +322,13 @@ int main(void)
         cmocka_unit_test(shampoo_on_cpu_is_the_oracles),
         cmocka_unit_test(presets_on_ref_are_the_oracles),
         cmocka_unit_test(presets_on_cpu_are_the_oracles),
+        cmocka_unit_test(shampoo_is_its_authors),
         cmocka_unit_test(shampoo_grafted_to_sgd_moves_as_far_as_the_gradient),
         cmocka_unit_test(shampoo_with_exponent_0_is_sgd),
         cmocka_unit_test(shampoo_with_blocks_of_1_is_adagrad),
         cmocka_unit_test(shampoo_of_one_gradient_is_orthogonal),
+        cmocka_unit_test(shampoo_of_one_diagonal_or_vector_is_its_direction),
+        cmocka_unit_test(shampoo_without_eps_ignores_the_scale_of_gradients),
         cmocka_unit_test(shampoo_of_fused_qkv_and_of_groups_is_that_of_their_parts),
         cmocka_unit_test(shampoo_divides_accumulated_gradients),
     };

@@ -194,6 +194,29 @@ static void shampoo_without_roots_multiplies_by_the_identity(void **state)
     }
 }
 
+/* diag(2, 3, 0) has singular factors, whose roots do not exist without eps: it is raised to 1e-8 of the mean eigenvalue, and
+ * the step is diag(1, 1, 0). */
+static void shampoo_raises_eps_until_there_are_roots(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {3, 3}}};
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, devices[d], one, 1);
+        r.f.params[0].weight_decay = 0.0;
+        assert_int_equal(rig_try_rule(&r, "shampoo", SETTINGS("shampoo-eps=0", "shampoo-block=3", "beta1=0")), ABAR_OK);
+        for (int i = 0; i < 9; i++) {
+            fixture_set(&r.f.params[0].value, i, 0.0);
+            fixture_set(&r.f.params[0].grad, i, i == 0 ? 2.0 : i == 4 ? 3.0 : 0.0);
+        }
+        fixture_step(r.optim, 1.0, 0.0, 0.0);
+        for (int i = 0; i < 9; i++)
+            assert_true(fabs(fixture_get(&r.f.params[0].value, i) + (i == 0 || i == 4 ? 1.0 : 0.0)) <= 1e-6);
+        assert_int_equal(abar_optim_blocks(r.optim)->kept, 0);
+        rig_close(&r);
+    }
+}
+
 static void shampoo_skips_a_gradient_that_is_not_finite(void **state)
 {
     (void)state;
@@ -288,6 +311,7 @@ int main(void)
         cmocka_unit_test(shampoo_refuses_impossible_settings),
         cmocka_unit_test(shampoo_keeps_its_factors_when_products_overflow),
         cmocka_unit_test(shampoo_without_roots_multiplies_by_the_identity),
+        cmocka_unit_test(shampoo_raises_eps_until_there_are_roots),
         cmocka_unit_test(shampoo_skips_a_gradient_that_is_not_finite),
         cmocka_unit_test(shampoo_refuses_more_blocks_than_it_can_count),
         cmocka_unit_test(plans_of_blocks_refuse_handles_of_another_kind),

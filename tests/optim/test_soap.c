@@ -37,6 +37,16 @@ static void soap_on_cpu_is_the_oracles(void **state)
     golden_check(&steps, "cpu", 1e-4);
 }
 
+/* By nikhilvyas/SOAP, run in double precision (tests/oracle/check_rules.py). */
+static void soap_is_its_authors(void **state)
+{
+    (void)state;
+    golden_set peer = steps;
+    peer.file = ABAR_TEST_DATA "/golden/soap_peer.safetensors";
+    peer.cases = 10;
+    for (int d = 0; d < 2; d++) golden_check(&peer, devices[d], 1e-5);
+}
+
 /* ---- identities ------------------------------------------------------------------------------------------------------ */
 
 enum { SIDE = 6, SQUARE = SIDE * SIDE };
@@ -249,6 +259,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(soap_on_ref_is_the_oracles),
         cmocka_unit_test(soap_on_cpu_is_the_oracles),
+        cmocka_unit_test(soap_is_its_authors),
         cmocka_unit_test(soap_makes_no_first_step),
         cmocka_unit_test(soap_without_rotations_is_adamw_one_step_later),
         cmocka_unit_test(soap_follows_rotations),

@@ -7,11 +7,22 @@
 static const char *const optimizers[] = {"sgd",  "adamw", "mac",   "smac",  "foof", "kfac", "eva",
                                          "lngd", "skfac", "kpsvd", "kbfgs", "mfac", NULL};
 
+/* Those whose learning and micro-batches are tested in files of their own (test_muon_runs.c, test_soap_runs.c, ...). */
+static const char *const others[] = {"nadamw", "sfadamw", "muon", "shampoo", "soap", "adahessian", "sophia", "ngd", NULL};
+
 /* The reference device factorises in plain loops: it leaves out the layer with 785 columns. */
 #define CPU "device=cpu threads=1 workers=0 limit-test=32 augment=false"
 #define REF "device=ref workers=0 limit-test=32 widths=784-12-10 augment=false"
 
-static bool has_method(const char *optim) { return strcmp(optim, "sgd") != 0 && strcmp(optim, "adamw") != 0; }
+static bool has_method(const char *optim) { return !abar_rule_find(optim); }
+
+typedef void checker(fixture *f, const char *optim);
+
+static void each_optimizer(fixture *f, checker *check)
+{
+    for (int i = 0; optimizers[i]; i++) check(f, optimizers[i]);
+    for (int i = 0; others[i]; i++) check(f, others[i]);
+}
 
 /* Statistics often enough for a few steps. A rule alone has no such options. */
 static abar_setup *setup_for(fixture *f, const char *device, const char *optim, const char *options)
@@ -33,6 +44,18 @@ static abar_setup *setup_for(fixture *f, const char *device, const char *optim, 
     set(f, setup, "tinv", "3");
     if (ref && !ring) set(f, setup, "skip-layers", "fc1"); /* a ring is of all parameters together */
     return setup;
+}
+
+/* A new optimizer belongs in one of the lists. */
+static void every_optimizer_is_listed(void **state)
+{
+    (void)state;
+    int listed = 0, known = 0;
+    while (optimizers[listed]) listed++;
+    for (int i = 0; others[i]; i++) listed++;
+    for (const char *const *name = abar_rule_names(); *name; name++) known++;
+    for (const char *const *name = abar_method_names(); *name; name++) known++;
+    assert_int_equal(listed, known);
 }
 
 /* ---- learning --------------------------------------------------------------------------------------------------------- */
@@ -118,7 +141,9 @@ static const char *difference(const snapshot *a, const snapshot *b, bool counter
     for (int i = 0; i < a->n; i++) {
         assert_string_equal(a->name[i], b->name[i]);
         const char *dot = strrchr(a->name[i], '.');
-        if (!counters && (strcmp(a->name[i], "curvature.steps") == 0 || (dot && strcmp(dot, ".counts") == 0))) continue;
+        const bool counter = strcmp(a->name[i], "steps") == 0 || strcmp(a->name[i], "curvature.steps") == 0 ||
+                             (dot && strcmp(dot, ".counts") == 0);
+        if (counter && !counters) continue;
         if (a->size[i] != b->size[i] || memcmp(a->bytes[i], b->bytes[i], a->size[i]) != 0) return a->name[i];
     }
     return NULL;
@@ -187,6 +212,10 @@ static void every_optimizer_resumes_bit_for_bit(void **state)
         check_resume(*state, "ref", optimizers[i], "");
         check_resume(*state, "cpu", optimizers[i], "");
     }
+    for (int i = 0; others[i]; i++) check_resume(*state, "cpu", others[i], "");
+    check_resume(*state, "cpu", "shampoo", "shampoo-freq=2 accumulate=2");
+    check_resume(*state, "cpu", "shampoo", "shampoo-preset=mac-paper");
+    check_resume(*state, "cpu", "mac+shampoo", "shampoo-freq=3");
     check_resume(*state, "cpu", "mac+adamw", "damping=adaptive refresh=spread");
     check_resume(*state, "cpu", "smac", "damping=adaptive pgrad=per-example accumulate=2");
     check_resume(*state, "cpu", "kfac", "kfac-inverse=eigen kfac=expand skip-layers=conv*");
@@ -352,51 +381,50 @@ static void assert_finite_weights(abar_trainer *t)
     }
 }
 
-static void steps_that_go_wrong_are_skipped_counted_and_change_nothing(void **state)
+static void check_skipped(fixture *f, const char *optim)
 {
-    fixture *f = *state;
-    for (int i = 0; optimizers[i]; i++) {
-        abar_setup *setup = setup_for(f, "cpu", optimizers[i], "limit-train=256 batch=16 epochs=8");
-        vandal v = {.from = 3, .to = 6};
-        const char *report;
-        make_vandal(f, setup, &v);
-        need(f, abar_trainer_run(v.trainer));
-        assert_int_equal(v.trainer->at.skipped, 3);
-        assert_int_equal(optimizer_steps(v.trainer), has_method(optimizers[i]) ? 128 : 0); /* skipped ones included */
-        const char *changed = difference(&v.before, &v.after, false);
-        if (changed) fail_msg("%s: the skipped steps changed %s", optimizers[i], changed);
-        need(f, abar_trainer_report(v.trainer, &report));
-        assert_non_null(strstr(report, "\"skipped_steps\": 3"));
-        assert_finite_weights(v.trainer);
-        assert_true(v.trainer->history[7].train_loss < 0.99 * v.trainer->history[0].train_loss); /* it goes on learning */
-        drop(&v.before);
-        drop(&v.after);
-        abar_trainer_destroy(v.trainer);
-        abar_setup_destroy(f->ctx, setup);
-    }
+    abar_setup *setup = setup_for(f, "cpu", optim, "limit-train=256 batch=16 epochs=8");
+    vandal v = {.from = 3, .to = 6};
+    const char *report;
+    make_vandal(f, setup, &v);
+    need(f, abar_trainer_run(v.trainer));
+    assert_int_equal(v.trainer->at.skipped, 3);
+    assert_int_equal(optimizer_steps(v.trainer), has_method(optim) ? 128 : 0); /* skipped ones included */
+    const char *changed = difference(&v.before, &v.after, false);
+    if (changed) fail_msg("%s: the skipped steps changed %s", optim, changed);
+    need(f, abar_trainer_report(v.trainer, &report));
+    assert_non_null(strstr(report, "\"skipped_steps\": 3"));
+    assert_finite_weights(v.trainer);
+    const double first = v.trainer->history[0].train_loss, last = v.trainer->history[7].train_loss;
+    if (!(last < 0.99 * first)) fail_msg("%s: loss %g, then %g", optim, first, last); /* it goes on learning */
+    drop(&v.before);
+    drop(&v.after);
+    abar_trainer_destroy(v.trainer);
+    abar_setup_destroy(f->ctx, setup);
 }
 
-static void ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint(void **state)
+static void steps_that_go_wrong_are_skipped_counted_and_change_nothing(void **state) { each_optimizer(*state, check_skipped); }
+
+static void check_ten_skipped(fixture *f, const char *optim)
 {
-    fixture *f = *state;
-    for (int i = 0; optimizers[i]; i++) {
-        abar_setup *setup = setup_for(f, "cpu", optimizers[i], "limit-train=256 batch=16 epochs=2");
-        vandal v = {.from = 3, .to = 13};
-        snapshot end;
-        set_out(f, setup, optimizers[i]);
-        make_vandal(f, setup, &v);
-        assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_NUMERIC);
-        assert_error(f, "10 steps in a row");
-        assert_int_equal(v.trainer->at.skipped, 10);
-        assert_null(difference(&v.before, &v.after, false));
-        drop(&v.before);
-        drop(&v.after);
-        abar_trainer_destroy(v.trainer);
-        assert_int_equal(resume(f, optimizers[i], 0, &end), ABAR_OK); /* the weight was restored before it was saved */
-        drop(&end);
-        abar_setup_destroy(f->ctx, setup);
-    }
+    abar_setup *setup = setup_for(f, "cpu", optim, "limit-train=256 batch=16 epochs=2");
+    vandal v = {.from = 3, .to = 13};
+    snapshot end;
+    set_out(f, setup, optim);
+    make_vandal(f, setup, &v);
+    assert_int_equal(abar_trainer_run(v.trainer), ABAR_E_NUMERIC);
+    assert_error(f, "10 steps in a row");
+    assert_int_equal(v.trainer->at.skipped, 10);
+    assert_null(difference(&v.before, &v.after, false));
+    drop(&v.before);
+    drop(&v.after);
+    abar_trainer_destroy(v.trainer);
+    assert_int_equal(resume(f, optim, 0, &end), ABAR_OK); /* the weight was restored before it was saved */
+    drop(&end);
+    abar_setup_destroy(f->ctx, setup);
 }
+
+static void ten_steps_gone_wrong_end_the_run_and_leave_a_checkpoint(void **state) { each_optimizer(*state, check_ten_skipped); }
 
 /* ---- whose checkpoint it is ------------------------------------------------------------------------------------------------
  */
@@ -482,6 +510,7 @@ static void resume_with_other_dampings_and_intervals_is_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        with_fixture(every_optimizer_is_listed),
         with_fixture(every_optimizer_learns),
         with_fixture(every_optimizer_resumes_bit_for_bit),
         with_fixture(first_layer_mean_is_that_of_the_training_set),

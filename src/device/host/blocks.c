@@ -54,14 +54,30 @@ static void average(work *w, const abar__block_stage *s, int mode)
                                          factor_of(w, s->state, mode));
 }
 
+/* methods.md section 9: eps is raised tenfold, at most five times. A factor that is zero stays without a root. */
+static bool climb(work *w, const abar__block_stage *s, int mode, double *ridge)
+{
+    const abar__stats_ops *stats = w->dev->ops->stats;
+    const int64_t n = w->block->dim[mode];
+    const void *average = factor_of(w, s->from, mode);
+    const double scale = unbias(s->beta, w->t), least = 1e-8 * scale * stats->trace(w->dev, n, average) / (double)n;
+    double eps = s->eps;
+    for (int raised = 0; raised <= 5; raised++, eps = fmax(10.0 * eps, least)) {
+        *ridge = s->ridge;
+        if (stats->inverse_root(w->dev, n, average, scale, eps, s->ridge > 0.0 ? ridge : NULL,
+                                abar__block_exponent(w->block, s), factor_of(w, s->state, mode), w->scratch))
+            return true;
+        if (!(least > 0.0)) return false;
+    }
+    return false;
+}
+
 static void take_root(work *w, const abar__block_stage *s, int mode)
 {
     const int64_t n = w->block->dim[mode];
     void *average = factor_of(w, s->from, mode);
-    double ridge = s->ridge;
-    const bool fine =
-        w->dev->ops->stats->inverse_root(w->dev, n, average, unbias(s->beta, w->t), s->eps, s->ridge > 0.0 ? &ridge : NULL,
-                                         abar__block_exponent(w->block, s), factor_of(w, s->state, mode), w->scratch);
+    double ridge;
+    const bool fine = climb(w, s, mode, &ridge);
     w->kept += !fine;
     for (int64_t i = 0; fine && s->ridge > 0.0 && i < n; i++) set(w, average, i * n + i, get(w, average, i * n + i) + ridge);
 }
