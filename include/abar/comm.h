@@ -1,5 +1,5 @@
-/* Processes that train together. Each has a rank, 0 to n - 1. Who starts them: abar itself on one machine (--ranks), mpirun, srun
- * or torchrun. */
+/* Processes that train together. Each has a rank, 0 to n - 1. Who starts them: abar itself on one machine (--ranks), mpirun,
+ * srun or torchrun. */
 #ifndef ABAR_COMM_H
 #define ABAR_COMM_H
 
@@ -24,9 +24,9 @@ abar_status abar_comm_open(abar_context *ctx, const abar_comm_config *config, ab
 /* Of forked ranks, rank 0 waits for the others to end, at most the timeout. */
 void abar_comm_close(abar_comm *comm);
 
-int abar_comm_rank(const abar_comm *comm);  /* NULL: 0 */
-int abar_comm_size(const abar_comm *comm);  /* NULL: 1 */
-int abar_comm_local(const abar_comm *comm); /* the rank among those of this machine */
+int abar_comm_rank(const abar_comm *comm);                   /* NULL: 0 */
+int abar_comm_size(const abar_comm *comm);                   /* NULL: 1 */
+int abar_comm_local(const abar_comm *comm);                  /* the rank among those of this machine */
 const char *abar_comm_name(const abar_comm *comm, int rank); /* "rank 2 on host7" */
 const char *abar_comm_transport(const abar_comm *comm);      /* "self", "local", "mpi", "store" */
 
