@@ -19,12 +19,12 @@ abar_context *new_context(void)
 
 static board *new_board(void)
 {
-    static board *b;
-    if (!b) b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(b != MAP_FAILED);
-    memset(b, 0, sizeof *b);
     return b;
 }
+
+void free_board(board *b) { munmap(b, sizeof *b); }
 
 /* A port of this machine that was free a moment ago. */
 static int free_port(void)
@@ -81,24 +81,53 @@ static pid_t start(const ranks *r, int rank, int ranks_option, int port, part p,
     return 0;
 }
 
+started start_ranks(const ranks *r, part p)
+{
+    const bool forks = !strcmp(r->transport, "local") || r->ranks == 1;
+    const int port = forks ? 0 : free_port();
+    started s = {.ranks = *r, .board = new_board(), .processes = forks ? 1 : r->ranks};
+    s.board->argument = r->argument;
+    for (int i = 0; i < s.processes; i++) s.pids[i] = start(r, i, forks ? r->ranks : 0, port, p, s.board);
+    return s;
+}
+
+static bool may_fail(const started *s, int rank) { return s->ranks.may_fail >> rank & 1; }
+
+/* Until the ranks that have to end have done their parts; a process that ended without is found by its status. */
+static void wait_for_parts(const started *s)
+{
+    for (int i = 0; i < LIMIT * 100; i++) {
+        int running = 0;
+        for (int r = 0; r < s->ranks.ranks; r++) running += !may_fail(s, r) && atomic_load(&s->board->line[r]) == 0;
+        if (!running) return;
+        usleep(10000);
+    }
+}
+
+board *end_ranks(started *s)
+{
+    const char *transport = s->ranks.transport;
+    const int n = s->ranks.ranks;
+    if (s->ranks.may_fail) wait_for_parts(s);
+    for (int i = 0; i < s->processes; i++) {
+        int status;
+        if (may_fail(s, i)) kill(s->pids[i], SIGKILL); /* it may be stopped */
+        assert_int_equal(waitpid(s->pids[i], &status, 0), s->pids[i]);
+        if ((!WIFEXITED(status) || WEXITSTATUS(status) != 0) && !may_fail(s, i))
+            fail_msg("%s, %d ranks: process %d ended with status %x", transport, n, i, (unsigned)status);
+    }
+    for (int i = 0; i < n; i++) {
+        const int line = atomic_load(&s->board->line[i]);
+        if (line != -1 && !may_fail(s, i))
+            fail_msg("%s, %d ranks: rank %d failed in line %d (%s)", transport, n, i, line, s->board->text[i]);
+    }
+    return s->board;
+}
+
 board *run_ranks(const ranks *r, part p)
 {
-    board *b = new_board();
-    b->argument = r->argument;
-    const bool forks = !strcmp(r->transport, "local") || r->ranks == 1;
-    const int processes = forks ? 1 : r->ranks, port = forks ? 0 : free_port();
-    pid_t pids[RANKS_MAX];
-    for (int i = 0; i < processes; i++) pids[i] = start(r, i, forks ? r->ranks : 0, port, p, b);
-    for (int i = 0; i < processes; i++) {
-        int status;
-        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
-        if ((!WIFEXITED(status) || WEXITSTATUS(status) != 0) && !(r->may_fail >> i & 1))
-            fail_msg("%s, %d ranks: process %d ended with status %x", r->transport, r->ranks, i, (unsigned)status);
-    }
-    for (int i = 0; i < r->ranks; i++) {
-        const int line = atomic_load(&b->line[i]);
-        if (line != -1 && !(r->may_fail >> i & 1))
-            fail_msg("%s, %d ranks: rank %d failed in line %d (%s)", r->transport, r->ranks, i, line, b->text[i]);
-    }
-    return b;
+    static board *last;
+    if (last) free_board(last);
+    started s = start_ranks(r, p);
+    return last = end_ranks(&s);
 }

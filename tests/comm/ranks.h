@@ -47,6 +47,18 @@ typedef struct ranks {
 /* Runs the part on every rank and fails the test if a check of one failed. The board is there until the next call. An alarm
  * ends a test that hangs. */
 board *run_ranks(const ranks *r, part p);
+
+/* The same in two steps, so that several can run at once: those that wait for a timeout. */
+typedef struct started {
+    ranks ranks;
+    board *board;
+    int pids[RANKS_MAX], processes;
+} started;
+
+started start_ranks(const ranks *r, part p);
+board *end_ranks(started *s);
+/* After the last look at its board. */
+void free_board(board *b);
 /* A context without log. */
 abar_context *new_context(void);
 
