@@ -57,6 +57,10 @@ typedef struct abar_train_config {
     char labels[ABAR_OPTION_TEXT_MAX];  /* file with the labels of the test part; "": the usual ones */
     int64_t decode;                     /* abar_decode_kind */
     double recipe_warmup; /* warmup of the recipe, which abar_setup_set shortens to half of a short run; 0: warmup was set */
+    /* Samples of a micro-batch; the gradients of all batch / micro of them are summed in a fixed order that does not depend on
+     * the number of ranks (docs/scaling.md). 0: as accumulate says, added one after another; with several ranks batch / ranks.
+     */
+    int64_t micro;
 } abar_train_config;
 
 typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;
@@ -179,6 +183,7 @@ typedef struct abar_memory_plan {
     size_t size; /* sizeof(abar_memory_plan) */
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
     size_t average; /* of the weights (--ema), part of total */
+    size_t join;    /* sums of micro-batches (--micro), likewise */
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
 

@@ -42,11 +42,22 @@ static abar_status make_test_net(abar_trainer *t, int64_t batch)
     return abar__test_net_build(t->ctx, t->setup, &t->test_info, t->dev, &request, &t->test_net);
 }
 
+/* Where micro-batches are summed in a fixed order. */
+static abar_status make_join(abar_trainer *t)
+{
+    if (t->setup->train.micro == 0) return ABAR_OK;
+    abar__join_config config = abar__join_request(t->setup, t->dev, t->net, t->extra_net, abar_optim_pending_count(t->optim));
+    config.comm = t->comm;
+    config.test_batches = abar_loader_batches(t->test);
+    config.stop = &t->stop;
+    return abar__join_create(t->ctx, &config, &t->join);
+}
+
 static abar_status make_net(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
-    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
@@ -54,13 +65,15 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__optim_build_with(t->ctx, t->setup, t->dev, t->net, t->extra_net, &t->optim));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     ABAR_TRY(make_feeds(t, request.batch));
+    ABAR_TRY(make_join(t));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .extra = t->extra_net,
                                  .optim = t->optim,
                                  .info = info,
                                  .micro = request.batch,
-                                 .accumulate = train->accumulate,
+                                 .accumulate = t->join.ctx ? t->join.count : train->accumulate,
+                                 .join = t->join.ctx ? &t->join : NULL,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
                                  .feed = &t->train_feed};
@@ -155,6 +168,7 @@ void abar_trainer_destroy(abar_trainer *t)
     abar__data_feed_release(t->ctx, &t->test_feed);
     abar_optim_destroy(t->optim);
     abar__ema_release(&t->average);
+    abar__join_release(&t->join);
     abar_net_destroy(t->extra_net);
     abar_net_destroy(t->test_net);
     abar_net_destroy(t->net);
