@@ -421,7 +421,8 @@ abar__join_config abar__join_request(const abar_setup *setup, const abar_device 
                                .grad_bytes = blocks.value_bytes,
                                .extra_bytes = extra ? blocks.value_bytes : 0,
                                .pending = pending,
-                               .statistics_bytes = blocks.running_bytes};
+                               .statistics_bytes = blocks.running_bytes,
+                               .fast = setup->train.reduce == ABAR_REDUCE_FAST};
 }
 
 abar_loader_config abar__loader_request(const abar_setup *setup, bool test)

@@ -234,12 +234,11 @@ void abar__join_spoil(abar__join *j, int64_t i) { own_results(j)[i].finite = 0.0
 
 /* ---- all ranks -------------------------------------------------------------------------------------------------------- */
 
-static abar_status refuse_failed(abar__join *j, abar_status status)
+static bool any_failed(const abar__join *j)
 {
-    for (int r = 0; r < j->ranks && status == ABAR_OK; r++)
-        if (word_of(j, r)->correct != 0.0)
-            return abar__fail(j->ctx, ABAR_E_PEER, "%s: failed, its own line says why", abar_comm_name(j->config.comm, r));
-    return status;
+    for (int r = 0; r < j->ranks; r++)
+        if (word_of(j, r)->correct != 0.0) return true;
+    return false;
 }
 
 /* Results of all micro-batches, and what the ranks have to say. */
@@ -249,14 +248,14 @@ static abar_status exchange_results(abar__join *j, abar_status status)
     const bool stop = j->config.stop && atomic_load(j->config.stop);
     *word_of(j, j->rank) = (abar__part_result){.loss = stop, .correct = status < 0};
     if (status == ABAR_E_PEER) return status; /* nobody listens */
-    const abar_status sent = abar__comm_gather(j->config.comm, own, (size_t)(j->count + 1) * sizeof *own, j->results);
-    if (status < 0) return status;
-    ABAR_TRY(sent);
+    if (j->ranks == 1 && status < 0) return status;
+    ABAR_TRY(abar__comm_gather(j->config.comm, own, (size_t)(j->count + 1) * sizeof *own, j->results));
+    if (any_failed(j)) return abar_ranks_agree(j->ctx, j->config.comm, status, NULL);
     for (int r = 0; r < j->ranks; r++) j->stops = j->stops || word_of(j, r)->loss != 0.0;
-    return refuse_failed(j, status);
+    return ABAR_OK;
 }
 
-void abar__join_fail(abar__join *j) { (void)exchange_results(j, ABAR_E_STATE); }
+abar_status abar__join_fail(abar__join *j, abar_status status) { return exchange_results(j, status); }
 
 static double loss_at(const abar__join *j, int64_t i) { return result_at(j, i)->loss; }
 static double correct_at(const abar__join *j, int64_t i) { return result_at(j, i)->correct; }

@@ -79,8 +79,8 @@ void abar__join_spoil(abar__join *j, int64_t i);
 /* All ranks: joins what was added; the net and the optimizer then have what is the batch's. status: of this rank's passes so
  * far; where a rank failed, all do. */
 abar_status abar__join_end(abar__join *j, const abar__stepper *s, abar_status status, abar__step_result *out);
-/* This rank failed between two steps: the others, which wait in abar__join_end, are told. */
-void abar__join_fail(abar__join *j);
+/* This rank failed between two steps: the others, which wait in abar__join_end, are told. Returns status. */
+abar_status abar__join_fail(abar__join *j, abar_status status);
 
 /* The same of further passes: after the step (gradients alone), */
 void abar__join_extra_begin(abar__join *j);

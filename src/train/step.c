@@ -343,6 +343,13 @@ static abar_status calibrate_all(const abar__stepper *s, int64_t micro)
     return abar_net_forward(s->net, &run, NULL);
 }
 
+bool abar__stepper_calibrates(const abar__stepper *s)
+{
+    for (int l = 0; l < abar_net_layer_count(s->net); l++)
+        if (abar_optim_wants_calibration(s->optim, l)) return true;
+    return false;
+}
+
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
 {
     bool wanted = false, deep = false;

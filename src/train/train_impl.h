@@ -5,7 +5,7 @@
  *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
- *     join.c                                micro-batches, and ranks, joined to one batch
+ *     join.c  ranks.c                       micro-batches, and ranks, joined to one batch; ranks that must be alike
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
@@ -197,6 +197,7 @@ abar_status abar__stepper_enqueue(const abar__stepper *s);
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s);
 abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observe);
 abar_status abar__stepper_enqueue_update(const abar__stepper *s);
+bool abar__stepper_calibrates(const abar__stepper *s);
 /* For optimizers that calibrate on the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* Forward passes over the first n batches of a training epoch, which update the provisional running statistics. Moves the
@@ -347,7 +348,9 @@ struct abar_trainer {
     abar_net *net, *test_net; /* test_net: NULL, the net itself is tested */
     abar_net *extra_net;      /* as abar__stepper's */
     abar_optim *optim;
-    abar_comm *comm; /* the caller's; NULL: one rank */
+    abar_comm *comm;  /* the caller's; NULL: one rank */
+    uint64_t *hashes; /* (ranks, hash_count): of all tensors; NULL: one rank */
+    int64_t hash_count;
     abar__join join; /* without ctx: there is none */
     abar__ema average;
     abar__ema tested; /* the net itself, while it has the weights that are tested and not those that are trained */
@@ -377,6 +380,7 @@ struct abar_trainer {
     size_t stage_bytes;
     abar__text text, report; /* scratch; the last report */
     atomic_bool stop;
+    bool saves;                 /* the run has a folder, be it of another rank */
     bool resumes, started_over; /* a checkpoint was found; resume was asked for and none was found */
     bool stopped;               /* the last call of run ended by abar_trainer_stop */
 };
@@ -413,12 +417,23 @@ abar_status abar__report_curvature(abar_trainer *t);
 /* The files of the folder. */
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
+void abar__digest_take(abar_trainer *t);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);
 abar_status abar__checkpoint_save(abar_trainer *t);                /* state.safetensors */
 abar_status abar__export_save(abar_trainer *t);                    /* model.safetensors, model_ema.safetensors */
 abar_status abar__config_save(abar_trainer *t);                    /* config.json */
 abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
+
+/* Several ranks (ranks.c). One rank: these do nothing. */
+abar_status
+abar__ranks_settle(abar_trainer *t); /* settings that follow from the number of ranks; what does not fit is refused */
+/* All ranks: whether they have the same settings, data and device. status: how far this rank has come. */
+abar_status abar__ranks_compare(abar_trainer *t, bool resume, abar_status status);
+abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
+abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
+void abar__ranks_release(abar_trainer *t);
+abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
 
 abar_status abar__snapshot_check(abar_context *ctx, const abar_train_config *train);
 /* When the run begins or goes on: the snapshot that is due right here, and a warning for those it can no longer make. */
