@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static const char *const transports[] = {"local"};
+static const char *const transports[] = {"local", "store"};
 
 static void on_all(part p)
 {

@@ -156,6 +156,42 @@ static void local_rank_that_hangs_is_named(void **state)
     on_all_calls("local", 2, HANGS, 1.5, "no answer for 1.5 seconds");
 }
 
+/* ---- over TCP: an end without a word is a lost connection, whoever it is ------------------------------------------------ */
+
+static void store_rank_killed_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, KILLED, 40, "the connection was lost");
+    on_all_calls("store", 0, KILLED, 40, "the connection was lost");
+}
+
+static void store_rank_that_ends_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 2, ENDED, 40, "the connection was lost");
+    on_all_calls("store", 1, CRASHED, 40, "the connection was lost");
+}
+
+static void store_rank_that_leaves_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, LEFT, 40, "has left the run");
+    on_all_calls("store", 0, LEFT, 40, "has left the run");
+}
+
+static void store_rank_stopped_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, STOPPED, 1.5, "no answer for 1.5 seconds");
+    on_all_calls("store", 0, STOPPED, 1.5, "no answer for 1.5 seconds");
+}
+
+static void store_rank_that_hangs_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 2, HANGS, 1.5, "no answer for 1.5 seconds");
+}
+
 /* ---- rank 0, the parent of forked ranks -------------------------------------------------------------------------------- */
 
 static int endless_part(abar_comm *c, abar_context *ctx, board *b)
@@ -231,6 +267,9 @@ int main(void)
         cmocka_unit_test(local_rank_that_leaves_is_named),      cmocka_unit_test(local_rank_stopped_is_named),
         cmocka_unit_test(local_rank_that_hangs_is_named),       cmocka_unit_test(local_ranks_end_with_rank_0),
         cmocka_unit_test(local_rank_reaped_by_others_is_named), cmocka_unit_test(local_close_ends_ranks_that_hang),
+        cmocka_unit_test(store_rank_killed_is_named),           cmocka_unit_test(store_rank_that_ends_is_named),
+        cmocka_unit_test(store_rank_that_leaves_is_named),      cmocka_unit_test(store_rank_stopped_is_named),
+        cmocka_unit_test(store_rank_that_hangs_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
