@@ -1,6 +1,7 @@
 /* The ranks' common part: opening, checks of calls, and the collectives, each made of a transport's exchanges. */
 #include "comm/comm_impl.h"
 #include "comm/launch.h"
+#include "comm/mpi.h"
 #include "comm/tcp.h"
 
 #include <math.h>
@@ -139,21 +140,31 @@ static abar_status open_store(abar_context *ctx, const abar_comm_config *config,
 {
     if (!launch->host[0] || !launch->port)
         return abar__fail(ctx, ABAR_E_ARGUMENT,
-                          "store: rank 0's address is unknown, set MASTER_ADDR and MASTER_PORT on all ranks%s",
-                          launch->mpi ? " or build abar with MPI" : "");
+                          "store: rank 0's address is unknown, set MASTER_ADDR and MASTER_PORT on all ranks");
     return abar__comm_open_store(ctx, launch->rank, launch->size, launch->host, launch->port, config->timeout, out);
 }
 
-/* As a launcher has started this process. */
+/* As a launcher has started this process: MPI where the launcher is MPI's and there is a module, else the store. */
 static abar_status open_launched(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
 {
     const char *transport = config->transport;
-    if (!strcmp(transport, "store") && launch->by != ABAR_LAUNCH_NONE) return open_store(ctx, config, launch, out);
-    if (strcmp(transport, "auto"))
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "transport '%s': %s", transport,
-                          !strcmp(transport, "local") ? "give --ranks N, too"
-                                                      : "no launcher has started this process, use mpirun, srun or torchrun");
-    if (launch->size == 1) return abar__comm_open_self(ctx, config->timeout, out);
+    const bool automatic = !strcmp(transport, "auto");
+    char why[ABAR_COMM_FAILURE];
+    if (launch->size == 1 && automatic) return abar__comm_open_self(ctx, config->timeout, out);
+    if (!strcmp(transport, "local"))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "transport 'local': is for forked ranks, give --ranks N, too");
+    if (launch->by == ABAR_LAUNCH_NONE)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "transport '%s': no launcher has started this process, use mpirun, srun or torchrun", transport);
+    if (!strcmp(transport, "mpi") || (automatic && launch->mpi)) {
+        const abar__mpi_calls *calls = abar__mpi_load(launch, why, sizeof why);
+        if (calls) return abar__comm_open_mpi(ctx, calls, launch, config->timeout, out);
+        if (!automatic || !launch->host[0] || !launch->port)
+            return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                              "transport 'mpi': %s, build abar with -DABAR_MPI=ON, or set MASTER_ADDR and MASTER_PORT for "
+                              "'store'",
+                              why);
+    }
     return open_store(ctx, config, launch, out);
 }
 
