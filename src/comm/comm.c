@@ -1,8 +1,12 @@
 /* The ranks' common part: opening, checks of calls, and the collectives, each made of a transport's exchanges. */
 #include "comm/comm_impl.h"
+#include "comm/launch.h"
+#include "comm/mpi.h"
+#include "comm/tcp.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -113,10 +117,67 @@ static abar_status check_config(abar_context *ctx, const abar_comm_config *confi
     return ABAR_OK;
 }
 
+static const char *from_environment(void *user, const char *name)
+{
+    (void)user;
+    return getenv(name);
+}
+
+/* As --ranks asks: this process and forked ones. */
+static abar_status open_ranks(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
+{
+    if (strcmp(config->transport, "auto") && strcmp(config->transport, "local"))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "ranks %d: forked ranks exchange over 'local', not '%s'; leave one of them out",
+                          config->ranks, config->transport);
+    if (config->ranks == 1) return abar__comm_open_self(ctx, config->timeout, out);
+    if (launch->size > 1)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "ranks %d: %s has started %d ranks already, leave --ranks out", config->ranks,
+                          launch->name, launch->size);
+    return abar__comm_open_local(ctx, config->ranks, config->timeout, out);
+}
+
+static abar_status open_store(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
+{
+    if (!launch->host[0] || !launch->port)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "store: rank 0's address is unknown, set MASTER_ADDR and MASTER_PORT on all ranks");
+    return abar__comm_open_store(ctx, launch->rank, launch->size, launch->host, launch->port, config->timeout, out);
+}
+
+/* As a launcher has started this process: MPI where the launcher is MPI's and there is a module, else the store. */
+static abar_status open_launched(abar_context *ctx, const abar_comm_config *config, const abar__launch *launch, abar_comm **out)
+{
+    const char *transport = config->transport;
+    const bool automatic = !strcmp(transport, "auto");
+    char why[ABAR_COMM_FAILURE];
+    if (launch->size == 1 && automatic) return abar__comm_open_self(ctx, config->timeout, out);
+    if (!strcmp(transport, "local"))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "transport 'local': is for forked ranks, give --ranks N, too");
+    if (launch->by == ABAR_LAUNCH_NONE)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "transport '%s': no launcher has started this process, use mpirun, srun or torchrun", transport);
+    if (!strcmp(transport, "mpi") || (automatic && launch->mpi)) {
+        const abar__mpi_calls *calls = abar__mpi_load(launch, why, sizeof why);
+        if (calls) return abar__comm_open_mpi(ctx, calls, launch, config->timeout, out);
+        if (!automatic || !launch->host[0] || !launch->port)
+            return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                              "transport 'mpi': %s, build abar with -DABAR_MPI=ON, or set MASTER_ADDR and MASTER_PORT for "
+                              "'store'",
+                              why);
+    }
+    return open_store(ctx, config, launch, out);
+}
+
 static abar_status open_transport(abar_context *ctx, const abar_comm_config *config, abar_comm **out)
 {
-    if (config->ranks > 1) return abar__comm_open_local(ctx, config->ranks, config->timeout, out);
-    return abar__comm_open_self(ctx, config->timeout, out);
+    static const char *const known[] = {"auto", "local", "mpi", "store", NULL};
+    int i = 0;
+    while (known[i] && strcmp(known[i], config->transport)) i++;
+    if (!known[i])
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "transport '%s': is none of auto, local, mpi, store", config->transport);
+    abar__launch launch;
+    ABAR_TRY(abar__launch_read(ctx, from_environment, NULL, &launch));
+    return config->ranks > 0 ? open_ranks(ctx, config, &launch, out) : open_launched(ctx, config, &launch, out);
 }
 
 abar_status abar_comm_open(abar_context *ctx, const abar_comm_config *config, abar_comm **out)

@@ -44,6 +44,23 @@ typedef struct ranks {
     int may_fail; /* a bit for each rank that may end in the middle */
 } ranks;
 
+/* parts.c */
+int names_part(abar_comm *c, abar_context *ctx, board *b);
+int barrier_part(abar_comm *c, abar_context *ctx, board *b);
+int broadcast_part(abar_comm *c, abar_context *ctx, board *b);
+int gather_part(abar_comm *c, abar_context *ctx, board *b);
+int exchange_part(abar_comm *c, abar_context *ctx, board *b);
+int sum_part(abar_comm *c, abar_context *ctx, board *b);
+int agreement_part(abar_comm *c, abar_context *ctx, board *b);
+int mixed_part(abar_comm *c, abar_context *ctx, board *b);
+
+/* failing.c: ranks make calls of one kind until the victim meets its end and all others fail. */
+enum { FAILING_RANKS = 3 };
+typedef enum call { BARRIER, BROADCAST, GATHER, EXCHANGE, SUM, TREE, FAILING_CALLS } call;
+typedef enum end { KILLED, STOPPED, ENDED, CRASHED, LEFT, HANGS } end;
+static inline int pack_failing(call k, int victim, end how) { return (int)k + 16 * victim + 256 * (int)how; } /* the argument */
+int failing_part(abar_comm *c, abar_context *ctx, board *b);
+
 /* Runs the part on every rank and fails the test if a check of one failed. The board is there until the next call. An alarm
  * ends a test that hangs. */
 board *run_ranks(const ranks *r, part p);
