@@ -4,7 +4,6 @@
 #include "train/train_impl.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -63,8 +62,8 @@ static abar_status check_share(abar_trainer *t)
     long long fits = ranks;
     while (fits > 1 && n % fits != 0) fits--;
     return abar__fail(t->ctx, ABAR_E_ARGUMENT,
-                      "%lld ranks: do not divide the %lld micro-batches of --batch %lld, --micro %lld, use %lld ranks, or a "
-                      "batch of which micro-batches times ranks is a divisor",
+                      "%lld ranks: do not divide the %lld micro-batches of --batch %lld, --micro %lld, use %lld, or another "
+                      "--micro",
                       ranks, n, batch, (long long)abar__micro_of(train), fits);
 }
 
@@ -98,8 +97,8 @@ abar_status abar__ranks_settle(abar_trainer *t)
 /* What a rank may have on its own: where things are, and what is rank 0's alone. */
 static bool may_differ(const char *name)
 {
-    static const char *const own[] = {"out",     "workers",    "data",        "init", "snapshot",
-                                      "classes", "val-labels", "accept-data", NULL};
+    static const char *const own[] = {"model",    "optim",   "out",        "workers",     "data", "init",
+                                      "snapshot", "classes", "val-labels", "accept-data", NULL};
     for (const char *const *n = own; *n; n++)
         if (strcmp(*n, name) == 0) return true;
     return false;
@@ -120,17 +119,22 @@ static abar_status describe_settings(abar_trainer *t, abar__text *out)
     return ABAR_OK;
 }
 
-static abar_status describe_rank(abar_trainer *t, bool resume, abar__text *out)
+/* As they were given. */
+static abar_status describe_given(abar_trainer *t, bool resume, abar__text *out)
 {
     const abar_train_config *train = &t->setup->train;
-    const char *vocabulary = abar_dataset_vocabulary(t->data), *isa = getenv("ABAR_ISA");
-    abar__digest_take(t);
     ABAR_TRY(abar__text_printf(t->ctx, out, "the version of abar\t%s\n", abar_version()));
-    ABAR_TRY(describe_settings(t, out));
+    ABAR_TRY(abar__text_printf(t->ctx, out, "--model\t%s\n--optim\t%s\n", train->model, train->optim));
     ABAR_TRY(abar__text_printf(t->ctx, out, "--data\t%.*s\n", (int)strcspn(train->data, ":"), train->data));
     ABAR_TRY(abar__text_printf(t->ctx, out, "--resume\t%s\n", resume ? "given" : "not given"));
+    return describe_settings(t, out);
+}
+
+static abar_status describe_found(abar_trainer *t, abar__text *out)
+{
+    const char *vocabulary = abar_dataset_vocabulary(t->data);
+    abar__digest_take(t);
     ABAR_TRY(abar__text_printf(t->ctx, out, "the device\t%s\n", abar_device_describe(t->dev)));
-    ABAR_TRY(abar__text_printf(t->ctx, out, "ABAR_ISA\t%s\n", isa ? isa : "not set"));
     for (int i = 0; i < 2; i++)
         ABAR_TRY(abar__text_printf(t->ctx, out, "the %s data\t%lld samples with CRC-32 %08llx\n", i ? "test" : "training",
                                    (long long)t->digest[i].count, (unsigned long long)t->digest[i].crc));
@@ -175,15 +179,28 @@ static abar_status compare_with_first(abar_trainer *t, const abar__text *own)
     return status;
 }
 
-abar_status abar__ranks_compare(abar_trainer *t, bool resume, abar_status status)
+static abar_status compare_texts(abar_trainer *t, abar_status status, abar__text own)
 {
-    abar__text own = {0};
-    if (abar_comm_size(t->comm) == 1) return status;
-    if (status == ABAR_OK) status = describe_rank(t, resume, &own);
     status = abar_ranks_agree(t->ctx, t->comm, status, NULL);
     if (status == ABAR_OK) status = compare_with_first(t, &own);
     abar__text_free(t->ctx, &own);
     return abar_ranks_agree(t->ctx, t->comm, status, NULL);
+}
+
+abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume)
+{
+    abar__text own = {0};
+    if (abar_comm_size(t->comm) == 1) return ABAR_OK;
+    const abar_status status = describe_given(t, resume, &own);
+    return compare_texts(t, status, own);
+}
+
+abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status)
+{
+    abar__text own = {0};
+    if (abar_comm_size(t->comm) == 1) return status;
+    if (status == ABAR_OK) status = describe_found(t, &own);
+    return compare_texts(t, status, own);
 }
 
 /* ---- state ----------------------------------------------------------------------------------------------------------------

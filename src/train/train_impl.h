@@ -428,8 +428,9 @@ abar_status abar__export_write(abar_trainer *t, const char *path); /* what model
 /* Several ranks (ranks.c). One rank: these do nothing. */
 abar_status
 abar__ranks_settle(abar_trainer *t); /* settings that follow from the number of ranks; what does not fit is refused */
-/* All ranks: whether they have the same settings, data and device. status: how far this rank has come. */
-abar_status abar__ranks_compare(abar_trainer *t, bool resume, abar_status status);
+/* All ranks: whether they have the same settings; then, the same data and device. status: how far this rank has come. */
+abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume);
+abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status);
 abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);

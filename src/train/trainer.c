@@ -164,7 +164,8 @@ static abar_status open_folder(abar_trainer *t, bool resume)
 
 static abar_status build(abar_trainer *t, bool resume)
 {
-    ABAR_TRY(abar__ranks_compare(t, resume, prepare_run(t)));
+    ABAR_TRY(abar__ranks_compare_settings(t, resume));
+    ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
     const abar_status status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));
     ABAR_TRY(abar__ranks_share_state(t));

@@ -54,8 +54,8 @@ static inline abar_status train_rank(fixture *f, abar_comm *comm, abar_setup *se
     w.trainer = t;
     const uint64_t before = abar_context_memory(f->ctx).allocations;
     status = abar_trainer_run(t);
-    const bool saves = t->setup->train.out[0]; /* files are buffered and their names are joined */
-    if (status == ABAR_OK && !saves && abar_context_memory(f->ctx).allocations != before)
+    const bool grows = abar_trainer_data(t)->streamed || t->setup->train.out[0]; /* buffers of images, and of files */
+    if (status == ABAR_OK && !grows && abar_context_memory(f->ctx).allocations != before)
         status = abar__fail(f->ctx, ABAR_E_STATE, "a step allocated memory");
     abar_trainer_destroy(t);
     return status;

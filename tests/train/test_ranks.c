@@ -314,5 +314,5 @@ int main(void)
         cmocka_unit_test_setup_teardown(ranks_default_micro_is_kept, make_fixture, drop_fixture),
         cmocka_unit_test_setup_teardown(ranks_fast_sums_agree_to_rounding, make_fixture, drop_fixture),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_cache, remove_cache);
 }
