@@ -118,6 +118,17 @@ static void announce_sizes(const abar_train_config *train, FILE *out, int width)
     print_wrapped(out, 0, width, line);
 }
 
+static void announce_ranks(const abar_comm *comm, const abar_train_config *t, FILE *out, int width)
+{
+    char line[160];
+    const int ranks = abar_comm_size(comm);
+    const int64_t passes = t->accumulate > 1 ? t->accumulate : ranks;
+    if (ranks == 1) return;
+    snprintf(line, sizeof line, "%d ranks (%s), micro-batches of %" PRId64, ranks, abar_comm_transport(comm),
+             t->micro > 0 ? t->micro : t->batch / passes);
+    print_wrapped(out, 0, width, line);
+}
+
 /* Settings of the optimizer; those of averages where the method keeps some. */
 static bool is_shown(const abar_setup *setup, const abar_setup_table *table)
 {
@@ -267,6 +278,7 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     abar_trainer_events events = {.size = sizeof events, .progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create_on(c->ctx, comm, setup, flags->resume[0] != '\0', &events, &trainer);
     if (!first) c->rank_name = abar_comm_name(comm, abar_comm_rank(comm));
+    if (status >= 0 && out) announce_ranks(comm, &setup->train, out, progress_width(&watch));
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);
