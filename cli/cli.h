@@ -13,6 +13,8 @@
 #define CLI_PRINTF(text, first)
 #endif
 
+#define CLI_ERROR_MAX 2048
+
 enum { EXIT_USAGE = 2, EXIT_SOME_FAILED = 3, EXIT_SIGNAL = 128 };
 
 typedef struct command command;
@@ -27,6 +29,8 @@ typedef struct cli {
     bool help, quiet;
     bool json;                 /* --json is among them: a failure is an object on stdout, too */
     struct progress *progress; /* the line being redrawn, if any: clear it before printing anything else */
+    char *failure;             /* CLI_ERROR_MAX bytes: keeps what would be printed, for rank 0 to tell; NULL: it is printed */
+    const char *rank_name;     /* of a rank that prints nothing but warnings of its own; NULL: another */
 } cli;
 
 /* A subcommand: a row of main.c's table, defined in its own file. */

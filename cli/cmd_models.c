@@ -18,9 +18,9 @@ typedef struct models_flags {
 
 static const abar_option own[] = {{"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP}, {0}};
 
-static const char *const settings[] = {"model",           "data",       "optim",     "batch",   "accumulate",
-                                       "label-smoothing", "device",     "precision", "threads", "workers",
-                                       "limit-train",     "limit-test", "ema",       NULL};
+static const char *const settings[] = {"model",           "data",   "optim",     "batch",   "accumulate", "micro",
+                                       "label-smoothing", "device", "precision", "threads", "workers",    "limit-train",
+                                       "limit-test",      "ema",    NULL};
 
 /* Compiled without allocating: shapes, fusion, kernels and the memory plan. */
 static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, const int64_t *input, int64_t classes,
@@ -32,8 +32,11 @@ static abar_status plan_net(cli *c, const abar_setup *setup, abar_device *dev, c
     abar_value x = abar_model_input(model, *out, input);
     x = model->build(model, *out, x, classes, setup->model_config);
     abar_softmax_cross_entropy(*out, x, setup->train.label_smoothing);
-    abar_compile_config config = {
-        .size = sizeof config, .batch = setup->train.batch / setup->train.accumulate, .training = true, .plan_only = true};
+    const abar_train_config *train = &setup->train;
+    abar_compile_config config = {.size = sizeof config,
+                                  .batch = train->micro > 0 ? train->micro : train->batch / train->accumulate,
+                                  .training = true,
+                                  .plan_only = true};
     return abar_net_compile(*out, dev, &config);
 }
 
@@ -332,7 +335,7 @@ typedef struct memory_row {
     size_t bytes;
 } memory_row;
 
-#define MEMORY_ROWS 10
+#define MEMORY_ROWS 11
 
 static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS])
 {
@@ -341,6 +344,7 @@ static void list_memory(const abar_memory_plan *plan, memory_row out[MEMORY_ROWS
                                          {"buffers", plan->buffers},
                                          {"optimizer", plan->optimizer},
                                          {"average", plan->average},
+                                         {"micro-batches", plan->join},
                                          {"activations", plan->activations},
                                          {"data", plan->data},
                                          {"loader", plan->loader},
@@ -358,7 +362,7 @@ static void print_memory(const abar_setup *setup, const abar_memory_plan *plan)
     printf("\nMultiply-adds: of one %s, forward.\n", setup->model->text ? "window" : "image");
     print_wrapped(stdout, 0, print_width(stdout), text);
     for (int i = 0; i < MEMORY_ROWS; i++)
-        if (row[i].bytes > 0) printf("  %-12s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
+        if (row[i].bytes > 0) printf("  %-13s %10s\n", row[i].what, print_bytes(bytes, row[i].bytes));
 }
 
 /* ---- the same as JSON ----------------------------------------------------------------------------------------- */

@@ -11,6 +11,8 @@
 typedef struct train_flags {
     char resume[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
+    int64_t ranks;
+    double timeout;
     bool own_folder; /* not a flag: the folder was chosen here */
 } train_flags;
 
@@ -21,6 +23,10 @@ static const abar_option own[] = {
      "continue the run in this folder, with its settings; --epochs and others may change, not --model, "
      "--data and --optim"},
     {"no-out", ABAR_OPTION_BOOL, AT(no_out), "false", 0, 0, NULL, "write nothing to disk"},
+    {"ranks", ABAR_OPTION_INT, AT(ranks), "1", 1, 256, NULL,
+     "processes of this machine that train together, each on its share of every batch; mpirun, srun and torchrun start "
+     "them elsewhere"},
+    {"timeout", ABAR_OPTION_REAL, AT(timeout), "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
     {0}};
@@ -37,7 +43,7 @@ static void claim_folder(abar_setup *setup)
     folder_claim(setup->train.out, name);
 }
 
-static int make_new(cli *c, train_flags *flags, abar_setup **setup)
+static int make_new(cli *c, train_flags *flags, const abar_comm *comm, abar_setup **setup)
 {
     int code = flags_out(c);
     if (!code) code = flags_setup(c, flags, setup);
@@ -48,7 +54,7 @@ static int make_new(cli *c, train_flags *flags, abar_setup **setup)
     if (flags->no_out) out[0] = '\0';
     if (flags->own_folder) snprintf(out, sizeof(*setup)->train.out, RUNS); /* so that flags_check sees a folder */
     code = flags_check(c, *setup);
-    if (!code && flags->own_folder) claim_folder(*setup);
+    if (!code && flags->own_folder && abar_comm_rank(comm) == 0) claim_folder(*setup);
     return code;
 }
 
@@ -109,6 +115,17 @@ static void announce_sizes(const abar_train_config *train, FILE *out, int width)
              "test images have %" PRId64 " pixels a side, training images %" PRId64 ": --test-size %" PRId64
              " --test-resize %" PRId64 " makes them equal",
              train->test_size, train->size, train->size, train->size);
+    print_wrapped(out, 0, width, line);
+}
+
+static void announce_ranks(const abar_comm *comm, const abar_train_config *t, FILE *out, int width)
+{
+    char line[160];
+    const int ranks = abar_comm_size(comm);
+    const int64_t passes = t->accumulate > 1 ? t->accumulate : ranks;
+    if (ranks == 1) return;
+    snprintf(line, sizeof line, "%d ranks (%s), micro-batches of %" PRId64, ranks, abar_comm_transport(comm),
+             t->micro > 0 ? t->micro : t->batch / passes);
     print_wrapped(out, 0, width, line);
 }
 
@@ -249,16 +266,19 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
 static abar_status run_trainer(void *trainer) { return abar_trainer_run(trainer); }
 static void stop_trainer(void *trainer) { abar_trainer_stop(trainer); }
 
-static int train(cli *c, const abar_setup *setup, const train_flags *flags)
+static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_flags *flags)
 {
     progress watch;
-    FILE *out = flags->quiet ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
+    const bool first = abar_comm_rank(comm) == 0;
+    FILE *out = flags->quiet || !first ? NULL : !flags->json ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
     progress_init(&watch, out);
     c->progress = &watch;
 
     abar_trainer *trainer = NULL;
     abar_trainer_events events = {.size = sizeof events, .progress = progress_update, .user = &watch};
-    abar_status status = abar_trainer_create(c->ctx, setup, flags->resume[0] != '\0', &events, &trainer);
+    abar_status status = abar_trainer_create_on(c->ctx, comm, setup, flags->resume[0] != '\0', &events, &trainer);
+    if (!first) c->rank_name = abar_comm_name(comm, abar_comm_rank(comm));
+    if (status >= 0 && out) announce_ranks(comm, &setup->train, out, progress_width(&watch));
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);
@@ -272,7 +292,7 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
             say_finished(c, setup, &watch);
     }
     const char *json;
-    if (status >= 0 && flags->json) {
+    if (status >= 0 && flags->json && first) {
         if (abar_trainer_report(trainer, &json) < 0)
             code = cli_fail_status(c, ABAR_E_STATE);
         else
@@ -283,19 +303,67 @@ static int train(cli *c, const abar_setup *setup, const train_flags *flags)
     return code;
 }
 
-static int run(cli *c)
+/* Flags that must be known before the others are read. */
+static int open_ranks(cli *c, abar_comm **comm)
 {
+    static const char *const names[] = {"ranks", "timeout"};
+    train_flags flags = {0};
+    abar_options_default(own, &flags);
+    for (int i = 0; i < 2; i++) {
+        const char *value = flags_peek(c, names[i]);
+        const abar_status status = value ? abar_options_set(c->ctx, own, &flags, names[i], value) : ABAR_OK;
+        if (status < 0) return cli_fail_usage(c, status);
+    }
+    const abar_comm_config config = {
+        .size = sizeof config, .ranks = flags.ranks > 1 ? (int)flags.ranks : 0, .timeout = flags.timeout};
+    const abar_status status = abar_comm_open(c->ctx, &config, comm);
+    return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+}
+
+/* All ranks go on, or none; rank 0 tells why. */
+static int agree(cli *c, abar_comm *comm, int code)
+{
+    const abar_status came = code == EXIT_USAGE ? ABAR_E_ARGUMENT : code ? ABAR_E_STATE : ABAR_OK;
+    const abar_status status = abar_ranks_agree(c->ctx, comm, came, c->failure ? c->failure : "");
+    return code || status >= 0 ? code : cli_fail_status(c, status);
+}
+
+/* Rank 0 tells of failures. Where it is the one that is gone, the next one does. */
+static void tell_for_first(cli *c, abar_comm *comm)
+{
+    const char *name = abar_comm_name(comm, 0);
+    if (abar_comm_rank(comm) == 1 && strncmp(c->failure, name, strlen(name)) == 0) cli_fail_reported(0, "%s", c->failure);
+}
+
+static int run_rank(cli *c, abar_comm *comm)
+{
+    char failure[CLI_ERROR_MAX] = "";
     train_flags flags = {0};
     abar_setup *setup = NULL;
     const char *folder;
+    if (abar_comm_rank(comm) > 0) c->failure = failure;
     int code = flags_resume(c, &folder);
-    if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, &setup);
+    if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, comm, &setup);
+    code = agree(c, comm, code);
     if (!code) {
         c->quiet = flags.quiet;
-        code = train(c, setup, &flags);
+        code = train(c, comm, setup, &flags);
     }
-    if (code && setup && flags.own_folder) folder_unclaim(setup->train.out);
+    if (code && setup && flags.own_folder && abar_comm_rank(comm) == 0) folder_unclaim(setup->train.out);
+    if (c->failure) tell_for_first(c, comm);
     abar_setup_destroy(c->ctx, setup);
+    c->failure = NULL;
+    return code;
+}
+
+static int run(cli *c)
+{
+    abar_comm *comm = NULL;
+    int code = open_ranks(c, &comm);
+    if (code) return code;
+    code = run_rank(c, comm);
+    c->rank_name = NULL;
+    abar_comm_close(comm);
     return code;
 }
 

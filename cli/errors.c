@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ERROR_MAX 2048
+#define ERROR_MAX CLI_ERROR_MAX
 
 /* One line, though a path may contain line breaks. In a terminal it is broken between words. */
 static void print_line(const char *lead, const char *text)
 {
-    char line[ERROR_MAX + 32];
+    char line[ERROR_MAX + 160];
     const int window = print_window(stderr);
     snprintf(line, sizeof line, "abar: %s%s", lead, text);
     for (char *c = line; *c; c++)
@@ -25,6 +25,10 @@ static void print_line(const char *lead, const char *text)
 
 static int fail(const cli *c, int code, const char *text)
 {
+    if (c->failure) {
+        snprintf(c->failure, CLI_ERROR_MAX, "%s", text);
+        return code;
+    }
     print_line("", text);
     if (!c->json) return code;
     json_writer j = {0};
@@ -80,14 +84,22 @@ int cli_finish_output(void)
     return cli_fail_reported(EXIT_FAILURE, "standard output: %s, and what was printed is incomplete", strerror(errno));
 }
 
+static void print_warning(const cli *c, const char *text)
+{
+    char lead[128];
+    snprintf(lead, sizeof lead, "warning: %s%s", c->rank_name ? c->rank_name : "", c->rank_name ? ": " : "");
+    print_line(lead, text);
+}
+
 void cli_log(void *user, abar_log_level level, const char *text)
 {
     cli *c = user;
     FILE *watched = c->progress ? c->progress->out : NULL;
     if (level == ABAR_LOG_DEBUG || c->quiet || (level == ABAR_LOG_INFO && !watched)) return;
+    if (c->failure && !c->rank_name) return; /* all ranks have it to say */
     progress_clear(c->progress);
     if (level == ABAR_LOG_WARNING)
-        print_line("warning: ", text);
+        print_warning(c, text);
     else
         print_wrapped_from(watched, 0, 2, print_width(watched), text);
 }

@@ -5,6 +5,7 @@
 #include "abar/base.h"
 #include "abar/analysis.h"
 #include "abar/analyze.h"
+#include "abar/comm.h"
 #include "abar/compare.h"
 #include "abar/curvature.h"
 #include "abar/data.h"

@@ -34,6 +34,7 @@ typedef enum abar_status {
     ABAR_E_STATE = -8,       /* called in the wrong order */
     ABAR_E_BUSY = -9,        /* in use by another process or object */
     ABAR_E_BACKEND = -10,    /* a library that abar uses failed */
+    ABAR_E_PEER = -11,       /* another rank died, hangs, or cannot be reached */
 } abar_status;
 
 /* A short constant text for a code, for use without a context. */

@@ -35,8 +35,8 @@ size_t abar_curvature_config_size(void);
 /* The statistics of one map, for logs and reports. A map is a linear map or one group of a grouped convolution. */
 typedef struct abar_map_info {
     const char *layer;
-    int64_t group, rows, columns; /* rows, columns: of the preconditioned matrix, with the bias column */
-    size_t state_bytes; /* of ngd, which has no state: of the rows that a step works on */
+    int64_t group, rows, columns;           /* rows, columns: of the preconditioned matrix, with the bias column */
+    size_t state_bytes;                     /* of ngd, which has no state: of the rows that a step works on */
     int64_t commits;                        /* updates of its averages so far */
     int64_t dropped, raised, doubled, kept; /* counts of the events of methods.md section 9 */
     double damping, mean_square, condition; /* rho, |a|^2, an upper bound; NaN: not of this method */
@@ -44,6 +44,8 @@ typedef struct abar_map_info {
 } abar_map_info;
 
 typedef void (*abar_map_visitor)(void *user, const abar_map_info *map);
+/* Sees the rows of a step's examples that a method keeps: so many bytes of each. */
+typedef abar_status (*abar_rows_visitor)(void *user, void *rows, size_t bytes);
 
 typedef struct abar_phase_times {
     double observe, refresh, apply; /* total seconds since creation */

@@ -155,6 +155,9 @@ typedef struct abar_loader_config {
                                                       size for both, bilinear */
     bool skip_damaged;                           /* another sample takes the place of a damaged file; else it is an error */
     bool encoded;                                /* training: JPEG files are left to a device that decodes (abar_batch.files) */
+    /* Training: batches have rows first_row .. first_row + rows of the whole batch alone, for ranks that share it; rows 0: all.
+     * Groups of rows that are mixed are not cut. */
+    int64_t first_row, rows;
 } abar_loader_config;
 
 /* A batch. Its memory is the loader's, valid until the next call of next, seek or destroy. */

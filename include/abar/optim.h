@@ -118,6 +118,16 @@ void abar_optim_forget(abar_optim *optim);
 int64_t abar_optim_pending_count(const abar_optim *optim);
 abar_status abar_optim_pending_read(abar_optim *optim, double *out);
 abar_status abar_optim_pending_write(abar_optim *optim, const double *in);
+/* The same for parts of a batch, such as micro-batches, whose sums are joined in an order of the caller's: for each part
+ * begin_part with the number of its first example in the step's batch, observe, pending_read and abar_optim_forget; then
+ * pending_write the total. Methods that keep rows (skfac, kpsvd), and the second pass of kbfgs, are joined in this way alone;
+ * visit_rows then shows, in host memory, the rows of all examples of a batch, so many bytes each, to which ranks add those of
+ * the other ranks. */
+void abar_optim_begin_part(abar_optim *optim, int64_t first);
+abar_status abar_optim_visit_rows(abar_optim *optim, abar_rows_visitor visit, void *user);
+
+/* The largest number of doubles that abar_optim_pending_count of the optimizer that abar_optim_create would make returns. */
+abar_status abar_optim_plan_pending(abar_device *dev, const abar_optim_config *config, int64_t *out);
 
 /* Calibration, for --first-layer dataset-mean and dataset-cov: before step 0, show each batch of the training set to the layers
  * that want it (input: what layers[index] reads), then call end. */

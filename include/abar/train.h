@@ -5,6 +5,7 @@
 #ifndef ABAR_TRAIN_H
 #define ABAR_TRAIN_H
 
+#include "abar/comm.h"
 #include "abar/data.h"
 #include "abar/net.h"
 #include "abar/optim.h"
@@ -57,8 +58,15 @@ typedef struct abar_train_config {
     char labels[ABAR_OPTION_TEXT_MAX];  /* file with the labels of the test part; "": the usual ones */
     int64_t decode;                     /* abar_decode_kind */
     double recipe_warmup; /* warmup of the recipe, which abar_setup_set shortens to half of a short run; 0: warmup was set */
+    /* Samples of a micro-batch; the gradients of all batch / micro of them are summed in a fixed order that does not depend on
+     * the number of ranks (docs/scaling.md). 0: as accumulate says, added one after another; with several ranks batch / ranks.
+     */
+    int64_t micro;
+    int64_t reduce;         /* abar_reduce_kind: how several ranks are joined */
+    int64_t check_replicas; /* steps between comparisons of the ranks' state; 0: before it is saved only */
 } abar_train_config;
 
+typedef enum abar_reduce_kind { ABAR_REDUCE_FIXED, ABAR_REDUCE_FAST } abar_reduce_kind;
 typedef enum abar_damaged_kind { ABAR_DAMAGED_FAIL, ABAR_DAMAGED_SKIP } abar_damaged_kind;
 typedef enum abar_decode_kind { ABAR_DECODE_CPU, ABAR_DECODE_GPU } abar_decode_kind;
 
@@ -157,6 +165,14 @@ typedef struct abar_trainer_events {
  * changes take effect and are logged. The data set's content must be that of the checkpoint, unless accept_data is set. */
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out);
+/* The same as one of several ranks that train together: every rank calls it with the same setup, and then runs the trainer.
+ * Rank 0 writes to the folder; events are those of each rank. Ranks whose settings, data or devices differ are refused.
+ * With the same micro and threads the weights have the same bits on any number of ranks. */
+abar_status abar_trainer_create_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume,
+                                   const abar_trainer_events *events, abar_trainer **out);
+/* All ranks: what each has come to. Where one has failed all do; the others with its text, or, where that is NULL, the last
+ * error of its context. */
+abar_status abar_ranks_agree(abar_context *ctx, abar_comm *comm, abar_status status, const char *text);
 /* The setup of the run in a folder. Its out is dir. */
 abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
 /* The setup stored in a checkpoint, or in the export of a text model. Its out is "". */
@@ -179,6 +195,7 @@ typedef struct abar_memory_plan {
     size_t size; /* sizeof(abar_memory_plan) */
     size_t parameters, gradients, buffers, optimizer, activations, data, loader, other, total;
     size_t average; /* of the weights (--ema), part of total */
+    size_t join;    /* sums of micro-batches (--micro), likewise */
 } abar_memory_plan;
 abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, abar_memory_plan *out);
 

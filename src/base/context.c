@@ -47,6 +47,7 @@ const char *abar_status_text(abar_status status)
     case ABAR_E_STATE: return "called in the wrong order";
     case ABAR_E_BUSY: return "in use by another process";
     case ABAR_E_BACKEND: return "a library underneath failed";
+    case ABAR_E_PEER: return "another rank failed";
     }
     return "unknown status";
 }

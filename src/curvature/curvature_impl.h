@@ -107,6 +107,8 @@ struct abar__curvature {
     bool measure;
     bool observing; /* some map has statistics */
     bool second;    /* what comes is of the second pass */
+    bool in_parts;  /* the caller observes parts of a batch and joins them itself, */
+    int64_t first;  /* of which this is the first example of the one that comes */
     bool plan_only; /* as in the request */
 };
 
@@ -155,6 +157,9 @@ void abar__curvature_forget(abar__curvature *cv);
 int64_t abar__curvature_pending_count(const abar__curvature *cv);
 abar_status abar__curvature_pending_read(abar__curvature *cv, double *out);
 abar_status abar__curvature_pending_write(abar__curvature *cv, const double *in);
+/* Parts of a batch (abar_optim_begin_part, abar_optim_visit_rows). */
+void abar__curvature_begin_part(abar__curvature *cv, int64_t first);
+abar_status abar__curvature_visit_rows(abar__curvature *cv, abar_rows_visitor visit, void *user);
 /* What turns the sums that are pending into means: (n_maps, 3), 0 for a map that was not observed. The sums are then the
  * step's. False: nothing was observed. observed_scale: of every output gradient. */
 bool abar__curvature_to_mean(abar__curvature *cv, double observed_scale, double *out);

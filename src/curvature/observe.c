@@ -199,16 +199,16 @@ static char *row_at(const abar__curvature *cv, const abar__running_average *a, i
     return (char *)a->rows + (size_t)(n * a->row) * abar__element(cv);
 }
 
-/* Behind those of the micro-batches before. */
+/* Behind those of the micro-batches before; of a part of a batch from its first example on. */
 static void keep_rows(abar__curvature *cv, const abar__map *map, const abar__running_average *a, const abar__rows *rows)
 {
     const bool of_grads = a == &map->plan.average[1];
-    cv->stats->example_means(cv->dev, rows, of_grads, row_at(cv, a, (int64_t)map->examples));
+    cv->stats->example_means(cv->dev, rows, of_grads, row_at(cv, a, cv->first + (int64_t)map->examples));
 }
 
 static abar_status check_kept(const abar__curvature *cv, const abar__map *map, const abar__rows *rows)
 {
-    const int64_t examples = (int64_t)map->examples + rows->examples;
+    const int64_t examples = cv->first + (int64_t)map->examples + rows->examples;
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++)
         if (map->plan.average[i].kept && examples > map->plan.average[i].kept)
             return abar__fail(cv->dev->ctx, ABAR_E_ARGUMENT,
@@ -318,7 +318,8 @@ static void forget_pending(abar__curvature *cv, abar__map *map)
     }
     for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
         const abar__running_average *a = &p->average[i];
-        if (a->name) cv->stats->clear(cv->dev, a->n, a->square, a->pending);
+        const bool gathered = cv->in_parts && a->rows == a->pending; /* rows of other parts are among them */
+        if (a->name && !gathered) cv->stats->clear(cv->dev, a->n, a->square, a->pending);
     }
     const int64_t per_double = (int64_t)(sizeof(double) / abar__element(cv));
     const abar__position_sums *sums = &map->by_position;

@@ -7,7 +7,7 @@ enum { NUMBERS = 3 };
 
 static int64_t average_count(const abar__running_average *a)
 {
-    if (!a->name) return 0;
+    if (!a->name || a->kept) return 0; /* rows are gathered, not summed */
     return a->square ? a->n * (a->n + 1) / 2 : a->n;
 }
 
@@ -16,11 +16,15 @@ static int64_t position_count(const abar__map *map)
     return map->plan.positions * (map->in + 1 + (map->plan.mean_number.name ? 1 : 0));
 }
 
+/* Sums over the rows of the pass that is observed. */
+static int64_t secant_count(const abar__map *map) { return map->plan.secant.used ? map->d + map->out : 0; }
+
 int64_t abar__curvature_pending_count(const abar__curvature *cv)
 {
     int64_t count = 0;
     for (int m = 0; m < cv->n_maps; m++) {
-        count += NUMBERS;
+        count += NUMBERS + secant_count(&cv->maps[m]);
+        if (cv->second) continue;
         for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) count += average_count(&cv->maps[m].plan.average[i]);
         count += position_count(&cv->maps[m]);
     }
@@ -87,9 +91,15 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
         abar__map *map = &cv->maps[m];
         ABAR_TRY(move_numbers(cv, map, host, way));
         host += NUMBERS;
+        if (map->plan.secant.used) {
+            ABAR_TRY(move(cv, map->plan.secant.inputs[cv->second], host, map->d, way));
+            ABAR_TRY(move(cv, map->plan.secant.grads[cv->second], host + map->d, map->out, way));
+            host += secant_count(map);
+        }
+        if (cv->second) continue; /* that is all that a second pass adds up */
         for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
             const abar__running_average *a = &map->plan.average[i];
-            if (!a->name) continue;
+            if (!a->name || a->kept) continue;
             ABAR_TRY(move_average(cv, a, a->pending, host, way));
             host += average_count(a);
         }
@@ -99,9 +109,10 @@ static abar_status move_all(abar__curvature *cv, double *host, direction way)
     return ABAR_OK;
 }
 
-/* Rows do not add up over ranks. */
+/* Rows do not add up over ranks: the caller must know that it has to gather them, and to join the second pass, too. */
 static abar_status check_rows(const abar__curvature *cv)
 {
+    if (cv->in_parts) return ABAR_OK;
     for (int m = 0; m < cv->n_maps; m++)
         if (cv->maps[m].plan.secant.used)
             return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
@@ -111,6 +122,23 @@ static abar_status check_rows(const abar__curvature *cv)
             return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
                               "%s: it keeps the rows of a step, which ranks do not exchange, train in one process",
                               cv->ops->method.name);
+    return ABAR_OK;
+}
+
+void abar__curvature_begin_part(abar__curvature *cv, int64_t first)
+{
+    cv->in_parts = true;
+    cv->first = first;
+}
+
+abar_status abar__curvature_visit_rows(abar__curvature *cv, abar_rows_visitor visit, void *user)
+{
+    if (cv->second) return ABAR_OK;
+    for (int m = 0; m < cv->n_maps; m++)
+        for (int i = 0; i < ABAR_PLAN_AVERAGES; i++) {
+            const abar__running_average *a = &cv->maps[m].plan.average[i];
+            if (a->name && a->kept) ABAR_TRY(visit(user, a->rows, (size_t)a->row * abar__element(cv)));
+        }
     return ABAR_OK;
 }
 

@@ -167,7 +167,7 @@ void abar_loader_destroy(abar_loader *l)
     for (int i = 0; i < l->started; i++) pthread_join(l->workers[i].thread, NULL);
     for (int i = 0; i < l->plan.workers; i++) abar__stream_destroy(l->workers[i].stream);
     for (int i = 0; i < l->plan.slot_count && l->plan.config.encoded; i++)
-        for (int64_t k = 0; k < l->plan.config.batch; k++) abar__encoded_release(l->ctx, &l->slots[i].blocks[k]);
+        for (int64_t k = 0; k < l->plan.own_rows; k++) abar__encoded_release(l->ctx, &l->slots[i].blocks[k]);
     pthread_cond_destroy(&l->done);
     pthread_cond_destroy(&l->room);
     pthread_mutex_destroy(&l->lock);
@@ -237,6 +237,7 @@ abar_status abar_loader_next(abar_loader *l, abar_batch *out)
                               .seed = s->rows ? l->plan.config.seed : 0,
                               .height = l->plan.height,
                               .width = l->plan.width,
+                              .first = l->plan.own_first,
                               .files = s->files};
     abar__struct_write(&batch, sizeof batch, out);
     return ABAR_OK;

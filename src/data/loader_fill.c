@@ -61,7 +61,7 @@ static void keep_failure(abar_loader *l, abar__slot *s, int64_t row, int64_t sam
 
 static void describe_row(const abar_loader *l, const abar__draw_key *key, int64_t i, int32_t label, abar_row *out)
 {
-    *out = (abar_row){.partner = (int32_t)i,
+    *out = (abar_row){.partner = (int32_t)(l->plan.own_first + i),
                       .partner_label = label,
                       .share = 1.0f,
                       .epoch = key->epoch,
@@ -165,7 +165,7 @@ static void mix_group(const abar_loader *l, abar__slot *s, int64_t first, uint32
         const int64_t partner = first + abar__mixing_partner(a, i, n);
         abar_row *row = &s->rows[first + i];
         if (partner == first + i) continue;
-        row->partner = (int32_t)partner;
+        row->partner = (int32_t)(l->plan.own_first + partner);
         row->partner_label = s->labels[partner];
         row->share = (float)mixing.share;
         row->rest = (float)(1.0 - mixing.share);
@@ -175,11 +175,13 @@ static void mix_group(const abar_loader *l, abar__slot *s, int64_t first, uint32
 
 void abar__loader_complete(const abar_loader *l, abar__slot *s)
 {
-    const int64_t batch = l->plan.config.batch, groups = l->plan.mixes ? batch / l->plan.group : 0;
+    const int64_t rows = l->plan.own_rows, groups = l->plan.mixes ? rows / l->plan.group : 0;
+    const int64_t all = l->plan.mixes ? l->plan.config.batch / l->plan.group : 0,
+                  before = l->plan.mixes ? l->plan.own_first / l->plan.group : 0;
     if (s->failed_row >= 0) return;
     if (l->info->streamed && l->plan.config.test) leave_out(l, s);
-    for (int64_t i = s->count > 0 ? s->count : 1; i < batch; i++) copy_row(l, s, i, 0);
-    for (int64_t g = 0; g < groups; g++) mix_group(l, s, g * l->plan.group, (uint32_t)(s->index * groups + g));
+    for (int64_t i = s->count > 0 ? s->count : 1; i < rows; i++) copy_row(l, s, i, 0);
+    for (int64_t g = 0; g < groups; g++) mix_group(l, s, g * l->plan.group, (uint32_t)(s->index * all + before + g));
 }
 
 /* ---- damaged files ------------------------------------------------------------------------------------------------ */

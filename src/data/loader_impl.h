@@ -13,11 +13,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A batch that is made, or that the caller holds. */
+/* A batch that is made, or that the caller holds: of a rank that shares batches with others, its rows of it. Arrays have
+ * plan.own_rows elements, but for samples and repetitions, which are chosen for the whole batch first. */
 typedef struct abar__slot {
-    uint8_t *images;      /* (batch, C, H, W), or ... */
-    int32_t *tokens;      /* ... (batch, context), in the same place */
-    int32_t *labels;      /* (batch), or (batch, context) */
+    uint8_t *images;      /* (rows, C, H, W), or ... */
+    int32_t *tokens;      /* ... (rows, context), in the same place */
+    int32_t *labels;      /* (rows), or (rows, context) */
     int32_t *samples;     /* (batch): indices into the part */
     int64_t wanted;       /* rows that are filled from samples; the others repeat the first */
     int64_t next, filled; /* rows that threads have begun, and finished */
@@ -53,6 +54,7 @@ typedef struct abar__loader_plan {
     bool finishes;          /* rows are erased or mixed on the device */
     bool mixes;
     int64_t group;                                 /* rows that are mixed with each other */
+    int64_t own_first, own_rows;                   /* of the whole batch that are this loader's */
     int64_t claim;                                 /* rows that a thread takes at once */
     int64_t batches, samples;                      /* per epoch */
     int slot_count, workers;                       /* slots: prefetch, and the one the caller holds; workers: at least 1 */

@@ -10,6 +10,8 @@
 
 #include "base/rng.h"
 
+#include <string.h>
+
 /* The order before the shuffle. */
 static void in_order(int32_t *order, int64_t n)
 {
@@ -69,15 +71,25 @@ static int64_t first_place(int64_t start, int64_t repetition, int64_t repeat)
     return start + (repetition - start % repeat + repeat) % repeat;
 }
 
-static void choose_samples(const abar_loader *l, abar__slot *s, int64_t start)
+/* Of the whole batch, which ends before `end`. */
+static void choose_samples(const abar_loader *l, abar__slot *s, int64_t start, int64_t end)
 {
-    const int64_t repeat = l->plan.repeat, end = start + s->wanted;
+    const int64_t repeat = l->plan.repeat;
     int64_t row = 0;
     for (int64_t k = 0; k < repeat; k++)
         for (int64_t p = first_place(start, k, repeat); p < end; p += repeat, row++) {
             s->samples[row] = sample_at(l, p / repeat);
             if (s->repetitions) s->repetitions[row] = (uint8_t)k;
         }
+}
+
+/* The samples of this loader's rows, at the front. */
+static void keep_own(const abar_loader *l, abar__slot *s)
+{
+    if (l->plan.own_first == 0) return;
+    const size_t n = (size_t)s->wanted;
+    memmove(s->samples, s->samples + l->plan.own_first, n * sizeof *s->samples);
+    if (s->repetitions) memmove(s->repetitions, s->repetitions + l->plan.own_first, n);
 }
 
 abar__slot *abar__loader_begin_batch(abar_loader *l)
@@ -87,12 +99,14 @@ abar__slot *abar__loader_begin_batch(abar_loader *l)
     if (l->index == 0) abar__loader_begin_epoch(l);
     s->epoch = l->epoch;
     s->index = l->index;
-    s->count = s->wanted = left < batch ? left : batch;
+    const int64_t whole = left < batch ? left : batch;
+    s->count = s->wanted = l->plan.own_rows < batch ? l->plan.own_rows : whole;
     s->next = s->filled = 0;
     s->counted = false;
     s->failed_row = -1;
-    abar__loader_shuffle_to(l, start + s->wanted);
-    choose_samples(l, s, start);
+    abar__loader_shuffle_to(l, start + whole);
+    choose_samples(l, s, start, start + whole);
+    keep_own(l, s);
     if (++l->index == l->plan.batches) {
         l->index = 0;
         l->epoch++;

@@ -73,7 +73,7 @@ static abar_status plan_view(abar_context *ctx, const abar_dataset_info *info, a
 static int64_t claim_size(const abar__loader_plan *p)
 {
     const int64_t ahead = p->slot_count > 1 ? p->slot_count - 1 : 1, claims = CLAIMS_PER_THREAD * (int64_t)p->workers;
-    const int64_t fair = p->config.batch / claims * ahead + p->config.batch % claims * ahead / claims;
+    const int64_t fair = p->own_rows / claims * ahead + p->own_rows % claims * ahead / claims;
     return fair < 1 ? 1 : fair < CLAIM_MAX ? fair : CLAIM_MAX;
 }
 
@@ -108,6 +108,10 @@ static abar_status plan_streamed(abar_context *ctx, const abar_dataset_info *inf
     const int64_t batch = p->config.batch;
     p->group = abar__mix_group_of(a->mix_group, batch);
     if (p->mixes) ABAR_TRY(abar__mix_group_check(ctx, a->style, p->group, batch, 1));
+    if (p->mixes && (p->own_first % p->group != 0 || p->own_rows % p->group != 0))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "loader: rows %lld to %lld of a batch cut groups of %lld rows that are mixed, choose others",
+                          (long long)p->own_first, (long long)(p->own_first + p->own_rows), (long long)p->group);
     p->claim = claim_size(p);
     return ABAR_OK;
 }
@@ -125,14 +129,15 @@ static size_t place(size_t *at, size_t bytes)
 static bool lay_out(const abar_dataset_info *info, abar__loader_plan *p)
 {
     const abar_loader_config *c = &p->config;
-    const size_t batch = (size_t)c->batch, labels = info->text ? (size_t)c->context : 1;
+    const size_t batch = (size_t)p->own_rows, labels = info->text ? (size_t)c->context : 1;
     const size_t sample = info->text ? (size_t)c->context * sizeof(int32_t)
                                      : (size_t)(info->channels * p->height * p->width) * (info->floats ? sizeof(float) : 1);
     if ((double)batch * ((double)sample + 4.0 * (double)labels + 256.0) * p->slot_count > (double)(SIZE_MAX / 4)) return false;
-    const size_t streamed = info->streamed ? batch : 0, shuffled = c->test || info->text ? 0 : (size_t)p->samples;
-    place(&p->slot_bytes, batch * sizeof(int32_t));
+    const size_t streamed = info->streamed ? batch : 0, whole = (size_t)c->batch,
+                 shuffled = c->test || info->text ? 0 : (size_t)p->samples;
+    place(&p->slot_bytes, whole * sizeof(int32_t));
     p->labels = place(&p->slot_bytes, batch * labels * sizeof(int32_t));
-    p->repetitions = place(&p->slot_bytes, streamed);
+    p->repetitions = place(&p->slot_bytes, info->streamed ? whole : 0);
     p->damaged = place(&p->slot_bytes, streamed * sizeof(int32_t));
     p->rows = place(&p->slot_bytes, p->finishes ? batch * sizeof(abar_row) : 0);
     p->files = place(&p->slot_bytes, c->encoded ? batch * sizeof(abar_encoded) : 0);
@@ -176,6 +181,9 @@ static abar_status check(abar_context *ctx, const abar_dataset_info *info, const
     int64_t samples = sample_count(info, c), side = info->height < info->width ? info->height : info->width;
     if (c->batch < 1)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: holds no sample, choose at least 1", (long long)c->batch);
+    if (c->rows < 0 || c->first_row < 0 || c->first_row > c->batch - c->rows || (c->rows > 0 && c->test))
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "loader: rows %lld to %lld of a batch of %lld, give some of a training batch",
+                          (long long)c->first_row, (long long)(c->first_row + c->rows), (long long)c->batch);
     if (info->text) ABAR_TRY(check_windows(ctx, info, c));
     if (!c->test && c->batch > samples)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "batch %lld: the training set has only %lld samples, choose a smaller batch",
@@ -209,7 +217,9 @@ static abar_status fill_in(abar_context *ctx, const abar_dataset_info *info, aba
     p->slot_count = c->threads == 0 ? 1 : (c->prefetch == 0 ? 2 : c->prefetch) + 1;
     p->workers = c->threads > 0 ? c->threads : 1;
     p->repeat = 1;
-    p->claim = c->batch; /* images in memory are made faster than threads can agree on them */
+    p->own_first = c->rows > 0 ? c->first_row : 0;
+    p->own_rows = c->rows > 0 ? c->rows : c->batch;
+    p->claim = p->own_rows; /* images in memory are made faster than threads can agree on them */
     p->height = info->text ? 0 : info->height;
     p->width = info->text ? 0 : info->width;
     if (info->streamed) ABAR_TRY(plan_streamed(ctx, info, p));

@@ -24,9 +24,9 @@ static abar_status check_run(abar_net *net, const abar_run_config *run, abar_run
                           "net: run.one_class is %lld, give 1 to the number of classes, for one label a sample and without "
                           "draw_labels",
                           (long long)r->one_class);
-    if (r->hold_statistics && net->dev->ops->stream)
-        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "net: run.hold_statistics is not for device %s, leave it out",
-                          net->dev->ops->name);
+    if ((r->hold_statistics || r->own_statistics) && net->dev->ops->stream)
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED, "net: run.%s_statistics is not for device %s, leave it out",
+                          r->hold_statistics ? "hold" : "own", net->dev->ops->name);
     return ABAR_OK;
 }
 
@@ -67,6 +67,7 @@ abar_status abar_net_forward(abar_net *net, const abar_run_config *run, abar_los
                            .repeat = r.repeat,
                            .draw_labels = r.draw_labels,
                            .hold = r.hold_statistics,
+                           .own = r.own_statistics,
                            .draw = r.draw,
                            .one_class = r.one_class,
                            .loss_scale = r.loss_scale != 0.0 ? r.loss_scale : 1.0};
@@ -144,6 +145,32 @@ abar_status abar_net_backward(abar_net *net, bool accumulate, const abar_observe
         ABAR_TRY(abar__profile_backward(net, s, true));
     }
     return ABAR_OK;
+}
+
+/* running = (1 - momentum) running + momentum batch, for ref and cpu. */
+static void average(abar_dtype dtype, int64_t n, double momentum, const void *batch, void *running)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == ABAR_F64)
+            ((double *)running)[i] = (1.0 - momentum) * ((double *)running)[i] + momentum * ((const double *)batch)[i];
+        else
+            ((float *)running)[i] =
+                (float)((1.0 - momentum) * (double)((float *)running)[i] + momentum * (double)((const float *)batch)[i]);
+}
+
+void abar__net_add_statistics(abar_net *net, const void *batches, int64_t n)
+{
+    for (int64_t b = 0; b < n; b++)
+        for (int i = 0; i < net->n_nodes; i++) {
+            const abar__node *node = &net->nodes[i];
+            if (node->norm < 0) continue;
+            const abar__norm_state *s = &net->norms[node->norm];
+            const char *batch = (const char *)batches + (size_t)b * net->running_bytes;
+            for (int k = 0; k < 2; k++)
+                average(net->dev->ops->dtype, s->channels, node->desc.momentum, batch + s->offset[k],
+                        (char *)net->pending + s->offset[k]);
+        }
+    net->pending_batches = n;
 }
 
 static void copy_statistics(abar_net *net, void *to, void *from)

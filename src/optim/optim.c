@@ -466,6 +466,16 @@ abar_status abar_optim_pending_write(abar_optim *o, const double *in)
     return abar_optim_pending_count(o) ? abar__curvature_pending_write(o->curvature, in) : ABAR_OK;
 }
 
+void abar_optim_begin_part(abar_optim *o, int64_t first)
+{
+    if (o->curvature) abar__curvature_begin_part(o->curvature, first);
+}
+
+abar_status abar_optim_visit_rows(abar_optim *o, abar_rows_visitor visit, void *user)
+{
+    return abar_optim_pending_count(o) ? abar__curvature_visit_rows(o->curvature, visit, user) : ABAR_OK;
+}
+
 bool abar_optim_wants_calibration(const abar_optim *o, int index)
 {
     return o->curvature && abar__curvature_wants_calibration(o->curvature, index);

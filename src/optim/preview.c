@@ -86,6 +86,21 @@ abar_status abar_optim_plan_bytes(abar_device *dev, const abar_optim_config *con
     return status;
 }
 
+abar_status abar_optim_plan_pending(abar_device *dev, const abar_optim_config *config, int64_t *out)
+{
+    imagined i;
+    abar_optim *made;
+    *out = 0;
+    ABAR_TRY(imagine(dev, config, &i));
+    abar_status status = abar__optim_imagine(dev, &i.config, &made);
+    if (status == ABAR_OK) {
+        *out = abar_optim_pending_count(made);
+        abar_optim_destroy(made);
+    }
+    abar__free(dev->ctx, i.memory, i.bytes);
+    return status;
+}
+
 abar_status abar_optim_plan_maps(abar_device *dev, const abar_optim_config *config, abar_map_visitor visit, void *user)
 {
     imagined i;

@@ -194,7 +194,7 @@ abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, co
                                   const abar_net *net, bool plan_only, abar_net **out)
 {
     const abar_extra extra = abar__setup_extra(setup);
-    const abar__net_request request = {.batch = setup->train.batch / setup->train.accumulate,
+    const abar__net_request request = {.batch = abar__micro_of(&setup->train),
                                        .training = true,
                                        .hard_labels = extra != ABAR_EXTRA_DIFFERENCE,
                                        .plan_only = plan_only,
@@ -400,12 +400,37 @@ abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_de
     return status;
 }
 
+abar_status abar__optim_plan_pending(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                     int64_t *out)
+{
+    abar_optim_config config;
+    void *memory;
+    size_t bytes;
+    ABAR_TRY(describe_optimizer(ctx, setup, net, NULL, &config, &memory, &bytes));
+    abar_status status = abar_optim_plan_pending(dev, &config, out);
+    abar__free(ctx, memory, bytes);
+    return status;
+}
+
+abar__join_config abar__join_request(const abar_setup *setup, const abar_device *dev, const abar_net *net,
+                                     const abar_net *extra, int64_t pending)
+{
+    const abar__net_blocks blocks = abar__net_blocks_of(net);
+    return (abar__join_config){.n = abar__passes_of(&setup->train),
+                               .wide = dev->ops->dtype == ABAR_F64,
+                               .grad_bytes = blocks.value_bytes,
+                               .extra_bytes = extra ? blocks.value_bytes : 0,
+                               .pending = pending,
+                               .statistics_bytes = blocks.running_bytes,
+                               .fast = setup->train.reduce == ABAR_REDUCE_FAST};
+}
+
 abar_loader_config abar__loader_request(const abar_setup *setup, bool test)
 {
     const abar_train_config *train = &setup->train;
     abar_loader_config request = {.size = sizeof request,
                                   .test = test,
-                                  .batch = test ? train->batch / train->accumulate : train->batch,
+                                  .batch = test ? abar__micro_of(train) : train->batch,
                                   .seed = (uint64_t)train->seed,
                                   .threads = (int)train->workers,
                                   .crop_pad = train->augment && !test ? CROP_PAD : 0,

@@ -54,7 +54,7 @@ static abar_status check_folder(abar_trainer *t, bool resume, bool there)
     return ABAR_OK;
 }
 
-static void take_digest(abar_trainer *t)
+void abar__digest_take(abar_trainer *t)
 {
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
     t->digest[0] = (abar__digest){info->train, abar__data_crc(t->data, false)};
@@ -80,7 +80,7 @@ abar_status abar__folder_claim(abar_trainer *t, bool resume)
     ABAR_TRY(abar__folder_lock(t->ctx, dir, &t->lock));
     bool there = abar__path_exists(path);
     ABAR_TRY(check_folder(t, resume, there));
-    take_digest(t);
+    abar__digest_take(t);
     t->resumes = there;
     t->started_over = resume && !there;
     return ABAR_OK;

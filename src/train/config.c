@@ -19,6 +19,13 @@ static const abar_option train_options[] = {
     {"epochs", ABAR_OPTION_INT, AT(epochs), "10", 1, 1e6, NULL, "passes over the training set; text: of --epoch-steps each"},
     {"batch", ABAR_OPTION_INT, AT(batch), "128", 1, 1e6, NULL, "samples per optimizer step"},
     {"accumulate", ABAR_OPTION_INT, AT(accumulate), "1", 1, 1e6, NULL, "micro-batches a step's batch is split into"},
+    {"micro", ABAR_OPTION_INT, AT(micro), "0", 0, 1e6, NULL,
+     "samples of a micro-batch; their gradients are summed in an order that is the same for any number of ranks; 0: as "
+     "--accumulate says, of several ranks batch / ranks"},
+    {"reduce", ABAR_OPTION_CHOICE, AT(reduce), "fixed", 0, 0, "fixed|fast",
+     "order of sums over ranks: fixed, with the same bits on any number of them, or the transport's fastest"},
+    {"check-replicas", ABAR_OPTION_INT, AT(check_replicas), "0", 0, 1e12, NULL,
+     "steps between comparisons of the ranks' weights and state; 0: before they are saved only"},
     {"lr", ABAR_OPTION_REAL, AT(lr), "0.05", 0, 1e6, NULL, "learning rate at its peak"},
     {"final-lr", ABAR_OPTION_REAL, AT(final_lr), "0", 0, 1e6, NULL, "learning rate at the end of the cosine"},
     {"weight-decay", ABAR_OPTION_REAL, AT(weight_decay), "5e-4", 0, 1e6, NULL, "weight decay"},
@@ -329,6 +336,29 @@ static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
     return ABAR_OK;
 }
 
+static abar_status check_micro(abar_context *ctx, const abar_setup *setup)
+{
+    const abar_train_config *train = &setup->train;
+    const long long micro = train->micro, batch = train->batch;
+    if (micro == 0) return ABAR_OK;
+    if (micro < 0 || batch % micro != 0)
+        return abar__fail(ctx, ABAR_E_ARGUMENT, "--micro %lld: does not divide the batch of %lld, choose a divisor", micro,
+                          batch);
+    if (train->accumulate > 1 && train->accumulate != batch / micro)
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--accumulate %lld: --micro %lld makes %lld micro-batches of a batch of %lld, leave one of them out",
+                          (long long)train->accumulate, micro, batch / micro, batch);
+    if (setup->method && abar_method_takes_whole_batch(setup->method->name))
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--micro %lld: %s needs the gradients of all examples together, leave it out and lower --batch",
+                          micro, setup->method->name);
+    if (abar__is_cuda(train))
+        return abar__fail(ctx, ABAR_E_UNSUPPORTED,
+                          "--micro %lld: sums in a fixed order are not there yet on %s, use --device cpu or --accumulate %lld",
+                          micro, train->device, batch / micro);
+    return ABAR_OK;
+}
+
 /* A program may have written to the setup itself. */
 static abar_status check_batch(abar_context *ctx, const abar_setup *setup)
 {
@@ -341,6 +371,7 @@ static abar_status check_batch(abar_context *ctx, const abar_setup *setup)
     if (train->batch % train->accumulate != 0)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--accumulate %lld: does not divide the batch of %lld, choose a divisor",
                           (long long)train->accumulate, (long long)train->batch);
+    ABAR_TRY(check_micro(ctx, setup));
     if (train->accumulate > 1 && setup->method && abar_method_takes_whole_batch(setup->method->name))
         return abar__fail(ctx, ABAR_E_ARGUMENT,
                           "--accumulate %lld: %s needs the gradients of all examples together, leave it out and lower --batch",
@@ -423,9 +454,9 @@ static bool must_stay(const char *name)
 /* ... and these change no number that comes out; data is compared by its name above, and by its content in checkpoint.c. */
 static bool is_harmless(const char *name)
 {
-    static const char *const free_to_change[] = {"out",      "workers", "stop-after", "checkpoint-every",
-                                                 "diagnose", "data",    "limit-test", "accept-data",
-                                                 "snapshot", "classes", "val-labels", NULL};
+    static const char *const free_to_change[] = {"out",        "workers",        "stop-after",  "checkpoint-every", "diagnose",
+                                                 "data",       "limit-test",     "accept-data", "snapshot",         "classes",
+                                                 "val-labels", "check-replicas", NULL};
     for (const char *const *f = free_to_change; *f; f++)
         if (strcmp(name, *f) == 0) return true;
     return false;

@@ -93,7 +93,7 @@ abar_status abar__images_check(abar_context *ctx, const abar_train_config *train
                           train->device);
     ABAR_TRY(check_policy(ctx, train));
     if (!abar__mixes(train)) return ABAR_OK;
-    return abar__mix_group_check(ctx, train->style, abar__mix_group(train), train->batch, train->accumulate);
+    return abar__mix_group_check(ctx, train->style, abar__mix_group(train), train->batch, abar__passes_of(train));
 }
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */

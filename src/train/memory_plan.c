@@ -69,8 +69,7 @@ static size_t plan_books(const abar_setup *setup, const abar_net *net)
 static abar_status plan_test_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                                  const abar_net *trained, abar_memory_plan *plan)
 {
-    const abar__net_request request = {
-        .batch = setup->train.batch / setup->train.accumulate, .plan_only = true, .share = trained};
+    const abar__net_request request = {.batch = abar__micro_of(&setup->train), .plan_only = true, .share = trained};
     abar_dataset_info test_info;
     abar_net *net;
     if (!abar__tests_apart(setup, info, &test_info)) return ABAR_OK;
@@ -102,11 +101,26 @@ static abar_status plan_extra_net(abar_context *ctx, const abar_setup *setup, co
     return ABAR_OK;
 }
 
+/* What joins the micro-batches, on one rank. */
+static abar_status plan_join(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                             abar_memory_plan *plan)
+{
+    int64_t pending;
+    size_t bytes;
+    if (setup->train.micro == 0) return ABAR_OK;
+    ABAR_TRY(abar__optim_plan_pending(ctx, setup, dev, net, &pending));
+    const bool extra = abar__setup_extra(setup) != ABAR_EXTRA_NONE;
+    const abar__join_config config = abar__join_request(setup, dev, net, extra ? net : NULL, pending);
+    ABAR_TRY(abar__join_bytes(ctx, &config, &bytes));
+    plan->join = bytes;
+    return ABAR_OK;
+}
+
 static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                             abar_memory_plan *plan)
 {
     const abar_train_config *train = &setup->train;
-    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true, .plan_only = true};
+    abar__net_request request = {.batch = abar__micro_of(train), .training = true, .plan_only = true};
     abar_net *net;
     size_t before = abar_context_memory(ctx).now;
     ABAR_TRY(abar__net_build(ctx, setup, info, dev, &request, &net));
@@ -121,6 +135,7 @@ static abar_status plan_net(abar_context *ctx, const abar_setup *setup, const ab
     abar_status status = plan_test_net(ctx, setup, info, dev, net, plan);
     if (status == ABAR_OK) status = plan_extra_net(ctx, setup, info, dev, net, plan);
     if (status == ABAR_OK) status = abar__optim_plan(ctx, setup, dev, net, &plan->optimizer);
+    if (status == ABAR_OK) status = plan_join(ctx, setup, dev, net, plan);
     abar_net_destroy(net);
     return status;
 }
@@ -140,7 +155,7 @@ abar_status abar_setup_memory_plan(abar_context *ctx, const abar_setup *setup, a
     abar_device_close(dev);
     if (status < 0) return status;
     plan.total = plan.parameters + plan.gradients + plan.buffers + plan.optimizer + plan.activations + plan.data + plan.loader +
-                 plan.other + plan.average;
+                 plan.other + plan.average + plan.join;
     abar__struct_write(&plan, sizeof plan, out);
     return ABAR_OK;
 }

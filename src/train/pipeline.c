@@ -48,7 +48,8 @@ static abar_status run_on_host(abar__pipeline *p, double lr)
 {
     abar_batch batch = {.size = sizeof batch};
     const double began = abar__seconds();
-    ABAR_TRY(abar_loader_next(p->loader, &batch));
+    const abar_status status = abar_loader_next(p->loader, &batch);
+    if (status < 0) return p->stepper->join ? abar__join_fail(p->stepper->join, status) : status;
     const double waited = abar__seconds() - began;
     ABAR_TRY(abar__stepper_run(p->stepper, &batch, p->enqueued, lr, &p->result));
     p->result.waited_seconds = waited;

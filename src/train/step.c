@@ -54,6 +54,13 @@ static abar_status fill(const abar__stepper *s, const abar__data_feed *f, const 
     return ABAR_OK;
 }
 
+/* Where the samples of forward pass i are in the whole batch, of which this rank has a share, and in how many it is cut. */
+static int64_t sample_of(const abar__stepper *s, int64_t i) { return ((s->join ? s->join->first : 0) + i) * s->micro; }
+static double passes(const abar__stepper *s) { return (double)(s->join ? s->join->config.n : s->accumulate); }
+
+/* Whether pass i adds to the gradients of those before. Those of micro-batches that are joined stay apart. */
+static bool adds(const abar__stepper *s, int64_t i) { return i > 0 && !s->join; }
+
 /* Gradients include loss_scale, so they are those of the whole batch's mean already. */
 static abar_status observe(void *user, int index, const abar_layer *layer) { return abar_optim_observe(user, index, layer); }
 
@@ -76,8 +83,8 @@ static abar_run_config extra_run(const abar__stepper *s, int64_t k, int64_t i, d
                              .seed = s->seed,
                              .step = k,
                              .step_now = abar_optim_is_queued(s->optim) ? abar_optim_step_now(s->optim) : NULL,
-                             .sample0 = i * s->micro,
-                             .loss_scale = sign / (double)s->accumulate};
+                             .sample0 = sample_of(s, i),
+                             .loss_scale = sign / passes(s)};
 }
 
 /* Adds the difference of the gradients of micro-batch i at W + hz and W - hz, with the choices that ReLUs and pools make at W.
@@ -92,7 +99,7 @@ static abar_status add_difference(const abar__stepper *s, const abar_batch *batc
         run.repeat = true;
         ABAR_TRY(abar_optim_perturb(s->optim, sign));
         ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
-        ABAR_TRY(abar_net_backward(s->extra, i > 0 || sign < 0, NULL));
+        ABAR_TRY(abar_net_backward(s->extra, adds(s, i) || sign < 0, NULL));
     }
     return abar_optim_perturb(s->optim, 0);
 }
@@ -101,13 +108,16 @@ static abar_status add_difference(const abar__stepper *s, const abar_batch *batc
 static abar_status take_sampled(const abar__stepper *s, const abar_batch *batch, int64_t k)
 {
     const abar_step_config step = {.size = sizeof step, .clip = s->clip};
+    if (s->join) abar__join_extra_begin(s->join);
     for (int64_t i = 0; i < s->accumulate; i++) {
         abar_run_config run = extra_run(s, k + 1, i, 1.0); /* as a queued device counts, whose steps read their number */
         run.draw_labels = true;
         ABAR_TRY(fill_extra(s, batch, i));
         ABAR_TRY(abar_net_forward(s->extra, &run, NULL));
-        ABAR_TRY(abar_net_backward(s->extra, i > 0, NULL));
+        ABAR_TRY(abar_net_backward(s->extra, adds(s, i), NULL));
+        if (s->join) abar__join_extra_add(s->join, s);
     }
+    if (s->join) ABAR_TRY(abar__join_extra_end(s->join, s));
     return abar_optim_take_sampled(s->optim, &step);
 }
 
@@ -131,8 +141,8 @@ static abar_status add_rows(const abar__stepper *s, const abar_batch *batch, int
 
 /* ---- one step ---------------------------------------------------------------------------------------------------- */
 
-/* Forward and backward over all micro-batches; the gradients then are those of the mean over the whole batch. */
-static abar_status gradients(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
+/* Forward and backward over the micro-batches of this rank. */
+static abar_status run_passes(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
 {
     double sum = 0.0;
     const bool observes = abar_optim_observes(s->optim);
@@ -144,18 +154,22 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
                                .training = true,
                                .seed = s->seed,
                                .step = k,
-                               .sample0 = i * s->micro,
-                               .loss_scale = 1.0 / (double)s->accumulate};
+                               .sample0 = sample_of(s, i),
+                               .loss_scale = 1.0 / passes(s),
+                               .own_statistics = s->join != NULL};
+        if (s->join) abar_optim_begin_part(s->optim, sample_of(s, i));
         abar_loss loss;
         double began = abar__seconds();
         ABAR_TRY(abar_net_forward(s->net, &run, &loss));
         double turned = abar__seconds();
         out->forward_seconds += turned - began;
         out->skipped = !isfinite(loss.loss);
+        if (out->skipped && s->join) abar__join_spoil(s->join, i);
         if (out->skipped) return ABAR_OK;
-        ABAR_TRY(abar_net_backward(s->net, i > 0, observes ? &observer : NULL));
+        ABAR_TRY(abar_net_backward(s->net, adds(s, i), observes ? &observer : NULL));
         if (extra == ABAR_EXTRA_DIFFERENCE) ABAR_TRY(add_difference(s, batch, k, i));
         if (extra == ABAR_EXTRA_ROWS) ABAR_TRY(add_rows(s, batch, k));
+        if (s->join) ABAR_TRY(abar__join_add(s->join, s, i, &loss));
         out->backward_seconds += abar__seconds() - turned;
         sum += loss.loss * (double)loss.count;
         out->loss.correct += loss.correct;
@@ -165,26 +179,46 @@ static abar_status gradients(const abar__stepper *s, const abar_batch *batch, in
     return ABAR_OK;
 }
 
+/* The gradients are then those of the mean over the whole batch, and so are the loss and the statistics. */
+static abar_status gradients(const abar__stepper *s, const abar_batch *batch, int64_t k, abar__step_result *out)
+{
+    if (!s->join) return run_passes(s, batch, k, out);
+    abar__join_begin(s->join, s);
+    const abar_status status = run_passes(s, batch, k, out);
+    return abar__join_end(s->join, s, status, out);
+}
+
 /* The batch again at the weights of the step that was made, for a method that learns from it. *undone: the step was given up.
  */
-static abar_status run_second(const abar__stepper *s, const abar_batch *batch, int64_t k, bool *undone)
+static abar_status second_passes(const abar__stepper *s, const abar_batch *batch, int64_t k, bool *finite)
 {
     const abar_observer observer = {sizeof observer, observe, s->optim};
-    bool finite = true;
-    for (int64_t i = 0; i < s->accumulate && finite; i++) {
+    for (int64_t i = 0; i < s->accumulate && *finite; i++) {
         if (batch) ABAR_TRY(fill(s, s->feed, batch, i * s->micro));
         const abar_run_config run = {.size = sizeof run,
                                      .training = true,
                                      .seed = s->seed,
                                      .step = k,
-                                     .sample0 = i * s->micro,
-                                     .loss_scale = 1.0 / (double)s->accumulate,
+                                     .sample0 = sample_of(s, i),
+                                     .loss_scale = 1.0 / passes(s),
                                      .hold_statistics = true};
         abar_loss loss;
         ABAR_TRY(abar_net_forward(s->net, &run, &loss));
-        finite = isfinite(loss.loss);
-        if (finite) ABAR_TRY(abar_net_backward(s->net, i > 0, &observer));
+        *finite = isfinite(loss.loss);
+        if (*finite) ABAR_TRY(abar_net_backward(s->net, adds(s, i), &observer));
+        if (s->join && *finite) ABAR_TRY(abar__join_second_add(s->join, s));
+        if (s->join && !*finite) abar__join_spoil(s->join, i);
     }
+    return ABAR_OK;
+}
+
+static abar_status run_second(const abar__stepper *s, const abar_batch *batch, int64_t k, bool *undone)
+{
+    bool finite = true;
+    if (s->join) abar__join_second_begin(s->join, s);
+    abar_status status = second_passes(s, batch, k, &finite);
+    if (s->join) status = abar__join_second_end(s->join, s, status, &finite);
+    ABAR_TRY(status);
     return abar_optim_end_pass(s->optim, finite, 1.0, undone);
 }
 
@@ -309,6 +343,13 @@ static abar_status calibrate_all(const abar__stepper *s, int64_t micro)
     return abar_net_forward(s->net, &run, NULL);
 }
 
+bool abar__stepper_calibrates(const abar__stepper *s)
+{
+    for (int l = 0; l < abar_net_layer_count(s->net); l++)
+        if (abar_optim_wants_calibration(s->optim, l)) return true;
+    return false;
+}
+
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader)
 {
     bool wanted = false, deep = false;
@@ -346,15 +387,19 @@ abar_status abar__stepper_estimate(const abar__stepper *s, abar_loader *loader, 
     for (int64_t b = 0; b < n; b++) {
         abar_batch batch = {.size = sizeof batch};
         if (!resident) ABAR_TRY(abar_loader_next(loader, &batch));
+        if (s->join) abar__join_statistics_begin(s->join, s);
         for (int64_t i = 0; i < s->accumulate; i++) {
             const abar_run_config run = {.size = sizeof run,
                                          .training = true,
                                          .seed = s->seed,
                                          .step = epoch * abar_loader_batches(loader) + b,
-                                         .sample0 = i * s->micro};
+                                         .sample0 = sample_of(s, i),
+                                         .own_statistics = s->join != NULL};
             ABAR_TRY(resident ? fill_queued(s, s->feed, i * s->micro) : fill(s, s->feed, &batch, i * s->micro));
             ABAR_TRY(abar_net_forward(s->net, &run, NULL));
+            if (s->join) abar__join_statistics_add(s->join, s, i);
         }
+        if (s->join) ABAR_TRY(abar__join_statistics_end(s->join, s, ABAR_OK));
         if (resident) ABAR_TRY(s->feed->ops->advance(s->feed->dev, s->feed->batches));
     }
     return ABAR_OK;
@@ -389,11 +434,26 @@ static abar_status test_batch(const abar__stepper *s, abar_loader *loader, abar_
     return abar_net_forward(s->net, &run, out);
 }
 
+/* The batches of this rank. It looks at stop when all ranks do: in the end. */
+static abar_status test_own(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed)
+{
+    int64_t first;
+    const int64_t n = abar__join_tests(s->join, &first);
+    ABAR_TRY(abar_loader_seek(loader, 0, first));
+    for (int64_t i = 0; i < n; i++) {
+        abar_loss loss;
+        ABAR_TRY(test_batch(s, loader, feed, first + i, &loss));
+        abar__join_test_add(s->join, i, &loss);
+    }
+    return ABAR_OK;
+}
+
 abar_status abar__stepper_test(const abar__stepper *s, abar_loader *loader, abar__data_feed *feed, const atomic_bool *stop,
                                abar_loss *out)
 {
     *out = (abar_loss){0};
     double sum = 0.0;
+    if (s->join && s->join->ranks > 1) return abar__join_tests_end(s->join, test_own(s, loader, feed), out);
     ABAR_TRY(abar_loader_seek(loader, 0, 0));
     if (feed) ABAR_TRY(abar__data_feed_seek(feed, loader, 0, 0));
     for (int64_t i = 0; i < abar_loader_batches(loader); i++) {

@@ -5,6 +5,7 @@
  *     own.c                                 a program's own network and data
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
+ *     join.c  ranks.c                       micro-batches, and ranks, joined to one batch; ranks that must be alike
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
@@ -21,6 +22,7 @@
 #include "device/feed_impl.h"
 #include "io/io.h"
 #include "net/blocks.h"
+#include "train/join.h"
 
 #include <stdatomic.h>
 
@@ -31,6 +33,12 @@ abar_status abar__recipe_apply(abar_context *ctx, abar_setup *setup);
 
 enum { ABAR_CHOICE_AUTO, ABAR_CHOICE_FP32, ABAR_CHOICE_TF32, ABAR_CHOICE_BF16 }; /* of --precision */
 bool abar__is_cuda(const abar_train_config *train);
+/* Samples of a forward pass, and forward passes of a step. */
+static inline int64_t abar__micro_of(const abar_train_config *train)
+{
+    return train->micro > 0 ? train->micro : train->batch / train->accumulate;
+}
+static inline int64_t abar__passes_of(const abar_train_config *train) { return train->batch / abar__micro_of(train); }
 /* The part that is measured after an epoch, as files and tables name it. */
 static inline const char *abar__tested_part(const abar_train_config *train)
 {
@@ -105,8 +113,8 @@ abar_status abar__test_net_build(abar_context *ctx, const abar_setup *setup, con
 abar_status abar__optim_check(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net);
 /* The further gradients that the setup's rule or method needs. */
 abar_extra abar__setup_extra(const abar_setup *setup);
-/* The net that makes those passes, on the parameters of net; NULL: there are none. The loss of labels that are not the data's is
- * that of hard ones. */
+/* The net that makes those passes, on the parameters of net; NULL: there are none. The loss of labels that are not the data's
+ * is that of hard ones. */
 abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, const abar_dataset_info *info, abar_device *dev,
                                   const abar_net *net, bool plan_only, abar_net **out);
 /* extra: that net; NULL: there is none, and rules that need it are refused. */
@@ -120,6 +128,12 @@ abar_status abar__optim_plan_params(abar_context *ctx, const abar_setup *setup, 
                                     abar_param_visitor visit, void *user);
 /* Bytes the optimizer would hold. */
 abar_status abar__optim_plan(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net, size_t *out);
+/* Doubles of its pending statistics, at most. */
+abar_status abar__optim_plan_pending(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                     int64_t *out);
+/* The join of its micro-batches on one rank. pending: abar_optim_pending_count at the first step. */
+abar__join_config abar__join_request(const abar_setup *setup, const abar_device *dev, const abar_net *net,
+                                     const abar_net *extra, int64_t pending);
 abar_loader_config abar__loader_request(const abar_setup *setup, bool test);
 
 /* ---- batches on a queued device ---------------------------------------------------------------------------------- */
@@ -155,24 +169,25 @@ abar_status abar__data_feed_stage(const abar__data_feed *f, const abar_batch *ba
 /* ---- one step ------------------------------------------------------------------------------------------------- */
 
 /* What a step needs; it owns nothing and allocates nothing. */
-typedef struct abar__stepper {
+struct abar__stepper {
     abar_context *ctx;
     abar_net *net;
     abar_net *extra;               /* makes the further passes of rules that need them; NULL: none */
     abar_optim *optim;             /* NULL: evaluation only */
     const abar_dataset_info *info; /* shape and normalisation of the images, or text */
     int64_t micro, accumulate;     /* samples per forward pass, forward passes per step */
+    abar__join *join;              /* of micro-batches whose gradients are not just added up, and of ranks; NULL: none */
     double clip;                   /* of the gradient's norm, 0: off */
     uint64_t seed;                 /* of dropout */
     abar__data_feed *feed;         /* of a queued device */
-} abar__stepper;
+};
 
-typedef struct abar__step_result {
+struct abar__step_result {
     bool skipped; /* a loss or gradient was not finite: nothing changed */
     abar_loss loss;
     double forward_seconds, backward_seconds, update_seconds;
     double waited_seconds; /* for its batch, before it began */
-} abar__step_result;
+};
 
 /* Step number k at rate lr on a batch of micro x accumulate samples; batch NULL: on the current content of the net's input. */
 abar_status abar__stepper_run(const abar__stepper *s, const abar_batch *batch, int64_t k, double lr, abar__step_result *out);
@@ -182,6 +197,7 @@ abar_status abar__stepper_enqueue(const abar__stepper *s);
 abar_status abar__stepper_enqueue_forward(const abar__stepper *s);
 abar_status abar__stepper_enqueue_backward(const abar__stepper *s, bool observe);
 abar_status abar__stepper_enqueue_update(const abar__stepper *s);
+bool abar__stepper_calibrates(const abar__stepper *s);
 /* For optimizers that calibrate on the training set before step 0: one pass over it, as the loader yields it. */
 abar_status abar__stepper_calibrate(const abar__stepper *s, abar_loader *loader);
 /* Forward passes over the first n batches of a training epoch, which update the provisional running statistics. Moves the
@@ -332,6 +348,10 @@ struct abar_trainer {
     abar_net *net, *test_net; /* test_net: NULL, the net itself is tested */
     abar_net *extra_net;      /* as abar__stepper's */
     abar_optim *optim;
+    abar_comm *comm;  /* the caller's; NULL: one rank */
+    uint64_t *hashes; /* (ranks, hash_count): of all tensors; NULL: one rank */
+    int64_t hash_count;
+    abar__join join; /* without ctx: there is none */
     abar__ema average;
     abar__ema tested; /* the net itself, while it has the weights that are tested and not those that are trained */
     abar_loader *train, *test;
@@ -360,6 +380,7 @@ struct abar_trainer {
     size_t stage_bytes;
     abar__text text, report; /* scratch; the last report */
     atomic_bool stop;
+    bool saves;                 /* the run has a folder, be it of another rank */
     bool resumes, started_over; /* a checkpoint was found; resume was asked for and none was found */
     bool stopped;               /* the last call of run ended by abar_trainer_stop */
 };
@@ -396,12 +417,24 @@ abar_status abar__report_curvature(abar_trainer *t);
 /* The files of the folder. */
 #define ABAR_RUN_PATH_MAX (ABAR_OPTION_TEXT_MAX + 64)
 abar_status abar__run_path(abar_context *ctx, const char *dir, const char *name, char path[ABAR_RUN_PATH_MAX]);
+void abar__digest_take(abar_trainer *t);
 abar_status abar__folder_claim(abar_trainer *t, bool resume); /* locks it; sets t->resumes and t->started_over */
 abar_status abar__checkpoint_load(abar_trainer *t);
 abar_status abar__checkpoint_save(abar_trainer *t);                /* state.safetensors */
 abar_status abar__export_save(abar_trainer *t);                    /* model.safetensors, model_ema.safetensors */
 abar_status abar__config_save(abar_trainer *t);                    /* config.json */
 abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
+
+/* Several ranks (ranks.c). One rank: these do nothing. */
+abar_status
+abar__ranks_settle(abar_trainer *t); /* settings that follow from the number of ranks; what does not fit is refused */
+/* All ranks: whether they have the same settings; then, the same data and device. status: how far this rank has come. */
+abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume);
+abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status);
+abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
+abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
+void abar__ranks_release(abar_trainer *t);
+abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
 
 abar_status abar__snapshot_check(abar_context *ctx, const abar_train_config *train);
 /* When the run begins or goes on: the snapshot that is due right here, and a warning for those it can no longer make. */

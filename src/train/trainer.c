@@ -21,6 +21,10 @@ static abar_status open_data(abar_trainer *t)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--batch %lld: more than the %lld training samples%s, choose less",
                           (long long)train->batch, (long long)info->train, info->validation ? " that --validation leaves" : "");
     abar_loader_config request = abar__loader_request(t->setup, false);
+    if (abar_comm_size(t->comm) > 1) { /* its share of every batch */
+        request.rows = train->batch / abar_comm_size(t->comm);
+        request.first_row = abar_comm_rank(t->comm) * request.rows;
+    }
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->train));
     request = abar__loader_request(t->setup, true);
     ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &t->test));
@@ -42,11 +46,22 @@ static abar_status make_test_net(abar_trainer *t, int64_t batch)
     return abar__test_net_build(t->ctx, t->setup, &t->test_info, t->dev, &request, &t->test_net);
 }
 
+/* Where micro-batches are summed in a fixed order. */
+static abar_status make_join(abar_trainer *t)
+{
+    if (t->setup->train.micro == 0) return ABAR_OK;
+    abar__join_config config = abar__join_request(t->setup, t->dev, t->net, t->extra_net, abar_optim_pending_count(t->optim));
+    config.comm = t->comm;
+    config.test_batches = abar_loader_batches(t->test);
+    config.stop = &t->stop;
+    return abar__join_create(t->ctx, &config, &t->join);
+}
+
 static abar_status make_net(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
     const abar_dataset_info *info = abar_dataset_info_of(t->data);
-    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar__device_open(t->ctx, t->setup, &t->dev));
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
@@ -54,13 +69,15 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__optim_build_with(t->ctx, t->setup, t->dev, t->net, t->extra_net, &t->optim));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     ABAR_TRY(make_feeds(t, request.batch));
+    ABAR_TRY(make_join(t));
     t->stepper = (abar__stepper){.ctx = t->ctx,
                                  .net = t->net,
                                  .extra = t->extra_net,
                                  .optim = t->optim,
                                  .info = info,
                                  .micro = request.batch,
-                                 .accumulate = train->accumulate,
+                                 .accumulate = t->join.ctx ? t->join.count : train->accumulate,
+                                 .join = t->join.ctx ? &t->join : NULL,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed,
                                  .feed = &t->train_feed};
@@ -105,30 +122,73 @@ static abar_status open_books(abar_trainer *t)
     return abar__record_open(t);
 }
 
-static abar_status build(abar_trainer *t, bool resume)
+/* Of the whole training set, which every rank sees. */
+static abar_status calibrate(abar_trainer *t)
+{
+    abar__stepper whole = t->stepper;
+    abar_loader *loader;
+    if (abar_comm_size(t->comm) == 1 || !abar__stepper_calibrates(&whole))
+        return abar__stepper_calibrate(&t->stepper, t->train);
+    const abar_loader_config request = abar__loader_request(t->setup, false);
+    whole.accumulate = abar__passes_of(&t->setup->train);
+    whole.join = NULL;
+    ABAR_TRY(abar_loader_create(t->ctx, t->data, &request, &loader));
+    const abar_status status = abar__stepper_calibrate(&whole, loader);
+    abar_loader_destroy(loader);
+    return status;
+}
+
+/* What can go wrong on one rank alone, without a folder. */
+static abar_status prepare_run(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
+    ABAR_TRY(abar_setup_check(t->ctx, t->setup));
+    ABAR_TRY(abar__ranks_settle(t));
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
     if (train->snapshot[0] && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--snapshot: there is no folder for snapshots, give --out DIR");
     ABAR_TRY(open_data(t));
-    ABAR_TRY(make_net(t));
-    ABAR_TRY(abar__folder_claim(t, resume)); /* after all that can go wrong without a folder: no litter */
-    ABAR_TRY(open_books(t));
-    ABAR_TRY(abar__stepper_calibrate(&t->stepper, t->train));
+    return make_net(t);
+}
+
+/* The folder, which is rank 0's: the others have none. */
+static abar_status open_folder(abar_trainer *t, bool resume)
+{
+    if (abar_comm_rank(t->comm) == 0) ABAR_TRY(abar__folder_claim(t, resume));
+    t->saves = t->setup->train.out[0] != '\0';
+    if (abar_comm_rank(t->comm) != 0) t->setup->train.out[0] = t->setup->train.init[0] = '\0';
+    return open_books(t);
+}
+
+static abar_status build(abar_trainer *t, bool resume)
+{
+    ABAR_TRY(abar__ranks_compare_settings(t, resume));
+    ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
+    const abar_status status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
+    ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));
+    ABAR_TRY(abar__ranks_share_state(t));
+    ABAR_TRY(abar__ranks_make(t));
+    ABAR_TRY(calibrate(t));
     return abar_loader_seek(t->train, t->at.epoch, t->at.step);
 }
 
 abar_status abar_trainer_create(abar_context *ctx, const abar_setup *setup, bool resume, const abar_trainer_events *events,
                                 abar_trainer **out)
 {
+    return abar_trainer_create_on(ctx, NULL, setup, resume, events, out);
+}
+
+abar_status abar_trainer_create_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume,
+                                   const abar_trainer_events *events, abar_trainer **out)
+{
     *out = NULL;
     void *memory;
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_trainer), &memory));
     abar_trainer *t = memory;
     t->ctx = ctx;
+    t->comm = comm;
     t->lock = -1;
     atomic_init(&t->stop, false);
     abar_status status = events ? abar__struct_read(ctx, "abar_trainer_events", events, &t->events, sizeof t->events) : ABAR_OK;
@@ -155,6 +215,8 @@ void abar_trainer_destroy(abar_trainer *t)
     abar__data_feed_release(t->ctx, &t->test_feed);
     abar_optim_destroy(t->optim);
     abar__ema_release(&t->average);
+    abar__join_release(&t->join);
+    abar__ranks_release(t);
     abar_net_destroy(t->extra_net);
     abar_net_destroy(t->test_net);
     abar_net_destroy(t->net);
@@ -318,12 +380,19 @@ static abar_status train_step(abar_trainer *t)
     return ABAR_OK;
 }
 
+/* What ranks do not agree on is not saved. */
+static abar_status save_checked(abar_trainer *t)
+{
+    if (t->saves) ABAR_TRY(abar__ranks_check_replicas(t));
+    return abar__checkpoint_save(t);
+}
+
 /* No number that comes now can be trusted; the weights still can. */
 static abar_status give_up(abar_trainer *t)
 {
     const char *dir = t->setup->train.out;
     t->at.skipped_in_a_row = 0; /* a resumed run gets as many tries again */
-    ABAR_TRY(abar__checkpoint_save(t));
+    ABAR_TRY(save_checked(t));
     return abar__fail(t->ctx, ABAR_E_NUMERIC,
                       "training: loss or gradient was not finite in %d steps in a row (epoch %lld, step %lld), lower --lr or "
                       "set --warmup or --clip%s%s%s",
@@ -407,6 +476,7 @@ static abar_status test_average(abar_trainer *t, abar_loss *out)
 static abar_status end_epoch(abar_trainer *t)
 {
     abar_loss own, average = {0};
+    if (t->saves) ABAR_TRY(abar__ranks_check_replicas(t));
     abar_status status = abar__tested_enter(t);
     if (status == ABAR_OK) status = test(t, &own);
     if (status == ABAR_OK && t->average.net) status = test_average(t, &average);
@@ -416,20 +486,28 @@ static abar_status end_epoch(abar_trainer *t)
     return back < 0 ? back : status;
 }
 
+/* Several ranks stop together: when they joined the last step, one wanted to. */
+static bool wants_stop(const abar_trainer *t) { return t->join.ranks > 1 ? t->join.stops : atomic_load(&t->stop); }
+
 /* Goes on from wherever t->at is, through the end of that epoch. */
 static abar_status run_epoch(abar_trainer *t)
 {
     const int64_t every = t->setup->train.checkpoint_every, end = (t->at.epoch + 1) * t->steps;
+    const int64_t compares = t->setup->train.check_replicas;
     ABAR_TRY(abar__pipeline_seek(&t->pipeline, &t->schedule, t->at.epoch, t->at.step));
     while (t->pipeline.enqueued < end) {
-        const bool stop = atomic_load(&t->stop);
+        const bool stop = wants_stop(t);
         if (!stop) ABAR_TRY(train_step(t));
+        if (!stop && compares > 0 && t->pipeline.enqueued % compares == 0) ABAR_TRY(abar__ranks_check_replicas(t));
         const bool hopeless = t->at.skipped_in_a_row >= GIVE_UP_AFTER;
         const bool due = every > 0 && t->pipeline.enqueued % every == 0;
         if (stop || hopeless || due) ABAR_TRY(take_all(t));
         if (stop) return ABAR_STOPPED;
         if (hopeless) return give_up(t);
-        if (due && t->pipeline.enqueued < end) ABAR_TRY(save_checkpoint(t));
+        if (due && t->pipeline.enqueued < end) {
+            if (t->saves) ABAR_TRY(abar__ranks_check_replicas(t));
+            ABAR_TRY(save_checkpoint(t));
+        }
     }
     ABAR_TRY(take_all(t));
     if (t->at.skipped_in_a_row >= GIVE_UP_AFTER) return give_up(t);
@@ -455,8 +533,9 @@ abar_status abar_trainer_run(abar_trainer *t)
         if (status == ABAR_OK) continue;
         if (status == ABAR_STOPPED) {
             atomic_store(&t->stop, false);
+            t->join.stops = false;
             t->stopped = true;
-            ABAR_TRY(abar__checkpoint_save(t));
+            ABAR_TRY(save_checked(t));
         }
         return status;
     }

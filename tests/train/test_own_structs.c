@@ -2,6 +2,7 @@
  * of an earlier one is served, and nothing is written past it. */
 #include "train/train_support.h"
 
+#include "abar/comm.h"
 #include "abar/compare.h"
 #include "abar/images.h"
 #include "abar/report.h"
@@ -64,6 +65,14 @@ static abar_status call_device(rig *r, void *from)
     abar_device *dev;
     abar_status status = abar_device_open(r->f->ctx, "ref", from, &dev);
     abar_device_close(dev);
+    return status;
+}
+
+static abar_status call_comm(rig *r, void *from)
+{
+    abar_comm *comm;
+    abar_status status = abar_comm_open(r->f->ctx, from, &comm);
+    abar_comm_close(comm);
     return status;
 }
 
@@ -364,6 +373,7 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
     }
     const sized rows[] = {
         ROW(abar_device_config, call_device, threads, .threads = 1),
+        ROW(abar_comm_config, call_comm, ranks, .ranks = 1),
         ROW(abar_linear_config, call_linear, out, .out = 3),
         ROW(abar_conv2d_config, call_conv, kernel, .out = 3, .kernel = 2),
         ROW(abar_pool_config, call_max_pool, kernel, .kernel = 2),

@@ -144,6 +144,11 @@ static void batch_statistics(const abar__op *op, const abar__op_args *a, float *
         mean[c] = (float)m;
         rstd[c] = (float)(1 / sqrt(variance + op->desc.eps));
         double unbiased = n > 1 ? variance * n / (n - 1) : 0;
+        if (a->run->own) {
+            running_mean[c] = (float)m;
+            running_variance[c] = (float)unbiased;
+            continue;
+        }
         running_mean[c] = (float)((1 - momentum) * (double)running_mean[c] + momentum * m);
         running_variance[c] = (float)((1 - momentum) * (double)running_variance[c] + momentum * unbiased);
     }

@@ -54,8 +54,8 @@ static void batch_moments(const abar__op *op, const abar__op_args *a, int64_t c,
     moments(a->x[0], s, mean, variance);
     double count = (double)(s.blocks * s.length), m = a->run->hold ? 0.0 : op->desc.momentum;
     double unbiased = count > 1.0 ? *variance * count / (count - 1.0) : 0.0;
-    running_mean[c] = (1.0 - m) * running_mean[c] + m * *mean;
-    running_variance[c] = (1.0 - m) * running_variance[c] + m * unbiased;
+    running_mean[c] = a->run->own ? *mean : (1.0 - m) * running_mean[c] + m * *mean;
+    running_variance[c] = a->run->own ? unbiased : (1.0 - m) * running_variance[c] + m * unbiased;
 }
 
 static abar_status batch_forward(abar__op *op, const abar__op_args *a)

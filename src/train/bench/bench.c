@@ -60,7 +60,7 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
 static abar_status build(abar_bench *b, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
-    abar__net_request request = {.batch = train->batch / train->accumulate, .training = true};
+    abar__net_request request = {.batch = abar__micro_of(train), .training = true};
     ABAR_TRY(abar_setup_check(b->ctx, setup));
     if (abar__setup_extra(setup) != ABAR_EXTRA_NONE)
         return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,

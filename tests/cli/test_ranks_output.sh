@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Several ranks that train together, as people start them: --ranks, mpirun, and what torchrun sets. The weights have the same
+# bits on any number of them.
+# shellcheck source=lib.sh
+source "$(dirname "$0")/lib.sh"
+export OMP_NUM_THREADS=1
+job=(train --model lenet5 --data synthetic --limit-train 192 --limit-test 50 --batch 24 --micro 6 --epochs 2 --threads 1 --optim mac)
+
+# --- one machine ---
+succeeds "one rank" "${job[@]}" --out one
+for n in 2 4; do
+    succeeds "$n ranks" "${job[@]}" --ranks $n --out on$n
+    check "$n ranks: the same weights" cmp one/model.safetensors on$n/model.safetensors
+    check "$n ranks: rank 0 alone prints" test "$(grep -c '^Test accuracy' stdout)" = 1
+    check "$n ranks: says so" says "^$n ranks.*micro-batches of 6"
+done
+succeeds "the default micro-batch" "${job[@]}" --micro 0 --ranks 4 --out default --quiet
+check "the default micro-batch: batch / ranks" cmp one/model.safetensors default/model.safetensors
+check "it is kept" grep -q '"micro": 6' default/config.json
+succeeds "one JSON object" "${job[@]}" --ranks 2 --no-out --json
+check "one JSON object: it is one" one_json_object
+succeeds "a folder of its own" "${job[@]}" --ranks 3 --micro 4 --quiet
+check "a folder of its own: one" test "$(find runs -mindepth 1 -maxdepth 1 | wc -l)" = 1
+
+# --- what is refused, in one line ---
+refuses "a misspelt flag" 2 'no such flag' "${job[@]}" --lrr 1 --ranks 3
+refuses "ranks that do not divide" 2 '3 ranks: do not divide the 4 micro-batches' "${job[@]}" --ranks 3 --no-out
+refuses "a method of the whole batch" 1 'optim ngd: needs the gradients of all examples in one process' train --optim ngd --ranks 2 --no-out
+refuses "no number of ranks" 2 'ranks' "${job[@]}" --ranks 0 --no-out
+refuses "no time" 2 'timeout' "${job[@]}" --ranks 2 --timeout 0 --no-out
+refuses "a folder with a run" 2 'already holds a run' "${job[@]}" --ranks 2 --out one
+
+# --- stopping, dying, going on ---
+long=(train --model lenet5 --data synthetic --limit-train 4096 --limit-test 50 --batch 24 --micro 2 --epochs 2 --threads 1 --optim mac --checkpoint-every 20)
+# As failed_well, of a run that has printed.
+failed_with_line() { [[ $rc == "$1" ]] && [[ $(wc -l <stderr) == 1 ]] && grep -qE -- "$2" stderr; }
+# begin FOLDER FLAGS...: starts a run in the background and waits for its first checkpoint. Its process is $pid.
+begin() {
+    local folder=$1
+    shift
+    ran="abar ${long[*]} $*"
+    "$abar" "${long[@]}" --out "$folder" "$@" >"$work/stdout" 2>"$work/stderr" </dev/null &
+    pid=$!
+    for ((i = 0; i < 600; i++)); do
+        [[ -e $folder/state.safetensors ]] && return
+        sleep 0.1
+    done
+}
+succeeds "a longer run" "${long[@]}" --out long --quiet
+begin stopped --ranks 4
+kill -TERM $pid
+wait $pid
+rc=$?
+check "a signal to rank 0 stops all" test $rc = 143 -a ! -s stderr
+check "it says how to go on" says 'train --resume stopped'
+succeeds "going on with other ranks" train --resume stopped --ranks 3 --quiet
+check "going on with other ranks: the same weights" cmp long/model.safetensors stopped/model.safetensors
+begin killed --ranks 4
+victim=$(pgrep -P $pid | tail -n 1)
+kill -KILL "$victim"
+wait $pid
+rc=$?
+check "a rank that is killed ends the run, in one line" failed_with_line 1 '^abar: rank [123] on '
+check "no process is left" test -z "$(pgrep -P $pid)"
+succeeds "going on with the ranks that are left" train --resume killed --ranks 2 --quiet
+check "going on: the same weights" cmp long/model.safetensors killed/model.safetensors
+
+# --- mpirun ---
+for kind in openmpi mpich; do
+    launcher=$(command -v mpirun.$kind)
+    if [[ ! -e $(dirname "$abar")/libabar_mpi_$kind.so ]]; then
+        skip "mpirun: abar was built without $kind"
+        continue
+    elif [[ -z $launcher ]]; then
+        skip "mpirun: there is no mpirun.$kind"
+        continue
+    fi
+    extra=()
+    if [[ $kind == openmpi ]]; then extra=(--allow-run-as-root --oversubscribe); fi
+    for n in 1 2 4; do
+        ran="$launcher -np $n abar ${job[*]}"
+        "$launcher" "${extra[@]}" -np $n "$abar" "${job[@]}" --out $kind$n >stdout 2>stderr </dev/null
+        rc=$?
+        check "$kind, $n ranks" succeeded
+        check "$kind, $n ranks: the same weights" cmp one/model.safetensors $kind$n/model.safetensors
+        check "$kind, $n ranks: rank 0 alone prints" test "$(grep -c '^Test accuracy' stdout)" = 1
+    done
+    ran="$launcher with two settings"
+    "$launcher" "${extra[@]}" -np 1 "$abar" "${job[@]}" --no-out : -np 1 "$abar" "${job[@]}" --no-out --lr 0.01 >stdout 2>stderr </dev/null
+    rc=$?
+    check "$kind: other settings are named" test $rc != 0 -a "$(grep -c '^abar: rank 1 on .*: --lr is 0.01, on rank 0 it is' stderr)" = 1
+done
+
+# --- processes that are started one by one, with what torchrun sets ---
+# together NAME_OF_VARIABLE VALUE FLAGS...: two ranks, the second with this variable. The output is rank 0's.
+port=$((20000 + $$ % 20000))
+together() {
+    local variable=$1 value=$2
+    shift 2
+    export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port++))
+    ran="RANK=0 and RANK=1 abar $*"
+    env RANK=1 LOCAL_RANK=1 "$variable=$value" "$abar" "$@" >other-stdout 2>other-stderr </dev/null &
+    other=$!
+    RANK=0 LOCAL_RANK=0 "$abar" "$@" >stdout 2>stderr </dev/null
+    rc=$?
+    wait $other
+    unset WORLD_SIZE MASTER_ADDR MASTER_PORT
+}
+together NOTHING here "${job[@]}" --out store
+check "two processes" succeeded
+check "two processes: the same weights" cmp one/model.safetensors store/model.safetensors
+check "two processes: rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+if [[ ${ABAR_ISA-} == baseline || $("$root/tools/with-isa" --list) == '' ]]; then
+    skip "another instruction set: this machine has one"
+else
+    together ABAR_ISA baseline "${job[@]}" --no-out
+    check "another instruction set is named" failed_well 2 'rank 1 on .*: the device is cpu: baseline.*, on rank 0 it is'
+    check "rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+fi
+finish

@@ -1,0 +1,191 @@
+/* A rank that dies, stops, hangs or leaves, in every kind of call: all others fail with one text that names it, and nobody
+ * waits for ever. */
+#include "ranks.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void check_texts(const started *s, int victim, const char *expected)
+{
+    char host[64] = {0}, text[512];
+    gethostname(host, sizeof host - 1);
+    snprintf(text, sizeof text, "rank %d on %s: %s", victim, host, expected);
+    for (int r = 0; r < FAILING_RANKS; r++)
+        if (r != victim && strncmp(s->board->text[r], text, strlen(text)))
+            fail_msg("%s, call %d: rank %d reports '%s', not '%s'", s->ranks.transport, s->ranks.argument % 16, r,
+                     s->board->text[r], text);
+    const int one = victim == 0 ? 1 : 0, other = victim == 2 ? 1 : 2;
+    assert_string_equal(s->board->text[one], s->board->text[other]);
+}
+
+static void on_all_calls(const char *transport, int victim, end how, double timeout, const char *expected)
+{
+    started s[FAILING_CALLS];
+    for (int k = 0; k < FAILING_CALLS; k++)
+        s[k] = start_ranks(&(ranks){.transport = transport,
+                                    .ranks = FAILING_RANKS,
+                                    .timeout = timeout,
+                                    .may_fail = 1 << victim,
+                                    .argument = pack_failing((call)k, victim, how)},
+                           failing_part);
+    for (int k = 0; k < FAILING_CALLS; k++) {
+        end_ranks(&s[k]);
+        check_texts(&s[k], victim, expected);
+        free_board(s[k].board);
+    }
+}
+
+static void local_rank_killed_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("local", 1, KILLED, 40, "ended by signal 9 (killed)");
+    on_all_calls("local", 2, KILLED, 40, "ended by signal 9 (killed)");
+}
+
+static void local_rank_that_ends_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("local", 1, ENDED, 40, "ended with status 3");
+    on_all_calls("local", 2, CRASHED, 40, "ended by signal 11 (segmentation fault)");
+}
+
+static void local_rank_that_leaves_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("local", 1, LEFT, 40, "has left the run");
+    on_all_calls("local", 0, LEFT, 40, "has left the run");
+}
+
+static void local_rank_stopped_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("local", 1, STOPPED, 1.5, "no answer for 1.5 seconds");
+    on_all_calls("local", 0, STOPPED, 1.5, "no answer for 1.5 seconds");
+}
+
+static void local_rank_that_hangs_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("local", 2, HANGS, 1.5, "no answer for 1.5 seconds");
+}
+
+/* ---- over TCP: an end without a word is a lost connection, whoever it is ------------------------------------------------ */
+
+static void store_rank_killed_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, KILLED, 40, "the connection was lost");
+    on_all_calls("store", 0, KILLED, 40, "the connection was lost");
+}
+
+static void store_rank_that_ends_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 2, ENDED, 40, "the connection was lost");
+    on_all_calls("store", 1, CRASHED, 40, "the connection was lost");
+}
+
+static void store_rank_that_leaves_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, LEFT, 40, "has left the run");
+    on_all_calls("store", 0, LEFT, 40, "has left the run");
+}
+
+static void store_rank_stopped_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 1, STOPPED, 1.5, "no answer for 1.5 seconds");
+    on_all_calls("store", 0, STOPPED, 1.5, "no answer for 1.5 seconds");
+}
+
+static void store_rank_that_hangs_is_named(void **state)
+{
+    (void)state;
+    on_all_calls("store", 2, HANGS, 1.5, "no answer for 1.5 seconds");
+}
+
+/* ---- rank 0, the parent of forked ranks -------------------------------------------------------------------------------- */
+
+static int endless_part(abar_comm *c, abar_context *ctx, board *b)
+{
+    (void)ctx;
+    CHECK(abar__comm_barrier(c) == ABAR_OK);
+    if (abar_comm_rank(c) == 0) kill(getpid(), SIGKILL);
+    if (abar_comm_rank(c) == 1) /* computes, and makes no call */
+        for (;;) pause();
+    (void)abar__comm_barrier(c);
+    (void)b;
+    for (;;) pause();
+}
+
+/* Orphans come to this process, which sees how they ended. */
+static void local_ranks_end_with_rank_0(void **state)
+{
+    (void)state;
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    started s = start_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 40}, endless_part);
+    alarm(60);
+    for (int i = 0; i < FAILING_RANKS; i++) {
+        int status;
+        assert_true(waitpid(-1, &status, 0) > 0);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    }
+    alarm(0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+    free_board(s.board);
+}
+
+/* A caller that collects its children itself. */
+static int reaped_part(abar_comm *c, abar_context *ctx, board *b)
+{
+    (void)b;
+    if (abar_comm_rank(c) == 0) signal(SIGCHLD, SIG_IGN);
+    abar_status status = abar__comm_barrier(c); /* rank 1 may end before another rank returns from it */
+    if (abar_comm_rank(c) == 1) _exit(3);
+    while (status == ABAR_OK) status = abar__comm_barrier(c);
+    CHECK(status == ABAR_E_PEER);
+    CHECK(strstr(abar_context_error(ctx), "rank 1 on ") && strstr(abar_context_error(ctx), "has ended"));
+    return 0;
+}
+
+static void local_rank_reaped_by_others_is_named(void **state)
+{
+    (void)state;
+    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 40, .may_fail = 2}, reaped_part);
+}
+
+/* A rank that ends without a word while rank 0 closes, and one that does not end: closing is bounded. */
+static int closing_part(abar_comm *c, abar_context *ctx, board *b)
+{
+    (void)ctx, (void)b;
+    (void)abar__comm_barrier(c);
+    if (abar_comm_rank(c) == 1) _exit(3);
+    if (abar_comm_rank(c) == 2)
+        for (;;) pause();
+    return 0;
+}
+
+static void local_close_ends_ranks_that_hang(void **state)
+{
+    (void)state;
+    run_ranks(&(ranks){.transport = "local", .ranks = FAILING_RANKS, .timeout = 0.5, .may_fail = 2 + 4}, closing_part);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(local_rank_killed_is_named),           cmocka_unit_test(local_rank_that_ends_is_named),
+        cmocka_unit_test(local_rank_that_leaves_is_named),      cmocka_unit_test(local_rank_stopped_is_named),
+        cmocka_unit_test(local_rank_that_hangs_is_named),       cmocka_unit_test(local_ranks_end_with_rank_0),
+        cmocka_unit_test(local_rank_reaped_by_others_is_named), cmocka_unit_test(local_close_ends_ranks_that_hang),
+        cmocka_unit_test(store_rank_killed_is_named),           cmocka_unit_test(store_rank_that_ends_is_named),
+        cmocka_unit_test(store_rank_that_leaves_is_named),      cmocka_unit_test(store_rank_stopped_is_named),
+        cmocka_unit_test(store_rank_that_hangs_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
