@@ -172,7 +172,7 @@ static void garbage_is_refused_and_ranks_gather(void **state)
 static void flood_does_not_keep_ranks_out(void **state)
 {
     (void)state;
-    enum { FLOOD = 300 };
+    enum { FLOOD = 200 };
     report *r = new_report();
     const int port = free_port();
     const pid_t first = start_rank(r, 0, 0, 2, port, TOKEN, 20);
