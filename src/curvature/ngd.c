@@ -129,7 +129,9 @@ static abar_status check_maps(const abar__curvature *cv)
         bytes += ((double)abar__natural_a_count(r) + (double)abar__natural_p_count(r)) * (double)abar__row_element(cv);
     }
     const double rows = (double)(passes_of(cv, &weight) * cv->examples), most = memory_of(cv);
-    bytes += 2.0 * rows * rows * sizeof(double);
+    /* K and its factor: the host works on one block after the other, a queued device on all of them together */
+    const double blocks = cv->dev->ops->stream && c->blocks == BLOCKS_LAYER ? (double)cv->n_maps : 1.0;
+    bytes += 2.0 * blocks * rows * rows * sizeof(double);
     if (bytes <= 0.8 * most) return ABAR_OK;
     return abar__fail(cv->dev->ctx, ABAR_E_MEMORY,
                       "optimizer ngd: %.0f rows of --fisher %s need %.1f GiB and this machine has %.1f, lower --batch, leave "

@@ -279,8 +279,9 @@ static void move_tensor(const rig *r, abar_tensor *t)
 /* The weights of two parameters move, then the gradients of all. */
 static void parameters_that_moved_are_updated_where_they_are(void **state)
 {
-    static const int cases[] = {0,        RIG_MAC,     RIG_SMAC,     RIG_EVA,         RIG_FOOF,     RIG_KFAC,
-                                RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC, RIG_SFADAMW_MAC, RIG_HYPERBALL};
+    static const int cases[] = {0,        RIG_MAC,     RIG_SMAC,       RIG_EVA,         RIG_FOOF,      RIG_KFAC,
+                                RIG_LNGD, RIG_NORMUON, RIG_MUON_MAC,   RIG_SFADAMW_MAC, RIG_HYPERBALL, RIG_SHAMPOO_ADAM,
+                                RIG_SOAP, RIG_SOAP_KL, RIG_ADAHESSIAN, RIG_SOPHIA,      RIG_NGD,       RIG_NGD_DRAWN};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += (size_t)rig_stride()) {
         rig r;
         size_t bytes;

@@ -271,7 +271,7 @@ void rig_make_optim(rig *r, rig_side *s)
                                                    .shadows = s->dev->ops->stream ? s->shadow : NULL,
                                                    .extra_grads = needs_more(r) ? extra : NULL,
                                                    .loss_terms = 3,
-                                                   .examples = RIG_EXAMPLES,
+                                                   .examples = RIG_EXAMPLES + 2, /* at most: batches may be smaller */
                                                    .classes = 3,
                                                    .seed = 7},
                               &s->optim));

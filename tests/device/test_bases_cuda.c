@@ -242,7 +242,7 @@ static void turned_bases_of_many_sizes_equal_ref(void **unused)
 static void turned_bases_of_long_sides_equal_ref(void **unused)
 {
     (void)unused;
-    static const int64_t sides[] = {300, 640, 641};
+    static const int64_t sides[] = {300, 768, 769};
     if (cuda_only("ABAR_TEST_SMALL")) return;
     rig r = {0};
     for (int i = 0; i < 3; i++) add(&r, sides[i], sides[i] + 5);
@@ -255,6 +255,41 @@ static void turned_bases_of_long_sides_equal_ref(void **unused)
     ask(&r, 1);
     run(&r);
     check(&r, true, false);
+    destroy(&r);
+}
+
+/* More bases than fit into the workspace at once: the bits of one that has it alone. */
+static void bases_in_several_waves_equal_those_alone_bit_for_bit(void **unused)
+{
+    (void)unused;
+    enum { SIDE = 2200, BASES = 4 }; /* 78 MB of workspace each, of 256 */
+    if (cuda_only("ABAR_TEST_SMALL")) return;
+    rig r = {0};
+    for (int i = 0; i < BASES; i++) {
+        add(&r, SIDE, 8);
+        subject *s = &r.of[i];
+        for (int64_t k = 0; k < SIDE; k++) s->basis[k * (SIDE + 1)] = 1.0f;
+        cuda_move(cuda, s->f.basis, s->basis, square_bytes(s));
+    }
+    create(&r, true);
+    ask(&r, 1);
+    run(&r);
+    assert_int_equal(r.now.kept, 0);
+    float *together = malloc(square_bytes(&r.of[BASES - 1])), *alone = malloc(square_bytes(&r.of[BASES - 1]));
+    subject *last = &r.of[BASES - 1];
+    cuda_move(cuda, together, last->f.basis, square_bytes(last));
+    assert_true(memcmp(together, last->basis, square_bytes(last)) != 0);
+    cuda_move(cuda, last->f.basis, last->basis, square_bytes(last));
+    rig one = {.n = 1, .of = {*last}};
+    create(&one, true);
+    ask(&one, 1);
+    run(&one);
+    cuda_move(cuda, alone, last->f.basis, square_bytes(last));
+    assert_memory_equal(together, alone, square_bytes(last));
+    abar__cuda_turner_destroy(cuda, one.turner);
+    abar_device_free(cuda, one.call, sizeof *one.call);
+    free(together);
+    free(alone);
     destroy(&r);
 }
 
@@ -334,6 +369,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(turned_bases_of_many_sizes_equal_ref),
         cmocka_unit_test(turned_bases_of_long_sides_equal_ref),
+        cmocka_unit_test(bases_in_several_waves_equal_those_alone_bit_for_bit),
         cmocka_unit_test(bases_of_averages_without_eigenvectors_stay),
         cmocka_unit_test(recorded_turns_equal_others_bit_for_bit),
     };

@@ -109,6 +109,10 @@ static void small_networks_train_as_on_ref(void **state)
         {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher-blocks=layer"},
         {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher=mc:2"},
         {"lenet5", "ngd", "batch=8 damping=1 lr=1e-2 fisher=exact"},
+        {"lenet5", "adahessian", "batch=8 accumulate=2 lr=1e-2 eps=0.01 fd-step=0.01"},
+        {"lenet5", "sophia", "batch=8 lr=1e-4 hessian-every=2"},
+        /* longer sides of singular gradients have no basis in particular */
+        {"lenet5", "soap", "batch=8 lr=1e-3 eps=1e-3 soap-freq=2 max-dim=6"},
         {"densenet121", "mac", "batch=8 layers=2-3-2 growth=8 tcov=2 tinv=3 lr=1e-3"},
         {"densenet121", "sgd", "batch=8 layers=1-2 growth=3 lr=1e-3"},
         {"resnet50", "mac", "batch=8 image-size=49 classes=10 blocks=1-2-1 width=8 tcov=2 tinv=3 lr=1e-3"},
@@ -242,6 +246,10 @@ static void recorded_steps_equal_those_taken_one_by_one(void **state)
         {"mlp", "adamw", "precision=bf16"},
         {"lenet5", "ngd", "precision=fp32 damping=1 lr=1e-2"},
         {"lenet5", "ngd", "precision=bf16 damping=1 lr=1e-2 fisher=exact"},
+        {"lenet5", "adahessian", "precision=fp32 accumulate=2 lr=1e-2"},
+        {"resnet20", "adahessian", "precision=bf16 lr=1e-2 hessian-every=3"},
+        {"lenet5", "sophia", "precision=bf16 lr=1e-4 hessian-every=3"},
+        {"lenet5", "soap", "precision=bf16 lr=1e-3 soap-freq=3 max-dim=130"},
     };
     fixture *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -10,7 +10,7 @@ typedef struct engine {
     abar_device *dev;
     abar_dataset *data;
     abar_loader *loader;
-    abar_net *net;
+    abar_net *net, *extra; /* extra: of further passes; NULL: there are none */
     abar_optim *optim;
     abar__data_feed feed;
     abar__stepper stepper;
@@ -28,10 +28,12 @@ static inline engine *make_engine_with(fixture *f, abar_setup *setup, bool resid
     need(f, abar_loader_create(f->ctx, e->data, &loader, &e->loader));
     need(f, abar__device_open(f->ctx, setup, &e->dev));
     need(f, abar__net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, &request, &e->net));
-    need(f, abar__optim_build(f->ctx, setup, e->dev, e->net, &e->optim));
+    need(f, abar__extra_net_build(f->ctx, setup, abar_dataset_info_of(e->data), e->dev, e->net, false, &e->extra));
+    need(f, abar__optim_build_with(f->ctx, setup, e->dev, e->net, e->extra, &e->optim));
     need(f, abar__data_feed_create(f->ctx, e->dev, e->data, e->loader, &loader, request.batch, !resident, &e->feed));
     e->stepper = (abar__stepper){.ctx = f->ctx,
                                  .net = e->net,
+                                 .extra = e->extra,
                                  .optim = e->optim,
                                  .info = abar_dataset_info_of(e->data),
                                  .micro = request.batch,
@@ -48,6 +50,7 @@ static inline void drop_engine(engine *e)
 {
     abar__data_feed_release(e->f->ctx, &e->feed);
     abar_optim_destroy(e->optim);
+    abar_net_destroy(e->extra);
     abar_net_destroy(e->net);
     abar_device_close(e->dev);
     abar_loader_destroy(e->loader);

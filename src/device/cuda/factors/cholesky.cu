@@ -145,7 +145,7 @@ static __global__ void climb(const __grid_constant__ abar__cuda_systems s, abar_
         if (!system->wanted) continue;
         if (system->failed && system->raised < RAISES) {
             system->raised++;
-            system->shift = fmax(10.0 * system->shift, 1e-8 * system->trace / (double)s.side);
+            system->shift = fmax(10.0 * system->shift, 1e-8 * system->trace / (double)s.rows);
             system->failed = 0;
             any = true;
         } else {

@@ -20,6 +20,7 @@ typedef struct abar__cuda_system {
 typedef struct abar__cuda_systems {
     int n;
     int64_t side;               /* M */
+    int64_t rows;               /* of them that there are now; K of the others is zero. The ladder takes the mean over these */
     double *k;                  /* (n, M, M): the lower triangles */
     double *l;                  /* (n, M, M): the factors */
     double *x;                  /* (n, M) */

@@ -391,7 +391,7 @@ extern "C" abar_status abar__cuda_natural_run(abar_device *dev, abar__cuda_natur
 {
     natural *k = &v->k;
     const unsigned blocks = (unsigned)k->s.n, tiles = (unsigned)abar__cuda_blocks(k->s.side, TILE);
-    k->rows = k->examples * v->passes;
+    k->rows = k->s.rows = k->examples * v->passes; /* where there are none, nothing is solved */
     abar__cuda_launch(dev, make_gram, dim3(tiles, tiles, blocks), dim3(TILE, TILE), 0, *k);
     abar__cuda_launch(dev, make_right_side, dim3((unsigned)k->s.side, blocks), dim3(THREADS), 0, *k);
     abar__cuda_launch(dev, ask, dim3(1), dim3(1), 0, *k);
