@@ -294,14 +294,14 @@ static void cover_fills_the_terms_with_the_largest_nodes(void **state)
                 const int has = abar__tree_cover(n, first, count, nodes);
                 int64_t at = first;
                 for (int k = 0; k < has; k++) {
-                    const int64_t width = (int64_t)1 << nodes[k].level, end = at + width < n ? at + width : n;
+                    const int64_t width = (int64_t)1 << nodes[k].level, past = at + width < n ? at + width : n;
                     assert_int_equal(nodes[k].index * width, at);
-                    assert_true(end <= first + count);
+                    assert_true(past <= first + count);
                     /* its parent has other terms, or there is none */
                     const int64_t parent = nodes[k].index / 2 * 2 * width, parent_end = parent + 2 * width;
                     const bool inside = parent >= first && (parent_end < n ? parent_end : n) <= first + count;
                     assert_true(!inside || (int64_t)1 << nodes[k].level >= n);
-                    at = end;
+                    at = past;
                 }
                 assert_int_equal(at, first + count);
             }

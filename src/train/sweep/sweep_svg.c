@@ -47,7 +47,7 @@ typedef struct drawing {
     char heading[ABAR_COMPARE_METHODS_MAX][96];
 } drawing;
 
-static bool is_text(const drawing *d) { return d->c->method[0].setup->model->text; }
+static bool draws_text(const drawing *d) { return d->c->method[0].setup->model->text; }
 
 /* ---- values ---------------------------------------------------------------------------------------------------------- */
 
@@ -115,7 +115,7 @@ static double quantity_of(const drawing *d, const abar_compare_run *run, int qua
 {
     const double alone = d->c->method[run->method].ms_alone;
     if (quantity == TIME) return run->side_by_side > 1 && alone > 0.0 ? alone : run->ms_per_step;
-    return quantity == LOSS ? run->train_loss : is_text(d) ? run->test_loss : run->test_accuracy;
+    return quantity == LOSS ? run->train_loss : draws_text(d) ? run->test_loss : run->test_accuracy;
 }
 
 static point point_of(const drawing *d, int cell)
@@ -142,7 +142,7 @@ static point point_of(const drawing *d, int cell)
     return p;
 }
 
-static double merit(const drawing *d, const point *p) { return is_text(d) ? -p->mean[RESULT] : p->mean[RESULT]; }
+static double merit(const drawing *d, const point *p) { return draws_text(d) ? -p->mean[RESULT] : p->mean[RESULT]; }
 
 static int by_place(const void *a, const void *b)
 {
@@ -310,7 +310,7 @@ static void add_panel(drawing *d, const char *title, int axis, int quantity, boo
 {
     const int i = d->panels++;
     cursor at = {&d->panel[i], d->series + i * d->series_each, d->number + i * d->number_each};
-    const bool loss = quantity != RESULT || is_text(d);
+    const bool loss = quantity != RESULT || draws_text(d);
     *at.panel = (abar__panel){.title = title,
                               .x_label = over_time ? "seconds of training and testing" : d->s->axis[axis].name,
                               .series = at.series,
@@ -371,9 +371,9 @@ static void add_heat(drawing *d, int optimizer)
     }
     double *scratch = cell + across * up;
     memcpy(scratch, cell, (size_t)(across * up) * sizeof *cell);
-    abar__axis colors = abar__axis_around(scratch, across * up, is_text(d));
+    abar__axis colors = abar__axis_around(scratch, across * up, draws_text(d));
     if (colors.logarithmic) colors.low = pow(10.0, colors.low), colors.high = pow(10.0, colors.high);
-    colors.decimals = is_text(d) ? 3 : 1;
+    colors.decimals = draws_text(d) ? 3 : 1;
     snprintf(d->heading[optimizer], sizeof d->heading[0], "%s: %s", d->s->optimizer[optimizer], d->note[optimizer]);
     d->panel[i] = (abar__panel){.title = d->heading[optimizer],
                                 .x_label = columns[0][0] ? d->s->axis[0].name : NULL,
@@ -407,8 +407,8 @@ static void write_note(drawing *d, int optimizer)
                           cell->value[a]);
     if (n < NOTE_MAX)
         snprintf(note + n, NOTE_MAX - (size_t)n, "%s%s%s", n ? ": " : "",
-                 abar__plot_number(is_text(d) ? best->loss.mean : best->accuracy.mean, is_text(d) ? 4 : 2, number),
-                 is_text(d) ? "" : " %");
+                 abar__plot_number(draws_text(d) ? best->loss.mean : best->accuracy.mean, draws_text(d) ? 4 : 2, number),
+                 draws_text(d) ? "" : " %");
 }
 
 static void write_titles(drawing *d)
@@ -418,7 +418,7 @@ static void write_titles(drawing *d)
     const size_t size = sizeof d->subtitle;
     snprintf(d->title, sizeof d->title, "%s on %.*s", t->model, (int)strcspn(t->data, ":"), t->data);
     int n = snprintf(d->subtitle, size, "%d run%s, %d seed%s, %.32s; %s %s", d->c->runs, d->c->runs > 1 ? "s" : "", seeds,
-                     seeds > 1 ? "s" : "", t->device, abar__tested_part(t), is_text(d) ? "loss" : "accuracy, %");
+                     seeds > 1 ? "s" : "", t->device, abar__tested_part(t), draws_text(d) ? "loss" : "accuracy, %");
     if (seeds > 1) n += snprintf(d->subtitle + n, size - (size_t)n, "; mean, band: least to greatest");
     if (ended < d->c->runs) snprintf(d->subtitle + n, size - (size_t)n, "; %d of %d runs so far", ended, d->c->runs);
 }
@@ -426,7 +426,7 @@ static void write_titles(drawing *d)
 static void add_panels(drawing *d, bool heat)
 {
     static const char *const titles[2][2] = {{"Test accuracy, %", "Test loss"}, {"Validation accuracy, %", "Validation loss"}};
-    const char *result = titles[d->c->method[0].setup->train.validation > 0.0][is_text(d)];
+    const char *result = titles[d->c->method[0].setup->train.validation > 0.0][draws_text(d)];
     for (int o = 0; heat && o < d->s->optimizers; o++) add_heat(d, o);
     for (int a = 0; !heat && a < d->s->axes; a++) add_panel(d, result, a, RESULT, false);
     if (heat || d->s->axes > 1) return;

@@ -10,7 +10,7 @@
 #define TRIES 10000 /* to find a trial that is not there yet */
 
 /* The space of an axis for an optimizer, and its option; NULL: it has none. */
-static const abar__space *space_of(const abar_tune *t, int optimizer, int axis, const abar_option **option)
+static const abar__space *trial_space(const abar_tune *t, int optimizer, int axis, const abar_option **option)
 {
     const abar__tuned *o = &t->optimizer[optimizer];
     const int i = abar__space_for(t->over, t->n_over, o->label, t->axis[axis].name);
@@ -42,7 +42,7 @@ static bool is_known(const abar__tuned *o, int n)
 static void fill_line(abar_tune *t, int optimizer, int axis, int trial)
 {
     const abar_option *option;
-    const abar__space *s = space_of(t, optimizer, axis, &option);
+    const abar__space *s = trial_space(t, optimizer, axis, &option);
     const double place = s->values > 0   ? ((double)trial + 0.5) / t->trials
                          : t->trials > 1 ? (double)trial / (t->trials - 1)
                                          : 0.5;
@@ -64,7 +64,7 @@ static void fill_point(abar_tune *t, int optimizer, int trial, int64_t k)
     int d = 0;
     for (int a = 0; a < t->axes; a++) {
         const abar_option *option;
-        const abar__space *s = space_of(t, optimizer, a, &option);
+        const abar__space *s = trial_space(t, optimizer, a, &option);
         if (s) write_value(s, option, mirrored(k, base[d++]), t->optimizer[optimizer].trial[trial].value[a]);
     }
 }
@@ -94,7 +94,7 @@ static abar_status fill_trials(abar_tune *t, int optimizer)
     int settings = 0, only = 0;
     for (int a = 0; a < t->axes; a++) {
         const abar_option *option;
-        if (space_of(t, optimizer, a, &option)) settings++, only = a;
+        if (trial_space(t, optimizer, a, &option)) settings++, only = a;
     }
     if (settings == 0)
         return abar__fail(t->ctx, ABAR_E_ARGUMENT,
@@ -129,7 +129,7 @@ static void write_space(const abar_tune *t, int optimizer, char *text, size_t si
     text[0] = '\0';
     for (int a = 0; a < t->axes && n < size; a++) {
         const abar_option *option;
-        const abar__space *s = space_of(t, optimizer, a, &option);
+        const abar__space *s = trial_space(t, optimizer, a, &option);
         if (s) n += (size_t)snprintf(text + n, size - n, "%s%s=%.200s", n ? " " : "", s->name, s->text);
     }
 }
@@ -216,7 +216,7 @@ static abar_status copy_dir(abar_tune *t, const char *dir)
     return ABAR_OK;
 }
 
-static abar_status check_config(abar_context *ctx, const abar_tune_config *config)
+static abar_status check_request(abar_context *ctx, const abar_tune_config *config)
 {
     if (config->optimizers < 1 || config->optimizers > ABAR_COMPARE_METHODS_MAX)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "tune: %d optimizers, give 1 to %d", config->optimizers,
@@ -319,7 +319,7 @@ abar_status abar_tune_create(abar_context *ctx, const abar_tune_config *config, 
     abar_tune_config known;
     *out = NULL;
     ABAR_TRY(abar__struct_read(ctx, "abar_tune_config", config, &known, sizeof known));
-    ABAR_TRY(check_config(ctx, &known));
+    ABAR_TRY(check_request(ctx, &known));
     ABAR_TRY(abar__tune_make(ctx, events, out));
     return finish(fill_new(*out, &known), out);
 }

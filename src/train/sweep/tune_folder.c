@@ -15,7 +15,7 @@
 
 /* ---- tune.json --------------------------------------------------------------------------------------------------------- */
 
-static abar_status write_config(const abar_tune *t, abar__text *out)
+static abar_status write_settings(const abar_tune *t, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(t->ctx, out, "{\"trials\": %d, \"seeds\": %lld, \"over\": [", t->trials, (long long)t->seeds));
     for (int i = 0; i < t->n_over; i++) {
@@ -74,7 +74,7 @@ static abar_status write_result(const abar_tune *t, int optimizer, abar__text *o
 abar_status abar__tune_write(const abar_tune *t, abar__text *out)
 {
     ABAR_TRY(abar__text_printf(t->ctx, out, "{\"abar\": \"%s\", \"config\": ", abar_version()));
-    ABAR_TRY(write_config(t, out));
+    ABAR_TRY(write_settings(t, out));
     ABAR_TRY(abar__text_printf(t->ctx, out, ", \"complete\": %s, \"rounds\": [", t->complete ? "true" : "false"));
     for (int r = 0; r < t->rounds; r++)
         ABAR_TRY(abar__text_printf(t->ctx, out, "%s{\"trials\": %d, \"epochs\": %lld}", r ? ", " : "", t->round[r].trials,
@@ -163,7 +163,7 @@ abar_status abar__tune_save(abar_tune *t)
 
 /* ---- reading ----------------------------------------------------------------------------------------------------------- */
 
-static abar_status damaged(const abar_tune *t, const char *path, const char *what)
+static abar_status damaged_file(const abar_tune *t, const char *path, const char *what)
 {
     return abar__fail(t->ctx, ABAR_E_FORMAT, "%s: \"%s\" is missing or wrong, the file is damaged", path, what);
 }
@@ -181,18 +181,18 @@ static abar_status read_optimizers(abar_tune *t, const char *path, const cJSON *
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-";
     const cJSON *item;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) < 1 || cJSON_GetArraySize(list) > ABAR_COMPARE_METHODS_MAX)
-        return damaged(t, path, "optimizers");
+        return damaged_file(t, path, "optimizers");
     cJSON_ArrayForEach(item, list)
     {
         abar__tuned *o = &t->optimizer[t->optimizers];
         const char *label = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "label"));
         const cJSON *setup = cJSON_GetObjectItemCaseSensitive(item, "setup");
         if (!label || !label[0] || strlen(label) >= sizeof o->label || label[strspn(label, letters)] || !setup)
-            return damaged(t, path, "optimizers");
+            return damaged_file(t, path, "optimizers");
         memcpy(o->label, label, strlen(label) + 1);
         ABAR_TRY(abar__setup_read(t->ctx, path, setup, &o->setup));
         t->optimizers++;
-        if (!(o->setup->train.validation > 0.0)) return damaged(t, path, "validation");
+        if (!(o->setup->train.validation > 0.0)) return damaged_file(t, path, "validation");
     }
     return ABAR_OK;
 }
@@ -206,12 +206,12 @@ static abar_status read_root(abar_tune *t, const char *path, const cJSON *root)
     ABAR_TRY(read_optimizers(t, path, cJSON_GetObjectItemCaseSensitive(config, "optimizers")));
     const int64_t trials = whole(config, "trials", ABAR_TUNE_TRIALS_MAX);
     t->seeds = whole(config, "seeds", ABAR_COMPARE_SEEDS_MAX);
-    if (trials == 0) return damaged(t, path, "trials");
-    if (t->seeds == 0) return damaged(t, path, "seeds");
+    if (trials == 0) return damaged_file(t, path, "trials");
+    if (t->seeds == 0) return damaged_file(t, path, "seeds");
     t->trials = (int)trials;
     cJSON_ArrayForEach(item, over)
     {
-        if (!cJSON_IsString(item) || n == ABAR_SWEEP_AXES_MAX * ABAR_COMPARE_METHODS_MAX) return damaged(t, path, "over");
+        if (!cJSON_IsString(item) || n == ABAR_SWEEP_AXES_MAX * ABAR_COMPARE_METHODS_MAX) return damaged_file(t, path, "over");
         text[n++] = item->valuestring;
     }
     const abar_status status = abar__tune_plan(t, text, n);
