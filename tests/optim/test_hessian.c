@@ -424,7 +424,7 @@ static void difference_that_is_not_finite_keeps_the_last(void **state)
     }
 }
 
-/* A drawn gradient that is not finite leaves h; with h = 0 the step is the sign. */
+/* A drawn gradient that is not finite, or whose squares are not, leaves h; with h = 0 the step is the sign. */
 static void drawn_gradient_that_is_not_finite_is_dropped(void **state)
 {
     (void)state;
@@ -437,12 +437,13 @@ static void drawn_gradient_that_is_not_finite_is_dropped(void **state)
         lab_rule(&l, "sophia", SETTINGS("beta1=0", "beta2=0", "hessian-every=1", "sophia-rho=1"));
         const abar_tensor *w = &l.r.f.params[0].value, *g = &l.r.f.params[0].grad;
         for (int64_t j = 0; j < 30; j++) fixture_set(g, j, -3.0);
-        for (int k = 0; k < 3; k++) { /* sign descent twice; then |m| / (T h) = 3 / (7 * 1) */
-            const double start = fixture_get(w, 1), moved = k < 2 ? 0.5 : 0.5 * 3.0 / 7.0;
+        for (int k = 0; k < 4; k++) { /* sign descent three times; then |m| / (T h) = 3 / (7 * 1) */
+            const double start = fixture_get(w, 1), moved = k < 3 ? 0.5 : 0.5 * 3.0 / 7.0;
             fixture_step(l.r.optim, 0.5, 0.0, 0.0);
             assert_true(fabs(fixture_get(w, 1) - (start + moved)) <= 1e-5);
             for (int64_t j = 0; j < 30; j++) fixture_set(&l.extra[0], j, 1.0);
             if (k == 0) fixture_set(&l.extra[0], 29, -INFINITY);
+            if (k == 1) fixture_set(&l.extra[0], 29, d == 0 ? 1e200 : 1e25);
             assert_int_equal(abar_optim_take_sampled(l.r.optim, &step), ABAR_OK);
         }
         lab_close(&l);
