@@ -3,6 +3,7 @@
  *     m <- beta1 m + (1 - beta1) G;  v <- beta2 v + (1 - beta2) D^2
  *     W <- W - eta (m / (1 - beta1^t) / ((sqrt(v / (1 - beta2^t)))^kappa + eps) + lambda W) */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta2, eps, power, fd_step;
@@ -12,48 +13,12 @@ typedef struct config {
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
 
 static const abar_option options[] = {
-    {.name = "beta1",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta1),
-     .fallback = "0.9",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the gradient's running mean"},
-    {.name = "beta2",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta2),
-     .fallback = "0.999",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the running mean of the diagonal's squares"},
-    {.name = "eps",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, eps),
-     .fallback = "1e-4",
-     .min = 0.0,
-     .max = 1.0,
-     .help = "added to the denominator"},
-    {.name = "hessian-power",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, power),
-     .fallback = "1",
-     .min = 0.0,
-     .max = 1.0,
-     .help = "exponent of the denominator"},
-    {.name = "hessian-every",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(config, every),
-     .fallback = "1",
-     .min = 1,
-     .max = 1e9,
-     .help = "steps between two estimates of the diagonal"},
-    {.name = "fd-step",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, fd_step),
-     .fallback = "0",
-     .min = 0.0,
-     .max = 10.0,
-     .help = "length of the differences relative to the weights; 0: by the device's precision"},
+    REAL("beta1", beta1, "0.9", 0.0, 0.999999, "decay of the gradient's running mean"),
+    REAL("beta2", beta2, "0.999", 0.0, 0.999999, "decay of the running mean of the diagonal's squares"),
+    REAL("eps", eps, "1e-4", 0.0, 1.0, "added to the denominator"),
+    REAL("hessian-power", power, "1", 0.0, 1.0, "exponent of the denominator"),
+    WHOLE("hessian-every", every, "1", 1, 1e9, "steps between two estimates of the diagonal"),
+    REAL("fd-step", fd_step, "0", 0.0, 10.0, "length of the differences relative to the weights; 0: by the device's precision"),
     {.name = NULL},
 };
 

@@ -6,6 +6,7 @@
  *
  * AdamW updates everything else: embeddings, norms, biases, the first layer, the head, and blocks too narrow or too long. */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 #include <math.h>
 
@@ -27,57 +28,20 @@ enum { NS_AUTO, NS_FP32 };
 #define NS_NAMES "original|quintic|polar-express|exact|cubic"
 static const char *const ns_names[] = {"original", "quintic", "polar-express", "exact", "cubic"};
 
-#define REAL(option, field, standard, least, most, text)                                                                 \
-    {                                                                                                                    \
-        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least, \
-        .max = most, .help = text                                                                                        \
-    }
-#define TEXT(option, field, standard, text)                                                                             \
-    {                                                                                                                   \
-        .name = option, .type = ABAR_OPTION_TEXT, .offset = offsetof(config, field), .fallback = standard, .help = text \
-    }
-#define CHOICE(option, field, standard, words, text)                                                                           \
-    {                                                                                                                          \
-        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard, .choices = words, \
-        .help = text                                                                                                           \
-    }
-
 static const abar_option options[] = {
     REAL("momentum", momentum, "0.95", 0.0, 0.999999, "weight of the old value in the average of gradients"),
-    {.name = "nesterov",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(config, nesterov),
-     .fallback = "true",
-     .help = "Nesterov momentum"},
+    FLAG("nesterov", nesterov, "true", "Nesterov momentum"),
     CHOICE("ns", ns, "original", NS_NAMES, "coefficients of the Newton-Schulz iteration"),
-    {.name = "ns-steps",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(config, ns_steps),
-     .fallback = "0",
-     .min = 0,
-     .max = ABAR_NS_STEPS_MAX,
-     .help = "iterations; 0: those of the coefficients"},
+    WHOLE("ns-steps", ns_steps, "0", 0, ABAR_NS_STEPS_MAX, "iterations; 0: those of the coefficients"),
     CHOICE("ns-precision", ns_precision, "auto", "auto|fp32",
            "products of the iteration: as the device computes, or in float32"),
     CHOICE("muon-adjust", adjust, "original", "original|match-rms|unclamped|none",
            "step length from the block's shape (r, c): sqrt(max(1, r/c)), 0.2 sqrt(max(r, c)), sqrt(r/c), 1"),
     REAL("muon-eps", eps, "1e-7", 1e-30, 1.0, "the least norm that is divided by"),
-    {.name = "normuon",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(config, normuon),
-     .fallback = "false",
-     .help = "NorMuon: rows of the step are normalised by their second moment"},
+    FLAG("normuon", normuon, "false", "NorMuon: rows of the step are normalised by their second moment"),
     REAL("normuon-beta2", row_decay, "0.95", 0.0, 0.999999, "decay of NorMuon's second moment"),
-    {.name = "cautious",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(config, cautious),
-     .fallback = "false",
-     .help = "weight decay only where it agrees with the step"},
-    {.name = "hyperball",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(config, hyperball),
-     .fallback = "false",
-     .help = "every block keeps its norm, and the rate is relative to it; without weight decay"},
+    FLAG("cautious", cautious, "false", "weight decay only where it agrees with the step"),
+    FLAG("hyperball", hyperball, "false", "every block keeps its norm, and the rate is relative to it; without weight decay"),
     TEXT("split", split, "qkv", "blocks of a fused projection: qkv, heads:N, or none"),
     TEXT("muon-take", take, "", "parameters that Muon takes all the same: names with * and ?, joined by commas"),
     TEXT("muon-skip", skip, "", "parameters that are left to AdamW: names with * and ?, joined by commas"),

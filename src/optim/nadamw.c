@@ -2,6 +2,7 @@
  *   m <- beta1 m + (1 - beta1) G;  v <- beta2 v + (1 - beta2) G^2;  n = beta1 m + (1 - beta1) G;
  *   W <- (1 - eta lambda) W - eta (n / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta2, eps;
@@ -10,27 +11,9 @@ typedef struct config {
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
 
 static const abar_option options[] = {
-    {.name = "beta1",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta1),
-     .fallback = "0.9",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the gradient's running mean"},
-    {.name = "beta2",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta2),
-     .fallback = "0.999",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the squared gradient's running mean"},
-    {.name = "eps",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, eps),
-     .fallback = "1e-8",
-     .min = 1e-30,
-     .max = 1.0,
-     .help = "added to the root of the second moment"},
+    REAL("beta1", beta1, "0.9", 0.0, 0.999999, "decay of the gradient's running mean"),
+    REAL("beta2", beta2, "0.999", 0.0, 0.999999, "decay of the squared gradient's running mean"),
+    REAL("eps", eps, "1e-8", 1e-30, 1.0, "added to the root of the second moment"),
     {.name = NULL},
 };
 

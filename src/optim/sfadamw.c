@@ -5,6 +5,7 @@
  *   x = y + (1 - 1 / beta1) (z - y)
  * The state is z - y, which starts at 0 whatever the weights are: z - y <- (1 - c) (z - y - eta beta1 u). */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta2, eps, time_power, rate_power;
@@ -13,41 +14,12 @@ typedef struct config {
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
 
 static const abar_option options[] = {
-    {.name = "beta1",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta1),
-     .fallback = "0.9",
-     .min = 1e-3, /* x is divided by it */
-     .max = 1.0,
-     .help = "share of x in the point that gradients are taken at, the rest is z"},
-    {.name = "beta2",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta2),
-     .fallback = "0.999",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the squared gradient's running mean"},
-    {.name = "eps",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, eps),
-     .fallback = "1e-8",
-     .min = 1e-30,
-     .max = 1.0,
-     .help = "added to the root of the second moment"},
-    {.name = "sf-time-power",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, time_power),
-     .fallback = "0",
-     .min = 0.0,
-     .max = 100.0,
-     .help = "r: update t has the weight t^r in the average"},
-    {.name = "sf-rate-power",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, rate_power),
-     .fallback = "2",
-     .min = 0.0,
-     .max = 100.0,
-     .help = "q: times the largest learning rate so far to this power"},
+    /* x is divided by beta1 */
+    REAL("beta1", beta1, "0.9", 1e-3, 1.0, "share of x in the point that gradients are taken at, the rest is z"),
+    REAL("beta2", beta2, "0.999", 0.0, 0.999999, "decay of the squared gradient's running mean"),
+    REAL("eps", eps, "1e-8", 1e-30, 1.0, "added to the root of the second moment"),
+    REAL("sf-time-power", time_power, "0", 0.0, 100.0, "r: update t has the weight t^r in the average"),
+    REAL("sf-rate-power", rate_power, "2", 0.0, 100.0, "q: times the largest learning rate so far to this power"),
     {.name = NULL},
 };
 

@@ -3,6 +3,7 @@
  * decoupled decay: W <- (1 - eta lambda) W - eta v; inside: lambda W is added before a method gets the gradient. A new rule
  * starts as a copy of this file. */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 enum { DECAY_COUPLED, DECAY_DECOUPLED, DECAY_INSIDE };
 
@@ -15,24 +16,10 @@ typedef struct config {
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
 
 static const abar_option options[] = {
-    {.name = "momentum",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, momentum),
-     .fallback = "0.9",
-     .min = 0.0,
-     .max = 1.0,
-     .help = "momentum coefficient, 0: none"},
-    {.name = "nesterov",
-     .type = ABAR_OPTION_BOOL,
-     .offset = offsetof(config, nesterov),
-     .fallback = "false",
-     .help = "Nesterov momentum"},
-    {.name = "decay",
-     .type = ABAR_OPTION_CHOICE,
-     .offset = offsetof(config, decay),
-     .fallback = "coupled",
-     .choices = "coupled|decoupled|inside",
-     .help = "weight decay through the gradient that a method leaves, beside it, or through the one that it gets"},
+    REAL("momentum", momentum, "0.9", 0.0, 1.0, "momentum coefficient, 0: none"),
+    FLAG("nesterov", nesterov, "false", "Nesterov momentum"),
+    CHOICE("decay", decay, "coupled", "coupled|decoupled|inside",
+           "weight decay through the gradient that a method leaves, beside it, or through the one that it gets"),
     {.name = NULL},
 };
 

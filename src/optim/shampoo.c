@@ -7,6 +7,7 @@
  * The presets are the comparator of the MAC paper, as its authors' code runs, and as it was meant: blocks of 128, sums with a
  * ridge, SGD's length of the whole parameter, and momentum behind it. */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta3, beta2, eps, exponent;
@@ -24,22 +25,6 @@ enum { PRESET_NONE, PRESET_PAPER, PRESET_INTENDED };
 #define PAPER_BLOCK 128
 #define PAPER_EPS 1e-12 /* in front of the first sum, and of the ridge */
 
-#define REAL(option, field, standard, least, most, text)                                                                 \
-    {                                                                                                                    \
-        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least, \
-        .max = most, .help = text                                                                                        \
-    }
-#define WHOLE(option, field, standard, least, most, text)                                                               \
-    {                                                                                                                   \
-        .name = option, .type = ABAR_OPTION_INT, .offset = offsetof(config, field), .fallback = standard, .min = least, \
-        .max = most, .help = text                                                                                       \
-    }
-#define CHOICE(option, field, standard, words, text)                                                                           \
-    {                                                                                                                          \
-        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard, .choices = words, \
-        .help = text                                                                                                           \
-    }
-
 static const abar_option options[] = {
     REAL("beta1", beta1, "0.9", 0.0, 0.999999, "decay of the gradient's running mean; 0: none"),
     REAL("beta3", beta3, "-1", -1.0, 0.999999, "weight of that mean in the step; -1: beta1"),
@@ -55,11 +40,7 @@ static const abar_option options[] = {
     CHOICE("decay", decay, "decoupled", "decoupled|coupled", "weight decay beside the gradient, or through it"),
     CHOICE("shampoo-preset", preset, "none", "none|mac-paper|mac-paper-intended",
            "the MAC paper's comparator; of the other options beta1 (momentum) and split count"),
-    {.name = "split",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(config, split),
-     .fallback = "qkv",
-     .help = "parts of a fused projection: qkv, heads:N, or none"},
+    TEXT("split", split, "qkv", "parts of a fused projection: qkv, heads:N, or none"),
     {.name = NULL},
 };
 

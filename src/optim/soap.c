@@ -1,5 +1,5 @@
-/* SOAP (optimizers.md section 2): Adam in the eigenbasis of Shampoo's factors. For each block of each parameter, with S_i and Q_i
- * for its modes, and rot(x) = x ×₁Q₁ᵀ ×₂Q₂ᵀ …:
+/* SOAP (optimizers.md section 2): Adam in the eigenbasis of Shampoo's factors. For each block of each parameter, with S_i and
+ * Q_i for its modes, and rot(x) = x ×₁Q₁ᵀ ×₂Q₂ᵀ …:
  *
  *     g′ = rot(G);   m ← β₁m + (1−β₁)g′;   v ← β₂v + (1−β₂)g′⊙g′;   N = unrot(m/(√v + ε))
  *     W ← (1 − ηλ)(W − η√(1−β₂ᵗ)/(1−β₁ᵗ) N);   S_i ← β_s S_i + (1−β_s) G₍ᵢ₎G₍ᵢ₎ᵀ
@@ -7,6 +7,7 @@
  *
  * The first update makes no step: Q_i are the eigenvectors of the first S_i. */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta2, factor_beta, eps;
@@ -20,26 +21,6 @@ _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_M
 enum { FACTORS_SHAMPOO, FACTORS_KL };
 enum { CONV_MATRIX, CONV_MODES };
 
-#define REAL(option, field, standard, least, most, text)                                                                 \
-    {                                                                                                                    \
-        .name = option, .type = ABAR_OPTION_REAL, .offset = offsetof(config, field), .fallback = standard, .min = least, \
-        .max = most, .help = text                                                                                        \
-    }
-#define WHOLE(option, field, standard, least, most, text)                                                               \
-    {                                                                                                                   \
-        .name = option, .type = ABAR_OPTION_INT, .offset = offsetof(config, field), .fallback = standard, .min = least, \
-        .max = most, .help = text                                                                                       \
-    }
-#define CHOICE(option, field, standard, words, text)                                                                           \
-    {                                                                                                                          \
-        .name = option, .type = ABAR_OPTION_CHOICE, .offset = offsetof(config, field), .fallback = standard, .choices = words, \
-        .help = text                                                                                                           \
-    }
-#define FLAG(option, field, standard, text)                                                                              \
-    {                                                                                                                    \
-        .name = option, .type = ABAR_OPTION_BOOL, .offset = offsetof(config, field), .fallback = standard, .help = text, \
-    }
-
 static const abar_option options[] = {
     REAL("beta1", beta1, "0.95", 0.0, 0.999999, "decay of the rotated gradient's running mean"),
     REAL("beta2", beta2, "0.95", 0.0, 0.999999, "decay of its square's running mean"),
@@ -51,11 +32,7 @@ static const abar_option options[] = {
     CHOICE("soap-conv", conv, "matrix", "matrix|modes", "a convolution as a matrix, or with a basis for each dimension"),
     FLAG("normalize", normalize, "false", "each block's step gets the root mean square 1"),
     FLAG("correct-bias", correct_bias, "true", "bias correction of the running means"),
-    {.name = "split",
-     .type = ABAR_OPTION_TEXT,
-     .offset = offsetof(config, split),
-     .fallback = "qkv",
-     .help = "parts of a fused projection: qkv, heads:N, or none"},
+    TEXT("split", split, "qkv", "parts of a fused projection: qkv, heads:N, or none"),
     {.name = NULL},
 };
 

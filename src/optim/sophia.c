@@ -2,6 +2,7 @@
  *     m <- beta1 m + (1 - beta1) G;  W <- (1 - eta lambda) W - eta sign(m) min(|m| / (rho T h + 1e-15), 1)
  *     after every K-th step:  h <- beta2 h + (1 - beta2) g*g, g the gradient on labels drawn from the model */
 #include "optim/optim_impl.h"
+#include "optim/option_rows.h"
 
 typedef struct config {
     double beta1, beta2, rho;
@@ -11,34 +12,10 @@ typedef struct config {
 _Static_assert(sizeof(config) <= ABAR_RULE_CONFIG_MAX, "raise ABAR_RULE_CONFIG_MAX");
 
 static const abar_option options[] = {
-    {.name = "beta1",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta1),
-     .fallback = "0.965",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the gradient's running mean"},
-    {.name = "beta2",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, beta2),
-     .fallback = "0.99",
-     .min = 0.0,
-     .max = 0.999999,
-     .help = "decay of the diagonal"},
-    {.name = "sophia-rho",
-     .type = ABAR_OPTION_REAL,
-     .offset = offsetof(config, rho),
-     .fallback = "0.04",
-     .min = 1e-12,
-     .max = 1e12,
-     .help = "bound on the ratio of momentum and diagonal"},
-    {.name = "hessian-every",
-     .type = ABAR_OPTION_INT,
-     .offset = offsetof(config, every),
-     .fallback = "10",
-     .min = 1,
-     .max = 1e9,
-     .help = "steps between two estimates of the diagonal"},
+    REAL("beta1", beta1, "0.965", 0.0, 0.999999, "decay of the gradient's running mean"),
+    REAL("beta2", beta2, "0.99", 0.0, 0.999999, "decay of the diagonal"),
+    REAL("sophia-rho", rho, "0.04", 1e-12, 1e12, "bound on the ratio of momentum and diagonal"),
+    WHOLE("hessian-every", every, "10", 1, 1e9, "steps between two estimates of the diagonal"),
     {.name = NULL},
 };
 

@@ -308,6 +308,48 @@ static void drawn_labels_follow_the_softmax(void **state)
     }
 }
 
+/* Sophia's diagonal: T E[g*g] over drawn labels is the diagonal of the Fisher matrix, the mean over examples of E_y[g_n*g_n].
+ * Of the last bias that is p (1 - p). */
+static void drawn_gradients_estimate_the_fisher_diagonal(void **state)
+{
+    (void)state;
+    enum { DRAWS = 4000, CLASSES = 4 };
+    lab l;
+    double logits[BATCH * CLASSES], grad[CLASSES], sum[CLASSES] = {0.0}, fourth[CLASSES] = {0.0}, fisher[CLASSES] = {0.0};
+    assert_true(open_lab(&l, "ref", "0"));
+    fill(&l, l.net);
+    for (int k = 0; k < DRAWS; k++) {
+        const abar_run_config run = {
+            .size = sizeof run, .training = true, .seed = 8, .step = k, .draw_labels = true, .loss_scale = 1.0};
+        need(&l, abar_net_forward(l.net, &run, NULL));
+        const abar_tensor output = abar_net_output(l.net); /* whose memory the backward pass uses again */
+        to_host(&l, &output, logits);
+        need(&l, abar_net_backward(l.net, false, NULL));
+        const abar_param *bias = abar_net_param(l.net, PARAMS - 1);
+        assert_string_equal(bias->name, "fc2.bias");
+        to_host(&l, &bias->grad, grad);
+        for (int c = 0; c < CLASSES; c++) {
+            const double square = BATCH * grad[c] * grad[c];
+            sum[c] += square;
+            fourth[c] += square * square;
+        }
+    }
+    for (int i = 0; i < BATCH; i++) {
+        double all = 0.0;
+        for (int c = 0; c < CLASSES; c++) all += exp(logits[CLASSES * i + c]);
+        for (int c = 0; c < CLASSES; c++) {
+            const double p = exp(logits[CLASSES * i + c]) / all;
+            fisher[c] += p * (1.0 - p) / BATCH;
+        }
+    }
+    for (int c = 0; c < CLASSES; c++) { /* within five deviations of the mean */
+        const double mean = sum[c] / DRAWS, deviation = sqrt(fmax(fourth[c] / DRAWS - mean * mean, 0.0) / DRAWS);
+        if (!(fabs(mean - fisher[c]) <= 5.0 * deviation)) fail_msg("class %d: %g, not %g", c, mean, fisher[c]);
+        assert_true(5.0 * deviation < 0.2 * fisher[c]); /* or the test would tell nothing */
+    }
+    close_lab(&l);
+}
+
 int main(int argc, char **argv)
 {
     cuda_choose_tests(argc, argv);
@@ -317,6 +359,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(extra_passes_leave_no_trace),
         cmocka_unit_test(repeat_without_patterns_is_refused),
         cmocka_unit_test(drawn_labels_follow_the_softmax),
+        cmocka_unit_test(drawn_gradients_estimate_the_fisher_diagonal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

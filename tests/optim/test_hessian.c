@@ -1,6 +1,7 @@
 /* AdaHessian and Sophia on given gradients and diagonals: against the float64 oracle (tests/oracle/hessian.py), and what
  * happens to extra gradients that are missing or not finite (optimizers.md section 3). */
 #include "optim/golden_steps.h"
+#include "optim/optim_snapshot.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 
@@ -216,6 +217,143 @@ static void perturb_moves_by_signs_and_restores(void **state)
     assert_memory_not_equal(signs[0][0], signs[0][1], sizeof signs[0][0]);
 }
 
+/* ---- identities --------------------------------------------------------------------------------------------------------- */
+
+enum { N = 6 };
+
+/* The gradient of the quadratic w H w / 2 + b w at the weights as they are, times sign, added to what is there. */
+static void add_gradient(const abar_tensor *w, double h[N][N], const double *b, double sign, const abar_tensor *to)
+{
+    for (int i = 0; i < N; i++) {
+        double g = b[i];
+        for (int j = 0; j < N; j++) g += h[i][j] * fixture_get(w, j);
+        fixture_set(to, i, fixture_get(to, i) + sign * g);
+    }
+}
+
+/* One step on the quadratic, with its further passes; z: the signs. */
+static void quadratic_step(lab *l, double h[N][N], const double *b, double lr, double z[N])
+{
+    const abar_tensor *w = &l->r.f.params[0].value, *g = &l->r.f.params[0].grad, *extra = &l->extra[0];
+    double start[N];
+    for (int i = 0; i < N; i++) {
+        start[i] = fixture_get(w, i);
+        fixture_set(g, i, 0.0), fixture_set(extra, i, 0.0);
+    }
+    add_gradient(w, h, b, 1.0, g);
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        assert_int_equal(abar_optim_perturb(l->r.optim, sign), ABAR_OK);
+        for (int i = 0; i < N; i++) z[i] = sign * copysign(1.0, fixture_get(w, i) - start[i]);
+        add_gradient(w, h, b, sign, extra);
+    }
+    assert_int_equal(abar_optim_perturb(l->r.optim, 0), ABAR_OK);
+    assert_false(fixture_step(l->r.optim, lr, 0.0, 0.0).skipped);
+}
+
+static void lab_quadratic(lab *l, const char *device, const char *const *settings)
+{
+    static const shape one[] = {{2, {2, 3}}};
+    lab_open(l, device, one, 1, 1);
+    l->r.f.params[0].weight_decay = 0.0;
+    lab_rule(l, "adahessian", settings);
+}
+
+/* However long the differences are: the diagonal is |Hz|. */
+static void difference_of_a_quadratic_is_exact(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        lab l;
+        double h[N][N], b[N], z[N];
+        lab_quadratic(&l, devices[d], SETTINGS("fd-step=2"));
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j <= i; j++) h[i][j] = h[j][i] = fixture_noise(&l.r.f);
+        for (int i = 0; i < N; i++) b[i] = fixture_noise(&l.r.f);
+        for (int k = 0; k < 3; k++) {
+            quadratic_step(&l, h, b, 0.01, z);
+            snapshot s = take(&l.r.f, l.r.optim);
+            assert_string_equal(s.names[2], "hessian.p0");
+            for (int i = 0; i < N; i++) {
+                double hz = 0.0;
+                for (int j = 0; j < N; j++) hz += h[i][j] * z[j];
+                assert_true(fabs(fixture_get(&s.tensors[2], i) - fabs(hz)) <= (d == 0 ? 1e-12 : 1e-5));
+            }
+            drop(&s);
+        }
+        lab_close(&l);
+    }
+}
+
+/* Without averages and eps, at rate 1, a step on a diagonal quadratic is Newton's: the minimum. */
+static void one_step_on_a_diagonal_quadratic_is_newtons(void **state)
+{
+    (void)state;
+    static const double diagonal[N] = {0.25, 1.0, 3.0, 0.5, 8.0, 2.0}, b[N] = {1.0, -2.0, 0.5, 0.0, 4.0, -1.0};
+    for (int d = 0; d < 2; d++) {
+        lab l;
+        double h[N][N] = {{0.0}}, z[N];
+        lab_quadratic(&l, devices[d], SETTINGS("beta1=0", "beta2=0", "eps=0", "fd-step=0.5"));
+        for (int i = 0; i < N; i++) h[i][i] = diagonal[i];
+        quadratic_step(&l, h, b, 1.0, z);
+        for (int i = 0; i < N; i++)
+            assert_true(fabs(fixture_get(&l.r.f.params[0].value, i) + b[i] / diagonal[i]) <= (d == 0 ? 1e-12 : 1e-5));
+        lab_close(&l);
+    }
+}
+
+/* kappa = 0 and eps = 0: gradient descent with Adam's momentum, whatever the diagonal. */
+static void without_a_power_it_is_momentum(void **state)
+{
+    (void)state;
+    static const shape one[] = {{2, {6, 5}}};
+    for (int d = 0; d < 2; d++) {
+        lab l;
+        double w[30], m[30] = {0.0};
+        lab_open(&l, devices[d], one, 1, 1);
+        l.r.f.params[0].weight_decay = 0.0;
+        lab_rule(&l, "adahessian", SETTINGS("hessian-power=0", "eps=0", "beta1=0.8"));
+        for (int i = 0; i < 30; i++) w[i] = fixture_get(&l.r.f.params[0].value, i);
+        for (int t = 1; t <= 5; t++) {
+            fixture_fill_grads(&l.r.f, 1.0);
+            fixture_fill(&l.r.f, &l.extra[0], 3.0);
+            for (int i = 0; i < 30; i++) {
+                m[i] = 0.8 * m[i] + 0.2 * fixture_get(&l.r.f.params[0].grad, i);
+                w[i] -= 0.1 * m[i] / (1.0 - pow(0.8, t));
+            }
+            perturb_all(l.r.optim);
+            fixture_step(l.r.optim, 0.1, 0.0, 0.0);
+        }
+        for (int i = 0; i < 30; i++)
+            assert_true(fabs(fixture_get(&l.r.f.params[0].value, i) - w[i]) <= (d == 0 ? 1e-12 : 1e-5));
+        lab_close(&l);
+    }
+}
+
+/* While every element is clipped, as before the first diagonal, a step is the sign of the momentum: gradients times any
+ * constant give the same weights. */
+static void clipped_steps_ignore_the_scale_of_gradients(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        lab a, b;
+        lab_open(&a, devices[d], shapes, PARAMS, MAPS);
+        lab_open(&b, devices[d], shapes, PARAMS, MAPS);
+        lab_rule(&a, "sophia", NULL);
+        lab_rule(&b, "sophia", NULL);
+        for (int k = 0; k < 5; k++) {
+            fixture_fill_grads(&a.r.f, 1.0);
+            for (int i = 0; i < PARAMS; i++)
+                for (int64_t j = 0; j < abar_tensor_count(&a.r.f.params[i].grad); j++)
+                    fixture_set(&b.r.f.params[i].grad, j, 1024.0 * fixture_get(&a.r.f.params[i].grad, j));
+            fixture_step(a.r.optim, 0.01, 0.0, 0.0);
+            fixture_step(b.r.optim, 0.01, 0.0, 0.0);
+        }
+        for (int i = 0; i < PARAMS; i++) assert_true(fixture_same_bits(&a.r.f.params[i].value, &b.r.f.params[i].value));
+        lab_close(&a);
+        lab_close(&b);
+    }
+}
+
 /* ---- refusals ----------------------------------------------------------------------------------------------------------- */
 
 static void rules_without_a_way_to_make_passes_are_refused(void **state)
@@ -286,7 +424,7 @@ static void difference_that_is_not_finite_keeps_the_last(void **state)
     }
 }
 
-/* A drawn gradient that is not finite leaves h; with h = 0 the step is the sign. */
+/* A drawn gradient that is not finite, or whose squares are not, leaves h; with h = 0 the step is the sign. */
 static void drawn_gradient_that_is_not_finite_is_dropped(void **state)
 {
     (void)state;
@@ -299,12 +437,13 @@ static void drawn_gradient_that_is_not_finite_is_dropped(void **state)
         lab_rule(&l, "sophia", SETTINGS("beta1=0", "beta2=0", "hessian-every=1", "sophia-rho=1"));
         const abar_tensor *w = &l.r.f.params[0].value, *g = &l.r.f.params[0].grad;
         for (int64_t j = 0; j < 30; j++) fixture_set(g, j, -3.0);
-        for (int k = 0; k < 3; k++) { /* sign descent twice; then |m| / (T h) = 3 / (7 * 1) */
-            const double start = fixture_get(w, 1), moved = k < 2 ? 0.5 : 0.5 * 3.0 / 7.0;
+        for (int k = 0; k < 4; k++) { /* sign descent three times; then |m| / (T h) = 3 / (7 * 1) */
+            const double start = fixture_get(w, 1), moved = k < 3 ? 0.5 : 0.5 * 3.0 / 7.0;
             fixture_step(l.r.optim, 0.5, 0.0, 0.0);
             assert_true(fabs(fixture_get(w, 1) - (start + moved)) <= 1e-5);
             for (int64_t j = 0; j < 30; j++) fixture_set(&l.extra[0], j, 1.0);
             if (k == 0) fixture_set(&l.extra[0], 29, -INFINITY);
+            if (k == 1) fixture_set(&l.extra[0], 29, d == 0 ? 1e200 : 1e25);
             assert_int_equal(abar_optim_take_sampled(l.r.optim, &step), ABAR_OK);
         }
         lab_close(&l);
@@ -318,6 +457,10 @@ int main(void)
         cmocka_unit_test(steps_on_cpu_are_the_oracles),
         cmocka_unit_test(steps_are_those_of_the_authors),
         cmocka_unit_test(perturb_moves_by_signs_and_restores),
+        cmocka_unit_test(difference_of_a_quadratic_is_exact),
+        cmocka_unit_test(one_step_on_a_diagonal_quadratic_is_newtons),
+        cmocka_unit_test(without_a_power_it_is_momentum),
+        cmocka_unit_test(clipped_steps_ignore_the_scale_of_gradients),
         cmocka_unit_test(rules_without_a_way_to_make_passes_are_refused),
         cmocka_unit_test(step_without_its_passes_is_refused),
         cmocka_unit_test(difference_that_is_not_finite_keeps_the_last),

@@ -9,17 +9,12 @@ enum { PARAMS = 3, TERMS = 7 };
 static const char *const devices[] = {"ref", "cpu"};
 
 /* Settings beside the defaults; rules without a row are run with these alone. */
-static const char *const variants[][2] = {{"sgd", "nesterov=true"},
-                                          {"adamw", "cautious=true"},
-                                          {"muon", "normuon=true"},
-                                          {"muon", "hyperball=true"},
-                                          {"shampoo", "graft=adam"},
-                                          {"shampoo", "shampoo-block=7"},
-                                          {"shampoo", "shampoo-preset=mac-paper"},
-                                          {"soap", "soap-freq=2"},
-                                          {"soap", "soap-factors=kl"},
-                                          {"soap", "soap-conv=modes"},
-                                          {"adahessian", "hessian-every=2"},
+static const char *const variants[][2] = {{"sgd", "nesterov=true"},       {"adamw", "cautious=true"},
+                                          {"muon", "normuon=true"},       {"muon", "hyperball=true"},
+                                          {"shampoo", "graft=adam"},      {"shampoo", "shampoo-freq=2"},
+                                          {"shampoo", "shampoo-block=7"}, {"shampoo", "shampoo-preset=mac-paper"},
+                                          {"soap", "soap-freq=2"},        {"soap", "soap-factors=kl"},
+                                          {"soap", "soap-conv=modes"},    {"adahessian", "hessian-every=2"},
                                           {"sophia", "hessian-every=2"}};
 enum { VARIANTS = sizeof variants / sizeof *variants };
 

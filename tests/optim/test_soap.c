@@ -120,6 +120,34 @@ static void soap_without_rotations_is_adamw_one_step_later(void **state)
     }
 }
 
+/* With eps it is AdamW with eps / sqrt(1 - beta2^t): that of the uncorrected root. */
+static void soap_without_rotations_has_adamws_eps_uncorrected(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        double w[SQUARE], m[SQUARE] = {0.0}, v[SQUARE] = {0.0};
+        rig_open(&r, devices[d], squares, 1);
+        no_decay(&r);
+        rig_soap(&r, SETTINGS("max-dim=0", "eps=0.1", "beta1=0.9", "beta2=0.99"));
+        for (int i = 0; i < SQUARE; i++) w[i] = fixture_get(&r.f.params[0].value, i);
+        for (int t = 0; t <= 5; t++) {
+            fixture_fill_grads(&r.f, 1.0);
+            const double first = 1.0 - pow(0.9, t), second = 1.0 - pow(0.99, t);
+            for (int i = 0; i < SQUARE && t > 0; i++) {
+                const double g = fixture_get(&r.f.params[0].grad, i);
+                m[i] = 0.9 * m[i] + 0.1 * g;
+                v[i] = 0.99 * v[i] + 0.01 * g * g;
+                w[i] -= 0.05 * (m[i] / first) / (sqrt(v[i] / second) + 0.1 / sqrt(second));
+            }
+            fixture_step(r.optim, 0.05, 0.0, 0.0);
+        }
+        for (int i = 0; i < SQUARE; i++)
+            assert_true(fabs(fixture_get(&r.f.params[0].value, i) - w[i]) <= tolerance_on(devices[d]));
+        rig_close(&r);
+    }
+}
+
 /* A rotation of all planes (i, i + 1), one after the other. */
 static void fill_rotation(double angle, double q[SQUARE])
 {
@@ -262,6 +290,7 @@ int main(void)
         cmocka_unit_test(soap_is_its_authors),
         cmocka_unit_test(soap_makes_no_first_step),
         cmocka_unit_test(soap_without_rotations_is_adamw_one_step_later),
+        cmocka_unit_test(soap_without_rotations_has_adamws_eps_uncorrected),
         cmocka_unit_test(soap_follows_rotations),
         cmocka_unit_test(soap_without_eps_ignores_the_scale_of_gradients),
         cmocka_unit_test(soap_normalized_steps_have_the_rms_of_the_rate),

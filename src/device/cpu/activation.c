@@ -79,12 +79,29 @@ static abar_status backward(abar__op *op, const abar__op_args *a)
     return ABAR_OK;
 }
 
-/* One that records lets a NaN through. */
+/* One that records lets a NaN through. What is not passed is read all the same: without branches on a pattern, which no
+ * processor predicts, compilers make vectors of these loops. */
 static void pass(const float *restrict x, float *restrict y, uint8_t *restrict pattern, int64_t n, bool repeat)
 {
     if (!repeat)
-        for (int64_t i = 0; i < n; i++) pattern[i] = x[i] > 0.0f || x[i] != x[i];
-    for (int64_t i = 0; i < n; i++) y[i] = pattern[i] ? x[i] : 0.0f;
+        for (int64_t i = 0; i < n; i++) pattern[i] = !(x[i] <= 0.0f);
+    for (int64_t i = 0; i < n; i++) {
+        const float value = x[i];
+        y[i] = pattern[i] ? value : 0.0f;
+    }
+}
+
+static void pass_back(const float *restrict dy, const float *restrict dy2, const uint8_t *restrict pattern, float *restrict dx,
+                      int64_t n)
+{
+    for (int64_t i = 0; i < n && !dy2; i++) {
+        const float value = dy[i];
+        dx[i] = pattern[i] ? value : 0.0f;
+    }
+    for (int64_t i = 0; i < n && dy2; i++) {
+        const float value = dy[i] + dy2[i];
+        dx[i] = pattern[i] ? value : 0.0f;
+    }
 }
 
 static abar_status pattern_forward(abar__op *op, const abar__op_args *a)
@@ -107,9 +124,10 @@ static abar_status pattern_backward(abar__op *op, const abar__op_args *a)
     float *dx = a->dx[0];
     if (!dx) return ABAR_OK;
 #pragma omp parallel for num_threads(act->parts) schedule(static) if (act->parts > 1)
-    for (int part = 0; part < act->parts; part++)
-        for (int64_t i = begin_of(act, part); i < begin_of(act, part + 1); i++)
-            dx[i] = !pattern[i] ? 0.0f : dy2 ? dy[i] + dy2[i] : dy[i];
+    for (int part = 0; part < act->parts; part++) {
+        const int64_t at = begin_of(act, part);
+        pass_back(dy + at, dy2 ? dy2 + at : NULL, pattern + at, dx + at, begin_of(act, part + 1) - at);
+    }
     return ABAR_OK;
 }
 

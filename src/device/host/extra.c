@@ -97,30 +97,35 @@ static void take_squares(abar_device *dev, const abar__extra_plan *p, double sca
     }
 }
 
-/* Whether the extra gradients, times scale, fit the device's numbers. */
-static bool is_fine(abar_device *dev, const abar__extra_plan *p, double scale, double *norm)
+/* Whether numbers of this norm fit the device; squares: theirs, too. */
+static bool fits(const abar_device *dev, double norm, bool squares)
 {
-    const double limit = is_wide(dev) ? 1e300 : 1e36;
-    return dev->ops->norm(dev, p->grads, p->n, norm) && scale * *norm < limit;
+    if (is_wide(dev)) return norm < (squares ? 1e150 : 1e300);
+    return norm < (squares ? 1e18 : 1e36);
 }
 
 void abar__extra_check(abar_device *dev, const abar__extra_plan *p, abar__extra_state *x)
 {
     double norm;
-    x->fine = is_fine(dev, p, 0.5 / x->step, &norm);
+    x->fine = dev->ops->norm(dev, p->grads, p->n, &norm) && fits(dev, 0.5 / x->step * norm, false);
 }
 
 void abar__extra_take(abar_device *dev, const abar__extra_plan *p, abar__extra_state *x, abar__step_state *state,
                       double grad_scale, double clip, bool skip)
 {
     const bool sampled = p->request.kind == ABAR_EXTRA_SAMPLED;
-    double norm = 0.0;
-    if (sampled) x->fine = is_fine(dev, p, grad_scale, &norm);
+    double scale = grad_scale;
+    if (sampled) {
+        double norm = 0.0;
+        x->fine = dev->ops->norm(dev, p->grads, p->n, &norm);
+        if (clip > 0.0) scale *= fmin(1.0, clip / (grad_scale * norm + 1e-6));
+        x->fine = x->fine && fits(dev, scale * norm, true);
+    }
     if (!x->fine) state->extra_dropped++;
     if (skip || !x->fine) return;
     state->diagonals++;
     if (sampled)
-        take_squares(dev, p, grad_scale * (clip > 0.0 ? fmin(1.0, clip / (grad_scale * norm + 1e-6)) : 1.0));
+        take_squares(dev, p, scale);
     else
-        take_difference(dev, p, 0.5 * grad_scale / x->step);
+        take_difference(dev, p, 0.5 * scale / x->step);
 }
