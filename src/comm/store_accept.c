@@ -20,7 +20,7 @@ enum {
     MOST_LINES = 16 /* of the log about strangers */
 };
 #define PATIENCE 5.0 /* seconds for a proof */
-#define CROWDED 1.0  /* the same when all places are taken */
+#define CROWDED 0.25 /* the same when all places are taken */
 
 typedef struct place {
     int fd;
@@ -214,8 +214,8 @@ static void turn(hall *h, double end)
     const int n = h->taken;
     for (int i = 0; i < n; i++) fds[i] = (struct pollfd){.fd = h->places[i].fd, .events = POLLIN};
     fds[n] = (struct pollfd){.fd = n < PLACES ? h->door->listener : -1, .events = POLLIN};
-    const double left = end - abar__seconds();
-    (void)poll(fds, (nfds_t)n + 1, left < 0.2 ? (int)(left * 1e3) + 1 : 200);
+    const double left = end - abar__seconds(), most = n < PLACES ? 0.2 : 0.02;
+    (void)poll(fds, (nfds_t)n + 1, left <= 0 ? 0 : (int)((left < most ? left : most) * 1e3) + 1);
     for (int i = n - 1; i >= 0; i--) /* backwards: the last one takes the place of one that leaves */
         if (fds[i].revents) listen_to(h, &h->places[i]);
     end_patience(h);
