@@ -266,6 +266,13 @@ static void say_stopped(const cli *c, const abar_setup *setup, const progress *p
 static abar_status run_trainer(void *trainer) { return abar_trainer_run(trainer); }
 static void stop_trainer(void *trainer) { abar_trainer_stop(trainer); }
 
+/* Rank 0 tells of failures. Where it is the one that is gone, the next one does. */
+static void tell_for_first(cli *c, abar_comm *comm)
+{
+    const char *name = abar_comm_name(comm, 0);
+    if (abar_comm_rank(comm) == 1 && strncmp(c->failure, name, strlen(name)) == 0) cli_fail_reported(0, "%s", c->failure);
+}
+
 static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_flags *flags)
 {
     progress watch;
@@ -285,6 +292,7 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     c->progress = NULL;
 
     int code = status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
+    if (status == ABAR_E_PEER && !first) tell_for_first(c, comm);
     if (status >= 0 && out) {
         if (status == ABAR_STOPPED)
             say_stopped(c, setup, &watch);
@@ -328,13 +336,6 @@ static int agree(cli *c, abar_comm *comm, int code)
     return code || status >= 0 ? code : cli_fail_status(c, status);
 }
 
-/* Rank 0 tells of failures. Where it is the one that is gone, the next one does. */
-static void tell_for_first(cli *c, abar_comm *comm)
-{
-    const char *name = abar_comm_name(comm, 0);
-    if (abar_comm_rank(comm) == 1 && strncmp(c->failure, name, strlen(name)) == 0) cli_fail_reported(0, "%s", c->failure);
-}
-
 static int run_rank(cli *c, abar_comm *comm)
 {
     char failure[CLI_ERROR_MAX] = "";
@@ -350,7 +351,6 @@ static int run_rank(cli *c, abar_comm *comm)
         code = train(c, comm, setup, &flags);
     }
     if (code && setup && flags.own_folder && abar_comm_rank(comm) == 0) folder_unclaim(setup->train.out);
-    if (c->failure) tell_for_first(c, comm);
     abar_setup_destroy(c->ctx, setup);
     c->failure = NULL;
     return code;

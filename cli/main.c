@@ -38,8 +38,33 @@ static int unknown_command(const cli *c, const char *name)
 
 static bool is_any(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
 
+/* Whether a launcher has started several processes of this command, and which of them this is: of all but train each would do
+ * the whole work and write the same files. */
+static bool is_one_of_many(const cli *c, int *rank)
+{
+    static const char *const alone[] = {"compare", "sweep", "tune", "eval", "sample", "bench", "analyze", NULL};
+    static const char *const set[][2] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                         {"PMI_SIZE", "PMI_RANK"},
+                                         {"WORLD_SIZE", "RANK"},
+                                         {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
+    bool listed = false;
+    for (const char *const *name = alone; *name; name++) listed = listed || strcmp(*name, c->command->name) == 0;
+    for (size_t i = 0; i < sizeof set / sizeof *set && listed; i++) {
+        const char *size = getenv(set[i][0]), *own = getenv(set[i][1]);
+        if (!size || !own || atoi(size) < 2) continue;
+        *rank = atoi(own);
+        return true;
+    }
+    return false;
+}
+
 static int run_command(cli *c)
 {
+    int rank;
+    if (!c->help && is_one_of_many(c, &rank))
+        return rank > 0 ? EXIT_USAGE
+                        : cli_fail(c, EXIT_USAGE, "%s: runs in one process, start it without mpirun, srun or torchrun",
+                                   c->command->name);
     abar_context_config config = {.size = sizeof config, .log = cli_log, .log_user = c};
     abar_status status = abar_context_create(&config, &c->ctx);
     if (status < 0) return cli_fail(c, EXIT_FAILURE, "memory: %s", abar_status_text(status));

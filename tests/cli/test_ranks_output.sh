@@ -117,4 +117,10 @@ else
     check "another instruction set is named" failed_well 2 'rank 1 on .*: the device is cpu: baseline.*, on rank 0 it is'
     check "rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
 fi
+
+# --- other commands ---
+ran="abar eval as one of two processes"
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" eval --checkpoint one >stdout 2>stderr
+rc=$?
+check "eval runs in one process" failed_well 2 'eval: runs in one process, start it without mpirun'
 finish

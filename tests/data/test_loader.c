@@ -375,10 +375,52 @@ static void loader_failing_allocation_is_reported(void **state)
     abar_context_destroy(ctx);
 }
 
+/* Of a batch that is shared: the rows of each share are those of the whole batch, with its augmentation. */
+static void loader_share_has_its_rows_of_every_batch(void **state)
+{
+    (void)state;
+    enum { ROWS = 3 };
+    abar_context *ctx = plain_context();
+    abar_dataset *data = open_numbered(ctx);
+    const abar_loader_config config = {.batch = 2 * ROWS + 1, .seed = 3, .crop_pad = 2, .flip = true};
+    for (int first = 0; first <= 4; first += 2) {
+        abar_loader_config own = config;
+        own.first_row = first;
+        own.rows = ROWS;
+        own.threads = first / 2;
+        abar_loader *whole = make_loader(ctx, data, config), *share = make_loader(ctx, data, own);
+        assert_int_equal(abar_loader_batches(share), abar_loader_batches(whole));
+        for (int64_t b = 0; b < 2 * abar_loader_batches(whole); b++) {
+            const abar_batch all = next(whole), part = next(share);
+            assert_int_equal(part.count, ROWS);
+            assert_int_equal(part.first, first);
+            assert_int_equal(part.index, all.index);
+            assert_memory_equal(part.images, all.images + first * H * W, ROWS * H * W);
+            assert_memory_equal(part.labels, all.labels + first, ROWS * sizeof(int32_t));
+        }
+        assert_true(abar_loader_bytes(share) < abar_loader_bytes(whole) || own.threads > 0);
+        abar_loader_destroy(whole);
+        abar_loader_destroy(share);
+    }
+    static const int64_t wrong[][2] = {{5, 3}, {-1, 3}, {0, 8}, {0, -1}};
+    for (int i = 0; i < 4; i++) {
+        abar_loader_config own = config;
+        abar_loader *loader;
+        own.size = sizeof own;
+        own.first_row = wrong[i][0];
+        own.rows = wrong[i][1];
+        assert_int_equal(abar_loader_create(ctx, data, &own, &loader), ABAR_E_ARGUMENT);
+        assert_non_null(strstr(abar_context_error(ctx), "of a batch of 7"));
+    }
+    abar_dataset_close(data);
+    abar_context_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loader_epoch_is_a_fisher_yates_shuffle),
+        cmocka_unit_test(loader_share_has_its_rows_of_every_batch),
         cmocka_unit_test(loader_whole_set_as_batch_is_a_permutation),
         cmocka_unit_test(loader_test_part_comes_in_order_with_its_rest),
         cmocka_unit_test(loader_threads_and_prefetch_change_nothing),
