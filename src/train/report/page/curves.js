@@ -40,7 +40,7 @@ function curvesOf(metric) {
   const list = [];
   for (const f of families.filter(inView)) {
     const look = {colour: `var(--c${f.colour})`, dash: dashes[f.dash]}, name = (view.group === "all" && f.group !== null ? where(f.group) + ": " : "") + f.name;
-    const parts = f.runs.filter(r => r.series[metric]).map(r => ({run: r, x: r.series[metric].x[view.axis], y: smoothed(r.series[metric].y)}));
+    const parts = f.runs.filter(r => r.series[metric]).map(r => ({run: r, x: r.series[metric].x[view.axis], y: smoothed(r.series[metric].y)})).filter(p => p.x.length);
     if (parts.length > 1 && view.band) list.push({...look, key: f.key, name: name + " (" + parts.length + " seeds)", ...bandOf(parts)});
     else for (const p of parts) list.push({...look, key: parts.length > 1 ? p.run.path : f.key, name: f.runs.length > 1 ? name + ", seed " + p.run.seed : name, x: p.x, y: p.y});
   }
@@ -137,7 +137,7 @@ class Chart {
     this.plot.setAttribute("aria-label", `${this.metric.value} over ${$("axis").selectedOptions[0].textContent}, ${plural(visible.length, "curve")}. Arrow keys read values.`);
     const xr = rangeOf(visible.map(c => c.x), view.logx), yr = rangeOf(visible.flatMap(c => [c.y, c.low || [], c.high || []]), view.logy);
     if (!xr || !yr) {
-      svg.append(make("text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, !list.length ? "nothing logged yet" : visible.length ? "no value above 0 for a logarithmic axis" : "all curves are hidden"));
+      svg.append(make("text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, !list.length ? ["step", "samples"].includes(view.axis) ? "the logs do not say how many steps an epoch has" : "nothing logged yet" : visible.length ? "no value above 0 for a logarithmic axis" : "all curves are hidden"));
       return;
     }
     const sx = scaleOf(xr, view.logx, left, width - right), sy = scaleOf(yr, view.logy, height - bottom, top_);
