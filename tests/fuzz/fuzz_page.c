@@ -33,7 +33,7 @@ static size_t whole_bytes(const uint8_t *data, size_t n)
 static void check(abar_context *ctx, int fd, bool growing, const uint8_t *log, size_t n)
 {
     abar__text json = {0}, page = {0};
-    int64_t damaged;
+    int64_t damaged = 0;
     require(abar__text_append(ctx, &json, "{", 1) == ABAR_OK && abar__report_log(ctx, fd, growing, &json, &damaged) == ABAR_OK);
     require(abar__text_append(ctx, &json, "}", 1) == ABAR_OK && abar__report_harmless(ctx, &page, &json) == ABAR_OK);
     require(damaged >= 0 && (size_t)damaged <= lines_in(log, n) + 1);
@@ -49,7 +49,7 @@ static void check(abar_context *ctx, int fd, bool growing, const uint8_t *log, s
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    abar_context *ctx;
+    abar_context *ctx = NULL;
     if (size < 1) return 0;
     const int fd = memfd_create("log", MFD_CLOEXEC);
     require(fd >= 0 && abar_context_create(NULL, &ctx) == ABAR_OK);

@@ -77,7 +77,7 @@ static bool see(void *user, int folder, const abar_run_info *info)
 {
     static const char *const files[] = {"config.json", "report.json", "compare.json", "sweep.json", "tune.json"};
     look *l = user;
-    const int parts[] = {info->kind, info->condition, info->inside};
+    const int parts[] = {(int)info->kind, (int)info->condition, info->inside};
     mix(l, info->path, strlen(info->path) + 1);
     mix(l, parts, sizeof parts);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) l->stamp = mix_file(l->stamp, folder, files[i]);
