@@ -9,8 +9,6 @@ cp -r run served/run
 cp -r run 'served/a b%&'
 
 # --- mistakes ---
-refuses "a folder that is not there" 2 'nowhere: ' serve nowhere
-refuses "a file" 2 'give a folder' serve run/config.json
 refuses "no folder" 1 'abar serve DIR' serve
 refuses "a port that is none" 2 'port' serve served --port 70000
 run serve served --bind 0.0.0.0
@@ -20,6 +18,8 @@ if grep -q 'no libmicrohttpd' stderr; then
     finish
 fi
 check "another address needs a token" failed_well 2 '0[.]0[.]0[.]0: .*token'
+refuses "a folder that is not there" 2 'nowhere: ' serve nowhere
+refuses "a file" 2 'give a folder' serve run/config.json
 refuses "an address of another machine" 1 'choose another' serve served --bind 192.0.2.1 --token 0123456789abcdef
 refuses "an address that is none" 2 'numbers' serve served --bind example.org
 refuses "a short token" 2 'token' serve served --token short
