@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <microhttpd.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -376,8 +377,8 @@ const char *abar_server_url(const abar_server *server) { return server->url; }
 
 abar_status abar_server_wait(abar_server *server)
 {
-    char byte;
-    while (read(server->stop[0], &byte, 1) < 0 && errno == EINTR) continue;
+    struct pollfd stop = {.fd = server->stop[0], .events = POLLIN};
+    while (poll(&stop, 1, -1) < 0 && errno == EINTR) continue; /* a signal's handler may have stopped it */
     return ABAR_OK;
 }
 
