@@ -50,7 +50,7 @@ struct command {
 };
 
 extern const command command_analyze, command_train, command_compare, command_eval, command_sample, command_bench,
-    command_models, command_data, command_optimizers, command_sweep, command_tune, command_runs, command_report;
+    command_models, command_data, command_optimizers, command_sweep, command_tune, command_runs, command_report, command_serve;
 
 /* ---- errors.c: "abar: subject: reason, and what to do" on stderr, once; with --json also {"error": ..., "status": CODE} on
  * stdout --------------------------------------------------------------------------------------------------------- */

@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 static const command *const commands[] = {
-    &command_train,  &command_compare, &command_sweep,  &command_tune, &command_runs,       &command_report,  &command_eval,
-    &command_sample, &command_bench,   &command_models, &command_data, &command_optimizers, &command_analyze, NULL};
+    &command_train,  &command_compare, &command_sweep,      &command_tune,    &command_runs,
+    &command_report, &command_serve,   &command_eval,       &command_sample,  &command_bench,
+    &command_models, &command_data,    &command_optimizers, &command_analyze, NULL};
 
 static const command *find_command(const char *name)
 {

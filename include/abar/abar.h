@@ -15,6 +15,7 @@
 #include "abar/optim.h"
 #include "abar/report.h"
 #include "abar/runs.h"
+#include "abar/serve.h"
 #include "abar/sweep.h"
 #include "abar/tensor.h"
 #include "abar/train.h"

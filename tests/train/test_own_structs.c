@@ -6,6 +6,7 @@
 #include "abar/compare.h"
 #include "abar/images.h"
 #include "abar/report.h"
+#include "abar/serve.h"
 #include "abar/tune.h"
 #include "tiny_jpeg.h"
 
@@ -208,6 +209,15 @@ static abar_status call_report(rig *r, void *from)
     return abar_report_write(r->f->ctx, &list, 1, page, from);
 }
 
+static abar_status call_serve(rig *r, void *from)
+{
+    abar_server *server = (abar_server *)(void *)r; /* a failure sets it to NULL */
+    const abar_status status = abar_server_create(r->f->ctx, from, &server);
+    assert_true(status >= 0 || !server);
+    abar_server_destroy(server);
+    return status == ABAR_E_UNSUPPORTED ? ABAR_OK : status; /* a build without libmicrohttpd */
+}
+
 static abar_status compare(rig *r, const void *config, const void *events)
 {
     abar_compare *compare = (abar_compare *)(void *)r; /* a failure sets it to NULL */
@@ -397,6 +407,7 @@ static void structs_are_served_by_their_size_wherever_they_go_in(void **state)
         ROW(abar_memory_plan, call_memory_plan, parameters, .parameters = 0),
         ROW(abar_evaluation, call_evaluate, loss, .loss = 0.0),
         ROW(abar_report_counts, call_report, runs, .runs = 0),
+        ROW(abar_serve_config, call_serve, folder, .folder = r.images),
         ROW(abar_compare_config, call_compare, seeds, .out = compared, .setups = &setup, .methods = 1, .seeds = 1),
         ROW(abar_sweep_config, call_sweep, n_over, .out = compared, .setups = &setup, .optimizers = 1, .seeds = 1,
             .over = &over, .n_over = 1),

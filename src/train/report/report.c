@@ -217,16 +217,17 @@ abar_status abar__report_gather(abar__report *r, int folder, const char *label)
 
 /* ---- the page ------------------------------------------------------------------------------------------------------------ */
 
-abar_status abar__report_data(abar__report *r, bool live, abar__text *out)
+abar_status abar__report_data(abar__report *r, const char *stamp, abar__text *out)
 {
     const struct {
         const char *name;
         const abar__text *items;
     } lists[] = {{"runs", &r->runs}, {"groups", &r->groups}, {"pictures", &r->pictures}, {"texts", &r->texts}};
-    ABAR_TRY(abar__text_printf(r->ctx, out, "{\"abar\":\"%s\",\"live\":%s", abar_version(), live ? "true" : "false"));
+    ABAR_TRY(abar__text_printf(r->ctx, out, "{\"abar\":\"%s\"", abar_version()));
+    ABAR_TRY(abar__report_string(r->ctx, out, "live", stamp));
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         ABAR_TRY(abar__text_printf(r->ctx, out, ",\n\"%s\":[", lists[i].name));
-        ABAR_TRY(abar__report_harmless(r->ctx, out, lists[i].items));
+        if (lists[i].items->length > 0) ABAR_TRY(abar__report_harmless(r->ctx, out, lists[i].items));
         ABAR_TRY(abar__report_put(r->ctx, out, "]"));
     }
     return abar__report_put(r->ctx, out, "}");
@@ -261,7 +262,7 @@ void abar__report_free(abar__report *r)
 static abar_status write_page(abar__report *r, const char *path)
 {
     abar__text data = {0}, page = {0};
-    abar_status status = abar__report_data(r, false, &data);
+    abar_status status = abar__report_data(r, NULL, &data);
     if (status >= 0) status = abar__report_page(r->ctx, false, &data, &page);
     if (status >= 0) status = abar__file_replace(r->ctx, path, page.data, page.length);
     r->counts.bytes = page.length;

@@ -41,8 +41,9 @@ abar_status abar__report_log(abar_context *ctx, int fd, bool growing, abar__text
 
 /* Adds what is in an open folder and below it. label: how the paths begin (abar__runs_visit). */
 abar_status abar__report_gather(abar__report *r, int folder, const char *label);
-/* All that was gathered, as one harmless JSON object. live: the page asks the server for more. */
-abar_status abar__report_data(abar__report *r, bool live, abar__text *out);
+/* All that was gathered, as one harmless JSON object. stamp: of the state of the folder, about which the page then asks its
+ * server; NULL: there is none. */
+abar_status abar__report_data(abar__report *r, const char *stamp, abar__text *out);
 /* The page around this object. live: it may ask its own server. */
 abar_status abar__report_page(abar_context *ctx, bool live, const abar__text *data, abar__text *out);
 void abar__report_free(abar__report *r);

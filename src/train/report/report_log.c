@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define COLUMNS_MAX 24
@@ -15,13 +16,15 @@
 #define DIAGNOSTICS_MAX 150 /* likewise lines of layers */
 #define LAYERS_MAX 4096
 #define LINE_LENGTH_MAX ((size_t)4 << 20)
+#define LINE_LENGTH_USUAL ((size_t)1 << 18)
 
 /* ---- lines ------------------------------------------------------------------------------------------------------------------
  */
 
 typedef struct lines {
     int fd;
-    char *buffer; /* LINE_LENGTH_MAX bytes */
+    char *buffer;
+    size_t capacity; /* no line is longer */
     size_t from, have;
     int64_t read; /* bytes of the file that were read into the buffer */
     bool ended;
@@ -35,7 +38,7 @@ static void refill(lines *l)
     l->have -= l->from;
     l->from = 0;
     ssize_t n;
-    do n = pread(l->fd, l->buffer + l->have, LINE_LENGTH_MAX - l->have, (off_t)l->read);
+    do n = pread(l->fd, l->buffer + l->have, l->capacity - l->have, (off_t)l->read);
     while (n < 0 && errno == EINTR);
     l->ended = n <= 0;
     if (n > 0) l->have += (size_t)n, l->read += n;
@@ -58,7 +61,7 @@ static line_kind next_line(lines *l, const char **line, size_t *n)
             *n = seen;
             return seen > 0 || too_long ? LINE_CUT : LINE_NONE;
         }
-        if (seen == LINE_LENGTH_MAX) {
+        if (seen == l->capacity) {
             too_long = true;
             l->from = l->have;
             seen = 0;
@@ -305,15 +308,24 @@ static abar_status put_log(run_log *log, abar__text *out)
     return put_layers(log, out);
 }
 
+/* For the lines of a file as long as it is now, and a line more. */
+static size_t buffer_size(int fd)
+{
+    struct stat info;
+    const bool small = fd >= 0 && fstat(fd, &info) == 0 && info.st_size < (off_t)(LINE_LENGTH_MAX - LINE_LENGTH_USUAL);
+    return small ? (size_t)info.st_size + LINE_LENGTH_USUAL : LINE_LENGTH_MAX;
+}
+
 abar_status abar__report_log(abar_context *ctx, int fd, bool growing, abar__text *out, int64_t *damaged)
 {
+    const size_t capacity = buffer_size(fd);
     void *memory, *buffer = NULL;
     *damaged = 0;
     ABAR_TRY(abar__alloc(ctx, sizeof(run_log), &memory));
     run_log *log = memory;
     *log = (run_log){.ctx = ctx, .step_stride = 1, .layer_stride = 1};
-    abar_status status = abar__alloc(ctx, LINE_LENGTH_MAX, &buffer);
-    if (status >= 0 && fd >= 0) status = read_lines(log, (lines){.fd = fd, .buffer = buffer}, growing);
+    abar_status status = abar__alloc(ctx, capacity, &buffer);
+    if (status >= 0 && fd >= 0) status = read_lines(log, (lines){.fd = fd, .buffer = buffer, .capacity = capacity}, growing);
     if (status >= 0) status = put_log(log, out);
     *damaged = log->damaged;
     free_series(ctx, &log->epochs);
@@ -321,7 +333,7 @@ abar_status abar__report_log(abar_context *ctx, int fd, bool growing, abar__text
     abar__text_free(ctx, &log->layer_names);
     abar__text_free(ctx, &log->layer_steps);
     for (int q = 0; q < QUANTITIES; q++) abar__text_free(ctx, &log->layer_rows[q]);
-    if (buffer) abar__free(ctx, buffer, LINE_LENGTH_MAX);
+    if (buffer) abar__free(ctx, buffer, capacity);
     abar__free(ctx, memory, sizeof *log);
     return status;
 }

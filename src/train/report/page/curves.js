@@ -40,14 +40,15 @@ function curvesOf(metric) {
   const list = [];
   for (const f of families.filter(inView)) {
     const look = {colour: `var(--c${f.colour})`, dash: dashes[f.dash]}, name = (view.group === "all" && f.group !== null ? where(f.group) + ": " : "") + f.name;
-    const parts = f.runs.filter(r => r.series[metric]).map(r => ({run: r, x: r.series[metric].x[view.axis], y: smoothed(r.series[metric].y)}));
+    const parts = f.runs.filter(r => r.series[metric]).map(r => ({run: r, x: r.series[metric].x[view.axis], y: smoothed(r.series[metric].y)})).filter(p => p.x.length);
     if (parts.length > 1 && view.band) list.push({...look, key: f.key, name: name + " (" + parts.length + " seeds)", ...bandOf(parts)});
     else for (const p of parts) list.push({...look, key: parts.length > 1 ? p.run.path : f.key, name: f.runs.length > 1 ? name + ", seed " + p.run.seed : name, x: p.x, y: p.y});
   }
   return list;
 }
 
-function ticks(low, high, log, count) {
+/* least: the least distance, 1 where parts of a unit mean nothing. */
+function ticks(low, high, log, count, least = 0) {
   const list = [];
   if (log) {
     const decades = Math.log10(high / low), factors = decades > 3 ? [1] : decades > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9], skip = Math.ceil(decades / 8);
@@ -55,7 +56,7 @@ function ticks(low, high, log, count) {
       if (e % skip === 0) for (const f of factors) if (f * 10 ** e >= low && f * 10 ** e <= high) list.push(f * 10 ** e);
     return list;
   }
-  const rough = (high - low) / count, unit = 10 ** Math.floor(Math.log10(rough)), step = unit * [1, 2, 5, 10].find(f => f * unit >= rough * 0.999);
+  const rough = Math.max((high - low) / count, least), unit = 10 ** Math.floor(Math.log10(rough)), step = unit * [1, 2, 5, 10].find(f => f * unit >= rough * 0.999);
   for (let k = Math.ceil(low / step), n = 0; k * step <= high * (1 + 1e-12) && n < 50; k++, n++) list.push(Number((k * step).toPrecision(12)));
   return list;
 }
@@ -137,11 +138,11 @@ class Chart {
     this.plot.setAttribute("aria-label", `${this.metric.value} over ${$("axis").selectedOptions[0].textContent}, ${plural(visible.length, "curve")}. Arrow keys read values.`);
     const xr = rangeOf(visible.map(c => c.x), view.logx), yr = rangeOf(visible.flatMap(c => [c.y, c.low || [], c.high || []]), view.logy);
     if (!xr || !yr) {
-      svg.append(make("text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, !list.length ? "nothing logged yet" : visible.length ? "no value above 0 for a logarithmic axis" : "all curves are hidden"));
+      svg.append(make("text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, !list.length ? ["step", "samples"].includes(view.axis) ? "the logs do not say how many steps an epoch has" : "nothing logged yet" : visible.length ? "no value above 0 for a logarithmic axis" : "all curves are hidden"));
       return;
     }
     const sx = scaleOf(xr, view.logx, left, width - right), sy = scaleOf(yr, view.logy, height - bottom, top_);
-    for (const v of ticks(xr[0], xr[1], view.logx, width / 75))
+    for (const v of ticks(xr[0], xr[1], view.logx, width / 75, view.axis === "time" ? 0 : 1))
       svg.append(make("line", {class: "grid", x1: sx(v), x2: sx(v), y1: top_, y2: height - bottom}), make("text", {x: sx(v), y: height - bottom + 17, "text-anchor": "middle"}, short(v)));
     for (const v of ticks(yr[0], yr[1], view.logy, 6))
       svg.append(make("line", {class: "grid", x1: left, x2: width - right, y1: sy(v), y2: sy(v)}), make("text", {x: left - 7, y: sy(v) + 4, "text-anchor": "end"}, short(v)));

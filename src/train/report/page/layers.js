@@ -29,7 +29,8 @@ function heatMap(layers, name) {
   let low = Infinity, high = -Infinity, positive = true;
   for (const row of rows) for (const v of row) if (v !== null) { low = Math.min(low, v); high = Math.max(high, v); positive = positive && v > 0; }
   if (low > high) return null;
-  const log = positive && high / low > 30, to = v => log ? Math.log(v) : v, share = v => high > low ? (to(v) - to(low)) / (to(high) - to(low)) : map === "events" ? 0 : 0.5;
+  if (low === high) return make("div", {class: "card heat"}, make("h3", {}, title), make("p", {}, map === "events" && high === 0 ? "none" : shown(low) + " in every layer, at every step"));
+  const log = positive && high / low > 30, to = v => log ? Math.log(v) : v, share = v => (to(v) - to(low)) / (to(high) - to(low));
   const canvas = make("canvas", {width: steps.length, height: names.length}), image = new ImageData(steps.length, names.length);
   rows.forEach((row, k) => row.forEach((v, i) => { if (v !== null) image.data.set(shade(map, share(v)), 4 * (i * steps.length + k)); }));
   canvas.getContext("2d").putImageData(image, 0, 0);
@@ -57,7 +58,7 @@ function heatMap(layers, name) {
 function heats() {
   const run = data.runs.find(r => r.path === $("layer-run").value);
   if (!run?.layers) return;
-  $("heats").replaceChildren(...Object.keys(quantities).map(name => heatMap(run.layers, name)).filter(Boolean));
+  $("heats").replaceChildren(...Object.keys(quantities).map(name => heatMap(run.layers, name)).filter(Boolean).sort((a, b) => Boolean(b.querySelector("canvas")) - Boolean(a.querySelector("canvas"))));
   const used = Object.keys(quantities).filter(name => name !== "events" && run.layers[name]?.some(row => row.some(present))), last = run.layers.step.length - 1;
   const total = i => eventNames.map(e => [e, run.layers[e]?.[last]?.[i] ?? 0]).filter(([, n]) => n > 0).map(([e, n]) => n + " " + e).join(", ") || "none";
   $("layer-values").replaceChildren(table(["layer at step " + run.layers.step[last], ...used.map(n => quantities[n][0]), "events in all"], run.layers.names.map((layer, i) => [layer, ...used.map(n => { const v = run.layers[n][last][i]; return v === null ? null : Number(v.toPrecision(4)); }), total(i)])));

@@ -52,7 +52,8 @@ function addLine(run, line) {
 
 const token = new URLSearchParams(location.search).get("token");
 const pause = ms => new Promise(done => setTimeout(done, ms));
-let stamp = null;
+let stamp = null; /* of what the page shows */
+const pieces = 64, longest = 4 << 20; /* pieces of a log in one go; bytes of a line */
 
 async function ask(path) {
   const answer = await fetch(path, {cache: "no-store", headers: token ? {Authorization: "Bearer " + token} : {}});
@@ -60,15 +61,25 @@ async function ask(path) {
   return answer;
 }
 
-/* Whole lines from the byte on that the page has already; true: there were some. */
+/* Whole lines from the byte on that the page has already; true: there were some. A line may come in several pieces. */
 async function fetchLines(run, log) {
-  const bytes = new Uint8Array(await (await ask("log/" + log.id + "?from=" + run.log_bytes)).arrayBuffer());
-  const end = bytes.lastIndexOf(10) + 1, full = bytes.length >= 1 << 20;
-  if (end === 0 && !full) return false;
-  if (end === 0) run.damaged_lines++; /* a line without an end */
-  else for (const line of new TextDecoder().decode(bytes.subarray(0, end)).split("\n")) if (line) addLine(run, line);
-  run.log_bytes += end || bytes.length;
-  return true;
+  let kept = new Uint8Array(0), any = false;
+  for (let i = 0; i < pieces && run.log_bytes + kept.length < log.bytes; i++) {
+    const piece = new Uint8Array(await (await ask("log/" + log.id + "?from=" + (run.log_bytes + kept.length))).arrayBuffer());
+    if (!piece.length) break;
+    const bytes = new Uint8Array(kept.length + piece.length);
+    bytes.set(kept);
+    bytes.set(piece, kept.length);
+    const end = bytes.lastIndexOf(10) + 1;
+    kept = bytes;
+    if (end === 0 && bytes.length < longest) continue;
+    if (end === 0) run.damaged_lines++;
+    else for (const line of new TextDecoder().decode(bytes.subarray(0, end)).split("\n")) if (line) addLine(run, line);
+    run.log_bytes += end || bytes.length;
+    kept = bytes.subarray(end || bytes.length);
+    any = true;
+  }
+  return any;
 }
 
 async function poll() {
@@ -76,7 +87,7 @@ async function poll() {
   const known = new Map(data.runs.map(r => [r.path, r]));
   if (now.stamp !== stamp || now.logs.some(l => !known.has(l.path) || l.bytes < known.get(l.path).log_bytes)) {
     show(await (await ask("data")).json());
-    stamp = now.stamp;
+    stamp = data.live;
     return;
   }
   let changed = false;
@@ -95,6 +106,7 @@ async function poll() {
 
 async function follow() {
   $("kind").textContent = "live";
+  stamp = data.live;
   $("live").hidden = false;
   for (;;) {
     try {

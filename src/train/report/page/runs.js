@@ -4,13 +4,15 @@
 let data = null;
 let families = []; /* runs that differ in their seed alone */
 
-/* Logs do not say how many steps an epoch has; a comparison does. Otherwise it lies between two bounds. */
+/* Logs do not say how many steps an epoch has; a comparison does. Otherwise it lies between two bounds, or follows from the limit of
+   samples; null: it is not known. */
 function stepsPerEpoch(run) {
   if (run.steps_per_epoch) return run.steps_per_epoch;
   const train = run.config?.train || {};
   if (run.text && train["epoch-steps"]) return train["epoch-steps"];
-  const low = run.least_steps || 0, high = run.most_steps || 0;
-  return Math.max(1, high ? Math.round((low + high) / 2) : Math.ceil(low));
+  const low = run.least_steps || 0, high = run.most_steps || 0, limited = Math.floor(train["limit-train"] * (1 - (train.validation || 0)) / (train.batch * (train.accumulate || 1)));
+  if (limited >= 1 && limited >= low && (!high || limited <= high)) return limited;
+  return high ? Math.max(1, Math.round((low + high) / 2)) : low ? Math.ceil(low) : null;
 }
 
 function prepare(run) {
@@ -21,11 +23,12 @@ function prepare(run) {
     const k = Math.min(Math.floor(epoch), seconds.length - 1), next = Math.min(k + 1, seconds.length - 1);
     return seconds[k] + (seconds[next] - seconds[k]) * (epoch - k);
   };
-  const axes = epochs => ({epoch: epochs, step: epochs.map(e => e * per), time: epochs.map(timeAt), samples: epochs.map(e => e * per * size)});
+  const axes = epochs => ({epoch: epochs, step: per ? epochs.map(e => e * per) : [], time: epochs.map(timeAt), samples: per ? epochs.map(e => e * per * size) : []});
   run.label ??= train.optim ?? run.optim ?? "run";
   run.seed ??= train.seed ?? 0;
   run.series = Object.create(null); /* names come from the log: one may be __proto__ */
-  const byEpoch = axes(run.epochs.epoch || []), byStep = axes((run.steps.step || []).map(s => s / per));
+  const byEpoch = axes(run.epochs.epoch || []), steps = run.steps.step || [];
+  const byStep = {...axes(per ? steps.map(s => s / per) : []), step: steps, samples: steps.map(s => s * size)};
   for (const [name, y] of Object.entries(run.epochs)) if (name !== "epoch" && name !== "skipped_steps") run.series[name === "seconds" ? "seconds per epoch" : name.replaceAll("_", " ")] = {x: byEpoch, y};
   for (const [name, y] of Object.entries(run.steps)) if (name === "loss") run.series["batch loss"] = {x: byStep, y};
 }
@@ -58,7 +61,8 @@ function nameOf(family) {
 function findFamilies() {
   const found = new Map();
   for (const run of data.runs) {
-    const key = run.group !== null ? "g\n" + run.group + "\n" + run.label : run.config ? "s\n" + JSON.stringify(settingsOf(run)) : "p\n" + run.path;
+    let key = run.group !== null ? "g\n" + run.group + "\n" + run.label : run.config ? "s\n" + JSON.stringify(settingsOf(run)) : "p\n" + run.path;
+    if (found.get(key)?.runs.some(r => r.seed === run.seed)) key = "p\n" + run.path;
     if (!found.has(key)) found.set(key, {key, group: run.group, runs: []});
     found.get(key).runs.push(run);
   }

@@ -67,7 +67,7 @@ function comparisonsPart() {
 /* ---- sweeps and tunings ---- */
 
 const valuesText = values => Object.entries(values || {}).map(([name, value]) => name + " " + value).join(", ") || "–";
-const pictureOf = p => make("figure", {}, make("figcaption", {}, p.path), make("img", {src: "data:image/svg+xml;base64," + p.svg, alt: p.path, loading: "lazy"}));
+const pictureOf = p => make("figure", {}, make("figcaption", {}, p.path), make("img", {src: "data:image/svg+xml;base64," + p.svg, alt: p.path, decoding: "async"}));
 
 function sweep(group) {
   const best = group.best || [], judged = judgedOf(group), what = group.text ? "loss" : "accuracy, %";
