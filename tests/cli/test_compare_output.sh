@@ -32,7 +32,7 @@ check "--json prints nothing else" test "$rc" = 0 -a ! -s stderr
 check "--json prints what the file holds" cmp -s stdout pipe/compare.json
 
 # --- targets and pairs ---
-succeeds "a target" compare --resume pipe --target acc=1
+succeeds "a target" compare --resume pipe --target acc=1.5
 check "when it is reached is told" test "$(grep -cE '^  (sgd|adamw|mac) +1\.0 \+- 0\.0 +8 \+- 0 .* 0 of 2$' stdout)" = 3
 check "pairs are told" test "$(grep -cE '^  (sgd|adamw) - (adamw|mac) .*told apart' stdout)" = 3
 check "no line of them is too long" awk 'length > 80 { exit 1 }' stdout

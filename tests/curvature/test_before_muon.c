@@ -67,6 +67,26 @@ static void foof_muon_with_large_damping_is_muon(void **state)
     }
 }
 
+/* Inputs 2 e_i: their second moment is a multiple of the identity, which normalising takes away again. */
+static void foof_muon_with_round_activations_is_muon(void **state)
+{
+    const int64_t n = linear.in;
+    lab a, b;
+    lab_open(&a, *state, NULL, &linear, 1, n, 7);
+    lab_open(&b, *state, NULL, &linear, 1, n, 7);
+    lab_optimizer(&a, "foof", MUON EVERY_STEP "damping=0.1");
+    lab_optimizer(&b, NULL, MUON);
+    for (int k = 0; k < 3; k++) {
+        lab_new_batch(&a);
+        for (int64_t i = 0; i < n * n; i++) lab_set(&a.layer[0].x, i, i % (n + 1) == 0 ? 2.0 : 0.0);
+        lab_copy_batch(&a, &b);
+        lab_observed_step(&a);
+        lab_observed_step(&b);
+        lab_check_same(&a, &b, "foof+muon with A = cI against muon", 1e-9, 1e-4);
+    }
+    close_both(&a, &b);
+}
+
 /* Shrunk below --muon-eps, the gradient is not normalised to 1, and that is told. */
 static void foof_muon_counts_blocks_that_damping_made_too_small(void **state)
 {
@@ -288,6 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ON_BOTH(mac_muon_without_activations_is_muon),
         ON_BOTH(foof_muon_with_large_damping_is_muon),
+        ON_BOTH(foof_muon_with_round_activations_is_muon),
         ON_BOTH(foof_muon_counts_blocks_that_damping_made_too_small),
         ON_BOTH(methods_act_on_the_gradient_that_muon_averages),
         ON_BOTH(bias_behind_a_method_goes_to_adamw),

@@ -1,6 +1,7 @@
 /* Muon through an optimizer: against the float64 oracle (tests/oracle/muon.py), and the identities of methods.md section 11.
  * Its state: test_muon_state.c; which parameter gets which rule: tests/train/test_muon_runs.c. */
 #include "optim/golden_steps.h"
+#include "optim/rotations.h"
 
 /* ---- the oracle ------------------------------------------------------------------------------------------------------ */
 
@@ -53,6 +54,32 @@ static void muon_of_scaled_gradients_is_the_same(void **state)
             assert_true(rig_difference(&a.f.params[i].value, 0, &b.f.params[i].value) <= tolerance_on(devices[d]));
         rig_close(&a);
         rig_close(&b);
+    }
+}
+
+/* NS(PXQ) = P NS(X) Q: weights and gradients rotated by orthogonal matrices have rotated trajectories. */
+static void muon_follows_rotations(void **state)
+{
+    (void)state;
+    static const shape squares[] = {{2, {SIDE, SIDE}}, {2, {SIDE, SIDE}}};
+    double left[SQUARE], right[SQUARE];
+    fill_rotation(0.4, left);
+    fill_rotation(1.1, right);
+    for (int d = 0; d < 2; d++) {
+        rig r;
+        rig_open(&r, d == 0 ? "ref" : "cpu", squares, 2);
+        for (int i = 0; i < 2; i++) rig_layer(&r, i, -1);
+        rig_optim(&r, NULL);
+        const abar_optim_param *straight = &r.f.params[0], *turned = &r.f.params[1];
+        rotate_into(left, &straight->value, right, &turned->value);
+        for (int k = 0; k < 8; k++) {
+            fixture_fill(&r.f, &straight->grad, 1.0);
+            rotate_into(left, &straight->grad, right, &turned->grad);
+            fixture_step(r.optim, 0.02, 0.0, 0.0);
+        }
+        rotate_into(left, &straight->value, right, &straight->grad);
+        assert_true(rig_difference(&turned->value, 0, &straight->grad) <= (d == 0 ? 1e-11 : 1e-4));
+        rig_close(&r);
     }
 }
 
@@ -238,6 +265,7 @@ int main(void)
         cmocka_unit_test(muon_on_ref_is_the_oracles),
         cmocka_unit_test(muon_on_cpu_is_the_oracles),
         cmocka_unit_test(muon_of_scaled_gradients_is_the_same),
+        cmocka_unit_test(muon_follows_rotations),
         cmocka_unit_test(muon_of_fused_qkv_is_that_of_its_pieces),
         cmocka_unit_test(muon_of_a_grouped_convolution_is_that_of_its_groups),
         cmocka_unit_test(muon_of_a_pointwise_convolution_is_that_of_a_linear_layer),

@@ -1,6 +1,7 @@
 /* SOAP through an optimizer: against the float64 oracle (tests/oracle/soap.py), and the identities of optimizers.md section 2.
  * Its state: test_soap_state.c. */
 #include "optim/golden_steps.h"
+#include "optim/rotations.h"
 
 static const char *const devices[] = {"ref", "cpu"};
 static double tolerance_on(const char *device) { return strcmp(device, "ref") == 0 ? 1e-9 : 1e-4; }
@@ -48,8 +49,6 @@ static void soap_is_its_authors(void **state)
 }
 
 /* ---- identities ------------------------------------------------------------------------------------------------------ */
-
-enum { SIDE = 6, SQUARE = SIDE * SIDE };
 
 static const shape squares[] = {{2, {SIDE, SIDE}}, {2, {SIDE, SIDE}}};
 
@@ -146,30 +145,6 @@ static void soap_without_rotations_has_adamws_eps_uncorrected(void **state)
             assert_true(fabs(fixture_get(&r.f.params[0].value, i) - w[i]) <= tolerance_on(devices[d]));
         rig_close(&r);
     }
-}
-
-/* A rotation of all planes (i, i + 1), one after the other. */
-static void fill_rotation(double angle, double q[SQUARE])
-{
-    for (int i = 0; i < SQUARE; i++) q[i] = i % (SIDE + 1) == 0 ? 1.0 : 0.0;
-    for (int p = 0; p + 1 < SIDE; p++)
-        for (int j = 0; j < SIDE; j++) {
-            const double u = q[p * SIDE + j], v = q[(p + 1) * SIDE + j];
-            q[p * SIDE + j] = cos(angle + p) * u - sin(angle + p) * v;
-            q[(p + 1) * SIDE + j] = sin(angle + p) * u + cos(angle + p) * v;
-        }
-}
-
-/* to = left from right. */
-static void rotate_into(const double *left, const abar_tensor *from, const double *right, const abar_tensor *to)
-{
-    for (int i = 0; i < SIDE; i++)
-        for (int j = 0; j < SIDE; j++) {
-            double sum = 0.0;
-            for (int k = 0; k < SQUARE; k++)
-                sum += left[i * SIDE + k / SIDE] * fixture_get(from, k) * right[k % SIDE * SIDE + j];
-            fixture_set(to, i * SIDE + j, sum);
-        }
 }
 
 /* Problem and weights rotated by orthogonal matrices rotate the trajectory. */
