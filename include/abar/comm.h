@@ -18,10 +18,11 @@ typedef struct abar_comm_config {
     double timeout;        /* seconds that an exchange waits for the other ranks; 0: 30 */
 } abar_comm_config;
 
-/* Joins the ranks. To be called before threads are made and devices opened: with ranks > 1 it forks, and every process returns
- * from it with a rank of its own. */
+/* Joins the ranks. To be called before threads are made and devices opened, by a thread that lives until the end: with ranks >
+ * 1 it writes what stdio has buffered and forks, and every process returns from it with a rank of its own. The caller's is rank
+ * 0; when it ends, the kernel ends the others. A comm is used by one thread at a time. */
 abar_status abar_comm_open(abar_context *ctx, const abar_comm_config *config, abar_comm **out);
-/* Of forked ranks, rank 0 waits for the others to end, at most the timeout. */
+/* Of forked ranks, rank 0 waits for the others to end, at most the timeout, and then kills them. */
 void abar_comm_close(abar_comm *comm);
 
 int abar_comm_rank(const abar_comm *comm);                   /* NULL: 0 */

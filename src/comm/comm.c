@@ -33,9 +33,12 @@ abar_status abar__comm_create(abar_context *ctx, int rank, int size, double time
         void **at;
         size_t bytes;
     } parts[] = {
-        {(void **)&c->names, n * sizeof *c->names}, {(void **)&c->send, n * sizeof *c->send},
-        {(void **)&c->recv, n * sizeof *c->recv},   {(void **)&c->send_bytes, n * sizeof *c->send_bytes},
-        {(void **)&c->scratch, ABAR_COMM_SCRATCH},  {(void **)&c->recv_bytes, n * sizeof *c->recv_bytes},
+        {(void **)&c->names, n * sizeof *c->names},
+        {(void **)&c->send, n * sizeof *c->send},
+        {(void **)&c->recv, n * sizeof *c->recv},
+        {(void **)&c->send_bytes, n * sizeof *c->send_bytes},
+        {(void **)&c->scratch, size > 1 ? ABAR_COMM_SCRATCH : 0},
+        {(void **)&c->recv_bytes, n * sizeof *c->recv_bytes},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         void *part;

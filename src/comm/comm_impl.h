@@ -36,10 +36,10 @@ struct abar_comm {
     const void **send;
     void **recv;
     size_t *send_bytes, *recv_bytes;
-    uint8_t *scratch; /* ABAR_COMM_SCRATCH bytes for sums */
+    uint8_t *scratch; /* ABAR_COMM_SCRATCH bytes for sums; NULL: one rank */
 };
 
-#define ABAR_COMM_SCRATCH ((size_t)1 << 20)
+#define ABAR_COMM_SCRATCH ((size_t)4 << 20)
 
 /* Of a transport's open: allocates the struct, with names of ranks alone. The transport then sets ops and impl. */
 abar_status abar__comm_create(abar_context *ctx, int rank, int size, double timeout, abar_comm **out);

@@ -18,7 +18,8 @@
 #define RINGS_BYTES ((size_t)32 << 20) /* of all rings together, about */
 #define RING_MOST ((size_t)256 << 10)
 #define RING_LEAST ((size_t)8 << 10)
-#define SPINS 2000       /* polls before a rank sleeps, where there is a core for each rank */
+#define SPINS 300        /* polls before a rank sleeps, where there is a core for each rank */
+#define TEXT_LIMIT 0.5   /* seconds to write the text of a failure */
 #define NAP_NS 50000000L /* longest sleep: a waiting rank shows that it is alive so often */
 
 typedef atomic_uint_fast64_t counter;
@@ -78,6 +79,8 @@ void abar__local_fail(abar__local *l, const char *text)
 static abar_status lost(abar_comm *c)
 {
     const abar__local *l = c->impl;
+    const double end = abar__seconds() + TEXT_LIMIT;
+    while (atomic_load(&l->shared->failed) != 2 && abar__seconds() < end) sched_yield();
     const bool whole = atomic_load(&l->shared->failed) == 2;
     return abar__comm_lost(c, whole ? l->shared->text : "a rank on this machine: ended while it reported a failure");
 }
@@ -225,7 +228,10 @@ static abar_status exchange(abar_comm *c, const void *const *send, const size_t 
         } else {
             beat(l);
             find_left(c, &t);
-            if (abar__seconds() - since > c->timeout) blame(c);
+            if (abar__seconds() - since > c->timeout) {
+                blame(c);
+                return lost(c);
+            }
         }
     }
     beat(l);
