@@ -38,7 +38,7 @@ static abar_status make_call(call k, abar_comm *c, abar_context *ctx, float *dat
     }
 }
 
-static void meet_end(end how)
+static void meet_end(fate how)
 {
     switch (how) {
     case KILLED: kill(getpid(), SIGKILL); break;
@@ -51,7 +51,7 @@ static void meet_end(end how)
 }
 
 /* Another rank ends the victim in the midst of its calls, where that can be done from outside. */
-static void strike(board *b, int victim, end how)
+static void strike(board *b, int victim, fate how)
 {
     const pid_t pid = (pid_t)atomic_load(&b->pid[victim]);
     if (how == KILLED) kill(pid, SIGKILL);
@@ -62,7 +62,7 @@ int failing_part(abar_comm *c, abar_context *ctx, board *b)
 {
     const call k = (call)(b->argument % 16);
     const int victim = b->argument / 16 % 16, rank = abar_comm_rank(c);
-    const end how = (end)(b->argument / 256);
+    const fate how = (fate)(b->argument / 256);
     const bool from_outside = how == KILLED || how == STOPPED;
     float *data = calloc((size_t)FAILING_RANKS * LENGTH, sizeof *data);
     abar_status status = abar__comm_barrier(c); /* all pids are on the board */

@@ -57,8 +57,11 @@ int mixed_part(abar_comm *c, abar_context *ctx, board *b);
 /* failing.c: ranks make calls of one kind until the victim meets its end and all others fail. */
 enum { FAILING_RANKS = 3 };
 typedef enum call { BARRIER, BROADCAST, GATHER, EXCHANGE, SUM, TREE, FAILING_CALLS } call;
-typedef enum end { KILLED, STOPPED, ENDED, CRASHED, LEFT, HANGS } end;
-static inline int pack_failing(call k, int victim, end how) { return (int)k + 16 * victim + 256 * (int)how; } /* the argument */
+typedef enum fate { KILLED, STOPPED, ENDED, CRASHED, LEFT, HANGS } fate;
+static inline int pack_failing(call k, int victim, fate how)
+{
+    return (int)k + 16 * victim + 256 * (int)how;
+} /* the argument */
 int failing_part(abar_comm *c, abar_context *ctx, board *b);
 
 /* Runs the part on every rank and fails the test if a check of one failed. The board is there until the next call. An alarm

@@ -21,7 +21,7 @@ static void check_texts(const started *s, int victim, const char *expected)
     assert_string_equal(s->board->text[one], s->board->text[other]);
 }
 
-static void on_all_calls(const char *transport, int victim, end how, double timeout, const char *expected)
+static void on_all_calls(const char *transport, int victim, fate how, double timeout, const char *expected)
 {
     started s[FAILING_CALLS];
     for (int k = 0; k < FAILING_CALLS; k++)
