@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from .. import _library
 from ._engine import Closed, Engine, Settings, make_settings
-from ._hooks import Observer
+from ._attention import Attention, find_values
+from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
@@ -41,6 +42,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
         process_group: over which statistics are joined; default that of DistributedDataParallel.
         clip: limit for the global norm of the gradient, before preconditioning; 0: none.
+        attention: of MAC and SMAC: modules of attention that are not recognised, by pattern, as :class:`Attention`; None:
+            those that fit are not attention.
         options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
     """
 
@@ -70,6 +73,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         grad_scaler: Any = None,
         process_group: Any = None,
         clip: float = 0.0,
+        attention: Mapping[str, Attention | None] | None = None,
         **options: Any,
     ) -> None:
         if type(self) is CurvatureOptimizer:
@@ -104,12 +108,18 @@ class CurvatureOptimizer(torch.optim.Optimizer):
                 None if first is None else _patterns(first),
                 None if head is None else _patterns(head),
             )
+        self._find_values(attention, settings)
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
-        seen = {m.layer.decode() for m in self._engine.maps()}
+        seen = {self._engine.layer_of(m) for m in self._engine.maps()}
         observed = [layer for layer in self._layers if layer.name in seen]
         self._observer = Observer(
-            observed, self._observe, self._forget, self._engine.reads_output_grad, self._engine.reads_examples
+            observed,
+            self._observe,
+            self._forget,
+            self._engine.reads_output_grad,
+            self._engine.reads_examples,
+            {layer.index: layer.values.heads for layer in observed if layer.values is not None},
         )
         self._watch()
         self._ready = True
@@ -143,6 +153,27 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
         )
 
+    def _find_values(self, told: Mapping[str, Attention | None] | None, given: dict[str, Any]) -> None:
+        """Layers that make values of attention have statistics of their own, unless told otherwise."""
+        options = self._settings.method_options
+        if "value_stat" not in options or options.get("value_stat") == "plain":
+            if told is not None:
+                raise ValueError(f"abar: attention does nothing here, {type(self).__name__} treats all rows alike")
+            return
+        values = find_values(self._model, self._layers, told)
+        if not values and "value_stat" in given:
+            raise ValueError(
+                f"abar: value_stat={given['value_stat']!r}: no attention was recognised in the model; name it with "
+                f"attention={{'blocks.*.attn': abar.torch.Attention(qkv='qkv', heads=3)}}, or leave value_stat out"
+            )
+        for layer in self._layers:
+            layer.values = values.get(layer.index)
+            if options.get("value_stat") == "factored" and layer.values is not None and not layer.values.tokens:
+                raise ValueError(
+                    f"abar: value_stat='factored' needs the number of tokens that {layer.name} reads; name it with "
+                    f"attention={{...: abar.torch.Attention(..., tokens=197)}}"
+                )
+
     def _make_engine(self, settings: Settings) -> Engine:
         params = self._all_params()
         known = {id(p): name for name, p in self._model.named_parameters()}
@@ -164,9 +195,9 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def _world(self) -> int:
         return torch.distributed.get_world_size(self._process_group) if self._process_group is not None else 1
 
-    def _observe(self, layer: Layer, x: Tensor, grad: Tensor | None) -> None:
+    def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, x, grad, 1.0 / self._world())
+        self._engine.observe(layer, *rows, 1.0 / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
@@ -387,7 +418,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     @property
     def layers(self) -> list[LayerReport]:
         """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
-        return report_layers(self._layers, self._left, self._engine.maps(), self._unseen)
+        maps = [(self._engine.layer_of(m), m) for m in self._engine.maps()]
+        return report_layers(self._layers, self._left, maps, self._unseen)
 
     @property
     def params(self) -> list[ParamReport]:
