@@ -31,9 +31,6 @@ class Rows(NamedTuple):
 Observe = Callable[[Layer, Rows], None]
 
 _task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # 1.13 has no number for a pass
-_is_wrapped: Callable[[Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _tensor: False
-)
 
 
 class _Use:
@@ -108,6 +105,7 @@ class Observer:
         self._passes: dict[int, dict[int, list[tuple[_Use, Tensor | None]]]] = {}
         self._grads: dict[int, tuple[Tensor, int]] = {}  # of what was observed: the gradient then, and its version
         self.hidden: dict[int, str] = {}  # layers with a use that cannot be observed, and why
+        self.wrapped: set[int] = set()  # layers that ran inside torch.vmap or torch.func
         self.observed: set[int] = set()  # since the last step
         self.active = self.closed = False
 
@@ -134,6 +132,7 @@ class Observer:
         self._grads.clear()
         self.observed.clear()
         self.hidden.clear()
+        self.wrapped.clear()
 
     def _release(self) -> None:
         for _weight, _node, handles in self._guards.values():
@@ -187,11 +186,14 @@ class Observer:
         if layer is None:
             part = self._by_id.get(id(weight._base))
             if part is not None:
-                self.hidden[part.index] = "its weight is used in parts"
+                self.hidden[part.index] = "has a weight that is used in parts"
             return out
         if not weight.requires_grad:
             return out
-        reason = "runs inside torch.vmap or torch.func" if _is_wrapped(call.x) else layer.why_not(call, turned)
+        if _uses.is_wrapped(out):
+            self.wrapped.add(layer.index)
+            return out
+        reason = layer.why_not(call, turned)
         if reason:
             self.hidden[layer.index] = reason
             return out
@@ -317,6 +319,12 @@ class Observer:
             forget = self._forget()
             if forget is not None:
                 forget(layer)
+
+    def why_hidden(self, layer: Layer) -> str | None:
+        """Why the statistics of a layer that has a gradient are not complete; None: they are, or nothing was seen."""
+        if layer.index in self.wrapped and layer.index not in self.observed:
+            return "ran inside torch.vmap or torch.func"
+        return self.hidden.get(layer.index)
 
     def forget_all_dropped(self) -> None:
         for layer in self.layers:

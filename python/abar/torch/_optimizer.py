@@ -229,12 +229,13 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             return
         observer.forget_all_dropped()
         trained = [layer for layer in observer.layers if layer.weight.grad is not None]
-        hidden = next((layer for layer in trained if layer.index in observer.hidden), None)
-        if hidden is not None:
-            raise RuntimeError(
-                f"abar: {hidden.name} {observer.hidden[hidden.index]}, so its statistics are unknown; leave it to the rule "
-                f"with skip=({hidden.name!r},)"
-            )
+        for layer in trained:
+            reason = observer.why_hidden(layer)
+            if reason is not None:
+                raise RuntimeError(
+                    f"abar: {layer.name} {reason}, so its statistics are unknown; leave it to the rule with "
+                    f"skip=({layer.name!r},)"
+                )
         unseen = {layer.name for layer in trained if layer.index not in observer.observed}
         if not trained or unseen == self._unseen:
             return

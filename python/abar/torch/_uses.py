@@ -178,6 +178,12 @@ def token_of(weight: Tensor) -> int:
     return token
 
 
+#: Whether a tensor is one that torch.vmap or torch.func works with: only inside are its numbers to be seen.
+is_wrapped: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _tensor: False
+)
+
+
 def owner_of(weight: Tensor) -> tuple[Tensor, bool]:
     """The parameter that a weight is, or is the transpose of."""
     base = weight._base
@@ -284,7 +290,8 @@ class _Mode(TorchFunctionMode):
             return args[0]  # a graph that is run call by call: what is tapped was seen
         out = func(*args, **kwargs)
         if func in _READERS:
-            call = _READERS[func](*args, **kwargs) if out.requires_grad else None
+            counts = out.requires_grad or (not _compiling() and is_wrapped(out))
+            call = _READERS[func](*args, **kwargs) if counts else None
             return out if call is None else self._used(call, out)
         if func is _sdpa or (func in _SOFTMAXES and out.dim() in (3, 4)):
             return self._attended(func is _sdpa, args, kwargs, out) if out.requires_grad else out
