@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -97,6 +98,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._skip = _patterns(skip) + _split(settings.pop("skip_layers", ""))
         self._context = _library.Context()
         self._settings = self._configure(rule, float(lr), settings)
+        self._refuse_idle(settings, first is not None or head is not None)
         defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
         super().__init__(self._model.parameters() if params is None else params, defaults)
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
@@ -140,6 +142,25 @@ class CurvatureOptimizer(torch.optim.Optimizer):
                 )
             table.set(name, value)
         return settings
+
+    def _refuse_idle(self, given: dict[str, Any], ends: bool) -> None:
+        """Settings that would do nothing here."""
+        method, rule = self._settings.method, self._settings.rule
+        reads_grad = bool(method) and self._context.library.abar_method_reads_output_grad(method.encode())
+        idle: dict[str, str] = {}
+        if ends and rule != "muon":
+            idle["first and head"] = "they name the layers that rule 'muon' leaves to AdamW"
+        if not reads_grad:
+            idle["pgrad"] = f"{type(self).__name__} does not read output gradients"
+        if not method or method == "ngd":
+            idle.update(dict.fromkeys(("tcov", "tinv", "stat_decay", "refresh"), "there are no averages of statistics"))
+        if given.get("first_layer") not in (None, "running"):
+            idle["first_layer"] = "it needs a pass over the training set, which only abar train makes"
+        if method == "smac" and _is_number(given.get("damping", 1.0)):
+            idle["diagonal_damping"] = "damping is a number, and holds for both sides"
+        for name, why in idle.items():
+            if name in given or name == "first and head":
+                raise ValueError(f"abar: {name} would do nothing: {why}; leave it out")
 
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -245,9 +266,9 @@ class CurvatureOptimizer(torch.optim.Optimizer):
                 f"through the model that it saw. Gradients of torch.func or of another copy of the model cannot be used; "
                 f"run the model and call backward after the optimizer is made"
             )
+        self._unseen = unseen
         if unseen:
             self._warn_unseen(unseen)
-        self._unseen = unseen
 
     def _warn_unseen(self, unseen: set[str]) -> None:
         if self._warned:
@@ -443,6 +464,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         device = self._context.library.abar_device_describe(self._engine.device).decode()
         title = (
             f"{self._title()}, {device}, state {self._engine.state_bytes()} bytes, {self.skipped_steps} skipped steps"
+            + (f", {self.preconditioned_share():.1%} of the parameters preconditioned" if self.method else "")
         )
         params, counts = self.params, self._engine.block_counts()
         if not any(p.why for p in params):
@@ -468,6 +490,13 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _patterns(given: str | Sequence[str]) -> list[str]:
