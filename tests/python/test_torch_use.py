@@ -202,6 +202,29 @@ class Unseen(Case):
         self.assertAlmostEqual(optimizer.preconditioned_share(), 30 / 42)
         self.assertIn("71.4% of the parameters", optimizer.report())
 
+    def test_a_weight_that_is_used_in_parts_is_one(self):
+        """nn.MultiheadAttention with queries of one input and keys of another."""
+
+        class Cross(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.attend = nn.Linear(4, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+
+            def forward(self, x, y):
+                return self.attend(self.first(x), y, y, need_weights=False)[0]
+
+        for skip in ((), ("attend.in_proj",)):
+            model = Cross()
+            optimizer = make("mac", model, skip=skip)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model(torch.randn(3, 5, 4), torch.randn(3, 6, 4)).square().sum().backward()
+                optimizer.step()
+            texts = [str(w.message) for w in caught if "abar" in str(w.message)]
+            self.assertEqual(["attend.in_proj" in text for text in texts], [] if skip else [True])
+            seen = {row.name for row in optimizer.layers if row.preconditioned}
+            self.assertEqual(seen, {"first", "attend.out_proj"})
+
     def test_nothing_seen_at_all_is_an_error(self):
         model = self.Net()
         optimizer = make("mac", model, skip=("seen",))

@@ -105,6 +105,7 @@ class Observer:
         self._passes: dict[int, dict[int, list[tuple[_Use, Tensor | None]]]] = {}
         self._grads: dict[int, tuple[Tensor, int]] = {}  # of what was observed: the gradient then, and its version
         self.hidden: dict[int, str] = {}  # layers with a use that cannot be observed, and why
+        self.parts: set[int] = set()  # layers whose weight was used in parts
         self.wrapped: set[int] = set()  # layers that ran inside torch.vmap or torch.func
         self.observed: set[int] = set()  # since the last step
         self.active = self.closed = False
@@ -132,6 +133,7 @@ class Observer:
         self._grads.clear()
         self.observed.clear()
         self.hidden.clear()
+        self.parts.clear()
         self.wrapped.clear()
 
     def _release(self) -> None:
@@ -186,7 +188,7 @@ class Observer:
         if layer is None:
             part = self._by_id.get(id(weight._base))
             if part is not None:
-                self.hidden[part.index] = "has a weight that is used in parts"
+                self.parts.add(part.index)
             return out
         if not weight.requires_grad:
             return out
@@ -324,6 +326,8 @@ class Observer:
         """Why the statistics of a layer that has a gradient are not complete; None: they are, or nothing was seen."""
         if layer.index in self.wrapped and layer.index not in self.observed:
             return "ran inside torch.vmap or torch.func"
+        if layer.index in self.parts and layer.index in self.observed:
+            return "has a weight that is also used in parts"
         return self.hidden.get(layer.index)
 
     def forget_all_dropped(self) -> None:

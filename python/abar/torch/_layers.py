@@ -178,7 +178,9 @@ def _why_not(module: nn.Module, slot: Slot, name: str, skip: Sequence[str], know
 
 def _check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     for pattern in skip:
-        if not any(_matches(pattern, name or "model", module) for name, module in model.named_modules()):
+        modules = [(name or "model", module) for name, module in model.named_modules()]
+        slots = [slot.name for name, module in modules for slot in _slots(name, module)]
+        if not any(_matches(pattern, *one) for one in modules) and not any(fnmatchcase(name, pattern) for name in slots):
             raise ValueError(f"abar: skip={pattern!r} fits no module of the model; see model.named_modules()")
 
 
