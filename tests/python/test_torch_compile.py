@@ -116,8 +116,9 @@ class Compiled(Case):
             optimizer = abar.torch.MAC(model, lr=0.01, damping=0.1, tcov=2, tinv=2)
             net = wrap(model)
             for k in range(4):
-                optimizer.zero_grad()
-                loss(net, k).backward()
+                value = loss(net, k)
+                optimizer.zero_grad()  # between forward and backward, as many loops have it
+                value.backward()
                 optimizer.step()
             self.assertGreater(len([layer for layer in optimizer._layers if layer.values]), 1)
             weights.append(weights_of(model))

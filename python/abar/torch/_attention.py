@@ -1,5 +1,4 @@
-"""Attention-aware statistics (methods.md section 2): which layers make the values of attention, and how much each token is
-attended to.
+"""Which layers make the values of attention (methods.md section 2).
 
 Rows that make v use m = E_b[X_b^T t_b], t_b[j] the mean over heads and queries of the probability of token j.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,7 +34,9 @@ class Attention:
 # ---- which layers ------------------------------------------------------------------------------------------------------
 
 FUSED = ("qkv", "c_attn", "Wqkv", "in_proj")
-SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("to_q", "to_k", "to_v"), ("q_lin", "k_lin", "v_lin"))
+SEPARATE = tuple(
+    names.split() for names in ("q_proj k_proj v_proj", "query key value", "q k v", "to_q to_k to_v", "q_lin k_lin v_lin")
+)
 HEADS = ("num_key_value_heads", "num_kv_heads", "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 
 

@@ -115,6 +115,7 @@ class Observer:
     def set_active(self, active: bool) -> None:
         """Begins to look for a step with statistics, or stops."""
         self.reset()
+        self._forget_passes()
         self._release()
         self.active = active and not self.closed
         if self.active:
@@ -126,12 +127,14 @@ class Observer:
             _uses.unwatch(self)
 
     def reset(self) -> None:
-        """Nothing was observed."""
-        self._waiting = None
-        self._columns.clear()
+        """Nothing was observed. Forward passes may have been made: zero_grad() often comes before backward alone."""
         self._passes.clear()
         self._grads.clear()
         self.observed.clear()
+
+    def _forget_passes(self) -> None:
+        self._waiting = None
+        self._columns.clear()
         self.hidden.clear()
         self.parts.clear()
         self.wrapped.clear()
