@@ -55,18 +55,16 @@ class Compiled(Case):
         self.assertEqual(graphs[0], graphs[1])
 
     def test_two_hundred_steps_have_the_commits_and_weights_of_the_model_as_it_is(self):
-        for method in ("mac", "kfac"):
-            with self.subTest(method):
-                found = []
-                for wrap in (compiled, lambda model: model):
-                    model = make_net().double()
-                    optimizer = make(method, model, tcov=5, tinv=10, lr=0.01)
-                    train(wrap(model), optimizer, 200)
-                    found.append((commits(optimizer), weights_of(model)))
-                    optimizer.close()
-                self.assertEqual(found[0][0], found[1][0])
-                self.assertEqual(set(found[0][0].values()), {40})
-                self.assert_all_close(found[0][1], found[1][1], 1e-6)
+        found = []
+        for wrap in (compiled, lambda model: model):
+            model = make_net().double()
+            optimizer = make("mac", model, tcov=5, tinv=10, lr=0.01)
+            train(wrap(model), optimizer, 200)
+            found.append((commits(optimizer), weights_of(model)))
+            optimizer.close()
+        self.assertEqual(found[0][0], found[1][0])
+        self.assertEqual(set(found[0][0].values()), {40})
+        self.assert_all_close(found[0][1], found[1][1], 1e-6)
 
     def test_resumed_at_a_step_without_statistics_goes_on_equally(self):
         """The first compiled step takes no statistics; those that do come later."""
@@ -130,7 +128,7 @@ class Compiled(Case):
 
     def test_attention_of_others(self):
         found, missing = models.all_models()
-        for name in ("timm ViT", "torchvision swin_t", "HF GPT-2", "HF Llama"):
+        for name in ("timm ViT", "HF GPT-2"):
             if name in found:
                 with self.subTest(name):
                     self.check_attention(*found[name])
