@@ -1,4 +1,5 @@
-/* The engine's side of test_torch_engine.py: trains a CIFAR ResNet with one block a stage on weights and batches from a file.
+/* The engine's side of test_torch_engine.py: trains a CIFAR ResNet with one block a stage, or where WIDTH is 0 the vision
+ * transformer that the settings describe, on weights and batches from a file.
  *
  *     engine_run IN OUT OPTIM WIDTH STEPS LR [NAME=VALUE...]
  *
@@ -71,11 +72,13 @@ static abar_status start(engine *e, const char *path, const char *optim, int64_t
     ABAR_TRY(find(e, "inputs", "", &e->inputs));
     ABAR_TRY(find(e, "labels", "", &e->labels));
     const int64_t *dim = e->inputs.dim; /* (K, N, C, H, W) */
-    ABAR_TRY(abar_setup_create(e->ctx, "resnet20", "synthetic", optim, &e->setup));
+    ABAR_TRY(abar_setup_create(e->ctx, width ? "resnet20" : "deit-tiny", "synthetic", optim, &e->setup));
     e->model = *e->setup->model;
-    e->model.variant = width;
-    e->model.build = build;
-    e->setup->model = &e->model;
+    if (width) {
+        e->model.variant = width;
+        e->model.build = build;
+        e->setup->model = &e->model;
+    }
     ABAR_TRY(abar_setup_set(e->ctx, e->setup, "lr", lr));
     ABAR_TRY(apply_settings(e, settings));
     ABAR_TRY(abar__device_open(e->ctx, e->setup, &e->dev));

@@ -1,5 +1,5 @@
-"""A small ResNet under abar.torch against abar's own engine (engine_run, from engine_run.c), from the same weights and
-batches: loss and preconditioned gradients of step 0 to 1e-5, twenty losses at a small learning rate to 1e-4."""
+"""A small ResNet and a small vision transformer under abar.torch against abar's own engine (engine_run, from engine_run.c), from
+the same weights and batches: loss and preconditioned gradients of step 0 to 1e-5, twenty losses at a small learning rate to 1e-4."""
 
 import json
 import os
@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 import support
-from support import CLASSES, Case, F, np, taken_step, torch
+from support import CLASSES, Case, F, abar, np, taken_step, torch
 
 import golden_train
 import networks
+import networks_vit
 import store
 
 ENGINE = Path(os.environ.get("ABAR_ENGINE_RUN") or support.ROOT / "build" / "tests" / "engine_run")
@@ -44,13 +45,28 @@ def make_resnet():
     return networks.resnet_cifar(1, width=WIDTH).train()
 
 
+def make_vit():
+    """Weights large enough that attention is far from uniform."""
+    torch.manual_seed(5)
+    model = networks_vit.DeiT(image=16, patch=4, width=12, depth=2, heads=3, classes=10).train()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight.mul_(40)
+    return model
+
+
 @support.unittest.skipUnless(ENGINE.exists(), f"{ENGINE} is not built")
 class Engine(Case):
+    make_model = staticmethod(make_resnet)
+    width = WIDTH
+    words: list = []  # further settings of the engine
+    keywords: dict = {}  # ... of the binding
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.inputs, cls.labels = make_data()
-        tensors = {f"w.{name}": p for name, p in make_resnet().named_parameters()}
+        tensors = {f"w.{name}": p for name, p in cls.make_model().named_parameters()}
         store.save(cls.path("in"), {**tensors, "inputs": cls.inputs, "labels": cls.labels})
 
     @classmethod
@@ -63,8 +79,8 @@ class Engine(Case):
 
     def engine(self, method, **options):
         words = [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
-        command = [ENGINE, self.path("in"), self.path(method), method, WIDTH, STEPS, LR, "weight-decay=0", "threads=1"]
-        done = subprocess.run([*map(str, command), *words], capture_output=True, text=True, timeout=120)
+        command = [ENGINE, self.path("in"), self.path(method), method, self.width, STEPS, LR, "weight-decay=0", "threads=1"]
+        done = subprocess.run([*map(str, command), *self.words, *words], capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
         return read_safetensors(self.path(method))
 
@@ -74,8 +90,8 @@ class Engine(Case):
 
     def check(self, method, **options):
         expected = self.engine(method, **options)
-        model = make_resnet()
-        first = CLASSES[method](model, LR, momentum=0.0, **options)
+        model = self.make_model()
+        first = CLASSES[method](model, LR, momentum=0.0, **options, **self.keywords)
         loss = self.loss(model, 0)
         loss.backward()
         self.assert_close(loss, expected["losses"][0], 1e-5, f"{method}: loss of step 0")
@@ -88,8 +104,8 @@ class Engine(Case):
         self.check_losses(method, expected["losses"], options)
 
     def check_losses(self, method, expected, options):
-        model = make_resnet()
-        optimizer = CLASSES[method](model, LR, **options)
+        model = self.make_model()
+        optimizer = CLASSES[method](model, LR, **options, **self.keywords)
         losses = []
         for k in range(STEPS):
             optimizer.zero_grad()
@@ -111,6 +127,29 @@ class Engine(Case):
         for method in ("smac", "foof", "kfac", "eva", "lngd"):
             with self.subTest(method):
                 self.check(method, tcov=2, tinv=4)
+
+
+class Transformer(Engine):
+    """Attention is written out in the model, which does not say how many heads it has: the optimizer is told."""
+
+    make_model = staticmethod(make_vit)
+    width = 0
+    words = ["width=12", "heads=3", "depth=2", "patch=4", "decay=coupled", "label-smoothing=0", "drop-path=0", "clip=0"]
+    keywords = {"attention": {"blocks.*.attn": abar.torch.Attention(qkv="qkv", heads=3)}}
+
+    def test_of_mac_takes_the_same_steps(self):
+        self.check("mac", damping=0.1, tcov=2, tinv=4)
+
+    def test_of_mac_with_every_statistic_of_values_takes_the_same_steps(self):
+        for stat in ("expectation", "factored", "per-head"):
+            with self.subTest(stat):
+                self.check("mac", damping=0.1, tcov=2, tinv=4, value_stat=stat)
+
+    def test_of_mac_with_frequent_refreshes_takes_the_same_steps(self):
+        self.check("mac", damping=0.3, tcov=1, tinv=1)
+
+    def test_of_the_other_methods_takes_the_same_steps(self):
+        self.check("smac", tcov=2, tinv=4)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
+from ._attention import Attention
 from ._optimizer import CurvatureOptimizer
 from ._report import LayerReport, ParamReport
 from .methods import FOOF, KBFGS, KFAC, LNGD, MAC, MFAC, NGD, SMAC, Eva, Muon, NAdamW, SFAdamW, Shampoo, Soap
@@ -17,6 +18,7 @@ __all__ = [
     "NGD",
     "SMAC",
     "Analysis",
+    "Attention",
     "AttentionAnalysis",
     "CurvatureOptimizer",
     "Eva",

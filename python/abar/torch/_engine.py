@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _abi, _library
-from ._layers import Layer, prepare_grad, prepare_input
+from ._layers import Layer
 
 DTYPES = {
     torch.float64: _abi.F64,
@@ -125,6 +125,8 @@ class Engine:
         self.dtype = self.params[0].dtype
         self.device = self._open_device(name)
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
+        turned = {id(layer.weight) for layer in self.layers if layer.transposed}
+        self._turned = {i for i, p in enumerate(self.params) if id(p) in turned}  # (in, out): their transpose is given
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
         self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
@@ -132,6 +134,10 @@ class Engine:
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.averages = bool(self.library.abar_rule_find(settings.rule.encode()).contents.averages)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
+        rows_alone = settings.method in ("mac", "smac", "foof", "eva")  # statistics of rows, whichever example has them
+        pgrad = settings.curvature_options.get("pgrad") if settings.method else ""
+        self.reads_examples = not rows_alone or pgrad == "per-example"
+        self._layer_names = {layer.name for layer in self.layers}
         self.state_tensors = self._list_state()
 
     def _open_device(self, name: str) -> ctypes.c_void_p:
@@ -189,17 +195,20 @@ class Engine:
             array[i].lr_scale, array[i].weight_decay = factors[i]
         return array
 
+    def _oriented(self, index: int, t: Tensor) -> Tensor:
+        """A parameter or its gradient, (out, in); and back."""
+        return t.t() if index in self._turned else t
+
     def _dense(self, index: int, p: Tensor) -> Tensor:
         """The parameter itself, or a row-major copy that stands for it until the step is done."""
+        p = self._oriented(index, p.detach())
         if p.is_contiguous():
             self._shadows.pop(index, None)
             return p
         shadow = self._shadows.get(index)
         if shadow is None:
-            shadow = self._shadows[index] = torch.empty_like(
-                p, memory_format=torch.contiguous_format, requires_grad=False
-            )
-        return shadow.copy_(p.detach())
+            shadow = self._shadows[index] = torch.empty_like(p, memory_format=torch.contiguous_format)
+        return shadow.copy_(p)
 
     def _describe_layers(self) -> Any:
         index = {id(p): i for i, p in enumerate(self.params)}
@@ -211,6 +220,8 @@ class Engine:
                 c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
             c.window = layer.window
             c.reads_network_input = layer.reads_input
+            if layer.values is not None:
+                layer.values.describe(c)
         return array
 
     # ---- statistics ------------------------------------------------------------------------------------------------
@@ -222,19 +233,26 @@ class Engine:
         """A GPU reads any dtype and strides; on the CPU torch widens and reorders faster than the library reads."""
         return t if self.torch_device.type == "cuda" else t.to(self.dtype).contiguous()
 
-    def observe(self, layer: Layer, x: Tensor, g: Tensor, scale: float) -> None:
-        """Adds one layer's rows of one micro-batch to its pending sums."""
+    def observe(self, layer: Layer, x: Tensor, g: Tensor | None, columns: Tensor | None, scale: float) -> None:
+        """Adds one layer's rows of one micro-batch to its pending sums. g: where the method reads it; columns: of the
+        attention that reads its values."""
         self._follow_stream()
-        x = self._readable(prepare_input(layer, x))
+        x = self._readable(x)
         view = _abi.Layer(output_grad_scale=scale)
         view.input = describe(x, self.device)
-        if self.reads_output_grad:
-            g = self._readable(prepare_grad(layer, g))
+        if g is not None:
+            g = self._readable(g)
             view.output_grad = describe(g, self.device)
+        if columns is not None:
+            columns = self._readable(columns)
+            view.attention.columns = describe(columns, self.device)
         self.context.check(self.library.abar_optim_observe(self.optim, layer.index, ctypes.byref(view)))
 
     def forget(self) -> None:
         self.library.abar_optim_forget(self.optim)
+
+    def forget_layer(self, layer: Layer) -> None:
+        self.library.abar_optim_forget_layer(self.optim, layer.index)
 
     def read_pending(self) -> Tensor | None:
         """What is pending as one vector that adds up over ranks; None on a step without statistics."""
@@ -277,7 +295,7 @@ class Engine:
         """Tells the library where parameter and gradient are now, if anything has changed."""
         grad = p.grad
         if grad is not None:
-            grad = self._dense_grad(grad, p)
+            grad = self._dense_grad(self._oriented(index, grad), p)
         value = self._dense(index, p).data_ptr()
         now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
         before = self.places[index]
@@ -306,12 +324,12 @@ class Engine:
         self._follow_stream()
         self.context.check(self.library.abar_optim_average(self.optim))
         for index, shadow in self._shadows.items():
-            self.params[index].detach().copy_(shadow)
+            self.params[index].detach().copy_(self._oriented(index, shadow))
         self._kept.clear()
 
     def _copy_shadows(self) -> None:
         for index in self._moved:
-            self.params[index].detach().copy_(self._shadows[index])
+            self.params[index].detach().copy_(self._oriented(index, self._shadows[index]))
 
     def wants_pass(self) -> bool:
         """Whether the step that was made waits for a second pass over its batch."""
@@ -344,6 +362,11 @@ class Engine:
     def maps(self) -> list[_abi.MapInfo]:
         count = self.library.abar_optim_map_count(self.optim)
         return [_abi.MapInfo.from_buffer_copy(self.library.abar_optim_map(self.optim, i).contents) for i in range(count)]
+
+    def layer_of(self, info: _abi.MapInfo) -> str:
+        """The name of a map's layer: rows that make values of attention are maps of their own, "LAYER@v"."""
+        name = info.layer.decode()
+        return name if name in self._layer_names else name.rpartition("@v")[0] or name
 
     def counters(self) -> dict[str, int]:
         """The steps given so far, skipped ones included, and the updates made."""
@@ -413,7 +436,9 @@ class Engine:
                 layer = at.layer.decode()
                 mark = f"#{at.group}" if name.startswith(f"curvature.{layer}#") else ""
                 part = name[len(f"curvature.{layer}{mark}.") :]
-                owners.append((weights.get(layer, 0), part + mark))  # all parameters together: with the first
+                owner = self.layer_of(at)
+                mark += layer[len(owner) :]  # rows of values: "@v", or "@v0" of a head
+                owners.append((weights.get(owner, 0), part + mark))  # all parameters together: with the first
                 if part == "numbers":
                     at = None
         return [StateTensor(*owner, shape, dtype) for owner, shape, dtype in zip(owners, shapes, dtypes, strict=True)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from .. import _library
 from ._engine import Closed, Engine, Settings, make_settings
-from ._hooks import Observer
+from ._attention import Attention, find_values
+from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
@@ -41,6 +43,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
         process_group: over which statistics are joined; default that of DistributedDataParallel.
         clip: limit for the global norm of the gradient, before preconditioning; 0: none.
+        attention: of MAC and SMAC: modules of attention that are not recognised, by pattern, as :class:`Attention`; None:
+            those that fit are not attention.
         options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
     """
 
@@ -70,6 +74,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         grad_scaler: Any = None,
         process_group: Any = None,
         clip: float = 0.0,
+        attention: Mapping[str, Attention | None] | None = None,
         **options: Any,
     ) -> None:
         if type(self) is CurvatureOptimizer:
@@ -81,6 +86,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._process_group = process_group if process_group is not None else group
         self._warn_if_alone()
         self._grad_scaler, self._clip = grad_scaler, float(clip)
+        self._unseen: set[str] | None = None  # layers whose gradients came without a use; None: no statistics yet
         self._warned = False
         self._trained: list[Tensor] | None = None  # the weights that are trained, while the model has others
         adamw = "aux_" if rule == "muon" else ""
@@ -92,6 +98,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._skip = _patterns(skip) + _split(settings.pop("skip_layers", ""))
         self._context = _library.Context()
         self._settings = self._configure(rule, float(lr), settings)
+        self._refuse_idle(settings, first is not None or head is not None)
         defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
         super().__init__(self._model.parameters() if params is None else params, defaults)
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
@@ -103,11 +110,19 @@ class CurvatureOptimizer(torch.optim.Optimizer):
                 None if first is None else _patterns(first),
                 None if head is None else _patterns(head),
             )
+        self._find_values(attention, settings)
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
-        seen = {m.layer.decode() for m in self._engine.maps()}
+        seen = {self._engine.layer_of(m) for m in self._engine.maps()}
         observed = [layer for layer in self._layers if layer.name in seen]
-        self._observer = Observer(self._model, observed, self._observe, self._engine.reads_output_grad)
+        self._observer = Observer(
+            observed,
+            self._observe,
+            self._forget,
+            self._engine.reads_output_grad,
+            self._engine.reads_examples,
+            {layer.index: layer.values.heads for layer in observed if layer.values is not None},
+        )
         self._watch()
         self._ready = True
 
@@ -128,6 +143,25 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             table.set(name, value)
         return settings
 
+    def _refuse_idle(self, given: dict[str, Any], ends: bool) -> None:
+        """Settings that would do nothing here."""
+        method, rule = self._settings.method, self._settings.rule
+        reads_grad = bool(method) and self._context.library.abar_method_reads_output_grad(method.encode())
+        idle: dict[str, str] = {}
+        if ends and rule != "muon":
+            idle["first and head"] = "they name the layers that rule 'muon' leaves to AdamW"
+        if not reads_grad:
+            idle["pgrad"] = f"{type(self).__name__} does not read output gradients"
+        if not method or method == "ngd":
+            idle.update(dict.fromkeys(("tcov", "tinv", "stat_decay", "refresh"), "there are no averages of statistics"))
+        if given.get("first_layer") not in (None, "running"):
+            idle["first_layer"] = "it needs a pass over the training set, which only abar train makes"
+        if method == "smac" and _is_number(given.get("damping", 1.0)):
+            idle["diagonal_damping"] = "damping is a number, and holds for both sides"
+        for name, why in idle.items():
+            if name in given or name == "first and head":
+                raise ValueError(f"abar: {name} would do nothing: {why}; leave it out")
+
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
 
@@ -139,6 +173,27 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             f"abar: {type(self).__name__} preconditions Linear and Conv2d layers, and found none among "
             f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
         )
+
+    def _find_values(self, told: Mapping[str, Attention | None] | None, given: dict[str, Any]) -> None:
+        """Layers that make values of attention have statistics of their own, unless told otherwise."""
+        options = self._settings.method_options
+        if "value_stat" not in options or options.get("value_stat") == "plain":
+            if told is not None:
+                raise ValueError(f"abar: attention does nothing here, {type(self).__name__} treats all rows alike")
+            return
+        values = find_values(self._model, self._layers, told)
+        if not values and "value_stat" in given:
+            raise ValueError(
+                f"abar: value_stat={given['value_stat']!r}: no attention was recognised in the model; name it with "
+                f"attention={{'blocks.*.attn': abar.torch.Attention(qkv='qkv', heads=3)}}, or leave value_stat out"
+            )
+        for layer in self._layers:
+            layer.values = values.get(layer.index)
+            if options.get("value_stat") == "factored" and layer.values is not None and not layer.values.tokens:
+                raise ValueError(
+                    f"abar: value_stat='factored' needs the number of tokens that {layer.name} reads; name it with "
+                    f"attention={{...: abar.torch.Attention(..., tokens=197)}}"
+                )
 
     def _make_engine(self, settings: Settings) -> Engine:
         params = self._all_params()
@@ -161,9 +216,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def _world(self) -> int:
         return torch.distributed.get_world_size(self._process_group) if self._process_group is not None else 1
 
-    def _observe(self, layer: Layer, x: Tensor, grad: Tensor) -> None:
+    def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, x, grad, 1.0 / self._world())
+        self._engine.observe(layer, *rows, 1.0 / self._world())
+
+    def _forget(self, layer: Layer) -> None:
+        self._engine.forget_layer(layer)
 
     def _join_ranks(self) -> None:
         if self._process_group is None or self._world() == 1:
@@ -185,17 +243,49 @@ class CurvatureOptimizer(torch.optim.Optimizer):
                 stacklevel=5,
             )
 
-    def _warn_if_blind(self) -> None:
-        if self._warned or self._observer.count or self._observer.closed or not self._engine.observes():
+    def _check_seen(self) -> None:
+        """On a step with statistics: which of the gradients were made by uses that were seen."""
+        observer = self._observer
+        if observer.closed or not self._engine.observes():
             return
-        if not any(layer.weight.grad is not None for layer in self._layers):
+        observer.forget_all_dropped()
+        trained = [layer for layer in observer.layers if layer.weight.grad is not None]
+        for layer in trained:
+            reason = observer.why_hidden(layer)
+            if reason is not None:
+                raise RuntimeError(
+                    f"abar: {layer.name} {reason}, so its statistics are unknown; leave it to the rule with "
+                    f"skip=({layer.name!r},)"
+                )
+        unseen = {layer.name for layer in trained if layer.index not in observer.observed}
+        if not trained or unseen == self._unseen:
+            return
+        if self._unseen is None and len(unseen) == len(trained):
+            raise RuntimeError(
+                f"abar: {type(self).__name__} would precondition nothing: the gradients did not come from a backward pass "
+                f"through the model that it saw. Gradients of torch.func or of another copy of the model cannot be used; "
+                f"run the model and call backward after the optimizer is made"
+            )
+        self._unseen = unseen
+        if unseen:
+            self._warn_unseen(unseen)
+
+    def _warn_unseen(self, unseen: set[str]) -> None:
+        if self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: "
-            f"is the model compiled or in eval mode? Gradients stay as they are until one is seen.",
-            stacklevel=4,
+            f"abar: {type(self).__name__} takes statistics at this step, but saw no use of {', '.join(sorted(unseen))}, "
+            f"whose gradients stay as they are; {self.preconditioned_share():.0%} of the parameters are preconditioned.",
+            stacklevel=5,
         )
+
+    def preconditioned_share(self) -> float:
+        """The parameters in layers whose gradients are preconditioned, as a share of all that are trained."""
+        ready = {row.name for row in self.layers if row.preconditioned}
+        mine = [p for layer in self._layers if layer.name in ready for p in (layer.weight, layer.bias) if p is not None]
+        total = sum(p.numel() for p in self._all_params() if p.requires_grad)
+        return sum(p.numel() for p in mine if p.requires_grad) / max(total, 1)
 
     # ---- stepping --------------------------------------------------------------------------------------------------
 
@@ -265,7 +355,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._follow_rule()
         self._place_params()
         observed_scale = self._observed_scale(scaling)
-        self._warn_if_blind()
+        self._check_seen()
         self._join_ranks()
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
 
@@ -292,9 +382,9 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; statistics of the gradients that are thrown away go with them."""
         super().zero_grad(*args, **kwargs)
-        if self._observer.count:
+        if self._observer.observed:
             self._engine.forget()
-            self._observer.count = 0
+        self._observer.reset()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -350,7 +440,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     @property
     def layers(self) -> list[LayerReport]:
         """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
-        return report_layers(self._layers, self._left, self._engine.maps())
+        maps = [(self._engine.layer_of(m), m) for m in self._engine.maps()]
+        return report_layers(self._layers, self._left, maps, self._unseen)
 
     @property
     def params(self) -> list[ParamReport]:
@@ -373,6 +464,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         device = self._context.library.abar_device_describe(self._engine.device).decode()
         title = (
             f"{self._title()}, {device}, state {self._engine.state_bytes()} bytes, {self.skipped_steps} skipped steps"
+            + (f", {self.preconditioned_share():.1%} of the parameters preconditioned" if self.method else "")
         )
         params, counts = self.params, self._engine.block_counts()
         if not any(p.why for p in params):
@@ -398,6 +490,13 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _patterns(given: str | Sequence[str]) -> list[str]:
