@@ -5,17 +5,24 @@ from __future__ import annotations
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
 from ._report import LayerReport, ParamReport
-from .methods import FOOF, KBFGS, KFAC, LNGD, MAC, MFAC, NGD, SMAC, Eva, Muon, NAdamW, SFAdamW, Shampoo, Soap
+from .extra import AdaHessian, Sophia, draw_labels
+from .methods import FOOF, KBFGS, KFAC, KPSVD, LNGD, MAC, MFAC, NGD, SKFAC, SMAC, Eva
+from .rules import SGD, AdamW, Muon, NAdamW, SFAdamW, Shampoo, Soap
 
 __all__ = [
     "FOOF",
     "KBFGS",
     "KFAC",
+    "KPSVD",
     "LNGD",
     "MAC",
     "MFAC",
     "NGD",
+    "SGD",
+    "SKFAC",
     "SMAC",
+    "AdaHessian",
+    "AdamW",
     "Analysis",
     "AttentionAnalysis",
     "CurvatureOptimizer",
@@ -28,5 +35,7 @@ __all__ = [
     "SFAdamW",
     "Shampoo",
     "Soap",
+    "Sophia",
     "analyze",
+    "draw_labels",
 ]
