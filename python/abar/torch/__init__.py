@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._optimizer import CurvatureOptimizer
+from ._precondition import Preconditioned, precondition
 from ._report import LayerReport, ParamReport
 from .extra import AdaHessian, Sophia, draw_labels
 from .methods import FOOF, KBFGS, KFAC, KPSVD, LNGD, MAC, MFAC, NGD, SKFAC, SMAC, Eva
@@ -32,10 +33,12 @@ __all__ = [
     "Muon",
     "NAdamW",
     "ParamReport",
+    "Preconditioned",
     "SFAdamW",
     "Shampoo",
     "Soap",
     "Sophia",
     "analyze",
     "draw_labels",
+    "precondition",
 ]

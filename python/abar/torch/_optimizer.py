@@ -18,7 +18,8 @@ from ._ranks import CHECK_EVERY, Ranks
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
 from ._stand import Stands, check_rows_alone, check_shards
-from ._state import AVERAGES, BLOCKS, SHARED, carry_over, check_state, load_state, read_shared, save_state, saved_states
+from ._state import AVERAGES, BLOCKS, DIAGONALS, SHARED
+from ._state import carry_over, check_state, load_state, read_shared, save_state, saved_states
 
 
 class CurvatureOptimizer(Citizen):
@@ -51,6 +52,7 @@ class CurvatureOptimizer(Citizen):
 
     method = ""
     _examples = _terms = _seed = 0
+    _stands_type = Stands
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -113,7 +115,7 @@ class CurvatureOptimizer(Citizen):
         if self._settings.rule == "muon":
             first, head = (None if given is None else _patterns(given) for given in self._ends)
             mark_ends(self._model, self._layers, first, head)
-        self._stands = Stands(self._all_params())
+        self._stands = self._stands_type(self._all_params())
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
         seen = {m.layer.decode() for m in self._engine.maps()}
@@ -293,6 +295,9 @@ class CurvatureOptimizer(Citizen):
             raise ValueError("abar: maximize must be the same in all parameter groups; lr and weight_decay may differ")
         return wanted.pop()
 
+    def _store(self) -> None:
+        self._stands.store()
+
     def _flip(self) -> None:
         torch._foreach_neg_([p.grad for p in self._stands.tensors if p.grad is not None])
 
@@ -308,7 +313,7 @@ class CurvatureOptimizer(Citizen):
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
         if self._maximizes():
             self._flip()
-        self._stands.store()
+        self._store()
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -353,7 +358,7 @@ class CurvatureOptimizer(Citizen):
 
     def _drop_shared(self) -> None:
         for group in self.param_groups:
-            for key in (*SHARED, *BLOCKS, *AVERAGES):
+            for key in (*SHARED, *BLOCKS, *AVERAGES, *DIAGONALS):
                 group.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:

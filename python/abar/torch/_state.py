@@ -15,6 +15,8 @@ SHARED = ("method", "rule", "options", "base_lr", "steps", "updates")
 BLOCKS = ("blocks_dropped", "blocks_small", "blocks_kept")
 #: ... of rules that average.
 AVERAGES = ("rate_max", "weight_sum")
+#: ... of rules that keep the diagonal of a curvature matrix.
+DIAGONALS = ("diagonals", "diagonals_dropped")
 
 
 #: A float32 master of a parameter in half precision.
@@ -42,7 +44,7 @@ def read_shared(state_dict: dict[str, Any], groups: list[dict[str, Any]], method
     try:
         saved = state_dict["param_groups"]
         shared = {key: saved[0][key] for key in SHARED}
-        shared.update({key: saved[0].get(key, 0) for key in (*BLOCKS, *AVERAGES)})
+        shared.update({key: saved[0].get(key, 0) for key in (*BLOCKS, *AVERAGES, *DIAGONALS)})
     except (KeyError, IndexError, TypeError):
         raise ValueError("abar: this is not the state dict of an abar optimizer") from None
     for what, ours in (("method", method), ("rule", rule)):

@@ -145,6 +145,11 @@ class Sophia(CurvatureOptimizer):
             self._sample(sampled)
         return loss
 
+    def _update(self, scaling: Scaling) -> None:
+        if scaling.grads != 1.0:
+            raise RuntimeError("abar: Sophia does not know the loss scale of its sampled pass; train without a GradScaler")
+        super()._update(scaling)
+
     @torch.no_grad()
     def _sample(self, sampled: Callable[[], Any]) -> None:
         params = self._all_params()
