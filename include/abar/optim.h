@@ -111,6 +111,8 @@ abar_status abar_optim_observe(abar_optim *optim, int index, const abar_layer *l
 
 /* Discards what was observed since the last step, for a caller that discards the gradients too. */
 void abar_optim_forget(abar_optim *optim);
+/* Likewise of layers[index] alone. Not for ngd, which takes all layers of a batch together. */
+void abar_optim_forget_layer(abar_optim *optim, int index);
 
 /* For data-parallel training: all statistics observed since the last step, as one vector of doubles on the host. Between the
  * last observe and the step, sum it over all ranks element by element. Its length is 0 on steps without statistics, and the

@@ -272,6 +272,7 @@ FUNCTIONS = {
     "abar_optim_wants_pass": (c_bool, [c_void_p]),
     "abar_optim_end_pass": (c_int, [c_void_p, c_bool, c_double, POINTER(c_bool)]),
     "abar_optim_forget": (None, [c_void_p]),
+    "abar_optim_forget_layer": (None, [c_void_p, c_int]),
     "abar_optim_observes": (c_bool, [c_void_p]),
     "abar_optim_observe": (c_int, [c_void_p, c_int, POINTER(Layer)]),
     "abar_optim_pending_count": (c_int64, [c_void_p]),

@@ -8,6 +8,7 @@ import difflib
 import functools
 import importlib.util
 import os
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +91,12 @@ class Context:
         if status >= 0:
             return
         text = self.library.abar_context_error(self.handle) or self.library.abar_status_text(status)
-        raise (ValueError if status == _abi.E_ARGUMENT else RuntimeError)("abar: " + text.decode())
+        raise (ValueError if status == _abi.E_ARGUMENT else RuntimeError)("abar: " + _in_python(text.decode()))
+
+
+def _in_python(text: str) -> str:
+    """The library names options as the command line does; here they are keywords."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda option: option.group(1).replace("-", "_"), text)
 
 
 class Options:

@@ -151,6 +151,7 @@ abar_status abar__curvature_begin_pass(abar__curvature *cv, int64_t pass);
 abar_status abar__curvature_check_passes(const abar__curvature *cv);
 /* Forget what is pending. */
 void abar__curvature_forget(abar__curvature *cv);
+void abar__curvature_forget_layer(abar__curvature *cv, int layer);
 /* What is pending of all maps as one host vector (pending.c). */
 int64_t abar__curvature_pending_count(const abar__curvature *cv);
 abar_status abar__curvature_pending_read(abar__curvature *cv, double *out);

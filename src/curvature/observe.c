@@ -336,6 +336,12 @@ void abar__curvature_forget(abar__curvature *cv)
     for (int i = 0; i < cv->n_maps; i++) forget_pending(cv, &cv->maps[i]);
 }
 
+void abar__curvature_forget_layer(abar__curvature *cv, int layer)
+{
+    for (int i = 0; i < cv->n_maps; i++)
+        if (cv->maps[i].layer == layer) forget_pending(cv, &cv->maps[i]);
+}
+
 void abar__curvature_skip(abar__curvature *cv)
 {
     const abar__cadence cadence = abar__curvature_cadence(cv);

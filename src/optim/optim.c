@@ -451,6 +451,11 @@ void abar_optim_forget(abar_optim *o)
     if (o->curvature) abar__curvature_forget(o->curvature);
 }
 
+void abar_optim_forget_layer(abar_optim *o, int index)
+{
+    if (o->curvature) abar__curvature_forget_layer(o->curvature, index);
+}
+
 int64_t abar_optim_pending_count(const abar_optim *o)
 {
     return o->curvature && abar__curvature_observes(o->curvature) ? abar__curvature_pending_count(o->curvature) : 0;

@@ -2,6 +2,7 @@
 one clear exception."""
 
 import copy
+import gc
 import gzip
 import importlib.util
 import io
@@ -20,7 +21,14 @@ from torch import nn
 
 
 def hooks_on(model):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
+    """Hooks of modules and of parameters."""
+    modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
+    return modules + sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+
+def is_looking():
+    """Whether calls of torch's functions are looked at."""
+    return torch._C._len_torch_function_stack() > 0
 
 
 class Hooks(Case):
@@ -29,21 +37,22 @@ class Hooks(Case):
         optimizer = make("mac", model, tcov=3)
         for k in range(7):
             expected = k % 3 == 0
-            self.assertEqual(hooks_on(model) > 0, expected, f"step {k}")
+            self.assertEqual((hooks_on(model) > 0, is_looking()), (expected, expected), f"step {k}")
             optimizer.zero_grad()
             loss = loss_of(model, batch(k))
-            self.assertEqual(hooks_on(model) > 0, expected, f"step {k}, after forward")
+            self.assertEqual((hooks_on(model) > 0, is_looking()), (expected, expected), f"step {k}, after forward")
             loss.backward()
             optimizer.step()
+        optimizer.close()
 
     def test_can_be_removed_for_good(self):
         model = make_net()
         optimizer = make("mac", model, tcov=1)
         train(model, optimizer, 2)
         optimizer.remove_hooks()
-        self.assertEqual(hooks_on(model), 0)
+        self.assertEqual((hooks_on(model), is_looking()), (0, False))
         train(model, optimizer, 2, first=2)
-        self.assertEqual(hooks_on(model), 0)
+        self.assertEqual((hooks_on(model), is_looking()), (0, False))
         self.assertTrue(all(torch.isfinite(p).all() for p in model.parameters()))
 
     def test_go_with_the_optimizer(self):
@@ -52,11 +61,37 @@ class Hooks(Case):
         self.assertGreater(hooks_on(model), 0)
         optimizer.close()
         optimizer.close()
-        self.assertEqual(hooks_on(model), 0)
+        self.assertEqual((hooks_on(model), is_looking()), (0, False))
         with self.assertRaisesRegex(RuntimeError, "(?i)closed"):
             train(model, optimizer, 1)
         second = make("mac", model)
         train(model, second, 2)
+        del second, optimizer
+        gc.collect()
+        self.assertEqual((hooks_on(model), is_looking()), (0, False))
+
+    def test_leave_modes_of_others_as_they_were(self):
+        """An optimizer is made and steps inside a with statement of someone else's mode, and goes on behind it."""
+
+        class Counting(torch.overrides.TorchFunctionMode):
+            count = 0
+
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                self.count += 1
+                return func(*args, **(kwargs or {}))
+
+        mine, plain = make_net(), make_net()
+        with Counting() as mode:
+            optimizer = make("mac", mine, tcov=1)
+            train(mine, optimizer, 2)
+        count = mode.count
+        self.assertGreater(count, 0)
+        train(mine, optimizer, 2, first=2)
+        self.assertEqual(mode.count, count, "the mode of the with statement stayed")
+        optimizer.close()
+        self.assertFalse(is_looking())
+        train(plain, make("mac", plain, tcov=1), 4)
+        self.assert_same(weights_of(mine), weights_of(plain))
 
     def test_leave_other_hooks_alone(self):
         seen = []
@@ -238,16 +273,72 @@ class WeightsUsedTwice(Case):
         F.cross_entropy(model(self.x), self.y).backward()
         optimizer.step()
 
-    def test_by_one_module_are_refused_by_name(self):
-        for method in ("mac", "kfac"):
-            model = Twice()
-            with self.assertRaisesRegex(RuntimeError, r"(?s)inner.*skip="):
-                self.one_step(model, make(method, model))
+    def test_have_the_statistics_of_all_their_uses(self):
+        """MAC by hand: the mean over the rows of both uses. Two modules that share a weight but not the bias: without
+        the bias, which is the rule's."""
+        for kind in (Twice, Shared):
+            with self.subTest(kind.__name__):
+                torch.manual_seed(0)
+                model = kind()
+                first = model.inner(self.x)
+                rows = torch.cat([self.x, torch.tanh(first)]).detach().double()
+                if kind is Twice:
+                    rows = torch.cat([rows, torch.ones(12, 1)], 1)
+                optimizer = make("mac", model, lr=1.0, momentum=0.0)
+                F.cross_entropy(model(self.x), self.y).backward()
+                g, bias = model.inner.weight.grad.double(), model.inner.bias.grad.double()
+                a = rows.mean(0)
+                whole = torch.cat([g, bias[:, None]], 1) if kind is Twice else g
+                expected = whole - torch.outer(whole @ a, a) / (0.1 + a @ a)
+                plain = bias if kind is Shared else expected[:, -1]
+                taken = support.taken_step(model, optimizer)
+                self.assert_close(taken["inner.weight"], expected[:, :5], 1e-4)
+                self.assert_close(taken["inner.bias"], plain, 1e-4)
 
-    def test_by_two_modules_are_refused_by_name(self):
-        model = Shared()
-        with self.assertRaisesRegex((ValueError, RuntimeError), r"(?s)(inner|second).*skip="):
+    def test_are_further_rows_of_the_same_examples(self):
+        """K-FAC looks at examples: twice through one layer is once through a layer on sequences of two."""
+
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.outer = nn.Linear(5, 4), nn.Linear(8, 2)
+
+            def forward(self, x):
+                return self.outer(torch.tanh(torch.cat([self.inner(x[:, 0]), self.inner(x[:, 1])], 1)))
+
+        class Sequence(Pair):
+            def forward(self, x):
+                return self.outer(torch.tanh(self.inner(x)).flatten(1))
+
+        pairs = torch.stack([self.x, self.x.flip(1) - 1], 1)
+        for method in ("kfac", "lngd", "smac"):
+            for options in ({}, {"kfac": "expand"}) if method == "kfac" else ({},):
+                with self.subTest(method, **options):
+                    weights = []
+                    for kind in (Pair, Sequence):
+                        torch.manual_seed(0)
+                        model = kind()
+                        optimizer = make(method, model, **options)
+                        for _ in range(3):
+                            optimizer.zero_grad()
+                            F.cross_entropy(model(pairs), self.y).backward()
+                            optimizer.step()
+                        weights.append(weights_of(model))
+                    self.assert_all_close(weights[0], weights[1], 1e-5)
+
+    def test_transposed_are_refused_by_name(self):
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.code, self.head = nn.Linear(5, 3), nn.Linear(5, 2)
+
+            def forward(self, x):
+                return self.head(F.linear(torch.tanh(self.code(x)), self.code.weight.t()))
+
+        model = Tied()
+        with self.assertRaisesRegex(RuntimeError, r"(?s)code.*transposed.*skip="):
             self.one_step(model, make("mac", model))
+        self.one_step(model, make("mac", model, skip=("code",)))
 
     def test_work_where_they_are_skipped(self):
         for kind, skip in ((Twice, ("inner",)), (Shared, ("inner", "second"))):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _abi, _library
-from ._layers import Layer, prepare_grad, prepare_input
+from ._layers import Layer
 
 DTYPES = {
     torch.float64: _abi.F64,
@@ -129,6 +129,8 @@ class Engine:
         self.device = self._open_device(name)
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
         self.extra_grads: list[Tensor] = []  # of rules that need further ones
+        turned = {id(layer.weight) for layer in self.layers if layer.transposed}
+        self._turned = {i for i, p in enumerate(self.params) if id(p) in turned}  # (in, out): their transpose is given
         self._kept: list[Tensor] = []  # gradients made row-major for this step
         self._step = _abi.StepConfig(size=ctypes.sizeof(_abi.StepConfig), lr=1.0)
         self.steps_before = 0  # of a rule alone: those of the optimizer whose state was loaded
@@ -136,6 +138,9 @@ class Engine:
         self.close = weakref.finalize(self, _release, self.library, self.optim, self.device, context)
         self.averages = bool(self.library.abar_rule_find(settings.rule.encode()).contents.averages)
         self.reads_output_grad = bool(self.library.abar_method_reads_output_grad(settings.method.encode()))
+        rows_alone = settings.method in ("mac", "smac", "foof", "eva")  # statistics of rows, whichever example has them
+        pgrad = settings.curvature_options.get("pgrad") if settings.method else ""
+        self.reads_examples = not rows_alone or pgrad == "per-example"
         self.state_tensors = self._list_state()
 
     def _open_device(self, name: str) -> ctypes.c_void_p:
@@ -180,7 +185,7 @@ class Engine:
             seed=settings.seed,
         )
         if self.library.abar_rule_extra(self.library.abar_rule_find(settings.rule.encode())) != _abi.EXTRA_NONE:
-            self.extra_grads = [torch.zeros_like(p, memory_format=torch.contiguous_format) for p in self.params]
+            self.extra_grads = [torch.zeros_like(self._dense(i, p)) for i, p in enumerate(self.params)]
             config.extra_grads = (ctypes.c_void_p * len(params))(*(g.data_ptr() for g in self.extra_grads))
         optim = ctypes.c_void_p()
         status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
@@ -198,17 +203,20 @@ class Engine:
             array[i].lr_scale, array[i].weight_decay = factors[i]
         return array
 
+    def _oriented(self, index: int, t: Tensor) -> Tensor:
+        """A parameter or its gradient, (out, in); and back."""
+        return t.t() if index in self._turned else t
+
     def _dense(self, index: int, p: Tensor) -> Tensor:
         """The parameter itself, or a row-major copy that stands for it until the step is done."""
+        p = self._oriented(index, p.detach())
         if p.is_contiguous():
             self._shadows.pop(index, None)
             return p
         shadow = self._shadows.get(index)
         if shadow is None:
-            shadow = self._shadows[index] = torch.empty_like(
-                p, memory_format=torch.contiguous_format, requires_grad=False
-            )
-        return shadow.copy_(p.detach())
+            shadow = self._shadows[index] = torch.empty_like(p, memory_format=torch.contiguous_format)
+        return shadow.copy_(p)
 
     def _describe_layers(self) -> Any:
         index = {id(p): i for i, p in enumerate(self.params)}
@@ -231,19 +239,22 @@ class Engine:
         """A GPU reads any dtype and strides; on the CPU torch widens and reorders faster than the library reads."""
         return t if self.torch_device.type == "cuda" else t.to(self.dtype).contiguous()
 
-    def observe(self, layer: Layer, x: Tensor, g: Tensor, scale: float) -> None:
-        """Adds one layer's rows of one micro-batch to its pending sums."""
+    def observe(self, layer: Layer, x: Tensor, g: Tensor | None, scale: float) -> None:
+        """Adds one layer's rows of one micro-batch to its pending sums. g: where the method reads it."""
         self._follow_stream()
-        x = self._readable(prepare_input(layer, x))
+        x = self._readable(x)
         view = _abi.Layer(output_grad_scale=scale)
         view.input = describe(x, self.device)
-        if self.reads_output_grad:
-            g = self._readable(prepare_grad(layer, g))
+        if g is not None:
+            g = self._readable(g)
             view.output_grad = describe(g, self.device)
         self.context.check(self.library.abar_optim_observe(self.optim, layer.index, ctypes.byref(view)))
 
     def forget(self) -> None:
         self.library.abar_optim_forget(self.optim)
+
+    def forget_layer(self, layer: Layer) -> None:
+        self.library.abar_optim_forget_layer(self.optim, layer.index)
 
     def read_pending(self) -> Tensor | None:
         """What is pending as one vector that adds up over ranks; None on a step without statistics."""
@@ -286,7 +297,7 @@ class Engine:
         """Tells the library where parameter and gradient are now, if anything has changed."""
         grad = p.grad
         if grad is not None:
-            grad = self._dense_grad(grad, p)
+            grad = self._dense_grad(self._oriented(index, grad), p)
         value = self._dense(index, p).data_ptr()
         now = Place(value, None if grad is None else grad.data_ptr(), lr, weight_decay)
         before = self.places[index]
@@ -315,12 +326,12 @@ class Engine:
         self._follow_stream()
         self.context.check(self.library.abar_optim_average(self.optim))
         for index, shadow in self._shadows.items():
-            self.params[index].detach().copy_(shadow)
+            self.params[index].detach().copy_(self._oriented(index, shadow))
         self._kept.clear()
 
     def _copy_shadows(self) -> None:
         for index in self._moved:
-            self.params[index].detach().copy_(self._shadows[index])
+            self.params[index].detach().copy_(self._oriented(index, self._shadows[index]))
 
     def extra(self) -> int:
         """Which further gradients the next step needs, in extra_grads."""
@@ -331,7 +342,12 @@ class Engine:
         self._follow_stream()
         self.context.check(self.library.abar_optim_perturb(self.optim, sign))
         for index, shadow in self._shadows.items():
-            self.params[index].detach().copy_(shadow)
+            self.params[index].detach().copy_(self._oriented(index, shadow))
+
+    def set_extra(self, index: int, grad: Tensor | None) -> None:
+        """The further gradient of a parameter; None: zero."""
+        buffer = self.extra_grads[index]
+        buffer.zero_() if grad is None else buffer.copy_(self._oriented(index, grad))
 
     def take_sampled(self) -> None:
         """Takes up extra_grads, which belong to the step that was made."""

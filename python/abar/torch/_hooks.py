@@ -1,176 +1,267 @@
-"""Sees the layers' inputs and output gradients on the steps that take statistics; on the others there is no hook.
+"""From the uses of the maps to their statistics, on the steps that take any.
 
-A forward hook keeps the input by reference and hangs a hook on the output's node in the autograd graph. Backward hands
-that one the gradient of the output as the layer left it, whatever happened to the output in place afterwards.
+A use keeps its input by reference and hangs a hook on its output's node in the autograd graph, which backward hands the
+gradient of the output. It counts when that backward pass has added to the weight's .grad, and not before: passes of
+autograd.grad leave no trace. Then all uses of the map in that pass are observed together.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._layers import Layer
+from . import _uses
+from ._layers import Layer, fit_image, fit_rows
+from ._uses import Call, Tokens
 
-#: Called with a layer, its input and its output's gradient.
-Observe = Callable[[Layer, Tensor, Tensor], None]
+#: Called with a layer, its input and, where it is read, its output's gradient.
+Observe = Callable[[Layer, Tensor, "Tensor | None"], None]
 
-
-#: Keeps a hook out of what torch.compile makes of a model; torch 1.13 has no such thing.
-_eager: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
-
-
-def _in_backward() -> bool:
-    """Whether this runs inside a backward pass: then it recomputes a forward one (checkpointing)."""
-    task = getattr(torch._C, "_current_graph_task_id", None)
-    return task is not None and task() != -1
+_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # 1.13 has no number for a pass
+_is_wrapped: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _tensor: False
+)
 
 
-class _Call:
-    """One call of one layer, from forward to backward."""
+class _Use:
+    """One use of a map, from forward to backward."""
 
-    def __init__(self, observer: weakref.ref[Observer], layer: Layer, x: Tensor, output_nr: int) -> None:
+    def __init__(self, observer: weakref.ref[Observer], layer: Layer, call: Call, tokens: Tokens, output_nr: int) -> None:
         self.observer, self.layer, self.output_nr = observer, layer, output_nr
-        self.x: Tensor | None = x.detach()
-        self.version = x._version
+        self.conv, self.tokens = call.conv, tokens
+        self.shape = _shape_before(call.x)
+        self.x: Tensor | None = call.x.detach()
+        self.version = call.x._version
 
     def backward(self, _grad_inputs: Any, grad_outputs: Any) -> None:
         observer, grad = self.observer(), grad_outputs[self.output_nr]
-        if observer is None or grad is None:
-            return
+        if observer is not None and grad is not None:
+            observer.arrived(self, grad.detach())
+
+    def take(self) -> Tensor:
+        """The input, once."""
         x, self.x = self.x, None
-        if x is None:
-            observer.seen_again(self.layer)
-            return
+        assert x is not None
         if x._version != self.version:
             raise RuntimeError(
                 f"abar: the input of {self.layer.name} was changed in place after the layer had read it; "
                 f"change a copy, or leave the layer out with skip=({self.layer.name!r},)"
             )
-        observer.seen(self.layer, x, grad.detach())
+        return x
+
+    def arrange(self, t: Tensor, is_input: bool) -> Tensor:
+        """Input or output gradient as the library reads it."""
+        if self.conv is not None:
+            return fit_image(self.layer, t, self.conv) if is_input else (t.unsqueeze(0) if t.dim() == 3 else t)
+        if self.tokens.length:
+            return t.reshape(-1, self.tokens.sequences, t.shape[-1]).transpose(0, 1)
+        return fit_rows(t, self.shape)
+
+
+def _shape_before(x: Tensor) -> tuple[int, ...]:
+    """The dimensions of the rows, also where they were flattened for the call: HF's Conv1D does."""
+    base = x._base
+    flat = x.dim() == 2 and base is not None and base.dim() > 2 and base.shape[-1] == x.shape[-1]
+    return tuple(base.shape[:-1] if flat and base.numel() == x.numel() else x.shape[:-1])  # type: ignore[union-attr]
 
 
 class Observer:
-    """The hooks of one optimizer. Modules and graphs refer to it weakly, and so does it to the optimizer: whoever drops
-    the optimizer drops the hooks."""
+    """What one optimizer sees. Graphs and tensors refer to it weakly, and so does it to the optimizer."""
 
-    def __init__(self, model: nn.Module, layers: list[Layer], observe: Observe, reads_output_grad: bool) -> None:
-        self._model, self._layers, self._observe = model, layers, weakref.WeakMethod(observe)
-        self._reads_output_grad = reads_output_grad
-        self._handles: list[Any] = []
-        self._forward = 0  # counts the model's forward passes
-        self._open: dict[int, int] = {}  # layers called but not yet seen in backward: in which forward pass
-        self.count = 0  # observations since the last step
-        self.closed = False
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        observe: Observe,
+        forget: Callable[[Layer], None],
+        reads_output_grad: bool,
+        by_example: bool,
+    ) -> None:
+        """by_example: the method looks at whole examples, so that their rows must be observed together."""
+        self.layers = list(layers)
+        self._observe, self._forget = weakref.WeakMethod(observe), weakref.WeakMethod(forget)
+        self._reads_output_grad, self._by_example = reads_output_grad, by_example
+        self._by_id = {id(layer.weight): layer for layer in layers}
+        self._by_token = {_uses.token_of(layer.weight): layer for layer in layers}
+        self._guards: dict[int, tuple[Any, ...]] = {}
+        self._passes: dict[int, dict[int, list[tuple[_Use, Tensor | None]]]] = {}
+        self._grads: dict[int, tuple[Tensor, int]] = {}  # of what was observed: the gradient then, and its version
+        self.hidden: dict[int, str] = {}  # layers with a use that cannot be observed, and why
+        self.observed: set[int] = set()  # since the last step
+        self.active = self.closed = False
 
-    # ---- registering -----------------------------------------------------------------------------------------------
+    # ---- when it looks ---------------------------------------------------------------------------------------------
 
     def set_active(self, active: bool) -> None:
-        """Puts the hooks in place for a step with statistics, or takes them away."""
-        self._open.clear()
-        self.count = 0
-        if active and not self._handles and not self.closed:
-            me = weakref.ref(self)
-            self._handles.append(self._model.register_forward_pre_hook(_Begin(me)))
-            for layer in self._layers:
-                self._handles.append(layer.module.register_forward_hook(_Forward(me, layer)))
-        elif not active:
-            self.remove()
+        """Begins to look for a step with statistics, or stops."""
+        self.reset()
+        self._release()
+        self.active = active and not self.closed
+        if self.active:
+            _uses.watch(self)
+            for layer in self.layers:
+                if layer.weight.requires_grad:
+                    self._guard(layer, layer.weight)
+        else:
+            _uses.unwatch(self)
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def reset(self) -> None:
+        """Nothing was observed."""
+        self._passes.clear()
+        self._grads.clear()
+        self.observed.clear()
+        self.hidden.clear()
+
+    def _release(self) -> None:
+        for _weight, _node, handles in self._guards.values():
+            for handle in handles:
+                handle.remove()
+        self._guards.clear()
 
     def close(self) -> None:
         """For good."""
         self.closed = True
-        self.remove()
+        self.set_active(False)
 
     def __del__(self) -> None:
-        self.remove()
+        self._release()
+        _uses.unwatch(self)
 
-    # ---- what the hooks do -----------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        self._forward += 1
-
-    def called(self, me: weakref.ref[Observer], layer: Layer, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
-        if not (layer.module.training and torch.is_grad_enabled() and layer.weight.requires_grad):
-            return None
-        if not isinstance(output, Tensor) or not output.requires_grad or output.grad_fn is None:
-            return None
-        if not inputs or not isinstance(inputs[0], Tensor):
-            raise RuntimeError(f"abar: {layer.name} was called without its input as first positional argument")
-        if self._open.get(layer.index) == self._forward:
-            if _in_backward():
-                return None  # recomputed for a call that is already known
-            raise RuntimeError(
-                f"abar: {layer.name} is used twice in one forward pass, and one map has one place in the model; "
-                f"leave it to the rule with skip=({layer.name!r},)"
-            )
-        self._open[layer.index] = self._forward
-        replaced = None
-        if output._is_view():  # an operation in place would give a view another node
-            replaced = output = output.clone()
-        call = _Call(me, layer, inputs[0], output.output_nr)
-        output.grad_fn.register_hook(call.backward)
-        return replaced
-
-    def seen(self, layer: Layer, x: Tensor, grad: Tensor) -> None:
-        self._open.pop(layer.index, None)
-        if not self._handles:  # the step came between forward and backward
+    def _guard(self, layer: Layer, weight: Tensor) -> None:
+        """Hooks before and after a backward pass adds to the gradient."""
+        if id(weight) in self._guards:
             return
-        observe = self._observe()
-        if observe is not None:
-            self.count += 1
-            observe(layer, x, grad)
+        me = weakref.ref(self)
 
-    def seen_again(self, layer: Layer) -> None:
-        if self._handles and self._reads_output_grad:
+        def before(_grad: Tensor) -> None:
+            observer = me()
+            if observer is not None:
+                observer.forget_dropped(layer, True)
+
+        def after(_inputs: Any, _outputs: Any) -> None:
+            observer = me()
+            if observer is not None:
+                observer.accumulated(layer)
+
+        with torch.enable_grad():
+            node = weight.expand_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        handles = [node.register_hook(after)]
+        if weight is layer.weight:
+            handles.append(weight.register_hook(before))
+        self._guards[id(weight)] = (weight, node, handles)
+
+    # ---- what is used ----------------------------------------------------------------------------------------------
+
+    def _layer_of(self, weight: Tensor) -> Layer | None:
+        layer = self._by_id.get(id(weight))
+        if layer is None and isinstance(weight, nn.Parameter):  # FSDP puts whole parameters in the place of its parts
+            layer = next((one for one in self.layers if one.module._parameters.get(one.key) is weight), None)
+        return layer
+
+    def used(self, call: Call, out: Tensor, tokens: Tokens) -> Tensor:
+        weight, turned = _uses.owner_of(call.weight)
+        layer = self._layer_of(weight)
+        if layer is None:
+            part = self._by_id.get(id(weight._base))
+            if part is not None:
+                self.hidden[part.index] = "its weight is used in parts"
+            return out
+        if not weight.requires_grad:
+            return out
+        reason = "runs inside torch.vmap or torch.func" if _is_wrapped(call.x) else layer.why_not(call, turned)
+        if reason:
+            self.hidden[layer.index] = reason
+            return out
+        if out._is_view():  # an operation in place would give a view another node
+            out = out.clone()
+        use = _Use(weakref.ref(self), layer, call, tokens, out.output_nr)
+        out.grad_fn.register_hook(use.backward)  # type: ignore[union-attr]
+        self._guard(layer, weight)
+        return out
+
+    def used_in_graph(self, token: int, x: Tensor, grad: Tensor, numbers: Sequence[int]) -> None:
+        """In the backward pass of a compiled model, whose buffers are overwritten when this returns."""
+        layer = self._by_token.get(token)
+        if layer is None or not self.active:
+            return
+        call = _uses.call_of(x.clone(), layer.weight, numbers)
+        reason = layer.why_not(call, False)
+        if reason:
+            self.hidden[layer.index] = reason
+            return
+        use = _Use(weakref.ref(self), layer, call, Tokens(), 0)
+        self.arrived(use, grad.clone() if self._reads_output_grad else grad)
+
+    # ---- what counts -----------------------------------------------------------------------------------------------
+
+    def arrived(self, use: _Use, grad: Tensor) -> None:
+        """A backward pass came to a use."""
+        if not self.active:  # the step came between forward and backward
+            return
+        task = _task()
+        if task not in self._passes:
+            self._passes[task] = {}
+            passes = self._passes
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: passes.pop(task, None) and None)
+        uses = self._passes[task].setdefault(use.layer.index, [])
+        uses.append((use, grad if self._reads_output_grad else None))
+
+    def accumulated(self, layer: Layer) -> None:
+        """A backward pass has added to the gradient of a layer's weight."""
+        uses = self._passes.get(_task(), {}).pop(layer.index, [])
+        fresh = [(use, grad) for use, grad in uses if use.x is not None]
+        if len(fresh) < len(uses) and self._reads_output_grad:
             raise RuntimeError(
                 f"abar: backward went through {layer.name} twice for one forward pass; add the losses up and "
                 f"call backward once, or leave the layer out with skip=({layer.name!r},)"
             )
+        observe = self._observe()
+        if observe is None or not fresh:
+            return
+        for x, grad in self._join(layer, [self._read(use, grad) for use, grad in fresh]):
+            observe(layer, x, grad)
+        self.observed.add(layer.index)
+        if layer.weight.grad is not None:
+            self._grads[layer.index] = (layer.weight.grad, layer.weight.grad._version)
+
+    @staticmethod
+    def _read(use: _Use, grad: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return use.arrange(use.take(), True), None if grad is None else use.arrange(grad, False)
+
+    def _join(self, layer: Layer, parts: list[tuple[Tensor, Tensor | None]]) -> list[tuple[Tensor, Tensor | None]]:
+        """Uses in one pass are further rows of the same examples (methods.md section 0)."""
+        if len(parts) == 1 or not self._by_example:
+            return parts
+        if layer.kind == "conv2d" or len({x.shape[0] for x, _ in parts}) > 1:
+            raise RuntimeError(
+                f"abar: {layer.name} is used {len(parts)} times in one pass, and which rows belong to one example cannot be "
+                f"told; leave it to the rule with skip=({layer.name!r},)"
+            )
+        rows = [[_sequence(t) for t in pair if t is not None] for pair in parts]
+        joined = [torch.cat(column, 1) for column in zip(*rows)]
+        return [(joined[0], joined[1] if len(joined) > 1 else None)]
+
+    def forget_dropped(self, layer: Layer, passing: bool) -> None:
+        """Statistics go with their gradient, where someone has set it to None or, before a further pass, to zero."""
+        kept = self._grads.get(layer.index)
+        if kept is None:
+            return
+        grad = layer.weight.grad
+        changed = grad is None or grad is not kept[0] or grad._version != kept[1]
+        if grad is None or (passing and changed and not bool(grad.any())):
+            del self._grads[layer.index]
+            self.observed.discard(layer.index)
+            forget = self._forget()
+            if forget is not None:
+                forget(layer)
+
+    def forget_all_dropped(self) -> None:
+        for layer in self.layers:
+            self.forget_dropped(layer, False)
 
 
-def _nothing(*_: Any) -> None:
-    """What a copied or pickled hook becomes: a copy of the model is not the model that is optimized."""
-
-
-def _dead_hook() -> Callable[..., None]:
-    return _nothing
-
-
-class _Hook:
-    def __init__(self, observer: weakref.ref[Observer]) -> None:
-        self.observer = observer
-
-    def __reduce__(self) -> Any:
-        return _dead_hook, ()
-
-
-class _Begin(_Hook):
-    """The hook before the model's forward pass."""
-
-    @_eager
-    def __call__(self, _module: nn.Module, _inputs: Any) -> None:
-        observer = self.observer()
-        if observer is not None:
-            observer.begin()
-
-
-class _Forward(_Hook):
-    """The hook after a layer's forward pass."""
-
-    def __init__(self, observer: weakref.ref[Observer], layer: Layer) -> None:
-        super().__init__(observer)
-        self.layer = layer
-
-    @_eager
-    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
-        observer = self.observer()
-        return None if observer is None else observer.called(self.observer, self.layer, inputs, output)
+def _sequence(t: Tensor) -> Tensor:
+    return t.unsqueeze(1) if t.dim() == 2 else t

@@ -1,4 +1,4 @@
-"""Which modules of a model are linear maps, and how their tensors become rows (methods.md section 0)."""
+"""Which parameters of a model are weights of linear maps, and how tensors become rows (methods.md section 0)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from .. import _abi
+from ._uses import Call, Conv
 
 #: Modules with weights of their own that a person might expect to be preconditioned, but are not.
 UNSUPPORTED = (
@@ -22,21 +23,20 @@ UNSUPPORTED = (
     nn.Bilinear,
     nn.RNNBase,
     nn.RNNCellBase,
-    nn.MultiheadAttention,
 )
 
 
 @dataclass
 class Layer:
-    """One Linear or Conv2d that is preconditioned."""
+    """One linear map or convolution that is preconditioned: a parameter, and where the model has it."""
 
     name: str
     module: nn.Module
     weight: Tensor
     bias: Tensor | None
+    key: str = "weight"  # of the weight among the module's parameters
+    transposed: bool = False  # the weight is (in, out)
     index: int = 0  # among the layers that the library knows
-    pads: tuple[int, ...] | None = None  # what F.pad does to the input before the window sees it
-    pad_mode: str = "constant"
     reads_input: bool = False  # of the network
     makes_output: bool = False
     window: _abi.Window = field(default_factory=_abi.Window)
@@ -48,6 +48,18 @@ class Layer:
     @property
     def groups(self) -> int:
         return int(self.window.groups)
+
+    def why_not(self, call: Call, turned: bool) -> str | None:
+        """Why a call of this map cannot be observed; None: it can. turned: the weight was transposed for it."""
+        if (call.conv is not None) != (self.kind == "conv2d"):
+            return "has a weight that is also used in another kind of map"
+        if call.conv is None:
+            same = (call.flipped != turned) == self.transposed
+            return None if same else "has a weight that is also used transposed, which is another map"
+        w, conv = self.window, call.conv
+        same = (tuple(w.stride), tuple(w.dilation), w.groups) == (conv.stride, conv.dilation, conv.groups)
+        same = same and all(side >= pad for sides, pad in zip(conv.sides, w.pad) for side in sides)
+        return None if same else "is a convolution that was called with another stride, padding, dilation or groups"
 
 
 @dataclass
@@ -66,44 +78,27 @@ def _pair(values: Sequence[int]) -> ctypes.Array:
 def _set_geometry(layer: Layer) -> None:
     """The window of the library has equal, zero padding on both sides; any other is done to the input beforehand."""
     m, w = layer.module, layer.window
-    if not isinstance(m, nn.Conv2d):
-        w.kernel, w.stride, w.pad, w.dilation, w.groups = _pair((1, 1)), _pair((1, 1)), _pair((0, 0)), _pair((1, 1)), 1
-        return
-    w.kernel, w.stride, w.dilation, w.groups = _pair(m.kernel_size), _pair(m.stride), _pair(m.dilation), m.groups
-    sides = [(0, 0), (0, 0)]  # before and after, vertically and horizontally
-    if m.padding == "same":
-        for axis, (kernel, dilation) in enumerate(zip(m.kernel_size, m.dilation)):
-            total = dilation * (kernel - 1)
-            sides[axis] = (total // 2, total - total // 2)
-    elif not isinstance(m.padding, str):
-        sides = [(p, p) for p in m.padding]
-    w.pad = _pair([before for before, _ in sides])
-    if m.padding_mode != "zeros" or any(before != after for before, after in sides):
-        layer.pads = (*sides[1], *sides[0])  # F.pad begins with the last dimension
-        layer.pad_mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
-        w.pad = _pair((0, 0))
+    w.kernel, w.stride, w.pad, w.dilation, w.groups = _pair((1, 1)), _pair((1, 1)), _pair((0, 0)), _pair((1, 1)), 1
+    if isinstance(m, nn.Conv2d):
+        w.kernel, w.stride, w.dilation, w.groups = _pair(m.kernel_size), _pair(m.stride), _pair(m.dilation), m.groups
+        if not isinstance(m.padding, str) and m.padding_mode == "zeros":
+            w.pad = _pair(m.padding)
 
 
-def prepare_input(layer: Layer, x: Tensor) -> Tensor:
-    """The input as (N, C, H, W), (N, T, I) or (N, I), padded where the window cannot say how."""
-    if layer.kind == "linear":
-        return _rows(x)
-    if x.dim() == 3:
-        x = x.unsqueeze(0)
-    return x if layer.pads is None else nn.functional.pad(x, layer.pads, mode=layer.pad_mode)
+def fit_image(layer: Layer, x: Tensor, conv: Conv) -> Tensor:
+    """The input as (N, C, H, W), padded where the window is not."""
+    x = x.unsqueeze(0) if x.dim() == 3 else x
+    (top, bottom), (left, right) = conv.sides
+    high, wide = layer.window.pad
+    more = (left - wide, right - wide, top - high, bottom - high)
+    return nn.functional.pad(x, more) if any(more) else x
 
 
-def prepare_grad(layer: Layer, g: Tensor) -> Tensor:
-    """The output gradient in the form of its input."""
-    if layer.kind == "linear":
-        return _rows(g)
-    return g.unsqueeze(0) if g.dim() == 3 else g
-
-
-def _rows(x: Tensor) -> Tensor:
-    if x.dim() == 1:
+def fit_rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """(N, T, I) or (N, I) of the rows of a linear layer, whose dimensions before I were shape."""
+    if len(shape) == 0:
         return x.unsqueeze(0)
-    return x if x.dim() <= 3 else x.reshape(x.shape[0], -1, x.shape[-1])
+    return x.reshape(shape[0], x.shape[-1]) if len(shape) == 1 else x.reshape(shape[0], -1, x.shape[-1])
 
 
 # ---- finding them ----------------------------------------------------------------------------------------------------
@@ -130,10 +125,32 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
     return owners
 
 
-def _why_not(module: nn.Module, name: str, skip: Sequence[str], known: set[int]) -> str | None:
-    """Why a Linear or Conv2d is left to the rule; None: it is not."""
-    weight = module._parameters.get("weight")
-    if any(_matches(pattern, name, module) for pattern in skip):
+class Slot(NamedTuple):
+    """A place of a module that may hold the weight of a map."""
+
+    name: str  # of the layer
+    key: str
+    bias: str | None
+    transposed: bool = False
+
+
+def _slots(name: str, module: nn.Module) -> list[Slot]:
+    """The maps of one module, its children's apart."""
+    if isinstance(module, (nn.Linear, nn.Conv2d)):
+        return [Slot(name, "weight", "bias")]
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # of transformers: a Linear whose weight is (in, out)
+        return [Slot(name, "weight", "bias", True)]
+    if isinstance(module, nn.MultiheadAttention):
+        if module._parameters.get("in_proj_weight") is not None:
+            return [Slot(f"{name}.in_proj", "in_proj_weight", "in_proj_bias")]
+        return [Slot(f"{name}.{part}_proj", f"{part}_proj_weight", None) for part in "qkv"]  # one bias for all: the rule's
+    return []
+
+
+def _why_not(module: nn.Module, slot: Slot, name: str, skip: Sequence[str], known: set[int]) -> str | None:
+    """Why a map is left to the rule; None: it is not."""
+    weight = module._parameters.get(slot.key)
+    if any(_matches(pattern, name, module) or fnmatchcase(slot.name, pattern) for pattern in skip):
         return "skipped"
     if weight is None:
         return "its weight is computed, not a parameter"
@@ -148,20 +165,28 @@ def _check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
             raise ValueError(f"abar: skip={pattern!r} fits no module of the model; see model.named_modules()")
 
 
-def _check_ties(layers: Iterable[Layer], owners: dict[int, list[str]], maps: set[str]) -> dict[str, str]:
-    """Weights that two maps share are refused; those tied to something else (an embedding) go to the rule."""
-    tied: dict[str, str] = {}
+def _join_shared(layers: Iterable[Layer]) -> list[Layer]:
+    """One layer for each weight, whoever has it. A bias that is not the same wherever the weight is, or that several
+    weights have, is the rule's."""
+    first: dict[int, Layer] = {}
     for layer in layers:
-        for p in (layer.weight, layer.bias):
-            others = [name for name in owners.get(id(p), []) if name != layer.name] if p is not None else []
-            shared = [name for name in others if name in maps]
-            if shared:
-                raise ValueError(
-                    f"abar: {layer.name} and {shared[0]} share a parameter, and one map has one place in the model; "
-                    f"leave both to the rule with skip=({layer.name!r}, {shared[0]!r})"
-                )
-            if others:
-                tied[layer.name] = f"tied to {others[0]}"
+        one = first.setdefault(id(layer.weight), layer)
+        if one.bias is not layer.bias:
+            one.bias = None
+    biases = [id(layer.bias) for layer in first.values()]
+    for layer in first.values():
+        if biases.count(id(layer.bias)) > 1:
+            layer.bias = None
+    return list(first.values())
+
+
+def _find_tied(layers: Iterable[Layer], owners: dict[int, list[str]], maps: set[str]) -> dict[int, str]:
+    """Weights that something else has too, an embedding: they go to the rule."""
+    tied: dict[int, str] = {}
+    for layer in layers:
+        others = [name for name in owners.get(id(layer.weight), []) if name not in maps]
+        if others:
+            tied[id(layer.weight)] = f"tied to {others[0]}"
     return tied
 
 
@@ -176,22 +201,23 @@ def find_layers(
     supported: set[str] = set()
     for path, module in model.named_modules():
         name = path or "model"
-        if not isinstance(module, (nn.Linear, nn.Conv2d)):
-            if _own_parameters(module):
-                unsupported = isinstance(module, UNSUPPORTED)
-                left.append(Left(name, module, "not supported" if unsupported else "not a linear map"))
-            continue
-        supported.add(name)
-        reason = _why_not(module, name, skip, known)
-        if reason is not None:
-            left.append(Left(name, module, reason))
-            continue
-        weight, bias = module.weight, module._parameters.get("bias")
-        layer = Layer(name, module, weight, bias if bias is not None and id(bias) in known else None)
-        layers.append(layer)
-    tied = _check_ties(layers, owners, supported)
-    left += [Left(layer.name, layer.module, tied[layer.name]) for layer in layers if layer.name in tied]
-    layers = [layer for layer in layers if layer.name not in tied]
+        slots = _slots(name, module)
+        if slots:
+            supported.add(name)
+        elif _own_parameters(module):
+            unsupported = isinstance(module, UNSUPPORTED)
+            left.append(Left(name, module, "not supported" if unsupported else "not a linear map"))
+        for slot in slots:
+            reason = _why_not(module, slot, name, skip, known)
+            if reason is not None:
+                left.append(Left(slot.name, module, reason))
+                continue
+            bias = module._parameters.get(slot.bias) if slot.bias else None
+            bias = bias if bias is not None and id(bias) in known else None
+            layers.append(Layer(slot.name, module, module._parameters[slot.key], bias, slot.key, slot.transposed))
+    tied = _find_tied(layers, owners, supported)
+    left += [Left(layer.name, layer.module, tied[id(layer.weight)]) for layer in layers if id(layer.weight) in tied]
+    layers = _join_shared(layer for layer in layers if id(layer.weight) not in tied)
     for index, layer in enumerate(layers):
         layer.index = index
         _set_geometry(layer)
@@ -249,9 +275,7 @@ def check_model(model: Any) -> tuple[nn.Module, Any]:
                     "abar: DataParallel copies the layers at every forward pass; use DistributedDataParallel"
                 )
             model = model.module
-        elif (
-            type(model).__name__ == "OptimizedModule"
-        ):  # torch.compile: hooks interrupt its graphs where they are needed
+        elif type(model).__name__ == "OptimizedModule":  # torch.compile
             model = model._orig_mod
         else:
             break

@@ -89,6 +89,7 @@ class CurvatureOptimizer(Citizen):
         check_shards(self._model)
         self._ranks, self._joined = Ranks(process_group, group), 0
         self._grad_scaler, self._clip = grad_scaler, float(clip)
+        self._unseen: set[str] | None = None  # layers whose gradients came without a use; None: no statistics yet
         self._warned = False
         self._trained: list[Tensor] | None = None  # the weights that are trained, while the model has others
         adamw = "aux_" if rule == "muon" else ""
@@ -120,7 +121,9 @@ class CurvatureOptimizer(Citizen):
         self._rule_in_force = _group_settings(self._settings.rule_options)
         seen = {m.layer.decode() for m in self._engine.maps()}
         observed = [layer for layer in self._layers if layer.name in seen]
-        self._observer = Observer(self._model, observed, self._observe, self._engine.reads_output_grad)
+        self._observer = Observer(
+            observed, self._observe, self._forget, self._engine.reads_output_grad, self._engine.reads_examples
+        )
         self._watch()
 
     # ---- making ----------------------------------------------------------------------------------------------------
@@ -190,9 +193,12 @@ class CurvatureOptimizer(Citizen):
     def _world(self) -> int:
         return self._ranks.world()
 
-    def _observe(self, layer: Layer, x: Tensor, grad: Tensor) -> None:
+    def _observe(self, layer: Layer, x: Tensor, grad: Tensor | None) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
         self._engine.observe(layer, x, grad, 1.0 / self._world())
+
+    def _forget(self, layer: Layer) -> None:
+        self._engine.forget_layer(layer)
 
     def _join_ranks(self) -> None:
         if self._ranks.world() == 1:
@@ -204,17 +210,48 @@ class CurvatureOptimizer(Citizen):
         if pending is not None:
             self._engine.write_pending(self._ranks.add_up(pending, device))
 
-    def _warn_if_blind(self) -> None:
-        if self._warned or self._observer.count or self._observer.closed or not self._engine.observes():
+    def _check_seen(self) -> None:
+        """On a step with statistics: which of the gradients were made by uses that were seen."""
+        observer = self._observer
+        if observer.closed or not self._engine.observes():
             return
-        if not any(layer.weight.grad is not None for layer in self._layers):
+        observer.forget_all_dropped()
+        trained = [layer for layer in observer.layers if layer.weight.grad is not None]
+        hidden = next((layer for layer in trained if layer.index in observer.hidden), None)
+        if hidden is not None:
+            raise RuntimeError(
+                f"abar: {hidden.name} {observer.hidden[hidden.index]}, so its statistics are unknown; leave it to the rule "
+                f"with skip=({hidden.name!r},)"
+            )
+        unseen = {layer.name for layer in trained if layer.index not in observer.observed}
+        if not trained or unseen == self._unseen:
+            return
+        if self._unseen is None and len(unseen) == len(trained):
+            raise RuntimeError(
+                f"abar: {type(self).__name__} would precondition nothing: the gradients did not come from a backward pass "
+                f"through the model that it saw. Gradients of torch.func or of another copy of the model cannot be used; "
+                f"run the model and call backward after the optimizer is made"
+            )
+        if unseen:
+            self._warn_unseen(unseen)
+        self._unseen = unseen
+
+    def _warn_unseen(self, unseen: set[str]) -> None:
+        if self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"abar: {type(self).__name__} takes statistics at this step, but no layer was seen in a backward pass: "
-            f"is the model compiled or in eval mode? Gradients stay as they are until one is seen.",
-            stacklevel=4,
+            f"abar: {type(self).__name__} takes statistics at this step, but saw no use of {', '.join(sorted(unseen))}, "
+            f"whose gradients stay as they are; {self.preconditioned_share():.0%} of the parameters are preconditioned.",
+            stacklevel=5,
         )
+
+    def preconditioned_share(self) -> float:
+        """The parameters in layers whose gradients are preconditioned, as a share of all that are trained."""
+        ready = {row.name for row in self.layers if row.preconditioned}
+        mine = [p for layer in self._layers if layer.name in ready for p in (layer.weight, layer.bias) if p is not None]
+        total = sum(p.numel() for p in self._all_params() if p.requires_grad)
+        return sum(p.numel() for p in mine if p.requires_grad) / max(total, 1)
 
     # ---- stepping --------------------------------------------------------------------------------------------------
 
@@ -306,7 +343,7 @@ class CurvatureOptimizer(Citizen):
         self._follow_rule()
         self._place_params()
         observed_scale = self._observed_scale(scaling)
-        self._warn_if_blind()
+        self._check_seen()
         self._join_ranks()
         if self._maximizes():
             self._flip()
@@ -340,9 +377,9 @@ class CurvatureOptimizer(Citizen):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As torch's; statistics of the gradients that are thrown away go with them."""
         super().zero_grad(*args, **kwargs)
-        if self._observer.count:
+        if self._observer.observed:
             self._engine.forget()
-            self._observer.count = 0
+        self._observer.reset()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -407,7 +444,7 @@ class CurvatureOptimizer(Citizen):
     @property
     def layers(self) -> list[LayerReport]:
         """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
-        return report_layers(self._layers, self._left, self._engine.maps())
+        return report_layers(self._layers, self._left, self._engine.maps(), self._unseen)
 
     @property
     def params(self) -> list[ParamReport]:

@@ -53,7 +53,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo]) -> LayerReport:
+def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo], unseen: bool) -> LayerReport:
     sums: dict[str, Any] = {
         k: int(sum(getattr(m, k) for m in maps)) for k in ("state_bytes", "dropped", "raised", "doubled", "kept")
     }
@@ -62,7 +62,10 @@ def _of_layer(layer: Layer, maps: Sequence[_abi.MapInfo]) -> LayerReport:
     }
     commits = int(min(m.commits for m in maps))
     shape = tuple(layer.weight.shape)
-    trained, reason = (True, "") if layer.weight.requires_grad else (False, "frozen")
+    reason = "" if layer.weight.requires_grad else "frozen"
+    if unseen and not commits:
+        reason = "never seen"
+    trained = not reason
     return LayerReport(layer.name, layer.kind, shape, layer.groups, trained, reason, commits=commits, **sums, **means)
 
 
@@ -73,13 +76,16 @@ def _of_left(left: Left) -> LayerReport:
     return LayerReport(left.name, type(left.module).__name__.lower(), shape, groups, False, left.reason)
 
 
-def report_layers(layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[_abi.MapInfo]) -> list[LayerReport]:
-    """Preconditioned layers first, in the model's order; then the others."""
+def report_layers(
+    layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[_abi.MapInfo], unseen: set[str] | None
+) -> list[LayerReport]:
+    """Preconditioned layers first, in the model's order; then the others. unseen: names of layers that have gradients,
+    but no use was seen."""
     rows, others = [], []
     for layer in layers:
         mine = [m for m in maps if m.layer.decode() == layer.name]
         if mine:
-            rows.append(_of_layer(layer, mine))
+            rows.append(_of_layer(layer, mine, layer.name in (unseen or ())))
         else:
             others.append(_of_left(Left(layer.name, layer.module, "left to the rule")))
     return rows + others + [_of_left(module) for module in left]

@@ -93,8 +93,7 @@ class AdaHessian(CurvatureOptimizer):
         live = [k for k, g in enumerate(grads) if g.requires_grad]  # the others are constant
         products = torch.autograd.grad([grads[k] for k in live], params, [signs[k] for k in live], allow_unused=True)
         for (index, _), product in zip(chosen, products):
-            buffer = self._engine.extra_grads[index]
-            buffer.zero_() if product is None else buffer.copy_(product.detach(), non_blocking=False).mul_(2.0)
+            self._engine.set_extra(index, None if product is None else 2.0 * product.detach())
 
 
 @signed
@@ -160,8 +159,8 @@ class Sophia(CurvatureOptimizer):
             with torch.enable_grad():
                 sampled()
             self._stands.load()
-            for buffer, stand in zip(self._engine.extra_grads, self._stands.tensors):
-                buffer.zero_() if stand.grad is None else buffer.copy_(stand.grad)
+            for index, stand in enumerate(self._stands.tensors):
+                self._engine.set_extra(index, stand.grad)
             self._engine.take_sampled()
         finally:
             for p, grad in zip(params, grads):
