@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ._layers import Layer, check_model, find_layers, mark_ends
 from ._ranks import CHECK_EVERY, Ranks
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
-from ._stand import Stands, check_rows_alone, check_shards
+from ._stand import Stands, by_rows, check_rows_alone, check_shards
 from ._state import AVERAGES, BLOCKS, DIAGONALS, SHARED
 from ._state import carry_over, check_state, load_state, read_shared, save_state, saved_states
 
@@ -108,10 +109,13 @@ class CurvatureOptimizer(Citizen):
         super().__init__(self._model.parameters() if params is None else params, defaults)
         self._attach()
         self._ready = True
+        self._expect_shards()
 
     def _attach(self) -> None:
         """Finds the layers of the parameters there are, and makes the library's optimizer for them."""
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
+        self._layers, left = by_rows(self._layers)
+        self._left += left
         self._require_layers()
         if self._settings.rule == "muon":
             first, head = (None if given is None else _patterns(given) for given in self._ends)
@@ -176,6 +180,21 @@ class CurvatureOptimizer(Citizen):
         super().add_param_group(param_group)
         if self._ready:
             self._follow_params()
+
+    def _expect_shards(self) -> None:
+        """accelerate shards a model after its optimizer is made, and gives the groups the shards: the first forward pass
+        looks whether it has."""
+        if self._ranks.world() == 1:
+            return
+        me = weakref.ref(self)
+
+        def look(_module: nn.Module, _inputs: Any) -> None:
+            handle.remove()
+            optimizer = me()
+            if optimizer is not None:
+                optimizer._follow_params()
+
+        handle = self._model.register_forward_pre_hook(look)
 
     def _follow_params(self) -> None:
         """Where the groups have other parameters than before (a group more, or shards in the place of wholes)."""

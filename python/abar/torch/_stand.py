@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._layers import Layer
+from ._layers import Layer, Left
 
 HALVES = (torch.bfloat16, torch.float16)
 ROW_METHODS = ("", "mac", "foof")  # Ĝ of a row needs no other row of G
@@ -47,6 +47,13 @@ def check_rows_alone(method: str, rule: str, kl_clip: float, clip: float) -> Non
         raise ValueError("abar: clip= sees this process's shards alone; call torch.nn.utils.clip_grad_norm_ before step()")
 
 
+def by_rows(layers: Sequence[Layer]) -> tuple[list[Layer], list[Left]]:
+    """Of sharded layers those whose shards are rows of their matrices; the others go to the rule."""
+    parts = [layer for layer in layers if is_sharded(layer.weight) and (layer.groups > 1 or layer.transposed)]
+    reason = "sharded, and its shards are no rows of its matrix"
+    return [layer for layer in layers if layer not in parts], [Left(layer.name, layer.module, reason) for layer in parts]
+
+
 class Stands:
     """One tensor of the library's precision for each parameter."""
 
@@ -68,9 +75,10 @@ class Stands:
         if not is_sharded(p) and p.dtype not in HALVES:
             return p
         local = self._local(p)
+        local = local.float() if p.dtype in HALVES else local
         if local.numel() == 0 and p.numel() > 0:  # more ranks than rows: one row of zeros, so that all have the same maps
-            return local.new_zeros((1, *local.shape[1:]), dtype=torch.float32)
-        return local.float() if p.dtype in HALVES else local
+            return local.new_zeros((1, *local.shape[1:]))
+        return local
 
     def layers(self, layers: Sequence[Layer]) -> list[Layer]:
         """The layers with what stands for their parameters."""
