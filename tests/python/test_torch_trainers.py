@@ -146,6 +146,18 @@ def fsdp(rank, _folder, mesh=(WORLD,), **options):
     return weights(model)
 
 
+def fsdp_after(rank, _folder):
+    """The optimizer is made first; then its groups are given the shards, as accelerate does."""
+    model = Net()
+    optimizer = make(model)
+    names = [name for name, _ in model.named_parameters()]
+    shard(model, mesh_of(WORLD))
+    shards = dict(model.named_parameters())
+    optimizer.param_groups[0]["params"] = [shards[name] for name in names]
+    run(model, optimizer, lambda k: Data().part(k, rank))
+    return weights(model)
+
+
 def fsdp_foof(rank, folder):
     return fsdp(rank, folder, kind="FOOF")
 
@@ -229,10 +241,7 @@ def fsdp_load(rank, folder):
     return weights(model)
 
 
-def with_accelerate(model, **plugin):
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, **plugin)
+def with_accelerate(model, accelerator):
     optimizer = make(model)
     loader = torch.utils.data.DataLoader(Data(), batch_size=BATCH // WORLD)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -244,19 +253,26 @@ def with_accelerate(model, **plugin):
 
 
 def accelerate_ddp(_rank, _folder):
-    return with_accelerate(Net())
+    from accelerate import Accelerator
+
+    return with_accelerate(Net(), Accelerator(cpu=True))
 
 
 def accelerate_fsdp(_rank, _folder):
-    from accelerate import FullyShardedDataParallelPlugin
+    """accelerate shards on accelerators only: its CPU state is told otherwise, the rest is its own code."""
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
     from accelerate.state import AcceleratorState, PartialState
 
     AcceleratorState._reset_state()
     PartialState._reset_state()
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1)
+    accelerator = Accelerator(cpu=True)
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1
+    )
+    accelerator.state.distributed_type = DistributedType.FSDP
     try:
         model = Net()
-        ended = with_accelerate(model, fsdp_plugin=plugin)
+        ended = with_accelerate(model, accelerator)
         assert all(hasattr(p, "full_tensor") for p in model.parameters()), "accelerate did not shard"
         return ended
     finally:
@@ -333,6 +349,7 @@ CASES = {
     "apart": ("gloo", apart, {}),
     "ddp_load": ("gloo", ddp_load, {}),
     "fsdp": ("fully_shard", fsdp, {}),
+    "fsdp_after": ("fully_shard", fsdp_after, {}),
     "fsdp_foof": ("fully_shard", fsdp_foof, {"kind": "FOOF"}),
     "fsdp_adamw": ("fully_shard", fsdp_adamw, {"rule": "adamw", "lr": 0.01}),
     "hsdp": ("fully_shard", hsdp, {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -184,7 +185,7 @@ class CurvatureOptimizer(Citizen):
     def _expect_shards(self) -> None:
         """accelerate shards a model after its optimizer is made, and gives the groups the shards: the first forward pass
         looks whether it has."""
-        if self._ranks.world() == 1:
+        if self._ranks.world() == 1 and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return
         me = weakref.ref(self)
 
