@@ -109,7 +109,7 @@ def timm_models():
 
 
 GPT = {"vocab_size": 40, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0}
-GPT.update(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+GPT.update(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, loss_type="ForCausalLM")
 
 
 def hf_models():

@@ -1,6 +1,6 @@
 """Real models, in tiny versions: every map is seen, and twenty steps of MAC are those of a float64 oracle.
 
-The oracle is written from methods.md sections 0, 1 and 8. It looks at what runs below autograd, operation by operation, and
+The oracle is written from methods.md sections 0, 1, 2 and 8. It looks at what runs below autograd, operation by operation, and
 knows a weight by its memory: nothing of the binding is used.
 """
 
@@ -20,16 +20,35 @@ FOUND, MISSING = models.all_models()
 SHARES = {"HF Mixtral": 0.3, "HF BERT": 0.7, "PEFT LoRA": 1.0, "siamese": 1.0}
 
 
-class Rows(TorchDispatchMode):
-    """The rows that every weight is multiplied with: by the address of its memory, their sum and number."""
+#: names of weights that make values, and how many equal parts of their rows make other things before
+VALUES = {"attn.qkv.weight": 3, "in_proj_weight": 3, "c_attn.weight": 3, ".v_proj.weight": 1, ".value.weight": 1, "Attention.v.weight": 1}
+GROUPED = {"HF Llama": 3, "HF Mixtral": 3}  # heads of the values, where queries have more
 
-    def __init__(self, weights):
+
+ATTENDING = ("Encoder", "ViT", "vit", "DeiT", "win", "GPT", "BERT", "Llama", "T5", "Mixtral")
+
+
+class Rows(TorchDispatchMode):
+    """The rows that every weight is multiplied with: by the address of its memory, their sum and number. Of those that make
+    values the rows themselves too, with the probabilities of the attention that comes next."""
+
+    def __init__(self, weights, values=()):
         super().__init__()
         self.weights, self.sums = {w.data_ptr(): w for w in weights}, {}
+        self.values, self.attended, self.last = {w.data_ptr() for w in values}, {}, None
 
     def add(self, weight, rows):
         total, count = self.sums.get(weight.data_ptr(), (0.0, 0))
         self.sums[weight.data_ptr()] = total + rows.double().sum(0), count + rows.shape[0]
+        if weight.data_ptr() in self.values:
+            self.last = (weight.data_ptr(), rows.double())
+
+    def attend(self, t):
+        """t: probabilities (N, heads, queries, tokens)."""
+        if self.last is not None:
+            address, rows = self.last
+            self.attended.setdefault(address, []).append((rows, t.double().mean(2)))
+            self.last = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
@@ -40,7 +59,14 @@ class Rows(TorchDispatchMode):
                     self.add(known, x.reshape(-1, x.shape[-1]))
         elif name == "convolution" and args[1].data_ptr() in self.weights:
             self.add_patches(*args)
-        return func(*args, **(kwargs or {}))
+        elif name.startswith("_scaled_dot_product"):
+            self.attend(full_probabilities(*args, **(kwargs or {})))
+        out = func(*args, **(kwargs or {}))
+        if name in ("_softmax", "_safe_softmax") and out.dim() == 4:
+            self.attend(out)
+        elif name == "_softmax" and out.dim() == 3:  # nn.MultiheadAttention of old: (N heads, queries, tokens), 3 heads
+            self.attend(out.reshape(-1, 3, *out.shape[1:]))
+        return out
 
     def add_patches(self, x, weight, bias, stride, padding, dilation, _transposed, _output_padding, groups):
         patches = torch.nn.functional.unfold(x, weight.shape[2:], dilation, padding, stride)  # (N, C k k, P)
@@ -48,18 +74,47 @@ class Rows(TorchDispatchMode):
         self.add(self.weights[weight.data_ptr()], rows)
 
 
-class Mac:
-    """methods.md sections 1 and 8 on a model in float64. layers: pairs of weight and bias, by parameter name; turned:
-    weights that are (in, out)."""
+def full_probabilities(q, k, v, *more, is_causal=None, attn_mask=None, scale=None):
+    """(N, heads, queries, tokens), as written."""
+    is_causal = more[1] if is_causal is None and len(more) > 1 else is_causal
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries
+    scores = q.double() @ k.double().transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -float("inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return scores.softmax(3)
 
-    def __init__(self, model, layers, turned, lr):
-        self.model, self.layers, self.turned, self.lr = model, layers, turned, lr
+
+def value_means(parts, stat, heads, positions_first):
+    """Section 2, of the uses of one weight: (1 or heads, d). positions_first: rows are ordered by token, then sequence."""
+    sequences, columns = [], []
+    for rows, t in parts:
+        n, _, tokens = t.shape
+        x = rows.reshape(tokens, n, -1).transpose(0, 1) if positions_first else rows.reshape(n, tokens, -1)
+        sequences.append(x)
+        columns.append(t.reshape(n, heads, -1, tokens).mean(2) if heads else t)
+    x, t = torch.cat(sequences), torch.cat(columns)
+    if stat == "factored":
+        return (x.mean(0).t() @ t.mean((0, 1)))[None]
+    each = torch.einsum("bjd,bhj->hd", x, t) / x.shape[0]
+    return each if stat == "per-head" else each.mean(0, keepdim=True)
+
+
+class Mac:
+    """methods.md sections 1, 2 and 8 on a model in float64. layers: pairs of weight and bias, by parameter name; turned:
+    weights that are (in, out); heads: of values, where they are fewer than those of queries."""
+
+    def __init__(self, model, layers, turned, lr, stat="expectation", heads=0):
+        self.model, self.layers, self.turned, self.lr, self.stat, self.heads = model, layers, turned, lr, stat, heads
+        ends = {w: next((end for end in VALUES if w.endswith(end)), None) for w, _ in layers}
+        self.value_parts = {w: VALUES[end] for w, end in ends.items() if end is not None and stat != "plain"}
         self.params = dict(model.named_parameters())
         self.means, self.commits, self.ready, self.velocity = {}, {}, {}, {}
 
     def step(self, k, loss):
         weights = [self.params[w] for w, _ in self.layers]
-        rows = Rows(weights)
+        rows = Rows(weights, [self.params[w] for w in self.value_parts])
         with rows:
             value = loss(self.model, k)
         self.model.zero_grad()
@@ -68,7 +123,13 @@ class Mac:
         for (w, b), weight in zip(self.layers, weights):
             if k % SETTINGS["tcov"] == 0 and weight.data_ptr() in rows.sums and w in grads:
                 total, count = rows.sums[weight.data_ptr()]
-                self.commit(w, b, total / count)
+                mean = total / count
+                if w in self.value_parts:  # one mean for each block of rows: what makes q and k, then each part of v
+                    attended = rows.attended[weight.data_ptr()]
+                    values = value_means(attended, self.stat, self.heads, w.endswith("in_proj_weight"))
+                    repeat = (self.value_parts[w] - 1) * values.shape[0]
+                    mean = torch.cat([mean.expand(repeat, -1), values])
+                self.commit(w, b, mean)
             if w in grads and k % SETTINGS["tinv"] == 0 and w in self.means:
                 self.ready[w] = self.means[w] / (1 - SETTINGS["stat_decay"] ** self.commits[w])
             if w in grads and w in self.ready:
@@ -76,7 +137,7 @@ class Mac:
         self.update(grads)
 
     def commit(self, w, b, mean):
-        """mean: (d,), or (groups, d) of a convolution."""
+        """mean: (d,), or (groups, d) of a convolution or of blocks of rows."""
         if b is not None:
             mean = torch.cat([mean, torch.ones(*mean.shape[:-1], 1, dtype=mean.dtype)], -1)
         beta = SETTINGS["stat_decay"]
@@ -146,12 +207,14 @@ class Models(Case):
         print(f"    {name}: {share:.1%} of the parameters preconditioned")
         optimizer.close()
 
-    def check_steps(self, name, make, loss):
+    def check_steps(self, name, make, loss, stat="expectation", **more):
         for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
             model = build(make).to(dtype)
             other = copy.deepcopy(model).double()
-            optimizer = abar.torch.MAC(model, lr=0.01, **SETTINGS)
-            oracle = Mac(other, *maps_of(other), 0.01)
+            optimizer = abar.torch.MAC(model, lr=0.01, **SETTINGS, **more)
+            oracle = Mac(other, *maps_of(other), 0.01, stat, GROUPED.get(name, 0))
+            attends = any(kind in name for kind in ATTENDING)
+            self.assertEqual(bool(oracle.value_parts), attends and stat != "plain", name)
             for k in range(STEPS):
                 optimizer.zero_grad()
                 loss(model, k).backward()
@@ -174,6 +237,23 @@ class Models(Case):
             if "resnet18" not in name:  # its smallest form has eleven million parameters
                 with self.subTest(name):
                     self.check_steps(name, make, loss)
+
+
+    def test_of_every_statistic_of_values_are_the_oracles(self):
+        """value_stat: blocks of rows of the fused projections, separate ones, grouped queries, windows, masks."""
+        told = {
+            "HF GPT-2": {"transformer.h.*.attn": abar.torch.Attention(qkv="c_attn", heads=3, tokens=7)},
+            "HF Llama": {"model.layers.*.self_attn": abar.torch.Attention(value="v_proj", heads=3, tokens=7)},
+            "nn.TransformerEncoder": {"body.layers.*.self_attn": abar.torch.Attention(qkv="in_proj", heads=3, tokens=16)},
+            "timm ViT": None,
+            "torchvision swin_t": None,
+        }
+        for name, attention in told.items():
+            for stat in ("per-head", "factored", "plain"):
+                if name in FOUND:
+                    with self.subTest(name, value_stat=stat):
+                        more = {} if attention is None or stat == "plain" else {"attention": attention}
+                        self.check_steps(name, *FOUND[name], stat, value_stat=stat, **more)
 
 
 for number, line in enumerate(MISSING):

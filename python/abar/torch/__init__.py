@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
+from ._attention import Attention
 from ._optimizer import CurvatureOptimizer
 from ._precondition import Preconditioned, precondition
 from ._report import LayerReport, ParamReport
@@ -25,6 +26,7 @@ __all__ = [
     "AdaHessian",
     "AdamW",
     "Analysis",
+    "Attention",
     "AttentionAnalysis",
     "CurvatureOptimizer",
     "Eva",

@@ -141,6 +141,7 @@ class Engine:
         rows_alone = settings.method in ("mac", "smac", "foof", "eva")  # statistics of rows, whichever example has them
         pgrad = settings.curvature_options.get("pgrad") if settings.method else ""
         self.reads_examples = not rows_alone or pgrad == "per-example"
+        self._layer_names = {layer.name for layer in self.layers}
         self.state_tensors = self._list_state()
 
     def _open_device(self, name: str) -> ctypes.c_void_p:
@@ -228,6 +229,8 @@ class Engine:
                 c.bias = describe(self._dense(index[id(layer.bias)], layer.bias), self.device)
             c.window = layer.window
             c.reads_network_input = layer.reads_input
+            if layer.values is not None:
+                layer.values.describe(c)
         return array
 
     # ---- statistics ------------------------------------------------------------------------------------------------
@@ -239,8 +242,9 @@ class Engine:
         """A GPU reads any dtype and strides; on the CPU torch widens and reorders faster than the library reads."""
         return t if self.torch_device.type == "cuda" else t.to(self.dtype).contiguous()
 
-    def observe(self, layer: Layer, x: Tensor, g: Tensor | None, scale: float) -> None:
-        """Adds one layer's rows of one micro-batch to its pending sums. g: where the method reads it."""
+    def observe(self, layer: Layer, x: Tensor, g: Tensor | None, columns: Tensor | None, scale: float) -> None:
+        """Adds one layer's rows of one micro-batch to its pending sums. g: where the method reads it; columns: of the
+        attention that reads its values."""
         self._follow_stream()
         x = self._readable(x)
         view = _abi.Layer(output_grad_scale=scale)
@@ -248,6 +252,9 @@ class Engine:
         if g is not None:
             g = self._readable(g)
             view.output_grad = describe(g, self.device)
+        if columns is not None:
+            columns = self._readable(columns)
+            view.attention.columns = describe(columns, self.device)
         self.context.check(self.library.abar_optim_observe(self.optim, layer.index, ctypes.byref(view)))
 
     def forget(self) -> None:
@@ -385,6 +392,11 @@ class Engine:
         count = self.library.abar_optim_map_count(self.optim)
         return [_abi.MapInfo.from_buffer_copy(self.library.abar_optim_map(self.optim, i).contents) for i in range(count)]
 
+    def layer_of(self, info: _abi.MapInfo) -> str:
+        """The name of a map's layer: rows that make values of attention are maps of their own, "LAYER@v"."""
+        name = info.layer.decode()
+        return name if name in self._layer_names else name.rpartition("@v")[0] or name
+
     def counters(self) -> dict[str, int]:
         """The steps given so far, skipped ones included, and the updates made."""
         found: dict[str, int] = {}
@@ -453,7 +465,9 @@ class Engine:
                 layer = at.layer.decode()
                 mark = f"#{at.group}" if name.startswith(f"curvature.{layer}#") else ""
                 part = name[len(f"curvature.{layer}{mark}.") :]
-                owners.append((weights.get(layer, 0), part + mark))  # all parameters together: with the first
+                owner = self.layer_of(at)
+                mark += layer[len(owner) :]  # rows of values: "@v", or "@v0" of a head
+                owners.append((weights.get(owner, 0), part + mark))  # all parameters together: with the first
                 if part == "numbers":
                     at = None
         of_rule = [not name.startswith("curvature.") for name in names]

@@ -8,23 +8,29 @@ autograd.grad leave no trace. Then all uses of the map in that pass are observed
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from . import _uses
+from ._columns import fit_columns
 from ._layers import Layer, fit_image, fit_rows
 from ._uses import Call, Tokens
 
-#: Called with a layer, its input and, where it is read, its output's gradient.
-Observe = Callable[[Layer, Tensor, "Tensor | None"], None]
+
+class Rows(NamedTuple):
+    """What a map read in one use, or several."""
+
+    x: Tensor
+    grad: Tensor | None  # of the output, where the method reads it
+    columns: Tensor | None  # where attention reads the output as values
+
+
+Observe = Callable[[Layer, Rows], None]
 
 _task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # 1.13 has no number for a pass
-_is_wrapped: Callable[[Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _tensor: False
-)
 
 
 class _Use:
@@ -34,6 +40,7 @@ class _Use:
         self.observer, self.layer, self.output_nr = observer, layer, output_nr
         self.conv, self.tokens = call.conv, tokens
         self.shape = _shape_before(call.x)
+        self.columns: Tensor | None = None
         self.x: Tensor | None = call.x.detach()
         self.version = call.x._version
 
@@ -79,17 +86,26 @@ class Observer:
         forget: Callable[[Layer], None],
         reads_output_grad: bool,
         by_example: bool,
+        heads: Mapping[int, int],
     ) -> None:
-        """by_example: the method looks at whole examples, so that their rows must be observed together."""
+        """by_example: the method looks at whole examples, so that their rows must be observed together. heads: of the layers
+        that make values, by their index."""
         self.layers = list(layers)
         self._observe, self._forget = weakref.WeakMethod(observe), weakref.WeakMethod(forget)
         self._reads_output_grad, self._by_example = reads_output_grad, by_example
         self._by_id = {id(layer.weight): layer for layer in layers}
         self._by_token = {_uses.token_of(layer.weight): layer for layer in layers}
+        self._heads = dict(heads)
+        for layer in layers:
+            layer.weight._abar_values = layer.index in self._heads  # type: ignore[attr-defined]
+        self._waiting: _Use | None = None  # for the attention that reads its values
+        self._values: weakref.ref[Tensor] | None = None  # that attention read last
+        self._columns: dict[int, list[Tensor]] = {}  # of compiled models, by token
         self._guards: dict[int, tuple[Any, ...]] = {}
         self._passes: dict[int, dict[int, list[tuple[_Use, Tensor | None]]]] = {}
         self._grads: dict[int, tuple[Tensor, int]] = {}  # of what was observed: the gradient then, and its version
         self.hidden: dict[int, str] = {}  # layers with a use that cannot be observed, and why
+        self.wrapped: set[int] = set()  # layers that ran inside torch.vmap or torch.func
         self.observed: set[int] = set()  # since the last step
         self.active = self.closed = False
 
@@ -110,10 +126,13 @@ class Observer:
 
     def reset(self) -> None:
         """Nothing was observed."""
+        self._waiting = None
+        self._columns.clear()
         self._passes.clear()
         self._grads.clear()
         self.observed.clear()
         self.hidden.clear()
+        self.wrapped.clear()
 
     def _release(self) -> None:
         for _weight, _node, handles in self._guards.values():
@@ -167,11 +186,14 @@ class Observer:
         if layer is None:
             part = self._by_id.get(id(weight._base))
             if part is not None:
-                self.hidden[part.index] = "its weight is used in parts"
+                self.hidden[part.index] = "has a weight that is used in parts"
             return out
         if not weight.requires_grad:
             return out
-        reason = "runs inside torch.vmap or torch.func" if _is_wrapped(call.x) else layer.why_not(call, turned)
+        if _uses.is_wrapped(out):
+            self.wrapped.add(layer.index)
+            return out
+        reason = layer.why_not(call, turned)
         if reason:
             self.hidden[layer.index] = reason
             return out
@@ -180,19 +202,50 @@ class Observer:
         use = _Use(weakref.ref(self), layer, call, tokens, out.output_nr)
         out.grad_fn.register_hook(use.backward)  # type: ignore[union-attr]
         self._guard(layer, weight)
+        if layer.index in self._heads:
+            self._waiting = use
         return out
+
+    def attended(self, value: Tensor | None, columns: Callable[[], Tensor]) -> None:
+        """Attention comes after the layer that makes its values. columns: of its probabilities."""
+        use = self._waiting
+        if use is None:
+            if value is not None and self._values is not None and value is self._values():
+                self._twice()
+            return
+        with torch.no_grad():
+            use.columns = self._fit(use.layer, columns(), use.x)
+        if use.columns is not None:
+            self._last, self._waiting = use.layer, None
+            self._values = None if value is None else weakref.ref(value)
+
+    def _twice(self) -> None:
+        self.hidden[self._last.index] = "makes values that are attended to twice"
+
+    def _fit(self, layer: Layer, columns: Tensor, x: Tensor | None) -> Tensor | None:
+        return None if x is None else fit_columns(columns, self._heads[layer.index], x.numel() // x.shape[-1])
+
+    def attended_in_graph(self, token: int, columns: Callable[[], Tensor]) -> None:
+        layer = self._by_token.get(token)
+        if layer is not None and layer.index in self._heads and self.active:
+            self._columns.setdefault(token, []).append(columns())
 
     def used_in_graph(self, token: int, x: Tensor, grad: Tensor, numbers: Sequence[int]) -> None:
         """In the backward pass of a compiled model, whose buffers are overwritten when this returns."""
         layer = self._by_token.get(token)
         if layer is None or not self.active:
             return
-        call = _uses.call_of(x.clone(), layer.weight, numbers)
+        call, tokens = _uses.call_of(x.clone(), layer.weight, numbers)
         reason = layer.why_not(call, False)
+        if self._by_example and layer.transposed:
+            reason = "was compiled, which hides the examples that its rows belong to"
         if reason:
             self.hidden[layer.index] = reason
             return
-        use = _Use(weakref.ref(self), layer, call, Tokens(), 0)
+        use = _Use(weakref.ref(self), layer, call, tokens, 0)
+        columns = self._columns.get(token)
+        if columns:
+            use.columns = self._fit(layer, columns.pop(), x)
         self.arrived(use, grad.clone() if self._reads_output_grad else grad)
 
     # ---- what counts -----------------------------------------------------------------------------------------------
@@ -221,28 +274,37 @@ class Observer:
         observe = self._observe()
         if observe is None or not fresh:
             return
-        for x, grad in self._join(layer, [self._read(use, grad) for use, grad in fresh]):
-            observe(layer, x, grad)
+        for rows in self._join(layer, [self._read(use, grad) for use, grad in fresh]):
+            observe(layer, rows)
         self.observed.add(layer.index)
         if layer.weight.grad is not None:
             self._grads[layer.index] = (layer.weight.grad, layer.weight.grad._version)
 
-    @staticmethod
-    def _read(use: _Use, grad: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return use.arrange(use.take(), True), None if grad is None else use.arrange(grad, False)
+    def _read(self, use: _Use, grad: Tensor | None) -> Rows:
+        x, grad = use.arrange(use.take(), True), None if grad is None else use.arrange(grad, False)
+        if use.layer.index not in self._heads:
+            return Rows(x, grad, None)
+        if use.columns is None:
+            raise RuntimeError(
+                f"abar: {use.layer.name} makes values of attention, but no probabilities of softmax or of "
+                f"scaled_dot_product_attention came after it; take value_stat='plain', or attention={{...: None}} for its "
+                f"module"
+            )
+        shape = (use.columns.shape[0], use.columns.shape[2], -1)
+        return Rows(x.reshape(shape), None if grad is None else grad.reshape(shape), use.columns)
 
-    def _join(self, layer: Layer, parts: list[tuple[Tensor, Tensor | None]]) -> list[tuple[Tensor, Tensor | None]]:
+    def _join(self, layer: Layer, parts: list[Rows]) -> list[Rows]:
         """Uses in one pass are further rows of the same examples (methods.md section 0)."""
         if len(parts) == 1 or not self._by_example:
             return parts
-        if layer.kind == "conv2d" or len({x.shape[0] for x, _ in parts}) > 1:
+        if layer.kind == "conv2d" or layer.index in self._heads or len({rows.x.shape[0] for rows in parts}) > 1:
             raise RuntimeError(
                 f"abar: {layer.name} is used {len(parts)} times in one pass, and which rows belong to one example cannot be "
                 f"told; leave it to the rule with skip=({layer.name!r},)"
             )
-        rows = [[_sequence(t) for t in pair if t is not None] for pair in parts]
-        joined = [torch.cat(column, 1) for column in zip(*rows)]
-        return [(joined[0], joined[1] if len(joined) > 1 else None)]
+        x = torch.cat([_sequence(rows.x) for rows in parts], 1)
+        grads = [_sequence(rows.grad) for rows in parts if rows.grad is not None]
+        return [Rows(x, torch.cat(grads, 1) if grads else None, None)]
 
     def forget_dropped(self, layer: Layer, passing: bool) -> None:
         """Statistics go with their gradient, where someone has set it to None or, before a further pass, to zero."""
@@ -257,6 +319,12 @@ class Observer:
             forget = self._forget()
             if forget is not None:
                 forget(layer)
+
+    def why_hidden(self, layer: Layer) -> str | None:
+        """Why the statistics of a layer that has a gradient are not complete; None: they are, or nothing was seen."""
+        if layer.index in self.wrapped and layer.index not in self.observed:
+            return "ran inside torch.vmap or torch.func"
+        return self.hidden.get(layer.index)
 
     def forget_all_dropped(self) -> None:
         for layer in self.layers:

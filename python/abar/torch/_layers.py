@@ -27,6 +27,22 @@ UNSUPPORTED = (
 
 
 @dataclass
+class Values:
+    """The rows of a layer's weight that make values of attention: the last ones."""
+
+    heads: int
+    first: int
+    rows: int
+    tokens: int = 0  # of a sequence; 0: unknown
+
+    def describe(self, into: _abi.Layer) -> None:
+        into.attention.heads, into.attention.value_row, into.attention.value_rows = self.heads, self.first, self.rows
+        if self.tokens:  # the shape of the input, for sums by position
+            into.input.ndim = 3
+            into.input.dim[1] = self.tokens
+
+
+@dataclass
 class Layer:
     """One linear map or convolution that is preconditioned: a parameter, and where the model has it."""
 
@@ -39,6 +55,7 @@ class Layer:
     index: int = 0  # among the layers that the library knows
     reads_input: bool = False  # of the network
     makes_output: bool = False
+    values: Values | None = None  # rows that make values of attention, where they have statistics of their own
     window: _abi.Window = field(default_factory=_abi.Window)
 
     @property

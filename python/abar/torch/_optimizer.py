@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from .. import _library
 from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
-from ._hooks import Observer
+from ._attention import Attention, find_values
+from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
 from ._ranks import CHECK_EVERY, Ranks
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
@@ -49,6 +50,8 @@ class CurvatureOptimizer(Citizen):
             there is one at the step. False: this process trains its own model.
         clip: limit for the global norm of the gradient, before preconditioning; 0: none.
         maximize: the objective rather than to minimize it.
+        attention: of MAC and SMAC: modules of attention that are not recognised, by pattern, as :class:`Attention`; None:
+            those that fit are not attention.
         options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
     """
 
@@ -80,6 +83,7 @@ class CurvatureOptimizer(Citizen):
         process_group: Any = None,
         clip: float = 0.0,
         maximize: bool = False,
+        attention: Mapping[str, Attention | None] | None = None,
         **options: Any,
     ) -> None:
         if type(self) is CurvatureOptimizer:
@@ -103,7 +107,7 @@ class CurvatureOptimizer(Citizen):
         self._skip = _patterns(skip) + _split(settings.pop("skip_layers", ""))
         self._context = _library.Context()
         self._settings = self._configure(rule, float(lr), settings)
-        self._ends = first, head
+        self._ends, self._told = (first, head), (attention, settings)
         defaults = dict(
             lr=lr, weight_decay=weight_decay, maximize=bool(maximize), **_group_settings(self._settings.rule_options)
         )
@@ -121,13 +125,19 @@ class CurvatureOptimizer(Citizen):
         if self._settings.rule == "muon":
             first, head = (None if given is None else _patterns(given) for given in self._ends)
             mark_ends(self._model, self._layers, first, head)
+        self._find_values(*self._told)
         self._stands = self._stands_type(self._all_params())
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
-        seen = {m.layer.decode() for m in self._engine.maps()}
+        seen = {self._engine.layer_of(m) for m in self._engine.maps()}
         observed = [layer for layer in self._layers if layer.name in seen]
         self._observer = Observer(
-            observed, self._observe, self._forget, self._engine.reads_output_grad, self._engine.reads_examples
+            observed,
+            self._observe,
+            self._forget,
+            self._engine.reads_output_grad,
+            self._engine.reads_examples,
+            {layer.index: layer.values.heads for layer in observed if layer.values is not None},
         )
         self._watch()
 
@@ -160,6 +170,27 @@ class CurvatureOptimizer(Citizen):
             f"{', '.join(left) or 'no modules with parameters'}; use torch.optim for this model"
         )
 
+    def _find_values(self, told: Mapping[str, Attention | None] | None, given: dict[str, Any]) -> None:
+        """Layers that make values of attention have statistics of their own, unless told otherwise."""
+        options = self._settings.method_options
+        if "value_stat" not in options or options.get("value_stat") == "plain":
+            if told is not None:
+                raise ValueError(f"abar: attention does nothing here, {type(self).__name__} treats all rows alike")
+            return
+        values = find_values(self._model, self._layers, told)
+        if not values and "value_stat" in given:
+            raise ValueError(
+                f"abar: value_stat={given['value_stat']!r}: no attention was recognised in the model; name it with "
+                f"attention={{'blocks.*.attn': abar.torch.Attention(qkv='qkv', heads=3)}}, or leave value_stat out"
+            )
+        for layer in self._layers:
+            layer.values = values.get(layer.index)
+            if options.get("value_stat") == "factored" and layer.values is not None and not layer.values.tokens:
+                raise ValueError(
+                    f"abar: value_stat='factored' needs the number of tokens that {layer.name} reads; name it with "
+                    f"attention={{...: abar.torch.Attention(..., tokens=197)}}"
+                )
+
     def _make_engine(self, settings: Settings) -> Engine:
         params = self._all_params()
         known = {id(p): name for name, p in self._model.named_parameters()}
@@ -167,7 +198,7 @@ class CurvatureOptimizer(Citizen):
         factors = [(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups for _ in g["params"]]
         if self._stands.sharded:
             kl_clip = settings.method_options.get("kl_clip") if "kl_clip" in settings.method_options else 0.0
-            check_rows_alone(settings.method, settings.rule, kl_clip, self._clip)
+            check_rows_alone(settings.method, settings.rule, kl_clip, self._clip, self._layers)
         return Engine(self._context, self._stands.tensors, names, factors, self._stands.layers(self._layers), settings)
 
     def _watch(self) -> None:
@@ -213,9 +244,9 @@ class CurvatureOptimizer(Citizen):
     def _world(self) -> int:
         return self._ranks.world()
 
-    def _observe(self, layer: Layer, x: Tensor, grad: Tensor | None) -> None:
+    def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
-        self._engine.observe(layer, x, grad, 1.0 / self._world())
+        self._engine.observe(layer, *rows, 1.0 / self._world())
 
     def _forget(self, layer: Layer) -> None:
         self._engine.forget_layer(layer)
@@ -237,12 +268,13 @@ class CurvatureOptimizer(Citizen):
             return
         observer.forget_all_dropped()
         trained = [layer for layer in observer.layers if layer.weight.grad is not None]
-        hidden = next((layer for layer in trained if layer.index in observer.hidden), None)
-        if hidden is not None:
-            raise RuntimeError(
-                f"abar: {hidden.name} {observer.hidden[hidden.index]}, so its statistics are unknown; leave it to the rule "
-                f"with skip=({hidden.name!r},)"
-            )
+        for layer in trained:
+            reason = observer.why_hidden(layer)
+            if reason is not None:
+                raise RuntimeError(
+                    f"abar: {layer.name} {reason}, so its statistics are unknown; leave it to the rule with "
+                    f"skip=({layer.name!r},)"
+                )
         unseen = {layer.name for layer in trained if layer.index not in observer.observed}
         if not trained or unseen == self._unseen:
             return
@@ -464,7 +496,8 @@ class CurvatureOptimizer(Citizen):
     @property
     def layers(self) -> list[LayerReport]:
         """All modules with parameters: what becomes of their gradients, and what was counted and measured."""
-        return report_layers(self._layers, self._left, self._engine.maps(), self._unseen)
+        maps = [(self._engine.layer_of(m), m) for m in self._engine.maps()]
+        return report_layers(self._layers, self._left, maps, self._unseen)
 
     @property
     def params(self) -> list[ParamReport]:

@@ -77,13 +77,13 @@ def _of_left(left: Left) -> LayerReport:
 
 
 def report_layers(
-    layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[_abi.MapInfo], unseen: set[str] | None
+    layers: Sequence[Layer], left: Sequence[Left], maps: Sequence[tuple[str, _abi.MapInfo]], unseen: set[str] | None
 ) -> list[LayerReport]:
     """Preconditioned layers first, in the model's order; then the others. unseen: names of layers that have gradients,
     but no use was seen."""
     rows, others = [], []
     for layer in layers:
-        mine = [m for m in maps if m.layer.decode() == layer.name]
+        mine = [m for name, m in maps if name == layer.name]
         if mine:
             rows.append(_of_layer(layer, mine, layer.name in (unseen or ())))
         else:

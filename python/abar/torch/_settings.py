@@ -33,6 +33,10 @@ class Settings(TypedDict, total=False):
     process_group: Any
     clip: float
     maximize: bool
+    # of MAC and SMAC
+    first_layer: str | None
+    value_stat: str | None
+    attention: Any
     # of rule "adamw" and "muon"
     cautious: bool
     # of rule "sfadamw"
@@ -97,7 +101,7 @@ def signed(kind: Kind) -> Kind:
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self"]
     taken = {p.name for p in named}
     fixed = {"rule", "momentum", "nesterov", "decay", "betas", "eps"} if not kind.method else set()  # the class is the rule
-    for name in COMMON:
+    for name in [*COMMON, *(("value_stat", "attention") if kind.method in ("mac", "smac") else ())]:
         if name in taken or name in fixed or (name in ("stat_decay", "tcov", "tinv", "refresh", "pgrad") and not kind.method):
             continue
         annotation = Settings.__annotations__[name]

@@ -35,13 +35,18 @@ def check_shards(model: nn.Module) -> None:
             )
 
 
-def check_rows_alone(method: str, rule: str, kl_clip: float, clip: float) -> None:
+def check_rows_alone(method: str, rule: str, kl_clip: float, clip: float, layers: Sequence[Layer]) -> None:
     """ValueError where a method or rule needs whole matrices, of which a rank has some rows."""
     if method not in ROW_METHODS or rule not in ROW_RULES or kl_clip:
         what = f"method {method!r}" if method not in ROW_METHODS else f"rule {rule!r}" if rule not in ROW_RULES else "kl_clip"
         raise ValueError(
             f"abar: {what} needs whole matrices, and fully_shard leaves each process some rows; take MAC or FOOF with rule "
             f"{', '.join(ROW_RULES)} and no kl_clip, or DistributedDataParallel"
+        )
+    values = next((layer.name for layer in layers if layer.values is not None), None)
+    if values is not None:
+        raise ValueError(
+            f"abar: {values} makes values of attention, whose rows fully_shard spreads over the processes; give value_stat='plain'"
         )
     if clip:
         raise ValueError("abar: clip= sees this process's shards alone; call torch.nn.utils.clip_grad_norm_ before step()")

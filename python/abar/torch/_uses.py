@@ -12,12 +12,14 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+from ._columns import columns_of
 
 Sides = tuple[tuple[int, int], tuple[int, int]]  # zeros before and after, vertically and horizontally
 
@@ -45,7 +47,11 @@ class Watcher(Protocol):
 
     def used(self, call: Call, out: Tensor, tokens: Tokens) -> Tensor: ...
 
+    def attended(self, value: Tensor | None, columns: Callable[[], Tensor]) -> None: ...
+
     def used_in_graph(self, token: int, x: Tensor, grad: Tensor, numbers: Sequence[int]) -> None: ...
+
+    def attended_in_graph(self, token: int, columns: Callable[[], Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,42 @@ _READERS: dict[Any, Callable[..., Call | None]] = {
 }
 
 
+class Attended(NamedTuple):
+    """What scaled_dot_product_attention is given."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
+    scale: float | None
+
+
+def _sdpa_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Attended:
+    return Attended(query, key, value, attn_mask, is_causal, scale)
+
+
+_sdpa = getattr(F, "scaled_dot_product_attention", None)  # not in 1.13
+_SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax)
+
+
+def _probabilities(fused: bool, args: Any, kwargs: Any, out: Tensor) -> tuple[Any, Callable[[], Tensor]]:
+    """The values, where they are known, and how to find the column means of the probabilities."""
+    if not fused:
+        return None, lambda: out.detach().mean(-2)
+    a = _sdpa_arguments(*args, **kwargs)
+    return a.value, lambda: columns_of(a.query, a.key, a.mask, a.causal, a.scale)
+
+
 def _without_dispatch(function: Any) -> Any:
     """A function of torch in Python that does not hand itself over to the mode: its inner calls are seen one by one."""
     names = {name: _never for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
@@ -136,6 +178,12 @@ def token_of(weight: Tensor) -> int:
     return token
 
 
+#: Whether a tensor is one that torch.vmap or torch.func works with: only inside are its numbers to be seen.
+is_wrapped: Callable[[Tensor], bool] = getattr(
+    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _tensor: False
+)
+
+
 def owner_of(weight: Tensor) -> tuple[Tensor, bool]:
     """The parameter that a weight is, or is the transpose of."""
     base = weight._base
@@ -158,27 +206,28 @@ def _no_compiler() -> bool:
 _compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _no_compiler)
 
 
-def _as_numbers(call: Call) -> list[int]:
+def _as_numbers(call: Call, tokens: Tokens) -> list[int]:
     """How the map was called, for a graph."""
     if call.conv is None:
-        return [int(call.flipped)]
+        return [int(call.flipped), tokens.length, tokens.sequences]
     conv = call.conv
-    return [0, *conv.stride, *conv.sides[0], *conv.sides[1], *conv.dilation, conv.groups]
+    return [*conv.stride, *conv.sides[0], *conv.sides[1], *conv.dilation, conv.groups]
 
 
-def call_of(x: Tensor, weight: Tensor, numbers: Sequence[int]) -> Call:
+def call_of(x: Tensor, weight: Tensor, numbers: Sequence[int]) -> tuple[Call, Tokens]:
     """The call again."""
-    if len(numbers) == 1:
-        return Call(x, weight, bool(numbers[0]))
+    if len(numbers) == 3:
+        return Call(x, weight, bool(numbers[0])), Tokens(numbers[1], numbers[2])
     n = list(numbers)
-    return Call(x, weight, False, Conv((n[1], n[2]), ((n[3], n[4]), (n[5], n[6])), (n[7], n[8]), n[9]))
+    return Call(x, weight, False, Conv((n[0], n[1]), ((n[2], n[3]), (n[4], n[5])), (n[6], n[7]), n[8])), Tokens()
 
 
-def _define_operators() -> Any:
-    """abar::tap is the identity on a map's output. Its backward, abar::arrived, tells the observers of the gradient."""
+def _define_operators() -> tuple[Any, ...]:
+    """abar::tap is the identity on a map's output. Its backward, abar::arrived, tells the observers of the gradient.
+    abar::attended and abar::softmaxed are the identity on what attention makes, and tell them of the probabilities."""
     library = getattr(torch, "library", None)
     if not hasattr(library, "custom_op"):
-        return None
+        return ()
 
     @torch.library.custom_op("abar::tap", mutates_args=())
     def tap(out: Tensor, x: Tensor, token: int, numbers: Sequence[int]) -> Tensor:
@@ -190,6 +239,20 @@ def _define_operators() -> Any:
             watcher.used_in_graph(token, x, grad, numbers)
         return grad.clone()
 
+    @torch.library.custom_op("abar::attended", mutates_args=())
+    def attended(
+        out: Tensor, q: Tensor, k: Tensor, mask: Optional[Tensor], causal: bool, scale: Optional[float], token: int
+    ) -> Tensor:
+        for watcher in _watchers():
+            watcher.attended_in_graph(token, lambda: columns_of(q, k, mask, causal, scale))
+        return out.clone()
+
+    @torch.library.custom_op("abar::softmaxed", mutates_args=())
+    def softmaxed(out: Tensor, token: int) -> Tensor:
+        for watcher in _watchers():
+            watcher.attended_in_graph(token, lambda: out.mean(-2))
+        return out.clone()
+
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.token, ctx.numbers = inputs[2], inputs[3]
@@ -198,21 +261,15 @@ def _define_operators() -> Any:
         (x,) = ctx.saved_tensors
         return torch.ops.abar.arrived(grad, x, ctx.token, ctx.numbers), None, None, None
 
-    tap.register_fake(lambda out, x, token, numbers: torch.empty_like(out))
-    arrived.register_fake(lambda grad, x, token, numbers: torch.empty_like(grad))
+    for operator in (tap, arrived, attended, softmaxed):
+        operator.register_fake(lambda out, *_: torch.empty_like(out))
     tap.register_autograd(backward, setup_context=keep)
-    return torch.ops.abar.tap
+    attended.register_autograd(lambda _, grad: (grad, *[None] * 6))
+    softmaxed.register_autograd(lambda _, grad: (grad, None))
+    return torch.ops.abar.tap, torch.ops.abar.attended, torch.ops.abar.softmaxed
 
 
-_tap = _define_operators()
-
-
-def _trace(call: Call, out: Tensor) -> Tensor:
-    """While torch.compile reads the model: the tap goes into the graph."""
-    token = getattr(call.weight, "_abar_token", 0)
-    if token and _tap is not None:
-        return _tap(out, call.x.detach(), token, _as_numbers(call))
-    return out
+_operators = _define_operators()
 
 
 # ---- the mode ------------------------------------------------------------------------------------------------------------
@@ -220,6 +277,7 @@ def _trace(call: Call, out: Tensor) -> Tensor:
 
 class _Mode(TorchFunctionMode):
     tokens = Tokens()
+    waiting = 0  # in a graph: the number of the weight whose values come next to attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -228,17 +286,41 @@ class _Mode(TorchFunctionMode):
         if func in _backward:
             with self:
                 return _backward[func](*args, **kwargs)
-        if func is _tap and not _compiling():
+        if func in _operators and not _compiling():
             return args[0]  # a graph that is run call by call: what is tapped was seen
         out = func(*args, **kwargs)
-        if func in _READERS and out.requires_grad:
-            call = _READERS[func](*args, **kwargs)
-            if call is not None:
-                if _compiling():
-                    return _trace(call, out)
-                for watcher in _watchers():
-                    out = watcher.used(call, out, self.tokens)
+        if func in _READERS:
+            counts = out.requires_grad or (not _compiling() and is_wrapped(out))
+            call = _READERS[func](*args, **kwargs) if counts else None
+            return out if call is None else self._used(call, out)
+        if func is _sdpa or (func in _SOFTMAXES and out.dim() in (3, 4)):
+            return self._attended(func is _sdpa, args, kwargs, out) if out.requires_grad else out
         return out
+
+    def _used(self, call: Call, out: Tensor) -> Tensor:
+        if not _compiling():
+            for watcher in _watchers():
+                out = watcher.used(call, out, self.tokens)
+            return out
+        token = getattr(call.weight, "_abar_token", 0)
+        if not token or not _operators:
+            return out
+        if getattr(call.weight, "_abar_values", False):
+            self.waiting = token
+        return torch.ops.abar.tap(out, call.x.detach(), token, _as_numbers(call, self.tokens))
+
+    def _attended(self, fused: bool, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        if not _compiling():
+            for watcher in _watchers():
+                watcher.attended(*_probabilities(fused, args, kwargs, out))
+            return out
+        token, self.waiting = self.waiting, 0
+        if not token:
+            return out
+        if not fused:
+            return torch.ops.abar.softmaxed(out, token)
+        a = _sdpa_arguments(*args, **kwargs)
+        return torch.ops.abar.attended(out, a.query.detach(), a.key.detach(), a.mask, a.causal, a.scale, token)
 
     def _attention(self, query: Tensor, *args: Any, **kwargs: Any) -> Any:
         before = self.tokens

@@ -26,6 +26,7 @@ class MAC(CurvatureOptimizer):
     Args:
         damping: rho, "trace:G" (G times the mean of the diagonal of E[a aT]), or "adaptive" (1).
         damping_form: "decoupled" or "coupled", which divides by rho.
+        value_stat, attention: statistics of rows that make values of attention (methods.md section 2), and where it is not recognised.
         settings: those of :class:`CurvatureOptimizer`.
     """
 
