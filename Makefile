@@ -7,7 +7,7 @@ SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cpp')
 # CUDA=on, off or auto on the command line. In the environment the name may mean anything, such as a folder.
 cuda := $(if $(filter environment,$(origin CUDA)),$(filter on off auto,$(CUDA)),$(CUDA))
 
-.PHONY: all help bootstrap configure build quickstart test bench format check-format install asan tsan fuzz clean
+.PHONY: all help bootstrap configure build quickstart test bench format check-format install wheel asan tsan fuzz clean
 
 all: build
 
@@ -19,6 +19,7 @@ help:
 	@echo '                  TESTS=REGEX the tests with such names'
 	@echo 'make bench        step times beside PyTorch'
 	@echo 'make install      into PREFIX (now $(PREFIX))'
+	@echo 'make wheel        the Python package into dist/: sdist and wheel, which needs nothing installed'
 	@echo 'make asan tsan    the tests under the address and undefined, or thread, sanitizer'
 	@echo 'make fuzz         fuzz the file readers, SECONDS_EACH=60 seconds each (clang)'
 	@echo 'make format       clang-format everything; check-format only looks'
@@ -53,6 +54,9 @@ bench: build
 
 install: build
 	cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+wheel: bootstrap
+	@tools/wheel $(if $(filter on,$(cuda)),--cuda)
 
 asan: bootstrap
 	@tools/configure asan build-asan

@@ -7,6 +7,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t
 
 F64, F32, BF16, F16, I64 = range(5)  # abar_dtype
 OPTION_INT, OPTION_REAL, OPTION_BOOL, OPTION_CHOICE, OPTION_TEXT = range(5)  # abar_option_type
+EXTRA_NONE, EXTRA_DIFFERENCE, EXTRA_SAMPLED, EXTRA_ROWS = range(4)  # abar_extra
 E_ARGUMENT = -1
 MAX_DIM = 6
 OPTION_TEXT_MAX = 512
@@ -257,6 +258,7 @@ FUNCTIONS = {
     "abar_curvature_config_size": (c_size_t, []),
     "abar_rule_find": (POINTER(Rule), [c_char_p]),
     "abar_rule_names": (POINTER(c_char_p), []),
+    "abar_rule_extra": (c_int, [POINTER(Rule)]),
     "abar_optim_create": (c_int, [c_void_p, POINTER(OptimConfig), POINTER(c_void_p)]),
     "abar_optim_destroy": (None, [c_void_p]),
     "abar_optim_set_param": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_double, c_double]),
@@ -264,6 +266,9 @@ FUNCTIONS = {
     "abar_optim_step": (c_int, [c_void_p, POINTER(StepConfig), c_void_p]),
     "abar_optim_average": (c_int, [c_void_p]),
     "abar_optim_skip": (None, [c_void_p]),
+    "abar_optim_extra": (c_int, [c_void_p]),
+    "abar_optim_perturb": (c_int, [c_void_p, c_int]),
+    "abar_optim_take_sampled": (c_int, [c_void_p, POINTER(StepConfig)]),
     "abar_optim_wants_pass": (c_bool, [c_void_p]),
     "abar_optim_end_pass": (c_int, [c_void_p, c_bool, c_double, POINTER(c_bool)]),
     "abar_optim_forget": (None, [c_void_p]),

@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import difflib
 import functools
+import importlib.util
 import os
 import re
 import weakref
@@ -32,6 +33,15 @@ def _candidates() -> Iterator[str]:
         yield system
 
 
+def _share_openmp() -> None:
+    """Opens the OpenMP runtime that torch brings along, where it does: whoever asks for libgomp.so.1 later, the library or
+    torch, gets that one, and there is one pool of threads."""
+    torch = importlib.util.find_spec("torch")
+    runtime = Path(torch.origin).parent / "lib" / "libgomp.so.1" if torch and torch.origin else None
+    if runtime and runtime.exists():
+        ctypes.CDLL(str(runtime))
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, opened once. $ABAR_LIBRARY decides; otherwise the package, the checkout around it, the system."""
@@ -39,10 +49,11 @@ def load() -> ctypes.CDLL:
     path = chosen or next((c for c in _candidates() if "/" not in c or os.path.exists(c)), None)
     if path is None:
         raise ImportError(
-            f"abar: {NAME} was not found. Build it (make, in the abar checkout) and install the package again, "
+            f"abar: {NAME} was not found. Install the package again, or build it (make, in the abar checkout), "
             f"or set ABAR_LIBRARY to its path."
         )
     try:
+        _share_openmp()
         library = ctypes.CDLL(path)
         for name, (result, arguments) in _abi.FUNCTIONS.items():
             function = getattr(library, name)

@@ -19,12 +19,12 @@ ROUNDING = 2e-5  # of what seven steps moved
 
 def moved(model):
     """How far each parameter is from where make_net put it."""
-    start = weights_of(make_net())
+    start = weights_of(make_net().to(next(model.parameters()).dtype))
     return {name: p - start[name] for name, p in weights_of(model).items()}
 
 
-def plain_run(method, size=8, **options):
-    model = make_net()
+def plain_run(method, size=8, dtype=torch.float32, **options):
+    model = make_net().to(dtype)
     optimizer = make(method, model, **options)
     train(model, optimizer, STEPS, size=size)
     return moved(model)
@@ -213,12 +213,6 @@ class Precision(Case):
                     twin.backward(loss_at)
                     self.assert_all_close(taken_step(model, optimizer), twin.step(), 1e-4, f"{method} step {k}")
 
-    def test_parameters_in_half_precision_are_refused(self):
-        for dtype in (torch.bfloat16, torch.float16):
-            with self.subTest(dtype):
-                with self.assertRaisesRegex((TypeError, ValueError), "float32"):
-                    make("mac", make_net().to(dtype))
-
 
 class Clipping(Case):
     limit = 0.1
@@ -240,14 +234,14 @@ class Clipping(Case):
     def test_by_the_optimizer_is_clipping_before_the_step(self):
         for method in ("mac", "kfac"):
             with self.subTest(method):
-                model = make_net()
+                model = make_net().double()  # the two ways differ in the last digits, which KFAC amplifies
                 optimizer = make(method, model)
                 for k in range(STEPS):
                     optimizer.zero_grad()
                     loss_of(model, batch(k)).backward()
                     nn.utils.clip_grad_norm_(model.parameters(), self.limit)
                     optimizer.step()
-                self.assert_all_close(plain_run(method, clip=self.limit), moved(model), ROUNDING, method)
+                self.assert_all_close(plain_run(method, dtype=torch.float64, clip=self.limit), moved(model), 1e-6, method)
 
 
 class Absent(Case):

@@ -5,18 +5,26 @@ from __future__ import annotations
 from .analyze import Analysis, AttentionAnalysis, LayerAnalysis, analyze
 from ._attention import Attention
 from ._optimizer import CurvatureOptimizer
+from ._precondition import Preconditioned, precondition
 from ._report import LayerReport, ParamReport
-from .methods import FOOF, KBFGS, KFAC, LNGD, MAC, MFAC, NGD, SMAC, Eva, Muon, NAdamW, SFAdamW, Shampoo, Soap
+from .extra import AdaHessian, Sophia, draw_labels
+from .methods import FOOF, KBFGS, KFAC, KPSVD, LNGD, MAC, MFAC, NGD, SKFAC, SMAC, Eva
+from .rules import SGD, AdamW, Muon, NAdamW, SFAdamW, Shampoo, Soap
 
 __all__ = [
     "FOOF",
     "KBFGS",
     "KFAC",
+    "KPSVD",
     "LNGD",
     "MAC",
     "MFAC",
     "NGD",
+    "SGD",
+    "SKFAC",
     "SMAC",
+    "AdaHessian",
+    "AdamW",
     "Analysis",
     "Attention",
     "AttentionAnalysis",
@@ -27,8 +35,12 @@ __all__ = [
     "Muon",
     "NAdamW",
     "ParamReport",
+    "Preconditioned",
     "SFAdamW",
     "Shampoo",
     "Soap",
+    "Sophia",
     "analyze",
+    "draw_labels",
+    "precondition",
 ]

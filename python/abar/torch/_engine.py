@@ -44,6 +44,8 @@ class Settings:
     curvature_options: _library.Options
     rule_options: _library.Options
     examples: int = 0  # of a step's batch at most, for methods that must know
+    loss_terms: int = 0  # of the mean that the loss is, for rules that must know
+    seed: int = 0
 
     def tables(self) -> tuple[_library.Options, ...]:
         return self.method_options, self.curvature_options, self.rule_options
@@ -69,6 +71,7 @@ class StateTensor:
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    elementwise: bool = False  # the rule's, an element for each of the parameter's
 
 
 class Place(NamedTuple):
@@ -125,6 +128,7 @@ class Engine:
         self.dtype = self.params[0].dtype
         self.device = self._open_device(name)
         self._shadows: dict[int, Tensor] = {}  # row-major copies of parameters that are not (channels_last)
+        self.extra_grads: list[Tensor] = []  # of rules that need further ones
         turned = {id(layer.weight) for layer in self.layers if layer.transposed}
         self._turned = {i for i, p in enumerate(self.params) if id(p) in turned}  # (in, out): their transpose is given
         self._kept: list[Tensor] = []  # gradients made row-major for this step
@@ -178,7 +182,12 @@ class Engine:
             base_lr=settings.base_lr,
             yields_output=outputs,
             examples=settings.examples,
+            loss_terms=settings.loss_terms,
+            seed=settings.seed,
         )
+        if self.library.abar_rule_extra(self.library.abar_rule_find(settings.rule.encode())) != _abi.EXTRA_NONE:
+            self.extra_grads = [torch.zeros_like(self._dense(i, p)) for i, p in enumerate(self.params)]
+            config.extra_grads = (ctypes.c_void_p * len(params))(*(g.data_ptr() for g in self.extra_grads))
         optim = ctypes.c_void_p()
         status = self.library.abar_optim_create(self.device, ctypes.byref(config), ctypes.byref(optim))
         if status < 0:
@@ -331,6 +340,26 @@ class Engine:
         for index in self._moved:
             self.params[index].detach().copy_(self._oriented(index, self._shadows[index]))
 
+    def extra(self) -> int:
+        """Which further gradients the next step needs, in extra_grads."""
+        return self.library.abar_optim_extra(self.optim)
+
+    def perturb(self, sign: int) -> None:
+        """Moves all parameters that have a gradient to W + hz, W - hz, or (0) back to W."""
+        self._follow_stream()
+        self.context.check(self.library.abar_optim_perturb(self.optim, sign))
+        for index, shadow in self._shadows.items():
+            self.params[index].detach().copy_(self._oriented(index, shadow))
+
+    def set_extra(self, index: int, grad: Tensor | None) -> None:
+        """The further gradient of a parameter; None: zero."""
+        buffer = self.extra_grads[index]
+        buffer.zero_() if grad is None else buffer.copy_(self._oriented(index, grad))
+
+    def take_sampled(self) -> None:
+        """Takes up extra_grads, which belong to the step that was made."""
+        self.context.check(self.library.abar_optim_take_sampled(self.optim, ctypes.byref(self._step)))
+
     def wants_pass(self) -> bool:
         """Whether the step that was made waits for a second pass over its batch."""
         return self.library.abar_optim_wants_pass(self.optim)
@@ -441,7 +470,11 @@ class Engine:
                 owners.append((weights.get(owner, 0), part + mark))  # all parameters together: with the first
                 if part == "numbers":
                     at = None
-        return [StateTensor(*owner, shape, dtype) for owner, shape, dtype in zip(owners, shapes, dtypes, strict=True)]
+        of_rule = [not name.startswith("curvature.") for name in names]
+        return [
+            StateTensor(*owner, shape, dtype, rule and owner[0] is not None and shape == tuple(self.params[owner[0]].shape))
+            for owner, shape, dtype, rule in zip(owners, shapes, dtypes, of_rule, strict=True)
+        ]
 
     def _weight_indices(self) -> list[int]:
         index = {id(p): i for i, p in enumerate(self.params)}

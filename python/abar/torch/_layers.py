@@ -299,11 +299,9 @@ def check_model(model: Any) -> tuple[nn.Module, Any]:
         else:
             break
     for name, module in model.named_modules():
-        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
-            raise TypeError(f"abar: {name or 'the model'} is sharded (FSDP); use DistributedDataParallel")
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise TypeError(f"abar: {name or 'the model'} is sharded by FullyShardedDataParallel; use fully_shard")
     for name, p in model.named_parameters():
-        if type(p.data).__name__ == "DTensor":
-            raise TypeError(f"abar: {name} is sharded; use DistributedDataParallel")
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ValueError(f"abar: {name} has no shape yet; run one forward pass before making the optimizer")
     return model, group

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,16 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library
+from ._citizen import Citizen
 from ._engine import Closed, Engine, Settings, make_settings
 from ._attention import Attention, find_values
 from ._hooks import Observer, Rows
 from ._layers import Layer, check_model, find_layers, mark_ends
+from ._ranks import CHECK_EVERY, Ranks
 from ._report import LayerReport, ParamReport, format_params, format_report, report_layers, report_params
 from ._scaling import Scaling, find_scaling
-from ._state import AVERAGES, BLOCKS, SHARED, check_state, load_state, read_shared, save_state
+from ._stand import Stands, by_rows, check_rows_alone, check_shards
+from ._state import AVERAGES, BLOCKS, DIAGONALS, SHARED
+from ._state import carry_over, check_state, load_state, read_shared, save_state, saved_states
 
 
-class CurvatureOptimizer(torch.optim.Optimizer):
+class CurvatureOptimizer(Citizen):
     """Preconditions the gradients of Linear and Conv2d layers, then updates all parameters by a rule.
 
     Use one of its subclasses. Arguments that are ``None`` take the library's default, the published setting.
@@ -32,7 +38,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             gradient that the method gets.
         betas, eps: of rules "adamw", "nadamw" and "sfadamw", and of the parameters that "muon" leaves to AdamW.
         weight_decay: of the rule.
-        rule: "sgd", "adamw", "nadamw", "sfadamw", "muon", "shampoo" or "soap".
+        rule: "sgd", "adamw", "nadamw", "sfadamw", "muon", "shampoo" or "soap"; "adahessian" and "sophia" stand alone.
         first, head: of rule "muon": patterns of the layers that read the network's input and make its output, which go
             to AdamW. Default: the first Linear or Conv2d, unless an embedding comes before it; the last Linear.
         stat_decay: weight of the old value in the averages of statistics (0.95).
@@ -41,15 +47,18 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             modules or parameters.
         params: parameters, or groups as for torch.optim with their own lr and weight_decay; default all of the model.
         grad_scaler: the GradScaler, needed only where its unscale_() is called and the method reads output gradients.
-        process_group: over which statistics are joined; default that of DistributedDataParallel.
+        process_group: over which statistics are joined; default that of DistributedDataParallel, else the default group, if
+            there is one at the step. False: this process trains its own model.
         clip: limit for the global norm of the gradient, before preconditioning; 0: none.
+        maximize: the objective rather than to minimize it.
         attention: of MAC and SMAC: modules of attention that are not recognised, by pattern, as :class:`Attention`; None:
             those that fit are not attention.
         options: whatever else the method's and the rule's option tables know, e.g. ``pgrad="per-example"``.
     """
 
     method = ""
-    _examples = 0
+    _examples = _terms = _seed = 0
+    _stands_type = Stands
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -74,6 +83,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         grad_scaler: Any = None,
         process_group: Any = None,
         clip: float = 0.0,
+        maximize: bool = False,
         attention: Mapping[str, Attention | None] | None = None,
         **options: Any,
     ) -> None:
@@ -83,8 +93,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         if not (float(lr) >= 0.0 and float(weight_decay) >= 0.0 and float(clip) >= 0.0):
             raise ValueError(f"abar: lr {lr}, weight_decay {weight_decay} and clip {clip} must not be negative")
         self._model, group = check_model(model)
-        self._process_group = process_group if process_group is not None else group
-        self._warn_if_alone()
+        check_shards(self._model)
+        self._ranks, self._joined = Ranks(process_group, group), 0
         self._grad_scaler, self._clip = grad_scaler, float(clip)
         self._unseen: set[str] | None = None  # layers whose gradients came without a use; None: no statistics yet
         self._warned = False
@@ -99,18 +109,26 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._context = _library.Context()
         self._settings = self._configure(rule, float(lr), settings)
         self._refuse_idle(settings, first is not None or head is not None)
-        defaults = dict(lr=lr, weight_decay=weight_decay, **_group_settings(self._settings.rule_options))
+        self._ends, self._told = (first, head), (attention, settings)
+        defaults = dict(
+            lr=lr, weight_decay=weight_decay, maximize=bool(maximize), **_group_settings(self._settings.rule_options)
+        )
         super().__init__(self._model.parameters() if params is None else params, defaults)
+        self._attach()
+        self._ready = True
+        self._expect_shards()
+
+    def _attach(self) -> None:
+        """Finds the layers of the parameters there are, and makes the library's optimizer for them."""
         self._layers, self._left = find_layers(self._model, self._all_params(), self._skip)
+        self._layers, left = by_rows(self._layers)
+        self._left += left
         self._require_layers()
-        if rule == "muon":
-            mark_ends(
-                self._model,
-                self._layers,
-                None if first is None else _patterns(first),
-                None if head is None else _patterns(head),
-            )
-        self._find_values(attention, settings)
+        if self._settings.rule == "muon":
+            first, head = (None if given is None else _patterns(given) for given in self._ends)
+            mark_ends(self._model, self._layers, first, head)
+        self._find_values(*self._told)
+        self._stands = self._stands_type(self._all_params())
         self._engine: Any = self._make_engine(self._settings)
         self._rule_in_force = _group_settings(self._settings.rule_options)
         seen = {self._engine.layer_of(m) for m in self._engine.maps()}
@@ -124,13 +142,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             {layer.index: layer.values.heads for layer in observed if layer.values is not None},
         )
         self._watch()
-        self._ready = True
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
     def _configure(self, rule: str, base_lr: float, keywords: dict[str, Any]) -> Settings:
         settings = make_settings(self._context, self.method, rule, base_lr)
-        settings.examples = self._examples
+        settings.examples, settings.loss_terms, settings.seed = self._examples, self._terms, self._seed
         if rule == "muon" and "kl_clip" in settings.method_options:
             settings.method_options.set("kl_clip", 0.0)  # as in the library: methods.md section 11
         for name, value in keywords.items():
@@ -200,21 +217,53 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         known = {id(p): name for name, p in self._model.named_parameters()}
         names = [known.get(id(p), f"params.{i}") for i, p in enumerate(params)]
         factors = [(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups for _ in g["params"]]
-        return Engine(self._context, params, names, factors, self._layers, settings)
+        if self._stands.sharded:
+            kl_clip = settings.method_options.get("kl_clip") if "kl_clip" in settings.method_options else 0.0
+            check_rows_alone(settings.method, settings.rule, kl_clip, self._clip, self._layers)
+        return Engine(self._context, self._stands.tensors, names, factors, self._stands.layers(self._layers), settings)
 
     def _watch(self) -> None:
         self._observer.set_active(self._engine.observes())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are given at construction; the library allocates everything there."""
-        if getattr(self, "_ready", False):
-            raise RuntimeError("abar: groups cannot be added later; make a new optimizer, with all of them in params=")
+        """As torch's. What the optimizer knows of its other parameters stays; AdamW's t counts its updates, not a group's."""
+        own = {k for t in (self._settings.method_options, self._settings.curvature_options) for k in t.keywords()}
+        for key in own & param_group.keys():
+            raise ValueError(f"abar: {key} is one for all parameters; a group has lr and weight_decay of its own")
         super().add_param_group(param_group)
+        if self._ready:
+            self._follow_params()
+
+    def _expect_shards(self) -> None:
+        """accelerate shards a model after its optimizer is made, and gives the groups the shards: the first forward pass
+        looks whether it has."""
+        if self._ranks.world() == 1 and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return
+        me = weakref.ref(self)
+
+        def look(_module: nn.Module, _inputs: Any) -> None:
+            handle.remove()
+            optimizer = me()
+            if optimizer is not None:
+                optimizer._follow_params()
+
+        handle = self._model.register_forward_pre_hook(look)
+
+    def _follow_params(self) -> None:
+        """Where the groups have other parameters than before (a group more, or shards in the place of wholes)."""
+        if [id(p) for p in self._all_params()] == [id(p) for p in self._stands.originals]:
+            return
+        before, params = self._engine, self._stands.originals
+        self._observer.close()
+        self._attach()
+        carry_over(before, self._engine, params, self._stands.originals)
+        before.close()
+        self._watch()
 
     # ---- statistics ------------------------------------------------------------------------------------------------
 
     def _world(self) -> int:
-        return torch.distributed.get_world_size(self._process_group) if self._process_group is not None else 1
+        return self._ranks.world()
 
     def _observe(self, layer: Layer, rows: Rows) -> None:
         """Called in backward. Ranks average their gradients, so each contributes its part of the joint mean."""
@@ -224,24 +273,14 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         self._engine.forget_layer(layer)
 
     def _join_ranks(self) -> None:
-        if self._process_group is None or self._world() == 1:
+        if self._ranks.world() == 1:
             return
-        pending = self._engine.read_pending()
-        if pending is None:
-            return
-        device = self._engine.torch_device
-        joined = pending.to(device) if torch.distributed.get_backend(self._process_group) == "nccl" else pending
-        torch.distributed.all_reduce(joined, group=self._process_group)
-        self._engine.write_pending(joined.cpu())
-
-    def _warn_if_alone(self) -> None:
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self._process_group is None and distributed and torch.distributed.get_world_size() > 1:
-            warnings.warn(
-                f"abar: {type(self).__name__} was given a model outside DistributedDataParallel: its statistics are of "
-                f"this rank alone. Wrap the model first, or pass process_group= where you average gradients yourself.",
-                stacklevel=5,
-            )
+        pending, device = self._engine.read_pending(), self._engine.torch_device
+        if not self._stands.sharded and (pending is not None or self._joined % CHECK_EVERY == 0):
+            self._ranks.check_equal(self._all_params(), device)
+        self._joined += 1
+        if pending is not None:
+            self._engine.write_pending(self._ranks.add_up(pending, device))
 
     def _check_seen(self) -> None:
         """On a step with statistics: which of the gradients were made by uses that were seen."""
@@ -290,12 +329,14 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     # ---- stepping --------------------------------------------------------------------------------------------------
 
     def _place_params(self) -> None:
+        self._stands.load()
+        self._engine.params[:] = self._stands.tensors
         index = 0
         rate = self._engine.set_rates([float(group["lr"]) for group in self.param_groups])
         for group in self.param_groups:
             lr, weight_decay = float(group["lr"]) / rate, float(group["weight_decay"])
-            for p in group["params"]:
-                self._engine.place(index, p, lr, weight_decay)
+            for _ in group["params"]:
+                self._engine.place(index, self._stands.tensors[index], lr, weight_decay)
                 index += 1
 
     def _follow_rule(self) -> None:
@@ -340,7 +381,8 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         scaling = find_scaling(self, self._grad_scaler, passed)
-        if scaling.found_inf:
+        self._looked = None
+        if self._skips(scaling):
             self._engine.skip()
         else:
             self._update(scaling)
@@ -351,13 +393,37 @@ class CurvatureOptimizer(torch.optim.Optimizer):
     def _finish(self, closure: Callable[[], Any] | None, scaling: Scaling) -> None:
         """What a method does once the weights have moved."""
 
+    def _skips(self, scaling: Scaling) -> bool:
+        """Ranks that have shards see infinities of their own."""
+        if not self._stands.sharded:
+            return scaling.found_inf
+        return self._ranks.any(scaling.found_inf or not self._stands.finite(), self._engine.torch_device)
+
+    def _maximizes(self) -> bool:
+        wanted = {bool(group.get("maximize", False)) for group in self.param_groups}
+        if len(wanted) > 1:
+            raise ValueError("abar: maximize must be the same in all parameter groups; lr and weight_decay may differ")
+        return wanted.pop()
+
+    def _store(self) -> None:
+        self._stands.store()
+
+    def _flip(self) -> None:
+        torch._foreach_neg_([p.grad for p in self._stands.tensors if p.grad is not None])
+
     def _update(self, scaling: Scaling) -> None:
+        self._follow_params()
         self._follow_rule()
         self._place_params()
         observed_scale = self._observed_scale(scaling)
         self._check_seen()
         self._join_ranks()
+        if self._maximizes():
+            self._flip()
         self._engine.step(self._clip, 1.0 / scaling.grads, observed_scale)
+        if self._maximizes():
+            self._flip()
+        self._store()
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -368,7 +434,9 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             return
         self._place_params()
         self._trained = [p.detach().clone() for p in self._all_params()]
+        kept = [None if t is p else t.clone() for t, p in zip(self._stands.tensors, self._stands.originals)]
         self._engine.average()
+        self._stands.publish(kept)
 
     @torch.no_grad()
     def train(self) -> None:
@@ -400,7 +468,7 @@ class CurvatureOptimizer(torch.optim.Optimizer):
 
     def _drop_shared(self) -> None:
         for group in self.param_groups:
-            for key in (*SHARED, *BLOCKS, *AVERAGES):
+            for key in (*SHARED, *BLOCKS, *AVERAGES, *DIAGONALS):
                 group.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -409,14 +477,21 @@ class CurvatureOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "abar: a run goes on with the weights that are trained; call train() of the optimizer, then save both"
             )
-        counters = save_state(self._engine, self.state)
+        self._looked = None
+        _, counters = save_state(self._engine, self._stands)
         for group in self.param_groups:
             group.update(self._shared(), **counters)
         try:
             return super().state_dict()
         finally:
-            self.state = type(self.state)(dict)
             self._drop_shared()
+
+    def _read_state(self) -> dict[Any, dict[str, Any]]:
+        return save_state(self._engine, self._stands)[0] if getattr(self, "_ready", False) else {}
+
+    def _all_settings(self) -> dict[str, Any]:
+        shared = self._shared()
+        return dict(method=shared["method"] or None, rule=shared["rule"], clip=self._clip, skip=self._skip, **shared["options"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up where another optimizer of the same method, rule and model stopped, with its settings."""
@@ -426,10 +501,12 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         settings = self._configure(rule, float(shared["base_lr"]), shared["options"])
         _set_group_settings(settings.rule_options, wanted)
         engine = self._make_engine(settings)
-        check_state(engine, state_dict)
+        states = saved_states(engine, self._stands, state_dict)
+        check_state(engine, states)
         super().load_state_dict({**state_dict, "state": {}})
+        self.__dict__.pop("state", None)
         self._drop_shared()
-        load_state(engine, state_dict, shared)
+        load_state(engine, self._stands, states, shared)
         self._engine.close()
         self._engine, self._settings, self._rule_in_force = engine, settings, wanted
         self._trained = None  # what the model has now is what is trained
@@ -487,9 +564,6 @@ class CurvatureOptimizer(torch.optim.Optimizer):
         if not isinstance(self._engine, Closed):
             self._engine.close()
         self._engine = Closed()
-
-    def __reduce_ex__(self, _protocol: Any) -> Any:
-        raise TypeError(f"abar: {type(self).__name__} cannot be pickled or copied; save its state_dict()")
 
 
 def _is_number(value: Any) -> bool:

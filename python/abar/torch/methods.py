@@ -1,24 +1,32 @@
-"""One class per curvature method, and for rules that stand alone; methods.md says what each computes."""
+"""One class per curvature method; docs/methods.md and docs/optimizers.md say what each computes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from ._optimizer import CurvatureOptimizer
 from ._scaling import Scaling
+from ._settings import Settings, signed
 
 
+@signed
 class MAC(CurvatureOptimizer):
-    """Mean activation: damps each gradient along the mean input of its layer. Costs about as much as SGD.
+    """Mean activation: damps each gradient along the mean input of its layer.
+
+    Ĝ = G (I − â âᵀ / (ρ + |â|²)), â the moving average of the layer's mean input (1 appended for the bias).
+
+    Cost of a layer with d inputs and o outputs: 4·o·d flops a step inside the update's own pass, a sum over the inputs every
+    tcov steps; 3·d numbers of state.
 
     Args:
         damping: rho, "trace:G" (G times the mean of the diagonal of E[a aT]), or "adaptive" (1).
         damping_form: "decoupled" or "coupled", which divides by rho.
+        value_stat, attention: statistics of rows that make values of attention (methods.md section 2), and where it is not recognised.
         settings: those of :class:`CurvatureOptimizer`.
     """
 
@@ -31,13 +39,18 @@ class MAC(CurvatureOptimizer):
         *,
         damping: float | str | None = None,
         damping_form: str | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(model, lr, damping=damping, damping_form=damping_form, **settings)
 
 
+@signed
 class SMAC(CurvatureOptimizer):
     """MAC, and the diagonal second moment of the output gradients on the other side.
+
+    Ĝ = diag(p̂ + ρ)⁻¹ G (I − â âᵀ / (ρ + |â|²)).
+
+    Cost: MAC's, a sum over the output gradients every tcov steps, and o numbers more of state.
 
     Args:
         damping: rho, "trace:G" (G times the mean of the diagonal of E[a aT]), or "adaptive" (1).
@@ -54,13 +67,19 @@ class SMAC(CurvatureOptimizer):
         *,
         damping: float | str | None = None,
         diagonal_damping: float | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(model, lr, damping=damping, diagonal_damping=diagonal_damping, **settings)
 
 
+@signed
 class FOOF(CurvatureOptimizer):
     """The full second moment of the inputs, inverted.
+
+    Ĝ = G (Â + ρI)⁻¹, Â the moving average of E[a aᵀ].
+
+    Cost of a layer with d inputs and o outputs: 2·o·d² flops a step, rows·d² every tcov steps, d³ every tinv; 2·d² numbers of
+    state.
 
     Args:
         damping: rho, or "trace:G" (G times the mean of the diagonal) (1).
@@ -70,13 +89,19 @@ class FOOF(CurvatureOptimizer):
     method = "foof"
 
     def __init__(
-        self, model: nn.Module, lr: float = 0.1, *, damping: float | str | None = None, **settings: Any
+        self, model: nn.Module, lr: float = 0.1, *, damping: float | str | None = None, **settings: Unpack[Settings]
     ) -> None:
         super().__init__(model, lr, damping=damping, **settings)
 
 
+@signed
 class KFAC(CurvatureOptimizer):
     """Both Kronecker factors of the Fisher matrix, with the KL clip.
+
+    Ĝ = (P̂ + (√ρ/π) I)⁻¹ G (Â + π√ρ I)⁻¹, P̂ the second moment of the output gradients.
+
+    Cost of a layer with d inputs and o outputs: 2·o·d·(o + d) flops a step, rows·(o² + d²) every tcov steps, o³ + d³ every
+    tinv; 2·(o² + d²) numbers of state.
 
     Args:
         damping: rho (0.03).
@@ -97,13 +122,18 @@ class KFAC(CurvatureOptimizer):
         kl_clip: float | None = None,
         kfac: str | None = None,
         kfac_inverse: str | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(model, lr, damping=damping, kl_clip=kl_clip, kfac=kfac, kfac_inverse=kfac_inverse, **settings)
 
 
+@signed
 class Eva(CurvatureOptimizer):
     """Rank one on both sides: mean input and mean output gradient, with the KL clip.
+
+    Ĝ = (G − (p̂ᵀ G â) p̂ âᵀ / (ρ + |â|²|p̂|²)) / ρ.
+
+    Cost: MAC's, and the same for the outputs.
 
     Args:
         damping: rho (0.03).
@@ -120,13 +150,18 @@ class Eva(CurvatureOptimizer):
         *,
         damping: float | None = None,
         kl_clip: float | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(model, lr, damping=damping, kl_clip=kl_clip, **settings)
 
 
+@signed
 class LNGD(CurvatureOptimizer):
     """Layer-wise natural gradient: inputs weighted by their gradients, a diagonal for the outputs, its own step length.
+
+    Ĝ = c V with c = ⟨V, G⟩ / (⟨V, G⟩² + μ) for each layer; docs/methods.md section 6 has V.
+
+    Cost: FOOF's, and a pass over the output gradients.
 
     Args:
         nu1, nu2: least and largest damping (1e-5, 1e-2).
@@ -144,14 +179,87 @@ class LNGD(CurvatureOptimizer):
         nu1: float | None = None,
         nu2: float | None = None,
         mu: float | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(model, lr, nu1=nu1, nu2=nu2, mu=mu, **settings)
 
 
+@signed
+class SKFAC(CurvatureOptimizer):
+    """KFAC's factors of one batch, inverted through matrices as large as the batch. On the CPU, in one process.
+
+    Ĝ = (P + √ρ I)⁻¹ G (A + √ρ I)⁻¹, A and P of the examples' means in this batch; no moving average.
+
+    Cost of B examples: B²·(o + d) flops at a refresh, 4·B·o·d a step; 3·B·(o + d) numbers of state.
+
+    Args:
+        batch: examples of a step at most, all micro-batches together.
+        damping: rho (0.03).
+        settings: those of :class:`CurvatureOptimizer`. stat_decay and pgrad have no effect.
+    """
+
+    method = "skfac"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.005,
+        *,
+        batch: int,
+        damping: float | None = None,
+        kl_clip: float | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self._examples = int(batch)
+        super().__init__(model, lr, damping=damping, kl_clip=kl_clip, **settings)
+        _require_one_process(self)
+
+
+@signed
+class KPSVD(CurvatureOptimizer):
+    """The Kronecker product nearest to each layer's block of the Fisher matrix. On the CPU, in one process.
+
+    Ĝ = (Ŝ + (√ρ/π) I)⁻¹ G (R̂ + π√ρ I)⁻¹, R ⊗ S nearest to E[ā āᵀ ⊗ q qᵀ].
+
+    Cost: KFAC's; the examples' mean rows are kept until the step.
+
+    Args:
+        batch: examples of a step at most, all micro-batches together.
+        damping: rho (0.03).
+        kl_clip: bound on the step's length in the metric (0.001); 0: off.
+        rounds: of the power iteration (3).
+        terms: 1, or 2: the sum of two products.
+        settings: those of :class:`CurvatureOptimizer`. pgrad has no effect.
+    """
+
+    method = "kpsvd"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        batch: int,
+        damping: float | None = None,
+        kl_clip: float | None = None,
+        rounds: int | None = None,
+        terms: int | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        self._examples = int(batch)
+        own = {"kpsvd_rounds": rounds, "kpsvd_terms": terms}
+        super().__init__(model, lr, damping=damping, kl_clip=kl_clip, **own, **settings)
+        _require_one_process(self)
+
+
+@signed
 class NGD(CurvatureOptimizer):
     """Exact natural gradient for small models: F is made of the gradients of the batch's examples (the empirical Fisher
-    matrix), and the step solves a system with a row for each of them. A step's batch must be one backward pass.
+    matrix). A step's batch must be one backward pass.
+
+    Ĝ = (F + ρI)⁻¹ g, by a system with a row for each example.
+
+    Cost of B examples and P weights: B²·P flops and B·P numbers a step.
 
     Args:
         batch: examples of a step, at most 4096; steps of fewer are fine. Memory grows with batch times the number of
@@ -174,7 +282,7 @@ class NGD(CurvatureOptimizer):
         fisher: str = "empirical",
         fisher_blocks: str | None = None,
         kl_clip: float | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         if fisher != "empirical":
             raise ValueError(
@@ -183,13 +291,16 @@ class NGD(CurvatureOptimizer):
             )
         self._examples = int(batch)
         super().__init__(model, lr, damping=damping, fisher_blocks=fisher_blocks, kl_clip=kl_clip, **settings)
-        if self._world() > 1:
-            raise ValueError("abar: NGD does not join the gradients of single examples over ranks, train in one process")
+        _require_one_process(self)
 
 
+@signed
 class MFAC(CurvatureOptimizer):
-    """The inverse Fisher matrix of the last gradients, of all parameters together. On the CPU; it keeps as many copies of
-    the parameters as gradients.
+    """The inverse Fisher matrix of the last gradients, of all parameters together. On the CPU.
+
+    Ĝ = (λI + (1/m) Σ g gᵀ)⁻¹ g over the last m gradients g.
+
+    Cost: 4·m flops for each parameter a step; m copies of the parameters.
 
     Args:
         damping: lambda (1e-5).
@@ -214,14 +325,19 @@ class MFAC(CurvatureOptimizer):
         precision: str | None = None,
         momentum: float = 0.0,
         decay: str = "inside",
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         own = {"mfac_gradients": gradients, "mfac_scope": scope, "mfac_precision": precision}
         super().__init__(model, lr, damping=damping, momentum=momentum, decay=decay, **own, **settings)
 
 
+@signed
 class KBFGS(CurvatureOptimizer):
     """Inverse Kronecker factors learnt by BFGS from a second pass over each batch. On the CPU.
+
+    Ĝ = H_g M H_a, M the average of gradients; docs/optimizers.md section 7 has the updates of both factors.
+
+    Cost: two forward and backward passes a step, and rank-2 updates of the factors instead of inverses.
 
     ``step`` needs a closure that zeroes the gradients, runs the model on the batch, calls backward and returns the loss. It
     is called twice, with the same random numbers; buffers such as batch norm's running statistics are those of the first
@@ -246,7 +362,7 @@ class KBFGS(CurvatureOptimizer):
         pairs: int | None = None,
         difference_decay: float | None = None,
         stat_decay: float = 0.9,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         if settings.get("first_pass"):
             raise ValueError("abar: first_pass is of abar train; in PyTorch nobody knows the training set")
@@ -280,226 +396,7 @@ class KBFGS(CurvatureOptimizer):
         self._watch()
 
 
-#: torch.optim.Muon's names for what the step length takes from a block's shape
-ADJUSTMENTS = {
-    None: "original",
-    "original": "original",
-    "match_rms_adamw": "match-rms",
-    "spectral_unclamped": "unclamped",
-    "none": "none",
-}
-
-
-class Muon(CurvatureOptimizer):
-    """Orthogonalised momentum for the weights of hidden layers, AdamW for everything else. No curvature method; for one
-    in front, ``MAC(model, lr=0.02, rule="muon")``.
-
-    The arguments up to adjust_lr_fn are those of torch.optim.Muon, which is given parameters; this one is given the
-    model and says in ``report()`` which parameter it takes, and why.
-
-    Args:
-        ns: coefficients of the Newton-Schulz iteration: "original", "quintic", "polar-express", "exact" or "cubic".
-        adjust_lr_fn: "original", "match_rms_adamw", "spectral_unclamped" or "none".
-        aux_lr, aux_weight_decay, betas: of AdamW (3e-4, 0.01 where weight_decay is not 0, (0.9, 0.999)).
-        normuon: NorMuon's normalisation of rows.
-        cautious: weight decay only where it agrees with the step.
-        hyperball: every block keeps its norm; needs weight_decay=0.
-        muon_take, muon_skip: patterns of parameters that Muon takes, or leaves to AdamW, whatever they are.
-        settings: those of :class:`CurvatureOptimizer`, such as head, first, params and clip.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns: str = "original",
-        eps: float = 1e-7,
-        ns_steps: int = 5,
-        adjust_lr_fn: str | None = None,
-        *,
-        aux_lr: float | None = None,
-        aux_weight_decay: float | None = None,
-        normuon: bool = False,
-        cautious: bool = False,
-        hyperball: bool = False,
-        muon_take: str | Sequence[str] = (),
-        muon_skip: str | Sequence[str] = (),
-        **settings: Any,
-    ) -> None:
-        if adjust_lr_fn not in ADJUSTMENTS:
-            raise ValueError(f"abar: adjust_lr_fn {adjust_lr_fn!r} is unknown, take one of {list(ADJUSTMENTS)[1:]}")
-        super().__init__(
-            model,
-            lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            nesterov=nesterov,
-            rule="muon",
-            ns=ns,
-            muon_eps=eps,
-            ns_steps=ns_steps,
-            muon_adjust=ADJUSTMENTS[adjust_lr_fn],
-            aux_lr=aux_lr,
-            aux_weight_decay=aux_weight_decay,
-            normuon=normuon,
-            cautious=cautious,
-            hyperball=hyperball,
-            muon_take=_join(muon_take),
-            muon_skip=_join(muon_skip),
-            **settings,
-        )
-
-
-class Shampoo(CurvatureOptimizer):
-    """Kronecker-factored AdaGrad: every parameter is preconditioned by the second moments of its own gradients. No curvature
-    method; for one in front, ``MAC(model, lr=1e-3, rule="shampoo")``.
-
-    Args:
-        betas: of the average of gradients, and of the factors; 1: they are sums.
-        eps: added to the eigenvalues of the factors.
-        block: the largest side of a block.
-        freq, start: updates from root to root (1); the first update with roots (freq).
-        graft: the rule whose step length each block gets: "none", "sgd", "adagrad", "rmsprop" or "adam".
-        settings: those of :class:`CurvatureOptimizer`, such as params and clip, and of the rule, such as graft_eps.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        betas: tuple[float, float] = (0.9, 1.0),
-        eps: float = 1e-12,
-        weight_decay: float = 0.0,
-        *,
-        block: int = 1024,
-        freq: int = 1,
-        start: int = 0,
-        graft: str = "none",
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            model,
-            lr,
-            weight_decay=weight_decay,
-            rule="shampoo",
-            beta1=betas[0],
-            shampoo_beta=betas[1],
-            shampoo_eps=eps,
-            shampoo_block=block,
-            shampoo_freq=freq,
-            shampoo_start=start,
-            graft=graft,
-            **settings,
-        )
-
-
-class Soap(CurvatureOptimizer):
-    """SOAP: Adam in the eigenbasis of Shampoo's factors. The first step only takes statistics. No curvature method; for one in
-    front, ``MAC(model, lr=3e-3, rule="soap")``.
-
-    Args:
-        betas: of the average of rotated gradients, and of their squares.
-        shampoo_beta: of the factors (the second of betas).
-        eps: added to the root of the squares.
-        freq: updates from basis to basis.
-        max_dim: the longest side that is rotated; 0: none.
-        normalize: every step of a parameter gets the root mean square lr.
-        correct_bias: Adam's bias correction.
-        factors: "shampoo", or "kl" for KL-SOAP's.
-        settings: those of :class:`CurvatureOptimizer`, such as params and clip, and of the rule, such as soap_conv.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        *,
-        shampoo_beta: float = -1.0,
-        freq: int = 10,
-        max_dim: int = 10000,
-        normalize: bool = False,
-        correct_bias: bool = True,
-        factors: str = "shampoo",
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            model,
-            lr,
-            weight_decay=weight_decay,
-            rule="soap",
-            betas=betas,
-            eps=eps,
-            shampoo_beta=shampoo_beta,
-            soap_freq=freq,
-            max_dim=max_dim,
-            normalize=normalize,
-            correct_bias=correct_bias,
-            soap_factors=factors,
-            **settings,
-        )
-
-
-class NAdamW(CurvatureOptimizer):
-    """AdamW with Nesterov's momentum, as timm's; not torch.optim.NAdam, whose momentum follows a schedule. No curvature method;
-    for one in front, ``MAC(model, lr=1e-3, rule="nadamw")``.
-
-    Args:
-        settings: those of :class:`CurvatureOptimizer`, such as params and clip.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        **settings: Any,
-    ) -> None:
-        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, rule="nadamw", **settings)
-
-
-class SFAdamW(CurvatureOptimizer):
-    """Schedule-Free AdamW: an average of the weights in place of a falling rate. Call ``optimizer.eval()`` before the model is
-    tested or exported, ``optimizer.train()`` before training goes on. No curvature method; for one in front,
-    ``MAC(model, lr=0.0025, rule="sfadamw")``.
-
-    Args:
-        lr: warm it up linearly, then leave it constant.
-        r, weight_lr_power: of the weights of the average.
-        settings: those of :class:`CurvatureOptimizer`, such as params and clip.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.0025,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            model,
-            lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            rule="sfadamw",
-            sf_time_power=r,
-            sf_rate_power=weight_lr_power,
-            **settings,
-        )
-
-
-def _join(patterns: str | Sequence[str]) -> str:
-    return patterns if isinstance(patterns, str) else ",".join(patterns)
+def _require_one_process(optimizer: CurvatureOptimizer) -> None:
+    if optimizer._world() > 1:
+        name = type(optimizer).__name__
+        raise ValueError(f"abar: {name} does not join the gradients of single examples over ranks, train in one process")
