@@ -67,10 +67,12 @@ abar_status abar__beneath_list(abar_context *ctx, int folder, abar__names *out)
     void *memory = NULL;
     *out = (abar__names){0};
     const int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    errno = 0;
     DIR *open = copy >= 0 ? fdopendir(copy) : NULL;
     if (!open) {
+        const bool memory_was_short = errno == ENOMEM;
         if (copy >= 0) close(copy);
-        return ABAR_OK;
+        return memory_was_short ? abar__fail(ctx, ABAR_E_MEMORY, "a folder: not enough memory to list it, free some") : ABAR_OK;
     }
     abar_status status = collect(ctx, open, &out->text, &out->n);
     closedir(open);

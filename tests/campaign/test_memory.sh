@@ -47,6 +47,7 @@ declare -A command=(
     [sweep]="sweep ${conv[*]} --over lr=0.01,0.1 --optim mac --epochs 1 --out new --quiet"
     [tune]="tune ${conv[*]} --over lr=0.01:0.1:log --trials 3 --optim sgd --seeds 1 --epochs 3 --out new --quiet"
     [runs]="runs ."
+    [report]="report . --out page.html"
 )
 # What a command writes to: made anew before each try.
 declare -A changes=([train]=new [train-ema]=new [train-text]=new [compare]=new [compare-jobs]=new [compare-resume]=compared [resume]=half
@@ -156,7 +157,7 @@ rc=$? ran="FAIL_MAPS=1 LD_PRELOAD=fail_malloc.so abar ${command[models-optim]}"
 seen=$(verdict)
 check "nothing can be mapped: $seen" test "$seen" = refused -o "$seen" = ended
 
-for name in train train-ema train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume sweep tune runs; do
+for name in train train-ema train-text compare compare-jobs compare-resume eval sample bench models models-optim optimizers data resume sweep tune runs report; do
     [[ ${ONLY-$name} == "$name" ]] || continue
     restore $name
     # shellcheck disable=SC2086

@@ -24,8 +24,8 @@ static abar_status read_object(abar__report *r, int folder, const char *name, cJ
 {
     abar__text text = {0};
     *out = NULL;
-    const abar_status status = abar__beneath_read(r->ctx, folder, name, name, JSON_FILE_MAX, &text);
-    if (status >= 0) *out = cJSON_ParseWithLength(text.data, text.length);
+    abar_status status = abar__beneath_read(r->ctx, folder, name, name, JSON_FILE_MAX, &text);
+    if (status >= 0) status = abar__json_parse(r->ctx, name, text.data, text.length, out);
     abar__text_free(r->ctx, &text);
     return status == ABAR_E_MEMORY ? status : ABAR_OK;
 }

@@ -219,7 +219,8 @@ static abar_status add_epoch(run_log *log, double epoch, const cJSON *object)
 
 static abar_status add_line(run_log *log, const char *line, size_t n)
 {
-    cJSON *root = cJSON_ParseWithLength(line, n);
+    cJSON *root = NULL;
+    if (abar__json_parse(log->ctx, "log.jsonl", line, n, &root) == ABAR_E_MEMORY) return ABAR_E_MEMORY;
     const double epoch = abar__report_member(root, "epoch"), step = abar__report_member(root, "step");
     const cJSON *layers = cJSON_GetObjectItemCaseSensitive(root, "layers");
     const bool counts = step >= 0.0 && step < 0x1p53;
