@@ -358,6 +358,8 @@ static int unexpected_word(const cli *c, const char *word)
     if (word[0] == '-')
         return cli_fail(c, EXIT_USAGE, "%s: no such flag, they are spelled out: abar %s --help lists all", word,
                         c->command->name);
+    if (strstr(c->command->usage, "DIR") && path_is_folder(word))
+        return cli_fail(c, EXIT_USAGE, "%s: folders come before flags, as in abar %s %s", word, c->command->name, word);
     if (!word[0]) word = "\"\"";
     return cli_fail(c, EXIT_USAGE, "%s: a lone word, values follow a flag as in --name value, see abar %s --help", word,
                     c->command->name);

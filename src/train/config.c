@@ -21,7 +21,7 @@ static const abar_option train_options[] = {
     {"accumulate", ABAR_OPTION_INT, AT(accumulate), "1", 1, 1e6, NULL, "micro-batches a step's batch is split into"},
     {"micro", ABAR_OPTION_INT, AT(micro), "0", 0, 1e6, NULL,
      "samples of a micro-batch; their gradients are summed in an order that is the same for any number of ranks; 0: as "
-     "--accumulate says, of several ranks batch / ranks"},
+     "--accumulate says, with several ranks batch / ranks"},
     {"reduce", ABAR_OPTION_CHOICE, AT(reduce), "fixed", 0, 0, "fixed|fast",
      "order of sums over ranks: fixed, with the same bits on any number of them, or the transport's fastest"},
     {"check-replicas", ABAR_OPTION_INT, AT(check_replicas), "0", 0, 1e12, NULL,
@@ -47,7 +47,8 @@ static const abar_option train_options[] = {
      "where to compute: cpu, cuda, cuda:N, or ref in double precision"},
     {"precision", ABAR_OPTION_CHOICE, AT(precision), "auto", 0, 0, "auto|fp32|tf32|bf16",
      "of activations and products; auto: bf16 on cuda, fp32 elsewhere"},
-    {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 4096, NULL, "threads that compute, 0: all cores"},
+    {"threads", ABAR_OPTION_INT, AT(threads), "0", 0, 4096, NULL,
+     "threads that compute, 0: all cores, divided by the ranks of this machine"},
     {"workers", ABAR_OPTION_INT, AT(workers), "1", 0, 256, NULL, "threads that prepare batches ahead, 0: none"},
     {"seed", ABAR_OPTION_INT, AT(seed), "0", 0, SEED_MAX, NULL, "seed of weights, order and augmentation"},
     {"limit-train", ABAR_OPTION_INT, AT(limit_train), "0", 0, 1e12, NULL,
@@ -326,7 +327,9 @@ static abar_status check_validation(abar_context *ctx, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
     if (train->validation > 0.0 && train->limit_test > 0)
-        return abar__fail(ctx, ABAR_E_ARGUMENT, "--limit-test: the test set is not used with --validation, leave it out");
+        return abar__fail(ctx, ABAR_E_ARGUMENT,
+                          "--limit-test: the test set is not used with --validation, which sweep and tune have unless it is 0, "
+                          "leave it out");
     if (train->validation_seed == 0) return ABAR_OK;
     if (setup->model->text)
         return abar__fail(ctx, ABAR_E_ARGUMENT, "--validation-seed: the end of a text is held out, not a draw, leave it out");

@@ -82,7 +82,7 @@ abar_status abar__ranks_settle(abar_trainer *t)
         const int64_t n = train->accumulate > 1 ? train->accumulate : ranks;
         if (train->batch % n != 0)
             return abar__fail(t->ctx, ABAR_E_ARGUMENT,
-                              "--batch %lld: is not a multiple of the %d ranks, choose one that is, or give --micro",
+                              "--batch %lld: is not a multiple of the %d ranks, choose a batch or a number of ranks that fits",
                               (long long)train->batch, ranks);
         train->micro = train->batch / n;
     }
