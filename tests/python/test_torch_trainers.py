@@ -221,7 +221,7 @@ def ddp_load(rank, folder):
     """One process's half of a run goes on in two."""
     model = Net()
     optimizer = make(model)
-    state = torch.load(folder / "alone.pt", weights_only=True)
+    state = torch.load(folder / "alone.pt", weights_only=support.TORCH >= (2, 0))
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     run(nn.parallel.DistributedDataParallel(model), optimizer, lambda k: Data().part(k, rank), 3)
@@ -232,7 +232,7 @@ def fsdp_load(rank, folder):
     """... and in two that have shards of it."""
     model = shard(Net(), mesh_of(WORLD))
     optimizer = make(model)
-    state = torch.load(folder / "alone.pt", weights_only=True)
+    state = torch.load(folder / "alone.pt", weights_only=support.TORCH >= (2, 0))
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     set_model_state_dict(model, state["model"], options=StateDictOptions(full_state_dict=True))
@@ -415,7 +415,7 @@ class Trainers(Case):
                 process.kill()
 
     def ended(self, name, rank):
-        return torch.load(self.path / f"{name}.{rank}", weights_only=True)
+        return torch.load(self.path / f"{name}.{rank}", weights_only=support.TORCH >= (2, 0))
 
     def check(self, name):
         needs, _, alone = CASES[name]
