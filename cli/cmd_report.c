@@ -3,9 +3,11 @@
 
 #include "abar/report.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PAGE "report.html"
 #define FOLDERS_MAX 1000
@@ -27,10 +29,10 @@ static int check_out(const cli *c, const char *path)
     if (path_is_folder(path)) return cli_fail(c, EXIT_USAGE, "--out: %s is a folder, name a file in it", path);
     if (n < 5 || strcmp(path + n - 5, ".html") != 0) return cli_fail(c, EXIT_USAGE, "--out: %s does not end in .html", path);
     if (!path_exists(path)) return EXIT_SUCCESS;
-    FILE *file = path_is_file(path) ? fopen(path, "rb") : NULL;
-    const bool page =
-        file && fread(begin, 1, sizeof begin - 1, file) == sizeof begin - 1 && strcmp(begin, "<!doctype html>") == 0;
-    if (file) fclose(file);
+    const int file = path_is_file(path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const ssize_t length = (ssize_t)sizeof begin - 1;
+    const bool page = file >= 0 && read(file, begin, sizeof begin - 1) == length && strcmp(begin, "<!doctype html>") == 0;
+    if (file >= 0) close(file);
     return page ? EXIT_SUCCESS : cli_fail(c, EXIT_USAGE, "--out: %s is there and is no page, choose another file", path);
 }
 
