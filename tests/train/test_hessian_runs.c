@@ -37,7 +37,7 @@ static void runs_learn_within_their_plan(void **state)
     }
 }
 
-/* Steps with and without further passes on both sides of the stop,. */
+/* Steps with and without further passes on both sides of the stop. */
 static void runs_resume_bit_for_bit(void **state)
 {
     fixture *f = *state;
