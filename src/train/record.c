@@ -62,6 +62,8 @@ abar_status abar__record_epoch(abar_trainer *t, const abar__epoch *e)
     t->text.length = 0;
     const char *part = abar__tested_part(&t->setup->train);
     ABAR_TRY(abar__epoch_write(t->ctx, t->at.epoch, e, part, t->setup->model->text, &t->text));
+    t->text.length--; /* the brace: a line of the log also says how many steps there were */
+    ABAR_TRY(abar__text_printf(t->ctx, &t->text, ", \"step\": %lld}", (long long)global_step(t)));
     ABAR_TRY(abar__jsonl_write(t->log, t->text.data));
     ABAR_TRY(record_scalar(t, "train", "/loss", e->train_loss));
     ABAR_TRY(record_scalar(t, "train", "/accuracy", e->train_accuracy));

@@ -76,6 +76,7 @@ def check_controls(b):
         check(f"curves over {axis}", b.js(CURVES) == 2 and "NaN" not in b.js(SHAPES))
     b.mouse(".plot", 0.99, 0.5)
     check("samples: 3 epochs of 8 batches of 32", b.js(TIP).startswith("sample 768"), b.js(TIP))
+    check("steps of an epoch, from every log", b.js("data.runs.every(run => run.epochs.step.join() === '8,16,24' && stepsPerEpoch(run) === 8)"))
     set_value(b, "axis", "epoch")
 
 

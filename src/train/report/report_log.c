@@ -4,7 +4,6 @@
 #include "train/report/report_impl.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -154,8 +153,6 @@ typedef struct run_log {
     int layers;                                                  /* in each line; 0: no diagnostics yet */
     int64_t step_lines, layer_lines, step_stride, layer_stride;  /* lines seen; every stride-th is kept */
     int64_t damaged, bytes;                                      /* bytes: of whole lines */
-    /* An epoch's end lies between two steps, so its number of steps between low and high; 0: not known. */
-    double last_step, ended_epoch, low, high;
 } run_log;
 
 static abar_status name_layers(run_log *log, const cJSON *list)
@@ -200,23 +197,6 @@ static abar_status add_layers(run_log *log, double step, const cJSON *list)
     return ABAR_OK;
 }
 
-static void see_step(run_log *log, double step)
-{
-    if (log->ended_epoch > 0.0 && step > log->last_step) {
-        const double most = step / log->ended_epoch;
-        if (log->high == 0.0 || most < log->high) log->high = most;
-        log->ended_epoch = 0.0;
-    }
-    log->last_step = step;
-}
-
-static abar_status add_epoch(run_log *log, double epoch, const cJSON *object)
-{
-    log->low = fmax(log->low, log->last_step / epoch);
-    log->ended_epoch = epoch;
-    return add_row(log->ctx, &log->epochs, object);
-}
-
 static abar_status add_line(run_log *log, const char *line, size_t n)
 {
     cJSON *root = NULL;
@@ -226,14 +206,13 @@ static abar_status add_line(run_log *log, const char *line, size_t n)
     const bool counts = step >= 0.0 && step < 0x1p53;
     abar_status status = ABAR_OK;
     if (cJSON_IsObject(root) && epoch >= 1.0 && epoch < 0x1p53)
-        status = add_epoch(log, epoch, root);
+        status = add_row(log->ctx, &log->epochs, root);
     else if (!cJSON_IsObject(root) || !counts)
         log->damaged++;
     else if (cJSON_IsArray(layers))
         status = add_layers(log, step, layers);
     else if (log->step_lines++ % log->step_stride == 0)
         status = add_row(log->ctx, &log->steps, root);
-    if (counts && !(epoch >= 1.0)) see_step(log, step);
     cJSON_Delete(root);
     return status;
 }
@@ -297,11 +276,7 @@ static abar_status put_log(run_log *log, abar__text *out)
                    {"step_lines", (double)log->step_lines},
                    {"step_stride", (double)log->step_stride},
                    {"layer_lines", (double)log->layer_lines},
-                   {"layer_stride", (double)log->layer_stride},
-                   {"least_steps", log->low},
-                   {"most_steps", log->high},
-                   {"last_step", log->last_step},
-                   {"ended_epoch", log->ended_epoch}};
+                   {"layer_stride", (double)log->layer_stride}};
     ABAR_TRY(put_series(log->ctx, out, "epochs", &log->epochs));
     ABAR_TRY(put_series(log->ctx, out, "steps", &log->steps));
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

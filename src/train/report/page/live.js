@@ -27,8 +27,6 @@ function addLine(run, line) {
   try { object = JSON.parse(line); } catch { /* counted below */ }
   const plain = object !== null && typeof object === "object" && !Array.isArray(object), epoch = plain ? object.epoch : null, step = plain ? object.step : null;
   if (isNumber(epoch) && epoch >= 1) {
-    run.least_steps = Math.max(run.least_steps, run.last_step / epoch);
-    run.ended_epoch = epoch;
     run.epochs_done = epoch;
     const part = run.validation ? "validation" : "test";
     run.acc = object[part + "_acc"] ?? null;
@@ -36,15 +34,10 @@ function addLine(run, line) {
     addRow(run.epochs, object);
   } else if (!isNumber(step) || step < 0) {
     run.damaged_lines++;
-  } else {
-    if (Array.isArray(object.layers)) addLayers(run, step, object.layers);
-    else if (run.step_lines++ % run.step_stride === 0) addRow(run.steps, object);
-    if (run.ended_epoch > 0 && step > run.last_step) {
-      const most = step / run.ended_epoch;
-      if (run.most_steps === 0 || most < run.most_steps) run.most_steps = most;
-      run.ended_epoch = 0;
-    }
-    run.last_step = step;
+  } else if (Array.isArray(object.layers)) {
+    addLayers(run, step, object.layers);
+  } else if (run.step_lines++ % run.step_stride === 0) {
+    addRow(run.steps, object);
   }
 }
 

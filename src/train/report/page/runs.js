@@ -4,15 +4,11 @@
 let data = null;
 let families = []; /* runs that differ in their seed alone */
 
-/* Logs do not say how many steps an epoch has; a comparison does. Otherwise it lies between two bounds, or follows from the limit of
-   samples; null: it is not known. */
+/* A log's line of an epoch says how many steps there were; before the first one a comparison may know. null: it is not known. */
 function stepsPerEpoch(run) {
-  if (run.steps_per_epoch) return run.steps_per_epoch;
-  const train = run.config?.train || {};
-  if (run.text && train["epoch-steps"]) return train["epoch-steps"];
-  const low = run.least_steps || 0, high = run.most_steps || 0, limited = Math.floor(train["limit-train"] * (1 - (train.validation || 0)) / (train.batch * (train.accumulate || 1)));
-  if (limited >= 1 && limited >= low && (!high || limited <= high)) return limited;
-  return high ? Math.max(1, Math.round((low + high) / 2)) : low ? Math.ceil(low) : null;
+  const {epoch = [], step = []} = run.epochs;
+  for (let i = epoch.length - 1; i >= 0; i--) if (step[i] > 0) return step[i] / epoch[i];
+  return run.steps_per_epoch || (run.text && run.config?.train?.["epoch-steps"]) || null;
 }
 
 function prepare(run) {
@@ -29,7 +25,7 @@ function prepare(run) {
   run.series = Object.create(null); /* names come from the log: one may be __proto__ */
   const byEpoch = axes(run.epochs.epoch || []), steps = run.steps.step || [];
   const byStep = {...axes(per ? steps.map(s => s / per) : []), step: steps, samples: steps.map(s => s * size)};
-  for (const [name, y] of Object.entries(run.epochs)) if (name !== "epoch" && name !== "skipped_steps") run.series[name === "seconds" ? "seconds per epoch" : name.replaceAll("_", " ")] = {x: byEpoch, y};
+  for (const [name, y] of Object.entries(run.epochs)) if (!["epoch", "step", "skipped_steps"].includes(name)) run.series[name === "seconds" ? "seconds per epoch" : name.replaceAll("_", " ")] = {x: byEpoch, y};
   for (const [name, y] of Object.entries(run.steps)) if (name === "loss") run.series["batch loss"] = {x: byStep, y};
 }
 
