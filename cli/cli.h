@@ -190,7 +190,12 @@ void print_profile_json(json_writer *j, const abar_bench *bench, const abar_benc
 
 /* ---- table.c --------------------------------------------------------------------------------------------------- */
 
+struct grid;
+struct grid_cell;
 void print_comparison(const abar_compare *compare, const struct progress *out);
+/* A mean and, where there is one, its standard deviation. */
+void print_spread(struct grid_cell *cell, abar_compare_spread s, int decimals, bool utf8);
+void print_grid(struct grid *g, const struct progress *out);
 /* verdict.c: when the target was reached, if there is one; which optimizers are told apart, if there are several seeds. */
 void print_targets(const abar_compare *compare, const struct progress *out);
 void print_pairs(const abar_compare *compare, const struct progress *out);

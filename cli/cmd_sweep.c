@@ -79,18 +79,6 @@ typedef struct source {
     bool utf8, text, validates;
 } source;
 
-static void fill_spread(grid_cell *cell, abar_compare_spread s, int decimals, bool utf8)
-{
-    char mean[NUMBER_MAX], std[NUMBER_MAX];
-    if (isnan(s.mean))
-        snprintf(cell->text, sizeof cell->text, "-");
-    else if (isnan(s.std))
-        snprintf(cell->text, sizeof cell->text, "%s", print_fixed(mean, s.mean, decimals));
-    else
-        snprintf(cell->text, sizeof cell->text, "%s %s %s", print_fixed(mean, s.mean, decimals), utf8 ? "\xc2\xb1" : "+-",
-                 print_fixed(std, s.std, decimals));
-}
-
 static void fill_row(const void *user, int o, grid_cell *cells)
 {
     const source *s = user;
@@ -104,8 +92,8 @@ static void fill_row(const void *user, int o, grid_cell *cells)
                                    abar_sweep_axis_name(s->sweep, a), abar_sweep_cell_value(s->sweep, best.cell, a));
     }
     if (best.cell < 0) snprintf(cells[1].text, sizeof cells->text, "every value had a failure");
-    fill_spread(&cells[2], s->text ? best.loss : best.accuracy, decimals, s->utf8);
-    if (s->validates) fill_spread(&cells[3], s->text ? best.test_loss : best.test_accuracy, decimals, s->utf8);
+    print_spread(&cells[2], s->text ? best.loss : best.accuracy, decimals, s->utf8);
+    if (s->validates) print_spread(&cells[3], s->text ? best.test_loss : best.test_accuracy, decimals, s->utf8);
     if (best.cell >= 0)
         snprintf(cells[4].text, sizeof cells->text, "%s",
                  print_significant((char[NUMBER_MAX]){0}, abar_compare_row_of(s->sweep, best.cell)->ms_per_step.mean));
@@ -120,16 +108,9 @@ static void print_best(const watcher *w)
     snprintf(test, sizeof test, "test %s", result);
     const grid_column column[] = {
         {"optimizer", true, 0}, {"best at", true, 0}, {chosen, false, 0}, {test, false, 0}, {"ms/step", false, 1}};
-    grid g = {.column = column,
-              .columns = 5,
-              .rows = abar_sweep_optimizer_count(s.sweep),
-              .fill = fill_row,
-              .user = &s,
-              .bold = progress_bold(&w->line),
-              .plain = progress_plain(&w->line)};
-    grid_measure(&g, print_window(w->line.out) > 0 ? print_window(w->line.out) : PRINT_WIDTH);
+    grid g = {.column = column, .columns = 5, .rows = abar_sweep_optimizer_count(s.sweep), .fill = fill_row, .user = &s};
     fputc('\n', w->line.out);
-    grid_print(&g, w->line.out);
+    print_grid(&g, &w->line);
 }
 
 static void say_finished(watcher *w)

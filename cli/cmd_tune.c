@@ -86,18 +86,11 @@ static void fill_row(const void *user, int o, grid_cell *cells)
     const abar_tune_result r = *abar_tune_result_of(u->tune, o);
     const bool text = comparison_is_text(u->w.compare);
     const int decimals = text ? 4 : 2;
-    const abar_compare_spread s = text ? r.test_loss : r.test_accuracy;
-    char a[NUMBER_MAX], b[NUMBER_MAX];
+    char a[NUMBER_MAX];
     snprintf(cells[0].text, sizeof cells->text, "%s", r.label);
     snprintf(cells[1].text, sizeof cells->text, "%.150s", r.values[0] ? r.values : "every trial failed");
     snprintf(cells[2].text, sizeof cells->text, "%s", isnan(r.validation) ? "-" : print_fixed(a, r.validation, decimals));
-    if (isnan(s.mean))
-        snprintf(cells[3].text, sizeof cells->text, "-");
-    else if (isnan(s.std))
-        snprintf(cells[3].text, sizeof cells->text, "%s", print_fixed(a, s.mean, decimals));
-    else
-        snprintf(cells[3].text, sizeof cells->text, "%s %s %s", print_fixed(a, s.mean, decimals),
-                 u->w.line.utf8 ? "\xc2\xb1" : "+-", print_fixed(b, s.std, decimals));
+    print_spread(&cells[3], text ? r.test_loss : r.test_accuracy, decimals, u->w.line.utf8);
     snprintf(cells[4].text, sizeof cells->text, "%" PRId64, r.epochs);
     snprintf(cells[5].text, sizeof cells->text, "%s", print_duration(a, r.seconds));
 }
@@ -115,16 +108,9 @@ static void say_finished(tuner *u)
     snprintf(test, sizeof test, "test %s", result);
     const grid_column column[] = {{"optimizer", true, 0}, {"chosen", true, 0},  {validation, false, 3},
                                   {test, false, 0},       {"epochs", false, 2}, {"time", false, 1}};
-    grid g = {.column = column,
-              .columns = 6,
-              .rows = abar_tune_optimizer_count(u->tune),
-              .fill = fill_row,
-              .user = u,
-              .bold = progress_bold(line),
-              .plain = progress_plain(line)};
-    grid_measure(&g, print_window(line->out) > 0 ? print_window(line->out) : PRINT_WIDTH);
+    grid g = {.column = column, .columns = 6, .rows = abar_tune_optimizer_count(u->tune), .fill = fill_row, .user = u};
     fputc('\n', line->out);
-    grid_print(&g, line->out);
+    print_grid(&g, line);
     print_pairs(u->w.compare, line);
     comparing_say_files(line->out, abar_tune_dir(u->tune), file);
 }

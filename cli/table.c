@@ -57,7 +57,7 @@ static void fill_number(grid_cell *c, double value, int decimals, const char *un
         snprintf(c->text, sizeof c->text, "%s%s", print_fixed(number, value, decimals), unit);
 }
 
-static void fill_spread(grid_cell *c, abar_compare_spread s, int decimals, bool utf8)
+void print_spread(grid_cell *c, abar_compare_spread s, int decimals, bool utf8)
 {
     char mean[NUMBER_MAX], std[NUMBER_MAX];
     fill_number(c, s.mean, decimals, "");
@@ -74,7 +74,7 @@ static void fill_row(const void *user, int m, grid_cell *cells)
     const double ms = step_of(&r, s->shared);
     char number[NUMBER_MAX];
     snprintf(cells[OPTIMIZER].text, sizeof cells->text, "%s", r.label);
-    fill_spread(&cells[RESULT], text ? r.test_loss : r.test_accuracy, text ? 4 : 2, s->utf8);
+    print_spread(&cells[RESULT], text ? r.test_loss : r.test_accuracy, text ? 4 : 2, s->utf8);
     fill_number(&cells[BEST], text ? r.best_loss.mean : r.best_accuracy.mean, text ? 4 : 2, "");
     fill_number(&cells[OTHER], text ? r.test_accuracy.mean : r.test_loss.mean, text ? 2 : 4, "");
     fill_number(&cells[TRAIN_LOSS], r.train_loss.mean, 4, "");
@@ -131,6 +131,14 @@ static void say_notes(const source *s, const progress *p, bool memory_shown)
     print_wrapped_from(p->out, 0, 2, width, note);
 }
 
+void print_grid(grid *g, const progress *p)
+{
+    g->bold = progress_bold(p);
+    g->plain = progress_plain(p);
+    grid_measure(g, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
+    grid_print(g, p->out);
+}
+
 void print_comparison(const abar_compare *compare, const progress *p)
 {
     source s = {.compare = compare, .utf8 = p->utf8, .text = comparison_is_text(compare), .shared = side_by_side(compare) > 1};
@@ -150,16 +158,9 @@ void print_comparison(const abar_compare *compare, const progress *p)
                                          [MEMORY] = {"memory", false, 5},
                                          [MEMORY_RATIO] = {ratio, false, 6},
                                          [FAILED] = {"failed", false, 0}};
-    grid g = {.column = column,
-              .columns = COLUMNS,
-              .rows = abar_compare_method_count(compare),
-              .fill = fill_row,
-              .user = &s,
-              .bold = progress_bold(p),
-              .plain = progress_plain(p)};
+    grid g = {.column = column, .columns = COLUMNS, .rows = abar_compare_method_count(compare), .fill = fill_row, .user = &s};
     find_best(&s);
-    grid_measure(&g, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
     fputc('\n', p->out);
-    grid_print(&g, p->out);
+    print_grid(&g, p);
     say_notes(&s, p, g.width[MEMORY] > 0);
 }

@@ -16,37 +16,16 @@ typedef struct source {
     bool utf8, text;
 } source;
 
-static void print_grid(grid *g, const progress *p)
-{
-    g->indent = 2;
-    g->bold = progress_bold(p);
-    g->plain = progress_plain(p);
-    grid_measure(g, print_window(p->out) > 0 ? print_window(p->out) : PRINT_WIDTH);
-    grid_print(g, p->out);
-}
-
 /* ---- targets ---------------------------------------------------------------------------------------------------- */
-
-static void fill_spread(grid_cell *cell, abar_compare_spread s, int decimals, bool utf8)
-{
-    char mean[NUMBER_MAX], std[NUMBER_MAX];
-    if (isnan(s.mean))
-        snprintf(cell->text, sizeof cell->text, "-");
-    else if (isnan(s.std))
-        snprintf(cell->text, sizeof cell->text, "%s", print_fixed(mean, s.mean, decimals));
-    else
-        snprintf(cell->text, sizeof cell->text, "%s %s %s", print_fixed(mean, s.mean, decimals), utf8 ? "\xc2\xb1" : "+-",
-                 print_fixed(std, s.std, decimals));
-}
 
 static void fill_target(const void *user, int m, grid_cell *cells)
 {
     const source *s = user;
     const abar_compare_row row = *abar_compare_row_of(s->compare, m);
     snprintf(cells[0].text, sizeof cells->text, "%s", row.label);
-    fill_spread(&cells[1], row.target_epochs, 1, s->utf8);
-    fill_spread(&cells[2], row.target_steps, 0, s->utf8);
-    fill_spread(&cells[3], row.target_seconds, 1, s->utf8);
+    print_spread(&cells[1], row.target_epochs, 1, s->utf8);
+    print_spread(&cells[2], row.target_steps, 0, s->utf8);
+    print_spread(&cells[3], row.target_seconds, 1, s->utf8);
     snprintf(cells[4].text, sizeof cells->text, "%" PRId64 " of %" PRId64, row.never, row.never + row.reached);
 }
 
@@ -59,6 +38,7 @@ void print_targets(const abar_compare *compare, const progress *p)
     if (!target[0]) return;
     fprintf(p->out, "\nto reach %s %s:\n", comparison_validates(compare) ? "validation" : "test", target);
     grid g = {.column = column, .columns = 5, .rows = abar_compare_method_count(compare), .fill = fill_target, .user = &s};
+    g.indent = 2;
     print_grid(&g, p);
 }
 
@@ -120,5 +100,6 @@ void print_pairs(const abar_compare *compare, const progress *p)
     print_wrapped(p->out, 0, print_width(p->out), note);
     const grid_column column[] = {{"pair", true, 0}, {"difference", false, 2}, {"interval", false, 1}, {"", true, 0}};
     grid g = {.column = column, .columns = 4, .rows = s.pairs, .fill = fill_pair, .user = &s};
+    g.indent = 2;
     print_grid(&g, p);
 }
