@@ -145,4 +145,14 @@ else
     check "kernels that were asked for are used, at once" test "$(cores OPENBLAS_CORETYPE=Prescott)" = Prescott
     check "with ABAR_ISA the choice is OpenBLAS's own" test "$(cores ABAR_ISA=baseline | wc -l)" = 1
 fi
+
+# libgomp prints its settings when it is loaded.
+spins() { env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose "$@" "$abar" models 2>&1 | sed -n "s/.*GOMP_SPINCOUNT = '\\(.*\\)'/\\1/p"; }
+if [[ -z $(spins) ]]; then
+    skip "this OpenMP runtime does not say how long its threads spin"
+else
+    check "waiting threads sleep soon" test "$(spins | tail -1)" = 3000
+    check "a number of spins that was asked for is used" test "$(spins GOMP_SPINCOUNT=77 | sort -u)" = 77
+    check "so is a policy" test "$(spins OMP_WAIT_POLICY=passive | sort -u)" = 0
+fi
 finish
