@@ -3,6 +3,7 @@
  * first steps are taken unless ABAR_TEST_FULL is set. */
 #include "net/models/models.h"
 #include "train_support.h"
+#include "repeated.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -326,6 +327,7 @@ static void check_ref(void **state, const char *name)
     static const int64_t first_steps[] = {4, 2, 0, 2, 0};
     bool full = small_member(name) < 0 || getenv("ABAR_TEST_FULL");
     golden g;
+    if (is_repeated()) skip();
     open_golden(&g, *state, name);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         start(&g, name, runs[i], "ref");
