@@ -230,7 +230,7 @@ static void start(golden *g, const char *name, const char *run, const char *devi
         abar_tensor w = tensor(g, "w.", p->name);
         need(f, abar_tensor_copy(f->ctx, &p->value, &w));
     }
-    need(f, abar__optim_build(f->ctx, g->setup, g->dev, g->net, &g->optim));
+    need(f, abar__optim_build(f->ctx, g->setup, g->dev, g->net, NULL, &g->optim));
     g->stepper = (abar__stepper){
         .ctx = f->ctx, .net = g->net, .optim = g->optim, .info = &g->info, .micro = g->samples, .accumulate = 1};
 }
