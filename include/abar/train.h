@@ -230,6 +230,9 @@ typedef struct abar_evaluation {
     double perplexity, bits; /* text: exp(loss), and bits per character (or byte); else 0 */
 } abar_evaluation;
 abar_status abar_evaluate(abar_context *ctx, const abar_setup *setup, const char *weights, abar_evaluation *out);
+/* All ranks of comm: each reads the weights and tests its share of the batches. All have the result. */
+abar_status abar_evaluate_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const char *weights,
+                             abar_evaluation *out);
 /* Writes a safetensors file with the logits of the first n test samples: tensors "images", "labels" and "logits"; for the first
  * n test windows of a text "tokens", "labels" and "logits". */
 abar_status abar_evaluate_logits(abar_context *ctx, const abar_setup *setup, const char *weights, int64_t n, const char *path);
@@ -268,6 +271,11 @@ typedef struct abar_bench_result {
     size_t peak_bytes;
     char device[128];               /* abar_device_describe */
     double copy_rate, product_rate; /* the device's best bytes and flops per second; with profile, on a queued device */
+    /* Several ranks: */
+    int64_t ranks;
+    double ms_exchange, ms_waiting; /* what a step spends in exchanges, mean of the ranks; of it, waiting for the slowest one */
+    double bytes_per_step;          /* that this rank sends, mean */
+    double ms_alone, samples_per_second_alone; /* of one rank that makes the whole batch; of rank 0 */
 } abar_bench_result;
 
 typedef enum abar_bench_phase {
@@ -298,6 +306,9 @@ typedef struct abar_bench_row {
 typedef struct abar_bench abar_bench;
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out);
+/* All ranks of comm: each step as in training. After the timed steps rank 0 makes as many alone, and the others wait. */
+abar_status abar_bench_run_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const abar_bench_config *config,
+                              abar_bench_result *result, abar_bench **out);
 const abar_net *abar_bench_net(const abar_bench *bench);
 int abar_bench_row_count(const abar_bench *bench); /* 0: not profiled */
 const abar_bench_row *abar_bench_row_at(const abar_bench *bench, int i);

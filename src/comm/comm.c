@@ -1,4 +1,5 @@
 /* The ranks' common part: opening, checks of calls, and the collectives, each made of a transport's exchanges. */
+#include "base/clock.h"
 #include "comm/comm_impl.h"
 #include "comm/launch.h"
 #include "comm/mpi.h"
@@ -216,6 +217,7 @@ const char *abar_comm_name(const abar_comm *comm, int rank)
 }
 const char *abar_comm_transport(const abar_comm *comm) { return comm ? comm->ops->name : "self"; }
 uint64_t abar__comm_sent(const abar_comm *c) { return c ? c->sent : 0; }
+double abar__comm_seconds(const abar_comm *c) { return c ? c->seconds : 0.0; }
 
 /* ---- collectives ----------------------------------------------------------------------------------------------------- */
 
@@ -230,7 +232,10 @@ static abar_status run(abar_comm *c, const void *const *send, const size_t *send
                        const size_t *recv_bytes)
 {
     if (c->failed) return abar__fail(c->ctx, ABAR_E_PEER, "%s", c->failure);
-    ABAR_TRY(c->ops->exchange(c, send, send_bytes, recv, recv_bytes));
+    const double began = abar__seconds();
+    const abar_status status = c->ops->exchange(c, send, send_bytes, recv, recv_bytes);
+    c->seconds += abar__seconds() - began;
+    ABAR_TRY(status);
     for (int r = 0; r < c->size; r++) c->sent += r == c->rank ? 0 : send_bytes[r];
     return ABAR_OK;
 }

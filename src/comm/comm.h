@@ -21,6 +21,7 @@ abar_status abar__comm_exchange(abar_comm *c, const void *const *send, const siz
 abar_status abar__comm_sum_floats(abar_comm *c, float *data, int64_t n);
 abar_status abar__comm_sum_doubles(abar_comm *c, double *data, int64_t n);
 uint64_t abar__comm_sent(const abar_comm *c); /* bytes that this rank has sent to others so far */
+double abar__comm_seconds(const abar_comm *c); /* that it has spent in exchanges so far, waiting included */
 
 /* ---- sums in a fixed order (tree.c) ----------------------------------------------------------------------------------
  *

@@ -426,11 +426,15 @@ abar_status abar__config_save(abar_trainer *t);                    /* config.jso
 abar_status abar__export_write(abar_trainer *t, const char *path); /* what model.safetensors holds, into any file */
 
 /* Several ranks (ranks.c). One rank: these do nothing. */
-abar_status
-abar__ranks_settle(abar_trainer *t); /* settings that follow from the number of ranks; what does not fit is refused */
+/* Settings that follow from the number of ranks; what does not fit is refused. */
+abar_status abar__ranks_settle(abar_context *ctx, abar_comm *comm, abar_setup *setup);
+void abar__ranks_settle_threads(const abar_comm *comm, abar_train_config *train); /* those of an evaluation */
 /* All ranks: whether they have the same settings; then, the same data and device. status: how far this rank has come. */
-abar_status abar__ranks_compare_settings(abar_trainer *t, bool resume);
+abar_status abar__ranks_compare_settings(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume);
 abar_status abar__ranks_compare_data(abar_trainer *t, abar_status status);
+/* The same of an evaluation: test data, device and weights. */
+abar_status abar__ranks_compare_tested(abar_context *ctx, abar_comm *comm, const abar_dataset *data, const abar_device *dev,
+                                       const abar_net *net, abar_status status);
 abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);

@@ -143,7 +143,7 @@ static abar_status prepare_run(abar_trainer *t)
 {
     const abar_train_config *train = &t->setup->train;
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
-    ABAR_TRY(abar__ranks_settle(t));
+    ABAR_TRY(abar__ranks_settle(t->ctx, t->comm, t->setup));
     ABAR_TRY(abar_setup_check(t->ctx, t->setup));
     if (train->checkpoint_every > 0 && !train->out[0])
         return abar__fail(t->ctx, ABAR_E_ARGUMENT, "--checkpoint-every: there is no folder for checkpoints, give --out DIR");
@@ -164,7 +164,7 @@ static abar_status open_folder(abar_trainer *t, bool resume)
 
 static abar_status build(abar_trainer *t, bool resume)
 {
-    ABAR_TRY(abar__ranks_compare_settings(t, resume));
+    ABAR_TRY(abar__ranks_compare_settings(t->ctx, t->comm, t->setup, resume));
     ABAR_TRY(abar__ranks_compare_data(t, prepare_run(t)));
     const abar_status status = open_folder(t, resume); /* after all that can go wrong without a folder: no litter */
     ABAR_TRY(abar_ranks_agree(t->ctx, t->comm, status, NULL));

@@ -119,8 +119,27 @@ else
 fi
 
 # --- other commands ---
-ran="abar eval as one of two processes"
-OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" eval --checkpoint one >stdout 2>stderr
+succeeds "one rank evaluates" eval --checkpoint one --json --threads 1
+one=$(grep -oE '"test_(acc|loss)": [0-9.e-]+' stdout)
+for n in 2 3; do
+    succeeds "$n ranks evaluate" eval --checkpoint one --json --threads 1 --ranks $n
+    check "$n ranks evaluate: the same result, once" test "$(grep -oE '"test_(acc|loss)": [0-9.e-]+' stdout)" = "$one"
+done
+refuses "weights that are not there" 1 'nothing: no such file or folder' eval --checkpoint nothing --ranks 2
+together NOTHING here eval --checkpoint one --threads 1
+check "two processes evaluate" succeeded
+check "two processes evaluate: rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+succeeds "the time of ranks" bench --model lenet5 --batch 24 --steps 3 --warmup-steps 1 --threads 1 --ranks 2 --json
+check "the time of ranks: one object" one_json_object
+for key in '"ranks": 2' '"ms_exchange": ' '"bytes_per_step": ' '"ms_alone": ' '"speedup": '; do
+    check "the time of ranks: $key" grep -q "$key" stdout
+done
+succeeds "the time of ranks in words" bench --model lenet5 --batch 24 --steps 3 --threads 1 --ranks 2
+check "in words: exchange" says '^  exchange .*ms .*rank 0 sends'
+check "in words: one rank" says '^  one rank .*2 ranks are .* times as fast'
+refuses "ranks that do not divide a bench" 2 'batch 24: is not a multiple of the 5 ranks' bench --model lenet5 --batch 24 --ranks 5
+ran="abar sample as one of two processes"
+OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" sample --checkpoint one >stdout 2>stderr
 rc=$?
-check "eval runs in one process" failed_well 2 'eval: runs in one process, start it without mpirun'
+check "sample runs in one process" failed_well 2 'sample: runs in one process, start it without mpirun'
 finish
