@@ -173,6 +173,9 @@ abar_status abar_trainer_create_on(abar_context *ctx, abar_comm *comm, const aba
 /* All ranks: what each has come to. Where one has failed all do; the others with its text, or, where that is NULL, the last
  * error of its context. */
 abar_status abar_ranks_agree(abar_context *ctx, abar_comm *comm, abar_status status, const char *text);
+/* Ranks 1, 2, ...: train what rank 0's comparisons train (abar_compare_ranks), until rank 0 dismisses them. */
+abar_status abar_ranks_follow(abar_context *ctx, abar_comm *comm);
+abar_status abar_ranks_dismiss(abar_comm *comm);
 /* The setup of the run in a folder. Its out is dir. */
 abar_status abar_setup_load(abar_context *ctx, const char *dir, abar_setup **out);
 /* The setup stored in a checkpoint, or in the export of a text model. Its out is "". */

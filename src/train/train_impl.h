@@ -6,6 +6,7 @@
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     join.c  ranks.c                       micro-batches, and ranks, joined to one batch; ranks that must be alike
+ *     follow.c                              ranks that train one run after the other
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
@@ -439,6 +440,10 @@ abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes 
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);
 abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
+
+/* Rank 0, before it creates a trainer on comm: those that follow (follow.c) create one with this setup. Once it has its trainer
+ * it calls abar_ranks_agree, and then all run it. */
+abar_status abar__ranks_lead(abar_context *ctx, abar_comm *comm, const abar_setup *setup, bool resume);
 
 abar_status abar__snapshot_check(abar_context *ctx, const abar_train_config *train);
 /* When the run begins or goes on: the snapshot that is due right here, and a warning for those it can no longer make. */

@@ -138,6 +138,37 @@ succeeds "the time of ranks in words" bench --model lenet5 --batch 24 --steps 3 
 check "in words: exchange" says '^  exchange .*ms .*rank 0 sends'
 check "in words: one rank" says '^  one rank .*2 ranks are .* times as fast'
 refuses "ranks that do not divide a bench" 2 'batch 24: is not a multiple of the 5 ranks' bench --model lenet5 --batch 24 --ranks 5
+# --- comparisons: every run on all ranks ---
+runs=(--model lenet5 --data synthetic --limit-train 96 --batch 24 --threads 1)
+succeeds "a comparison" compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd,kfac --out compare1 --quiet
+succeeds "a comparison on 2 ranks" compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd,kfac --out compare2 --ranks 2
+check "a comparison on 2 ranks: one table" test "$(grep -c '^optimizer ' stdout)" = 1
+for run in sgd-s0 kfac-s0; do
+    check "a comparison on 2 ranks: the weights of $run" cmp compare1/$run/model.safetensors compare2/$run/model.safetensors
+done
+succeeds "more seeds on 4 ranks" compare --resume compare2 --seeds 2 --ranks 4 --quiet
+check "more seeds on 4 ranks: they are there" test -e compare2/kfac-s1/model.safetensors
+succeeds "a sweep over batches" sweep "${runs[@]}" --epochs 1 --optim sgd --over batch=48,24 --out sweep --quiet --ranks 2
+check "a sweep over batches: one micro-batch for all" test "$(grep -ohE '"micro": [0-9]+' sweep/*/config.json | sort -u)" = '"micro": 12'
+succeeds "a tuning" tune "${runs[@]}" --epochs 3 --optim sgd --over lr=0.01:1:log --trials 3 --out tune --quiet --ranks 2
+check "a tuning: chosen" test -s tune/tune.md
+together NOTHING here compare "${runs[@]}" --limit-test 50 --micro 6 --epochs 2 --optim sgd --out compare3
+check "two processes compare" succeeded
+check "two processes compare: the same weights" cmp compare1/sgd-s0/model.safetensors compare3/sgd-s0/model.safetensors
+check "two processes compare: rank 1 is silent" test ! -s other-stdout -a ! -s other-stderr
+refuses "a method of the whole batch in a comparison" 2 'optim ngd: needs the gradients' compare "${runs[@]}" --optim sgd,ngd --ranks 2
+refuses "ranks and jobs" 2 'jobs 2: several ranks train one run at a time' compare "${runs[@]}" --ranks 2 --jobs 2
+succeeds "a comparison without ranks" compare "${runs[@]}" --limit-test 50 --epochs 1 --optim sgd --out plain --quiet
+refuses "a comparison that was begun without ranks" 2 'plain: was begun on one rank' compare --resume plain --seeds 2 --ranks 2
+ran="abar compare --ranks 3, whose rank is killed"
+"$abar" compare "${runs[@]}" --limit-train 8192 --limit-test 50 --micro 4 --epochs 4 --optim sgd --ranks 3 --out lost >stdout 2>stderr &
+pid=$!
+for ((i = 0; i < 100; i++)); do if [[ -e lost/sgd-s0/log.jsonl ]]; then break; else sleep 0.1; fi; done
+kill -KILL "$(pgrep -P $pid | tail -n 1)"
+wait $pid
+rc=$?
+check "a rank that is killed ends the comparison" failed_with_line 1 '^abar: rank [12] on .*: ended by signal 9'
+
 ran="abar sample as one of two processes"
 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$abar" sample --checkpoint one >stdout 2>stderr
 rc=$?
