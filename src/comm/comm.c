@@ -332,6 +332,18 @@ abar_status abar__comm_gather(abar_comm *c, const void *own, size_t bytes, void 
     return abar__comm_exchange_scratch(c);
 }
 
+abar_status abar__comm_gather_parts(abar_comm *c, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes)
+{
+    if (!c) return ABAR_OK;
+    abar__comm_clear(c);
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank) continue;
+        c->send[r] = own, c->send_bytes[r] = bytes;
+        c->recv[r] = recv[r], c->recv_bytes[r] = recv_bytes[r];
+    }
+    return abar__comm_exchange_scratch(c);
+}
+
 /* ---- sums in any order ----------------------------------------------------------------------------------------------- */
 
 static void add_floats(void *to, const void *from, size_t bytes)

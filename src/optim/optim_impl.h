@@ -165,6 +165,7 @@ struct abar_optim {
     abar_step_note note;                /* of abar_optim_note */
     /* the device's step (step.c) */
     abar__compiled_step *step;
+    abar__owners ranks;          /* ranks that divide refreshes; ranks 0: there is one */
     abar__step_state step_state; /* as it was when it was last asked */
     double *to_mean;             /* (n_maps, 3) */
     abar__map_state *map_states;
@@ -229,6 +230,8 @@ size_t abar__optim_rule_bytes(const abar_optim *o); /* of the rule's state, with
 
 /* step.c */
 abar_status abar__optim_make_step(abar_optim *o);
+/* Ranks divide what they can of the following steps; one rank: it makes all. */
+abar_status abar__optim_divide(abar_optim *o, const abar__owners *owners);
 /* ABAR_E_STATE where a step waits for its second pass. what: cannot be done then. */
 abar_status abar__optim_check_pass(const abar_optim *o, const char *what);
 void abar__optim_free_step(abar_optim *o);

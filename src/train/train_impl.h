@@ -6,7 +6,7 @@
  *     build.c                               settings -> data set, device, net, optimizer
  *     step.c                                one optimizer step, and a pass over the test set
  *     join.c  ranks.c                       micro-batches, and ranks, joined to one batch; ranks that must be alike
- *     follow.c                              ranks that train one run after the other
+ *     owners.c  follow.c                    what ranks divide of a step; ranks that train one run after the other
  *     feed.c  pipeline.c                    batches in device memory; steps in flight
  *     ema.c                                 the running average of the weights
  *     trainer.c  run_state.c                a whole run; its progress
@@ -439,6 +439,8 @@ abar_status abar__ranks_compare_tested(abar_context *ctx, abar_comm *comm, const
 abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);
+/* Ranks divide what they can of the optimizer's steps from now on; comm NULL: this one makes all (owners.c). */
+abar_status abar__ranks_divide(abar_comm *comm, abar_optim *optim);
 abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */
 
 /* Rank 0, before it creates a trainer on comm: those that follow (follow.c) create one with this setup. Once it has its trainer

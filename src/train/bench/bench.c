@@ -85,6 +85,7 @@ static abar_status make(abar_bench *b)
                           "--device %s: bench times ranks and --micro on the CPU alone, use --device cpu", train->device);
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, &b->optim));
+    ABAR_TRY(abar__ranks_divide(b->ranks.comm, b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .optim = b->optim,

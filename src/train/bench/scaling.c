@@ -76,6 +76,7 @@ static abar_status measure_alone(abar_comm *comm, const abar_setup *setup, const
     void *seconds = NULL;
     abar_status status = abar__alloc(ctx, (size_t)steps * sizeof(double), &seconds);
     if (status == ABAR_OK && abar_comm_rank(comm) == 0) status = abar__bench_ranks_make(&one, setup, &alone);
+    if (status == ABAR_OK) status = abar__ranks_divide(NULL, stepper->optim);
     status = abar_ranks_agree(ctx, comm, status, NULL);
     if (status == ABAR_OK) status = run_alone(comm, &alone, k, 2, NULL); /* warm */
     if (status == ABAR_OK) status = run_alone(comm, &alone, k + 2, steps, seconds);
