@@ -59,7 +59,7 @@ static void print_result(const abar_comm *comm, const abar_setup *setup, const a
     snprintf(text, sizeof text, "%s, batch %" PRId64 ", %s, on %s", setup->train.model, setup->train.batch, setup->train.optim,
              r->device);
     print_wrapped(stdout, 0, width, text);
-    ranks_announce(comm, &setup->train, stdout, width);
+    ranks_announce(comm, &setup->train, 0, stdout, width);
     printf("\n  step       %9.3f ms   ", r->ms_median);
     snprintf(text, sizeof text, "(p10 %.3f, p90 %.3f, mean %.3f)", r->ms_p10, r->ms_p90, r->ms_mean);
     print_wrapped_from(stdout, 28, width < 64 ? 13 : 28, width, text);
@@ -118,8 +118,8 @@ static void print_result_json(const abar_setup *setup, const abar_bench_result *
 }
 
 /* Printing would disturb the timing, and steps of a large net take seconds: one line stands until they are done. */
-static abar_status measure(cli *c, abar_comm *comm, const abar_setup *setup, const bench_flags *flags, abar_bench_result *result,
-                           abar_bench **out)
+static abar_status measure(cli *c, abar_comm *comm, const abar_setup *setup, const bench_flags *flags,
+                           abar_bench_result *result, abar_bench **out)
 {
     char text[128];
     progress line;
@@ -182,7 +182,8 @@ static int bench(cli *c, abar_comm *comm, const abar_setup *setup, const bench_f
 static int check(const cli *c, const abar_comm *comm, const abar_setup *setup, const bench_flags *flags, bool images)
 {
     if (images && abar_comm_size(comm) > 1)
-        return cli_fail(c, EXIT_USAGE, "--data %s: files are read by one process here, start it without ranks", setup->train.data);
+        return cli_fail(c, EXIT_USAGE, "--data %s: files are read by one process here, start it without ranks",
+                        setup->train.data);
     if (!images && (flags->workers[0] || flags_peek(c, "seconds")))
         return cli_fail(c, EXIT_USAGE, "--%s: is for folders of images, give --data imagefolder:DIR or leave it out",
                         flags->workers[0] ? "workers" : "seconds");

@@ -265,7 +265,8 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     abar_trainer_events events = {.size = sizeof events, .progress = progress_update, .user = &watch};
     abar_status status = abar_trainer_create_on(c->ctx, comm, setup, flags->resume[0] != '\0', &events, &trainer);
     if (!first) c->rank_name = abar_comm_name(comm, abar_comm_rank(comm));
-    if (status >= 0 && out) ranks_announce(comm, &setup->train, out, progress_width(&watch));
+    const size_t state = status >= 0 && setup->train.zero ? abar_trainer_state_bytes(trainer) : 0;
+    if (status >= 0 && out) ranks_announce(comm, &setup->train, state, out, progress_width(&watch));
     if (status >= 0 && out) announce(c, setup, trainer, out, progress_width(&watch));
     if (status >= 0) status = stop_on_signal(&(stoppable){trainer, run_trainer, stop_trainer});
     progress_clear(&watch);

@@ -44,14 +44,15 @@ void ranks_tell_for_first(cli *c, const abar_comm *comm)
         cli_fail_reported(0, "%s", c->failure);
 }
 
-void ranks_announce(const abar_comm *comm, const abar_train_config *t, FILE *out, int width)
+void ranks_announce(const abar_comm *comm, const abar_train_config *t, size_t state, FILE *out, int width)
 {
-    char line[160];
+    char line[192], bytes[NUMBER_MAX], kept[96] = "";
     const int ranks = abar_comm_size(comm);
     const int64_t passes = t->accumulate > 1 ? t->accumulate : ranks;
     if (ranks == 1) return;
-    snprintf(line, sizeof line, "%d ranks (%s), micro-batches of %" PRId64, ranks, abar_comm_transport(comm),
-             t->micro > 0 ? t->micro : t->batch / passes);
+    if (state > 0) snprintf(kept, sizeof kept, ", %s of the optimizer's state on rank 0", print_bytes(bytes, state));
+    snprintf(line, sizeof line, "%d ranks (%s), micro-batches of %" PRId64 "%s", ranks, abar_comm_transport(comm),
+             t->micro > 0 ? t->micro : t->batch / passes, kept);
     print_wrapped(out, 0, width, line);
 }
 

@@ -6,11 +6,19 @@
 #include "cli.h"
 
 /* The flags, rows of a command's own table. */
-#define RANKS_ROWS(at_ranks, at_timeout)                                                                                      \
-    {"ranks", ABAR_OPTION_INT, at_ranks, "1", 1, 256, NULL,                                                                   \
-     "processes of this machine that do it together, each its share of every batch; mpirun, srun and torchrun start "         \
-     "them elsewhere"},                                                                                                       \
-        {"timeout", ABAR_OPTION_REAL, at_timeout, "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"}
+#define RANKS_ROWS(at_ranks, at_timeout)                                                                              \
+    {"ranks",                                                                                                         \
+     ABAR_OPTION_INT,                                                                                                 \
+     at_ranks,                                                                                                        \
+     "1",                                                                                                             \
+     1,                                                                                                               \
+     256,                                                                                                             \
+     NULL,                                                                                                            \
+     "processes of this machine that do it together, each its share of every batch; mpirun, srun and torchrun start " \
+     "them elsewhere"},                                                                                               \
+    {                                                                                                                 \
+        "timeout", ABAR_OPTION_REAL, at_timeout, "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"   \
+    }
 
 /* Opens the ranks, runs the command on each, and closes them. Returns an exit code. */
 int ranks_run(cli *c, int (*run)(cli *c, abar_comm *comm));
@@ -18,7 +26,7 @@ int ranks_run(cli *c, int (*run)(cli *c, abar_comm *comm));
 int ranks_agree(cli *c, abar_comm *comm, int code);
 /* After ABAR_E_PEER, on the other ranks. */
 void ranks_tell_for_first(cli *c, const abar_comm *comm);
-/* "4 ranks (local), micro-batches of 6"; one rank: nothing. */
-void ranks_announce(const abar_comm *comm, const abar_train_config *t, FILE *out, int width);
+/* "4 ranks (local), micro-batches of 6, 1.2 MiB of the optimizer's state on rank 0"; state 0: not told. One rank: nothing. */
+void ranks_announce(const abar_comm *comm, const abar_train_config *t, size_t state, FILE *out, int width);
 
 #endif

@@ -64,6 +64,7 @@ typedef struct abar_train_config {
     int64_t micro;
     int64_t reduce;         /* abar_reduce_kind: how several ranks are joined */
     int64_t check_replicas; /* steps between comparisons of the ranks' state; 0: before it is saved only */
+    int64_t zero;           /* 1: ranks divide the optimizer's state and updates; 0: each has all */
 } abar_train_config;
 
 typedef enum abar_reduce_kind { ABAR_REDUCE_FIXED, ABAR_REDUCE_FAST } abar_reduce_kind;
@@ -220,6 +221,7 @@ abar_status abar_setup_params(abar_context *ctx, const abar_setup *setup, abar_p
 abar_status abar_trainer_report(abar_trainer *trainer, const char **json);
 /* The net that is trained. Of a rule that averages (abar_rule) it has the weights that gradients are taken at; the exports have
  * those that are tested. */
+size_t abar_trainer_state_bytes(const abar_trainer *trainer); /* of the optimizer, on this rank */
 abar_net *abar_trainer_net(abar_trainer *trainer);
 
 /* Test loss and accuracy of weights from a safetensors file: an export or checkpoint of abar, or a file of PyTorch's. With

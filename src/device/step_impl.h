@@ -254,6 +254,9 @@ typedef struct abar__owners {
     void *comm;
     /* All ranks: own goes to all others, and recv[r] gets recv_bytes[r] from each other rank r. */
     abar_status (*gather)(void *comm, const void *own, size_t bytes, void *const *recv, const size_t *recv_bytes);
+    /* All ranks: send[r] goes to rank r, recv[r] comes from it. */
+    abar_status (*exchange)(void *comm, const void *const *send, const size_t *send_bytes, void *const *recv,
+                            const size_t *recv_bytes);
 } abar__owners;
 
 /* A gradient that is part of a ring's rows. */

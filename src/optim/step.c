@@ -199,9 +199,11 @@ abar_status abar__optim_check_pass(const abar_optim *o, const char *what)
 static abar_status enqueue(abar_optim *o, const abar_step_config *c)
 {
     ABAR_TRY(abar__optim_check_extra(o));
+    ABAR_TRY(abar__zero_begin_step(o));
     ABAR_TRY(run_stages(o, c));
     if (o->two_passes) o->awaits = o->curvature->second = *ops_of(o)->skipped(o->step) == 0;
     advance(o);
+    ABAR_TRY(abar__zero_end_step(o));
     return o->curvature && o->curvature->measure ? read_measures(o) : ABAR_OK;
 }
 

@@ -218,7 +218,8 @@ static abar_status describe_tested(abar_context *ctx, const abar_dataset *data, 
         abar_net_tensor(net, i, &name, &tensor);
         hash = abar__hash(hash, tensor.data, abar_tensor_bytes(&tensor));
     }
-    return abar__text_printf(ctx, out, "the device\t%s\nthe test data\t%lld samples with CRC-32 %08llx\nthe checkpoint\t%016llx\n",
+    return abar__text_printf(ctx, out,
+                             "the device\t%s\nthe test data\t%lld samples with CRC-32 %08llx\nthe checkpoint\t%016llx\n",
                              abar_device_describe(dev), (long long)abar_dataset_info_of(data)->test,
                              (unsigned long long)abar__data_crc(data, true), (unsigned long long)hash);
 }
@@ -257,6 +258,7 @@ static abar_status broadcast_tensor(void *user, const char *name, const abar_ten
 {
     const abar_trainer *t = user;
     (void)name;
+    if (!tensor->data) return ABAR_OK; /* its owner's */
     return abar__comm_broadcast(t->comm, 0, tensor->data, abar_tensor_bytes(tensor));
 }
 
@@ -269,6 +271,7 @@ abar_status abar__ranks_share_state(abar_trainer *t)
     t->started_over = flags[1];
     ABAR_TRY(abar__comm_broadcast(t->comm, 0, &t->at, sizeof t->at));
     ABAR_TRY(abar__comm_broadcast(t->comm, 0, t->history, (size_t)t->at.epoch * sizeof *t->history));
+    ABAR_TRY(abar__ranks_spread(t));
     ABAR_TRY(visit_all(t, broadcast_tensor, t));
     abar_net_rollback(t->net); /* evaluation reads the provisional statistics */
     return abar_net_weights_changed(t->net);
@@ -286,7 +289,8 @@ typedef struct hashes {
 static abar_status hash_tensor(void *user, const char *name, const abar_tensor *tensor)
 {
     hashes *h = user;
-    if (h->at) h->at[h->n] = abar__hash(ABAR_HASH_START, tensor->data, abar_tensor_bytes(tensor));
+    /* state that one rank has is compared with nothing */
+    if (h->at) h->at[h->n] = tensor->data ? abar__hash(ABAR_HASH_START, tensor->data, abar_tensor_bytes(tensor)) : 0;
     if (h->n == h->wanted) snprintf(h->name, sizeof h->name, "%s", name);
     h->n++;
     return ABAR_OK;

@@ -121,6 +121,9 @@ abar_status abar__extra_net_build(abar_context *ctx, const abar_setup *setup, co
 /* extra: that net; NULL: there is none, and rules that need it are refused. */
 abar_status abar__optim_build_with(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                                    const abar_net *extra, abar_optim **out);
+/* ranks: among which states and updates are divided; NULL: they are not. */
+abar_status abar__optim_build_on(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
+                                 const abar_net *extra, const abar__owners *ranks, abar_optim **out);
 abar_status abar__optim_build(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
                               abar_optim **out);
 abar_status abar__optim_plan_maps(abar_context *ctx, const abar_setup *setup, abar_device *dev, const abar_net *net,
@@ -439,6 +442,13 @@ abar_status abar__ranks_compare_tested(abar_context *ctx, abar_comm *comm, const
 abar_status abar__ranks_share_state(abar_trainer *t); /* rank 0's state becomes that of all */
 abar_status abar__ranks_make(abar_trainer *t);        /* memory for the following */
 void abar__ranks_release(abar_trainer *t);
+/* The optimizer of a run: its steps are divided among the ranks. */
+abar_status abar__ranks_make_optim(abar_trainer *t);
+/* With --zero 1, all ranks: rank 0 has the state of all parameters, for a checkpoint, until abar__ranks_let_go. */
+abar_status abar__ranks_collect(abar_trainer *t);
+abar_status abar__ranks_spread(abar_trainer *t); /* of a checkpoint that rank 0 has read, to its owners; lets go, too */
+abar_status abar__ranks_hold(abar_trainer *t);   /* rank 0: memory for it */
+void abar__ranks_let_go(abar_trainer *t);
 /* Ranks divide what they can of the optimizer's steps from now on; comm NULL: this one makes all (owners.c). */
 abar_status abar__ranks_divide(abar_comm *comm, abar_optim *optim);
 abar_status abar__ranks_check_replicas(abar_trainer *t); /* all ranks: whether all tensors are equal */

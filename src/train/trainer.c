@@ -66,8 +66,7 @@ static abar_status make_net(abar_trainer *t)
     ABAR_TRY(abar__net_build(t->ctx, t->setup, info, t->dev, &request, &t->net));
     ABAR_TRY(make_test_net(t, request.batch));
     ABAR_TRY(abar__extra_net_build(t->ctx, t->setup, info, t->dev, t->net, false, &t->extra_net));
-    ABAR_TRY(abar__optim_build_with(t->ctx, t->setup, t->dev, t->net, t->extra_net, &t->optim));
-    ABAR_TRY(abar__ranks_divide(t->comm, t->optim));
+    ABAR_TRY(abar__ranks_make_optim(t));
     if (train->ema > 0.0) ABAR_TRY(abar__ema_create(t->ctx, t->dev, t->net, &t->average));
     ABAR_TRY(make_feeds(t, request.batch));
     ABAR_TRY(make_join(t));
@@ -235,6 +234,7 @@ void abar_trainer_destroy(abar_trainer *t)
 
 void abar_trainer_stop(abar_trainer *t) { atomic_store(&t->stop, true); }
 bool abar_trainer_started_over(const abar_trainer *t) { return t->started_over; }
+size_t abar_trainer_state_bytes(const abar_trainer *t) { return abar_optim_state_bytes(t->optim); }
 abar_net *abar_trainer_net(abar_trainer *t) { return t->net; }
 const abar_dataset_info *abar_trainer_data(const abar_trainer *t) { return abar_dataset_info_of(t->data); }
 

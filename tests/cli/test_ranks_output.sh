@@ -14,6 +14,9 @@ for n in 2 4; do
     check "$n ranks: rank 0 alone prints" test "$(grep -c '^Test accuracy' stdout)" = 1
     check "$n ranks: says so" says "^$n ranks.*micro-batches of 6"
 done
+succeeds "divided state" "${job[@]}" --optim adamw --ranks 2 --zero 1 --out zero
+check "divided state: says how much rank 0 has" says '^2 ranks.*of the optimizer.s state on rank 0'
+succeeds "divided state: the whole on one rank" train --resume zero --epochs 3 --quiet
 succeeds "the default micro-batch" "${job[@]}" --micro 0 --ranks 4 --out default --quiet
 check "the default micro-batch: batch / ranks" cmp one/model.safetensors default/model.safetensors
 check "it is kept" grep -q '"micro": 6' default/config.json
