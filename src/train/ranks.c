@@ -1,6 +1,7 @@
 /* Several ranks that train together: what they must have in common before the first step, the state that rank 0 has read, and
  * whether their replicas still are the same. Steps are joined in join.c. */
 #include "base/hash.h"
+#include "data/data_impl.h"
 #include "train/train_impl.h"
 
 #include <stdio.h>
