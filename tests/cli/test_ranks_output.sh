@@ -137,7 +137,7 @@ check "the time of ranks: one object" one_json_object
 for key in '"ranks": 2' '"ms_exchange": ' '"bytes_per_step": ' '"ms_alone": ' '"speedup": '; do
     check "the time of ranks: $key" grep -q "$key" stdout
 done
-succeeds "the time of ranks in words" bench --model lenet5 --batch 24 --steps 3 --threads 1 --ranks 2
+succeeds "the time of ranks in words" bench --model lenet5 --optim kfac --tcov 3 --batch 24 --steps 3 --warmup-steps 1 --threads 1 --ranks 2
 check "in words: exchange" says '^  exchange .*ms .*rank 0 sends'
 check "in words: one rank" says '^  one rank .*2 ranks are .* times as fast'
 refuses "ranks that do not divide a bench" 2 'batch 24: is not a multiple of the 5 ranks' bench --model lenet5 --batch 24 --ranks 5

@@ -94,7 +94,8 @@ static abar_status make(abar_bench *b)
                                  .accumulate = abar__passes_of(train),
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    if (!b->dev->ops->stream) ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, &b->stepper));
+    if (!b->dev->ops->stream)
+        ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, abar_optim_pending_count(b->optim), &b->stepper));
     return fill_input(b, train->seed + abar_comm_rank(b->ranks.comm));
 }
 

@@ -37,10 +37,11 @@ typedef struct abar__bench_ranks {
     abar__join join; /* without ctx: there is none */
 } abar__bench_ranks;
 
-/* Gives the stepper a join, where micro-batches are joined. Several ranks: setup is settled. */
-abar_status abar__bench_ranks_make(abar__bench_ranks *r, const abar_setup *setup, abar__stepper *stepper);
-/* All ranks, after the timed steps: what exchanges cost, from this rank's seconds in those of each step, and one rank alone. k: of
- * the next step. */
+/* Gives the stepper a join, where micro-batches are joined. Several ranks: setup is settled. pending: abar_optim_pending_count
+ * before the first step. */
+abar_status abar__bench_ranks_make(abar__bench_ranks *r, const abar_setup *setup, int64_t pending, abar__stepper *stepper);
+/* All ranks, after the timed steps: what exchanges cost, from this rank's seconds in those of each step, and one rank alone. k:
+ * of the next step. */
 abar_status abar__bench_ranks_measure(abar__bench_ranks *r, const abar_setup *setup, const abar__stepper *stepper, int64_t k,
                                       const double *exchanging, int64_t steps, abar_bench_result *out);
 void abar__bench_ranks_release(abar__bench_ranks *r);

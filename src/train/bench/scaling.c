@@ -1,11 +1,11 @@
 /* Timing several ranks: what their exchanges cost in a step, and how much faster they are than one of them. */
 #include "train/bench/bench_impl.h"
 
-abar_status abar__bench_ranks_make(abar__bench_ranks *r, const abar_setup *setup, abar__stepper *stepper)
+abar_status abar__bench_ranks_make(abar__bench_ranks *r, const abar_setup *setup, int64_t pending, abar__stepper *stepper)
 {
     if (setup->train.micro == 0) return ABAR_OK;
-    abar__join_config config = abar__join_request(setup, abar_net_param(stepper->net, 0)->value.dev, stepper->net, NULL,
-                                                  abar_optim_pending_count(stepper->optim));
+    abar__join_config config =
+        abar__join_request(setup, abar_net_param(stepper->net, 0)->value.dev, stepper->net, NULL, pending);
     config.comm = r->comm;
     ABAR_TRY(abar__join_create(stepper->ctx, &config, &r->join));
     stepper->join = &r->join;
@@ -75,7 +75,8 @@ static abar_status measure_alone(abar_comm *comm, const abar_setup *setup, const
     abar_context *ctx = stepper->ctx;
     void *seconds = NULL;
     abar_status status = abar__alloc(ctx, (size_t)steps * sizeof(double), &seconds);
-    if (status == ABAR_OK && abar_comm_rank(comm) == 0) status = abar__bench_ranks_make(&one, setup, &alone);
+    if (status == ABAR_OK && abar_comm_rank(comm) == 0)
+        status = abar__bench_ranks_make(&one, setup, stepper->join->config.pending, &alone);
     if (status == ABAR_OK) status = abar__ranks_divide(NULL, stepper->optim);
     status = abar_ranks_agree(ctx, comm, status, NULL);
     if (status == ABAR_OK) status = run_alone(comm, &alone, k, 2, NULL); /* warm */
