@@ -8,21 +8,23 @@
 
 struct abar_bench {
     abar_context *ctx;
+    abar_setup *setup;
     abar_device *dev;
     abar_net *net, *extra; /* extra: of the further passes that some rules need; NULL: there are none */
     abar_optim *optim;
     abar_dataset_info info;
     abar__stepper stepper;
-    double *times; /* of each step: whole, forward, backward, update */
+    abar__bench_ranks ranks;
+    double *times; /* of each step: whole, forward, backward, update, in exchanges of ranks */
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
     abar__bench_profile profile;
     abar_bench_row *rows;   /* one per operation and the update; NULL: not profiled */
     abar__replays *replays; /* of abar__bench_steps on a queued device */
-    int64_t given;          /* steps of abar__bench_steps on the host so far */
+    int64_t given;          /* steps on the host so far */
 };
 
-enum { WHOLE, FORWARD, BACKWARD, UPDATE, TIMES };
+enum { WHOLE, FORWARD, BACKWARD, UPDATE, EXCHANGE, TIMES };
 
 /* The classes in turn. */
 static abar_status fill_labels(abar_bench *b, const abar_tensor *to)
@@ -57,27 +59,52 @@ static abar_status fill_input(abar_bench *b, const abar_net *net, int64_t seed)
     return status;
 }
 
-static abar_status build(abar_bench *b, const abar_setup *setup)
+/* Settings, which ranks must have in common. */
+static abar_status settle(abar_bench *b, const abar_setup *given)
 {
+    ABAR_TRY(abar__setup_copy(b->ctx, given, &b->setup));
+    ABAR_TRY(abar__ranks_compare_settings(b->ctx, b->ranks.comm, b->setup, false));
+    ABAR_TRY(abar_setup_check(b->ctx, b->setup));
+    ABAR_TRY(abar__ranks_settle(b->ctx, b->ranks.comm, b->setup));
+    return ABAR_OK;
+}
+
+static abar_status make(abar_bench *b)
+{
+    const abar_setup *setup = b->setup;
     const abar_train_config *train = &setup->train;
     abar__net_request request = {.batch = abar__micro_of(train), .training = true};
-    ABAR_TRY(abar_setup_check(b->ctx, setup));
     ABAR_TRY(abar__data_look(b->ctx, setup, &b->info));
     ABAR_TRY(abar__device_open(b->ctx, setup, &b->dev));
+    if (b->dev->ops->stream && train->micro > 0)
+        return abar__fail(b->ctx, ABAR_E_UNSUPPORTED,
+                          "--device %s: bench times ranks and --micro on the CPU alone, use --device cpu", train->device);
     ABAR_TRY(abar__net_build(b->ctx, setup, &b->info, b->dev, &request, &b->net));
     ABAR_TRY(abar__extra_net_build(b->ctx, setup, &b->info, b->dev, b->net, false, &b->extra));
     ABAR_TRY(abar__optim_build(b->ctx, setup, b->dev, b->net, b->extra, &b->optim));
+    ABAR_TRY(abar__ranks_divide(b->ranks.comm, b->optim));
     b->stepper = (abar__stepper){.ctx = b->ctx,
                                  .net = b->net,
                                  .extra = b->extra,
                                  .optim = b->optim,
                                  .info = &b->info,
                                  .micro = request.batch,
-                                 .accumulate = train->accumulate,
+                                 .accumulate = abar__passes_of(train),
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
-    ABAR_TRY(fill_input(b, b->net, train->seed));
-    return b->extra ? fill_input(b, b->extra, train->seed) : ABAR_OK;
+    if (!b->dev->ops->stream)
+        ABAR_TRY(abar__bench_ranks_make(&b->ranks, setup, abar_optim_pending_count(b->optim), &b->stepper));
+    const int64_t seed = train->seed + abar_comm_rank(b->ranks.comm);
+    ABAR_TRY(fill_input(b, b->net, seed));
+    return b->extra ? fill_input(b, b->extra, seed) : ABAR_OK;
+}
+
+/* All ranks, or none. */
+static abar_status build(abar_bench *b, const abar_setup *given)
+{
+    abar_status status = settle(b, given);
+    if (status == ABAR_OK) status = make(b);
+    return abar_ranks_agree(b->ctx, b->ranks.comm, status, NULL);
 }
 
 /* The learning rate is 0: the weights do not change, so that every step computes on the same finite numbers. */
@@ -85,14 +112,15 @@ static abar_status run(abar_bench *b, int64_t steps, bool profile, double *times
 {
     for (int64_t k = 0; k < steps; k++) {
         abar__step_result r;
-        double began = abar__seconds();
-        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, k, 0.0, &r));
+        const double began = abar__seconds(), exchanged = abar__comm_seconds(b->ranks.comm);
+        ABAR_TRY(abar__stepper_run(&b->stepper, NULL, b->given++, 0.0, &r));
         if (!times) continue;
         if (profile) ABAR_TRY(abar_net_profile_take(b->net));
         times[WHOLE * steps + k] = abar__seconds() - began;
         times[FORWARD * steps + k] = r.forward_seconds;
         times[BACKWARD * steps + k] = r.backward_seconds;
         times[UPDATE * steps + k] = r.update_seconds;
+        times[EXCHANGE * steps + k] = abar__comm_seconds(b->ranks.comm) - exchanged;
     }
     return ABAR_OK;
 }
@@ -142,10 +170,14 @@ static abar_status measure_host(abar_bench *b, const abar_bench_config *config, 
     ABAR_TRY(run(b, config->warmup, false, NULL));
     ABAR_TRY(abar_net_profile(b->net, config->profile));
     const abar_phase_times before = *abar_optim_times(b->optim);
+    const uint64_t sent = abar__comm_sent(b->ranks.comm);
     ABAR_TRY(run(b, config->steps, config->profile, b->times));
+    result->bytes_per_step = (double)(abar__comm_sent(b->ranks.comm) - sent) / (double)config->steps;
     const abar_phase_times after = *abar_optim_times(b->optim);
     result->ms_observe = 1e3 * (after.observe - before.observe) / (double)config->steps;
     result->ms_refresh = 1e3 * (after.refresh - before.refresh) / (double)config->steps;
+    ABAR_TRY(abar__bench_ranks_measure(&b->ranks, b->setup, &b->stepper, b->given, b->times + EXCHANGE * config->steps,
+                                       config->steps, result));
     if (!config->profile) return ABAR_OK;
     b->profile.steps = b->profile.observed = (double)config->steps;
     for (int64_t k = 0; k < config->steps; k++) b->profile.update_seconds += b->times[UPDATE * config->steps + k];
@@ -168,6 +200,7 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
     double began = abar__seconds();
     void *memory;
     ABAR_TRY(build(b, setup));
+    setup = b->setup;
     b->steps = config->steps;
     ABAR_TRY(abar__alloc(b->ctx, (size_t)(TIMES * b->steps) * sizeof *b->times, &memory));
     b->times = memory;
@@ -187,6 +220,12 @@ static abar_status measure(abar_bench *b, const abar_setup *setup, const abar_be
 abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const abar_bench_config *config,
                            abar_bench_result *result, abar_bench **out)
 {
+    return abar_bench_run_on(ctx, NULL, setup, config, result, out);
+}
+
+abar_status abar_bench_run_on(abar_context *ctx, abar_comm *comm, const abar_setup *setup, const abar_bench_config *config,
+                              abar_bench_result *result, abar_bench **out)
+{
     if (out) *out = NULL;
     abar_bench_config c;
     abar_bench_result measured = {0};
@@ -198,6 +237,7 @@ abar_status abar_bench_run(abar_context *ctx, const abar_setup *setup, const aba
     ABAR_TRY(abar__alloc(ctx, sizeof(abar_bench), &memory));
     abar_bench *b = memory;
     b->ctx = ctx;
+    b->ranks.comm = comm;
     abar_status status = measure(b, setup, &c, &measured);
     abar__struct_write(&measured, sizeof measured, result);
     if (status == ABAR_OK && out)
@@ -249,11 +289,13 @@ void abar_bench_release(abar_bench *b)
 {
     if (!b) return;
     abar__replays_destroy(b->replays);
+    abar__bench_ranks_release(&b->ranks);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->extra);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);
+    abar_setup_destroy(b->ctx, b->setup);
     abar__free(b->ctx, b->times, (size_t)(TIMES * b->steps) * sizeof *b->times);
     abar__free(b->ctx, b, sizeof *b);
 }
