@@ -28,9 +28,9 @@ static const abar_option own[] = {
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {0}};
 
-static const char *const settings[] = {"model",   "data",   "optim",     "batch",   "accumulate",    "clip", "label-smoothing",
-                                       "augment", "device", "precision", "threads", "deterministic", "seed", "limit-train",
-                                       NULL};
+static const char *const settings[] = {
+    "model",  "data",      "optim",   "batch",         "accumulate", "clip",        "label-smoothing", "augment",
+    "device", "precision", "threads", "deterministic", "seed",       "limit-train", "transport",       NULL};
 
 static void print_result(const abar_setup *setup, const abar_bench_result *r)
 {

@@ -1,4 +1,5 @@
 /* abar train: trains a setup from flags or from the folder of a run, and shows its progress. */
+#include "gpus.h"
 #include "images.h"
 #include "progress.h"
 
@@ -9,7 +10,7 @@
 #include <unistd.h>
 
 typedef struct train_flags {
-    char resume[ABAR_OPTION_TEXT_MAX];
+    char resume[ABAR_OPTION_TEXT_MAX], gpus[ABAR_OPTION_TEXT_MAX];
     bool no_out, json, quiet;
     int64_t ranks;
     double timeout;
@@ -26,6 +27,8 @@ static const abar_option own[] = {
     {"ranks", ABAR_OPTION_INT, AT(ranks), "1", 1, 256, NULL,
      "processes of this machine that train together, each on its share of every batch; mpirun, srun and torchrun start "
      "them elsewhere"},
+    {"gpus", ABAR_OPTION_TEXT, AT(gpus), "", 0, 0, NULL,
+     "GPUs of this machine, a number or all: a process on each, which train together as with --ranks"},
     {"timeout", ABAR_OPTION_REAL, AT(timeout), "30", 0.001, 1e6, NULL, "seconds that a rank waits for the others"},
     {"json", ABAR_OPTION_BOOL, AT(json), "false", 0, 0, NULL, JSON_HELP},
     {"quiet", ABAR_OPTION_BOOL, AT(quiet), "false", 0, 0, NULL, "print nothing but errors"},
@@ -311,19 +314,33 @@ static int train(cli *c, abar_comm *comm, const abar_setup *setup, const train_f
     return code;
 }
 
+/* Of --gpus one for each. */
+static int count_ranks(cli *c, const train_flags *flags, int *ranks)
+{
+    const char *device = flags_peek(c, "device");
+    if (!flags->gpus[0]) return EXIT_SUCCESS;
+    if (flags_peek(c, "ranks"))
+        return cli_fail(c, EXIT_USAGE, "--gpus %s: starts a rank on each GPU, leave --ranks out", flags->gpus);
+    if (device && strcmp(device, "cuda") != 0)
+        return cli_fail(c, EXIT_USAGE, "--gpus %s: and --device %s, leave one of them out", flags->gpus, device);
+    return gpus_count(c, flags->gpus, ranks);
+}
+
 /* Flags that must be known before the others are read. */
 static int open_ranks(cli *c, abar_comm **comm)
 {
-    static const char *const names[] = {"ranks", "timeout"};
+    static const char *const names[] = {"ranks", "timeout", "gpus"};
     train_flags flags = {0};
     abar_options_default(own, &flags);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         const char *value = flags_peek(c, names[i]);
         const abar_status status = value ? abar_options_set(c->ctx, own, &flags, names[i], value) : ABAR_OK;
         if (status < 0) return cli_fail_usage(c, status);
     }
-    const abar_comm_config config = {
-        .size = sizeof config, .ranks = flags.ranks > 1 ? (int)flags.ranks : 0, .timeout = flags.timeout};
+    int ranks = (int)flags.ranks;
+    const int code = count_ranks(c, &flags, &ranks);
+    if (code) return code;
+    const abar_comm_config config = {.size = sizeof config, .ranks = ranks > 1 ? ranks : 0, .timeout = flags.timeout};
     const abar_status status = abar_comm_open(c->ctx, &config, comm);
     return status < 0 ? cli_fail_status(c, status) : EXIT_SUCCESS;
 }
@@ -345,6 +362,7 @@ static int run_rank(cli *c, abar_comm *comm)
     if (abar_comm_rank(comm) > 0) c->failure = failure;
     int code = flags_resume(c, &folder);
     if (!code) code = folder ? make_resumed(c, folder, &flags, &setup) : make_new(c, &flags, comm, &setup);
+    if (!code && flags.gpus[0]) snprintf(setup->train.device, sizeof setup->train.device, "cuda");
     code = agree(c, comm, code);
     if (!code) {
         c->quiet = flags.quiet;

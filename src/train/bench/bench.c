@@ -13,6 +13,8 @@ struct abar_bench {
     abar_optim *optim;
     abar_dataset_info info;
     abar__stepper stepper;
+    abar__nccl *nccl; /* of one rank, whose exchanges are timed, too; NULL: none */
+    abar__join join;
     double *times; /* of each step: whole, forward, backward, update */
     int64_t steps;
     int64_t period; /* steps between statistics, 0: none are taken */
@@ -57,6 +59,19 @@ static abar_status fill_input(abar_bench *b, int64_t seed)
     return status;
 }
 
+/* What NCCL costs where there is nobody to exchange with. */
+static abar_status join_over_nccl(abar_bench *b, const abar_setup *setup)
+{
+    if (setup->train.transport != ABAR_TRANSPORT_NCCL) return ABAR_OK;
+    ABAR_TRY(abar__nccl_open(b->ctx, NULL, &b->nccl));
+    abar__join_config config = abar__join_request(setup, b->dev, b->net, NULL, abar_optim_pending_count(b->optim));
+    config.nccl = b->nccl;
+    ABAR_TRY(abar__join_create(b->ctx, &config, &b->join));
+    b->stepper.join = &b->join;
+    b->stepper.accumulate = b->join.count;
+    return ABAR_OK;
+}
+
 static abar_status build(abar_bench *b, const abar_setup *setup)
 {
     const abar_train_config *train = &setup->train;
@@ -78,6 +93,7 @@ static abar_status build(abar_bench *b, const abar_setup *setup)
                                  .accumulate = train->accumulate,
                                  .clip = train->clip,
                                  .seed = (uint64_t)train->seed};
+    ABAR_TRY(join_over_nccl(b, setup));
     return fill_input(b, train->seed);
 }
 
@@ -251,6 +267,8 @@ void abar_bench_release(abar_bench *b)
     if (!b) return;
     abar__replays_destroy(b->replays);
     if (b->rows) abar__free(b->ctx, b->rows, rows_bytes(b));
+    abar__join_release(&b->join);
+    abar__nccl_close(b->nccl);
     abar_optim_destroy(b->optim);
     abar_net_destroy(b->net);
     abar_device_close(b->dev);
