@@ -395,7 +395,7 @@ struct abar_trainer {
     bool saves;                  /* the run has a folder, be it of another rank */
     bool resumes, started_over;  /* a checkpoint was found; resume was asked for and none was found */
     bool stopped;                /* the last call of run ended by abar_trainer_stop */
-    int64_t stop_at, give_up_at; /* ranks that exchange in the queue do so before this step; -1: not yet */
+    int64_t stop_at, give_up_at; /* ranks that run ahead do so before this step; -1: not yet */
 };
 
 /* The progress of a run as JSON, and back. The parser allocates at->epoch entries of history. */

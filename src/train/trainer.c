@@ -364,8 +364,8 @@ static bool is_measured(const abar_trainer *t, int64_t k)
     return t->log && diagnose > 0 && k % diagnose == 0;
 }
 
-/* Whether ranks exchange in the queue, of which each may be another number of steps ahead. */
-static bool is_shared(const abar_trainer *t) { return t->nccl && t->join.ranks > 1; }
+/* Whether there are ranks of which each may have read the results of another number of steps. */
+static bool runs_ahead(const abar_trainer *t) { return t->pipeline.stream && t->join.ranks > 1; }
 
 /* They all end before the same step: one that none of them has enqueued when it has read the result of step k. */
 static void agree_on_end(abar_trainer *t, int64_t k, const abar__step_result *r)
@@ -384,7 +384,7 @@ static abar_status take_step(abar_trainer *t, bool wait, bool *got)
     ABAR_TRY(abar__pipeline_collect(&t->pipeline, wait, &result, got));
     if (!*got) return ABAR_OK;
     count_step(t, &result);
-    if (is_shared(t)) agree_on_end(t, k, &result);
+    if (runs_ahead(t)) agree_on_end(t, k, &result);
     if (is_averaged(t, k)) abar__ema_count(&t->average);
     if (is_measured(t, k) && !result.skipped) ABAR_TRY(abar__record_curvature(t));
     if (!result.skipped) ABAR_TRY(abar__record_step(t, result.loss.loss, lr));
@@ -518,17 +518,17 @@ static abar_status end_epoch(abar_trainer *t)
     return back < 0 ? back : status;
 }
 
-/* Several ranks stop together: when they joined the last step, one wanted to. */
+/* Several ranks stop together: when they joined the last step, one wanted to; over NCCL, as they have agreed. */
 static bool wants_stop(const abar_trainer *t)
 {
-    if (is_shared(t)) return t->stop_at >= 0 && t->pipeline.enqueued >= t->stop_at;
+    if (t->nccl && runs_ahead(t)) return t->stop_at >= 0 && t->pipeline.enqueued >= t->stop_at;
     return t->join.ranks > 1 ? t->join.stops : atomic_load(&t->stop);
 }
 
 /* No number that comes now can be trusted. */
 static bool is_hopeless(const abar_trainer *t)
 {
-    if (is_shared(t)) return t->give_up_at >= 0 && t->pipeline.enqueued >= t->give_up_at;
+    if (runs_ahead(t)) return t->give_up_at >= 0 && t->pipeline.enqueued >= t->give_up_at;
     return t->at.skipped_in_a_row >= GIVE_UP_AFTER;
 }
 
