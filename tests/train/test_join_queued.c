@@ -40,6 +40,12 @@ static abar_status copy_at_once(abar_device *dev, void *dst, const void *src, si
     return ABAR_OK;
 }
 
+static bool never(abar_device *dev, void *mark)
+{
+    (void)dev, (void)mark;
+    return false;
+}
+
 static void *no_queue(abar_device *dev)
 {
     (void)dev;
@@ -53,6 +59,7 @@ static const abar__stream_ops queue = {.wait = wait_queue,
                                        .side_end = wait_queue,
                                        .side_join = wait_queue,
                                        .current = no_queue,
+                                       .event_done = never,
                                        .settle = settle_bytes,
                                        .copy_bytes = copy_at_once};
 
@@ -459,6 +466,40 @@ static void queued_exchanges_over_nccl_skip_together(void **state)
     abar_setup_destroy(f->ctx, setup);
 }
 
+/* The other rank does not come: waiting ends. */
+static int wait_for_nobody(fixture *f, abar_setup *setup)
+{
+    const abar_comm_config config = {.size = sizeof config, .ranks = 2, .timeout = 0.3};
+    abar_comm *comm;
+    joined *j = calloc(1, sizeof *j);
+    if (!j || abar_comm_open(f->ctx, &config, &comm) < 0) return 2;
+    build(j, f, setup, comm, NCCL);
+    const double began = abar__seconds();
+    const abar_status status = abar__join_wait(&j->join, NULL);
+    const double took = abar__seconds() - began;
+    if (status != ABAR_E_PEER || !strstr(abar_context_error(f->ctx), "has not ended for 0.3 seconds")) return 3;
+    if (took < 0.3 || took > 20.0) return 4;
+    if (abar__comm_barrier(comm) != ABAR_E_PEER) return 5; /* later calls fail at once */
+    drop(j);
+    abar_comm_close(comm);
+    return 0;
+}
+
+static void queued_wait_for_a_rank_that_is_gone_ends(void **state)
+{
+    fixture *f = *state;
+    abar_setup *setup = make_setup(f, "mlp", "sgd", RUN "micro=6 widths=784-8-10");
+    int status = 0;
+    setenv("ABAR_NCCL", FAKE_NCCL, 1);
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(wait_for_nobody(f, setup));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    abar_setup_destroy(f->ctx, setup);
+}
+
 static void nccl_that_is_missing_is_told(void **state)
 {
     fixture *f = *state;
@@ -514,6 +555,7 @@ int main(void)
         with_fixture(queued_loss_that_is_not_finite_is_skipped_by_all),
         with_fixture(queued_exchanges_over_nccl_have_the_hosts_bits),
         with_fixture(queued_exchanges_over_nccl_skip_together),
+        with_fixture(queued_wait_for_a_rank_that_is_gone_ends),
         with_fixture(nccl_that_is_missing_is_told),
         with_fixture(queued_micro_batch_of_the_whole_batch_changes_nothing), /* the last: it computes in this process */
     };
