@@ -34,7 +34,7 @@ static const abar_option own[] = {
 
 static const char *const settings[] = {"model",   "data",   "optim",     "batch",   "accumulate",    "clip", "label-smoothing",
                                        "augment", "device", "precision", "threads", "deterministic", "seed", "limit-train",
-                                       "micro",   "reduce", NULL};
+                                       "micro",   "reduce", "transport", NULL};
 
 /* Beside the step's time: what several ranks add to it, and what they save. */
 static void print_ranks(const abar_bench_result *r, int width)
