@@ -30,10 +30,16 @@ ABAR_BOTH double abar__scalar_or(const double *v, int32_t index, double otherwis
 /* What an average is multiplied by to be read (methods.md section 0). */
 ABAR_BOTH double abar__unbias(double decay, int64_t commits) { return 1.0 / (1.0 - pow(decay, (double)commits)); }
 
+/* The same of a plan's averages: those that begin at a multiple of the identity are read as they are. */
+ABAR_BOTH double abar__plan_unbias(const abar__plan *p, double decay, int64_t commits)
+{
+    return p->identity > 0.0 ? 1.0 : abar__unbias(decay, commits);
+}
+
 ABAR_BOTH bool abar__on_schedule(const abar__cadence *c, int64_t k, int64_t number)
 {
-    const int64_t shift = c->spread ? number * c->tinv / c->numbers : 0;
-    return k == 0 || (k - shift) % c->tinv == 0;
+    const int64_t shift = c->spread ? number * c->tinv / c->numbers : 0, since = k - c->offset;
+    return since == 0 || (since > 0 && (since - shift) % c->tinv == 0);
 }
 
 /* Whether to refresh in step k; what cannot be derived yet stays due. calibrated: the plan wants to be. */

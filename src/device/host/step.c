@@ -375,7 +375,7 @@ static void refresh(abar_device *dev, abar__compiled_step *s, int i, bool commit
     abar__map_state *state = &s->states[i];
     const abar__cadence *c = &s->desc.cadence;
     if (!abar__refreshes(c, state, p->number, abar__plan_is_calibrated(p), s->control.now, committed)) return;
-    const double unbias = abar__unbias(c->stat_decay, state->count[ABAR_COUNT_COMMITS]);
+    const double unbias = abar__plan_unbias(p, c->stat_decay, state->count[ABAR_COUNT_COMMITS]);
     if (abar__derive(dev, p, state, unbias, ABAR_DERIVE_RUNNING, s->workspace))
         state->count[ABAR_COUNT_READY] = 1;
     else
