@@ -46,7 +46,7 @@ static abar__factor inverse(const foof_config *c, const abar__map *map, const ab
     if (c->width > 0 && c->width < map->d)
         return abar__plan_inverse_by_blocks(p, "A_inverse", a,
                                             abar__plan_value(p, by_trace ? ABAR_LEAST_DAMPING : damping->value),
-                                            by_trace ? damping->value : 0.0, c->width);
+                                            abar__plan_value(p, by_trace ? damping->value : 0.0), c->width);
     if (c->rank > 0 && c->rank < map->d) return abar__plan_inverse_of_rank(p, "A_inverse", a, rho, c->rank);
     return abar__plan_inverse(p, "A_inverse", a, rho);
 }

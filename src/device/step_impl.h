@@ -135,13 +135,13 @@ typedef enum abar__derived_kind {
 typedef struct abar__derived_tensor {
     const char *name; /* NULL: not used */
     abar__derived_kind kind;
+    int32_t width;        /* INVERSE: of the diagonal blocks of so many columns, each by itself, with `scale` times the mean of
+                             its diagonal added to the shift; 0: of the whole */
     int64_t n;            /* elements */
     int32_t average;      /* which */
     int32_t scale, shift; /* scalars; -1: 1, 0 */
     int32_t values;       /* -1: none */
-    int64_t width;        /* INVERSE: of the diagonal blocks of so many columns, each by itself; 0: of the whole, */
-    double gamma;         /* and with this part of the mean of each block's diagonal added to the shift */
-    int64_t rank;         /* INVERSE: 1 / shift but for so many eigenvectors, those of the largest eigenvalues; 0: exact */
+    int32_t rank;         /* INVERSE: 1 / shift but for so many eigenvectors, those of the largest eigenvalues; 0: exact */
     bool calibrated;
     void *data;
 } abar__derived_tensor;

@@ -247,14 +247,14 @@ abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, a
     return f;
 }
 
-abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, double gamma,
+abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, abar__scalar gamma,
                                           int64_t width)
 {
     const abar__factor f = abar__plan_inverse(p, name, a, shift);
     if (width < 1) fail(p, "it inverts blocks of no columns");
     if (f.index < 0) return f;
-    p->derived[f.index].width = width;
-    p->derived[f.index].gamma = gamma;
+    p->derived[f.index].width = (int32_t)width;
+    depend(p, f, &p->derived[f.index].scale, gamma);
     return f;
 }
 
@@ -262,7 +262,7 @@ abar__factor abar__plan_inverse_of_rank(abar__plan *p, const char *name, abar__s
 {
     const abar__factor f = abar__plan_inverse(p, name, a, shift);
     if (rank < 1) fail(p, "it inverts by no eigenvectors");
-    if (f.index >= 0) p->derived[f.index].rank = rank;
+    if (f.index >= 0) p->derived[f.index].rank = (int32_t)rank;
     return f;
 }
 

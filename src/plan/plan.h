@@ -83,7 +83,7 @@ abar__factor abar__plan_reciprocals(abar__plan *p, const char *name, abar__stat 
 abar__factor abar__plan_inverse(abar__plan *p, const char *name, abar__stat a, abar__scalar shift); /* (Â + shift I)⁻¹ */
 /* Of the diagonal blocks of so many columns (the last may be smaller), each with gamma times the mean of its own diagonal more.
  */
-abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, double gamma,
+abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, abar__scalar gamma,
                                           int64_t width);
 /* I/shift + U diag(1/(values + shift) - 1/shift) Uᵀ, U so many eigenvectors of Â with the largest values. */
 abar__factor abar__plan_inverse_of_rank(abar__plan *p, const char *name, abar__stat a, abar__scalar shift, int64_t rank);

@@ -83,7 +83,7 @@ class FOOF(CurvatureOptimizer):
 
     Args:
         damping: rho, or "trace:G" (G times the mean of the diagonal) (1).
-        settings: those of :class:`CurvatureOptimizer`.
+        settings: those of :class:`CurvatureOptimizer`, and stat_init, toffset, homogeneous, foof_width and kfac_rank.
     """
 
     method = "foof"
@@ -108,7 +108,7 @@ class KFAC(CurvatureOptimizer):
         kl_clip: bound on the step's length in the metric (0.001); 0: off.
         kfac: "reduce" or "expand", for weights that are shared over positions.
         kfac_inverse: "cholesky" or "eigen".
-        settings: those of :class:`CurvatureOptimizer`.
+        settings: those of :class:`CurvatureOptimizer`, and stat_init, toffset, homogeneous and kfac_rank.
     """
 
     method = "kfac"

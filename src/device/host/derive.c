@@ -103,7 +103,7 @@ static char *row_at(const abar_device *dev, const void *matrix, int64_t n, int64
 
 /* Every diagonal block by itself, by its own ladder; zeros elsewhere. The largest condition is told. */
 static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const abar__running_average *a,
-                          abar__map_state *state, double unbias, double shift, void *out, char *scratch)
+                          abar__map_state *state, double unbias, double shift, double gamma, void *out, char *scratch)
 {
     const abar__stats_ops *stats = dev->ops->stats;
     const int64_t n = a->n, most = d->width < n ? d->width : n;
@@ -116,7 +116,7 @@ static bool invert_blocks(abar_device *dev, const abar__derived_tensor *d, const
         for (int64_t i = 0; i < w; i++)
             stats->affine(dev, w, row_at(dev, a->average, n, first + i, first), 1.0, 0.0, row_at(dev, own, w, i, 0));
         const double mean = unbias * stats->trace(dev, w, own) / (double)w;
-        if (!invert(dev, &block, state, unbias, shift + d->gamma * mean, inverse, NULL, work)) return false;
+        if (!invert(dev, &block, state, unbias, shift + gamma * mean, inverse, NULL, work)) return false;
         for (int64_t i = 0; i < w; i++)
             stats->affine(dev, w, row_at(dev, inverse, w, i, 0), 1.0, 0.0, row_at(dev, out, n, first + i, first));
         condition = fmax(condition, state->real[ABAR_REAL_CONDITION]);
@@ -206,7 +206,7 @@ static bool derive_matrix(abar_device *dev, const abar__plan *p, const abar__der
         return dev->ops->stats->eigen(dev, a->n, a->average, unbias, values, matrix, scratch);
     const double shift = abar__scalar_or(v, d->shift, 0.0);
     if (d->kind == ABAR_DERIVED_PAIRED) return derive_paired(dev, p, d, state, unbias, shift, matrix, values, scratch);
-    if (d->width > 0) return invert_blocks(dev, d, a, state, unbias, shift, matrix, scratch);
+    if (d->width > 0) return invert_blocks(dev, d, a, state, unbias, shift, abar__scalar_or(v, d->scale, 0.0), matrix, scratch);
     if (d->rank > 0) return invert_of_rank(dev, d, a, state, unbias, shift, matrix, scratch);
     return invert(dev, a, state, unbias, shift, matrix, values, scratch);
 }
