@@ -69,7 +69,7 @@ class Method:
         self.options, self.lr, self.dtype = options, lr, dtype
         self.decay = float(options["stat-decay"])
         self.tcov, self.tinv = int(options["tcov"]), int(options["tinv"])
-        self.offset, self.homogeneous = int(options.get("toffset", 0)), options.get("homogeneous", "true") == "true"
+        self.offset, self.homogeneous = int(options.get("toffset", 0)), str(options.get("homogeneous", True)).lower() == "true"
         for m in self.maps:
             m.init = float(options.get("stat-init", 0))
         self.k = 0
@@ -285,7 +285,7 @@ class Foof(Method):
         return out
 
     def rho(self, matrix):
-        if self.options["damping"].startswith("trace:"):
+        if str(self.options["damping"]).startswith("trace:"):
             return float(self.options["damping"][6:]) * np.trace(matrix) / len(matrix) + 1e-8
         return self.damping()
 
