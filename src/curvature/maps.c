@@ -443,14 +443,13 @@ static abar_status make_layer_maps(abar__curvature *cv, const abar__curvature_re
     return ABAR_OK;
 }
 
-/* Inverses of blocks, or by some eigenvectors, are made on the host. */
-static abar_status check_parts(const abar__curvature *cv, const abar__plan *p)
+/* Inverses by some eigenvectors are made on the host. */
+static abar_status check_ranks(const abar__curvature *cv, const abar__plan *p)
 {
     for (int i = 0; i < p->n_derived && cv->dev->ops->stream; i++)
-        if (p->derived[i].width > 0 || p->derived[i].rank > 0)
+        if (p->derived[i].rank > 0)
             return abar__fail(cv->dev->ctx, ABAR_E_UNSUPPORTED,
-                              "--%s: not on %s yet, use --device cpu or a value of %lld or more",
-                              p->derived[i].rank > 0 ? "kfac-rank" : "foof-width", cv->dev->ops->name,
+                              "--kfac-rank: not on %s yet, use --device cpu or a value of %lld or more", cv->dev->ops->name,
                               (long long)p->average[p->derived[i].average].n);
     return ABAR_OK;
 }
@@ -468,7 +467,7 @@ static abar_status make_maps(abar__curvature *cv, const abar__curvature_request 
         if ((abar__plan_keeps_rows(p) && !cv->stats->example_means) || (p->slots > 0 && !cv->stats->row_products))
             return abar__fail(ctx, ABAR_E_UNSUPPORTED, "%s: not on %s yet, use --device cpu", cv->ops->method.name,
                               cv->dev->ops->name);
-        ABAR_TRY(check_parts(cv, p));
+        ABAR_TRY(check_ranks(cv, p));
         if (abar__plan_reads_grad(p) && !cv->ops->reads_output_grad)
             return abar__fail(ctx, ABAR_E_STATE, "plan of %s: it has statistics of output gradients, set reads_output_grad",
                               cv->ops->method.name);

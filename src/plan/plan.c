@@ -252,6 +252,7 @@ abar__factor abar__plan_inverse_by_blocks(abar__plan *p, const char *name, abar_
 {
     const abar__factor f = abar__plan_inverse(p, name, a, shift);
     if (width < 1) fail(p, "it inverts blocks of no columns");
+    if (p->scalar[gamma.index].kind != ABAR_SCALAR_VALUE) fail(p, "it damps blocks by a part that is no number");
     if (f.index < 0) return f;
     p->derived[f.index].width = (int32_t)width;
     depend(p, f, &p->derived[f.index].scale, gamma);
